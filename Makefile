@@ -1,0 +1,39 @@
+# `make run` and `make test` need Python 3.11+, make and a C++ compiler; everything else goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: run test test-fast lint types clean
+
+# A terminal gets the TUI; without one, a prompt goes through the daemon and the reply is printed with its rate.
+run: $(STAMP)
+	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/localrun; \
+	else $(BIN)/localrun run tiny "Tell me a story about a fox." --verbose; fi
+
+test: $(STAMP) lint types
+	$(BIN)/python -m pytest
+
+test-fast: $(STAMP) lint types
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# models/ and tui/ are localrun.models and localrun.tui; a folder of links shows the type checker that shape.
+types: $(STAMP)
+	@rm -rf build/types && mkdir -p build/types/localrun
+	@ln -s $(CURDIR)/localrun/* $(CURDIR)/models $(CURDIR)/tui build/types/localrun/
+	MYPYPATH=build/types $(BIN)/mypy -p localrun
+
+# llama-cpp-python is compiled here once, about five minutes on two cores; pip keeps the wheel for the next time.
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "localrun needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis

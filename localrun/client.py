@@ -1,0 +1,230 @@
+"""The async HTTP client of a localrun daemon, used by the CLI, the TUI and the benchmark.
+
+One client keeps its connections open and may run any number of calls at once from one event loop. A stream has no read
+timeout, since a model may take minutes to load; ending or cancelling an iteration closes its connection at once, which
+the daemon takes as a cancel. Every failure is one of `errors.py`: what the daemon refused as the class it was there,
+a daemon that is not there or goes away as DaemonUnreachable.
+
+Does not: start a daemon, retry, or go through a proxy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import httpx2
+import msgspec
+
+from localrun import __version__, errors
+from localrun.client_pieces import ChatMetrics, ChatPiece, LineBuffer, piece_of
+from localrun.snapshot import Snapshot
+
+__all__ = ["ChatMetrics", "ChatPiece", "Client"]
+
+CONNECT_TIMEOUT_S = 5.0
+REPLY_TIMEOUT_S = 30.0
+# Events come at least once a second; a daemon silent for this long hangs.
+EVENTS_TIMEOUT_S = 15.0
+# Below the daemon's own keep-alive of 5 s, so that the client is the one that closes an idle connection.
+KEEPALIVE_EXPIRY_S = 3.0
+
+_STREAM_TIMEOUT = httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S)
+
+
+class Client:
+    """An async context manager. `name` is what the daemon's request table calls this client."""
+
+    def __init__(self, base_url: str, *, name: str = "localrun") -> None:
+        self.base_url = base_url
+        headers = {"User-Agent": f"{name}/{__version__}", "X-Localrun-Client": name, "Accept-Encoding": "identity"}
+        self._http = httpx2.AsyncClient(
+            base_url=base_url,
+            headers=headers,
+            timeout=httpx2.Timeout(REPLY_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            limits=httpx2.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_EXPIRY_S),
+            # A proxy set for the web cannot reach a daemon on this machine.
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._http.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.__aexit__(kind, error, trace)
+
+    async def health(self) -> bool:
+        """Whether a daemon answers and is well. Never raises for one that does not."""
+        try:
+            return (await self._json("GET", "/health")).get("status") == "ok"
+        except errors.LocalrunError:
+            return False
+
+    def chat(
+        self,
+        model: str,
+        messages: list[dict[str, Any]],
+        *,
+        options: dict[str, Any] | None = None,
+        lane: str = "interactive",
+        keep_alive: float | str | None = None,
+    ) -> AsyncGenerator[ChatPiece, None]:
+        """Stream the answer to a conversation. Raises what the daemon refused, and DaemonUnreachable."""
+        body = {"model": model, "messages": messages, "options": options, "keep_alive": keep_alive}
+        return self._stream("/api/chat", body, lane)
+
+    def generate(
+        self,
+        model: str,
+        prompt: str,
+        *,
+        system: str | None = None,
+        raw: bool = False,
+        options: dict[str, Any] | None = None,
+        lane: str = "interactive",
+        keep_alive: float | str | None = None,
+    ) -> AsyncGenerator[ChatPiece, None]:
+        """Stream the continuation of a prompt; `raw` sends it to the model without a template."""
+        body = {
+            "model": model, "prompt": prompt, "system": system, "raw": raw or None, "options": options,
+            "keep_alive": keep_alive,
+        }  # fmt: skip
+        return self._stream("/api/generate", body, lane)
+
+    async def events(self, hz: int = 4) -> AsyncGenerator[Snapshot, None]:
+        """The daemon's state, `hz` (1 to 10) times a second, for ever. Raises DaemonUnreachable when it goes."""
+        timeout = httpx2.Timeout(EVENTS_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        with self._reached():
+            async with self._http.stream("GET", "/localrun/v1/events", params={"hz": hz}, timeout=timeout) as response:
+                await _raise_refusal(response)
+                lines = LineBuffer()
+                async for chunk in response.aiter_raw():
+                    for line in lines.feed(chunk):
+                        if line.startswith(b"data:"):
+                            yield _snapshot.decode(line[5:])
+        raise errors.DaemonUnreachable(f"the daemon at {self.base_url} ended its event stream")
+
+    async def snapshot(self) -> Snapshot:
+        """The daemon's state now."""
+        return _snapshot.decode(await self._call("GET", "/localrun/v1/snapshot"))
+
+    async def cancel(self, request_id: str) -> bool:
+        """Cancel a request; False when it is unknown or has ended."""
+        try:
+            await self._call("DELETE", f"/localrun/v1/requests/{request_id}")
+        except (errors.NotFound, errors.Conflict):
+            return False
+        return True
+
+    async def models(self) -> list[dict[str, Any]]:
+        """The rows of `/api/tags`: every model that can be loaded."""
+        rows: list[dict[str, Any]] = (await self._json("GET", "/api/tags"))["models"]
+        return rows
+
+    async def loaded(self) -> list[dict[str, Any]]:
+        """The rows of `/api/ps`: every model that is loaded."""
+        rows: list[dict[str, Any]] = (await self._json("GET", "/api/ps"))["models"]
+        return rows
+
+    async def show(self, model: str) -> dict[str, Any]:
+        """What `/api/show` says of a model. Raises ModelNotFound."""
+        return await self._json("POST", "/api/show", {"model": model})
+
+    async def load(self, model: str) -> None:
+        """Load a model and wait until it is ready."""
+        await self._call("POST", "/api/generate", {"model": model, "stream": False}, wait=_STREAM_TIMEOUT)
+
+    async def unload(self, model: str) -> None:
+        """Unload a model, as soon as its running requests have ended."""
+        body = {"model": model, "stream": False, "keep_alive": 0}
+        await self._call("POST", "/api/generate", body, wait=_STREAM_TIMEOUT)
+
+    async def shutdown(self) -> None:
+        """Ask the daemon to end. It may still be answering others when this returns."""
+        await self._call("POST", "/localrun/v1/shutdown", {})
+
+    async def _stream(self, path: str, body: dict[str, Any], lane: str) -> AsyncGenerator[ChatPiece, None]:
+        given = {name: value for name, value in body.items() if value is not None}
+        headers = {"Content-Type": "application/json", "X-Localrun-Lane": lane}
+        content = _encoded(given | {"stream": True})
+        with self._reached():
+            async with self._http.stream(
+                "POST", path, content=content, headers=headers, timeout=_STREAM_TIMEOUT
+            ) as response:
+                await _raise_refusal(response)
+                request_id = response.headers.get("X-Localrun-Request")
+                lines = LineBuffer()
+                done = False
+                # Read beyond the last piece, to the end of the body: only then can the connection be used again.
+                async for chunk in response.aiter_raw():
+                    for line in lines.feed(chunk):
+                        piece = piece_of(line, request_id)
+                        done = done or piece.done
+                        yield piece
+        if not done:
+            raise errors.DaemonUnreachable(f"the daemon at {self.base_url} broke off its answer")
+
+    async def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        content = await self._call(method, path, body)
+        try:
+            return msgspec.json.decode(content, type=dict[str, Any])
+        except msgspec.DecodeError:
+            raise errors.DaemonUnreachable(f"what answers at {self.base_url} is not a localrun daemon") from None
+
+    async def _call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, wait: httpx2.Timeout | None = None
+    ) -> bytes:
+        content = None if body is None else _encoded(body)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        with self._reached():
+            response = await self._http.request(
+                method, path, content=content, headers=headers, timeout=wait or httpx2.USE_CLIENT_DEFAULT
+            )
+            await _raise_refusal(response)
+            return response.content
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Turns what the transport raises into DaemonUnreachable."""
+        try:
+            yield
+        except (httpx2.ConnectError, httpx2.ConnectTimeout):
+            raise errors.DaemonUnreachable(
+                f"no daemon answers at {self.base_url}; `localrun serve` starts one"
+            ) from None
+        except httpx2.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise errors.DaemonUnreachable(f"the daemon at {self.base_url} went away: {reason}") from None
+        except msgspec.DecodeError as error:
+            raise errors.DaemonUnreachable(
+                f"what answers at {self.base_url} does not speak localrun's protocol: {error}"
+            ) from None
+
+
+async def _raise_refusal(response: httpx2.Response) -> None:
+    """Raise the error that a response with an error status carries, as the class it had in the daemon."""
+    if response.status_code < 400:
+        return
+    content = await response.aread()
+    try:
+        said = msgspec.json.decode(content, type=dict[str, Any]).get("error")
+    except msgspec.DecodeError:
+        said = None
+    message = said.get("message") if isinstance(said, dict) else said
+    code = response.headers.get("X-Localrun-Error", "")
+    raise errors.by_code(code, str(message or f"HTTP status {response.status_code} from {response.url}"))
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError:
+        raise errors.BadRequest("the text contains half of a surrogate pair") from None
+
+
+_snapshot = msgspec.json.Decoder(Snapshot)

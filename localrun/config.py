@@ -1,0 +1,201 @@
+"""Settings: defaults < TOML file < `LOCALRUN_*` environment < flags.
+
+One frozen struct, built once at start by whoever owns the process (daemon, CLI, TUI) and passed on. Every limit has its
+unit in its name. The field list here is the only list: the TOML keys, the environment names and the documentation are
+derived from it (`slots` -> `slots = 8` -> `LOCALRUN_SLOTS=8` -> `--slots 8`).
+
+Does not: create folders, or read anything but the one TOML file.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+import platformdirs
+
+DEFAULT_PORT = 11434
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
+
+# Names that differ from `LOCALRUN_` + the field in capitals, because scripts and docs rely on the short form.
+_ENV_NAMES = {
+    "ram_cache_bytes": "LOCALRUN_RAM_CACHE",
+    "disk_cache_bytes": "LOCALRUN_DISK_CACHE",
+    "models_dir": "LOCALRUN_MODELS",
+}
+
+
+class ConfigError(ValueError):
+    """A setting is unknown, of the wrong type or out of range. The message names it and where it came from."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings. The string after each field in `HELP` is its documentation."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = DEFAULT_PORT
+    slots: Annotated[int, msgspec.Meta(ge=1, le=256)] = 8
+    kv_cells: NonNegative = 0
+    kv_type: str = "f16"
+    threads: NonNegative = 0
+    gpu_layers: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    batch_tokens: Annotated[int, msgspec.Meta(ge=32, le=16384)] = 512
+    latency: str = "balanced"
+    max_queue: Positive = 256
+    max_models: NonNegative = 3
+    keep_alive_s: float = 300.0
+    load_timeout_s: PositiveSeconds = 600.0
+    ram_cache_bytes: NonNegative = 512 * 1024 * 1024
+    disk_cache_bytes: NonNegative = 0
+    max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 32 * 1024 * 1024
+    receive_deadline_s: PositiveSeconds = 60.0
+    template_timeout_s: PositiveSeconds = 2.0
+    template_output_bytes: Positive = 16 * 1024 * 1024
+    origins: str = ""
+    log_level: str = "info"
+    models_dir: str = ""
+
+    @property
+    def target_itl_s(self) -> float:
+        """The longest inter-token time, in seconds, that a step may cost running streams. 0 means no limit."""
+        return latency_target_s(self.latency)
+
+
+HELP: dict[str, str] = {
+    "host": "address the daemon listens on; only loopback addresses are accepted",
+    "port": "TCP port; 0 picks a free one",
+    "slots": "requests of one model that run at once; more wait in the queue",
+    "kv_cells": "KV cells (tokens) of one model's pool, shared by its slots; 0 chooses by the model and the memory",
+    "kv_type": "type of the KV cache: f16, q8_0 or q4_0",
+    "threads": "compute threads of one engine; 0 is one per physical core",
+    "gpu_layers": "layers placed on the GPU; -1 is as many as fit",
+    "batch_tokens": "most rows of one step, and of one micro-batch",
+    "latency": "interactive, balanced, throughput, or a number of milliseconds: how long prefill may hold up streams",
+    "max_queue": "requests of one model that may wait for a slot; more are refused with 429",
+    "max_models": "models loaded at once; 0 is as many as memory holds",
+    "keep_alive_s": "seconds that an idle model stays loaded; negative is for ever",
+    "load_timeout_s": "seconds that loading a model may take",
+    "ram_cache_bytes": "memory for the state of idle prefixes, per engine; 0 is off",
+    "disk_cache_bytes": "disk for the state of idle prefixes; 0 is off (the disk tier does not exist yet)",
+    "max_body_bytes": "largest request body",
+    "receive_deadline_s": "seconds that a client may take to send its request",
+    "template_timeout_s": "seconds that a chat template may run",
+    "template_output_bytes": "largest prompt that a chat template may produce",
+    "origins": "browser origins allowed besides localhost, separated by commas",
+    "log_level": "debug, info, warning or error",
+    "models_dir": "folder of model files; empty is `models` in the data folder",
+}
+
+_LATENCY_TARGETS_S = {"interactive": 0.05, "balanced": 0.1, "throughput": 0.0}
+
+
+def latency_target_s(latency: str) -> float:
+    """Seconds for a latency mode or a number of milliseconds. Raises ConfigError for anything else."""
+    if latency in _LATENCY_TARGETS_S:
+        return _LATENCY_TARGETS_S[latency]
+    try:
+        milliseconds = float(latency)
+    except ValueError:
+        milliseconds = -1.0
+    if not 0 < milliseconds <= 60_000:
+        modes = ", ".join(_LATENCY_TARGETS_S)
+        raise ConfigError(f"latency is {latency!r}; use {modes}, or 1 to 60000 milliseconds")
+    return milliseconds / 1000
+
+
+class Folders(msgspec.Struct, frozen=True):
+    """Where files live. `LOCALRUN_HOME` puts all four under one folder."""
+
+    data: Path
+    cache: Path
+    config: Path
+    state: Path
+
+
+def folders(environ: Mapping[str, str] = os.environ) -> Folders:
+    """The four folders, by `LOCALRUN_HOME` or by the platform's custom. Nothing is created."""
+    home = environ.get("LOCALRUN_HOME")
+    if home:
+        root = Path(home).expanduser().absolute()
+        return Folders(root / "data", root / "cache", root / "config", root / "state")
+    dirs = platformdirs.PlatformDirs("localrun", appauthor=False)
+    return Folders(dirs.user_data_path, dirs.user_cache_path, dirs.user_config_path, dirs.user_state_path)
+
+
+def models_folder(settings: Settings, environ: Mapping[str, str] = os.environ) -> Path:
+    """Where model files are stored."""
+    return Path(settings.models_dir).expanduser() if settings.models_dir else folders(environ).data / "models"
+
+
+def env_name(field: str) -> str:
+    """The environment variable of a field."""
+    return _ENV_NAMES.get(field, f"LOCALRUN_{field.upper()}")
+
+
+def load(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from all sources. `flags` are those the user gave; None values are left out.
+
+    Raises ConfigError naming the setting and its source.
+    """
+    values: dict[str, Any] = {}
+    path = folders(environ).config / "localrun.toml"
+    if path.is_file():
+        values.update(_from_toml(path))
+    for field in Settings.__struct_fields__:
+        text = environ.get(env_name(field))
+        if text is not None and text.strip():
+            values[field] = _checked(field, _parse(field, text.strip(), env_name(field)), env_name(field))
+    for field, value in (flags or {}).items():
+        if value is not None:
+            values[field] = _checked(field, value, "--" + field.replace("_", "-"))
+    settings = Settings(**values)
+    settings.target_itl_s  # noqa: B018 - an unknown latency mode is refused here, not at first use
+    if settings.kv_type not in KV_TYPES:
+        raise ConfigError(f"kv_type is {settings.kv_type!r}; use one of {', '.join(KV_TYPES)}")
+    if settings.log_level not in LOG_LEVELS:
+        raise ConfigError(f"log_level is {settings.log_level!r}; use one of {', '.join(LOG_LEVELS)}")
+    return settings
+
+
+KV_TYPES = ("f16", "q8_0", "q4_0")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def _from_toml(path: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    unknown = sorted(set(table) - set(Settings.__struct_fields__))
+    if unknown:
+        known = ", ".join(Settings.__struct_fields__)
+        raise ConfigError(f"{path}: unknown setting {unknown[0]!r}; the settings are {known}")
+    return {field: _checked(field, value, str(path)) for field, value in table.items()}
+
+
+_HINTS = get_type_hints(Settings, include_extras=True)
+
+
+def _parse(field: str, text: str, source: str) -> Any:
+    hint = _HINTS[field]
+    plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    if plain is str:
+        return text
+    try:
+        return plain(text)
+    except ValueError:
+        raise ConfigError(f"{source}: {field} is {text!r}, which is not a {plain.__name__}") from None
+
+
+def _checked(field: str, value: Any, source: str) -> Any:
+    try:
+        return msgspec.convert(value, _HINTS[field])
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {field}: {error}") from None

@@ -1,0 +1,106 @@
+"""What the engine needs from the thing that computes: `llama.LlamaBackend`, or `fake.FakeBackend` in tests.
+
+A backend owns one context with one pool of KV cells. Sequences are small integers; a cell belongs to one or more
+sequences and stands at one position. All calls come from the engine's main thread, except `tokenize`, which only reads
+the vocabulary and may run beside a step.
+
+Invariant: a backend checks every integer before native code sees it and raises ValueError for one out of range.
+Does not: know about requests, prompts or text beyond single tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localrun.wire import Sampling, TokenLogprob
+
+
+class NoRoom(Exception):
+    """No free cells for this batch. The pool is as it was before the call."""
+
+
+class DecodeFailed(Exception):
+    """The step failed. `is_fatal` False means that the batch itself was refused, so trying again is pointless."""
+
+    def __init__(self, message: str, *, is_fatal: bool) -> None:
+        super().__init__(message)
+        self.is_fatal = is_fatal
+
+
+class Batch:
+    """The rows of one step, as parallel arrays of `capacity` entries; a decode reads the first `n_rows`.
+
+    `token`, `pos` and `seq` are int32; `wants_logits` is int8 and nonzero where the row's logits are needed.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.token: NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self.pos: NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self.seq: NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self.wants_logits: NDArray[np.int8] = np.zeros(capacity, np.int8)
+
+
+class Sampler(Protocol):
+    """One request's sampler chain, with its random state and its window of recent tokens."""
+
+    def accept(self, tokens: list[int]) -> None:
+        """Show tokens that were not sampled here (the prompt) to the penalties."""
+
+    def sample(self, row: int) -> int:
+        """The next token from the logits of `row` of the last decode; the chain remembers it."""
+
+    def close(self) -> None:
+        """Free native memory. The sampler is unusable after it; closing twice is allowed."""
+
+
+class Backend(Protocol):
+    """See the module. `n_ctx` is the most tokens one sequence may have, `eog_tokens` those that end a generation."""
+
+    name: str
+    n_cells: int
+    n_ctx: int
+    n_ctx_train: int
+    n_vocab: int
+    n_seqs: int
+    n_threads: int
+    n_gpu_layers: int
+    model_size_bytes: int
+    kv_size_bytes: int
+    batch: Batch
+    eog_tokens: frozenset[int]
+    control_tokens: tuple[str, ...]
+    bos_token: int | None
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        """Token ids of `text`; with `parse_special` the text of a control token becomes that token. No BOS is added."""
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for; empty for control tokens. Raises ValueError outside the vocabulary."""
+
+    def decode(self, n_rows: int) -> None:
+        """Compute the first `n_rows` of `batch`. Raises NoRoom or DecodeFailed."""
+
+    def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> Sampler:
+        """A new chain. With `ignore_eos` no end-of-generation token is ever chosen."""
+
+    def logprobs(self, row: int, token: int, n_top: int) -> tuple[float, tuple[TokenLogprob, ...]]:
+        """Natural log-probability of `token` under the logits of `row`, and of the `n_top` best tokens, best first."""
+
+    def seq_share(self, source: int, target: int, start: int, end: int) -> None:
+        """Let `target` share the cells of `source` at positions [start, end)."""
+
+    def seq_remove(self, seq: int, start: int, end: int = -1) -> bool:
+        """Take `seq` off its cells at positions [start, end); -1 is the end. False if the memory kind refuses."""
+
+    def state_get(self, seq: int) -> bytearray:
+        """The saved state of a sequence."""
+
+    def state_set(self, seq: int, state: bytearray) -> bool:
+        """Put a saved state into an empty sequence. False, leaving it empty, if it does not fit or is damaged."""
+
+    def close(self) -> None:
+        """Free everything."""

@@ -1,0 +1,89 @@
+"""One request inside the engine: pure state and counters.
+
+There is no prefill phase and no decode phase: `n_computed` tokens are in KV cells and catch up with `n_tokens`, the
+prompt and what was generated. Whether a request is prefilling is a question, not a state (`is_prefilling`).
+
+Invariant: 0 <= n_computed <= n_tokens; `seq` is set exactly while the request runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localrun.engine.backend import Sampler
+from localrun.engine.detokenize import TextStream
+from localrun.wire import Lane, Phase, Usage
+
+
+@dataclass(eq=False)
+class Request:
+    """`tokens` is the prompt and then the output. Times are seconds of the monotonic clock."""
+
+    id: int
+    tokens: list[int]
+    n_prompt: int
+    max_output: int
+    sampler: Sampler
+    text: TextStream
+    client: str = ""
+    lane: Lane = Lane.DEFAULT
+    arrived_at_s: float = 0.0
+    ends_at_eog: bool = True
+    n_probs: int | None = None
+
+    seq: int | None = None
+    slot: int | None = None
+    n_computed: int = 0
+    n_cached: int = 0
+    started_at_s: float | None = None
+    first_token_at_s: float | None = None
+    last_token_at_s: float | None = None
+
+    @property
+    def was_started(self) -> bool:
+        return self.started_at_s is not None
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def n_output(self) -> int:
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def n_pending(self) -> int:
+        """Tokens that are known but not in KV cells yet. At least 1 while the request runs."""
+        return len(self.tokens) - self.n_computed
+
+    @property
+    def is_prefilling(self) -> bool:
+        """True while more than the last sampled token is pending, or nothing was sampled yet."""
+        return self.n_pending > 1 or self.n_output == 0
+
+    @property
+    def phase(self) -> Phase:
+        if self.seq is None:
+            return Phase.QUEUED
+        return Phase.PREFILL if self.is_prefilling else Phase.DECODE
+
+    def append(self, token: int, now_s: float) -> None:
+        """A token was sampled."""
+        self.tokens.append(token)
+        if self.first_token_at_s is None:
+            self.first_token_at_s = now_s
+        self.last_token_at_s = now_s
+
+    def usage(self, now_s: float) -> Usage:
+        """Counts and times so far."""
+        started = self.started_at_s if self.started_at_s is not None else now_s
+        first = self.first_token_at_s if self.first_token_at_s is not None else now_s
+        last = self.last_token_at_s if self.last_token_at_s is not None else first
+        return Usage(
+            n_prompt=self.n_prompt,
+            n_cached=self.n_cached,
+            n_output=self.n_output,
+            queued_s=max(0.0, started - self.arrived_at_s),
+            prefill_s=max(0.0, first - started),
+            decode_s=max(0.0, last - first),
+        )

@@ -1,0 +1,198 @@
+"""The whole exception tree.
+
+Every error that a user can cause or meet is one of these. Each knows its HTTP status and a stable `code`, so that a
+route never chooses a status by hand and a script can tell cases apart. The message is one sentence for a person: it
+names the field or the thing, the limit, and the way out.
+
+LocalrunError (500 internal)
+  BadRequest (400 bad_request)
+    ContextExceeded (400 context_length_exceeded)
+    BadTemplate (422 bad_template)
+  Unauthorized (401 unauthorized)
+  Forbidden (403 forbidden)
+  NotFound (404 not_found)
+    ModelNotFound (404 model_not_found)
+  Conflict (409 conflict)
+  TooLarge (413 body_too_large)
+  UnsupportedMediaType (415 unsupported_media_type)
+  BadModelFile (422 bad_model_file)
+  QueueFull (429 queue_full)
+  Cancelled (499 cancelled)
+  EngineFailed (500 engine_failed)
+    EngineDied (500 engine_died)
+  NotSupported (501 not_supported)
+  Unavailable (503 unavailable)
+  CannotFit (507 cannot_fit)
+  PortBusy (exit code 3, never an HTTP answer)
+  DaemonUnreachable (exit code 4, raised by clients only)
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class LocalrunError(Exception):
+    """Base of all. `field` names the offending request field, where there is one."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal"
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+
+
+class BadRequest(LocalrunError):
+    status = 400
+    code = "bad_request"
+
+
+class ContextExceeded(BadRequest):
+    """The prompt does not fit the context. Both numbers are in the message and as attributes."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, n_prompt: int, n_ctx: int) -> None:
+        super().__init__(
+            f"the prompt has {n_prompt} tokens but the context holds {n_ctx}; shorten it, or load the model with more "
+            f"KV cells (localrun serve --kv-cells)",
+            field="messages",
+        )
+        self.n_prompt = n_prompt
+        self.n_ctx = n_ctx
+
+
+class BadTemplate(BadRequest):
+    """The model's chat template failed, was refused by the sandbox, or went over its limits."""
+
+    status = 422
+    code = "bad_template"
+
+
+class Unauthorized(LocalrunError):
+    status = 401
+    code = "unauthorized"
+
+
+class Forbidden(LocalrunError):
+    status = 403
+    code = "forbidden"
+
+
+class NotFound(LocalrunError):
+    status = 404
+    code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"model '{name}' not found; `localrun list` shows what is here", field="model")
+        self.name = name
+
+
+class Conflict(LocalrunError):
+    status = 409
+    code = "conflict"
+
+
+class TooLarge(LocalrunError):
+    status = 413
+    code = "body_too_large"
+
+
+class UnsupportedMediaType(LocalrunError):
+    status = 415
+    code = "unsupported_media_type"
+
+
+class BadModelFile(LocalrunError):
+    """A GGUF that is damaged, truncated, hostile, or of a kind that llama.cpp cannot run."""
+
+    status = 422
+    code = "bad_model_file"
+
+
+class QueueFull(LocalrunError):
+    status = 429
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Cancelled(LocalrunError):
+    status = 499
+    code = "cancelled"
+
+
+class EngineFailed(LocalrunError):
+    """The engine could not load the model, or refused one request. Other requests go on."""
+
+    code = "engine_failed"
+
+
+class EngineDied(EngineFailed):
+    """The engine process is gone. Its streams end with this; the next request starts a new one."""
+
+    code = "engine_died"
+
+
+class NotSupported(LocalrunError):
+    """A route of an API that this build does not serve yet."""
+
+    status = 501
+    code = "not_supported"
+
+
+class Unavailable(LocalrunError):
+    status = 503
+    code = "unavailable"
+
+
+class CannotFit(LocalrunError):
+    """The estimate says that the model does not fit this machine's memory."""
+
+    status = 507
+    code = "cannot_fit"
+
+
+class PortBusy(LocalrunError):
+    code = "port_busy"
+
+
+class DaemonUnreachable(LocalrunError):
+    code = "daemon_unreachable"
+
+
+def by_code(code: str, message: str) -> LocalrunError:
+    """The error that travelled as `code` and `message` over a pipe or over HTTP, as an exception again.
+
+    Classes with their own constructor are rebuilt as the nearest base that takes a message alone.
+    """
+    if code == ContextExceeded.code:
+        return _rebuilt(ContextExceeded, message)
+    if code == ModelNotFound.code:
+        return _rebuilt(ModelNotFound, message)
+    if code == QueueFull.code:
+        return QueueFull(message, retry_after_s=1.0)
+    for cls in _SIMPLE:
+        if cls.code == code:
+            return cls(message)
+    return LocalrunError(message)
+
+
+def _rebuilt(cls: type[LocalrunError], message: str) -> LocalrunError:
+    error = cls.__new__(cls)
+    LocalrunError.__init__(error, message)
+    return error
+
+
+_SIMPLE: tuple[type[LocalrunError], ...] = (
+    BadRequest, BadTemplate, Unauthorized, Forbidden, NotFound, Conflict, TooLarge, UnsupportedMediaType, BadModelFile,
+    Cancelled, EngineFailed, EngineDied, NotSupported, Unavailable, CannotFit, PortBusy, DaemonUnreachable,
+)  # fmt: skip

@@ -1,0 +1,132 @@
+"""What the daemon shows of itself: the structs of `/localrun/v1/events` and `/localrun/v1/requests`.
+
+The daemon writes them, the TUI, the CLI and the bench read them; nobody shows a number that is not here. Rates are
+tokens per second. Durations are seconds. A value that does not exist yet is None, never 0.
+
+Does not: measure anything.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class RequestState(StrEnum):
+    """A request's way through the daemon. `LOADING` waits for its model; the last three are final."""
+
+    LOADING = "loading"
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    DONE = "done"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+    @property
+    def is_final(self) -> bool:
+        return self in (RequestState.DONE, RequestState.CANCELLED, RequestState.FAILED)
+
+
+class Percentiles(msgspec.Struct, frozen=True):
+    """Seconds, over the last minute; None without a sample."""
+
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    count: int = 0
+
+
+class RequestRow(msgspec.Struct, kw_only=True):
+    """One request. `tokens_per_s` is of the last second of decoding, `tokens_per_s_avg` of all of it; both are None
+    before the second token. `computed_tokens` counts prompt tokens computed or cached so far, `age_s` runs from arrival
+    to now or to the end."""
+
+    id: str
+    client: str
+    api: str
+    model: str
+    lane: str
+    state: RequestState
+    slot: int | None = None
+    queue_position: int | None = None
+    prompt_tokens: int | None = None
+    computed_tokens: int = 0
+    cached_tokens: int | None = None
+    output_tokens: int = 0
+    tokens_per_s: float | None = None
+    tokens_per_s_avg: float | None = None
+    ttft_s: float | None = None
+    itl_p50_s: float | None = None
+    age_s: float = 0.0
+    finish_reason: str | None = None
+    error: str | None = None
+
+
+class EngineRow(msgspec.Struct, kw_only=True):
+    """One engine process. `state` is loading, ready, stopping or failed. `expires_in_s` None means never."""
+
+    model: str
+    pid: int | None
+    state: str
+    n_ctx: int = 0
+    slots: int = 0
+    slots_busy: int = 0
+    queued: int = 0
+    kv_cells: int = 0
+    kv_cells_used: int = 0
+    kv_cells_shared: int = 0
+    cached_sequences: int = 0
+    ram_cache_bytes: int = 0
+    step_s: float | None = None
+    target_itl_s: float | None = None
+    rss_bytes: int | None = None
+    size_bytes: int = 0
+    backend: str = ""
+    load_s: float | None = None
+    expires_in_s: float | None = None
+    preemptions_total: int = 0
+
+
+class Aggregate(msgspec.Struct, kw_only=True):
+    """Sums over all engines. `*_tokens_per_s` are of the last second. `prefix_hit_rate` is cached prompt tokens over
+    prompt tokens since the daemon started."""
+
+    decode_tokens_per_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    running: int = 0
+    queued: int = 0
+    loading: int = 0
+    requests_total: int = 0
+    failed_total: int = 0
+    cancelled_total: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    output_tokens_total: int = 0
+    prefix_hit_rate: float | None = None
+    ttft_s: Percentiles = Percentiles()
+    itl_s: Percentiles = Percentiles()
+
+
+class SystemRow(msgspec.Struct, kw_only=True):
+    """The machine. `daemon_rss_bytes` is the daemon's own process; percentages are of all cores (0 to 100)."""
+
+    cpu_percent: float = 0.0
+    memory_total_bytes: int = 0
+    memory_available_bytes: int = 0
+    daemon_rss_bytes: int = 0
+    cores: int = 0
+
+
+class Snapshot(msgspec.Struct, kw_only=True):
+    """Everything at one moment. `requests` holds the active ones and those that ended in the last minute (at most 100
+    of them), oldest first."""
+
+    time_s: float
+    uptime_s: float
+    version: str
+    aggregate: Aggregate
+    engines: list[EngineRow]
+    requests: list[RequestRow]
+    system: SystemRow

@@ -1,0 +1,320 @@
+"""Messages between the daemon and an engine process.
+
+Frames are a 4-byte little-endian length and one msgpack-encoded struct, on the engine's stdin and stdout. The tag field
+says which struct. Order is kept in both directions. `Step` carries the news of every sequence of one step in one frame,
+so the cost of the pipe is per step and not per token.
+
+All `*_at_s` values are `time.monotonic()` of the machine, which daemon and engine share; a difference is meaningful
+between the two processes on Linux, macOS and Windows.
+
+Does not: validate user input (routes do), or know about HTTP.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import StrEnum
+from typing import BinaryIO
+
+import msgspec
+
+# One prompt of a million tokens as text is about 4 MB; a frame beyond this is a bug or an attack, not a request.
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+
+_LENGTH = struct.Struct("<I")
+
+
+class Lane(StrEnum):
+    """Who goes first when there is not enough for all."""
+
+    INTERACTIVE = "interactive"
+    DEFAULT = "default"
+    BATCH = "batch"
+
+
+class Phase(StrEnum):
+    """Where a request stands inside the engine."""
+
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    DONE = "done"
+
+
+class Finish(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters of one request's sampler chain. Defaults are neutral; each API family sets its own.
+
+    `temperature` 0 is greedy. `seed` None draws a random one. `penalty_last_n` 0 turns penalties off, -1 means the
+    whole context. `mirostat` 0, 1 or 2. `logit_bias` pairs are (token id, bias); -inf bans a token.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_last_n: int = 64
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    seed: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of prompt text. Only in a trusted segment does the text of a control token become that token."""
+
+    text: str
+    trusted: bool = True
+
+
+# --- daemon -> engine ---------------------------------------------------------------------------------------------
+
+
+class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
+    """First frame: load this model. Answered by `Ready` or `OpenFailed`.
+
+    `n_gpu_layers` -1 means all. `kv_type` is a GGML type name (f16, q8_0). `n_threads` 0 means one per physical core.
+    """
+
+    model_path: str
+    n_slots: int
+    n_kv_cells: int
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    n_gpu_layers: int
+    kv_type: str
+    target_itl_s: float
+    ram_cache_bytes: int
+    max_queue: int
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
+    """A new request. `tokens` is used instead of `segments` when given. `n_predict` -1 means until the context is full.
+
+    `n_probs` asks for the log-probabilities of that many alternatives for every token; 0 with `logprobs` true gives the
+    chosen token's alone.
+    """
+
+    id: int
+    segments: tuple[Segment, ...] = ()
+    tokens: tuple[int, ...] | None = None
+    sampling: Sampling = Sampling()
+    n_predict: int = -1
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: bool = False
+    n_probs: int = 0
+    client: str = ""
+    lane: Lane = Lane.DEFAULT
+    arrived_at_s: float = 0.0
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    id: int
+
+
+class Count(msgspec.Struct, frozen=True, kw_only=True, tag="count"):
+    """Tokenize only. Answered by `Counted` with the same id. Served beside the step loop, never inside it."""
+
+    id: int
+    segments: tuple[Segment, ...]
+
+
+ToEngine = Open | Submit | Cancel | Count
+
+
+# --- engine -> daemon ---------------------------------------------------------------------------------------------
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The model is loaded. `n_ctx` is the most tokens one request may use (prompt and output together)."""
+
+    n_ctx: int
+    n_ctx_train: int
+    n_vocab: int
+    n_slots: int
+    n_kv_cells: int
+    n_threads: int
+    n_gpu_layers: int
+    model_size_bytes: int
+    kv_size_bytes: int
+    load_s: float
+    backend: str
+    control_tokens: tuple[str, ...] = ()
+
+
+class OpenFailed(msgspec.Struct, frozen=True, kw_only=True, tag="open_failed"):
+    """`code` is one of `errors.py`."""
+
+    code: str
+    message: str
+
+
+class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
+    id: int
+    tokens: tuple[int, ...]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    token: int
+    piece: bytes
+    logprob: float
+
+
+class ChosenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """The chosen token with its alternatives, best first. Natural logarithm of the model's own distribution,
+    before temperature and penalties."""
+
+    token: int
+    piece: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...]
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """Final counts and times of one request. `n_prompt` includes `n_cached`, the prompt tokens that were not computed.
+
+    `queued_s`: submit to first computed row. `prefill_s`: first computed row to first sampled token. `decode_s`: first
+    to last sampled token.
+    """
+
+    n_prompt: int
+    n_cached: int
+    n_output: int
+    queued_s: float
+    prefill_s: float
+    decode_s: float
+
+
+class Delta(msgspec.Struct, array_like=True):
+    """What one step did for one request. `text` never splits a UTF-8 character and never contains a stop string.
+
+    `tokens` are the newly sampled ids (an end-of-generation token is not among them); `text` may lag behind while a
+    possible stop string or a partial character is held back. `finish` is set in the last delta only, with `usage`;
+    `error_code`/`error_message` then say why if it is `Finish.ERROR`. `stop_text` is the stop string that matched.
+    """
+
+    id: int
+    phase: Phase
+    n_computed: int
+    n_output: int
+    text: str = ""
+    tokens: list[int] = []
+    logprobs: list[ChosenLogprob] | None = None
+    finish: Finish | None = None
+    stop_text: str | None = None
+    usage: Usage | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+
+
+class StepStats(msgspec.Struct, frozen=True, array_like=True):
+    """The engine's state after a step. Totals count since the engine started."""
+
+    step: int
+    step_s: float
+    n_prefill_rows: int
+    n_decode_rows: int
+    n_running: int
+    n_queued: int
+    kv_cells_used: int
+    kv_cells_shared: int
+    cached_sequences: int
+    ram_cache_bytes: int
+    prefill_tokens_total: int
+    decode_tokens_total: int
+    prompt_tokens_total: int
+    cached_tokens_total: int
+    preemptions_total: int
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True):
+    """A request got a slot: its prompt length, what the cache gave, and where it runs."""
+
+    id: int
+    slot: int
+    n_prompt: int
+    n_cached: int
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    """The news of one step. Also sent without any row computed, to report an end or a refusal while idle.
+
+    `sent_at_s` is when the engine handed it to its writer. `queue` lists waiting request ids, next first.
+    """
+
+    sent_at_s: float
+    deltas: list[Delta]
+    stats: StepStats
+    started: list[Started] = []
+    queue: list[int] | None = None
+
+
+FromEngine = Ready | OpenFailed | Counted | Step
+
+
+class FrameError(Exception):
+    """The peer sent something that is not a frame. The pipe is unusable after it."""
+
+
+def encode(message: object) -> bytes:
+    """One frame: length prefix and msgpack body."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def body_length(prefix: bytes) -> int:
+    """The length that a 4-byte prefix announces. Raises FrameError beyond `MAX_FRAME_BYTES`."""
+    length: int = _LENGTH.unpack(prefix)[0]
+    if length > MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of {length} bytes was announced; the limit is {MAX_FRAME_BYTES}")
+    return length
+
+
+def decode_to_engine(body: bytes) -> ToEngine:
+    """Raises FrameError when the body is not one of `ToEngine`."""
+    try:
+        return _to_engine.decode(body)
+    except msgspec.MsgspecError as error:
+        raise FrameError(str(error)) from error
+
+
+def decode_from_engine(body: bytes) -> FromEngine:
+    """Raises FrameError when the body is not one of `FromEngine`."""
+    try:
+        return _from_engine.decode(body)
+    except msgspec.MsgspecError as error:
+        raise FrameError(str(error)) from error
+
+
+def read_body(stream: BinaryIO) -> bytes | None:
+    """The next frame's body from a blocking, buffered stream; None at a clean end. Raises FrameError in mid-frame."""
+    prefix = stream.read(_LENGTH.size)
+    if not prefix:
+        return None
+    if len(prefix) < _LENGTH.size:
+        raise FrameError("the pipe ended inside a frame's length")
+    length = body_length(prefix)
+    body = stream.read(length)
+    if len(body) < length:
+        raise FrameError(f"the pipe ended inside a frame: {len(body)} of {length} bytes")
+    return body
+
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(Open | Submit | Cancel | Count)
+_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(Ready | OpenFailed | Counted | Step)

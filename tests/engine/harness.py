@@ -1,0 +1,121 @@
+"""An engine on the fake backend with a clock of its own, driven request by request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from localrun.engine.engine import Engine, Limits
+from localrun.engine.fake import IM_END, FakeBackend, next_token
+from localrun.engine.fake import _digest as digest
+from localrun.wire import ChosenLogprob, Delta, Finish, Lane, Sampling, Step, Submit
+
+
+class Harness:
+    """`texts`, `finals` and `tokens` collect what was published; every step checks all books."""
+
+    def __init__(
+        self,
+        *,
+        n_cells: int = 256,
+        n_slots: int = 4,
+        n_batch: int = 64,
+        n_seqs: int = 12,
+        ram_cache_bytes: int = 1 << 20,
+        max_queue: int = 64,
+        target_itl_s: float = 0.0,
+        wrap: Callable[[FakeBackend], FakeBackend] = lambda backend: backend,
+    ) -> None:
+        self.now_s = 0.0
+        self.backend = wrap(FakeBackend(n_cells=n_cells, n_seqs=n_seqs, n_batch=n_batch))
+        limits = Limits(n_slots, max_queue, target_itl_s, ram_cache_bytes)
+        self.engine = Engine(self.backend, limits, self._clock)
+        self.steps: list[Step] = []
+        self.texts: dict[int, str] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.logprobs: dict[int, list[ChosenLogprob]] = {}
+        self.finals: dict[int, Delta] = {}
+
+    def _clock(self) -> float:
+        self.now_s += 0.001
+        return self.now_s
+
+    def submit(
+        self,
+        request_id: int,
+        prompt: str | list[int],
+        *,
+        n_predict: int = 16,
+        stop: tuple[str, ...] = (),
+        ignore_eos: bool = True,
+        client: str = "",
+        lane: Lane = Lane.DEFAULT,
+        sampling: Sampling = Sampling(temperature=0),
+        n_probs: int | None = None,
+    ) -> None:
+        tokens = self.backend.tokenize(prompt, parse_special=True) if isinstance(prompt, str) else list(prompt)
+        submit = Submit(
+            id=request_id,
+            sampling=sampling,
+            n_predict=n_predict,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            client=client,
+            lane=lane,
+            arrived_at_s=self.now_s,
+            logprobs=n_probs is not None,
+            n_probs=n_probs or 0,
+        )
+        self.engine.submit(submit, tokens)
+
+    def step(self) -> Step | None:
+        step = self.engine.step()
+        self.check()
+        if step is None:
+            return None
+        self.steps.append(step)
+        for delta in step.deltas:
+            assert delta.id not in self.finals, "news of a request that had ended"
+            self.texts[delta.id] = self.texts.get(delta.id, "") + delta.text
+            self.tokens.setdefault(delta.id, []).extend(delta.tokens)
+            self.logprobs.setdefault(delta.id, []).extend(delta.logprobs or [])
+            if delta.finish is not None:
+                self.finals[delta.id] = delta
+        return step
+
+    def run(self, max_steps: int = 5000) -> None:
+        """Step until idle."""
+        for _ in range(max_steps):
+            if self.engine.is_idle:
+                return
+            self.step()
+        raise AssertionError(f"not idle after {max_steps} steps")
+
+    def check(self) -> None:
+        """Every book agrees with every other and with the backend's own cells."""
+        pool = self.engine.pool
+        pool.check_integrity()
+        assert pool.cells.n_used == self.backend.n_used, "the mirror and the backend count different cells"
+        alive = [request.seq for request in self.engine.scheduler.running]
+        assert len(alive) == len(set(alive)), "one sequence id serves two requests"
+        for request in self.engine.scheduler.running:
+            assert request.seq is not None
+            held = self.backend.tokens_of(request.seq)
+            assert held == request.tokens[: request.n_computed], "a sequence does not hold its own tokens"
+
+
+def expected_output(prompt: list[int], n_output: int, *, ignore_eos: bool = True) -> list[int]:
+    """What a request must generate, computed without an engine."""
+    state = 0
+    for token in prompt:
+        state = digest(state, token)
+    output: list[int] = []
+    while len(output) < n_output:
+        token = next_token(state, ignore_eos=ignore_eos)
+        if token == IM_END and not ignore_eos:
+            break
+        output.append(token)
+        state = digest(state, token)
+    return output
+
+
+__all__ = ["Finish", "Harness", "expected_output"]
