@@ -5,6 +5,7 @@ Does not: import anything that `localrun --help` does not need.
 
 from __future__ import annotations
 
+import io
 import sys
 
 
@@ -12,6 +13,9 @@ def main() -> None:
     """Run the command line and exit with one of the codes of `cli/exits.py`."""
     from localrun.cli.root import run
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end an answer
     sys.exit(run(sys.argv[1:]))
 
 

@@ -12,6 +12,7 @@ LocalrunError (500 internal)
   Forbidden (403 forbidden)
   NotFound (404 not_found)
     ModelNotFound (404 model_not_found)
+  MethodNotAllowed (405 method_not_allowed)
   Conflict (409 conflict)
   TooLarge (413 body_too_large)
   UnsupportedMediaType (415 unsupported_media_type)
@@ -92,6 +93,11 @@ class ModelNotFound(NotFound):
     def __init__(self, name: str) -> None:
         super().__init__(f"model '{name}' not found; `localrun list` shows what is here", field="model")
         self.name = name
+
+
+class MethodNotAllowed(LocalrunError):
+    status = 405
+    code = "method_not_allowed"
 
 
 class Conflict(LocalrunError):
@@ -193,6 +199,6 @@ def _rebuilt(cls: type[LocalrunError], message: str) -> LocalrunError:
 
 
 _SIMPLE: tuple[type[LocalrunError], ...] = (
-    BadRequest, BadTemplate, Unauthorized, Forbidden, NotFound, Conflict, TooLarge, UnsupportedMediaType, BadModelFile,
-    Cancelled, EngineFailed, EngineDied, NotSupported, Unavailable, CannotFit, PortBusy, DaemonUnreachable,
+    BadRequest, BadTemplate, Unauthorized, Forbidden, NotFound, MethodNotAllowed, Conflict, TooLarge,
+    UnsupportedMediaType, BadModelFile, Cancelled, EngineFailed, EngineDied, NotSupported, Unavailable, CannotFit, PortBusy, DaemonUnreachable,
 )  # fmt: skip

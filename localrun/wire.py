@@ -20,6 +20,8 @@ import msgspec
 
 # One prompt of a million tokens as text is about 4 MB; a frame beyond this is a bug or an attack, not a request.
 MAX_FRAME_BYTES = 64 * 1024 * 1024
+# Five bytes each at most, so that the answer to a body full of one-letter tokens stays a frame. No context is as long.
+MAX_COUNTED_TOKENS = 8 * 1024 * 1024
 
 _LENGTH = struct.Struct("<I")
 
@@ -86,7 +88,8 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     """First frame: load this model. Answered by `Ready` or `OpenFailed`.
 
-    `n_gpu_layers` -1 means all. `kv_type` is a GGML type name (f16, q8_0). `n_threads` 0 means one per physical core.
+    `n_gpu_layers` -1 means as many as fit, by `n_layers`, `weights_bytes` and `kv_bytes` of the file's header.
+    `kv_type` is a GGML type name (f16, q8_0). `n_threads` 0 means one per physical core.
     """
 
     model_path: str
@@ -100,6 +103,9 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     target_itl_s: float
     ram_cache_bytes: int
     max_queue: int
+    n_layers: int = 0
+    weights_bytes: int = 0
+    kv_bytes: int = 0
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
@@ -165,8 +171,12 @@ class OpenFailed(msgspec.Struct, frozen=True, kw_only=True, tag="open_failed"):
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
+    """Of a text with more than `MAX_COUNTED_TOKENS` the first and the last half of so many. `error` says why there are
+    none at all."""
+
     id: int
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...] = ()
+    error: str | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,164 @@
+"""Finding the daemon, and starting one in the background.
+
+A background daemon is `localrun serve` in a session of its own, so it outlives the terminal, with its output in a log
+file in the state folder; it ends by itself after half an hour without work. Two commands that start one at the same
+time end up with the same daemon: the loser of the race for the port finds the winner's.
+
+Does not: stop a daemon, or speak anything but `/health`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from localrun import config, errors
+from localrun.cli import exits
+from localrun.cli.connection import base_url
+
+IDLE_EXIT_S = 1800
+START_TIMEOUT_S = 60.0
+PROBE_TIMEOUT_S = 5.0
+POLL_INTERVAL_S = 0.05
+LOG_TAIL_LINES = 5
+
+
+def ensure_daemon(settings: config.Settings) -> str:
+    """The base URL of a daemon that answers, started first if there is none. Waits for one that is shutting down.
+
+    Raises PortBusy when something else answers there, and DaemonUnreachable, with the end of the log, when a daemon
+    does not come up.
+    """
+    url = base_url(settings)
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            if daemon_version(settings) is None:
+                _start(settings, url)
+            return url
+        except errors.Unavailable:
+            if time.monotonic() > deadline_s:
+                raise
+        time.sleep(POLL_INTERVAL_S)
+
+
+def require_daemon(settings: config.Settings) -> str:
+    """The base URL of a daemon that answers. Raises DaemonUnreachable without one, Unavailable and PortBusy."""
+    if daemon_version(settings) is None:
+        raise errors.DaemonUnreachable(f"no daemon answers at {base_url(settings)}; `localrun serve` starts one")
+    return base_url(settings)
+
+
+def wait_until_gone(settings: config.Settings, timeout_s: float) -> None:
+    """Wait for a daemon that was asked to end. Raises Unavailable when it still answers after `timeout_s`."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            if daemon_version(settings) is None:
+                return
+        except errors.PortBusy:
+            return  # cut off while it closed its port, or somebody else has the port already
+        except errors.Unavailable:
+            pass
+        if time.monotonic() > deadline_s:
+            raise errors.Unavailable(f"the daemon at {base_url(settings)} still answers after {timeout_s:g} s")
+        time.sleep(POLL_INTERVAL_S)
+
+
+def daemon_version(settings: config.Settings) -> str | None:
+    """The version of the daemon at the settings' address; None when nobody listens there.
+
+    Raises Unavailable for a daemon that is shutting down, and PortBusy when somebody listens who is not localrun.
+    """
+    connection = http.client.HTTPConnection(settings.host, settings.port, timeout=PROBE_TIMEOUT_S)
+    try:
+        try:
+            connection.connect()
+        except OSError:
+            return None
+        try:
+            response, content = _get(connection, "/health")
+            if response.getheader("X-Localrun-Error") is not None:
+                raise errors.Unavailable(f"the daemon at {base_url(settings)} is shutting down")
+            answer = _json_object(content)
+            # Others have a /health too; only ours names its version there.
+            if answer.get("status") == "ok" and isinstance(answer.get("version"), str):
+                return str(answer["version"])
+            is_ollama = b"Ollama is running" in _get(connection, "/")[1]
+            other = "Ollama" if is_ollama else "a program that is not localrun"
+        except (OSError, http.client.HTTPException):
+            other = "a program that does not answer as localrun does"
+    finally:
+        connection.close()
+    raise errors.PortBusy(
+        f"port {settings.port} of {settings.host} belongs to {other}; choose another one with --port or LOCALRUN_PORT"
+    )
+
+
+def _get(connection: http.client.HTTPConnection, path: str) -> tuple[http.client.HTTPResponse, bytes]:
+    connection.request("GET", path)
+    response = connection.getresponse()
+    return response, response.read(65536)
+
+
+def _json_object(content: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _start(settings: config.Settings, url: str) -> None:
+    log_path = _fresh_log()
+    if sys.stderr.isatty():
+        print(f"starting a daemon at {url}, log in {log_path}", file=sys.stderr)
+    # -P: the folder that the user happens to be in must not be a place to import from.
+    command = [sys.executable, "-P", "-m", "localrun", "serve", "--host", settings.host, "--port", str(settings.port)]
+    command += ["--idle-exit", str(IDLE_EXIT_S)]
+    with log_path.open("ab") as log:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **_detached())
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while True:
+        status = child.poll()
+        try:
+            if daemon_version(settings) is not None:
+                return
+        except errors.PortBusy:
+            if status is not None:
+                raise
+            # Ours may hold the port already and be too busy starting to answer.
+        if status is not None and status != exits.PORT_BUSY:
+            raise errors.DaemonUnreachable(f"the daemon ended at once, with status {status}{_log_tail(log_path)}")
+        if time.monotonic() > deadline_s:
+            child.kill()
+            raise errors.DaemonUnreachable(f"the daemon did not start in {START_TIMEOUT_S:g} s{_log_tail(log_path)}")
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _detached() -> dict[str, Any]:
+    if sys.platform == "win32":
+        return {"creationflags": subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP}
+    return {"start_new_session": True}
+
+
+def _fresh_log() -> Path:
+    """An empty log for the next daemon; the one before it is kept as `daemon.log.1`."""
+    path = config.folders().state / "daemon.log"
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if path.exists():
+        os.replace(path, path.with_suffix(".log.1"))
+    path.touch(mode=0o600)
+    return path
+
+
+def _log_tail(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    shown = "".join(f"\n  {line}" for line in lines[-LOG_TAIL_LINES:])
+    return f"; the end of {path}:{shown}" if shown else f"; {path} is empty"

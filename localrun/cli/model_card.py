@@ -1,0 +1,49 @@
+"""What `/api/show` says of a model, as text for a person.
+
+Pure. Does not: fetch it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from localrun.cli.visible import visible
+
+MAX_LICENSE_LINES = 3
+
+
+def model_card(shown: dict[str, Any]) -> str:
+    """Blocks of name and value: model, capabilities, parameters, system, license. Empty ones are left out."""
+    details = shown.get("details") or {}
+    info = shown.get("model_info") or {}
+    architecture = info.get("general.architecture") or details.get("family") or ""
+    model = {
+        "architecture": architecture,
+        "parameters": details.get("parameter_size"),
+        "context length": info.get(f"{architecture}.context_length"),
+        "embedding length": info.get(f"{architecture}.embedding_length"),
+        "quantization": details.get("quantization_level"),
+    }
+    blocks = [_block("Model", [f"{name:<20}{value}" for name, value in model.items() if value])]
+    blocks.append(_block("Capabilities", shown.get("capabilities") or []))
+    blocks.append(_block("Parameters", _lines(shown.get("parameters"))))
+    blocks.append(_block("System", _lines(shown.get("system"))))
+    blocks.append(_block("License", _lines(shown.get("license"))[:MAX_LICENSE_LINES]))
+    return visible("\n\n".join(filter(None, blocks)))
+
+
+def model_parameters(shown: dict[str, Any], options: dict[str, Any]) -> str:
+    """The model's own parameters and those set in this conversation."""
+    own = _block("Model's own", _lines(shown.get("parameters")))
+    here = _block("Set here", [f"{name:<20}{value}" for name, value in options.items()])
+    return "\n\n".join(filter(None, (own, here))) or "no parameters are set"
+
+
+def _lines(text: object) -> list[str]:
+    return [line for line in str(text or "").splitlines() if line.strip()]
+
+
+def _block(title: str, lines: Iterable[str]) -> str:
+    body = "\n".join(f"  {line}" for line in lines)
+    return f"{title}\n{body}" if body else ""

@@ -1,0 +1,21 @@
+"""What the user calls a model, as the daemon can find it.
+
+Does not: check that the model exists; the daemon does.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def for_daemon(name: str) -> str:
+    """The name, or the absolute path for a file: the daemon does not share the user's working folder.
+
+    A file is what ends in `.gguf`, starts like a path, or has a separator and exists.
+    """
+    starts_like_a_path = name.startswith(("./", "../", "~", os.sep, "." + os.sep, ".." + os.sep))
+    has_separator = "/" in name or os.sep in name
+    if name.endswith(".gguf") or starts_like_a_path or (has_separator and Path(name).is_file()):
+        return str(Path(name).expanduser().absolute())
+    return name

@@ -1,0 +1,4 @@
+"""Model files: names, headers, the store, memory estimates, the built-in model, and synthesized ones.
+
+Imports nothing of localrun but `config` and `errors`.
+"""

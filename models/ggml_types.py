@@ -1,0 +1,73 @@
+"""Tensor types and file types as GGUF numbers them.
+
+Pure tables. A tensor's row is a whole number of blocks; a block of `block_elements` weights takes `block_bytes` bytes.
+Numbers and sizes are those of ggml.h and ggml-common.h (GGML_TYPE_COUNT 43), file types those of enum llama_ftype in
+llama.h. Numbers that are missing here were removed from the format; files with them are refused.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class GgmlType(NamedTuple):
+    number: int
+    name: str
+    block_elements: int
+    block_bytes: int
+
+
+_ALL = (
+    GgmlType(0, "F32", 1, 4),
+    GgmlType(1, "F16", 1, 2),
+    GgmlType(2, "Q4_0", 32, 18),
+    GgmlType(3, "Q4_1", 32, 20),
+    GgmlType(6, "Q5_0", 32, 22),
+    GgmlType(7, "Q5_1", 32, 24),
+    GgmlType(8, "Q8_0", 32, 34),
+    GgmlType(9, "Q8_1", 32, 36),
+    GgmlType(10, "Q2_K", 256, 84),
+    GgmlType(11, "Q3_K", 256, 110),
+    GgmlType(12, "Q4_K", 256, 144),
+    GgmlType(13, "Q5_K", 256, 176),
+    GgmlType(14, "Q6_K", 256, 210),
+    GgmlType(15, "Q8_K", 256, 292),
+    GgmlType(16, "IQ2_XXS", 256, 66),
+    GgmlType(17, "IQ2_XS", 256, 74),
+    GgmlType(18, "IQ3_XXS", 256, 98),
+    GgmlType(19, "IQ1_S", 256, 50),
+    GgmlType(20, "IQ4_NL", 32, 18),
+    GgmlType(21, "IQ3_S", 256, 110),
+    GgmlType(22, "IQ2_S", 256, 82),
+    GgmlType(23, "IQ4_XS", 256, 136),
+    GgmlType(24, "I8", 1, 1),
+    GgmlType(25, "I16", 1, 2),
+    GgmlType(26, "I32", 1, 4),
+    GgmlType(27, "I64", 1, 8),
+    GgmlType(28, "F64", 1, 8),
+    GgmlType(29, "IQ1_M", 256, 56),
+    GgmlType(30, "BF16", 1, 2),
+    GgmlType(34, "TQ1_0", 256, 54),
+    GgmlType(35, "TQ2_0", 256, 66),
+    GgmlType(39, "MXFP4", 32, 17),
+    GgmlType(40, "NVFP4", 64, 36),
+    GgmlType(41, "Q1_0", 128, 18),
+    GgmlType(42, "Q2_0", 64, 18),
+)
+
+BY_NUMBER: dict[int, GgmlType] = {entry.number: entry for entry in _ALL}
+_BY_NAME: dict[str, GgmlType] = {entry.name: entry for entry in _ALL}
+
+# `general.file_type`: what people call the quantization of a whole file.
+FILE_TYPES: dict[int, str] = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
+    21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
+    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
+    40: "Q1_0", 41: "Q2_0",
+}  # fmt: skip
+
+
+def by_name(name: str) -> GgmlType:
+    """The type of that name, e.g. "Q4_0". Raises KeyError for an unknown one."""
+    return _BY_NAME[name]

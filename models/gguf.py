@@ -1,0 +1,267 @@
+"""Reads and checks a GGUF header before any C code sees the file.
+
+Runs in the daemon, on files that nobody has vouched for. Every count, length, type, dimension and extent is checked
+against the file's size and against the limits below before it is used, so a hostile header costs less than 64 MiB and a
+second. Parsing is iterative, and big arrays are passed over, not kept.
+
+The format is that of llama.cpp's gguf.cpp: versions 2 and 3, little-endian. What llama.cpp refuses is refused here.
+Stricter than llama.cpp: the limits, and tensors without any element (a zero among the dimensions), because no converter
+writes them and C code divides by dimensions; a tensor with no dimensions at all is one number, as there. Files that
+cannot run as a language model by themselves are refused by name: parts of a split model, projectors, adapters.
+
+Does not: judge whether llama.cpp knows the architecture, or whether the vocabulary makes sense. That is found out when
+the engine process loads the file.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Final
+
+from .bounded_reader import BoundedReader, open_model_file
+from .ggml_types import BY_NUMBER
+from .header import Header, Scalar, TensorInfo, Value, dimension_problem
+from .vocabulary import ArraySummary
+
+# The richest headers known have 800,000 strings (a vocabulary of 262,144 with its merges), 100 entries, 2,000 tensors.
+MAX_ARRAY_STRINGS: Final = 2_000_000
+MAX_ENTRIES: Final = 4_096
+MAX_TENSORS: Final = 16_384
+# GGML_MAX_NAME and GGML_MAX_DIMS in ggml.h.
+MAX_TENSOR_NAME_BYTES: Final = 63
+MAX_DIMENSIONS: Final = 4
+# Metadata that stays in memory, all together, and the longest text and array that do.
+MAX_KEPT_BYTES: Final = 4 * 1024 * 1024
+MAX_KEPT_TEXT_BYTES: Final = 1024 * 1024
+MAX_KEPT_ELEMENTS: Final = 1_024
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_DEFAULT_ALIGNMENT = 32
+
+# About what one element of a tuple takes in Python.
+_ELEMENT_BYTES = 64
+
+# enum gguf_type in gguf.h: the two that need more than a struct, then number -> (name, struct code).
+_STRING = 8
+_ARRAY = 9
+_SCALARS: dict[int, tuple[str, str]] = {
+    0: ("u8", "B"), 1: ("i8", "b"), 2: ("u16", "H"), 3: ("i16", "h"), 4: ("u32", "I"), 5: ("i32", "i"),
+    6: ("f32", "f"), 7: ("bool", "?"), 10: ("u64", "Q"), 11: ("i64", "q"), 12: ("f64", "d"),
+}  # fmt: skip
+
+
+def read_header(path: Path) -> Header:
+    """The checked header of a model file. Raises BadModelFile that names the file and what is wrong with it."""
+    with open_model_file(path) as reader:
+        return _Parser(reader).header(path)
+
+
+class _Parser:
+    """One pass over one file: preamble, metadata, tensor descriptions."""
+
+    def __init__(self, reader: BoundedReader) -> None:
+        self._reader = reader
+        self._kept_bytes = 0
+        self._strings_left = MAX_ARRAY_STRINGS
+
+    def header(self, path: Path) -> Header:
+        version = self._version()
+        n_tensors = self._count("the number of tensors", MAX_TENSORS)
+        n_entries = self._count("the number of metadata entries", MAX_ENTRIES)
+        metadata: dict[str, Value] = {}
+        for _ in range(n_entries):
+            key = self._key(metadata)
+            metadata[key] = self._value(key[:80])
+        architecture = self._architecture(metadata)
+        alignment = self._alignment(metadata)
+        tensors = self._tensors(n_tensors, alignment)
+        if problem := dimension_problem(architecture, metadata):
+            self._reader.fail(f"cannot be used: {problem}")
+        return Header(
+            path=path,
+            size_bytes=self._reader.size_bytes,
+            version=version,
+            architecture=architecture,
+            metadata=metadata,
+            tensors=tensors,
+            data_offset=_padded(self._reader.position, alignment),
+        )
+
+    def _version(self) -> int:
+        if self._reader.take(len(_MAGIC), "the magic bytes") != _MAGIC:
+            self._reader.fail("is not a GGUF file: it does not begin with 'GGUF'")
+        version = self._reader.u32("the version")
+        if version and version & 0xFFFF == 0:
+            self._reader.fail("is byte-swapped (made for a big-endian machine); convert it again for this one")
+        if version not in _VERSIONS:
+            self._reader.fail(f"has GGUF version {version}; versions 2 and 3 can be read")
+        return version
+
+    # --- metadata ---------------------------------------------------------------------------------------------------
+
+    def _key(self, known: dict[str, Value]) -> str:
+        key = self._name("a metadata key", MAX_KEPT_TEXT_BYTES)
+        if not key:
+            self._reader.fail("has a metadata entry without a key")
+        if key in known:
+            self._reader.fail(f"has the metadata key '{key[:80]}' twice")
+        self._keep(len(key))
+        return key
+
+    def _value(self, key: str) -> Value:
+        kind = self._reader.u32(f"the type of '{key}'")
+        if kind == _ARRAY:
+            return self._array(key)
+        if kind == _STRING:
+            return self._text(key)
+        if kind not in _SCALARS:
+            self._reader.fail(f"has the unknown value type {kind} for '{key}'")
+        return self._scalars(kind, 1, key)[0]
+
+    def _scalars(self, kind: int, count: int, key: str) -> tuple[Scalar, ...]:
+        layout = struct.Struct(f"<{count}{_SCALARS[kind][1]}")
+        return layout.unpack(self._reader.take(layout.size, f"the value of '{key}'"))
+
+    def _text(self, key: str) -> str | ArraySummary:
+        length = self._reader.u64(f"the length of '{key}'")
+        offset = self._reader.position
+        if length > MAX_KEPT_TEXT_BYTES:
+            self._reader.skip(length, f"the text of '{key}'")
+            return ArraySummary("u8", length, offset)
+        self._keep(length)
+        return self._reader.take(length, f"the text of '{key}'").decode("utf-8", errors="replace")
+
+    def _array(self, key: str) -> Value:
+        kind = self._reader.u32(f"the element type of '{key}'")
+        length = self._reader.u64(f"the length of '{key}'")
+        offset = self._reader.position
+        if kind == _ARRAY:
+            self._reader.fail(f"has arrays inside the array '{key}', which no GGUF reader supports")
+        if kind != _STRING and kind not in _SCALARS:
+            self._reader.fail(f"has the unknown element type {kind} for the array '{key}'")
+        # The vocabulary is always left in the file, however small, so that its users find it in one shape.
+        if length <= MAX_KEPT_ELEMENTS and not key.startswith("tokenizer."):
+            self._keep(length * _ELEMENT_BYTES)
+            return self._scalars(kind, length, key) if kind != _STRING else self._texts(length, key)
+        if kind == _STRING:
+            self._strings_left -= length
+            if self._strings_left < 0:
+                self._reader.fail(f"has more than {MAX_ARRAY_STRINGS} texts in its arrays (at '{key}')")
+            self._reader.skip_strings(length, f"'{key}'")
+            return ArraySummary("str", length, offset)
+        name, code = _SCALARS[kind]
+        self._reader.skip(length * struct.calcsize(f"<{code}"), f"'{key}'")
+        return ArraySummary(name, length, offset)
+
+    def _texts(self, count: int, key: str) -> tuple[str, ...]:
+        texts = []
+        for _ in range(count):
+            text = self._text(key)
+            if isinstance(text, ArraySummary):
+                self._reader.fail(f"has a text of {text.length} bytes in '{key}'; the limit is {MAX_KEPT_TEXT_BYTES}")
+            texts.append(text)
+        return tuple(texts)
+
+    def _architecture(self, metadata: dict[str, Value]) -> str:
+        architecture = metadata.get("general.architecture")
+        if not isinstance(architecture, str) or not architecture:
+            self._reader.fail("does not say its architecture ('general.architecture')")
+        kind = "projector" if architecture == "clip" else metadata.get("general.type", "model")
+        if kind != "model":
+            self._reader.fail(f"is not a language model but a part for one ({str(kind)[:40]})")
+        n_parts = metadata.get("split.count", 0)
+        if isinstance(n_parts, int) and n_parts > 1:
+            self._reader.fail(f"is one of {n_parts} parts of a model; join them with `llama-gguf-split --merge` first")
+        return architecture
+
+    def _alignment(self, metadata: dict[str, Value]) -> int:
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+            self._reader.fail(f"has the alignment {str(alignment)[:40]}, which is not a power of two")
+        return alignment
+
+    # --- tensors ----------------------------------------------------------------------------------------------------
+
+    def _tensors(self, n_tensors: int, alignment: int) -> tuple[TensorInfo, ...]:
+        """Tensor descriptions. Offsets in the file must follow each other without gaps, as llama.cpp requires."""
+        described = []
+        names: set[str] = set()
+        expected = 0
+        for _ in range(n_tensors):
+            name = self._name("a tensor's name", MAX_TENSOR_NAME_BYTES)
+            if name in names:
+                self._reader.fail(f"has the tensor '{name}' twice")
+            names.add(name)
+            shape = self._shape(name)
+            type_name, size_bytes = self._type_and_size(name, shape)
+            offset = self._reader.u64(f"the offset of '{name}'")
+            if offset != expected:
+                self._reader.fail(f"has the tensor '{name}' at offset {offset}; expected {expected}")
+            expected = _padded(offset + size_bytes, alignment)
+            described.append((name, shape, type_name, offset, size_bytes))
+        data_offset = _padded(self._reader.position, alignment)
+        end = data_offset + expected
+        if described:
+            # The padding after the last tensor may be missing.
+            end = data_offset + described[-1][3] + described[-1][4]
+        if end > self._reader.size_bytes:
+            self._reader.fail(
+                f"is truncated: its tensors end at byte {end}, but the file has {self._reader.size_bytes}"
+            )
+        return tuple(TensorInfo(name, s, kind, data_offset + at, size) for name, s, kind, at, size in described)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        n_dimensions = self._reader.u32(f"the number of dimensions of '{name}'")
+        if n_dimensions > MAX_DIMENSIONS:
+            self._reader.fail(f"has the tensor '{name}' with {n_dimensions} dimensions; the limit is {MAX_DIMENSIONS}")
+        shape = tuple(self._reader.u64(f"a dimension of '{name}'") for _ in range(n_dimensions))
+        if 0 in shape:
+            self._reader.fail(f"has the tensor '{name}' without elements: its shape is {shape}")
+        return shape or (1,)
+
+    def _type_and_size(self, name: str, shape: tuple[int, ...]) -> tuple[str, int]:
+        """Type name and size in bytes. Python's integers do not overflow, and the file's size is the limit."""
+        number = self._reader.u32(f"the type of '{name}'")
+        if number not in BY_NUMBER:
+            self._reader.fail(f"has the tensor '{name}' of the unknown type {number}")
+        tensor_type = BY_NUMBER[number]
+        row_elements, block_elements = shape[0], tensor_type.block_elements
+        if row_elements % block_elements:
+            self._reader.fail(
+                f"has the tensor '{name}' with rows of {row_elements}; {tensor_type.name} needs a multiple of "
+                f"{block_elements}"
+            )
+        size_bytes = row_elements // block_elements * tensor_type.block_bytes
+        for dimension in shape[1:]:
+            size_bytes *= dimension
+        if size_bytes > self._reader.size_bytes:
+            self._reader.fail(f"is truncated: the tensor '{name}' alone has {size_bytes} bytes")
+        return tensor_type.name, size_bytes
+
+    # --- limits -----------------------------------------------------------------------------------------------------
+
+    def _count(self, what: str, limit: int) -> int:
+        count = self._reader.u64(what)
+        if count > limit:
+            self._reader.fail(f"says that {what} is {count}; the limit is {limit}")
+        return count
+
+    def _name(self, what: str, limit_bytes: int) -> str:
+        length = self._reader.u64(f"the length of {what}")
+        if length > limit_bytes:
+            self._reader.fail(f"has {what} of {length} bytes; the limit is {limit_bytes}")
+        try:
+            return self._reader.take(length, what).decode("utf-8")
+        except UnicodeDecodeError:
+            self._reader.fail(f"has {what} that is not UTF-8")
+
+    def _keep(self, n_bytes: int) -> None:
+        self._kept_bytes += n_bytes
+        if self._kept_bytes > MAX_KEPT_BYTES:
+            self._reader.fail(f"has more than {MAX_KEPT_BYTES} bytes of metadata besides its vocabulary")
+
+
+def _padded(position: int, alignment: int) -> int:
+    return (position + alignment - 1) & -alignment

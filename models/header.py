@@ -1,0 +1,214 @@
+"""What a model file says about itself: metadata, tensors, and the dimensions derived from them.
+
+Pure and immutable. Made by `gguf.read_header`, which has checked everything that the properties rely on: none of them
+raises, and dimensions are within the limits named in `check_dimensions`.
+
+Does not: hold the vocabulary (hundreds of thousands of texts) or any weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from .ggml_types import FILE_TYPES
+from .vocabulary import ArraySummary, read_control_tokens
+
+# LLAMA_MAX_LAYERS in llama-hparams.h; llama.cpp aborts beyond it.
+MAX_LAYERS = 512
+MAX_WIDTH = 1 << 24
+MAX_CONTEXT_TOKENS = (1 << 31) - 1
+
+# Set in general.file_type when the converter guessed it (LLAMA_FTYPE_GUESSED).
+_GUESSED_FLAG = 1024
+
+
+Scalar = bool | int | float | str
+Value = Scalar | tuple[Scalar, ...] | ArraySummary
+
+
+class TensorInfo(NamedTuple):
+    """`shape` in GGML's order, row length first. `offset` counts from the start of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    type_name: str
+    offset: int
+    size_bytes: int
+
+    @property
+    def n_elements(self) -> int:
+        product = 1
+        for dimension in self.shape:
+            product *= dimension
+        return product
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Header:
+    """`data_offset` is where the weights begin; everything before it is the header's own bytes."""
+
+    path: Path
+    size_bytes: int
+    version: int
+    architecture: str
+    metadata: dict[str, Value]
+    tensors: tuple[TensorInfo, ...]
+    data_offset: int
+
+    @property
+    def name(self) -> str:
+        """`general.name`, else the file's name without its ending."""
+        name = self.metadata.get("general.name")
+        return name if isinstance(name, str) and name else self.path.stem
+
+    @property
+    def n_ctx_train(self) -> int:
+        return self._count("context_length")
+
+    @property
+    def n_layers(self) -> int:
+        return self._count("block_count")
+
+    @property
+    def n_embd(self) -> int:
+        return self._count("embedding_length")
+
+    @property
+    def n_heads(self) -> int:
+        """Query heads of the layer that has most; 0 for a model without attention."""
+        return max(self.heads_per_layer, default=0)
+
+    @property
+    def n_heads_kv(self) -> int:
+        """Key and value heads of the layer that has most; 0 for a model without attention."""
+        return max(self.heads_kv_per_layer, default=0)
+
+    @property
+    def heads_per_layer(self) -> tuple[int, ...]:
+        return self._per_layer("attention.head_count") or (0,) * self.n_layers
+
+    @property
+    def heads_kv_per_layer(self) -> tuple[int, ...]:
+        """Key and value heads of each layer. Layers without attention (recurrent ones) have 0."""
+        return self._per_layer("attention.head_count_kv") or self.heads_per_layer
+
+    @property
+    def head_dim_k(self) -> int:
+        return self._count("attention.key_length") or self._default_head_dim
+
+    @property
+    def head_dim_v(self) -> int:
+        return self._count("attention.value_length") or self._default_head_dim
+
+    @property
+    def n_ff(self) -> int:
+        """Feed-forward width of the widest layer; 0 when the file does not say."""
+        return max(self._per_layer("feed_forward_length") or (0,))
+
+    @property
+    def n_vocab(self) -> int:
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, ArraySummary):
+            return tokens.length
+        return self._count("vocab_size")
+
+    @cached_property
+    def n_params(self) -> int:
+        """Weights in all tensors together."""
+        return sum(tensor.n_elements for tensor in self.tensors)
+
+    @cached_property
+    def weights_bytes(self) -> int:
+        """Bytes of all tensors together, without padding."""
+        return sum(tensor.size_bytes for tensor in self.tensors)
+
+    @property
+    def chat_template(self) -> str | None:
+        template = self.metadata.get("tokenizer.chat_template")
+        return template if isinstance(template, str) and template else None
+
+    @cached_property
+    def quantization(self) -> str:
+        """What people call it, e.g. "Q4_K_M": by `general.file_type`, else the type that holds most weights."""
+        file_type = self.metadata.get("general.file_type")
+        if isinstance(file_type, int) and file_type & ~_GUESSED_FLAG in FILE_TYPES:
+            return FILE_TYPES[file_type & ~_GUESSED_FLAG]
+        weights: Counter[str] = Counter()
+        for tensor in self.tensors:
+            weights[tensor.type_name] += tensor.n_elements
+        return weights.most_common(1)[0][0] if weights else "unknown"
+
+    def control_tokens(self) -> tuple[str, ...]:
+        """Texts of the tokens that the file marks as control, in id order. Reads the file.
+
+        Raises BadModelFile as `read_control_tokens` does.
+        """
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        types = self.metadata.get("tokenizer.ggml.token_type")
+        if not isinstance(tokens, ArraySummary) or not isinstance(types, ArraySummary):
+            return ()
+        if tokens.type != "str" or types.type not in ("i32", "u32"):
+            return ()
+        return read_control_tokens(self.path, tokens, types)
+
+    @property
+    def _default_head_dim(self) -> int:
+        return self.n_embd // self.n_heads if self.n_heads else 0
+
+    def _count(self, key: str) -> int:
+        value = self.metadata.get(f"{self.architecture}.{key}")
+        return value if isinstance(value, int) else 0
+
+    def _per_layer(self, key: str) -> tuple[int, ...]:
+        """One number per layer, from a scalar for all or from an array; empty when the file has neither."""
+        value = self.metadata.get(f"{self.architecture}.{key}")
+        if isinstance(value, ArraySummary):
+            return ()
+        if isinstance(value, tuple):
+            return tuple(int(count) for count in value[: self.n_layers])
+        return (value,) * self.n_layers if isinstance(value, int) else ()
+
+
+def dimension_problem(architecture: str, metadata: dict[str, Value]) -> str | None:
+    """What is wrong with the dimensions in `metadata`, as the end of a sentence; None when nothing is.
+
+    Context length, layer count and width must be there, as llama.cpp requires them of every language model. All that
+    the memory estimate multiplies must be a whole number within limits; per-layer arrays must cover every layer.
+    """
+    for key, limit in (
+        ("context_length", MAX_CONTEXT_TOKENS),
+        ("block_count", MAX_LAYERS),
+        ("embedding_length", MAX_WIDTH),
+    ):
+        full_key = f"{architecture}.{key}"
+        if full_key not in metadata:
+            return f"'{full_key}' is missing"
+        if not _is_count(metadata[full_key], 1, limit):
+            return f"'{full_key}' is {_shown(metadata[full_key])}, not a number from 1 to {limit}"
+    n_layers = metadata[f"{architecture}.block_count"]
+    for key in ("attention.key_length", "attention.value_length", "vocab_size"):
+        full_key = f"{architecture}.{key}"
+        if not _is_count(metadata.get(full_key, 0), 0, MAX_WIDTH):
+            return f"'{full_key}' is {_shown(metadata[full_key])}, not a number up to {MAX_WIDTH}"
+    for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
+        full_key = f"{architecture}.{key}"
+        value = metadata.get(full_key, 0)
+        counts = value if isinstance(value, tuple) and not isinstance(value, ArraySummary) else (value,)
+        if not all(_is_count(count, 0, MAX_WIDTH) for count in counts):
+            return f"'{full_key}' is {_shown(value)}, not numbers up to {MAX_WIDTH}"
+        if isinstance(value, tuple) and isinstance(n_layers, int) and len(counts) < n_layers:
+            return f"'{full_key}' has {len(counts)} entries for {n_layers} layers"
+    return None
+
+
+def _is_count(value: Value, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _shown(value: Value) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,102 @@
+"""Random weights of one tensor type, as bytes that can be tiled over tensors of any size.
+
+A pool is a prime number of 32- or 256-element units, more than any tensor has rows. A tensor takes its bytes from the
+pool in order, going round, from a start of its own. Because the pool's length is prime and the row's is smaller, no two
+rows of a tensor start at the same place: all rows differ, though they are made of the same blocks. That is enough for
+benchmarks and for tests of the runtime (finite outputs, no ties by construction); it is not how a trained matrix looks.
+
+Values have mean about 0 and standard deviation 1/sqrt(fan-in), so that activations keep their size from layer to layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from .ggml_types import GgmlType
+
+Bytes = npt.NDArray[np.uint8]
+
+# Each is prime. The smallest above the vocabulary size of a shape keeps the smallest shape quick to write.
+_POOL_UNITS = (8_209, 65_537, 262_147)
+
+# Types whose elements are not grouped are drawn in units of this many.
+_PLAIN_UNIT_ELEMENTS = 32
+
+
+class BlockPool:
+    """Random blocks of one type at one scale. `n_rows_max` is the most rows that a tensor made from it may have."""
+
+    def __init__(self, tensor_type: GgmlType, fan_in: int, n_rows_max: int, rng: np.random.Generator) -> None:
+        unit_elements = max(tensor_type.block_elements, _PLAIN_UNIT_ELEMENTS)
+        n_units = next(units for units in _POOL_UNITS if units > n_rows_max)
+        self._rng = rng
+        self._n_units = n_units
+        self._unit_bytes = unit_elements // tensor_type.block_elements * tensor_type.block_bytes
+        self._bytes = _random_blocks(tensor_type, n_units * unit_elements, 1 / math.sqrt(fan_in), rng)
+
+    def chunks(self, size_bytes: int) -> Iterator[Bytes]:
+        """`size_bytes` bytes of blocks from a random start, in pieces that are views of the pool."""
+        start = int(self._rng.integers(self._n_units)) * self._unit_bytes
+        while size_bytes > 0:
+            piece = self._bytes[start : start + size_bytes]
+            yield piece
+            size_bytes -= len(piece)
+            start = 0
+
+
+def _random_blocks(tensor_type: GgmlType, n_elements: int, std: float, rng: np.random.Generator) -> Bytes:
+    if tensor_type.name == "Q4_K":
+        return _random_q4_k(n_elements // 256, std, rng)
+    if tensor_type.name == "Q6_K":
+        return _random_q6_k(n_elements // 256, std, rng)
+    # One row per block, because the quantizer works on rows. 64-bit normals would take twice the memory.
+    values = rng.standard_normal(n_elements, dtype=np.float32).reshape(-1, _PLAIN_UNIT_ELEMENTS)
+    values *= np.float32(std)
+    quantized: npt.NDArray[Any] = gguf.quants.quantize(values, gguf.GGMLQuantizationType(tensor_type.number))
+    return quantized.view(np.uint8).reshape(-1)
+
+
+def _random_q4_k(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes:
+    """Q4_K super-blocks, drawn as bytes because gguf-py cannot quantize to this type.
+
+    Layout (block_q4_K in ggml-common.h): fp16 d, fp16 dmin, 12 bytes with eight 6-bit scales and eight 6-bit minima,
+    128 bytes of 4-bit values; weight = d * scale * q - dmin * minimum. With minimum = scale and dmin = 7.5 d, a uniform
+    q in 0..15 gives mean 0 and the standard deviation d * rms(scale) * sqrt((16^2 - 1) / 12).
+    """
+    scales = rng.integers(32, 64, size=(n_blocks, 8), dtype=np.uint8)
+    d = std / (_rms(32, 63) * math.sqrt(255 / 12))
+    blocks = np.empty((n_blocks, 144), dtype=np.uint8)
+    blocks[:, 0:4] = np.array([d, 7.5 * d], dtype="<f2").view(np.uint8)
+    low, high = scales[:, :4], scales[:, 4:]
+    blocks[:, 4:8] = blocks[:, 8:12] = low | (high >> 4 << 6)
+    blocks[:, 12:16] = (high & 15) | (high << 4)
+    blocks[:, 16:] = rng.integers(0, 256, size=(n_blocks, 128), dtype=np.uint8)
+    return blocks.reshape(-1)
+
+
+def _random_q6_k(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes:
+    """Q6_K super-blocks, drawn as bytes for the same reason.
+
+    Layout (block_q6_K): 128 bytes of low 4 bits, 64 bytes of high 2 bits, 16 signed 8-bit scales, fp16 d;
+    weight = d * scale * (q - 32). A uniform q in 0..63 has standard deviation sqrt((64^2 - 1) / 12); scales of both
+    signs make the mean 0.
+    """
+    blocks = np.empty((n_blocks, 210), dtype=np.uint8)
+    blocks[:, :192] = rng.integers(0, 256, size=(n_blocks, 192), dtype=np.uint8)
+    scales = rng.integers(32, 64, size=(n_blocks, 16), dtype=np.int8)
+    scales *= rng.choice(np.array([-1, 1], dtype=np.int8), size=scales.shape)
+    blocks[:, 192:208] = scales.view(np.uint8)
+    d = std / (_rms(32, 63) * math.sqrt(4095 / 12))
+    blocks[:, 208:210] = np.array([d], dtype="<f2").view(np.uint8)
+    return blocks.reshape(-1)
+
+
+def _rms(first: int, last: int) -> float:
+    """Root mean square of the integers from `first` to `last`."""
+    return math.sqrt(sum(n * n for n in range(first, last + 1)) / (last - first + 1))

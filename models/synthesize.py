@@ -1,0 +1,112 @@
+"""Writes random-weight GGUF files of real models' shapes, for tests and benchmarks.
+
+The files load in llama.cpp like any other: a working byte-level BPE tokenizer, control tokens, a ChatML template, the
+real model's dimensions and context length. Their text is nonsense. The same arguments give the same bytes.
+
+Memory stays below about 300 MiB for any shape: tensors are streamed from small pools of random blocks, which are tiled
+(see `random_blocks`). The file appears under its name only when it is whole.
+
+Does not: make sliding-window, recurrent or mixture models; only the llama architecture.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import gguf
+import numpy as np
+
+from localrun.errors import BadRequest
+
+from .random_blocks import BlockPool
+from .shapes import SHAPES, TYPES, Shape, TensorPlan, plan_tensors
+from .synthetic_tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, END_OF_TEXT, TURN_END, make_vocabulary
+
+__all__ = ["SHAPES", "TYPES", "synthesize"]
+
+_ALIGNMENT = 32
+
+
+def synthesize(shape: str, type: str, out: Path, seed: int = 0) -> None:  # noqa: A002 - the CLI's word for it
+    """Write a model of `shape` (a key of `SHAPES`) and `type` (a key of `TYPES`) to `out`, replacing what is there.
+
+    Raises BadRequest for an unknown shape or type, and OSError when the disk refuses.
+    """
+    if shape not in SHAPES:
+        raise BadRequest(f"unknown shape '{shape}'; the shapes are {', '.join(SHAPES)}", field="shape")
+    if type not in TYPES:
+        raise BadRequest(f"unknown type '{type}'; the types are {', '.join(TYPES)}", field="type")
+    plans = list(plan_tensors(SHAPES[shape], type))
+    partial = out.with_name(out.name + ".part")
+    try:
+        _write_header(partial, SHAPES[shape], type, plans)
+        with partial.open("ab") as file:
+            _pad(file)
+            _write_tensors(file, plans, seed)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _write_header(path: Path, shape: Shape, file_type: str, plans: list[TensorPlan]) -> None:
+    vocabulary = make_vocabulary(shape.n_vocab)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(f"synthetic {shape.name} {file_type}")
+    writer.add_description("random weights for tests and benchmarks")
+    writer.add_file_type(TYPES[file_type])
+    writer.add_quantization_version(2)
+    writer.add_context_length(shape.n_ctx_train)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_block_count(shape.n_layers)
+    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_head_count(shape.n_heads)
+    writer.add_head_count_kv(shape.n_heads_kv)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_freq_base(shape.rope_freq_base)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(shape.n_vocab)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_types(vocabulary.token_types)
+    writer.add_token_merges(vocabulary.merges)
+    writer.add_bos_token_id(CONTROL_TOKENS.index(END_OF_TEXT))
+    writer.add_eos_token_id(CONTROL_TOKENS.index(TURN_END))
+    writer.add_eot_token_id(CONTROL_TOKENS.index(TURN_END))
+    writer.add_pad_token_id(CONTROL_TOKENS.index(END_OF_TEXT))
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+    for plan in plans:
+        number = gguf.GGMLQuantizationType(plan.type.number)
+        writer.add_tensor_info(plan.name, plan.shape[::-1], np.dtype(np.float32), plan.size_bytes, raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+
+
+def _write_tensors(file: BinaryIO, plans: list[TensorPlan], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n_rows_max = max(plan.n_rows for plan in plans)
+    pools: dict[tuple[str, int], BlockPool] = {}
+    for plan in plans:
+        fan_in = plan.shape[0]
+        if len(plan.shape) == 1:
+            file.write(np.ones(fan_in, dtype="<f4").tobytes())
+        else:
+            key = (plan.type.name, fan_in)
+            if key not in pools:
+                pools[key] = BlockPool(plan.type, fan_in, n_rows_max, rng)
+            for chunk in pools[key].chunks(plan.size_bytes):
+                file.write(chunk.data)
+        _pad(file)
+
+
+def _pad(file: BinaryIO) -> None:
+    file.write(bytes(-file.tell() % _ALIGNMENT))

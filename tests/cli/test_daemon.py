@@ -1,0 +1,108 @@
+"""Finding a daemon, telling it from others, and starting one that fails."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localrun import config, errors
+from localrun.cli.daemon import daemon_version, ensure_daemon, require_daemon, wait_until_gone
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port whose owner closes every connection without a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ended = threading.Event()
+
+        def hang_up() -> None:
+            while not ended.is_set():
+                server.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        port = server.getsockname()[1]
+        yield port
+        ended.set()
+        socket.create_connection(("127.0.0.1", port)).close()
+        thread.join()
+
+
+def test_a_daemon_is_found_by_its_version(daemon):
+    settings = config.Settings(port=daemon.port)
+    assert daemon_version(settings) == "9.8.7"
+    assert ensure_daemon(settings) == require_daemon(settings) == f"http://127.0.0.1:{daemon.port}"
+
+
+def test_nobody():
+    settings = config.Settings(port=_free_port())
+    assert daemon_version(settings) is None
+    with pytest.raises(errors.DaemonUnreachable, match="localrun serve"):
+        require_daemon(settings)
+
+
+@pytest.mark.parametrize("health", [(404, {"error": "not found"}, {}), (200, {"status": "ok"}, {})])
+def test_another_program_is_not_taken_for_a_daemon(daemon, health):
+    daemon.health = health
+    for find in (daemon_version, ensure_daemon, require_daemon):
+        with pytest.raises(errors.PortBusy, match=f"port {daemon.port} .* --port or LOCALRUN_PORT"):
+            find(config.Settings(port=daemon.port))
+
+
+def test_ollama_is_named(daemon, monkeypatch):
+    daemon.health = (404, {"error": "404 page not found"}, {})
+    daemon.root = b"Ollama is running"
+    with pytest.raises(errors.PortBusy, match="belongs to Ollama"):
+        daemon_version(config.Settings(port=daemon.port))
+
+
+def test_a_port_that_says_nothing_of_sense(silent_port):
+    with pytest.raises(errors.PortBusy, match="does not answer as localrun"):
+        daemon_version(config.Settings(port=silent_port))
+
+
+def test_a_daemon_that_is_shutting_down_is_neither_used_nor_taken_for_another(daemon):
+    stopping = (503, {"error": {"message": "localrun is shutting down"}}, {"X-Localrun-Error": "unavailable"})
+    daemon.health = stopping
+    settings = config.Settings(port=daemon.port)
+    with pytest.raises(errors.Unavailable):
+        daemon_version(settings)
+    with pytest.raises(errors.Unavailable, match="still answers"):
+        wait_until_gone(settings, timeout_s=0.2)
+
+
+def test_waiting_ends_when_the_daemon_is_gone():
+    wait_until_gone(config.Settings(port=_free_port()), timeout_s=60)
+
+
+def test_port_0_names_no_daemon():
+    import click
+
+    with pytest.raises(click.UsageError, match="port 0"):
+        ensure_daemon(config.Settings(port=0))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="uses a shell script")
+def test_a_daemon_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path, monkeypatch, environment):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nfor n in 1 2 3 4 5 6 7; do echo line $n; done\nexit 9\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    settings = config.Settings(port=_free_port())
+    for _ in range(2):  # the second time there is an older log to put aside
+        with pytest.raises(errors.DaemonUnreachable, match="status 9") as raised:
+            ensure_daemon(settings)
+        log = config.folders().state / "daemon.log"
+        assert raised.value.message.endswith(f"the end of {log}:\n  line 3\n  line 4\n  line 5\n  line 6\n  line 7")
+    assert log.with_suffix(".log.1").exists()

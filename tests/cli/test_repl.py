@@ -1,0 +1,195 @@
+"""The conversation at a real (pseudo) terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pty", reason="needs pseudo terminals")
+
+TIMEOUT_S = 60.0
+
+# Ctrl-C reaches only the processes of a terminal that is theirs, which the child has to take.
+_IN_ITS_TERMINAL = """\
+import fcntl, termios
+from localrun.__main__ import main
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+main()
+"""
+
+
+class Conversation:
+    """`localrun run tiny` in a terminal of 80 by 24."""
+
+    def __init__(self, environment: dict[str, str], port: int) -> None:
+        import fcntl
+        import pty
+        import struct
+        import termios
+
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _IN_ITS_TERMINAL, "run", "tiny", "--port", str(port)],
+            stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment | {"TERM": "xterm"},
+        )  # fmt: skip
+        os.close(slave)
+        self.seen = ""
+
+    def wait_for(self, text: str) -> str:
+        """Read until `text` comes; what came before it, and `text`."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while text not in self.seen:
+            ready, _, _ = select.select([self._master], [], [], deadline_s - time.monotonic())
+            assert ready, f"{text!r} did not come; seen: {self.seen!r}"
+            try:
+                self.seen += os.read(self._master, 65536).decode()
+            except OSError:
+                raise AssertionError(f"{text!r} did not come before the end; seen: {self.seen!r}") from None
+        end = self.seen.index(text) + len(text)
+        before, self.seen = self.seen[:end], self.seen[end:]
+        return before
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def say(self, text: str) -> None:
+        self.wait_for(">>> ")
+        self.type(text + "\n")
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+@pytest.fixture
+def conversation(environment: dict[str, str], daemon) -> Iterator[Conversation]:
+    opened = Conversation(environment, daemon.port)
+    yield opened
+    opened.close()
+
+
+def test_two_turns_a_status_line_and_leaving(conversation, daemon):
+    conversation.say("one")
+    answer = conversation.wait_for("50.00 tokens/s, 5 tokens")
+    assert "Hello there." in answer
+    assert "\x1b[1;23r" in answer  # the last row is taken for the status line ...
+    assert answer.index("\x1b[r") > answer.index("\x1b[1;23r")  # ... and given back
+    conversation.say("two")
+    conversation.wait_for("5 tokens")
+    conversation.say("/bye")
+    assert conversation.process.wait(TIMEOUT_S) == 0
+    assert daemon.bodies[1][1]["messages"] == [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "Hello there."},
+        {"role": "user", "content": "two"},
+    ]
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_conversation(conversation, daemon):
+    daemon.hold = True
+    conversation.say("one")
+    conversation.wait_for("there.")
+    conversation.type("\x03")
+    assert daemon.left.wait(TIMEOUT_S)
+    daemon.hold = False
+    conversation.say("two")
+    conversation.wait_for("5 tokens")
+    conversation.wait_for(">>> ")
+    conversation.type("\x03")
+    conversation.wait_for("leaves)")
+    conversation.wait_for(">>> ")
+    conversation.type("\x04")
+    assert conversation.process.wait(TIMEOUT_S) == 0
+    assert [message["content"] for message in daemon.bodies[1][1]["messages"]] == ["one", "Hello there.", "two"]
+
+
+def test_commands(conversation, daemon):
+    conversation.say("/set system Be brief.")
+    conversation.wait_for("system message is set")
+    conversation.say("/set parameter temperature 0.5")
+    conversation.wait_for("temperature is 0.5")
+    conversation.say("/set parameter warmth 1")
+    conversation.wait_for("error: there is no option 'warmth'")
+    conversation.say("/show info")
+    conversation.wait_for("context length      4096")
+    conversation.say("/show parameters")
+    conversation.wait_for("temperature         0.5")
+    conversation.say("/show template")
+    assert "\x1b[31m" not in conversation.wait_for("␛[31m")
+    conversation.say("/show system")
+    conversation.wait_for("Be brief.")
+    conversation.say("/jump")
+    conversation.wait_for("there is no command /jump")
+    conversation.say("/?")
+    conversation.wait_for("/set parameter NAME VALUE")
+    conversation.say("/set verbose")
+    conversation.say("one")
+    conversation.wait_for("eval rate:            50.00 tokens/s")
+    conversation.say("/clear")
+    conversation.wait_for("forgotten")
+    conversation.say("/set quiet")
+    conversation.say("two")
+    quiet = conversation.wait_for(">>> ")
+    assert "tokens" not in quiet
+    assert "\x1b[1;23r" not in quiet
+    body = [body for path, body in daemon.bodies if path == "/api/chat"][-1]
+    assert body["options"] == {"temperature": 0.5}
+    assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "two"}]
+
+
+def test_several_lines_in_triple_quotes(conversation, daemon):
+    conversation.say('"""first')
+    conversation.wait_for("... ")
+    conversation.type('second"""\n')
+    conversation.wait_for("5 tokens")
+    assert daemon.bodies[0][1]["messages"][0]["content"] == "first\nsecond"
+
+
+def test_a_refused_turn_is_shown_and_forgotten_and_the_conversation_goes_on(conversation, daemon):
+    daemon.refusal = (429, {"error": "the queue is full"}, {"X-Localrun-Error": "queue_full"})
+    conversation.say("one")
+    conversation.wait_for("error: the queue is full")
+    daemon.refusal = None
+    conversation.say("two")
+    conversation.wait_for("5 tokens")
+    assert daemon.bodies[1][1]["messages"] == [{"role": "user", "content": "two"}]
+
+
+def test_a_daemon_that_goes_away_ends_it_with_its_code(conversation, daemon):
+    conversation.wait_for(">>> ")
+    daemon.shutdown()
+    daemon.server_close()
+    conversation.type("one\n")
+    conversation.wait_for("error: no daemon answers")
+    assert conversation.process.wait(TIMEOUT_S) == 4
+
+
+def test_control_characters_never_reach_the_terminal(conversation, daemon):
+    daemon.words = ["\x1b]0;title\x07"]
+    conversation.say("one")
+    answer = conversation.wait_for("5 tokens")
+    assert "␛]0;title␇" in answer
+    assert "\x1b]0;" not in answer
+
+
+def test_lines_are_remembered_for_the_user_alone(conversation, environment):
+    conversation.say("remember me")
+    conversation.wait_for("5 tokens")
+    conversation.say("/bye")
+    assert conversation.process.wait(TIMEOUT_S) == 0
+    pytest.importorskip("readline")
+    history = Path(environment["LOCALRUN_HOME"]) / "state" / "history"
+    assert re.search("remember( |\\\\040)me", history.read_text())
+    assert history.stat().st_mode & 0o077 == 0

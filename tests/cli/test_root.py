@@ -1,0 +1,103 @@
+"""The command table, help that imports nothing, and errors as one line with a code."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import click
+import pytest
+
+from localrun import __version__
+from localrun.cli import exits
+from localrun.cli.commands import COMMANDS
+from localrun.cli.root import run
+
+
+def test_help_names_every_command_and_exit_code(capsys):
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name, (_, help_line) in COMMANDS.items():
+        assert f"  {name} " in shown
+        assert help_line in shown
+    for code, meaning in exits.MEANINGS.items():
+        assert f"{code:<5}{meaning}" in shown
+
+
+def test_help_imports_no_command_and_nothing_heavy():
+    code = "import sys; from localrun.cli.root import run; run(['--help']); print(*sys.modules, file=sys.stderr)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(ended.stderr.split())
+    assert "localrun.cli.root" in loaded
+    commands = {module for module, _ in COMMANDS.values()}
+    heavy = {"rich", "textual", "httpx2", "starlette", "uvicorn", "numpy", "msgspec", "platformdirs", "asyncio"}
+    assert loaded & (commands | heavy) == set()
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_the_table_is_true(name):
+    command = importlib.import_module(COMMANDS[name][0]).command
+    assert isinstance(command, click.Command)
+    assert command.name == name
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_help(name, capsys):
+    assert run([name, "--help"]) == 0
+    assert f"localrun {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["walk"], "No such command 'walk'"),
+        (["run"], "Missing argument 'MODEL'"),
+        (["list", "--nonsense"], "--nonsense"),
+        (["ps", "--port", "many"], "'many' is not a valid integer"),
+        (["ps", "--port", "99999"], "--port"),
+        (["--port", "0", "list"], "port 0"),
+        (["stop"], "--daemon"),
+        (["stop", "tiny", "--daemon"], "--daemon"),
+        (["run", "tiny", "hi", "--option", "warmth=1"], "temperature"),
+        (["run", "tiny", "hi", "--option", "seed=x"], "whole number"),
+        (["dev", "synth", "no-such-shape", "Q4_0", "/nowhere/x.gguf"], "shape"),
+    ],
+)
+def test_wrong_use_is_one_line_and_code_2(arguments, words, capsys, environment):
+    assert run(arguments) == exits.USAGE
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert words in printed.err
+
+
+def test_a_wrong_environment_variable_is_named(capsys, environment, monkeypatch):
+    monkeypatch.setenv("LOCALRUN_SLOTS", "many")
+    assert run(["ps"]) == exits.USAGE
+    assert "LOCALRUN_SLOTS" in capsys.readouterr().err
+
+
+def test_the_interface_needs_a_terminal(localrun):
+    ended = localrun()
+    assert ended.returncode == exits.USAGE
+    assert "needs a terminal" in ended.stderr
+    assert "localrun run" in ended.stderr
+
+
+def test_an_unforeseen_error_is_one_line_unless_debugging(capsys, environment, monkeypatch):
+    def fail(settings: object) -> str:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr("localrun.cli.ps.require_daemon", fail)
+    assert run(["ps"]) == exits.ERROR
+    assert capsys.readouterr().err == "error: RuntimeError: boom (LOCALRUN_DEBUG=1 shows where)\n"
+    monkeypatch.setenv("LOCALRUN_DEBUG", "1")
+    with pytest.raises(RuntimeError):
+        run(["ps"])
+
+
+def test_version_option(capsys):
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"localrun {__version__}\n"

@@ -1,0 +1,133 @@
+"""`localrun run`: one shot and piped, as a script uses it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from localrun.cli import exits
+
+
+def _sent(daemon) -> dict:
+    ((path, body),) = daemon.bodies
+    assert path == "/api/chat"
+    return body
+
+
+def test_one_prompt(localrun, daemon):
+    ended = localrun("run", "tiny", "hi", port=daemon.port)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "Hello there.\n", "")
+    assert _sent(daemon) == {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "options": {},
+        "stream": True,
+    }
+
+
+def test_a_pipe_is_the_prompt_or_comes_after_it(localrun, daemon):
+    assert localrun("run", "tiny", stdin="from a pipe\n", port=daemon.port).stdout == "Hello there.\n"
+    assert _sent(daemon)["messages"][-1]["content"] == "from a pipe"
+    daemon.bodies.clear()
+    localrun("run", "tiny", "Summarize:", stdin="größe\n", port=daemon.port)
+    assert _sent(daemon)["messages"][-1]["content"] == "Summarize:\n\ngröße"
+
+
+def test_system_and_options_are_sent(localrun, daemon):
+    arguments = ["--system", "Be brief.", "--option", "temperature=0", "--option", "stop=.", "--option", "stop=!"]
+    localrun("run", "tiny", "hi", *arguments, port=daemon.port)
+    sent = _sent(daemon)
+    assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert sent["options"] == {"temperature": 0.0, "stop": [".", "!"]}
+
+
+def test_verbose_keeps_the_answer_apart_from_the_table(localrun, daemon):
+    ended = localrun("run", "tiny", "hi", "--verbose", port=daemon.port)
+    assert ended.stdout == "Hello there.\n"
+    assert "prompt cached count:  10 token(s)" in ended.stderr
+    assert "eval rate:            50.00 tokens/s" in ended.stderr
+
+
+def test_json_is_one_object(localrun, daemon):
+    ended = localrun("run", "tiny", "hi", "--json", port=daemon.port)
+    answer = json.loads(ended.stdout)
+    assert answer["text"] == "Hello there."
+    assert answer["model"] == "tiny"
+    assert answer["done_reason"] == "stop"
+    assert answer["request_id"] == "req_7"
+    assert answer["metrics"]["output_tokens"] == 5
+    assert answer["decode_tokens_per_s"] == 50.0
+    assert answer["prefill_tokens_per_s"] == 160.0
+    assert answer["ttft_s"] > 0
+
+
+def test_a_file_is_named_by_its_whole_path(localrun, daemon, tmp_path: Path):
+    localrun("run", "./m.gguf", "hi", port=daemon.port, cwd=tmp_path)
+    assert _sent(daemon)["model"] == str(tmp_path / "m.gguf")
+
+
+def test_control_characters_reach_a_pipe_untouched(localrun, daemon):
+    daemon.words = ["\x1b[1mbold\x1b[0m"]
+    assert localrun("run", "tiny", "hi", port=daemon.port).stdout == "\x1b[1mbold\x1b[0m\n"
+
+
+def test_an_unknown_model_has_its_own_code(localrun, daemon):
+    ended = localrun("run", "missing", "hi", port=daemon.port)
+    assert (ended.returncode, ended.stderr) == (exits.MODEL_NOT_FOUND, "error: model 'missing' not found\n")
+    assert localrun("run", "missing", "hi", "--json", port=daemon.port).returncode == exits.MODEL_NOT_FOUND
+
+
+def test_without_a_prompt_and_without_a_terminal(localrun, daemon):
+    for arguments in ([], ["--json"]):
+        ended = localrun("run", "tiny", *arguments, port=daemon.port)
+        assert ended.returncode == exits.USAGE
+        assert "PROMPT" in ended.stderr
+    assert localrun("run", "tiny", stdin=" \n", port=daemon.port).returncode == exits.USAGE
+    assert daemon.bodies == []
+
+
+def test_another_program_on_the_port_has_its_own_code(localrun, daemon):
+    daemon.health = (404, {}, {})
+    ended = localrun("run", "tiny", "hi", port=daemon.port)
+    assert ended.returncode == exits.PORT_BUSY
+    assert "--port" in ended.stderr
+
+
+def test_ctrl_c_ends_it_and_the_request(environment, daemon):
+    daemon.hold = True
+    with subprocess.Popen(
+        [sys.executable, "-m", "localrun", "run", "tiny", "hi", "--port", str(daemon.port)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(12) == "Hello there."
+        process.send_signal(signal.SIGINT)
+        _, complaints = process.communicate(timeout=30)
+    assert process.returncode == exits.INTERRUPTED
+    assert complaints.strip() == ""
+    assert daemon.left.wait(30)
+
+
+def test_a_reader_that_stops_early_is_no_traceback(environment, daemon):
+    daemon.words = ["x" * 1000 + "\n"] * 1000
+    with subprocess.Popen(
+        [sys.executable, "-m", "localrun", "run", "tiny", "hi", "--port", str(daemon.port)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr is not None
+        complaints = process.stderr.read()
+        process.wait(30)
+    assert complaints == b""

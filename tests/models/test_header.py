@@ -1,0 +1,135 @@
+"""What is derived from metadata and tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localrun.errors import BadModelFile
+from localrun.models.gguf import read_header
+from localrun.models.header import Header, TensorInfo, Value, dimension_problem
+from localrun.models.vocabulary import ArraySummary
+
+DIMENSIONS: dict[str, Value] = {
+    "llama.context_length": 8192,
+    "llama.block_count": 3,
+    "llama.embedding_length": 576,
+    "llama.attention.head_count": 9,
+    "llama.attention.head_count_kv": 3,
+    "llama.feed_forward_length": 1536,
+}
+
+
+def make_header(tensors: tuple[TensorInfo, ...] = (), **changed: Value) -> Header:
+    metadata = DIMENSIONS | {key.replace("__", "."): value for key, value in changed.items()}
+    path = Path("/models/some-model-Q4_0.gguf")
+    return Header(
+        path=path, size_bytes=0, version=3, architecture="llama", metadata=metadata, tensors=tensors, data_offset=0
+    )
+
+
+def test_dimensions_of_a_plain_model() -> None:
+    header = make_header()
+    assert (header.n_layers, header.n_embd, header.n_heads, header.n_heads_kv, header.n_ff) == (3, 576, 9, 3, 1536)
+    assert (header.head_dim_k, header.head_dim_v) == (64, 64)
+    assert header.heads_kv_per_layer == (3, 3, 3)
+
+
+def test_head_dimensions_that_the_file_states_win() -> None:
+    header = make_header(llama__attention__key_length=128, llama__attention__value_length=96)
+    assert (header.head_dim_k, header.head_dim_v) == (128, 96)
+
+
+def test_layers_without_attention_have_no_heads() -> None:
+    header = make_header(llama__attention__head_count_kv=(0, 4, 0))
+    assert header.heads_kv_per_layer == (0, 4, 0)
+    assert header.n_heads_kv == 4
+
+
+def test_key_heads_default_to_query_heads() -> None:
+    header = make_header()
+    del header.metadata["llama.attention.head_count_kv"]
+    assert header.heads_kv_per_layer == (9, 9, 9)
+
+
+def test_a_model_without_attention() -> None:
+    header = make_header(llama__attention__head_count=0, llama__attention__head_count_kv=0)
+    assert (header.n_heads, header.n_heads_kv, header.head_dim_k) == (0, 0, 0)
+
+
+def test_the_name_falls_back_to_the_file() -> None:
+    assert make_header().name == "some-model-Q4_0"
+    assert make_header(general__name="Some Model").name == "Some Model"
+
+
+def test_parameters_and_bytes_are_sums_over_tensors() -> None:
+    header = make_header((TensorInfo("a", (64, 4), "Q4_0", 0, 144), TensorInfo("b", (64,), "F32", 160, 256)))
+    assert (header.n_params, header.weights_bytes) == (320, 400)
+
+
+@pytest.mark.parametrize(
+    ("file_type", "label"),
+    [(1, "F16"), (2, "Q4_0"), (7, "Q8_0"), (15, "Q4_K_M"), (1024 + 7, "Q8_0"), (999, "Q6_K"), ("Q4_0", "Q6_K")],
+)
+def test_quantization_is_the_stated_file_type_or_the_commonest(file_type: Value, label: str) -> None:
+    tensors = (TensorInfo("a", (256, 4), "Q6_K", 0, 840), TensorInfo("b", (64,), "F32", 864, 256))
+    assert make_header(tensors, general__file_type=file_type).quantization == label
+
+
+def test_quantization_of_a_file_without_tensors_is_unknown() -> None:
+    assert make_header().quantization == "unknown"
+
+
+def test_a_template_that_is_empty_or_no_text_counts_as_none() -> None:
+    assert make_header(tokenizer__chat_template="{{ x }}").chat_template == "{{ x }}"
+    assert make_header(tokenizer__chat_template="").chat_template is None
+    assert make_header(tokenizer__chat_template=7).chat_template is None
+    assert make_header().chat_template is None
+
+
+def test_vocabulary_size_is_the_number_of_tokens_before_what_is_stated() -> None:
+    stated = make_header(llama__vocab_size=100)
+    assert stated.n_vocab == 100
+    listed = make_header(llama__vocab_size=100, tokenizer__ggml__tokens=ArraySummary("str", 90, 0))
+    assert listed.n_vocab == 90
+
+
+def test_control_tokens_of_a_file_without_token_types() -> None:
+    assert make_header(tokenizer__ggml__tokens=ArraySummary("str", 90, 0)).control_tokens() == ()
+
+
+def test_control_tokens_of_a_file_that_was_cut_meanwhile(tiny_gguf: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_gguf.read_bytes())
+    header = read_header(path)
+    path.write_bytes(b"GGUF")
+    with pytest.raises(BadModelFile, match=r"model\.gguf is truncated"):
+        header.control_tokens()
+    path.unlink()
+    with pytest.raises(BadModelFile, match="No such file"):
+        header.control_tokens()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("llama.context_length", 0, "'llama.context_length' is 0"),
+        ("llama.context_length", 1 << 31, "not a number from 1 to 2147483647"),
+        ("llama.context_length", True, "'llama.context_length' is True"),
+        ("llama.block_count", 513, "not a number from 1 to 512"),
+        ("llama.embedding_length", (1, 2), "'llama.embedding_length' is (1, 2)"),
+        ("llama.attention.key_length", -1, "'llama.attention.key_length' is -1"),
+        ("llama.attention.head_count_kv", (1, 2), "has 2 entries for 3 layers"),
+        ("llama.attention.head_count", (1, 2, "3"), "not numbers up to"),
+        ("llama.feed_forward_length", ArraySummary("u32", 5000, 0), "not numbers up to"),
+        ("llama.feed_forward_length", 1.5, "not numbers up to"),
+    ],
+)
+def test_impossible_dimensions_are_named(key: str, value: Value, problem: str) -> None:
+    assert problem in (dimension_problem("llama", DIMENSIONS | {key: value}) or "")
+
+
+def test_possible_dimensions_are_no_problem() -> None:
+    assert dimension_problem("llama", DIMENSIONS) is None
+    assert dimension_problem("llama", DIMENSIONS | {"llama.attention.head_count_kv": (0, 2, 0)}) is None

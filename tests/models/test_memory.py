@@ -1,0 +1,77 @@
+"""The arithmetic of the memory estimate. That it is true of llama.cpp is tested in test_synthesize.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localrun.engine import process
+from localrun.errors import BadRequest
+from localrun.models.header import Header, TensorInfo, Value
+from localrun.models.memory import MAX_SEQUENCES, SPARE_SEQUENCES, MemoryEstimate, estimate
+
+
+def make_header(**changed: Value) -> Header:
+    """Llama-3.1-8B's dimensions, with one tensor."""
+    metadata: dict[str, Value] = {
+        "llama.context_length": 131_072,
+        "llama.block_count": 32,
+        "llama.embedding_length": 4096,
+        "llama.feed_forward_length": 14_336,
+        "llama.attention.head_count": 32,
+        "llama.attention.head_count_kv": 8,
+        "llama.vocab_size": 128_256,
+    } | {f"llama.attention.{key}": value for key, value in changed.items()}
+    tensors = (TensorInfo("token_embd.weight", (4096, 128_256), "Q4_0", 0, 295_501_824),)
+    path = Path("m.gguf")
+    return Header(
+        path=path, size_bytes=0, version=3, architecture="llama", metadata=metadata, tensors=tensors, data_offset=0
+    )
+
+
+def estimate_8b(header: Header | None = None, n_kv_cells: int = 8192, kv_type: str = "f16") -> MemoryEstimate:
+    return estimate(header or make_header(), n_kv_cells=n_kv_cells, n_slots=8, n_ubatch=512, kv_type=kv_type)
+
+
+def test_weights_are_the_tensors() -> None:
+    assert estimate_8b().weights_bytes == 295_501_824
+
+
+def test_a_gibibyte_of_cache_for_8192_tokens_of_an_8b_model() -> None:
+    assert estimate_8b().kv_bytes == 1024**3
+
+
+@pytest.mark.parametrize(("kv_type", "bits"), [("f16", 16), ("q8_0", 8.5), ("q4_0", 4.5)])
+def test_quantized_caches_are_smaller(kv_type: str, bits: float) -> None:
+    assert estimate_8b(kv_type=kv_type).kv_bytes == 1024**3 * bits / 16
+
+
+def test_only_layers_with_attention_have_a_cache() -> None:
+    hybrid = make_header(head_count_kv=(8, *(0,) * 31))
+    assert estimate_8b(hybrid).kv_bytes == estimate_8b().kv_bytes / 32
+
+
+def test_keys_and_values_may_differ_in_width() -> None:
+    wide_keys = make_header(key_length=192, value_length=128)
+    assert estimate_8b(wide_keys).kv_bytes == estimate_8b().kv_bytes * 320 / 256
+
+
+def test_cells_come_in_steps_of_256() -> None:
+    assert estimate_8b(n_kv_cells=8193) == estimate_8b(n_kv_cells=8448)
+
+
+def test_the_total_is_the_sum_and_grows_with_cells() -> None:
+    small, large = estimate_8b(n_kv_cells=4096), estimate_8b(n_kv_cells=32_768)
+    assert small.total_bytes == small.weights_bytes + small.kv_bytes + small.compute_bytes
+    assert large.compute_bytes > small.compute_bytes
+    assert large.total_bytes > small.total_bytes
+
+
+def test_an_unknown_cache_type_is_refused() -> None:
+    with pytest.raises(BadRequest, match="f16, q8_0, q4_0"):
+        estimate_8b(kv_type="f32")
+
+
+def test_the_engine_has_as_many_sequences_as_the_estimate_counts() -> None:
+    assert (SPARE_SEQUENCES, MAX_SEQUENCES) == (process.SPARE_SEQUENCES, process.MAX_SEQUENCES)

@@ -1,0 +1,171 @@
+"""Finding models by what people call them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from localrun.errors import BadModelFile, BadRequest, ModelNotFound
+from localrun.models import builtin, store
+from localrun.models.store import Store
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    models = tmp_path / "models"
+    models.mkdir()
+    return models
+
+
+@pytest.fixture
+def models(folder: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A store whose built-in model is the synthesized one."""
+    monkeypatch.setattr(builtin, "model_path", lambda: tiny_gguf)
+    return Store(folder)
+
+
+def put(source: Path, folder: Path, *names: str) -> None:
+    for name in names:
+        shutil.copyfile(source, folder / name)
+
+
+def test_the_built_in_model_needs_no_folder(tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtin, "model_path", lambda: tiny_gguf)
+    models = Store(tmp_path / "nowhere")
+    assert [model.name for model in models.list()] == ["tiny"]
+    assert {models.resolve(name).name for name in ("tiny", "tiny:latest", "localrun/tiny")} == {"tiny"}
+    assert models.resolve("tiny").path == tiny_gguf
+
+
+def test_an_installation_without_the_built_in_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtin, "model_path", lambda: folder / "missing.gguf")
+    models = Store(folder)
+    assert models.list() == []
+    with pytest.raises(ModelNotFound):
+        models.resolve("tiny")
+
+
+def test_files_of_the_folder_are_found_by_name_and_tag(models: Store, folder: Path, tiny_gguf: Path) -> None:
+    put(tiny_gguf, folder, "smol.gguf", "qwen-q4_0.gguf", "qwen-Q8_0.gguf")
+    assert [model.name for model in models.list()] == ["tiny", "qwen-Q8_0", "qwen-q4_0", "smol"]
+    for asked, found in {
+        "smol": "smol", "smol:latest": "smol", "SMOL": "smol", "qwen:q4_0": "qwen-q4_0", "qwen:Q4_0": "qwen-q4_0",
+        "qwen:q8_0": "qwen-Q8_0", "qwen-Q8_0": "qwen-Q8_0", "qwen-q8_0:latest": "qwen-Q8_0",
+    }.items():  # fmt: skip
+        assert models.resolve(asked).name == found, asked
+
+
+def test_the_same_letters_win_over_the_same_name_in_other_case(models: Store, folder: Path, tiny_gguf: Path) -> None:
+    put(tiny_gguf, folder, "Smol.gguf", "smol.gguf")
+    if len(list(folder.iterdir())) < 2:
+        pytest.skip("the file system takes both for one name")
+    assert models.resolve("smol").path.name == "smol.gguf"
+    assert models.resolve("Smol").path.name == "Smol.gguf"
+
+
+@pytest.mark.parametrize("name", ["nothing", "smol:q4_0", "owner/smol", "hf.co/owner/smol:Q4_0", "./nothing.gguf"])
+def test_what_is_not_here_is_not_found(name: str, models: Store, folder: Path, tiny_gguf: Path) -> None:
+    put(tiny_gguf, folder, "smol.gguf")
+    with pytest.raises(ModelNotFound, match=name):
+        models.resolve(name)
+
+
+def test_a_malformed_name_is_a_bad_request(models: Store) -> None:
+    with pytest.raises(BadRequest):
+        models.resolve("../smol")
+
+
+def test_a_path_is_used_where_it_lies(
+    models: Store, tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tiny_gguf, tmp_path, "file.gguf")
+    monkeypatch.chdir(tmp_path)
+    by_relative, by_absolute = models.resolve("./file.gguf"), models.resolve(str(Path.cwd() / "file.gguf"))
+    assert by_relative is by_absolute
+    assert by_relative.name == str(by_relative.path) == str(Path.cwd() / "file.gguf")
+    assert models.resolve(by_relative.name) is by_relative
+    assert [model.name for model in models.list()] == ["tiny"]
+
+
+def test_a_link_to_a_file_of_another_name_is_called_by_the_link(models: Store, tmp_path: Path, tiny_gguf: Path) -> None:
+    put(tiny_gguf, tmp_path, "blob")
+    (tmp_path / "link.gguf").symlink_to(tmp_path / "blob")
+    model = models.resolve(str(tmp_path / "link.gguf"))
+    assert models.resolve(model.name) is model
+
+
+def test_facts_about_a_model(models: Store, folder: Path, tiny_gguf: Path) -> None:
+    put(tiny_gguf, folder, "smol.gguf")
+    os.utime(folder / "smol.gguf", (1_700_000_000, 1_700_000_000))
+    model = models.resolve("smol")
+    assert model.size_bytes == tiny_gguf.stat().st_size
+    assert model.modified_at == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+    assert (model.header.architecture, model.header.quantization) == ("llama", "Q4_0")
+
+
+def test_damaged_files_are_reported_and_hide_no_others(models: Store, folder: Path, tiny_gguf: Path) -> None:
+    put(tiny_gguf, folder, "good.gguf", "tiny.gguf", "white space.gguf", "a:b.gguf")
+    (folder / "cut.gguf").write_bytes(tiny_gguf.read_bytes()[:100_000])
+    (folder / "empty.gguf").touch()
+    (folder / "folder.gguf").mkdir()
+    (folder / "notes.txt").write_text("not a model")
+    (folder / "lost.gguf").symlink_to(folder / "nowhere")
+    os.truncate(folder / "good.gguf", tiny_gguf.stat().st_size)
+    os.utime(folder / "good.gguf", (1e11, 1e11))
+    assert [model.name for model in models.list()] == ["tiny", "good"]
+    problems = {file.path.name: file.problem for file in models.damaged()}
+    assert set(problems) == {"cut.gguf", "empty.gguf", "folder.gguf", "tiny.gguf", "white space.gguf", "a:b.gguf"}
+    assert "truncated" in problems["cut.gguf"]
+    assert "rename it" in problems["tiny.gguf"]
+    with pytest.raises(BadModelFile, match=r"cut\.gguf is truncated"):
+        models.resolve("cut")
+
+
+def test_headers_are_parsed_once_while_a_file_stays_the_same(
+    models: Store, folder: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+    read_header = store.read_header
+    monkeypatch.setattr(store, "read_header", lambda path: parsed.append(path.name) or read_header(path))
+    put(tiny_gguf, folder, "good.gguf")
+    (folder / "bad.gguf").write_bytes(b"GGUF")
+    for _ in range(3):
+        models.list()
+        models.resolve("good")
+        models.damaged()
+    assert sorted(parsed) == ["bad.gguf", "good.gguf", tiny_gguf.name]
+    shutil.copyfile(tiny_gguf, folder / "bad.gguf")
+    assert models.resolve("bad").header.n_layers == 4
+    assert parsed.count("bad.gguf") == 2
+
+
+def test_files_come_and_go(models: Store, folder: Path, tiny_gguf: Path) -> None:
+    put(tiny_gguf, folder, "smol.gguf")
+    assert models.resolve("smol")
+    (folder / "smol.gguf").unlink()
+    assert [model.name for model in models.list()] == ["tiny"]
+    with pytest.raises(ModelNotFound):
+        models.resolve("smol")
+
+
+def test_the_digest_is_an_id_of_the_file(models: Store, folder: Path, tiny_gguf: Path) -> None:
+    put(tiny_gguf, folder, "one.gguf", "two.gguf")
+    for name, mtime_s in (("one.gguf", 1_000_000), ("two.gguf", 1_000_000)):
+        os.utime(folder / name, (mtime_s, mtime_s))
+    digest = models.resolve("one").digest
+    assert len(bytes.fromhex(digest)) == 32
+    assert models.resolve("two").digest == Store(folder).resolve("one").digest == digest
+    os.utime(folder / "one.gguf", (2_000_000, 2_000_000))
+    assert models.resolve("one").digest != digest
+
+
+def test_the_digest_of_a_file_that_is_gone(models: Store, folder: Path, tiny_gguf: Path) -> None:
+    put(tiny_gguf, folder, "smol.gguf")
+    model = models.resolve("smol")
+    (folder / "smol.gguf").unlink()
+    with pytest.raises(BadModelFile, match=r"smol\.gguf cannot be read"):
+        assert model.digest
