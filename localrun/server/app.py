@@ -1,0 +1,181 @@
+"""The daemon: all routes behind the limits, and the process that serves them.
+
+`build` makes the ASGI app, `serve` runs it: its own socket (so that a busy port is a sentence and not a traceback),
+uvicorn on uvloop where there is one, one line on stdout when it is ready, and an orderly end.
+
+The end has one order, whoever asks for it (a signal, the shutdown route, idleness): no new jobs, running ones get
+their time, engines end, streams close, the process returns 0. A second signal ends it at once; engines notice by
+themselves that their parent is gone.
+
+Does not: know what any route does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from localrun.config import Settings
+from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
+from localrun.server import failures, listener, native, ollama, openai
+from localrun.server.activity import Activity
+from localrun.server.connection import BoundedConnection
+from localrun.server.limits import Limits
+from localrun.server.runtime import Runtime
+
+# After the engines have ended every stream has its last event; this is only for those events to leave.
+_CLOSE_TIMEOUT_S = 5
+# Connections without a request stay open this long. Clients reuse them, and each one costs little.
+_KEEP_ALIVE_S = 5
+_BACKLOG = 512
+
+_log = logging.getLogger(__name__)
+
+
+def build(settings: Settings, runtime: Runtime) -> ASGIApp:
+    """The ASGI app. Its lifespan starts and stops the runtime. Raises ConfigError for bad `settings.origins`."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await runtime.start()
+        try:
+            yield
+        finally:
+            await runtime.stop()
+
+    app = Starlette(
+        routes=[*ollama.routes(runtime), *openai.routes(runtime), *native.routes(runtime)],
+        lifespan=lifespan,
+        exception_handlers={HTTPException: _unrouted},
+    )
+    app.router.redirect_slashes = False
+    return Limits(app, settings)
+
+
+def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
+    """Runs the daemon until it is asked to end, or has been idle for `idle_exit_s`.
+
+    Prints `localrun is listening on URL` when it is ready. Raises ConfigError for an address that is not loopback,
+    PortBusy, and Unavailable when it cannot start; logging goes to stderr.
+    """
+    socket = listener.bind(settings.host, settings.port)
+    _configure_logging(settings.log_level)
+    try:
+        runtime = Runtime(settings)
+        activity = Activity(build(settings, runtime))
+        config = uvicorn.Config(
+            activity,
+            loop="auto",
+            http=partial(BoundedConnection, deadline_s=settings.receive_deadline_s),  # type: ignore[arg-type]
+            ws="none",
+            lifespan="on",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+        )
+        _Daemon(config, runtime, activity, url=listener.url(socket), idle_exit_s=idle_exit_s).run(sockets=[socket])
+    except SystemExit:
+        # uvicorn's way to say that the lifespan failed, after it has logged why.
+        raise Unavailable("the daemon could not start; the lines above say why") from None
+    finally:
+        socket.close()
+
+
+class _Daemon(uvicorn.Server):
+    """uvicorn's server with another beginning and another end."""
+
+    def __init__(
+        self, config: uvicorn.Config, runtime: Runtime, activity: Activity, *, url: str, idle_exit_s: float | None
+    ) -> None:
+        super().__init__(config)
+        self._runtime = runtime
+        self._activity = activity
+        self._url = url
+        self._idle_exit_s = idle_exit_s
+
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        await super().startup(sockets)
+        print(f"localrun is listening on {self._url}", flush=True)
+
+    async def main_loop(self) -> None:
+        """Returns when the runtime has ended. The server closes its connections after that: a stream ends when its
+        engine does, not before."""
+        idle = asyncio.create_task(self._watch_idle()) if self._idle_exit_s is not None else None
+        await self._runtime.shutdown_requested.wait()
+        if idle is not None:
+            idle.cancel()
+        _log.info("stopping")
+        await self._runtime.stop()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As the base, but an end that was asked for by a signal is a good end: the signal is not raised again."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        signals = [signal.SIGINT, signal.SIGTERM]
+        if sys.platform == "win32":
+            signals.append(signal.SIGBREAK)
+
+        def handle(number: int, _: FrameType | None) -> None:
+            signal.signal(number, signal.SIG_DFL)
+            loop.call_soon_threadsafe(self._runtime.request_shutdown)
+
+        before = {number: signal.signal(number, handle) for number in signals}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def _watch_idle(self) -> None:
+        assert self._idle_exit_s is not None
+        # Nothing happens at the end of an idle time, so there is no event to wait for.
+        while (remaining_s := self._idle_exit_s - self._activity.idle_s()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(remaining_s)
+        _log.info("idle for %g s", self._idle_exit_s)
+        self._runtime.request_shutdown()
+
+
+async def _unrouted(request: Request, error: Exception) -> Response:
+    """404 and 405 of the router, in the shape of the family that the path belongs to."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    answer: LocalrunError
+    if error.status_code == MethodNotAllowed.status:
+        answer = MethodNotAllowed(f"{path} does not take {request.method}")
+    else:
+        answer = NotFound(f"{path} is not a route of this server")
+    shape = failures.shape_of(path)
+    headers = {name.decode("ascii"): value.decode("ascii") for name, value in failures.headers(answer)}
+    return Response(failures.body(answer, shape), answer.status, headers | dict(error.headers or {}))
+
+
+def _configure_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    # Its own lines on starting and stopping say what ours say.
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))

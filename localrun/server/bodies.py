@@ -1,0 +1,67 @@
+"""Request bodies: strict JSON into one struct per route.
+
+JSON here is what the standard says and no more: no NaN or Infinity, no number that a double cannot hold, no lone
+surrogates, no duplicate keys (two parsers that pick different ones are a way past a check), no nesting beyond what the
+parser's stack holds. Unknown fields are ignored, since clients send fields of every server they know; known fields of
+the wrong type or out of range are refused with the field's name and its limit.
+
+Does not: read the network (`exchange.py` does), or know any API's fields.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from localrun.errors import BadRequest
+
+Body = TypeVar("Body")
+
+_AT = re.compile(r" - at `(?P<kind>key in )?\$(?P<path>[^`]*)`$")
+_MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
+
+
+def decode(body: bytes, type_: type[Body]) -> Body:
+    """The body as `type_`. Raises BadRequest, naming the field where there is one."""
+    if not body.strip():
+        raise BadRequest("missing request body; send a JSON object")
+    try:
+        value = msgspec.json.decode(body, type=type_)
+        json.loads(body, object_pairs_hook=_refuse_duplicates)
+    except msgspec.ValidationError as error:
+        raise _out_of_shape(str(error)) from None
+    except ValueError as error:  # msgspec.DecodeError, UnicodeDecodeError, an integer of thousands of digits
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+    return value
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
+    """Keeps nothing: only the keys of one object matter here."""
+    keys = {key for key, _ in pairs}
+    if len(keys) == len(pairs):
+        return
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise BadRequest(f"the key {key[:80]!r} occurs twice in one object", field=key[:80])
+        seen.add(key)
+
+
+def _out_of_shape(message: str) -> BadRequest:
+    """msgspec says "Expected `int` >= 1 - at `$.options.top_k`"; a person reads the field first."""
+    at = _AT.search(message)
+    path = at["path"].lstrip(".") if at else ""
+    said = message[: at.start()] if at else message
+    missing = _MISSING.fullmatch(said)
+    if missing:
+        field = f"{path}.{missing['field']}" if path else missing["field"]
+        return BadRequest(f"{field} is required", field=field)
+    said = said[:1].lower() + said[1:]
+    if not path:
+        return BadRequest(f"the body is not as expected: {said}")
+    return BadRequest(f"{path}: {said}", field=path)

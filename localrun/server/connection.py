@@ -1,0 +1,133 @@
+"""One HTTP connection: uvicorn's httptools protocol with the bounds that it lacks.
+
+Runs in the daemon's event loop. A request, headers and body, must have arrived within `deadline_s` of its first byte
+(of the connection's opening, for the first request); its head is bounded in bytes and in fields before the parser sees
+it; and a client that accepts no output for `deadline_s` is cut off, so that it cannot hold a model for ever. None of
+this costs anything per token: the timers move only when a request begins or ends, or when the socket's buffer fills or
+empties.
+
+Does not: look at what the headers say (`limits.py` does), or bound the body's size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADER_FIELDS = 128
+
+_END_OF_HEAD = b"\r\n\r\n"
+# Java's HTTP client (editors use it) offers an upgrade to h2c with every request. httptools then ends the request
+# after its head and drops the body. We never upgrade, so the parser is not told; the name keeps its length.
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_NOT_UPGRADE = b"\r\nx-upgrd:"
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """As its base, with deadlines and a bounded head."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        deadline_s: float,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._deadline_s = deadline_s
+        self._receiving: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+        # True from the end of one request to the end of the next one's head; the head is held back until it is whole.
+        self._head_open = True
+        self._head = b""
+
+    # --- arrival -------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_receiving()
+
+    def data_received(self, data: bytes) -> None:
+        if self._receiving is None and self._head_open:
+            self._start_receiving()
+        if self._head_open:
+            self._unset_keepalive_if_required()
+            self._head += data
+            end = self._head.find(_END_OF_HEAD)
+            if self._is_too_large(end):
+                self._answer_and_close(b"431 Request Header Fields Too Large")
+                return
+            if end < 0:
+                return
+            data = _UPGRADE.sub(_NOT_UPGRADE, self._head[:end]) + self._head[end:]
+            self._head = b""
+        super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        self._head_open = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._head_open = True
+        self._stop_receiving()
+        super().on_message_complete()
+
+    # --- departure -----------------------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stalled is None:
+            self._stalled = self.loop.call_later(self._deadline_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_stalled()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_receiving()
+        self._stop_stalled()
+        super().connection_lost(exc)
+
+    # --- private -------------------------------------------------------------------------------------------------
+
+    def _is_too_large(self, end: int) -> bool:
+        size_bytes = len(self._head) if end < 0 else end
+        return size_bytes > MAX_HEAD_BYTES or self._head.count(b"\r\n", 0, size_bytes) > MAX_HEADER_FIELDS
+
+    def _start_receiving(self) -> None:
+        self._receiving = self.loop.call_later(self._deadline_s, self._on_deadline)
+
+    def _stop_receiving(self) -> None:
+        if self._receiving is not None:
+            self._receiving.cancel()
+            self._receiving = None
+
+    def _stop_stalled(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _on_deadline(self) -> None:
+        self._receiving = None
+        if self.transport.is_closing():
+            return
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if self.pipeline or (self._head_open and is_answering):
+            # The late request is a pipelined one: reading is paused on our side while an earlier answer is on its way.
+            self._start_receiving()
+        elif self._head:
+            self._answer_and_close(b"408 Request Timeout")
+        else:
+            self.transport.close()
+
+    def _answer_and_close(self, status: bytes) -> None:
+        self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        self.transport.close()

@@ -1,0 +1,110 @@
+"""What this machine has: memory to load models into, and the figures of the snapshot's system row.
+
+Runs in the daemon. `MachineSampler` asks the system at most once in `SAMPLE_EVERY_S`, in a thread, and only when
+somebody looks; `available_bytes` is a cheap read for the moment of loading.
+
+Does not: decide what fits (placement.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from localrun.snapshot import SystemRow
+
+SAMPLE_EVERY_S = 1.0
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes(cgroup: Path = _CGROUP) -> int:
+    """Memory that programs could still take without swapping: what the system says, or a container's limit leaves."""
+    available: int = psutil.virtual_memory().available
+    left = _left_in_cgroup(cgroup)
+    return available if left is None else min(available, left)
+
+
+def _left_in_cgroup(cgroup: Path) -> int | None:
+    """What a cgroup v2 memory limit leaves; None without one. Reclaimable file pages count as free."""
+    try:
+        limit = int((cgroup / "memory.max").read_text())
+        used = int((cgroup / "memory.current").read_text())
+        for line in (cgroup / "memory.stat").read_text().splitlines():
+            if line.startswith(("inactive_file ", "active_file ")):
+                used -= int(line.split()[1])
+    except (OSError, ValueError):  # no such file on this system, or the word "max": no limit
+        return None
+    return max(0, limit - used)
+
+
+def private_bytes(pid: int) -> int:
+    """Memory of a process that is not backed by a file: what it would give back by ending, mapped weights left out."""
+    try:
+        memory = psutil.Process(pid).memory_info()
+    except psutil.Error:
+        return 0
+    private: int = memory.rss - getattr(memory, "shared", 0)
+    return max(0, private)
+
+
+class MachineSample:
+    """One look at the machine and at the processes of interest."""
+
+    def __init__(
+        self, system: SystemRow, rss_by_pid: dict[int, int], asked_pids: frozenset[int], taken_at_s: float
+    ) -> None:
+        self.system = system
+        self.rss_by_pid = rss_by_pid
+        self._asked_pids = asked_pids
+        self._taken_at_s = taken_at_s
+
+    def covers(self, pids: frozenset[int], now_s: float) -> bool:
+        """Whether it is recent enough, and looked at these processes."""
+        return now_s - self._taken_at_s < SAMPLE_EVERY_S and pids <= self._asked_pids
+
+
+class MachineSampler:
+    """Shares one sample among all who look within a second."""
+
+    def __init__(self) -> None:
+        self._cores = psutil.cpu_count() or 1
+        self._sample: MachineSample | None = None
+        self._sampling: asyncio.Future[MachineSample] | None = None
+        self.n_samples = 0
+
+    async def sample(self, pids: Iterable[int]) -> MachineSample:
+        """The current sample; a new one if the last is too old or did not look at `pids`, the processes of interest."""
+        wanted = frozenset(pids)
+        if self._sample is not None and self._sample.covers(wanted, time.monotonic()):
+            return self._sample
+        if self._sampling is None or self._sampling.done():
+            self._sampling = asyncio.ensure_future(asyncio.to_thread(self._take, wanted))
+        self._sample = await asyncio.shield(self._sampling)
+        return self._sample
+
+    def _take(self, pids: frozenset[int]) -> MachineSample:
+        self.n_samples += 1
+        memory = psutil.virtual_memory()
+        system = SystemRow(
+            cpu_percent=psutil.cpu_percent(),
+            memory_total_bytes=memory.total,
+            memory_available_bytes=available_bytes(),
+            daemon_rss_bytes=_rss(os.getpid()) or 0,
+            cores=self._cores,
+        )
+        rss = {pid: size for pid in pids if (size := _rss(pid)) is not None}
+        return MachineSample(system, rss, pids, time.monotonic())
+
+
+def _rss(pid: int) -> int | None:
+    try:
+        rss: int = psutil.Process(pid).memory_info().rss
+    except psutil.Error:
+        return None
+    return rss

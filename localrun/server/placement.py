@@ -1,0 +1,106 @@
+"""How many KV cells a model gets, and whether it fits the memory at all.
+
+Pure: numbers in, a `Placement` or a refusal out.
+
+The rule. With `kv_cells` set, exactly that many (rounded up to `CELL_STEP`) or a refusal: a person who chose a number
+shall not find another one. With `kv_cells` 0, every slot would like a whole context, but one pool is not larger than
+`DEFAULT_POOL_CELLS`: `min(n_ctx_train * n_slots, 32768)`. If that does not fit into `USABLE_FRACTION` of the available
+memory, it is halved until it does, down to `FLOOR_CELLS` or one trained context, whichever is smaller.
+
+Does not: read the machine's memory (machine.py), decide who is evicted (room.py), or place layers on a GPU (the engine
+does, when its build has one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from localrun.errors import CannotFit
+
+CELL_STEP = 256  # llama.cpp pads its KV pool to this many cells
+DEFAULT_POOL_CELLS = 32_768
+FLOOR_CELLS = 2_048
+USABLE_FRACTION = 0.8  # the rest is for the prefix cache, for estimates that are a little low, and for other programs
+
+_GIB = 1024**3
+
+
+class Estimate(Protocol):
+    """What `models.memory.estimate` answers, in bytes."""
+
+    @property
+    def weights_bytes(self) -> int: ...
+    @property
+    def kv_bytes(self) -> int: ...
+    @property
+    def compute_bytes(self) -> int: ...
+    @property
+    def total_bytes(self) -> int: ...
+
+
+class Placement(NamedTuple):
+    """What to load with: `n_kv_cells` cells, expected to take `needed_bytes` in all."""
+
+    n_kv_cells: int
+    needed_bytes: int
+
+
+def wanted_cells(*, n_ctx_train: int, n_slots: int, kv_cells: int) -> int:
+    """Cells to load with when memory is no concern."""
+    return _whole_steps(kv_cells or min(n_ctx_train * n_slots, DEFAULT_POOL_CELLS))
+
+
+def place(
+    *,
+    name: str,
+    n_ctx_train: int,
+    n_slots: int,
+    kv_cells: int,
+    available_bytes: int,
+    estimate: Callable[[int], Estimate],
+) -> Placement:
+    """The placement by the rule above. `estimate` maps a number of cells to memory.
+
+    Raises CannotFit with both sides of the comparison, and what would help.
+    """
+    budget_bytes = int(available_bytes * USABLE_FRACTION)
+    cells = wanted_cells(n_ctx_train=n_ctx_train, n_slots=n_slots, kv_cells=kv_cells)
+    floor = cells if kv_cells else min(cells, _whole_steps(min(n_ctx_train, FLOOR_CELLS)))
+    while (needed := estimate(cells)).total_bytes > budget_bytes:
+        if cells <= floor:
+            raise CannotFit(
+                _refusal(name, needed, cells, available_bytes, _largest_fitting(estimate, cells, budget_bytes))
+            )
+        cells = max(floor, _whole_steps(cells // 2))
+    return Placement(cells, needed.total_bytes)
+
+
+def _whole_steps(cells: int) -> int:
+    return max(1, -(-cells // CELL_STEP)) * CELL_STEP
+
+
+def _largest_fitting(estimate: Callable[[int], Estimate], cells: int, budget_bytes: int) -> int:
+    """The largest halving of `cells` that fits, 0 when not even one step of cells does."""
+    while cells > CELL_STEP:
+        cells = _whole_steps(cells // 2)
+        if estimate(cells).total_bytes <= budget_bytes:
+            return cells
+    return 0
+
+
+def _refusal(name: str, needed: Estimate, cells: int, available_bytes: int, fitting_cells: int) -> str:
+    ways = ["close other programs", "stop other models (localrun stop)"]
+    if fitting_cells:
+        ways.insert(0, f"use fewer KV cells (--kv-cells {fitting_cells} would fit)")
+    else:
+        ways.append("take a smaller model or a stronger quantization")
+    return (
+        f"model '{name}' needs {_gib(needed.total_bytes)} of memory (weights {_gib(needed.weights_bytes)}, KV cache of "
+        f"{cells} cells {_gib(needed.kv_bytes)}, compute {_gib(needed.compute_bytes)}) but {_gib(available_bytes)} is "
+        f"available, of which {USABLE_FRACTION:.0%} may be used; {', '.join(ways[:-1])}, or {ways[-1]}"
+    )
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / _GIB:.2f} GiB"

@@ -1,0 +1,90 @@
+"""Everything the daemon has, put together: store, renderer, supervisor, registry, telemetry.
+
+One per daemon, on its event loop. The API modules get it and use `job`; `native.py` shows what it knows.
+
+How it ends, in this order: `request_shutdown` (from a signal handler or the shutdown route; sets
+`shutdown_requested`, refuses new jobs, ends event streams), then `stop`, which gives running jobs `STOP_GRACE_S` to end
+in peace and then ends the engines, whereupon what still runs gets Unavailable. Whoever runs the HTTP server waits for
+`shutdown_requested`, awaits `stop`, and closes the server after it: a server that waited for its connections first
+would wait for streams that only `stop` ends.
+
+Does not: listen on a port, or install signal handlers (app.py does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+
+from localrun.config import Settings, models_folder
+from localrun.errors import Unavailable
+from localrun.models.store import Store
+from localrun.server.engine_link import engine_command
+from localrun.server.job import Ask, Job
+from localrun.server.registry import Registry
+from localrun.server.supervisor import Supervisor
+from localrun.server.telemetry import Telemetry
+from localrun.server.template import TemplateRenderer
+from localrun.snapshot import EngineRow
+
+STOP_GRACE_S = 5.0
+
+__all__ = ["Ask", "Job", "Runtime"]
+
+
+class Runtime:
+    """See the module. `fake_engines` (or LOCALRUN_FAKE_ENGINE=1) runs engines that need no weights, for tests."""
+
+    def __init__(self, settings: Settings, *, store: Store | None = None, fake_engines: bool = False) -> None:
+        fake = fake_engines or os.environ.get("LOCALRUN_FAKE_ENGINE") == "1"
+        self.settings = settings
+        self.store = store if store is not None else Store(models_folder(settings))
+        self.renderer = TemplateRenderer(
+            timeout_s=settings.template_timeout_s, output_bytes=settings.template_output_bytes
+        )
+        self.registry = Registry()
+        self.telemetry = Telemetry(settings, self.registry, self._engine_rows)
+        self.supervisor = Supervisor(
+            settings,
+            self.store,
+            command=engine_command(fake=fake),
+            on_step=self.telemetry.engine_step,
+            on_loaded=self.telemetry.engine_loaded,
+            on_ended=self.telemetry.engine_ended,
+        )
+        self.shutdown_requested = asyncio.Event()
+        self._stopped: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Starts what runs beside requests. Models are loaded by requests."""
+        await self.renderer.start()
+        self.supervisor.start()
+
+    def job(self, ask: Ask) -> Job:
+        """A new job, seen by the registry from now on. Enter it, or it stays there. Raises Unavailable at shutdown."""
+        if self.shutdown_requested.is_set():
+            raise Unavailable("localrun is shutting down")
+        job = Job(self.registry.new_id(), ask, lender=self.supervisor, observer=self.telemetry)
+        self.registry.add(job)
+        return job
+
+    def request_shutdown(self) -> None:
+        """Begins the end; returns at once. Safe to call again."""
+        self.shutdown_requested.set()
+
+    async def stop(self) -> None:
+        """Waits up to `STOP_GRACE_S` for running jobs, then ends everything. Safe to call again: there is one end."""
+        self.request_shutdown()
+        if self._stopped is None:
+            self._stopped = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stopped)
+
+    async def _stop(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.registry.idle.wait(), STOP_GRACE_S)
+        await self.supervisor.stop()
+        await self.renderer.stop()
+
+    def _engine_rows(self) -> list[EngineRow]:
+        return self.supervisor.loaded()

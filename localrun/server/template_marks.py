@@ -1,0 +1,180 @@
+"""Which parts of a rendered prompt a client wrote where it spelled a control token.
+
+A template mixes its own control tokens with the text of the messages, and after rendering the two look alike. So every
+control token found in the client's text is put between two marks before rendering, and the result is split on them:
+what stood between the marks becomes an untrusted segment, in which the engine tokenizes it as plain text.
+
+Marks are two different private-use characters, drawn afresh for each render from those that occur nowhere in the
+template or the client's text, so no client can forge, guess or clash with them. Text without control tokens, the usual
+case, is never touched. A template may cut or encode the marked text: whatever is left of the marks is removed, and a
+control token whose mark on one side was cut off stays untrusted.
+
+Pure. Does not: protect from a template that builds a control token out of harmless pieces of a client's text; the
+template belongs to the model and is trusted with the shape of its prompt.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from localrun.errors import BadRequest
+from localrun.wire import Segment
+
+_PRIVATE_USE = range(0xE000, 0xF900)
+# A private-use character as itself, as JSON escapes it, and as a URL does: the forms a template's filters can make.
+_PRIVATE_USE_FORMS = re.compile(
+    r"([\ue000-\uf8ff])|\\u(e[0-9a-f]{3}|f[0-8][0-9a-f]{2})|%(E[EF])%([89AB][0-9A-F])%([89AB][0-9A-F])", re.IGNORECASE
+)
+_random = random.SystemRandom()
+
+
+class Marks(msgspec.Struct, frozen=True):
+    """One render's marks. `literals` are the control tokens that the client's text spells out."""
+
+    opening: str
+    closing: str
+    literals: frozenset[str]
+
+    def forms(self) -> Iterator[str]:
+        """The texts that a mark may have become in the output."""
+        for mark in (self.opening, self.closing):
+            yield mark
+            yield f"\\u{ord(mark):04x}"
+            yield quote(mark)
+
+
+def mark(
+    template: str, variables: dict[str, Any], control_tokens: Sequence[str]
+) -> tuple[dict[str, Any], Marks | None]:
+    """The variables with marks round every control token in the client's text, and those marks.
+
+    Variables named `*_token` are the model's own and stay as they are. Without a control token in the text, gives back
+    `variables` itself and None. Raises BadRequest when the text uses up the private-use characters.
+    """
+    pattern = _any_of(tuple(control_tokens))
+    if pattern is None:
+        return variables, None
+    given = {name: value for name, value in variables.items() if not name.endswith("_token")}
+    literals = frozenset(found for text in _texts(given) for found in pattern.findall(text))
+    if not literals:
+        return variables, None
+    opening, closing = _two_unused([template, *_texts(given)])
+    marked = {name: _marked(value, pattern, opening + r"\g<0>" + closing) for name, value in given.items()}
+    return variables | marked, Marks(opening, closing, literals)
+
+
+def split(text: str, marks: Marks | None) -> tuple[Segment, ...]:
+    """The rendered text as segments, without any mark left; no segment is empty."""
+    if marks is None:
+        return (Segment(text),) if text else ()
+    parts = re.split(f"([{marks.opening}{marks.closing}])", text)
+    segments: list[Segment] = []
+    for position in range(0, len(parts), 2):
+        opened = position > 0 and parts[position - 1] == marks.opening
+        closed = position + 1 < len(parts) and parts[position + 1] == marks.closing
+        for piece, trusted in _judged(parts[position], opened, closed, marks):
+            clean = _without_encoded_marks(piece, marks)
+            if clean and trusted and segments and segments[-1].trusted:
+                segments[-1] = Segment(segments[-1].text + clean)
+            elif clean:
+                segments.append(Segment(clean, trusted))
+    return tuple(segments)
+
+
+def _judged(piece: str, opened: bool, closed: bool, marks: Marks) -> Iterator[tuple[str, bool]]:
+    """The piece between two marks, with trust. With a mark cut off, only the literal beside the other is untrusted."""
+    if opened and closed:
+        yield piece, False
+    elif opened:
+        literal = max((known for known in marks.literals if piece.startswith(known)), key=len, default="")
+        yield literal, False
+        yield piece[len(literal) :], True
+    elif closed:
+        literal = max((known for known in marks.literals if piece.endswith(known)), key=len, default="")
+        yield piece[: len(piece) - len(literal)], True
+        yield literal, False
+    else:
+        yield piece, True
+
+
+def _without_encoded_marks(piece: str, marks: Marks) -> str:
+    if "\\u" in piece or "%" in piece:
+        for form in marks.forms():
+            piece = piece.replace(form, "")
+    return piece
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every string inside a JSON-like value, keys too."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping):
+            pending.extend(item.keys())
+            pending.extend(item.values())
+        elif isinstance(item, (list, tuple)):
+            pending.extend(item)
+
+
+def _marked(value: Any, pattern: re.Pattern[str], replacement: str) -> Any:
+    if isinstance(value, str):
+        return pattern.sub(replacement, value)
+    if isinstance(value, Mapping):
+        return {_marked(key, pattern, replacement): _marked(item, pattern, replacement) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_marked(item, pattern, replacement) for item in value]
+    return value
+
+
+def _two_unused(texts: Sequence[str]) -> tuple[str, str]:
+    used: set[int] = set()
+    for text in texts:
+        for itself, escaped, *encoded in _PRIVATE_USE_FORMS.findall(text):
+            if itself:
+                used.add(ord(itself))
+            elif escaped:
+                used.add(int(escaped, 16))
+            else:
+                used.add(ord(bytes.fromhex("".join(encoded)).decode("utf-8", "replace")))
+    unused = [code for code in _PRIVATE_USE if code not in used]
+    if len(unused) < 2:
+        raise BadRequest(
+            "the messages contain control tokens and every private-use character (U+E000 to U+F8FF); leave out one of "
+            "the two",
+            field="messages",
+        )
+    opening, closing = _random.sample(unused, 2)
+    return chr(opening), chr(closing)
+
+
+@lru_cache(maxsize=8)
+def _any_of(tokens: tuple[str, ...]) -> re.Pattern[str] | None:
+    """A pattern for the longest of `tokens` at a place, or None without tokens.
+
+    Built as a tree of common prefixes: with a plain alternation a text of "<<<<" would try thousands of tokens at every
+    character.
+    """
+    root: dict[str, Any] = {}
+    for token in filter(None, tokens):
+        node = root
+        for character in token:
+            node = node.setdefault(character, {})
+        node[""] = {}
+    return re.compile(_alternatives(root)) if root else None
+
+
+def _alternatives(node: dict[str, Any]) -> str:
+    branches = [re.escape(character) + _alternatives(child) for character, child in node.items() if character]
+    if not branches:
+        return ""
+    body = branches[0] if len(branches) == 1 and "" not in node else f"(?:{'|'.join(branches)})"
+    return body + "?" if "" in node else body

@@ -1,0 +1,85 @@
+"""A real daemon process for tests that speak HTTP: `with running_daemon() as daemon: daemon.post(...)`.
+
+By default its engines are fakes: tokens are the bytes of the text (plus `<|im_start|>` and `<|im_end|>` as 256 and
+257), so a prompt's length is known, and the output is a function of the prompt alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+START_TIMEOUT_S = 120.0
+N_CTX = 2048
+
+
+class Daemon:
+    """`url` of the daemon, `http` to speak with it."""
+
+    def __init__(self, url: str, process: subprocess.Popen[str], log: Path) -> None:
+        self.url = url
+        self.process = process
+        self._log = log
+        self.http = httpx2.Client(base_url=url, timeout=60, trust_env=False)
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def post(self, path: str, body: object = None, **fields: Any) -> httpx2.Response:
+        """A JSON request. `fields` are the body when none is given."""
+        return self.http.post(path, json=fields if body is None else body)
+
+    def stop(self, signal_number: int = signal.SIGTERM) -> int:
+        """Ends the daemon. Its exit status."""
+        self.process.send_signal(signal_number)
+        return self.process.wait(timeout=60)
+
+
+@contextmanager
+def running_daemon(*arguments: str, fake: bool = True, **environment: str) -> Iterator[Daemon]:
+    """`environment` adds to a clean one; `arguments` go to `localrun serve`."""
+    with tempfile.TemporaryDirectory() as home:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LOCALRUN_")}
+        own = {"LOCALRUN_HOME": home, "LOCALRUN_SLOTS": "4", "LOCALRUN_KV_CELLS": str(N_CTX)}
+        if fake:
+            own["LOCALRUN_FAKE_ENGINE"] = "1"
+        log = Path(home) / "log.txt"
+        with log.open("w") as log_file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "localrun", "serve", "--port", "0", *arguments],
+                env=inherited | own | environment, stdout=subprocess.PIPE, stderr=log_file, text=True,
+            )  # fmt: skip
+        assert process.stdout is not None
+        too_late = threading.Timer(START_TIMEOUT_S, process.kill)
+        too_late.start()
+        line = process.stdout.readline()
+        too_late.cancel()
+        try:
+            assert line.startswith("localrun is listening on http://"), log.read_text(errors="replace")
+            daemon = Daemon(line.split()[-1], process, log)
+            yield daemon
+            daemon.http.close()
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(timeout=60)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+            process.stdout.close()

@@ -1,0 +1,135 @@
+"""Runtimes and supervisors on fake engines, over a folder of three small models (`alpha`, `beta`, `gamma`)."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localrun import wire
+from localrun.config import Settings
+from localrun.models.store import Store
+from localrun.models.synthesize import synthesize
+from localrun.server.engine_link import engine_command
+from localrun.server.job import Ask, Job
+from localrun.server.runtime import Runtime
+from localrun.server.supervisor import Supervisor
+
+Running = Callable[..., AbstractAsyncContextManager[Runtime]]
+Submit = Callable[..., Awaitable[None]]
+Generate = Callable[..., Awaitable[list[wire.Delta]]]
+
+SCRIPT = str(Path(__file__).with_name("scripted_engine.py"))
+NAMES = ("alpha", "beta", "gamma")
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GGUF file that llama.cpp can load, two megabytes of random weights."""
+    path = tmp_path_factory.mktemp("small") / "small.gguf"
+    synthesize("tiny", "Q4_0", path)
+    return path
+
+
+@pytest.fixture
+def models_dir(small_model: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name in NAMES:
+        shutil.copy(small_model, folder / f"{name}.gguf")
+    return folder
+
+
+@pytest.fixture
+def settings(models_dir: Path) -> Callable[..., Settings]:
+    """Settings for that folder, with a small pool; arguments override."""
+
+    def make(**changes: Any) -> Settings:
+        return Settings(**{"models_dir": str(models_dir), "kv_cells": 4096, "port": 0, **changes})
+
+    return make
+
+
+@pytest.fixture
+def running(settings: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
+    """`async with running(slots=2, ...) as runtime`. `step_ms` slows the fake engines down."""
+    monkeypatch.setenv("LOCALRUN_HOME", str(tmp_path / "home"))
+
+    @asynccontextmanager
+    async def start(*, step_ms: float = 0, **changes: Any) -> AsyncIterator[Runtime]:
+        monkeypatch.setenv("LOCALRUN_FAKE_STEP_MS", str(step_ms))
+        runtime = Runtime(settings(**changes), fake_engines=True)
+        await runtime.start()
+        try:
+            yield runtime
+        finally:
+            await runtime.stop()
+
+    return start
+
+
+@pytest.fixture
+def submit() -> Submit:
+    """`await submit(job, n_predict=5)`: a greedy request that does not end before its limit."""
+
+    async def send(job: Job, *, text: str = "hello", n_predict: int = 8) -> None:
+        await job.submit(
+            segments=[wire.Segment(text)], sampling=wire.Sampling(temperature=0), n_predict=n_predict, ignore_eos=True
+        )
+
+    return send
+
+
+@pytest.fixture
+def generate(submit: Submit) -> Generate:
+    """`await generate(runtime, "alpha", n_predict=5)`: all deltas of one greedy request."""
+
+    async def run(
+        runtime: Runtime, model: str = "alpha", *, text: str = "hello", n_predict: int = 8, **ask: Any
+    ) -> Any:
+        job: Job
+        async with runtime.job(Ask(**{"model": model, "api": "/test", **ask})) as job:
+            await submit(job, text=text, n_predict=n_predict)
+            return [delta async for delta in job]
+
+    return run
+
+
+class Watch:
+    """Counts engines that came and went, and says how much memory there is."""
+
+    def __init__(self) -> None:
+        self.available_bytes = 64 * 1024**3
+        self.loaded: list[str] = []
+        self.ended: list[str] = []
+
+
+@pytest.fixture
+def supervising(settings: Callable[..., Settings], models_dir: Path) -> Callable[..., Any]:
+    """`async with supervising(max_models=1) as (supervisor, watch)`; `script` names a misbehaving engine."""
+
+    @asynccontextmanager
+    async def start(*, script: str | None = None, **changes: Any) -> Any:
+        watch = Watch()
+        supervisor = Supervisor(
+            settings(**changes),
+            Store(models_dir),
+            command=engine_command(fake=True) if script is None else [sys.executable, SCRIPT, script],
+            on_step=lambda link, step: None,
+            on_loaded=lambda link: watch.loaded.append(link.model),
+            on_ended=lambda link: watch.ended.append(link.model),
+            available_bytes=lambda: watch.available_bytes,
+        )
+        supervisor.start()
+        try:
+            yield supervisor, watch
+        finally:
+            await supervisor.stop()
+            assert supervisor.residents() == []
+
+    return start

@@ -1,0 +1,75 @@
+"""A child process that speaks the engine's protocol and misbehaves as its first argument says. Run by tests only."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+
+from localrun import wire
+
+READY = wire.Ready(
+    n_ctx=100, n_ctx_train=100, n_vocab=258, n_slots=2, n_kv_cells=256, n_threads=1, n_gpu_layers=0, model_size_bytes=0,
+    kv_size_bytes=0, load_s=0.0, backend="scripted",
+)  # fmt: skip
+STATS = wire.StepStats(*[0] * 15)
+
+
+def _send(message: object) -> None:
+    sys.stdout.buffer.write(wire.encode(message))
+    sys.stdout.buffer.flush()
+
+
+def _delta(request_id: int, n_output: int, finish: wire.Finish | None = None) -> wire.Step:
+    delta = wire.Delta(request_id, wire.Phase.DECODE, 1, n_output, text="x", tokens=[120], finish=finish)
+    return wire.Step(sent_at_s=time.monotonic(), deltas=[delta], stats=STATS)
+
+
+def _answer(message: wire.ToEngine, script: str) -> None:
+    if isinstance(message, wire.Submit) and script == "flood":
+        for n_output in range(1, 6000):
+            _send(_delta(message.id, n_output))
+    elif isinstance(message, wire.Submit) and script == "echo":
+        _send(_delta(message.id, 1))
+        _send(_delta(message.id, 2, wire.Finish.STOP))
+    elif isinstance(message, wire.Cancel):
+        _send(_delta(message.id, 0, wire.Finish.CANCELLED))
+    elif isinstance(message, wire.Count):
+        _send(wire.Counted(id=message.id, tokens=tuple(b"".join(s.text.encode() for s in message.segments))))
+
+
+def main(script: str) -> int:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    print("a line for the log", file=sys.stderr, flush=True)
+    wire.read_body(sys.stdin.buffer)
+    if script == "abort":
+        os.abort()
+    if script == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if script == "exit":
+        return 3
+    if script == "refuse":
+        _send(wire.OpenFailed(code="bad_model_file", message="no such architecture"))
+        return 1
+    if script == "hang":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    _send(READY)
+    if script == "garbage":
+        sys.stdout.buffer.write(b"printf was here, and broke the framing")
+        sys.stdout.buffer.flush()
+        time.sleep(600)
+    if script == "mute":
+        os.close(1)
+        time.sleep(600)
+    if script == "long-line":
+        os.write(2, b"y" * 1_000_000 + b"\n")
+    while (body := wire.read_body(sys.stdin.buffer)) is not None:
+        _answer(wire.decode_to_engine(body), script)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,165 @@
+"""The daemon as a process: how it begins, and every way it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from localrun.config import ConfigError, Settings
+from localrun.errors import PortBusy
+from localrun.server import app
+from tests.daemon import Daemon, running_daemon
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+SLOW = {"LOCALRUN_FAKE_STEP_MS": "20"}
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_a_good_end(signal_number: int) -> None:
+    with running_daemon() as daemon:
+        assert daemon.http.get("/health").json()["status"] == "ok"
+        assert daemon.stop(signal_number) == 0
+        assert daemon.process.stdout is not None
+        assert daemon.process.stdout.read() == "", "one line on stdout, no more"
+        assert "Traceback" not in daemon.log
+
+
+def test_running_requests_end_in_peace() -> None:
+    with running_daemon(**SLOW) as daemon:
+        body = CHAT | {"options": {"num_predict": 20}}
+        with daemon.http.stream("POST", "/api/chat", json=body) as response:
+            lines = response.iter_lines()
+            assert not json.loads(next(lines))["done"]
+            daemon.process.send_signal(signal.SIGTERM)
+            rest = [json.loads(line) for line in lines]
+        assert rest[-1]["done"]
+        assert rest[-1]["eval_count"] == 20
+        assert daemon.process.wait(timeout=60) == 0
+
+
+def test_endless_requests_end_with_an_error_event() -> None:
+    with running_daemon(**SLOW) as daemon:
+        endless = {"model": "tiny", "prompt": "x", "stream": True, "ignore_eos": True}
+        with daemon.http.stream("POST", "/v1/completions", json=endless) as response:
+            lines = response.iter_lines()
+            next(lines)
+            assert daemon.post("/localrun/v1/shutdown", {}).status_code == 200
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+        assert events[-1]["error"]["code"] == "unavailable"
+        assert daemon.process.wait(timeout=60) == 0
+        assert "Traceback" not in daemon.log
+
+
+def test_watchers_do_not_hold_up_the_end() -> None:
+    with running_daemon() as daemon, daemon.http.stream("GET", "/localrun/v1/events") as response:
+        next(response.iter_lines())
+        started_s = time.monotonic()
+        assert daemon.stop() == 0
+        assert time.monotonic() - started_s < 30
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_a_second_signal_ends_it_at_once() -> None:
+    with running_daemon(**SLOW) as daemon:
+        endless = {"model": "tiny", "prompt": "x", "stream": True, "ignore_eos": True}
+        with daemon.http.stream("POST", "/v1/completions", json=endless) as response:
+            next(response.iter_lines())
+            daemon.process.send_signal(signal.SIGTERM)
+            while daemon.http.get("/health").status_code == 200:
+                time.sleep(0.01)
+            assert daemon.stop() == -signal.SIGTERM
+
+
+def test_it_ends_by_itself_when_idle() -> None:
+    with running_daemon("--idle-exit", "0.2") as daemon:
+        assert daemon.process.wait(timeout=60) == 0
+
+
+def test_a_busy_port_is_a_sentence() -> None:
+    with running_daemon() as daemon:
+        command = [sys.executable, "-m", "localrun", "serve", "--port", str(daemon.port)]
+        environment = os.environ | {"LOCALRUN_HOME": "/nonexistent"}
+        second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert second.returncode == 3
+        assert f"port {daemon.port}" in second.stderr
+        assert "--port" in second.stderr
+        assert "Traceback" not in second.stderr
+        assert second.stdout == ""
+        assert daemon.http.get("/health").status_code == 200
+
+
+def test_serve_refuses_before_it_starts_anything(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0"):
+        app.serve(Settings(host="0.0.0.0", port=0))
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(PortBusy, match="--port"):
+        app.serve(Settings(port=taken.getsockname()[1]))
+    with pytest.raises(ConfigError, match="origins"):
+        app.serve(Settings(port=0, origins="*", models_dir=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("/api/nothing", lambda content: content["error"]),
+        ("/v1/nothing", lambda content: content["error"]["message"]),
+        ("/v1/chat", lambda content: content["error"]["message"]),
+        ("/nothing", lambda content: content["error"]["message"]),
+        ("/api/tags/", lambda content: content["error"]),
+    ],
+)
+def test_unknown_paths_are_404_in_the_family_s_shape(daemon: Daemon, path: str, error: object) -> None:
+    answer = daemon.http.get(path)
+    assert (answer.status_code, answer.headers["x-localrun-error"]) == (404, "not_found")
+    assert callable(error)
+    assert path in error(answer.json())
+
+
+def test_a_wrong_method_is_405_and_names_the_right_one(daemon: Daemon) -> None:
+    answer = daemon.http.get("/v1/chat/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert answer.json()["error"]["code"] == "method_not_allowed"
+
+
+def test_limits_stand_before_every_route(daemon: Daemon) -> None:
+    for path in ("/", "/health", "/metrics", "/api/tags", "/v1/models", "/localrun/v1/events", "/nothing"):
+        assert daemon.http.get(path, headers={"Host": "evil.com"}).status_code == 403
+        assert daemon.http.get(path, headers={"Origin": "http://evil.com"}).status_code == 403
+
+
+def test_no_connection_outlives_a_body_that_is_too_large(daemon: Daemon) -> None:
+    def pieces() -> object:
+        for _ in range(64):
+            yield b"x" * 1024 * 1024
+
+    headers = {"Content-Type": "application/json"}
+    chunked = daemon.http.post("/api/chat", content=pieces(), headers=headers)  # type: ignore[arg-type]
+    assert (chunked.status_code, chunked.headers["connection"]) == (413, "close")
+    whole = daemon.http.post("/v1/completions", content=b"x" * 33 * 1024 * 1024, headers=headers)
+    assert (whole.status_code, whole.json()["error"]["code"]) == (413, "body_too_large")
+    assert daemon.http.get("/health").status_code == 200
+
+
+def test_many_slow_senders_do_not_stop_the_others(daemon: Daemon) -> None:
+    senders = [socket.create_connection(("127.0.0.1", daemon.port)) for _ in range(200)]
+    try:
+        for sender in senders:
+            sender.sendall(b"POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        assert httpx2.get(daemon.url + "/health", trust_env=False).status_code == 200
+    finally:
+        for sender in senders:
+            sender.close()
+
+
+@pytest.fixture(scope="module")
+def daemon() -> object:
+    with running_daemon() as running:
+        yield running

@@ -1,0 +1,335 @@
+"""/v1 on a daemon with fake engines: every route, its errors, and what happens in mid-stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.daemon import N_CTX, Daemon, running_daemon
+
+HELLO = [{"role": "user", "content": "hello"}]
+N_HELLO = len("<user\nhello>\n<assistant\n")
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running_daemon() as running:
+        yield running
+
+
+def chat(daemon: Daemon, **fields: Any) -> httpx2.Response:
+    body = {"model": "tiny", "messages": HELLO, "max_tokens": 6, "temperature": 0} | fields
+    return daemon.post("/v1/chat/completions", body)
+
+
+def complete(daemon: Daemon, **fields: Any) -> httpx2.Response:
+    return daemon.post(
+        "/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 6, "temperature": 0} | fields
+    )
+
+
+def events(answer: httpx2.Response) -> list[dict[str, Any]]:
+    assert answer.headers["content-type"] == "text/event-stream"
+    *data, done, rest = answer.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(item.removeprefix("data: ")) for item in data]
+
+
+def text_of(chunks: list[dict[str, Any]], index: int = 0) -> str:
+    choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+    return "".join(choice["delta"].get("content", "") if "delta" in choice else choice["text"] for choice in choices)
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+def test_models(daemon: Daemon) -> None:
+    listed = daemon.http.get("/v1/models").json()
+    assert listed["object"] == "list"
+    row = listed["data"][0]
+    assert (row["id"], row["object"], row["owned_by"]) == ("tiny", "model", "localrun")
+    assert isinstance(row["created"], int)
+    assert row["meta"]["n_ctx_train"] == 4096
+    assert daemon.http.get("/v1/models/tiny").json() == row
+    assert daemon.http.get("/v1/models/localrun/tiny").json()["id"] == "localrun/tiny"
+    missing = daemon.http.get("/v1/models/gpt-4")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+
+
+# --- chat ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_chat(daemon: Daemon) -> None:
+    answer = chat(daemon, ignore_eos=True)
+    assert answer.headers["x-localrun-request"].startswith("req_")
+    content = answer.json()
+    assert (content["object"], content["model"]) == ("chat.completion", "tiny")
+    choice = content["choices"][0]
+    assert (choice["index"], choice["message"]["role"], choice["finish_reason"]) == (0, "assistant", "length")
+    assert content["usage"] == {
+        "prompt_tokens": N_HELLO,
+        "completion_tokens": 6,
+        "total_tokens": N_HELLO + 6,
+        "prompt_tokens_details": content["usage"]["prompt_tokens_details"],
+    }
+    again = chat(daemon, ignore_eos=True).json()
+    assert again["usage"]["prompt_tokens_details"] == {"cached_tokens": N_HELLO - 1}
+    assert again["choices"] == content["choices"]
+    assert (again["timings"]["cache_n"], again["timings"]["prompt_n"], again["timings"]["predicted_n"]) == (
+        N_HELLO - 1,
+        1,
+        6,
+    )
+
+
+def test_a_streamed_chat(daemon: Daemon) -> None:
+    answer = chat(daemon, stream=True, ignore_eos=True)
+    assert answer.headers["x-localrun-request"].startswith("req_")
+    chunks = events(answer)
+    assert len({(chunk["id"], chunk["created"], chunk["model"], chunk["object"]) for chunk in chunks}) == 1
+    assert [chunk["choices"][0]["delta"].get("role") for chunk in chunks] == ["assistant"] + [None] * (len(chunks) - 1)
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    assert text_of(chunks) == chat(daemon, ignore_eos=True).json()["choices"][0]["message"]["content"]
+    assert not any("usage" in chunk for chunk in chunks)
+    assert chunks[-1]["timings"]["predicted_n"] == 6
+
+
+def test_usage_in_a_stream_comes_last_and_alone(daemon: Daemon) -> None:
+    chunks = events(chat(daemon, stream=True, stream_options={"include_usage": True}))
+    assert all(chunk["usage"] is None and len(chunk["choices"]) == 1 for chunk in chunks[:-1])
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["prompt_tokens"] == N_HELLO
+    assert chunks[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] >= 0
+
+
+def test_several_choices_run_together_and_differ(daemon: Daemon) -> None:
+    fields = {"n": 3, "seed": 5, "temperature": 1, "ignore_eos": True}
+    content = chat(daemon, **fields).json()
+    texts = [choice["message"]["content"] for choice in content["choices"]]
+    assert [choice["index"] for choice in content["choices"]] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert content["usage"]["prompt_tokens"] == N_HELLO
+    assert content["usage"]["completion_tokens"] == 18
+    assert "timings" not in content
+    answer = chat(daemon, **fields, stream=True)
+    assert len(answer.headers["x-localrun-request"].split(", ")) == 3
+    chunks = events(answer)
+    assert [text_of(chunks, index) for index in range(3)] == texts
+    roles = [choice["index"] for chunk in chunks for choice in chunk["choices"] if "role" in choice.get("delta", {})]
+    assert sorted(roles) == [0, 1, 2]
+    alone = chat(daemon, seed=6, temperature=1, ignore_eos=True).json()
+    assert alone["choices"][0]["message"]["content"] == texts[1], "choice k has the seed plus k"
+
+
+def test_a_seed_repeats_and_another_does_not(daemon: Daemon) -> None:
+    def text(seed: int) -> str:
+        answer = chat(daemon, seed=seed, temperature=1, max_tokens=20, ignore_eos=True)
+        return str(answer.json()["choices"][0]["message"]["content"])
+
+    assert text(1) == text(1) != text(2)
+
+
+def test_logprobs_of_a_chat(daemon: Daemon) -> None:
+    content = chat(daemon, logprobs=True, top_logprobs=3, ignore_eos=True).json()["choices"][0]["logprobs"]["content"]
+    assert len(content) == 6
+    assert len(content[0]["top_logprobs"]) == 3
+    chunks = events(chat(daemon, logprobs=True, stream=True, ignore_eos=True))
+    entries = [
+        entry
+        for chunk in chunks
+        for choice in chunk["choices"]
+        for entry in (choice["logprobs"] or {"content": []})["content"]
+    ]
+    assert [entry["token"] for entry in entries] == [entry["token"] for entry in content]
+    assert entries[0]["top_logprobs"] == []
+    assert chat(daemon).json()["choices"][0]["logprobs"] is None
+
+
+def test_stop_and_ignore_eos(daemon: Daemon) -> None:
+    text = chat(daemon, max_tokens=60, ignore_eos=True).json()["choices"][0]["message"]["content"]
+    choice = chat(daemon, max_tokens=60, ignore_eos=True, stop=text[8:11]).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (text[: text.index(text[8:11])], "stop")
+
+
+def test_eight_at_once_answer_as_each_alone(daemon: Daemon) -> None:
+    def ask(name: str) -> str:
+        messages = [{"role": "user", "content": f"my name is {name}"}]
+        answer = chat(daemon, messages=messages, max_tokens=40, ignore_eos=True)
+        return str(answer.json()["choices"][0]["message"]["content"])
+
+    names = ["Ada", "Bo", "Cy", "Dee", "Ed", "Flo", "Gus", "Hal"]
+    alone = [ask(name) for name in names]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(ask, names))
+    assert together == alone
+    assert len(set(alone)) == 8
+
+
+# --- completions -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", ["hello", ["hello"], list(b"hello"), [list(b"hello")]])
+def test_a_prompt_in_every_form(daemon: Daemon, prompt: Any) -> None:
+    content = complete(daemon, prompt=prompt, ignore_eos=True).json()
+    assert content["object"] == "text_completion"
+    assert content["usage"]["prompt_tokens"] == len("hello")
+    assert content["choices"][0]["text"] == complete(daemon, ignore_eos=True).json()["choices"][0]["text"]
+
+
+def test_several_prompts_with_several_answers(daemon: Daemon) -> None:
+    fields = {"prompt": ["one", "three"], "n": 2, "seed": 3, "temperature": 1, "ignore_eos": True}
+    content = complete(daemon, **fields).json()
+    assert [choice["index"] for choice in content["choices"]] == [0, 1, 2, 3]
+    assert content["usage"]["prompt_tokens"] == len("one") + len("three")
+    assert content["usage"]["completion_tokens"] == 24
+    chunks = events(complete(daemon, **fields, stream=True))
+    assert [text_of(chunks, index) for index in range(4)] == [choice["text"] for choice in content["choices"]]
+
+
+def test_a_control_token_in_a_prompt_is_the_token(daemon: Daemon) -> None:
+    assert complete(daemon, prompt="<|im_start|>x").json()["usage"]["prompt_tokens"] == 2
+
+
+def test_echo(daemon: Daemon) -> None:
+    plain = complete(daemon).json()["choices"][0]["text"]
+    assert complete(daemon, echo=True).json()["choices"][0]["text"] == "hello" + plain
+    assert text_of(events(complete(daemon, echo=True, stream=True))) == "hello" + plain
+
+
+def test_logprobs_of_a_completion(daemon: Daemon) -> None:
+    logprobs = complete(daemon, logprobs=2, ignore_eos=True).json()["choices"][0]["logprobs"]
+    assert {name: len(values) for name, values in logprobs.items()} == {
+        "tokens": 6, "token_logprobs": 6, "top_logprobs": 6, "text_offset": 6,
+    }  # fmt: skip
+    assert complete(daemon, logprobs=0).json()["choices"][0]["logprobs"]["top_logprobs"][0] == {}
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_prompt_longer_than_the_context_names_both_numbers(daemon: Daemon, stream: bool, n: int) -> None:
+    messages = [{"role": "user", "content": "x" * 5000}]
+    for answer in (
+        chat(daemon, messages=messages, stream=stream, n=n),
+        complete(daemon, prompt="x" * 5000, stream=stream, n=n),
+    ):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert "50" in error["message"]
+        assert str(N_CTX) in error["message"]
+        assert error["type"] == "invalid_request_error"
+        assert error["param"] in ("messages", "prompt")
+        assert answer.headers["x-localrun-error"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status", "code"),
+    [
+        ("/v1/chat/completions", b"", 400, "bad_request"),
+        ("/v1/chat/completions", b"{", 400, "bad_request"),
+        ("/v1/chat/completions", b'{"model": "tiny"}', 400, "bad_request"),
+        ("/v1/chat/completions", b'{"model": "tiny", "messages": []}', 400, "bad_request"),
+        ("/v1/chat/completions", b'{"model": "gpt-4", "messages": [{"role": "user"}]}', 404, "model_not_found"),
+        ("/v1/completions", b'{"model": "tiny"}', 400, "bad_request"),
+        ("/v1/completions", b'{"model": "tiny", "prompt": ""}', 400, "bad_request"),
+        ("/v1/completions", b'{"model": "../x", "prompt": "x"}', 400, "bad_request"),
+        ("/v1/completions", b'{"model": "tiny", "prompt": [258]}', 400, "bad_request"),
+        ("/v1/embeddings", b"{}", 404, "not_found"),
+    ],
+)
+def test_bad_requests(daemon: Daemon, path: str, content: bytes, status: int, code: str) -> None:
+    answer = daemon.http.post(path, content=content, headers={"content-type": "application/json"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (status, code)
+    assert set(error) == {"message", "type", "param", "code"}
+    assert answer.headers["x-localrun-error"] == code
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 10**9}, "n"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": "x"}, "top_p"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"logit_bias": {"9999": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 1000}}, "logit_bias[...]"),
+        ({"stream": 1}, "stream"),
+    ],
+)
+def test_bad_fields_are_named(daemon: Daemon, fields: dict[str, Any], param: str) -> None:
+    for answer in (chat(daemon, **fields), complete(daemon, **fields)):
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        assert param.partition("[")[0] in answer.json()["error"]["message"]
+
+
+def test_a_large_max_tokens_is_cut_to_the_context(daemon: Daemon) -> None:
+    content = complete(daemon, max_tokens=2**31 - 1, ignore_eos=True).json()
+    assert content["usage"]["total_tokens"] <= N_CTX
+    assert content["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    with running_daemon(LOCALRUN_SLOTS="1", LOCALRUN_MAX_QUEUE="1", LOCALRUN_FAKE_STEP_MS="20") as daemon:
+        chat(daemon, max_tokens=1)
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(lambda _: chat(daemon, max_tokens=100, ignore_eos=True), range(6)))
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert 1 <= len(refused) <= 5
+    for answer in refused:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_a_cancelled_stream_ends_with_an_error_and_without_done() -> None:
+    with running_daemon(LOCALRUN_FAKE_STEP_MS="10") as daemon:
+        body = {"model": "tiny", "prompt": "x", "stream": True, "ignore_eos": True, "n": 2}
+        with daemon.http.stream("POST", "/v1/completions", json=body) as response:
+            stream = response.iter_lines()
+            next(stream)
+            request_id = response.headers["x-localrun-request"].split(", ")[1]
+            daemon.http.delete(f"/localrun/v1/requests/{request_id}")
+            data = [line.removeprefix("data: ") for line in stream if line]
+        assert json.loads(data[-1])["error"]["code"] == "cancelled"
+        wait_until_idle(daemon)
+
+
+def test_an_engine_that_dies_ends_its_streams_and_is_replaced() -> None:
+    with running_daemon(LOCALRUN_FAKE_STEP_MS="10") as daemon:
+        body = {"model": "tiny", "prompt": "x", "stream": True, "ignore_eos": True}
+        with daemon.http.stream("POST", "/v1/completions", json=body) as response:
+            stream = response.iter_lines()
+            next(stream)
+            os.kill(daemon.http.get("/localrun/v1/snapshot").json()["engines"][0]["pid"], signal.SIGKILL)
+            data = [line.removeprefix("data: ") for line in stream if line]
+        error = json.loads(data[-1])["error"]
+        assert (error["code"], error["type"]) == ("engine_died", "api_error")
+        assert complete(daemon).status_code == 200
+
+
+def test_a_client_that_leaves_frees_all_its_choices() -> None:
+    with running_daemon(LOCALRUN_FAKE_STEP_MS="10") as daemon:
+        body = {"model": "tiny", "prompt": "x", "stream": True, "ignore_eos": True, "n": 4}
+        with daemon.http.stream("POST", "/v1/completions", json=body) as response:
+            next(response.iter_lines())
+        wait_until_idle(daemon)
+        assert complete(daemon, max_tokens=2).status_code == 200
+
+
+def wait_until_idle(daemon: Daemon) -> None:
+    deadline_s = time.monotonic() + 30
+    while (aggregate := daemon.http.get("/localrun/v1/snapshot").json()["aggregate"])["running"]:
+        assert time.monotonic() < deadline_s, aggregate
+        time.sleep(0.02)

@@ -1,0 +1,114 @@
+"""The whole runtime: starting, serving several models, stopping with and without grace, and real weights."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from localrun import wire
+from localrun.config import Settings
+from localrun.errors import LocalrunError, Unavailable
+from localrun.server import runtime as runtime_module
+from localrun.server.job import Ask
+from localrun.server.runtime import Runtime
+from localrun.snapshot import RequestState
+
+
+def _children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+async def test_stop_leaves_no_process_behind(running: Any, generate: Any) -> None:
+    async with running() as runtime:
+        await asyncio.gather(*(generate(runtime, model) for model in ("alpha", "beta", "gamma")))
+        assert len(runtime.supervisor.loaded()) == 3
+        assert len(_children()) >= 3
+    assert _children() == []
+
+
+async def test_running_jobs_may_end_in_peace(running: Any, submit: Any) -> None:
+    async with running(step_ms=5) as runtime:
+        async with runtime.job(Ask(model="alpha", api="/test")) as job:
+            await submit(job, n_predict=60)
+            await anext(job)
+            stopping = asyncio.create_task(runtime.stop())
+            deltas = [delta async for delta in job]
+        assert deltas[-1].finish is wire.Finish.LENGTH
+        await stopping
+
+
+async def test_jobs_that_take_too_long_end_with_unavailable(
+    running: Any, submit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_module, "STOP_GRACE_S", 0.2)
+    async with running(step_ms=5) as runtime:
+        async with runtime.job(Ask(model="alpha", api="/test")) as job:
+            await submit(job, n_predict=100_000)
+            await anext(job)
+            stopping = asyncio.create_task(runtime.stop())
+            with pytest.raises(Unavailable):
+                async for _ in job:
+                    pass
+        await stopping
+        assert job.record.state is RequestState.FAILED
+
+
+async def test_no_new_jobs_during_shutdown_and_stopping_twice_is_one_stop(running: Any) -> None:
+    async with running() as runtime:
+        runtime.request_shutdown()
+        with pytest.raises(Unavailable, match="shutting down"):
+            runtime.job(Ask(model="alpha", api="/test"))
+        await asyncio.gather(runtime.stop(), runtime.stop())
+        began_s = time.monotonic()
+        await runtime.stop()
+        assert time.monotonic() - began_s < 0.5
+
+
+async def test_a_damaged_file_is_an_error_and_others_go_on(running: Any, generate: Any, models_dir: Path) -> None:
+    (models_dir / "bad.gguf").write_bytes(b"GGUF" + b"\xff" * 200)
+    async with running() as runtime:
+        with pytest.raises(LocalrunError) as caught:
+            await generate(runtime, "bad")
+        assert caught.value.status in (400, 422)
+        assert (await generate(runtime, "alpha"))[-1].finish is wire.Finish.LENGTH
+
+
+async def test_the_environment_can_ask_for_fake_engines(
+    settings: Any, generate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALRUN_FAKE_ENGINE", "1")
+    runtime = Runtime(settings())
+    await runtime.start()
+    try:
+        await generate(runtime)
+        assert runtime.supervisor.loaded()[0].backend == "fake"
+    finally:
+        await runtime.stop()
+
+
+async def test_real_weights_through_llama_cpp(models_dir: Path, submit: Any) -> None:
+    runtime = Runtime(Settings(models_dir=str(models_dir), threads=1))
+    await runtime.start()
+    try:
+
+        async def one(number: int) -> list[wire.Delta]:
+            async with runtime.job(Ask(model="alpha", api="/test")) as job:
+                assert job.n_ctx == job.model.header.n_ctx_train
+                await submit(job, text=f"Once upon a time, number {number}", n_predict=16)
+                return [delta async for delta in job]
+
+        answers = await asyncio.gather(*(one(number) for number in range(4)))
+        assert [answer[-1].finish for answer in answers] == [wire.Finish.LENGTH] * 4
+        row = (await runtime.telemetry.snapshot()).engines[0]
+        assert row.backend != "fake"
+        assert row.size_bytes > 1_000_000
+        await runtime.supervisor.unload("alpha")
+        assert runtime.supervisor.loaded() == []
+    finally:
+        await runtime.stop()
+    assert _children() == []
