@@ -1,0 +1,1 @@
+"""Measuring a running server from outside: `streams.py` is the client, `ceiling.py` compares with the bare loop."""
