@@ -199,6 +199,22 @@ def _rebuilt(cls: type[LocalrunError], message: str) -> LocalrunError:
 
 
 _SIMPLE: tuple[type[LocalrunError], ...] = (
-    BadRequest, BadTemplate, Unauthorized, Forbidden, NotFound, MethodNotAllowed, Conflict, TooLarge,
-    UnsupportedMediaType, BadModelFile, Cancelled, EngineFailed, EngineDied, NotSupported, Unavailable, CannotFit, PortBusy, DaemonUnreachable,
-)  # fmt: skip
+    BadRequest,
+    BadTemplate,
+    Unauthorized,
+    Forbidden,
+    NotFound,
+    MethodNotAllowed,
+    Conflict,
+    TooLarge,
+    UnsupportedMediaType,
+    BadModelFile,
+    Cancelled,
+    EngineFailed,
+    EngineDied,
+    NotSupported,
+    Unavailable,
+    CannotFit,
+    PortBusy,
+    DaemonUnreachable,
+)

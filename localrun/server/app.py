@@ -32,10 +32,13 @@ from starlette.types import ASGIApp
 
 from localrun.config import Settings
 from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
-from localrun.server import failures, listener, native, ollama, openai
-from localrun.server.activity import Activity
-from localrun.server.connection import BoundedConnection
-from localrun.server.limits import Limits
+from localrun.server import native
+from localrun.server.http import failures, listener
+from localrun.server.http.activity import Activity
+from localrun.server.http.connection import BoundedConnection
+from localrun.server.http.limits import Limits
+from localrun.server.ollama import routes as ollama
+from localrun.server.openai import routes as openai
 from localrun.server.runtime import Runtime
 
 # After the engines have ended every stream has its last event; this is only for those events to leave.

@@ -24,8 +24,8 @@ from starlette.routing import Route
 
 import localrun
 from localrun.errors import BadRequest, Unavailable
-from localrun.server.endpoint import route
-from localrun.server.exchange import Exchange
+from localrun.server.http.endpoint import route
+from localrun.server.http.exchange import Exchange
 from localrun.server.runtime import Runtime
 
 DEFAULT_HZ = 4.0

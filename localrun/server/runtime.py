@@ -20,12 +20,12 @@ import os
 from localrun.config import Settings, models_folder
 from localrun.errors import Unavailable
 from localrun.models.store import Store
-from localrun.server.engine_link import engine_command
-from localrun.server.job import Ask, Job
-from localrun.server.registry import Registry
-from localrun.server.supervisor import Supervisor
-from localrun.server.telemetry import Telemetry
-from localrun.server.template import TemplateRenderer
+from localrun.server.engines.link import engine_command
+from localrun.server.engines.supervisor import Supervisor
+from localrun.server.jobs.job import Ask, Job
+from localrun.server.jobs.registry import Registry
+from localrun.server.metering.telemetry import Telemetry
+from localrun.server.templates.renderer import TemplateRenderer
 from localrun.snapshot import EngineRow
 
 STOP_GRACE_S = 5.0

@@ -15,10 +15,10 @@ from localrun import wire
 from localrun.config import Settings
 from localrun.models.store import Store
 from localrun.models.synthesize import synthesize
-from localrun.server.engine_link import engine_command
-from localrun.server.job import Ask, Job
+from localrun.server.engines.link import engine_command
+from localrun.server.engines.supervisor import Supervisor
+from localrun.server.jobs.job import Ask, Job
 from localrun.server.runtime import Runtime
-from localrun.server.supervisor import Supervisor
 
 Running = Callable[..., AbstractAsyncContextManager[Runtime]]
 Submit = Callable[..., Awaitable[None]]

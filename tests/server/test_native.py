@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 
 from localrun import __version__
 from localrun.server import native
-from localrun.server.job import Ask
+from localrun.server.jobs.job import Ask
 from localrun.server.runtime import Runtime
 from localrun.snapshot import RequestState, Snapshot
 

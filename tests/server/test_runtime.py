@@ -14,7 +14,7 @@ from localrun import wire
 from localrun.config import Settings
 from localrun.errors import LocalrunError, Unavailable
 from localrun.server import runtime as runtime_module
-from localrun.server.job import Ask
+from localrun.server.jobs.job import Ask
 from localrun.server.runtime import Runtime
 from localrun.snapshot import RequestState
 

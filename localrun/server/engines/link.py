@@ -1,0 +1,259 @@
+"""The conversation with one engine process: requests out, the news of every step in.
+
+Runs in the daemon's event loop. One frame per step is decoded once; each delta goes to its job by a plain call.
+
+Invariants: request ids are never reused on a link; every sink gets a final delta or `on_engine_gone`, once; after
+`on_engine_gone` nothing is called. An engine that ends unasked ends all its jobs with EngineDied at that moment.
+
+Does not: choose what to load or when (supervisor.py), or keep deltas (job.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from localrun import wire
+from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, Unavailable, by_code
+from localrun.server.engines.child import EngineChild, end_in_words
+
+KEPT_LINES = 20
+
+# What a damaged file does to native code. Other ends (SIGKILL, SIGTERM) say nothing about the file.
+_CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE} | {getattr(signal, "SIGBUS", signal.SIGSEGV)})
+
+_KILLED = -9  # the signal has no name on Windows
+
+_log = logging.getLogger("localrun.engine")
+
+
+class Sink(Protocol):
+    """Where a request's news go: its job."""
+
+    def on_started(self, started: wire.Started) -> None: ...
+    def on_delta(self, delta: wire.Delta, sent_at_s: float) -> None: ...
+    def on_engine_gone(self, error: LocalrunError) -> None: ...
+
+
+def engine_command(*, fake: bool) -> list[str]:
+    """The argv of an engine. `-P` keeps modules lying in the current folder from being imported."""
+    return [sys.executable, "-P", "-m", "localrun.engine.process", *(["--fake"] if fake else [])]
+
+
+class EngineLink:
+    """See the module. `on_end` is called when the process is gone, however it went."""
+
+    ready: wire.Ready
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        command: list[str],
+        on_step: Callable[[EngineLink, wire.Step], None],
+        on_end: Callable[[EngineLink], None],
+    ) -> None:
+        self.model = model
+        self.stats: wire.StepStats | None = None
+        self.error: LocalrunError | None = None
+        self.last_frame_s = time.monotonic()
+        self._command = command
+        self._on_step = on_step
+        self._on_end = on_end
+        self._child = EngineChild(on_body=self._on_body, on_line=self._on_line, on_exit=self._on_exit)
+        self._ids = itertools.count(1)
+        self._opened: asyncio.Future[wire.Ready] | None = None
+        self._sinks: dict[int, Sink] = {}
+        self._counts: dict[int, asyncio.Future[tuple[int, ...]]] = {}
+        self._queue: list[int] = []
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._is_ready = False
+        self._is_stopping = False
+        self._kill_reason: str | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a request may be sent."""
+        return self._is_ready and self.error is None and not self._is_stopping
+
+    @property
+    def n_outstanding(self) -> int:
+        """Requests and counts that the engine still owes an answer."""
+        return len(self._sinks) + len(self._counts)
+
+    @property
+    def died(self) -> bool:
+        """Whether it ended without being asked to."""
+        return self.error is not None and not self._is_stopping
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    async def open(self, message: wire.Open, timeout_s: float) -> wire.Ready:
+        """Starts the process and loads the model.
+
+        Raises the engine's own refusal, BadModelFile when native code crashed on the file, EngineDied when the process
+        ended otherwise, EngineFailed when it took longer than `timeout_s`. After an error no process is left.
+        """
+        self._opened = asyncio.get_running_loop().create_future()
+        try:
+            await self._child.spawn(self._command)
+            self._child.write(wire.encode(message))
+            self.ready = await asyncio.wait_for(self._opened, timeout_s)
+        except TimeoutError:
+            self.kill(f"did not load the model within {timeout_s:g} seconds (setting load_timeout_s)")
+            raise EngineFailed(
+                f"loading '{self.model}' took longer than {timeout_s:g} seconds; raise load_timeout_s if the disk or "
+                f"the machine is that slow"
+            ) from None
+        except OSError as error:
+            raise EngineFailed(f"the engine process could not be started: {error}") from error
+        finally:
+            if not self._is_ready:
+                self._opened.cancel()
+                await self.stop()
+        return self.ready
+
+    async def stop(self) -> None:
+        """Ends the process. Jobs that are still running end with Unavailable. Returns when it is reaped."""
+        self._is_stopping = True
+        await self._child.stop()
+
+    def kill(self, reason: str) -> None:
+        """Ends a process that is of no use any more. Its jobs end with EngineDied naming `reason`."""
+        self._kill_reason = reason
+        self._child.kill()
+
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    def next_id(self) -> int:
+        return next(self._ids)
+
+    async def writable(self) -> None:
+        """Waits while the pipe is full, so that prompts do not pile up in the daemon."""
+        await self._child.writable()
+
+    def submit(self, message: wire.Submit, sink: Sink) -> None:
+        """Sends a request; its news go to `sink`. Raises EngineDied or Unavailable when the engine is gone."""
+        self._check_usable()
+        self._sinks[message.id] = sink
+        self._send(message)
+
+    def cancel(self, request_id: int) -> None:
+        """Asks for the end of a request; its sink still gets a final delta. Unknown ids are ignored."""
+        if request_id in self._sinks and self.error is None:
+            self._send(wire.Cancel(request_id))
+
+    async def count(self, segments: tuple[wire.Segment, ...]) -> tuple[int, ...]:
+        """Token ids of a text. Raises EngineDied or Unavailable when the engine is gone."""
+        await self._child.writable()
+        self._check_usable()
+        request_id = self.next_id()
+        answer: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
+        self._counts[request_id] = answer
+        self._send(wire.Count(id=request_id, segments=segments))
+        try:
+            return await answer
+        finally:
+            self._counts.pop(request_id, None)
+
+    def queue_position(self, request_id: int) -> int | None:
+        """1 is next; None when it does not wait."""
+        try:
+            return self._queue.index(request_id) + 1
+        except ValueError:
+            return None
+
+    def _send(self, message: wire.ToEngine) -> None:
+        self._child.write(wire.encode(message))
+
+    def _check_usable(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if self._is_stopping:
+            raise Unavailable(f"model '{self.model}' is being unloaded; send the request again")
+
+    # --- from the child ------------------------------------------------------------------------------------------
+
+    def _on_body(self, body: bytes) -> None:
+        message = wire.decode_from_engine(body)
+        self.last_frame_s = time.monotonic()
+        if isinstance(message, wire.Step):
+            self._take_step(message)
+        elif isinstance(message, wire.Counted):
+            answer = self._counts.pop(message.id, None)
+            if answer is None or answer.done():
+                return
+            if message.error is None:
+                answer.set_result(message.tokens)
+            else:
+                answer.set_exception(EngineFailed(message.error))
+        elif self._opened is not None and not self._opened.done():
+            if isinstance(message, wire.Ready):
+                self._is_ready = True
+                self._opened.set_result(message)
+            else:
+                self._opened.set_exception(by_code(message.code, message.message))
+
+    def _take_step(self, step: wire.Step) -> None:
+        self.stats = step.stats
+        if step.queue is not None:
+            self._queue = step.queue
+        for started in step.started:
+            sink = self._sinks.get(started.id)
+            if sink is not None:
+                sink.on_started(started)
+        for delta in step.deltas:
+            sink = self._sinks.get(delta.id) if delta.finish is None else self._sinks.pop(delta.id, None)
+            if sink is not None:
+                sink.on_delta(delta, step.sent_at_s)
+        self._on_step(self, step)
+
+    def _on_line(self, line: str) -> None:
+        self._lines.append(line)
+        _log.info("[%s] %s", self.model, line)
+
+    def _on_exit(self, returncode: int | None) -> None:
+        self.error = error = self._end_as_error(returncode)
+        if self.died:
+            last = "".join(f"\n    {line}" for line in self._lines)
+            _log.error("%s; its last lines were:%s", error.message, last or " (none)")
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_exception(error)
+        for answer in self._counts.values():
+            if not answer.done():
+                answer.set_exception(error)
+        sinks = list(self._sinks.values())
+        self._sinks.clear()
+        for sink in sinks:
+            sink.on_engine_gone(error)
+        self._on_end(self)
+
+    def _end_as_error(self, returncode: int | None) -> LocalrunError:
+        if self._is_stopping:
+            return Unavailable(f"model '{self.model}' was unloaded before the request ended; send it again")
+        how = end_in_words(returncode)
+        if self._child.frame_error is not None:
+            how = f"broke the protocol ({self._child.frame_error})"
+        elif self._kill_reason is not None:
+            how = self._kill_reason
+        if self._is_ready:
+            return EngineDied(f"the engine of model '{self.model}' {how}; the next request starts a new one")
+        if returncode is not None and -returncode in _CRASHES:
+            return BadModelFile(
+                f"llama.cpp crashed while loading model '{self.model}' (the engine {how}); the file is damaged, or of "
+                f"a kind that this version cannot run",
+                field="model",
+            )
+        hint = "; most likely the system ran out of memory" if returncode == _KILLED else ""
+        return EngineDied(f"the engine of model '{self.model}' {how} while loading{hint}")

@@ -1,0 +1,170 @@
+"""One model's place in memory, from the decision to load it until its process is gone.
+
+Owner: the supervisor, on the daemon's event loop. A resident is keyed by its resolved file path, so a model that is
+called by several names is one engine.
+
+Invariants: it is idle exactly when nobody holds or awaits a lease; only idle residents are evicted; `ended` is set once
+the process is reaped, never before.
+
+Does not: start or stop the process (supervisor.py does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from localrun.server.engines.link import EngineLink
+from localrun.server.engines.placement import Placement
+from localrun.snapshot import EngineRow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from localrun.models.store import Model
+
+# Longer than this is for ever: timers are not made for it.
+LONGEST_KEEP_ALIVE_S = 1e9
+
+
+class ResidentState(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    STOPPING = "stopping"
+
+
+class FileStamp(NamedTuple):
+    """Tells that a file is not the one that was loaded. Raises OSError when made of a file that is not there."""
+
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileStamp:
+        status = os.stat(path)
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+class Resident:
+    """See the module. `placement` is None while it waits for room, and it takes no room until then.
+
+    `n_waiting` requests wait for its load and will use it; `n_behind` wait for its end, to load it anew.
+    """
+
+    loading: asyncio.Task[None]
+
+    def __init__(self, *, key: Path, model: Model, stamp: FileStamp, link: EngineLink, keep_alive_s: float) -> None:
+        self.key = key
+        self.model = model
+        self.stamp = stamp
+        self.link = link
+        self.keep_alive_s = keep_alive_s
+        self.state = ResidentState.LOADING
+        self.placement: Placement | None = None
+        self.n_leases = 0
+        self.n_waiting = 0
+        self.n_behind = 0
+        self.last_used_s = time.monotonic()
+        self.loaded_at_s: float | None = None
+        # Unload at the next idle moment; with `is_draining`, new requests also wait for that instead of joining.
+        self.unload_when_idle = False
+        self.is_draining = False
+        self.ended = asyncio.Event()
+        self._expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return self.n_leases == 0 and self.n_waiting == 0
+
+    @property
+    def can_be_evicted(self) -> bool:
+        return self.is_idle and self.state is ResidentState.READY
+
+    def lived_s(self, now_s: float) -> float:
+        """Since the load; 0 while it is not loaded."""
+        return 0.0 if self.loaded_at_s is None else now_s - self.loaded_at_s
+
+    def start_countdown(self, expired: Callable[[Resident], None]) -> None:
+        """Calls `expired` after the keep-alive time, unless it is for ever or the countdown is stopped."""
+        self.stop_countdown()
+        if 0 <= self.keep_alive_s < LONGEST_KEEP_ALIVE_S:
+            self._expiry = asyncio.get_running_loop().call_later(self.keep_alive_s, expired, self)
+
+    def stop_countdown(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+
+    def row(self, target_itl_s: float) -> EngineRow:
+        """What people see of it; `rss_bytes` is left to whoever samples processes."""
+        row = EngineRow(model=self.model.name, pid=self.link.pid, state=self.state.value)
+        row.expires_in_s = self._expires_in_s()
+        row.target_itl_s = target_itl_s or None
+        if self.placement is not None:
+            row.kv_cells = self.placement.n_kv_cells
+            row.size_bytes = self.placement.needed_bytes
+        if self.loaded_at_s is not None:
+            ready = self.link.ready
+            row.n_ctx = ready.n_ctx
+            row.slots = ready.n_slots
+            row.kv_cells = ready.n_kv_cells
+            row.size_bytes = ready.model_size_bytes + ready.kv_size_bytes
+            row.backend = ready.backend
+            row.load_s = ready.load_s
+        stats = self.link.stats
+        if stats is not None:
+            row.slots_busy = stats.n_running
+            row.queued = stats.n_queued
+            row.kv_cells_used = stats.kv_cells_used
+            row.kv_cells_shared = stats.kv_cells_shared
+            row.cached_sequences = stats.cached_sequences
+            row.ram_cache_bytes = stats.ram_cache_bytes
+            row.step_s = stats.step_s
+            row.preemptions_total = stats.preemptions_total
+        return row
+
+    def _expires_in_s(self) -> float | None:
+        """While it is in use, the whole keep-alive time is still to come."""
+        if self._expiry is not None:
+            return max(0.0, self._expiry.when() - asyncio.get_running_loop().time())
+        return self.keep_alive_s if 0 <= self.keep_alive_s < LONGEST_KEEP_ALIVE_S else None
+
+
+class EngineLease:
+    """The right to use a resident. `waited_s` is what getting it took beyond a lookup: loading, room, an old engine."""
+
+    def __init__(
+        self, resident: Resident, *, keep_alive_s: float, waited_s: float, released: Callable[[Resident], None]
+    ) -> None:
+        self._resident = resident
+        self._keep_alive_s = keep_alive_s
+        self._released = released
+        self._is_held = True
+        self.waited_s = waited_s
+        resident.n_leases += 1
+        resident.last_used_s = time.monotonic()
+        resident.keep_alive_s = keep_alive_s
+        resident.stop_countdown()
+
+    @property
+    def model(self) -> Model:
+        return self._resident.model
+
+    @property
+    def link(self) -> EngineLink:
+        return self._resident.link
+
+    def release(self) -> None:
+        """Gives it back; the keep-alive time of whoever gives back last is the one that counts."""
+        if not self._is_held:
+            return
+        self._is_held = False
+        self._resident.n_leases -= 1
+        self._resident.last_used_s = time.monotonic()
+        self._resident.keep_alive_s = self._keep_alive_s
+        self._released(self._resident)

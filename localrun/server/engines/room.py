@@ -1,0 +1,161 @@
+"""Makes room for a model that is to be loaded: counts, compares with the memory, evicts, waits.
+
+Runs in the daemon's event loop. Newcomers stand in one line and are served in order. The first in line takes its room
+at once if there is some, else evicts idle models, least recently used first, else waits for a busy one to become idle.
+A busy model that keeps others waiting for `DRAIN_AFTER_S` is drained: its running requests end in peace, new ones wait
+until it was unloaded, behind those who waited longer. Requests for models that are loaded never stand in this line.
+
+Invariants: a model with running or waiting requests is never evicted; nothing is evicted for a model that would not fit
+even so; both the line and the waiting are bounded.
+
+Does not: start or stop processes itself (`end` does), or know llama.cpp's memory (models/memory.py estimates it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from localrun.config import Settings
+from localrun.errors import CannotFit, LocalrunError, QueueFull, Unavailable
+from localrun.models import memory
+from localrun.server.engines import machine
+from localrun.server.engines.placement import Estimate, Placement, place
+from localrun.server.engines.resident import Resident, ResidentState
+
+MAX_IN_LINE = 32
+DRAIN_AFTER_S = 10.0
+
+
+class Room:
+    """See the module. `residents` are all of them, `end` unloads one, `available_bytes` asks the system."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        residents: Callable[[], Sequence[Resident]],
+        end: Callable[[Resident], Awaitable[None]],
+        available_bytes: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self._residents = residents
+        self._end = end
+        self._available_bytes = available_bytes
+        self._line = asyncio.Lock()
+        self._n_in_line = 0
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        """A resident became idle, ready or ended: the first in line looks again."""
+        self._changed.set()
+
+    async def make(self, newcomer: Resident) -> Placement:
+        """Waits for room and takes it (`newcomer.placement`).
+
+        Raises CannotFit when no eviction would help, QueueFull when the line is too long, and Unavailable or CannotFit
+        when room did not come within `load_timeout_s`.
+        """
+        if self._n_in_line >= MAX_IN_LINE:
+            raise QueueFull(f"{self._n_in_line} models already wait to be loaded; try again later", retry_after_s=5.0)
+        self._n_in_line += 1
+        try:
+            async with self._line:
+                newcomer.placement = await self._first_in_line(newcomer)
+                return newcomer.placement
+        finally:
+            self._n_in_line -= 1
+
+    async def _first_in_line(self, newcomer: Resident) -> Placement:
+        began_s = time.monotonic()
+        deadline_s = began_s + self._settings.load_timeout_s
+        while True:
+            self._changed.clear()
+            others = [r for r in self._residents() if r is not newcomer and r.placement is not None]
+            offer = self._offer(newcomer, others)
+            if isinstance(offer, Placement):
+                return offer
+            idle = [resident for resident in others if resident.can_be_evicted]
+            if idle:
+                await self._end(min(idle, key=_last_used))
+                continue
+            now_s = time.monotonic()
+            if now_s >= deadline_s:
+                raise offer
+            drain_at_s = began_s + DRAIN_AFTER_S
+            if now_s >= drain_at_s:
+                _drain_one(others)
+                drain_at_s = deadline_s
+            await self._wait(min(deadline_s, drain_at_s) - now_s)
+
+    def _offer(self, newcomer: Resident, others: Sequence[Resident]) -> Placement | LocalrunError:
+        """A placement for now, or why not yet. Raises CannotFit when it will not be, whoever leaves.
+
+        What the others were estimated to need and did not take yet is theirs: a pool that was not written to, and
+        mapped weights, which the system counts as available although the next step reads them again.
+        """
+        available = self._available_bytes()
+        private = {resident.key: _private_bytes(resident) for resident in others}
+        best = self._place(newcomer, available + sum(private.values()))
+        limit = self._settings.max_models
+        if limit and len(others) >= limit:
+            names = ", ".join(sorted(resident.model.name for resident in others))
+            return Unavailable(
+                f"{limit} models may be loaded at once (setting max_models) and all are busy: {names}; try again "
+                f"later, or stop one (localrun stop)"
+            )
+        owed = sum(max(0, r.placement.needed_bytes - private[r.key]) for r in others if r.placement is not None)
+        try:
+            now = self._place(newcomer, available - owed)
+        except CannotFit as refusal:
+            return refusal
+        if now.n_kv_cells < best.n_kv_cells and any(resident.can_be_evicted for resident in others):
+            return CannotFit(f"model '{newcomer.model.name}' would get a smaller context beside idle models")
+        return now
+
+    def _place(self, newcomer: Resident, available_bytes: int) -> Placement:
+        settings, header = self._settings, newcomer.model.header
+
+        def estimate(n_kv_cells: int) -> Estimate:
+            return memory.estimate(
+                header,
+                n_kv_cells=n_kv_cells,
+                n_slots=settings.slots,
+                n_ubatch=settings.batch_tokens,
+                kv_type=settings.kv_type,
+            )
+
+        return place(
+            name=newcomer.model.name,
+            n_ctx_train=header.n_ctx_train,
+            n_slots=settings.slots,
+            kv_cells=settings.kv_cells,
+            available_bytes=max(0, available_bytes),
+            estimate=estimate,
+        )
+
+    async def _wait(self, timeout_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+
+def _last_used(resident: Resident) -> float:
+    return resident.last_used_s
+
+
+def _private_bytes(resident: Resident) -> int:
+    pid = resident.link.pid
+    return 0 if pid is None else machine.private_bytes(pid)
+
+
+def _drain_one(others: Sequence[Resident]) -> None:
+    """Closes the least recently used busy model to new requests, unless one is on its way out already."""
+    if any(resident.is_draining or resident.state is ResidentState.STOPPING for resident in others):
+        return
+    busy = [resident for resident in others if resident.state is ResidentState.READY]
+    if busy:
+        victim = min(busy, key=_last_used)
+        victim.is_draining = victim.unload_when_idle = True

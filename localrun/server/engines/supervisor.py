@@ -1,0 +1,302 @@
+"""Which models are loaded: loads on demand, lends, unloads, evicts, and starts again what died.
+
+Runs in the daemon's event loop. A model is loaded once however many wait for it; the load belongs to nobody, so a
+waiter that leaves does not end it for the others, and a failing load fails all its waiters alike.
+
+Invariants: at most one resident per resolved file path; a resident in `_residents` has a process or is about to;
+nothing is unloaded while leased; an engine's death removes its resident before any task runs that was told of it, so
+that whoever was told can ask again at once.
+
+Does not: talk to engines (engine_link.py), weigh memory (room.py), or see requests (job.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from localrun import wire
+from localrun.config import Settings
+from localrun.errors import LocalrunError, ModelNotFound, QueueFull, Unavailable, by_code
+from localrun.models.store import Model, Store
+from localrun.server.engines import machine
+from localrun.server.engines.breaker import EARLY_S, Breaker
+from localrun.server.engines.link import EngineLink, engine_command
+from localrun.server.engines.placement import Placement
+from localrun.server.engines.resident import EngineLease, FileStamp, Resident, ResidentState
+from localrun.server.engines.room import Room
+from localrun.server.engines.stall import StallWatch
+from localrun.snapshot import EngineRow
+
+StepSeen = Callable[[EngineLink, wire.Step], None]
+LinkSeen = Callable[[EngineLink], None]
+
+
+class Supervisor:
+    """See the module. `on_step` sees every step of every engine, `on_loaded` and `on_ended` their coming and going."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        *,
+        command: list[str] | None = None,
+        on_step: StepSeen,
+        on_loaded: LinkSeen,
+        on_ended: LinkSeen,
+        available_bytes: Callable[[], int] = machine.available_bytes,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._command = command or engine_command(fake=False)
+        self._on_step = on_step
+        self._on_loaded = on_loaded
+        self._on_ended = on_ended
+        self._residents: dict[Path, Resident] = {}
+        self._breakers: dict[tuple[Path, FileStamp], Breaker] = {}
+        self._room = Room(settings, residents=self.residents, end=self._end, available_bytes=available_bytes)
+        self._stalls = StallWatch(lambda: [r.link for r in self.residents() if r.state is ResidentState.READY])
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stall_task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    # --- what others use -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._stall_task = asyncio.create_task(self._stalls.run())
+
+    async def stop(self) -> None:
+        """Ends every engine; loads in progress are given up. Nothing is lent afterwards."""
+        self._is_closed = True
+        if self._stall_task is not None:
+            self._stall_task.cancel()
+        for resident in self.residents():
+            if resident.state is ResidentState.LOADING:
+                resident.loading.cancel()
+            elif resident.state is ResidentState.READY:
+                self._begin_end(resident)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for resident in self.residents():  # cancelled before their load began
+            self._gone(resident)
+
+    def residents(self) -> list[Resident]:
+        return list(self._residents.values())
+
+    def loaded(self) -> list[EngineRow]:
+        """A row for every engine that is loading, ready or stopping, in order of loading."""
+        return [resident.row(self._settings.target_itl_s) for resident in self.residents()]
+
+    async def acquire(self, name: str, keep_alive_s: float | None) -> EngineLease:
+        """A lease of the model, loaded if need be.
+
+        Raises what the store raises for the name, what loading raises, QueueFull when too many wait for this load, and
+        Unavailable when the daemon is stopping.
+        """
+        began_s = time.monotonic()
+        has_waited = False
+        while True:
+            model, key, stamp = await asyncio.to_thread(self._look_up, name)
+            if self._is_closed:
+                raise Unavailable("localrun is shutting down")
+            resident = self._residents.get(key)
+            if resident is None:
+                resident = self._start_loading(model, key, stamp)
+            elif resident.state is ResidentState.READY and resident.stamp != stamp:
+                # The file was replaced: the next idle moment is the time to take the new one.
+                resident.unload_when_idle = True
+                self._if_idle(resident)
+            if resident.state is ResidentState.LOADING:
+                has_waited = True
+                await self._join(resident)
+            elif resident.state is ResidentState.STOPPING or resident.is_draining:
+                has_waited = True
+                await self._outwait(resident)
+            if resident.state is ResidentState.READY and not resident.is_draining:
+                return EngineLease(
+                    resident,
+                    keep_alive_s=self._settings.keep_alive_s if keep_alive_s is None else keep_alive_s,
+                    waited_s=time.monotonic() - began_s if has_waited else 0.0,
+                    released=self._if_idle,
+                )
+
+    async def unload(self, name: str) -> bool:
+        """Unloads a model: now and waiting for it if it is idle, else when its requests have ended.
+
+        False when it is not loaded. Raises ModelNotFound for a name that is neither loaded nor in the store.
+        """
+        try:
+            _, key, _ = await asyncio.to_thread(self._look_up, name)
+            resident = self._residents.get(key)
+        except ModelNotFound:
+            resident = next((r for r in self.residents() if r.model.name == name), None)
+            if resident is None:
+                raise
+        if resident is None:
+            return False
+        resident.unload_when_idle = True
+        if resident.can_be_evicted:
+            await self._end(resident)
+        return True
+
+    # --- loading -------------------------------------------------------------------------------------------------
+
+    def _look_up(self, name: str) -> tuple[Model, Path, FileStamp]:
+        """In a thread: reads the disk."""
+        model = self._store.resolve(name)
+        try:
+            return model, model.path.resolve(), FileStamp.of(model.path)
+        except OSError:
+            raise ModelNotFound(name) from None
+
+    def _start_loading(self, model: Model, key: Path, stamp: FileStamp) -> Resident:
+        breaker = self._breakers.get((key, stamp))
+        if breaker is not None:
+            _check_closed(model.name, breaker)
+        link = EngineLink(model=model.name, command=self._command, on_step=self._on_step, on_end=self._on_link_end)
+        resident = Resident(key=key, model=model, stamp=stamp, link=link, keep_alive_s=self._settings.keep_alive_s)
+        self._residents[key] = resident
+        delay_s = breaker.delay_s(time.monotonic()) if breaker is not None else 0.0
+        resident.loading = self._spawn(self._load(resident, delay_s))
+        return resident
+
+    async def _join(self, resident: Resident) -> None:
+        """Waits for a load. Raises what it raises, and QueueFull when too many wait."""
+        self._check_line(resident, resident.n_waiting)
+        resident.n_waiting += 1
+        try:
+            await asyncio.shield(resident.loading)
+        except asyncio.CancelledError:
+            if self._is_closed and resident.loading.cancelled():
+                raise Unavailable("localrun is shutting down") from None
+            raise
+        finally:
+            resident.n_waiting -= 1
+            # A waiter that goes on takes a lease right away, before this can unload anything.
+            asyncio.get_running_loop().call_soon(self._if_idle, resident)
+
+    async def _outwait(self, resident: Resident) -> None:
+        """Waits until an engine that takes no new requests is gone. Raises QueueFull when too many wait."""
+        self._check_line(resident, resident.n_behind)
+        resident.n_behind += 1
+        try:
+            await resident.ended.wait()
+        finally:
+            resident.n_behind -= 1
+
+    def _check_line(self, resident: Resident, n_waiting: int) -> None:
+        limit = self._settings.max_queue + self._settings.slots
+        if n_waiting >= limit:
+            name = resident.model.name
+            raise QueueFull(f"{limit} requests already wait for model '{name}' to load", retry_after_s=5.0)
+
+    async def _load(self, resident: Resident, delay_s: float) -> None:
+        try:
+            await asyncio.sleep(delay_s)
+            placement = await self._room.make(resident)
+            try:
+                await resident.link.open(self._open_message(resident, placement), self._settings.load_timeout_s)
+            except LocalrunError as error:
+                self._note_death(resident, error)
+                raise
+        except BaseException:
+            self._gone(resident)
+            raise
+        resident.state = ResidentState.READY
+        resident.loaded_at_s = time.monotonic()
+        self._on_loaded(resident.link)
+        self._if_idle(resident)
+
+    def _open_message(self, resident: Resident, placement: Placement) -> wire.Open:
+        settings = self._settings
+        return wire.Open(
+            model_path=str(resident.key),
+            n_slots=settings.slots,
+            n_kv_cells=placement.n_kv_cells,
+            n_batch=settings.batch_tokens,
+            n_ubatch=settings.batch_tokens,
+            n_threads=settings.threads,
+            n_gpu_layers=settings.gpu_layers,
+            kv_type=settings.kv_type,
+            target_itl_s=settings.target_itl_s,
+            ram_cache_bytes=settings.ram_cache_bytes,
+            max_queue=settings.max_queue,
+        )
+
+    # --- ending --------------------------------------------------------------------------------------------------
+
+    def _if_idle(self, resident: Resident) -> None:
+        """After anything that may have made it idle: unload it, or start its countdown."""
+        if not resident.can_be_evicted:
+            return
+        if resident.unload_when_idle or resident.keep_alive_s == 0:
+            self._expired(resident)
+        else:
+            resident.start_countdown(self._expired)
+        self._room.changed()
+
+    def _expired(self, resident: Resident) -> None:
+        if resident.can_be_evicted:
+            self._begin_end(resident)
+
+    async def _end(self, resident: Resident) -> None:
+        """Unloads it, whatever runs on it. Returns when its process is reaped."""
+        if resident.state is ResidentState.READY:
+            self._begin_end(resident)
+        await resident.ended.wait()
+
+    def _begin_end(self, resident: Resident) -> None:
+        resident.state = ResidentState.STOPPING
+        resident.stop_countdown()
+        if resident.lived_s(time.monotonic()) > EARLY_S:
+            self._breakers.pop((resident.key, resident.stamp), None)
+        self._spawn(self._stop_link(resident))
+
+    async def _stop_link(self, resident: Resident) -> None:
+        try:
+            await resident.link.stop()
+        finally:
+            self._gone(resident)
+
+    def _on_link_end(self, link: EngineLink) -> None:
+        """The process is gone. While loading or stopping, whoever loads or stops it sees to the rest."""
+        for resident in self.residents():
+            if resident.link is link and resident.state is ResidentState.READY:
+                assert link.error is not None
+                self._note_death(resident, link.error)
+                self._gone(resident)
+
+    def _note_death(self, resident: Resident, error: LocalrunError) -> None:
+        now_s = time.monotonic()
+        breaker = self._breakers.setdefault((resident.key, resident.stamp), Breaker())
+        breaker.died(now_s, resident.lived_s(now_s), error)
+
+    def _gone(self, resident: Resident) -> None:
+        if self._residents.get(resident.key) is resident:
+            del self._residents[resident.key]
+        resident.state = ResidentState.STOPPING
+        resident.stop_countdown()
+        resident.ended.set()
+        self._on_ended(resident.link)
+        self._room.changed()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that nobody has to await: its error is for those who joined it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+
+def _check_closed(name: str, breaker: Breaker) -> None:
+    """Raises the last error again while starting is refused."""
+    closed_for_s = breaker.closed_for_s(time.monotonic())
+    if closed_for_s > 0 and breaker.last_error is not None:
+        raise by_code(
+            breaker.last_error.code,
+            f"model '{name}' failed {breaker.n_early_deaths} times in a row and is not tried again for "
+            f"{closed_for_s:.0f} seconds; the last time: {breaker.last_error.message}",
+        )

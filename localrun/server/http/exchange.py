@@ -1,0 +1,133 @@
+"""One HTTP request and its answer, as raw ASGI.
+
+Owner: the task that serves the request, in the daemon's event loop. A whole answer is two messages; a stream is one
+message per batch of tokens, without any layer in between.
+
+Invariants: at most one answer is sent; after the client has gone nothing is sent and the handler is cancelled within
+one turn of the event loop, whatever it was waiting for (a load, a template, a slot, a token).
+
+Does not: know what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.types import Message, Receive, Scope, Send
+
+from localrun.errors import LocalrunError
+from localrun.server.http import failures
+from localrun.server.http.failures import Headers, Shape
+
+_JSON: Headers = [(b"content-type", b"application/json")]
+_STREAM_TYPES = {
+    Shape.OLLAMA: b"application/x-ndjson",
+    Shape.OPENAI: b"text/event-stream",
+    Shape.NATIVE: b"text/event-stream",
+}
+
+_log = logging.getLogger(__name__)
+
+
+class ClientGone(Exception):
+    """The client closed the connection; nobody is left to answer."""
+
+
+class Exchange:
+    """See the module. `started` is true once the status line is sent."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.path: str = scope["path"]
+        self.shape: Shape = failures.shape_of(self.path)
+        self.started = False
+        self._receive = receive
+        self._send = send
+        self._is_over = False
+
+    def header(self, name: bytes) -> str:
+        """The first value of a header, by lower-case name; empty if there is none."""
+        return next((value.decode("latin-1") for key, value in self.scope["headers"] if key == name), "")
+
+    async def read_body(self) -> bytes:
+        """The whole body. Raises TooLarge beyond the limit (`limits.py`) and ClientGone when the client leaves."""
+        pieces: list[bytes] = []
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            pieces.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                return b"".join(pieces)
+
+    @asynccontextmanager
+    async def while_connected(self) -> AsyncIterator[None]:
+        """Cancels the body of the `async with` when the client leaves, and raises ClientGone instead.
+
+        To be entered after the body was read: from then on the next message of the client is its going.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        watcher = asyncio.create_task(self._watch(task))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if watcher.done() and not watcher.cancelled() and watcher.result() and task.uncancel() == 0:
+                raise ClientGone from None
+            raise
+        finally:
+            watcher.cancel()
+
+    async def answer(self, body: bytes, *, status: int = 200, headers: Headers | None = None) -> None:
+        """A whole answer: JSON, unless `headers` name another content type."""
+        answer_headers = [*(headers or []), (b"content-length", str(len(body)).encode("ascii"))]
+        if not any(name == b"content-type" for name, _ in answer_headers):
+            answer_headers += _JSON
+        await self._start(status, answer_headers)
+        await self._end(body)
+
+    async def open_stream(self, headers: Headers | None = None) -> None:
+        """Sends the status line and headers of a stream in the family's format."""
+        stream_headers = [(b"content-type", _STREAM_TYPES[self.shape]), (b"cache-control", b"no-store")]
+        await self._start(200, [*stream_headers, *(headers or [])])
+
+    async def write(self, data: bytes) -> None:
+        """One piece of a stream. Waits while the client reads slower than we write."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def close_stream(self, data: bytes = b"") -> None:
+        """The last piece of a stream."""
+        await self._end(data)
+
+    async def refuse(self, error: LocalrunError) -> None:
+        """The error as the answer, or as the last event of a stream that has begun."""
+        if self._is_over:
+            return
+        if self.started:
+            await self._end(failures.stream_event(error, self.shape))
+        else:
+            body = failures.body(error, self.shape)
+            await self.answer(body, status=error.status, headers=failures.headers(error))
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _end(self, data: bytes) -> None:
+        # Set first: the server wakes the watcher with a "disconnect" as soon as the answer is complete.
+        self._is_over = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def _watch(self, task: asyncio.Task[object]) -> bool:
+        """Waits for the client's going and cancels `task`. False when the answer was over before."""
+        message: Message = {"type": ""}
+        while message["type"] != "http.disconnect":
+            message = await self._receive()
+        if self._is_over:
+            return False
+        _log.debug("%s: the client has gone", self.path)
+        task.cancel()
+        return True

@@ -1,0 +1,220 @@
+"""What every request must satisfy before a handler sees it: raw ASGI middleware around the whole app.
+
+A daemon on loopback is reachable by every web page that the user opens, through DNS rebinding (the page's own name
+resolves to 127.0.0.1: the Host header gives it away) and through cross-site requests (the Origin header does). So, on
+every route, also unknown ones, and before anything runs:
+
+- Host is `localhost`, `127.0.0.1`, `[::1]` or the address listened on, with any port; else 403.
+- Origin is absent, loopback, the scheme of a local application, or in `settings.origins`; else 403, and a preflight
+  gets no CORS grant.
+- A body is JSON by its Content-Type (415), not encoded (415), and at most `settings.max_body_bytes` (413, before it is
+  buffered, also when chunked). A missing Content-Type passes for clients that are no browser: several Ollama clients
+  send none, and a browser that sends a body without one names its Origin.
+
+Runs in the daemon's event loop, once per request; `send` is wrapped only where an answer needs CORS headers or a body
+may still go over its limit.
+
+Does not: enforce time or header size (`connection.py` does), or authenticate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from localrun.config import ConfigError, Settings
+from localrun.errors import BadRequest, Forbidden, LocalrunError, TooLarge, UnsupportedMediaType
+from localrun.server.http import cors, failures
+
+# Schemes that a page from the network cannot have: desktop applications and editor panels.
+_LOCAL_APP_ORIGIN = re.compile(r"(?:app|file|tauri|vscode-webview|vscode-file)://[^\s,]*", re.ASCII)
+_LOOPBACK_ORIGIN = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::\d{1,5})?", re.ASCII | re.IGNORECASE)
+_HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\[\]:]+)(?::\d{0,5})?", re.ASCII | re.IGNORECASE)
+_METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+# How long a refused body is read and thrown away. A socket closed with unread input resets the connection, and the
+# client would lose the answer that says what was wrong.
+_LINGER_S = 1.0
+
+
+class Limits:
+    """The middleware. Raises ConfigError when `settings.origins` holds something that is not an origin."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._max_body_bytes = settings.max_body_bytes
+        self._hosts = {"localhost", "127.0.0.1", "[::1]", _bracketed(settings.host.lower())}
+        self._origins = _parse_origins(settings.origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            # Only the lifespan is left: the server is started without WebSockets.
+            await self._app(scope, receive, send)
+            return
+        headers = _Headers(scope["headers"])
+        try:
+            self._check_host(headers)
+            origin = self._check_origin(headers)
+            if origin is not None and scope["method"] == "OPTIONS" and headers.one(b"access-control-request-method"):
+                asked = headers.one(b"access-control-request-headers") or ""
+                await cors.grant_preflight(send, origin, asked)
+                return
+            length = self._check_body(scope["method"], headers, origin)
+        except LocalrunError as error:
+            await self._refuse(error, scope["path"], headers, receive, send)
+            return
+        if origin is not None:
+            send = cors.granting(send, origin)
+        if length is None:
+            guard = _BodyGuard(receive, send, self._max_body_bytes)
+            receive, send = guard.receive, guard.send
+        await self._app(scope, receive, send)
+
+    def _check_host(self, headers: _Headers) -> None:
+        hosts = headers.all(b"host")
+        match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+        if match is None or match["name"].lower() not in self._hosts:
+            shown = hosts[0][:100] if hosts else ""
+            raise Forbidden(
+                f"the Host header {shown!r} is not this machine's loopback name; use localhost, 127.0.0.1 or [::1]"
+            )
+
+    def _check_origin(self, headers: _Headers) -> str | None:
+        origins = headers.all(b"origin")
+        if not origins:
+            return None
+        origin = origins[0]
+        allowed = len(origins) == 1 and (
+            _LOOPBACK_ORIGIN.fullmatch(origin) is not None
+            or _LOCAL_APP_ORIGIN.fullmatch(origin) is not None
+            or origin.lower() in self._origins
+            or origin.lower().partition("://")[0] + "://*" in self._origins
+        )
+        if not allowed:
+            raise Forbidden(
+                f"the origin {origin[:100]!r} may not use this server; LOCALRUN_ORIGINS lists the web pages that may"
+            )
+        return origin
+
+    def _check_body(self, method: str, headers: _Headers, origin: str | None) -> int | None:
+        """The announced length of the body in bytes; None when it is chunked, so that it must be counted."""
+        chunked = headers.one(b"transfer-encoding") is not None
+        announced = headers.one(b"content-length") or "0"
+        if not (announced.isascii() and announced.isdigit()):
+            raise BadRequest(f"Content-Length {announced[:40]!r} is not a number of bytes")
+        length = int(announced[:20])
+        if not chunked and length == 0:
+            return 0
+        if length > self._max_body_bytes:
+            raise _too_large(self._max_body_bytes)
+        encoding = headers.one(b"content-encoding")
+        if encoding is not None and encoding.strip().lower() not in ("", "identity"):
+            raise UnsupportedMediaType(f"Content-Encoding {encoding[:40]!r} is not accepted; send the body as it is")
+        if method in _METHODS_WITH_BODY:
+            _check_content_type(headers.one(b"content-type"), origin)
+        return None if chunked else length
+
+    async def _refuse(self, error: LocalrunError, path: str, headers: _Headers, receive: Receive, send: Send) -> None:
+        body = failures.body(error, failures.shape_of(path))
+        answer_headers = [*failures.headers(error), (b"content-length", str(len(body)).encode("ascii"))]
+        has_body = headers.one(b"transfer-encoding") is not None or headers.one(b"content-length") not in (None, "0")
+        if has_body:
+            answer_headers.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": error.status, "headers": answer_headers})
+        await send({"type": "http.response.body", "body": body, "more_body": has_body})
+        if has_body:
+            await _discard(receive)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class _Headers:
+    """Header values of one request as text, by lower-case name. Latin-1, as HTTP has it: decoding never fails."""
+
+    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
+        self._raw = raw
+
+    def all(self, name: bytes) -> list[str]:
+        return [value.decode("latin-1") for key, value in self._raw if key == name]
+
+    def one(self, name: bytes) -> str | None:
+        return next((value.decode("latin-1") for key, value in self._raw if key == name), None)
+
+
+class _BodyGuard:
+    """Counts a body of unannounced length. The read that goes over the limit raises TooLarge in the handler, and the
+    answer to it then closes the connection, since the rest of the body is still on its way."""
+
+    def __init__(self, receive: Receive, send: Send, max_body_bytes: int) -> None:
+        self._receive = receive
+        self._send = send
+        self._max_body_bytes = max_body_bytes
+        self._n_bytes = 0
+        self._is_over = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._n_bytes += len(message.get("body", b""))
+            if self._n_bytes > self._max_body_bytes:
+                self._is_over = True
+                raise _too_large(self._max_body_bytes)
+        return message
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        if not self._is_over:
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            await self._send({**message, "headers": [*message.get("headers", []), (b"connection", b"close")]})
+        elif message.get("more_body", False):
+            await self._send(message)
+        else:
+            await self._send({**message, "more_body": True})
+            await _discard(self._receive)
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _parse_origins(text: str) -> frozenset[str]:
+    origins = frozenset(part.strip().rstrip("/").lower() for part in text.split(",") if part.strip())
+    # `scheme://*` loses its slashes to rstrip only when the star is missing; such an entry is caught here.
+    for origin in origins:
+        scheme, separator, rest = origin.partition("://")
+        if not (scheme and separator and rest) or "/" in rest or ("*" in rest and rest != "*"):
+            raise ConfigError(
+                f"origins: {origin!r} is not an origin; write scheme://host or scheme://host:port, or scheme://* for "
+                f"all of a scheme such as chrome-extension"
+            )
+        if rest == "*" and scheme in ("http", "https"):
+            raise ConfigError(f"origins: {origin!r} would let every web page in; name the pages' hosts")
+    return origins
+
+
+def _check_content_type(content_type: str | None, origin: str | None) -> None:
+    if content_type is None and origin is None:
+        return
+    media_type = (content_type or "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        shown = media_type[:80] or "nothing"
+        raise UnsupportedMediaType(f"the Content-Type is {shown!r}; send the body as 'application/json'")
+
+
+def _too_large(max_body_bytes: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {max_body_bytes} bytes; LOCALRUN_MAX_BODY_BYTES sets the limit")
+
+
+async def _discard(receive: Receive) -> None:
+    try:
+        async with asyncio.timeout(_LINGER_S):
+            while True:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return

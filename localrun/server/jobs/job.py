@@ -1,0 +1,308 @@
+"""One generation, as the API modules see it: `async with runtime.job(ask) as job: await job.submit(...)`, then iterate.
+
+Runs in the daemon's event loop. Entering loads the model or joins a running load; leaving gives the model back, and
+cancels what is unfinished. Between engine and consumer stands one bounded buffer (delta_buffer.py).
+
+Invariants: a job ends exactly once; a consumer that falls too far behind is cancelled, so no slow client holds a slot;
+every way out (end, error, cancel, engine death, disconnect) frees the lease.
+
+Does not: render prompts, format answers, or decide when a model is unloaded (supervisor.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from localrun import wire
+from localrun.errors import Cancelled, LocalrunError
+from localrun.server.jobs.delta_buffer import DeltaBuffer
+from localrun.server.jobs.record import RequestRecord
+from localrun.snapshot import RequestState
+
+if TYPE_CHECKING:
+    from localrun.models.store import Model
+    from localrun.server.engines.link import EngineLink
+
+_FINISHED_STATES = {
+    wire.Finish.STOP: RequestState.DONE,
+    wire.Finish.LENGTH: RequestState.DONE,
+    wire.Finish.CANCELLED: RequestState.CANCELLED,
+    wire.Finish.ERROR: RequestState.FAILED,
+}
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """Who wants what. `keep_alive_s` None takes the setting, negative is for ever, 0 unloads the model afterwards."""
+
+    model: str
+    api: str
+    client: str = ""
+    lane: wire.Lane = wire.Lane.DEFAULT
+    keep_alive_s: float | None = None
+
+
+class Lease(Protocol):
+    """The right to use a loaded model. While it is held, the model is not unloaded."""
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def link(self) -> EngineLink: ...
+    @property
+    def waited_s(self) -> float: ...
+    def release(self) -> None: ...
+
+
+class Lender(Protocol):
+    """Who gives leases: the supervisor."""
+
+    async def acquire(self, name: str, keep_alive_s: float | None) -> Lease: ...
+
+
+class Observer(Protocol):
+    """Who is told what happens to requests: the telemetry."""
+
+    def tokens(self, record: RequestRecord, n_tokens: int, seconds_each: float | None, now_s: float) -> None: ...
+    def ended(self, record: RequestRecord) -> None: ...
+
+
+class Job:
+    """See the module. Not reusable; at most one `submit`."""
+
+    model: Model
+    n_ctx: int
+    n_vocab: int
+    control_tokens: tuple[str, ...]
+    load_s: float
+
+    def __init__(self, job_id: str, ask: Ask, *, lender: Lender, observer: Observer) -> None:
+        self.id = job_id
+        self.ask = ask
+        self.arrived_at_s = time.monotonic()
+        self.load_s = 0.0
+        self.record = RequestRecord(job_id, ask.api, ask.client, ask.lane, ask.model, self.arrived_at_s)
+        self._lender = lender
+        self._observer = observer
+        self._lease: Lease | None = None
+        self._cancel_asked = asyncio.Event()
+        self._deltas = DeltaBuffer()
+
+    @property
+    def link(self) -> EngineLink | None:
+        """The engine that it runs on; None while loading and after the end."""
+        return None if self._lease is None else self._lease.link
+
+    # --- a lease's life ------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Job:
+        """Waits for the model. Raises what loading it raises, and Cancelled when the job is cancelled meanwhile."""
+        try:
+            lease = await self._acquire()
+        except BaseException as error:
+            self._end_by(error)
+            raise
+        self._lease = lease
+        self.model = lease.model
+        self.load_s = lease.waited_s
+        self.n_ctx = lease.link.ready.n_ctx
+        self.n_vocab = lease.link.ready.n_vocab
+        self.control_tokens = lease.link.ready.control_tokens
+        self.record.loaded(lease.model.name)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Cancels what is unfinished and gives the model back. Never waits."""
+        self._cancel_in_engine()
+        if error is not None:
+            self._end_by(error)
+        elif self.record.engine_request_id is None:
+            self._end(RequestState.DONE)  # it was there to load the model, or to count
+        else:
+            self._end(RequestState.CANCELLED)
+        self._deltas.clear()
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
+
+    async def _acquire(self) -> Lease:
+        acquiring = asyncio.ensure_future(self._lender.acquire(self.ask.model, self.ask.keep_alive_s))
+        cancelling = asyncio.ensure_future(self._cancel_asked.wait())
+        try:
+            await asyncio.wait({acquiring, cancelling}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._cancel_asked.is_set():
+                return acquiring.result()
+            _abandon(acquiring)
+            raise Cancelled("the request was cancelled while its model was loading")
+        except asyncio.CancelledError:
+            _abandon(acquiring)
+            raise
+        finally:
+            cancelling.cancel()
+
+    # --- towards the engine --------------------------------------------------------------------------------------
+
+    async def count(self, segments: Sequence[wire.Segment]) -> tuple[int, ...]:
+        """The token ids of a prompt, as `submit` would have them. Raises EngineDied."""
+        return await self._leased().link.count(tuple(segments))
+
+    async def submit(
+        self,
+        *,
+        segments: Sequence[wire.Segment] = (),
+        tokens: Sequence[int] | None = None,
+        sampling: wire.Sampling,
+        n_predict: int,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        logprobs: bool = False,
+        n_probs: int = 0,
+    ) -> None:
+        """Sends the request to the engine. What the engine refuses is raised by the iteration. Raises EngineDied."""
+        if self.record.engine_request_id is not None:
+            raise RuntimeError("a job is submitted once")
+        link = self._leased().link
+        await link.writable()
+        if self._cancel_asked.is_set():
+            self._take_final(_cancelled_before_submit(), time.monotonic())
+            return
+        message = wire.Submit(
+            id=link.next_id(),
+            segments=tuple(segments),
+            tokens=None if tokens is None else tuple(tokens),
+            sampling=sampling,
+            n_predict=n_predict,
+            stop=tuple(stop),
+            ignore_eos=ignore_eos,
+            logprobs=logprobs,
+            n_probs=n_probs,
+            client=self.ask.client,
+            lane=self.ask.lane,
+            arrived_at_s=time.monotonic(),
+        )
+        link.submit(message, self)
+        self.record.engine_request_id = message.id
+
+    def request_cancel(self) -> None:
+        """Somebody else wants it to end (DELETE). The consumer gets the CANCELLED delta; while loading, Cancelled."""
+        self._cancel_asked.set()
+        self._cancel_in_engine()
+
+    # --- from the engine (the link calls these) ------------------------------------------------------------------
+
+    def on_started(self, started: wire.Started) -> None:
+        if not self.record.is_ended:
+            self.record.started(started)
+
+    def on_delta(self, delta: wire.Delta, sent_at_s: float) -> None:
+        record = self.record
+        if record.is_ended:
+            return
+        seconds_each = record.progress(delta, sent_at_s)
+        if delta.tokens:
+            self._observer.tokens(record, len(delta.tokens), seconds_each, sent_at_s)
+        if delta.finish is not None:
+            self._take_final(delta, sent_at_s)
+        elif not self._deltas.is_full:
+            self._deltas.put(delta)
+        else:
+            self._cancel_in_engine()
+            self._deltas.clear()
+            self._fail(Cancelled("the client reads its answer too slowly; the request was cancelled"))
+
+    def on_engine_gone(self, error: LocalrunError) -> None:
+        """The engine will say nothing more. What it said before is still delivered."""
+        if not self.record.is_ended:
+            self._fail(error)
+
+    # --- towards the consumer ------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Job:
+        return self
+
+    async def __anext__(self) -> wire.Delta:
+        """The next delta, the final one included. Raises what the engine refused with, EngineDied, or Cancelled for a
+        consumer that was too slow."""
+        return await self._deltas.take()
+
+    @property
+    def has_ready(self) -> bool:
+        """True when the next iteration gives a delta without waiting, so that several can be sent as one."""
+        return len(self._deltas) > 0
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _leased(self) -> Lease:
+        if self._lease is None:
+            raise RuntimeError("a job is used inside `async with`")
+        return self._lease
+
+    def _cancel_in_engine(self) -> None:
+        request_id = self.record.engine_request_id
+        if request_id is not None and not self.record.is_ended and self._lease is not None:
+            self._lease.link.cancel(request_id)
+
+    def _take_final(self, delta: wire.Delta, now_s: float) -> None:
+        assert delta.finish is not None
+        self.record.usage = delta.usage
+        reason = None if delta.finish is wire.Finish.ERROR else delta.finish.value
+        self._end(_FINISHED_STATES[delta.finish], now_s, finish_reason=reason, error=delta.error_message)
+        self._deltas.put(delta)
+
+    def _fail(self, error: LocalrunError) -> None:
+        self._end_by(error)
+        self._deltas.fail(error)
+
+    def _end_by(self, error: BaseException) -> None:
+        """A client that went away shows as CancelledError or OSError: that is a cancel, not a failure."""
+        if isinstance(error, Cancelled):
+            self._end(RequestState.CANCELLED, error=error.message)
+        elif isinstance(error, OSError) or not isinstance(error, Exception):
+            self._end(RequestState.CANCELLED)
+        else:
+            message = error.message if isinstance(error, LocalrunError) else f"{type(error).__name__}: {error}"
+            self._end(RequestState.FAILED, error=message)
+
+    def _end(
+        self,
+        state: RequestState,
+        now_s: float | None = None,
+        *,
+        finish_reason: str | None = None,
+        error: str | None = None,
+    ) -> None:
+        if self.record.is_ended:
+            return
+        if state is RequestState.CANCELLED:
+            finish_reason = wire.Finish.CANCELLED.value
+        self.record.end(state, now_s or time.monotonic(), finish_reason=finish_reason, error=error)
+        self._observer.ended(self.record)
+
+
+def _abandon(acquiring: asyncio.Future[Lease]) -> None:
+    """Nobody waits for this lease any more; one that arrives all the same goes straight back."""
+
+    def give_back(done: asyncio.Future[Lease]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            done.result().release()
+
+    acquiring.cancel()
+    acquiring.add_done_callback(give_back)
+
+
+def _cancelled_before_submit() -> wire.Delta:
+    return wire.Delta(
+        id=0,
+        phase=wire.Phase.DONE,
+        n_computed=0,
+        n_output=0,
+        finish=wire.Finish.CANCELLED,
+        usage=wire.Usage(n_prompt=0, n_cached=0, n_output=0, queued_s=0.0, prefill_s=0.0, decode_s=0.0),
+    )

@@ -1,0 +1,110 @@
+"""The requests that are active, and those that ended in the last minute.
+
+Runs in the daemon's event loop. A job is here from the moment it is made, so that one which waits for a model to load
+can be seen and cancelled; when it ends its row is frozen, and at most `MAX_ENDED` of those are kept for `KEEP_ENDED_S`.
+
+Does not: measure (record.py), or build the whole snapshot (telemetry.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+
+from localrun.errors import Conflict, NotFound
+from localrun.server.jobs.job import Job
+from localrun.server.jobs.record import RequestRecord
+from localrun.snapshot import RequestRow, RequestState
+
+KEEP_ENDED_S = 60.0
+MAX_ENDED = 100
+
+
+class Registry:
+    """Jobs by id. `idle` is set while none is active."""
+
+    def __init__(self) -> None:
+        self._active: dict[str, Job] = {}
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._ended: deque[RequestRecord] = deque(maxlen=MAX_ENDED)
+
+    @property
+    def n_active(self) -> int:
+        return len(self._active)
+
+    def new_id(self) -> str:
+        """An id that no request of this machine had before."""
+        return f"req_{uuid.uuid4().hex}"
+
+    def add(self, job: Job) -> None:
+        self._active[job.id] = job
+        self.idle.clear()
+
+    def ended(self, record: RequestRecord) -> None:
+        """A job's record became final."""
+        if self._active.pop(record.id, None) is not None:
+            self._ended.append(record)
+        if not self._active:
+            self.idle.set()
+
+    def cancel(self, job_id: str) -> bool:
+        """Asks a job to end. False when there is no such active job."""
+        job = self._active.get(job_id)
+        if job is None:
+            return False
+        job.request_cancel()
+        return True
+
+    def cancel_or_raise(self, job_id: str) -> None:
+        """As `cancel`. Raises NotFound for an unknown id, Conflict for a job that has ended."""
+        if self.cancel(job_id):
+            return
+        row = self.row(job_id)
+        raise Conflict(f"request '{job_id}' has ended already ({row.state.value}); there is nothing to cancel")
+
+    def row(self, job_id: str) -> RequestRow:
+        """One request's row. Raises NotFound."""
+        now_s = time.monotonic()
+        job = self._active.get(job_id)
+        if job is not None:
+            return job.record.row(now_s, self._queue_position(job))
+        for record in self._recent(now_s):
+            if record.id == job_id:
+                return record.row(now_s)
+        raise NotFound(
+            f"request '{job_id}' is not known; ended requests are kept for {KEEP_ENDED_S:.0f} seconds "
+            f"(GET /localrun/v1/requests lists them)"
+        )
+
+    def rows(self) -> list[RequestRow]:
+        """All rows, oldest first."""
+        now_s = time.monotonic()
+        rows = [(record.arrived_at_s, record.row(now_s)) for record in self._recent(now_s)]
+        rows += [(job.arrived_at_s, job.record.row(now_s, self._queue_position(job))) for job in self._active.values()]
+        rows.sort(key=lambda pair: pair[0])
+        return [row for _, row in rows]
+
+    def count(self, *states: RequestState) -> int:
+        """Active requests in one of these states."""
+        return sum(job.record.state in states for job in self._active.values())
+
+    def counts_by_model(self, *states: RequestState) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for job in self._active.values():
+            if job.record.state in states:
+                counts[job.record.model] = counts.get(job.record.model, 0) + 1
+        return counts
+
+    def _recent(self, now_s: float) -> list[RequestRecord]:
+        while self._ended and (self._ended[0].ended_at_s or 0.0) < now_s - KEEP_ENDED_S:
+            self._ended.popleft()
+        return list(self._ended)
+
+    def _queue_position(self, job: Job) -> int | None:
+        request_id = job.record.engine_request_id
+        if request_id is None or job.link is None or job.record.state is not RequestState.QUEUED:
+            return None
+        return job.link.queue_position(request_id)

@@ -1,0 +1,1 @@
+"""Numbers about requests and engines: windows, Prometheus metrics and snapshots."""

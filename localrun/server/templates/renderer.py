@@ -1,0 +1,172 @@
+"""Rendering chat templates from the daemon: one worker process, restarted when it dies or overruns.
+
+Owner: the daemon's event loop. Renders go to the worker one at a time, in the order they were asked for, so the time
+that a render waits is never counted against its own limit, and a render that is stuck costs the others the limit and a
+restart, not their result. A worker that dies of something else than its time (a crash, the system's memory killer)
+is replaced and the render tried once more.
+
+Does not: load Jinja into the daemon, or decide which template and which variables to use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from typing import Any
+
+from localrun import errors, wire
+from localrun.server.templates.frames import RenderReply, RenderRequest, decode_reply
+
+START_TIMEOUT_S = 60.0
+
+_CHATML = """\
+{%- for message in messages -%}
+{{ '<|im_start|>' + message.role + '\\n' + (message.content or '') + '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+"""
+
+_GEMMA = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{%- set role = 'model' if message.role == 'assistant' else 'user' -%}
+{{ '<start_of_turn>' + role + '\\n' + (message.content or '') | trim + '<end_of_turn>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}
+"""
+
+
+def fallback_template(architecture: str) -> str:
+    """The template for a model file that brings none: the family's own where it is fixed, else ChatML."""
+    return _GEMMA if architecture.startswith("gemma") else _CHATML
+
+
+class TemplateRenderer:
+    """Owns the worker. `timeout_s` and `output_bytes` bound one render."""
+
+    def __init__(self, *, timeout_s: float, output_bytes: int) -> None:
+        self._timeout_s = timeout_s
+        self._output_bytes = output_bytes
+        self._turn = asyncio.Lock()
+        self._worker: Process | None = None
+        self._stopped = False
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The worker's process id; None while there is none."""
+        return None if self._worker is None else self._worker.pid
+
+    async def start(self) -> None:
+        """Start the worker, so that the first render need not wait. Raises Unavailable when it does not come up."""
+        async with self._turn:
+            self._stopped = False
+            if self._worker is None:
+                self._worker = await self._spawn()
+
+    async def stop(self) -> None:
+        """End the worker. A render under way ends with Unavailable."""
+        self._stopped = True
+        await self._discard()
+        async with self._turn:  # a render that was just starting a worker gives up at its next look at `_stopped`
+            await self._discard()
+
+    async def render(
+        self, template: str, variables: dict[str, Any], control_tokens: Sequence[str]
+    ) -> tuple[wire.Segment, ...]:
+        """The prompt of a conversation.
+
+        Text of a control token inside the variables (except those named `*_token`) comes back in untrusted segments.
+        Raises BadTemplate (broken, against the sandbox, over the time or output limit), BadRequest (the template's own
+        `raise_exception`; variables that are no valid data) and Unavailable (no worker).
+        """
+        request = RenderRequest(
+            template=template,
+            variables=variables,
+            control_tokens=tuple(control_tokens),
+            output_bytes=self._output_bytes,
+            cpu_s=math.ceil(self._timeout_s) + 1,
+        )
+        try:
+            frame = wire.encode(request)
+        except UnicodeEncodeError:
+            raise errors.BadRequest("the messages contain half of a surrogate pair", field="messages") from None
+        except RecursionError:
+            raise errors.BadRequest("the messages nest too deeply", field="messages") from None
+        await self._turn.acquire()
+        # A task of its own: a client that goes away must not leave its reply in the pipe for the next render to read.
+        exchange = asyncio.create_task(self._exchange(frame))
+        exchange.add_done_callback(self._end_turn)
+        reply = await asyncio.shield(exchange)
+        if reply.error_code is not None:
+            raise errors.by_code(reply.error_code, reply.error_message)
+        return reply.segments
+
+    def _end_turn(self, exchange: asyncio.Task[RenderReply]) -> None:
+        self._turn.release()
+        if not exchange.cancelled():
+            exchange.exception()  # nobody else looks at it when the client has gone
+
+    async def _exchange(self, frame: bytes) -> RenderReply:
+        """Send one request and read its reply, with one more try when the worker dies without having overrun."""
+        for _ in range(2):
+            if self._stopped:
+                raise errors.Unavailable("the daemon is shutting down")
+            worker = self._worker = self._worker or await self._spawn()
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return await _ask(worker, frame)
+            except TimeoutError:
+                await self._discard()
+                raise errors.BadTemplate(
+                    f"the chat template ran longer than {self._timeout_s:g} s (setting template_timeout_s)"
+                ) from None
+            except (asyncio.IncompleteReadError, ConnectionError, wire.FrameError):
+                await self._discard()
+        if self._stopped:
+            raise errors.Unavailable("the daemon is shutting down")
+        raise errors.BadTemplate("the chat template ended its worker process twice")
+
+    async def _spawn(self) -> Process:
+        # -P: the daemon's working folder must not be a place to import from.
+        command = [sys.executable, "-P", "-m", "localrun.server.templates.worker"]
+        worker = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await _read_reply(worker)
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, wire.FrameError):
+            await _end(worker)
+            raise errors.Unavailable("the template worker did not start; the daemon's log says why") from None
+        return worker
+
+    async def _discard(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await _end(worker)
+
+
+async def _ask(worker: Process, frame: bytes) -> RenderReply:
+    assert worker.stdin is not None
+    worker.stdin.write(frame)
+    await worker.stdin.drain()
+    return await _read_reply(worker)
+
+
+async def _read_reply(worker: Process) -> RenderReply:
+    assert worker.stdout is not None
+    prefix = await worker.stdout.readexactly(4)
+    return decode_reply(await worker.stdout.readexactly(wire.body_length(prefix)))
+
+
+async def _end(worker: Process) -> None:
+    """Kill the worker and wait until the system has let go of it and its pipes."""
+    assert worker.stdin is not None
+    with contextlib.suppress(ProcessLookupError):
+        worker.kill()
+    await worker.wait()
+    worker.stdin.close()
+    with contextlib.suppress(ConnectionError):
+        await worker.stdin.wait_closed()

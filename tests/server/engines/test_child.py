@@ -1,0 +1,60 @@
+"""A child process and its pipes, without any meaning in the frames."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from localrun.server.engines.child import EngineChild, end_in_words
+
+
+@pytest.mark.parametrize(
+    ("returncode", "words"),
+    [
+        (0, "exited with status 0"),
+        (3, "exited with status 3"),
+        (-11, "was killed by SIGSEGV"),
+        (-9, "was killed by SIGKILL"),
+        (-77, "was killed by signal 77"),
+        (None, "did not report how it ended"),
+    ],
+)
+def test_an_end_is_told_in_words(returncode: int | None, words: str) -> None:
+    assert end_in_words(returncode) == words
+
+
+async def test_lines_come_whole_and_the_last_one_without_its_newline_too() -> None:
+    lines: list[str] = []
+    ends: list[int | None] = []
+    child = EngineChild(on_body=lambda body: None, on_line=lines.append, on_exit=ends.append)
+    program = r"import os; os.write(2, b'one\ntw'); os.write(2, b'o\n\n\xff\nlast')"
+    await child.spawn([sys.executable, "-c", program])
+    while not ends:  # noqa: ASYNC110 - the callback is the interface
+        await asyncio.sleep(0.005)
+    assert lines == ["one", "two", "\ufffd", "last"]
+    assert ends == [0]
+    assert not child.is_alive
+
+
+async def test_a_child_that_ended_takes_no_more_writes_and_stops_at_once() -> None:
+    ends: list[int | None] = []
+    child = EngineChild(on_body=lambda body: None, on_line=lambda line: None, on_exit=ends.append)
+    await child.spawn([sys.executable, "-c", "import sys; sys.exit(5)"])
+    await child.stop()
+    child.write(b"anybody there?")
+    child.kill()
+    await child.writable()
+    await child.stop()
+    assert len(ends) == 1
+
+
+async def test_writing_waits_while_the_child_does_not_read() -> None:
+    child = EngineChild(on_body=lambda body: None, on_line=lambda line: None, on_exit=lambda returncode: None)
+    await child.spawn([sys.executable, "-c", "import time; time.sleep(600)"])
+    child.write(b"x" * 4_000_000)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(child.writable(), 0.2)
+    await child.stop()
+    await asyncio.wait_for(child.writable(), 5)

@@ -1,0 +1,283 @@
+"""One engine process and the conversation with it: every way that it can go wrong, on both event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import uvloop
+
+from localrun import wire
+from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, Unavailable
+from localrun.server.engines.link import EngineLink, engine_command
+
+SCRIPT = str(Path(__file__).parents[1] / "scripted_engine.py")
+OPEN = wire.Open(
+    model_path="none", n_slots=2, n_kv_cells=512, n_batch=32, n_ubatch=32, n_threads=1, n_gpu_layers=0, kv_type="f16",
+    target_itl_s=0.1, ram_cache_bytes=0, max_queue=8,
+)  # fmt: skip
+
+
+class _Sink:
+    def __init__(self) -> None:
+        self.deltas: list[wire.Delta] = []
+        self.error: LocalrunError | None = None
+        self.over = asyncio.Event()
+
+    def on_started(self, started: wire.Started) -> None:
+        pass
+
+    def on_delta(self, delta: wire.Delta, now_s: float) -> None:
+        self.deltas.append(delta)
+        if delta.finish is not None:
+            self.over.set()
+
+    def on_engine_gone(self, error: LocalrunError) -> None:
+        assert self.error is None, "told twice"
+        self.error = error
+        self.over.set()
+
+
+def _link(script: str, ended: list[EngineLink] | None = None) -> EngineLink:
+    command = engine_command(fake=True) if script == "fake" else [sys.executable, SCRIPT, script]
+    seen = ended if ended is not None else []
+    return EngineLink(model="m", command=command, on_step=lambda link, step: None, on_end=seen.append)
+
+
+def _submit(link: EngineLink, sink: _Sink, n_predict: int = 4) -> int:
+    message = wire.Submit(
+        id=link.next_id(), segments=(wire.Segment("hi"),), n_predict=n_predict, ignore_eos=True,
+        sampling=wire.Sampling(temperature=0),
+    )  # fmt: skip
+    link.submit(message, sink)
+    return message.id
+
+
+def _gone(pid: int | None) -> bool:
+    """No process by that id, not even a zombie."""
+    assert pid is not None
+    return not psutil.pid_exists(pid)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]], None]:
+    return asyncio.run if request.param == "asyncio" else uvloop.run
+
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+def test_a_request_goes_out_and_its_news_come_in(run: Run) -> None:
+    async def main() -> None:
+        link, sink = _link("fake"), _Sink()
+        ready = await link.open(OPEN, 30)
+        assert ready.n_ctx == 512
+        _submit(link, sink, n_predict=4)
+        assert link.n_outstanding == 1
+        await sink.over.wait()
+        assert sink.deltas[-1].finish is wire.Finish.LENGTH
+        assert sum(len(delta.tokens) for delta in sink.deltas) == 4
+        assert link.n_outstanding == 0
+        assert await link.count((wire.Segment("abc"),)) == (97, 98, 99)
+        assert link.stats is not None
+        pid = link.pid
+        await link.stop()
+        assert _gone(pid)
+
+    run(main())
+
+
+def test_a_kill_is_noticed_at_once_and_named(run: Run) -> None:
+    async def main() -> None:
+        ended: list[EngineLink] = []
+        link, sinks = _link("ready", ended), [_Sink(), _Sink()]
+        await link.open(OPEN, 30)
+        for sink in sinks:
+            _submit(link, sink)
+        counting = asyncio.ensure_future(link.count(()))
+        pid = link.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        began_s = time.monotonic()
+        for sink in sinks:
+            await asyncio.wait_for(sink.over.wait(), 1)
+            assert isinstance(sink.error, EngineDied)
+            assert "SIGKILL" in sink.error.message
+        assert time.monotonic() - began_s < 1
+        await asyncio.wait([counting])
+        with pytest.raises(LocalrunError):
+            raise counting.exception() or AssertionError("answered")
+        assert ended == [link]
+        assert link.died
+        assert _gone(pid)
+        with pytest.raises(EngineDied):
+            _submit(link, _Sink())
+        await link.stop()
+
+    run(main())
+
+
+def test_the_last_lines_of_a_dead_engine_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        link, sink = _link("ready"), _Sink()
+        await link.open(OPEN, 30)
+        _submit(link, sink)
+        os.kill(link.pid or 0, signal.SIGSEGV)
+        await sink.over.wait()
+
+    with caplog.at_level(logging.INFO, "localrun.engine"):
+        asyncio.run(main())
+    assert "[m] a line for the log" in caplog.messages
+    assert any("SIGSEGV" in message and "a line for the log" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("script", "error_class", "text"),
+    [
+        ("refuse", BadModelFile, "no such architecture"),
+        ("abort", BadModelFile, "SIGABRT"),
+        ("killed", EngineDied, "ran out of memory"),
+        ("exit", EngineDied, "status 3"),
+    ],
+)
+def test_a_load_that_fails_says_how(run: Run, script: str, error_class: type[LocalrunError], text: str) -> None:
+    async def main() -> None:
+        link = _link(script)
+        with pytest.raises(error_class, match=text):
+            await link.open(OPEN, 30)
+        assert _gone(link.pid)
+
+    run(main())
+
+
+def test_a_load_that_takes_too_long_is_ended_even_if_it_ignores_signals(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localrun.server.engines.child.TERMINATE_GRACE_S", 0.1)
+
+    async def main() -> None:
+        link = _link("hang")
+        with pytest.raises(EngineFailed, match="load_timeout_s"):
+            await link.open(OPEN, 0.5)
+        assert _gone(link.pid)
+
+    run(main())
+
+
+def test_a_program_that_cannot_start_is_an_error_and_not_a_crash(run: Run) -> None:
+    async def main() -> None:
+        link = EngineLink(
+            model="m", command=["/nonexistent/engine"], on_step=lambda link, step: None, on_end=lambda link: None
+        )
+        with pytest.raises(EngineFailed, match="could not be started"):
+            await link.open(OPEN, 5)
+
+    run(main())
+
+
+async def _open_and_wait_for_the_end(script: str) -> None:
+    ended = asyncio.Event()
+    command = [sys.executable, SCRIPT, script]
+    link = EngineLink(model="m", command=command, on_step=lambda link, step: None, on_end=lambda link: ended.set())
+    await link.open(OPEN, 30)
+    await asyncio.wait_for(ended.wait(), 10)
+    assert isinstance(link.error, EngineDied)
+    assert _gone(link.pid)
+
+
+def test_an_engine_that_breaks_the_framing_is_killed(run: Run) -> None:
+    run(_open_and_wait_for_the_end("garbage"))
+
+
+def test_an_engine_that_closes_its_stdout_is_killed() -> None:
+    asyncio.run(_open_and_wait_for_the_end("mute"))
+
+
+def test_stopping_ends_what_runs_with_unavailable(run: Run) -> None:
+    async def main() -> None:
+        link, sink = _link("ready"), _Sink()
+        await link.open(OPEN, 30)
+        _submit(link, sink)
+        await link.stop()
+        assert isinstance(sink.error, Unavailable)
+        assert not link.died
+        assert _gone(link.pid)
+
+    run(main())
+
+
+def test_nothing_is_left_open(run: Run) -> None:
+    async def main() -> None:
+        this = psutil.Process()
+        before = this.num_fds()
+        for _ in range(5):
+            link = _link("echo")
+            await link.open(OPEN, 30)
+            await link.stop()
+        assert this.num_fds() <= before + 2  # the loop's own, made at first use
+        assert this.children() == []
+
+    run(main())
+
+
+def test_a_huge_log_line_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        link = _link("long-line")
+        await link.open(OPEN, 30)
+        await link.count(())
+        await link.stop()
+
+    with caplog.at_level(logging.INFO, "localrun.engine"):
+        asyncio.run(main())
+    lines = [message for message in caplog.messages if "yyyy" in message]
+    assert len(lines) == 1
+    assert len(lines[0]) < 5000
+
+
+DAEMON = """
+import asyncio, sys, uvloop
+from localrun import wire
+from localrun.server.engines.link import EngineLink, engine_command
+from tests_open import OPEN
+
+async def main():
+    links = [EngineLink(model=str(n), command=engine_command(fake=True), on_step=lambda *a: None, on_end=print) for n in range(2)]
+    for link in links:
+        await link.open(OPEN, 30)
+    print(*[link.pid for link in links], flush=True)
+    await asyncio.sleep(600)
+
+(uvloop if sys.argv[1] == "uvloop" else asyncio).run(main())
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_engines_end_when_the_daemon_is_killed(loop: str, tmp_path: Path) -> None:
+    (tmp_path / "tests_open.py").write_text(f"from localrun.wire import Open\nOPEN = {OPEN!r}\n")
+    (tmp_path / "daemon.py").write_text(DAEMON)
+
+    async def main() -> None:
+        daemon = await asyncio.create_subprocess_exec(
+            sys.executable, str(tmp_path / "daemon.py"), loop, stdout=asyncio.subprocess.PIPE
+        )
+        assert daemon.stdout is not None
+        pids = [int(word) for word in (await asyncio.wait_for(daemon.stdout.readline(), 60)).split()]
+        engines = [psutil.Process(pid) for pid in pids]
+        daemon.kill()
+        await daemon.wait()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, engines, timeout=10)
+        for engine in alive:
+            engine.kill()
+        assert len(pids) == 2
+        assert alive == []
+
+    asyncio.run(main())

@@ -1,0 +1,159 @@
+"""Who makes room for whom: limits, memory, eviction, waiting in line, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from localrun.errors import CannotFit, LocalrunError, QueueFull, Unavailable
+from localrun.server.engines import room
+from localrun.server.engines.resident import EngineLease
+from localrun.server.engines.supervisor import Supervisor
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    """Waits for something that happens in its own time. Fails after ten seconds."""
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen"
+        await asyncio.sleep(0.005)
+
+
+def _names(supervisor: Supervisor) -> list[str]:
+    return [row.model for row in supervisor.loaded()]
+
+
+async def _failure(acquiring: Awaitable[EngineLease]) -> LocalrunError:
+    with pytest.raises(LocalrunError) as caught:
+        await acquiring
+    return caught.value
+
+
+async def test_the_least_recently_used_idle_model_makes_room(supervising: Any) -> None:
+    async with supervising(max_models=2) as (supervisor, watch):
+        (await supervisor.acquire("alpha", None)).release()
+        (await supervisor.acquire("beta", None)).release()
+        (await supervisor.acquire("alpha", None)).release()
+        (await supervisor.acquire("gamma", None)).release()
+        assert watch.ended == ["beta"]
+        assert sorted(_names(supervisor)) == ["alpha", "gamma"]
+
+
+async def test_a_busy_model_is_never_evicted_and_the_newcomer_waits_for_it(supervising: Any) -> None:
+    async with supervising(max_models=1) as (supervisor, watch):
+        busy = await supervisor.acquire("alpha", None)
+        waiting = asyncio.create_task(supervisor.acquire("beta", None))
+        await _until(lambda: "beta" in _names(supervisor))
+        await asyncio.sleep(0.05)
+        assert watch.ended == []
+        beside = await supervisor.acquire("alpha", None)
+        assert beside.link is busy.link, "the loaded model goes on serving"
+        busy.release()
+        beside.release()
+        assert (await waiting).model.name == "beta"
+        assert watch.ended == ["alpha"]
+
+
+async def test_newcomers_are_served_in_order(supervising: Any) -> None:
+    async with supervising(max_models=1) as (supervisor, watch):
+        busy = await supervisor.acquire("alpha", None)
+        beta = asyncio.create_task(supervisor.acquire("beta", None))
+        await _until(lambda: "beta" in _names(supervisor))
+        gamma = asyncio.create_task(supervisor.acquire("gamma", None))
+        await _until(lambda: "gamma" in _names(supervisor))
+        busy.release()
+        (await beta).release()
+        (await gamma).release()
+        assert watch.loaded == ["alpha", "beta", "gamma"]
+
+
+async def test_a_newcomer_does_not_wait_for_ever(supervising: Any) -> None:
+    async with supervising(max_models=1, load_timeout_s=2) as (supervisor, _):
+        busy = await supervisor.acquire("alpha", None)
+        failure = await _failure(supervisor.acquire("beta", None))
+        assert isinstance(failure, Unavailable)
+        assert "max_models" in failure.message
+        assert "alpha" in failure.message
+        busy.release()
+
+
+async def test_a_model_in_steady_use_does_not_starve_a_newcomer(
+    supervising: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "DRAIN_AFTER_S", 0.1)
+    async with supervising(max_models=1) as (supervisor, watch):
+
+        async def use_alpha(offset_s: float) -> None:
+            await asyncio.sleep(offset_s)
+            while True:
+                lease = await supervisor.acquire("alpha", None)
+                await asyncio.sleep(0.05)
+                lease.release()
+
+        # Overlapping, so that alpha is hardly ever idle by itself.
+        users = [asyncio.create_task(use_alpha(offset_s)) for offset_s in (0, 0.01, 0.02, 0.03)]
+        await _until(lambda: watch.loaded == ["alpha"])
+        lease = await asyncio.wait_for(supervisor.acquire("beta", None), 10)
+        assert lease.model.name == "beta"
+        lease.release()
+        await _until(lambda: watch.loaded[:3] == ["alpha", "beta", "alpha"])
+        for user in users:
+            user.cancel()
+
+
+async def test_what_cannot_fit_is_refused_with_numbers_and_evicts_nobody(supervising: Any) -> None:
+    async with supervising() as (supervisor, watch):
+        (await supervisor.acquire("alpha", None)).release()
+        watch.available_bytes = 1_000_000
+        failure = await _failure(supervisor.acquire("beta", None))
+        assert isinstance(failure, CannotFit)
+        assert "available" in failure.message
+        assert "needs" in failure.message
+        assert "alpha" not in watch.ended
+        assert _names(supervisor) == ["alpha"]
+
+
+async def test_memory_that_an_idle_model_holds_is_taken_back(supervising: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localrun.server.engines.machine.private_bytes", lambda pid: 0)
+    async with supervising() as (supervisor, watch):
+        (await supervisor.acquire("alpha", None)).release()
+        needed = supervisor.residents()[0].placement.needed_bytes
+        # Room for one and a half. What alpha was promised counts, although it has not taken it yet.
+        watch.available_bytes = int(needed * 1.5)
+        (await supervisor.acquire("beta", None)).release()
+        assert watch.ended == ["alpha"]
+
+
+async def test_an_idle_model_goes_before_the_context_shrinks_and_a_busy_one_does_not(
+    supervising: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localrun.server.engines.machine.private_bytes", lambda pid: 0)
+    async with supervising(kv_cells=0) as (supervisor, watch):
+        alpha = await supervisor.acquire("alpha", None)
+        whole = supervisor.residents()[0].placement
+        watch.available_bytes = int(whole.needed_bytes * 2)
+        (await supervisor.acquire("beta", None)).release()
+        cells = {resident.model.name: resident.placement.n_kv_cells for resident in supervisor.residents()}
+        assert cells["beta"] < cells["alpha"] == whole.n_kv_cells
+        alpha.release()
+        await supervisor.unload("beta")
+        (await supervisor.acquire("beta", None)).release()
+        assert [resident.placement for resident in supervisor.residents()] == [whole]
+        assert watch.ended == ["beta", "alpha"]
+
+
+async def test_requests_for_a_model_that_is_on_its_way_out_are_bounded_too(supervising: Any) -> None:
+    async with supervising(max_queue=1, slots=1) as (supervisor, _):
+        lease = await supervisor.acquire("alpha", None)
+        resident = supervisor.residents()[0]
+        resident.is_draining = resident.unload_when_idle = True
+        waiting = [asyncio.create_task(supervisor.acquire("alpha", None)) for _ in range(2)]
+        await _until(lambda: resident.n_behind == 2)
+        assert isinstance(await _failure(supervisor.acquire("alpha", None)), QueueFull)
+        lease.release()
+        first, second = await asyncio.gather(*waiting)
+        assert first.link is second.link is not lease.link

@@ -1,0 +1,280 @@
+"""Loading on demand, sharing, unloading, evicting and starting again, on fake engine processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from localrun.errors import BadModelFile, EngineDied, LocalrunError, ModelNotFound, QueueFull, Unavailable
+from localrun.server.engines import supervisor as supervisor_module
+from localrun.server.engines.resident import EngineLease
+from localrun.server.engines.supervisor import Supervisor
+
+SCRIPT = str(Path(__file__).parents[1] / "scripted_engine.py")
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    """Waits for something that happens in its own time. Fails after ten seconds."""
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen"
+        await asyncio.sleep(0.005)
+
+
+def _names(supervisor: Supervisor) -> list[str]:
+    return [row.model for row in supervisor.loaded()]
+
+
+async def _failure(acquiring: Awaitable[EngineLease]) -> LocalrunError:
+    with pytest.raises(LocalrunError) as caught:
+        await acquiring
+    return caught.value
+
+
+# --- loading -----------------------------------------------------------------------------------------------------
+
+
+async def test_ten_concurrent_waiters_make_one_load(supervising: Any) -> None:
+    async with supervising() as (supervisor, watch):
+        leases = await asyncio.gather(*(supervisor.acquire("alpha", None) for _ in range(10)))
+        assert watch.loaded == ["alpha"]
+        assert len({lease.link.pid for lease in leases}) == 1
+        assert all(lease.waited_s > 0 for lease in leases)
+        again = await supervisor.acquire("alpha", None)
+        assert again.waited_s == 0.0
+
+
+async def test_a_failing_load_fails_all_its_waiters_with_the_same_error(supervising: Any) -> None:
+    async with supervising(script="refuse") as (supervisor, watch):
+        failures = await asyncio.gather(*(_failure(supervisor.acquire("alpha", None)) for _ in range(5)))
+        assert {type(failure) for failure in failures} == {BadModelFile}
+        assert len({failure.message for failure in failures}) == 1
+        assert watch.loaded == []
+        assert supervisor.residents() == []
+
+
+async def test_a_waiter_that_leaves_does_not_end_the_load_for_others(supervising: Any) -> None:
+    async with supervising() as (supervisor, watch):
+        leaving = asyncio.create_task(supervisor.acquire("alpha", None))
+        staying = asyncio.create_task(supervisor.acquire("alpha", None))
+        await _until(lambda: _names(supervisor) == ["alpha"])
+        leaving.cancel()
+        lease = await staying
+        assert lease.model.name == "alpha"
+        assert watch.loaded == ["alpha"]
+
+
+async def test_a_load_that_everybody_left_finishes_and_idles(supervising: Any) -> None:
+    async with supervising(keep_alive_s=100) as (supervisor, watch):
+        leaving = asyncio.create_task(supervisor.acquire("alpha", None))
+        await _until(lambda: _names(supervisor) == ["alpha"])
+        leaving.cancel()
+        await _until(lambda: watch.loaded == ["alpha"])
+        row = supervisor.loaded()[0]
+        assert row.state == "ready"
+        assert row.expires_in_s is not None
+        assert row.expires_in_s <= 100
+
+
+async def test_a_path_and_a_name_are_one_engine(supervising: Any, models_dir: Path) -> None:
+    async with supervising() as (supervisor, watch):
+        (models_dir.parent / "link.gguf").symlink_to(models_dir / "alpha.gguf")
+        leases = [
+            await supervisor.acquire(name, None)
+            for name in ("alpha", str(models_dir / "alpha.gguf"), str(models_dir.parent / "link.gguf"))
+        ]
+        assert len({lease.link.pid for lease in leases}) == 1
+        assert watch.loaded == ["alpha"]
+
+
+async def test_an_unknown_model_is_not_found_and_loads_nothing(supervising: Any) -> None:
+    async with supervising() as (supervisor, _):
+        assert isinstance(await _failure(supervisor.acquire("nowhere", None)), ModelNotFound)
+        assert supervisor.residents() == []
+
+
+async def test_too_many_waiters_for_one_load_are_refused(supervising: Any) -> None:
+    async with supervising(script="hang", max_queue=1, slots=1) as (supervisor, _):
+        waiting = [asyncio.create_task(supervisor.acquire("alpha", None)) for _ in range(2)]
+        await _until(lambda: bool(supervisor.residents()) and supervisor.residents()[0].n_waiting == 2)
+        assert isinstance(await _failure(supervisor.acquire("alpha", None)), QueueFull)
+        for task in waiting:
+            task.cancel()
+
+
+async def test_stopping_gives_up_loads_in_progress(supervising: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localrun.server.engines.child.TERMINATE_GRACE_S", 0.1)
+    async with supervising(script="hang") as (supervisor, _):
+        waiting = asyncio.create_task(_failure(supervisor.acquire("alpha", None)))
+        await _until(lambda: bool(supervisor.residents()) and supervisor.residents()[0].link.pid is not None)
+        pid = supervisor.residents()[0].link.pid
+        await supervisor.stop()
+        assert isinstance(await waiting, Unavailable)
+        assert not psutil.pid_exists(pid)
+        assert isinstance(await _failure(supervisor.acquire("alpha", None)), Unavailable)
+
+
+# --- unloading ---------------------------------------------------------------------------------------------------
+
+
+async def test_keep_alive_zero_unloads_after_the_last_job(supervising: Any) -> None:
+    async with supervising() as (supervisor, watch):
+        first = await supervisor.acquire("alpha", 0)
+        second = await supervisor.acquire("alpha", 0)
+        first.release()
+        await asyncio.sleep(0)
+        assert _names(supervisor) == ["alpha"]
+        pid = second.link.pid
+        second.release()
+        await _until(lambda: watch.ended == ["alpha"])
+        assert not psutil.pid_exists(pid)
+
+
+async def test_keep_alive_counts_down_from_the_last_job_and_for_ever_is_for_ever(supervising: Any) -> None:
+    async with supervising(keep_alive_s=300) as (supervisor, watch):
+        (await supervisor.acquire("alpha", 0.05)).release()
+        (await supervisor.acquire("beta", -1)).release()
+        rows = {row.model: row for row in supervisor.loaded()}
+        assert rows["beta"].expires_in_s is None
+        await _until(lambda: watch.ended == ["alpha"])
+        assert _names(supervisor) == ["beta"]
+
+
+async def test_a_new_job_stops_the_countdown(supervising: Any) -> None:
+    async with supervising() as (supervisor, _):
+        (await supervisor.acquire("alpha", 0.2)).release()
+        lease = await supervisor.acquire("alpha", 0.2)
+        await asyncio.sleep(0.4)
+        assert _names(supervisor) == ["alpha"]
+        lease.release()
+
+
+async def test_releasing_twice_counts_once(supervising: Any) -> None:
+    async with supervising() as (supervisor, _):
+        lease, other = await supervisor.acquire("alpha", 0), await supervisor.acquire("alpha", 0)
+        lease.release()
+        lease.release()
+        await asyncio.sleep(0.02)
+        assert _names(supervisor) == ["alpha"]
+        other.release()
+
+
+async def test_unload_is_at_once_when_idle_and_after_the_jobs_when_busy(supervising: Any) -> None:
+    async with supervising() as (supervisor, watch):
+        assert await supervisor.unload("alpha") is False
+        (await supervisor.acquire("alpha", None)).release()
+        assert await supervisor.unload("alpha") is True
+        assert watch.ended == ["alpha"]
+        busy = await supervisor.acquire("beta", None)
+        assert await supervisor.unload("beta") is True
+        assert _names(supervisor) == ["beta"]
+        busy.release()
+        await _until(lambda: watch.ended == ["alpha", "beta"])
+        with pytest.raises(ModelNotFound):
+            await supervisor.unload("nowhere")
+
+
+async def test_a_deleted_file_can_still_be_unloaded(supervising: Any, models_dir: Path) -> None:
+    async with supervising() as (supervisor, watch):
+        (await supervisor.acquire("alpha", None)).release()
+        (models_dir / "alpha.gguf").unlink()
+        assert await supervisor.unload("alpha") is True
+        assert watch.ended == ["alpha"]
+
+
+async def test_a_replaced_file_is_loaded_anew_when_idle(supervising: Any, models_dir: Path) -> None:
+    async with supervising() as (supervisor, watch):
+        old = await supervisor.acquire("alpha", None)
+        old_pid = old.link.pid
+        shutil.copy(models_dir / "beta.gguf", models_dir / "new.gguf")
+        os.replace(models_dir / "new.gguf", models_dir / "alpha.gguf")
+        beside = await supervisor.acquire("alpha", None)
+        assert beside.link.pid == old_pid, "a busy engine is not ended"
+        old.release()
+        beside.release()
+        new = await supervisor.acquire("alpha", None)
+        assert new.link.pid != old_pid
+        assert watch.loaded == ["alpha", "alpha"]
+
+
+# --- deaths ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_dead_engine_is_replaced_by_the_next_request(supervising: Any) -> None:
+    async with supervising() as (supervisor, watch):
+        lease = await supervisor.acquire("alpha", None)
+        other = await supervisor.acquire("beta", None)
+        os.kill(lease.link.pid, signal.SIGKILL)
+        await _until(lambda: watch.ended == ["alpha"])
+        lease.release()
+        again = await supervisor.acquire("alpha", None)
+        assert again.link is not lease.link
+        assert again.link.is_usable
+        assert other.link.is_usable
+
+
+async def test_three_early_deaths_stop_the_restarts_for_a_while(supervising: Any) -> None:
+    async with supervising(script="abort") as (supervisor, watch):
+        for _ in range(3):
+            failure = await _failure(supervisor.acquire("alpha", None))
+            assert isinstance(failure, BadModelFile)
+            assert "SIGABRT" in failure.message
+        refused = await _failure(supervisor.acquire("alpha", None))
+        assert isinstance(refused, BadModelFile)
+        assert "not tried again for" in refused.message
+        assert "SIGABRT" in refused.message
+        assert len(watch.ended) == 3, "the refusal starts no process"
+
+
+async def test_the_door_opens_again_after_its_time(supervising: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localrun.server.engines.breaker.OPEN_S", 0.2)
+    async with supervising(script="exit") as (supervisor, watch):
+        for _ in range(3):
+            await _failure(supervisor.acquire("alpha", None))
+        await asyncio.sleep(0.25)
+        failure = await _failure(supervisor.acquire("alpha", None))
+        assert isinstance(failure, EngineDied)
+        assert "not tried again" not in failure.message
+        assert len(watch.ended) == 4
+
+
+async def test_a_new_file_gets_a_new_chance(supervising: Any, models_dir: Path) -> None:
+    async with supervising(script="exit") as (supervisor, watch):
+        for _ in range(3):
+            await _failure(supervisor.acquire("alpha", None))
+        os.utime(models_dir / "alpha.gguf", (1, 1))
+        await _failure(supervisor.acquire("alpha", None))
+        assert len(watch.ended) == 4
+
+
+async def test_a_model_that_cannot_load_does_not_disturb_another(supervising: Any, tmp_path: Path) -> None:
+    script = tmp_path / "engine.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(Path(SCRIPT).parent)!r})\n"
+        "import io, os, struct, scripted_engine\n"
+        "from localrun import wire\n"
+        "body = wire.read_body(sys.stdin.buffer)\n"
+        "if 'beta' in wire.decode_to_engine(body).model_path: os.abort()\n"
+        "sys.stdin = type('In', (), {'buffer': io.BufferedReader(sys.stdin.buffer.raw)})\n"
+        "scripted_engine._send(scripted_engine.READY)\n"
+        "while wire.read_body(sys.stdin.buffer) is not None: pass\n"
+    )
+    async with supervising() as (supervisor, _):
+        supervisor._command = [sys.executable, str(script)]
+        lease = await supervisor.acquire("alpha", None)
+        assert isinstance(await _failure(supervisor.acquire("beta", None)), BadModelFile)
+        assert lease.link.is_usable
+
+
+def test_the_engine_is_started_by_module_name() -> None:
+    assert supervisor_module.engine_command(fake=False)[-2:] == ["-m", "localrun.engine.process"]

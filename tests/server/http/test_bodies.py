@@ -1,0 +1,71 @@
+"""Strict JSON into structs, with errors that name the field."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import pytest
+
+from localrun.errors import BadRequest
+from localrun.server.http import bodies
+
+
+class Inner(msgspec.Struct):
+    k: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
+
+
+class Outer(msgspec.Struct):
+    name: str
+    inner: Inner | None = None
+    items: list[Inner] = []
+
+
+def test_unknown_fields_are_ignored() -> None:
+    body = bodies.decode(b'{"name": "a", "other": {"deep": [1, 2.5, null]}, "inner": {"k": 3, "x": 1}}', Outer)
+    assert body.name == "a"
+    assert body.inner is not None
+    assert body.inner.k == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "said"),
+    [
+        (b"{}", "name", "name is required"),
+        (b'{"name": 1}', "name", "expected `str`, got `int`"),
+        (b'{"name": "a", "inner": {"k": 0}}', "inner.k", ">= 1"),
+        (b'{"name": "a", "inner": {"k": 1.5}}', "inner.k", "`float`"),
+        (b'{"name": "a", "inner": {"k": 9223372036854775808000}}', "inner.k", "<= 100"),
+        (b'{"name": "a", "items": [{}, {"k": "x"}]}', "items[1].k", "got `str`"),
+        (b'{"name": "a", "name": "b"}', "name", "twice"),
+        (b'{"name": "a", "other": {"q": 1, "q": 2}}', "q", "twice"),
+    ],
+)
+def test_what_is_out_of_shape_is_named(text: bytes, field: str, said: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        bodies.decode(text, Outer)
+    assert caught.value.field == field
+    assert said in caught.value.message
+    assert field in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"  \n", b"{", b"[]", b"null", b'"text"', b'{"name": "a"} trailing', b"{'name': 'a'}", b'{"name": "a",}',
+        b'{"name": "a", "x": NaN}', b'{"name": "a", "x": -Infinity}', b'{"name": "\\ud800"}', b'{"name": "\\udc00 x"}',
+        b'{"name": "a", "x": "\\ud800 or so"}', b'{"name": "\xff"}', b'{"name": "a", "x": "\xc3"}',
+        b'\xef\xbb\xbf{"name": "a"}', '{"name": "a"}'.encode("utf-16"),
+        b'{"name": "a", "x": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
+        b'{"name": "a", "x": ' + b'{"a":' * 10_000 + b"1" + b"}" * 10_000 + b"}",
+        b'{"name": "a", "inner": {"k": ' + b"9" * 5000 + b"}}",
+        b'{"name": "a", "x": ' + b"9" * 5000 + b"}",
+    ],
+)  # fmt: skip
+def test_what_is_not_plain_json_is_refused(text: bytes) -> None:
+    with pytest.raises(BadRequest):
+        bodies.decode(text, Outer)
+
+
+def test_whole_characters_written_as_escapes_pass() -> None:
+    assert bodies.decode(b'{"name": "\\ud83d\\ude00"}', Outer).name == "\U0001f600"

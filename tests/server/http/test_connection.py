@@ -1,0 +1,224 @@
+"""Deadlines and bounds of one connection, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from localrun.server.http.connection import MAX_HEAD_BYTES, MAX_HEADER_FIELDS, BoundedConnection
+
+DEADLINE_S = 0.3
+# How long a test waits for what must happen; far beyond the deadline, for a machine that does other things too.
+PATIENCE_S = 20.0
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the length of the body."""
+    length, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        length += len(message["body"])
+        more = message["more_body"]
+    body = str(length).encode()
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp = echo, deadline_s: float = DEADLINE_S) -> AsyncIterator[int]:
+    """A server on a free port."""
+    config = uvicorn.Config(
+        app, port=0, ws="none", lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1,
+        http=partial(BoundedConnection, deadline_s=deadline_s),  # type: ignore[arg-type]
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    running = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await running
+
+
+async def exchange(port: int, *pieces: bytes, pause_s: float = 0.0) -> bytes:
+    """Sends the pieces and reads until the server closes, whatever it thinks of us."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        with contextlib.suppress(ConnectionError):
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(pause_s)
+        received = b""
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(65536):
+                    received += data
+        return received
+    finally:
+        writer.close()
+
+
+HEAD = b"POST / HTTP/1.1\r\nhost: localhost\r\n"
+
+
+async def test_a_request_in_time_is_answered_and_the_connection_goes_on() -> None:
+    async with serving() as port:
+        answer = await exchange(
+            port, HEAD + b"content-length: 3\r\n\r\nabc", HEAD + b"content-length: 0\r\nconnection: close\r\n\r\n"
+        )
+    assert answer.count(b"HTTP/1.1 200 OK") == 2
+    assert b"\r\n\r\n3HTTP" in answer
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (b"", b""),
+        (b"\r\n", b"HTTP/1.1 408 "),
+        (b"POST / HT", b"HTTP/1.1 408 "),
+        (HEAD, b"HTTP/1.1 408 "),
+        (HEAD + b"content-length: 10\r\n\r\nabc", b""),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n", b""),
+    ],
+    ids=["nothing", "an empty line", "half a line", "half a head", "half a body", "half a chunked body"],
+)
+async def test_a_request_that_does_not_arrive_in_time_is_closed(sent: bytes, expected: bytes) -> None:
+    async with serving() as port:
+        answer = await exchange(port, sent)
+    assert answer.startswith(expected) if expected else answer == b""
+
+
+async def test_a_byte_now_and_then_does_not_keep_a_connection() -> None:
+    async with serving() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD + b"x: ")
+        closed = asyncio.create_task(reader.read())
+        async with asyncio.timeout(PATIENCE_S):
+            while not closed.done():
+                writer.write(b"x")
+                await asyncio.sleep(DEADLINE_S / 10)
+        writer.close()
+    assert b"200 OK" not in await closed
+
+
+async def test_the_deadline_starts_again_with_each_request_and_not_while_an_answer_is_due() -> None:
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await asyncio.sleep(3 * DEADLINE_S)
+        await echo(scope, receive=_empty, send=send)
+
+    async with serving(slow) as port:
+        request = HEAD + b"content-length: 0\r\n\r\n"
+        last = HEAD + b"content-length: 0\r\nconnection: close\r\n\r\n"
+        answer = await exchange(port, request, last, pause_s=4 * DEADLINE_S)
+    assert answer.count(b"HTTP/1.1 200 OK") == 2
+
+
+async def test_a_pipelined_request_waits_for_the_answer_before_it() -> None:
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(2 * DEADLINE_S)
+        await echo(scope, receive, send)
+
+    async with serving(slow) as port:
+        last = HEAD + b"content-length: 2\r\nconnection: close\r\n\r\nab"
+        answer = await exchange(port, HEAD + b"content-length: 0\r\n\r\n" + last[:-1], last[-1:])
+    assert answer.count(b"HTTP/1.1 200 OK") == 2
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"a" * (2 * MAX_HEAD_BYTES) + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        HEAD + b"x: " + b"a" * (2 * MAX_HEAD_BYTES) + b"\r\n\r\n",
+        HEAD + b"x: " + b"a" * (64 * MAX_HEAD_BYTES),
+        HEAD + b"x-y: 1\r\n" * 10_000 + b"\r\n",
+        HEAD + b"x-y: 1\r\n" * (MAX_HEADER_FIELDS + 1) + b"\r\n",
+    ],
+    ids=["a long path", "a long header", "an endless header", "10,000 headers", "one header too many"],
+)
+async def test_a_head_over_its_bounds_gets_431(head: bytes) -> None:
+    async with serving(deadline_s=PATIENCE_S) as port:
+        answer = await exchange(port, head)
+    assert answer.startswith(b"HTTP/1.1 431 ") or answer == b""  # reset: we were still sending when it closed
+    assert b"200" not in answer
+
+
+async def test_a_head_within_its_bounds_passes() -> None:
+    head = HEAD + b"x-y: 1\r\n" * (MAX_HEADER_FIELDS - 4) + b"x: " + b"a" * (MAX_HEAD_BYTES // 2) + b"\r\n"
+    async with serving() as port:
+        answer = await exchange(port, head + b"content-length: 1\r\nconnection: close\r\n\r\nx")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"content-length: 3\r\ncontent-length: 4\r\n\r\nabc",
+        b"content-length: -1\r\n\r\n",
+        b"content-length: 99999999999999999999999\r\n\r\n",
+        b"transfer-encoding: chunked\r\n\r\nzz\r\nabc\r\n",
+    ],
+)
+async def test_ambiguous_lengths_are_never_handled(headers: bytes) -> None:
+    async with serving() as port:
+        answer = await exchange(port, HEAD + headers)
+    assert b"200 OK" not in answer
+
+
+async def test_an_upgrade_that_we_do_not_speak_is_ignored() -> None:
+    """Java's HTTP client offers h2c with every request."""
+    upgrade = HEAD + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAA\r\n"
+    async with serving() as port:
+        answer = await exchange(
+            port, upgrade + b"content-length: 3\r\n\r\nabc", HEAD + b"content-length: 2\r\nconnection: close\r\n\r\nab",
+            pause_s=0.1,
+        )  # fmt: skip
+    assert answer.count(b"HTTP/1.1 200 OK") == 2
+    assert b"\r\n\r\n3HTTP" in answer
+    assert answer.endswith(b"\r\n\r\n2")
+
+
+async def test_a_client_that_accepts_no_output_is_cut_off() -> None:
+    """Without the cut the handler would wait for ever, and hold its model."""
+    ended = asyncio.Event()
+
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def write() -> None:
+            while True:
+                await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+                await asyncio.sleep(0)
+
+        writing = asyncio.create_task(write())
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        writing.cancel()
+        ended.set()
+
+    async with serving(endless) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(HEAD + b"content-length: 0\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            await ended.wait()
+        writer.close()
+
+
+async def _empty() -> dict[str, object]:
+    return {"type": "http.request", "body": b"", "more_body": False}

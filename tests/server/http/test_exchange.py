@@ -1,0 +1,175 @@
+"""One request and its answer: bodies, streams, and a client that leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from localrun.errors import BadRequest, EngineDied
+from localrun.server.http.exchange import ClientGone, Exchange
+
+
+class Wire:
+    """The server's side of the ASGI channel, with a client that stays until `leave`."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.sent: list[Message] = []
+        self._arriving: asyncio.Queue[Message] = asyncio.Queue()
+        for at, piece in enumerate(pieces, start=1):
+            self._arriving.put_nowait({"type": "http.request", "body": piece, "more_body": at < len(pieces)})
+
+    async def receive(self) -> Message:
+        return await self._arriving.get()
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.leave()  # as uvicorn does: a complete answer is followed by a disconnect
+
+    def leave(self) -> None:
+        self._arriving.put_nowait({"type": "http.disconnect"})
+
+    def exchange(self, path: str = "/api/chat", headers: list[tuple[bytes, bytes]] | None = None) -> Exchange:
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": path, "headers": headers or []}
+        return Exchange(scope, self.receive, self.send)
+
+    @property
+    def status(self) -> int:
+        return int(self.sent[0]["status"])
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        return dict(self.sent[0]["headers"])
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message["body"] for message in self.sent[1:])
+
+
+async def test_a_body_in_pieces_is_one_body() -> None:
+    assert await Wire(b'{"a"', b":", b"1}").exchange().read_body() == b'{"a":1}'
+
+
+async def test_a_client_that_leaves_while_sending() -> None:
+    wire = Wire()
+    wire.leave()
+    with pytest.raises(ClientGone):
+        await wire.exchange().read_body()
+
+
+async def test_an_answer_has_its_length_and_is_json_unless_told() -> None:
+    wire = Wire(b"")
+    await wire.exchange().answer(b'{"a":1}', headers=[(b"x-localrun-request", b"req_1")])
+    assert wire.status == 200
+    assert wire.headers == {
+        b"content-type": b"application/json",
+        b"content-length": b"7",
+        b"x-localrun-request": b"req_1",
+    }
+    other = Wire(b"")
+    await other.exchange().answer(b"hi", headers=[(b"content-type", b"text/plain")])
+    assert other.headers[b"content-type"] == b"text/plain"
+
+
+@pytest.mark.parametrize(
+    ("path", "content_type"),
+    [
+        ("/api/chat", b"application/x-ndjson"),
+        ("/v1/completions", b"text/event-stream"),
+        ("/localrun/v1/events", b"text/event-stream"),
+    ],
+)
+async def test_a_stream_has_the_family_s_type(path: str, content_type: bytes) -> None:
+    wire = Wire(b"")
+    exchange = wire.exchange(path)
+    assert not exchange.started
+    await exchange.open_stream()
+    assert exchange.started
+    await exchange.write(b"one\n")
+    await exchange.close_stream(b"two\n")
+    assert wire.headers[b"content-type"] == content_type
+    assert wire.body == b"one\ntwo\n"
+    assert [message.get("more_body") for message in wire.sent[1:]] == [True, False]
+
+
+async def test_an_error_before_the_stream_has_a_status_and_after_it_an_event() -> None:
+    wire = Wire(b"")
+    await wire.exchange("/v1/completions").refuse(BadRequest("n: too many", field="n"))
+    assert wire.status == 400
+    assert json.loads(wire.body)["error"]["param"] == "n"
+
+    broken = Wire(b"")
+    exchange = broken.exchange("/api/chat")
+    await exchange.open_stream()
+    await exchange.write(b'{"done":false}\n')
+    await exchange.refuse(EngineDied("the engine is gone"))
+    assert broken.status == 200
+    assert json.loads(broken.body.splitlines()[-1])["error"] == "the engine is gone"
+    await exchange.refuse(EngineDied("again"))
+    assert broken.body.count(b"error") == 1
+
+
+async def test_a_client_that_leaves_cancels_the_handler_wherever_it_waits() -> None:
+    wire = Wire(b"{}")
+    exchange = wire.exchange()
+    await exchange.read_body()
+    cleaned_up = False
+
+    async def handler() -> None:
+        nonlocal cleaned_up
+        async with exchange.while_connected():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cleaned_up = True
+
+    handling = asyncio.create_task(handler())
+    await asyncio.sleep(0)
+    wire.leave()
+    with pytest.raises(ClientGone):
+        async with asyncio.timeout(10):
+            await handling
+    assert cleaned_up
+    assert not wire.sent
+
+
+async def test_the_end_of_the_answer_is_no_leaving() -> None:
+    wire = Wire(b"{}")
+    exchange = wire.exchange()
+    await exchange.read_body()
+    async with exchange.while_connected():
+        await asyncio.sleep(0)
+        await exchange.answer(b"{}")
+        for _ in range(5):
+            await asyncio.sleep(0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert wire.body == b"{}"
+
+
+async def test_a_cancel_from_elsewhere_stays_a_cancel() -> None:
+    wire = Wire(b"{}")
+    exchange = wire.exchange()
+    await exchange.read_body()
+
+    async def handler() -> None:
+        async with exchange.while_connected():
+            await asyncio.Event().wait()
+
+    handling = asyncio.create_task(handler())
+    await asyncio.sleep(0)
+    handling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await handling
+    wire.leave()
+    await asyncio.sleep(0)
+
+
+def test_headers_are_found_by_name() -> None:
+    exchange = Wire().exchange(headers=[(b"user-agent", b"x\xe9"), (b"user-agent", b"second")])
+    assert exchange.header(b"user-agent") == "x\xe9"
+    assert exchange.header(b"x-localrun-lane") == ""

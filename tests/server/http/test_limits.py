@@ -1,0 +1,250 @@
+"""Host, Origin, body type and body size, checked before the handler runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from localrun.config import ConfigError, Settings
+from localrun.errors import LocalrunError
+from localrun.server.http import failures
+from localrun.server.http.limits import Limits
+
+JSON = [("content-type", "application/json")]
+LOCAL = [("host", "localhost:11434")]
+LIMIT_BYTES = 2048
+
+
+class Handler:
+    """Reads the body and answers 200; remembers that it ran."""
+
+    def __init__(self) -> None:
+        self.body: bytes | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.body = b""
+        try:
+            more = True
+            while more:
+                message = await receive()
+                self.body += message["body"]
+                more = message["more_body"]
+        except LocalrunError as error:
+            answer = failures.body(error, failures.shape_of(scope["path"]))
+            await send({"type": "http.response.start", "status": error.status, "headers": failures.headers(error)})
+            await send({"type": "http.response.body", "body": answer})
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": b"fine"})
+
+
+class Answer:
+    def __init__(self, sent: list[Message]) -> None:
+        self.status: int = sent[0]["status"]
+        self.headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        self.body = b"".join(message.get("body", b"") for message in sent[1:])
+        self.is_complete = not sent[-1].get("more_body", False)
+
+
+def ask(
+    handler: Handler,
+    *,
+    method: str = "GET",
+    path: str = "/api/tags",
+    headers: list[tuple[str, str]] | None = None,
+    chunks: list[bytes] | None = None,
+    settings: Settings | None = None,
+) -> Answer:
+    pieces = list(chunks or [b""])
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        if not pieces:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in (LOCAL if headers is None else headers)]
+    scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "headers": raw}
+    app = Limits(handler, settings or Settings(max_body_bytes=LIMIT_BYTES))
+    asyncio.run(app(scope, receive, send))
+    return Answer(sent)
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "127.0.0.1:11434", "[::1]", "[::1]:80"])
+def test_loopback_names_pass(host: str) -> None:
+    handler = Handler()
+    assert ask(handler, headers=[("host", host)]).status == 200
+    assert handler.body == b""
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.com", "evil.com:11434", "localhost.evil.com", "evil.com/localhost", "127.0.0.1.nip.io", "localhost.",
+        "", " localhost", "localhost:80:80", "localhost@evil.com", "[::1].evil.com", "0.0.0.0", "192.168.1.2",
+        "my-desktop.local", "\xe9vil",
+    ],
+)  # fmt: skip
+def test_other_hosts_are_refused_before_the_handler(host: str) -> None:
+    handler = Handler()
+    answer = ask(handler, headers=[("host", host)])
+    assert (answer.status, answer.headers["x-localrun-error"]) == (403, "forbidden")
+    assert handler.body is None
+
+
+@pytest.mark.parametrize("headers", [[], [("host", "localhost"), ("host", "evil.com")]])
+def test_no_host_and_two_hosts_are_refused(headers: list[tuple[str, str]]) -> None:
+    assert ask(Handler(), headers=headers).status == 403
+
+
+def test_the_address_listened_on_is_a_host() -> None:
+    settings = Settings(host="127.0.0.5")
+    assert ask(Handler(), headers=[("host", "127.0.0.5:11434")], settings=settings).status == 200
+    assert ask(Handler(), headers=[("host", "127.0.0.5:11434")]).status == 403
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://localhost", "http://localhost:3000", "https://127.0.0.1:8443", "http://[::1]:5173",
+        "vscode-webview://1ab2c3", "tauri://localhost", "app://obsidian.md", "file://",
+    ],
+)  # fmt: skip
+def test_local_origins_pass_with_a_grant(origin: str) -> None:
+    answer = ask(Handler(), headers=[*LOCAL, ("origin", origin)])
+    assert answer.status == 200
+    assert answer.headers["access-control-allow-origin"] == origin
+    assert "x-localrun-request" in answer.headers["access-control-expose-headers"]
+    assert answer.headers["vary"] == "origin"
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.com", "https://localhost.evil.com", "http://localhost:3000.evil.com", "http://evil.com:11434",
+        "null", "", "http://localhost:3000/path", "http://user@localhost", "http://localhost, http://evil.com",
+        "chrome-extension://abc",
+    ],
+)  # fmt: skip
+def test_foreign_origins_are_refused_without_a_grant(origin: str) -> None:
+    handler = Handler()
+    answer = ask(handler, headers=[*LOCAL, ("origin", origin)])
+    assert answer.status == 403
+    assert not any(name.startswith("access-control") for name in answer.headers)
+    assert handler.body is None
+
+
+def test_origins_from_the_settings_pass() -> None:
+    settings = Settings(origins="https://chat.example.com, chrome-extension://*, HTTP://Box.local:8080/")
+    for origin in ("https://chat.example.com", "chrome-extension://abcdef", "http://box.local:8080"):
+        assert ask(Handler(), headers=[*LOCAL, ("origin", origin)], settings=settings).status == 200
+    for origin in ("https://chat.example.com.evil.com", "http://chat.example.com", "moz-extension://abcdef"):
+        assert ask(Handler(), headers=[*LOCAL, ("origin", origin)], settings=settings).status == 403
+
+
+@pytest.mark.parametrize(
+    "origins", ["*", "example.com", "http://*", "https://*.example.com", "https://a.com/b", "https://"]
+)
+def test_settings_that_are_no_origins_are_refused(origins: str) -> None:
+    with pytest.raises(ConfigError, match="origins"):
+        Limits(Handler(), Settings(origins=origins))
+
+
+def preflight(origin: str) -> Answer:
+    headers = [
+        *LOCAL,
+        ("origin", origin),
+        ("access-control-request-method", "POST"),
+        ("access-control-request-headers", "content-type, x-stainless-retry-count, x-my-own"),
+    ]
+    return ask(Handler(), method="OPTIONS", path="/v1/chat/completions", headers=headers)
+
+
+def test_a_preflight_grants_what_the_sdks_send() -> None:
+    answer = preflight("http://localhost:3000")
+    assert (answer.status, answer.body) == (204, b"")
+    assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
+    assert "POST" in answer.headers["access-control-allow-methods"]
+    allowed = {name.strip() for name in answer.headers["access-control-allow-headers"].split(",")}
+    assert {"authorization", "content-type", "x-stainless-retry-count", "x-stainless-os", "x-my-own"} <= allowed
+
+
+def test_a_foreign_preflight_gets_nothing() -> None:
+    answer = preflight("https://evil.com")
+    assert answer.status == 403
+    assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "Application/JSON; charset=utf-8", None])
+def test_json_bodies_pass(content_type: str | None) -> None:
+    handler = Handler()
+    headers = [*LOCAL, ("content-length", "2"), *([("content-type", content_type)] if content_type else [])]
+    assert ask(handler, method="POST", headers=headers, chunks=[b"{}"]).status == 200
+    assert handler.body == b"{}"
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonx", ""],
+)
+@pytest.mark.parametrize("length", [("content-length", "2"), ("transfer-encoding", "chunked")])
+def test_other_bodies_are_refused_before_the_handler(content_type: str, length: tuple[str, str]) -> None:
+    handler = Handler()
+    headers = [*LOCAL, length, ("content-type", content_type)]
+    answer = ask(handler, method="POST", headers=headers, chunks=[b"{}"])
+    assert (answer.status, handler.body, answer.is_complete) == (415, None, True)
+    assert "application/json" in json.loads(answer.body)["error"]
+
+
+def test_a_browser_must_name_the_content_type() -> None:
+    headers = [*LOCAL, ("content-length", "2"), ("origin", "http://localhost:3000")]
+    assert ask(Handler(), method="POST", headers=headers, chunks=[b"{}"]).status == 415
+
+
+def test_encoded_bodies_are_refused() -> None:
+    headers = [*LOCAL, *JSON, ("content-length", "2"), ("content-encoding", "gzip")]
+    handler = Handler()
+    assert ask(handler, method="POST", headers=headers, chunks=[b"{}"]).status == 415
+    assert handler.body is None
+
+
+def test_an_announced_body_over_the_limit_is_refused_unread() -> None:
+    handler = Handler()
+    headers = [*LOCAL, *JSON, ("content-length", str(LIMIT_BYTES + 1))]
+    answer = ask(handler, method="POST", headers=headers, chunks=[b"x" * (LIMIT_BYTES + 1)])
+    assert (answer.status, handler.body) == (413, None)
+    assert answer.headers["connection"] == "close"
+    assert str(LIMIT_BYTES) in json.loads(answer.body)["error"]
+
+
+def test_a_chunked_body_is_cut_off_at_the_limit() -> None:
+    handler = Handler()
+    headers = [*LOCAL, *JSON, ("transfer-encoding", "chunked")]
+    answer = ask(handler, method="POST", headers=headers, chunks=[b"x" * 1024] * 8)
+    assert (answer.status, answer.headers["connection"], answer.is_complete) == (413, "close", True)
+    assert handler.body is not None
+    assert len(handler.body) == LIMIT_BYTES
+
+
+@pytest.mark.parametrize("headers", [[("content-length", str(LIMIT_BYTES))], [("transfer-encoding", "chunked")]])
+def test_a_body_of_exactly_the_limit_passes(headers: list[tuple[str, str]]) -> None:
+    handler = Handler()
+    answer = ask(handler, method="POST", headers=[*LOCAL, *JSON, *headers], chunks=[b"x" * 1024] * 2)
+    assert (answer.status, handler.body) == (200, b"x" * LIMIT_BYTES)
+
+
+def test_refusals_come_in_the_family_s_shape() -> None:
+    headers = [("host", "evil.com")]
+    assert isinstance(json.loads(ask(Handler(), path="/api/tags", headers=headers).body)["error"], str)
+    openai = json.loads(ask(Handler(), path="/v1/models", headers=headers).body)["error"]
+    assert openai["type"] == "invalid_request_error"
+    assert set(openai) == {"message", "type", "param", "code"}
+    native = json.loads(ask(Handler(), path="/localrun/v1/requests", headers=headers).body)["error"]
+    assert set(native) == {"code", "message", "field"}

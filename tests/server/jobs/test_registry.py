@@ -1,0 +1,96 @@
+"""The request table."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from localrun import wire
+from localrun.errors import Conflict, NotFound
+from localrun.server.jobs import registry as registry_module
+from localrun.server.jobs.job import Ask, Job
+from localrun.server.jobs.registry import MAX_ENDED
+from localrun.snapshot import RequestState
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen"
+        await asyncio.sleep(0.005)
+
+
+async def test_rows_show_who_runs_and_who_waits_in_which_place(running: Any, submit: Any) -> None:
+    async with running(slots=1, step_ms=2) as runtime:
+        jobs: list[Job] = []
+
+        async def client(number: int) -> None:
+            ask = Ask(model="alpha", api="/api/chat", client=f"client {number}", lane=wire.Lane.INTERACTIVE)
+            async with runtime.job(ask) as job:
+                jobs.append(job)
+                await submit(job, text=f"question {number}", n_predict=100_000)
+                async for _ in job:
+                    pass
+
+        tasks = []
+        for number in range(3):
+            tasks.append(asyncio.create_task(client(number)))
+            await _until(lambda: len(jobs) == len(tasks) and jobs[-1].record.engine_request_id is not None)
+        await _until(lambda: jobs[0].record.n_output > 2 and runtime.registry.rows()[2].queue_position == 2)
+        first, second, third = runtime.registry.rows()
+        assert (first.state, first.client, first.lane, first.slot) == (
+            RequestState.DECODE,
+            "client 0",
+            "interactive",
+            0,
+        )
+        assert first.prompt_tokens == len("question 0")
+        assert first.tokens_per_s is not None
+        assert (second.state, second.queue_position, second.prompt_tokens) == (RequestState.QUEUED, 1, None)
+        assert (third.state, third.queue_position, third.slot) == (RequestState.QUEUED, 2, None)
+        assert runtime.registry.count(RequestState.QUEUED) == 2
+        assert runtime.registry.cancel(jobs[1].id)
+        await _until(lambda: runtime.registry.row(jobs[2].id).queue_position == 1)
+        assert runtime.registry.row(jobs[1].id).state is RequestState.CANCELLED
+        for task in tasks:
+            task.cancel()
+
+
+async def test_a_loading_request_is_in_the_table(running: Any) -> None:
+    async with running() as runtime:
+        job = runtime.job(Ask(model="alpha", api="/api/chat"))
+        assert runtime.registry.row(job.id).state is RequestState.LOADING
+        async with job:
+            assert runtime.registry.row(job.id).state is RequestState.QUEUED
+
+
+async def test_cancel_tells_unknown_from_ended(running: Any, generate: Any) -> None:
+    async with running() as runtime:
+        await generate(runtime)
+        ended = runtime.registry.rows()[0].id
+        with pytest.raises(Conflict, match="ended already"):
+            runtime.registry.cancel_or_raise(ended)
+        with pytest.raises(NotFound, match="not known"):
+            runtime.registry.cancel_or_raise("req_nothing")
+
+
+async def test_ended_requests_are_kept_for_a_while_and_not_all_of_them(
+    running: Any, generate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running() as runtime:
+        for _ in range(MAX_ENDED + 5):
+            await generate(runtime, n_predict=1)
+        rows = runtime.registry.rows()
+        assert len(rows) == MAX_ENDED
+        assert [row.age_s >= 0 for row in rows] == [True] * MAX_ENDED
+        monkeypatch.setattr(registry_module, "KEEP_ENDED_S", -1.0)
+        assert runtime.registry.rows() == []
+
+
+async def test_ids_are_unique(running: Any) -> None:
+    async with running() as runtime:
+        assert len({runtime.registry.new_id() for _ in range(1000)}) == 1000

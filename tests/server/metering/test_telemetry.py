@@ -1,0 +1,153 @@
+"""A snapshot says what the jobs themselves saw."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from localrun import wire
+from localrun.errors import ModelNotFound
+from localrun.server.engines.machine import MachineSampler
+from localrun.server.jobs.job import Ask
+from localrun.snapshot import RequestState, Snapshot
+
+SHARED = "a beginning that they share " * 5
+
+
+async def test_totals_are_the_sums_over_the_jobs(running: Any, generate: Any, submit: Any) -> None:
+    async with running(slots=4) as runtime:
+        asked = [(model, number) for model in ("alpha", "beta") for number in range(4)]
+        answers = await asyncio.gather(
+            *(generate(runtime, model, text=f"{SHARED}{number}", n_predict=10 + number) for model, number in asked)
+        )
+        answers.append(await generate(runtime, "alpha", text=SHARED + "0", n_predict=5))
+        with pytest.raises(ModelNotFound):
+            await generate(runtime, "nowhere")
+        async with runtime.job(Ask(model="alpha", api="/test")) as job:
+            await submit(job, n_predict=100_000)
+            cancelled = await anext(job)
+        snapshot = await runtime.telemetry.snapshot()
+        usages = [answer[-1].usage for answer in answers]
+        n_tokens = sum(len(delta.tokens) for answer in answers for delta in answer)
+        aggregate = snapshot.aggregate
+        assert aggregate.requests_total == len(answers) + 2
+        assert (aggregate.failed_total, aggregate.cancelled_total) == (1, 1)
+        assert aggregate.output_tokens_total >= n_tokens + len(cancelled.tokens)
+        assert aggregate.output_tokens_total == sum(row.output_tokens for row in snapshot.requests)
+        assert aggregate.prompt_tokens_total == sum(usage.n_prompt for usage in usages) + len("hello")
+        assert aggregate.cached_tokens_total >= usages[-1].n_cached > 100
+        assert aggregate.prefix_hit_rate == pytest.approx(aggregate.cached_tokens_total / aggregate.prompt_tokens_total)
+        assert aggregate.ttft_s.count == len(answers) + 1
+        assert aggregate.itl_s.count == aggregate.output_tokens_total - aggregate.ttft_s.count
+        assert (aggregate.running, aggregate.queued, aggregate.loading) == (0, 0, 0)
+
+
+async def test_rows_agree_with_what_the_jobs_received(running: Any, generate: Any) -> None:
+    async with running() as runtime:
+        began_s = time.monotonic()
+        answer = await generate(runtime, n_predict=12)
+        wall_s = time.monotonic() - began_s
+        row = (await runtime.telemetry.snapshot()).requests[0]
+        usage = answer[-1].usage
+        assert (row.prompt_tokens, row.cached_tokens, row.output_tokens) == (
+            usage.n_prompt,
+            usage.n_cached,
+            usage.n_output,
+        )
+        assert (row.state, row.finish_reason, row.computed_tokens) == (RequestState.DONE, "length", usage.n_prompt)
+        assert 0 < row.ttft_s <= row.age_s <= wall_s
+
+
+async def test_rates_of_running_streams(running: Any, submit: Any) -> None:
+    async with running(step_ms=5) as runtime:
+
+        async def stream() -> None:
+            async with runtime.job(Ask(model="alpha", api="/test")) as job:
+                await submit(job, n_predict=100_000)
+                async for _ in job:
+                    pass
+
+        tasks = [asyncio.create_task(stream()) for _ in range(4)]
+        snapshot = await runtime.telemetry.snapshot()
+        while not snapshot.requests or min(row.output_tokens for row in snapshot.requests) < 60:
+            await asyncio.sleep(0.05)
+            snapshot = await runtime.telemetry.snapshot()
+        aggregate, engine = snapshot.aggregate, snapshot.engines[0]
+        of_rows = sum(row.tokens_per_s for row in snapshot.requests if row.tokens_per_s is not None)
+        assert aggregate.running == 4
+        assert aggregate.decode_tokens_per_s == pytest.approx(of_rows, rel=0.25)
+        assert aggregate.decode_tokens_per_s < 4 / 0.005 * 1.1
+        assert {row.slot for row in snapshot.requests} == {0, 1, 2, 3}
+        assert (engine.state, engine.slots, engine.slots_busy) == ("ready", 8, 4)
+        assert engine.kv_cells == 4096
+        assert engine.kv_cells_used > 4 * 60
+        assert engine.rss_bytes is not None
+        assert engine.rss_bytes > 1_000_000
+        assert engine.step_s is not None
+        assert engine.step_s >= 0.005
+        for task in tasks:
+            task.cancel()
+
+
+async def test_an_idle_runtime_shows_the_machine_and_no_invented_numbers(running: Any) -> None:
+    async with running() as runtime:
+        snapshot = await runtime.telemetry.snapshot()
+        assert snapshot.aggregate.prefix_hit_rate is None
+        assert snapshot.aggregate.ttft_s.p50 is None
+        assert snapshot.aggregate.decode_tokens_per_s == 0
+        assert snapshot.system.memory_total_bytes == psutil.virtual_memory().total
+        assert 0 < snapshot.system.memory_available_bytes <= snapshot.system.memory_total_bytes
+        assert snapshot.system.daemon_rss_bytes > 1_000_000
+        assert snapshot.system.cores >= 1
+
+
+async def test_many_watchers_share_one_encoding_and_one_look_at_the_machine(running: Any, generate: Any) -> None:
+    async with running() as runtime:
+        pages = await asyncio.gather(*(runtime.telemetry.encoded_snapshot(10.0) for _ in range(20)))
+        again = await runtime.telemetry.encoded_snapshot(10.0)
+        assert runtime.telemetry._machine.n_samples == 1
+        assert again in pages
+        await generate(runtime, n_predict=2)
+        fresh = msgspec.json.decode(await runtime.telemetry.encoded_snapshot(0.0), type=Snapshot)
+        assert fresh.aggregate.requests_total == 1
+
+
+async def test_nothing_is_sampled_when_nobody_looks(running: Any, generate: Any) -> None:
+    async with running() as runtime:
+        await generate(runtime)
+        assert runtime.telemetry._machine.n_samples == 0
+
+
+async def test_a_sample_is_renewed_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localrun.server.engines.machine.SAMPLE_EVERY_S", 0.05)
+    sampler = MachineSampler()
+    first = await sampler.sample([os.getpid(), 2**22 + 1])
+    assert await sampler.sample([]) is first
+    assert list(first.rss_by_pid) == [os.getpid()]
+    await asyncio.sleep(0.06)
+    assert await sampler.sample([]) is not first
+
+
+async def test_an_engine_that_died_leaves_the_rates_and_is_counted(running: Any, generate: Any) -> None:
+    async with running() as runtime:
+        await generate(runtime, n_predict=50)
+        link = runtime.supervisor.residents()[0].link
+        os.kill(link.pid, 9)
+        await asyncio.wait_for(runtime.supervisor.residents()[0].ended.wait(), 5)
+        snapshot = await runtime.telemetry.snapshot()
+        assert snapshot.engines == []
+        assert snapshot.aggregate.decode_tokens_per_s == 0
+        assert b'localrun_engine_deaths_total{model="alpha"} 1.0' in runtime.telemetry.metrics.page("")[0]
+
+
+async def test_steps_of_an_unknown_engine_are_ignored(running: Any) -> None:
+    async with running() as runtime:
+        step = wire.Step(sent_at_s=0.0, deltas=[], stats=wire.StepStats(*[0] * 15))
+        runtime.telemetry.engine_step(object(), step)
+        assert (await runtime.telemetry.snapshot()).aggregate.decode_tokens_per_s == 0

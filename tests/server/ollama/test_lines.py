@@ -1,0 +1,68 @@
+"""Lines of /api streams."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+from localrun.server.ollama import lines as ollama_lines
+from localrun.server.ollama.lines import Kind, Lines
+from localrun.wire import ChosenLogprob, TokenLogprob, Usage
+
+USAGE = Usage(n_prompt=10, n_cached=4, n_output=3, queued_s=0.5, prefill_s=0.25, decode_s=0.125)
+
+
+def test_a_chat_line() -> None:
+    line = Lines('a"b', Kind.CHAT).text('say "é"\n\u2028\x00')
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    parsed = json.loads(line)
+    created_at = datetime.fromisoformat(parsed.pop("created_at"))
+    assert abs((created_at - datetime.now(UTC)).total_seconds()) < 60
+    assert parsed == {
+        "model": 'a"b',
+        "message": {"role": "assistant", "content": 'say "é"\n\u2028\x00'},
+        "done": False,
+    }
+
+
+def test_a_generate_line() -> None:
+    parsed = json.loads(Lines("m", Kind.GENERATE).text("hi"))
+    assert (parsed["response"], parsed["done"]) == ("hi", False)
+    assert "message" not in parsed
+
+
+def test_the_last_line() -> None:
+    metrics = ollama_lines.metrics(USAGE, load_s=2, total_s=3)
+    parsed = json.loads(Lines("m", Kind.CHAT).end("stop", metrics))
+    assert parsed["message"] == {"role": "assistant", "content": ""}
+    assert (parsed["done"], parsed["done_reason"]) == (True, "stop")
+    assert parsed["total_duration"] == 3_000_000_000
+    assert parsed["load_duration"] == 2_000_000_000
+    assert (parsed["prompt_eval_count"], parsed["prompt_eval_cached_count"]) == (10, 4)
+    assert (parsed["prompt_eval_duration"], parsed["eval_count"], parsed["eval_duration"]) == (
+        250_000_000,
+        3,
+        125_000_000,
+    )
+
+
+def test_no_duration_that_clients_divide_by_is_zero() -> None:
+    """One token has no time between tokens; llm and others compute count / duration."""
+    one = Usage(n_prompt=1, n_cached=1, n_output=1, queued_s=0, prefill_s=0, decode_s=0)
+    metrics = ollama_lines.metrics(one, load_s=0, total_s=0)
+    assert metrics["eval_duration"] > 0
+    assert metrics["prompt_eval_duration"] > 0
+    assert all(isinstance(value, int) for value in metrics.values())
+
+
+def test_logprobs_carry_bytes() -> None:
+    chosen = ChosenLogprob(7, b"\xc3", -0.5, (TokenLogprob(7, b"\xc3", -0.5), TokenLogprob(8, b"a", -1.0)))
+    entry = json.loads(Lines("m", Kind.GENERATE).text("", [chosen]))["logprobs"][0]
+    assert (entry["token"], entry["logprob"], entry["bytes"]) == ("\ufffd", -0.5, [195])
+    assert entry["top_logprobs"][1] == {"token": "a", "logprob": -1.0, "bytes": [97]}
+
+
+def test_the_time_is_utc_with_nanoseconds() -> None:
+    assert ollama_lines.rfc3339(1_700_000_000_000_000_007) == b"2023-11-14T22:13:20.000000007Z"
+    assert ollama_lines.rfc3339_now() <= ollama_lines.rfc3339_now()
