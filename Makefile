@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 # A terminal gets the TUI; without one, a prompt goes through the daemon and the reply is printed with its rate.
 run: $(STAMP)
 	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/localrun; \
-	else $(BIN)/localrun run tiny "Tell me a story about a fox." --verbose; fi
+	else $(BIN)/localrun run tiny "Tell me a story about a fox." --verbose </dev/null; fi
 
 test: $(STAMP) lint types
 	$(BIN)/python -m pytest

@@ -9,6 +9,7 @@ Does not: create folders, or read anything but the one TOML file.
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -27,7 +28,6 @@ PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 # Names that differ from `LOCALRUN_` + the field in capitals, because scripts and docs rely on the short form.
 _ENV_NAMES = {
     "ram_cache_bytes": "LOCALRUN_RAM_CACHE",
-    "disk_cache_bytes": "LOCALRUN_DISK_CACHE",
     "models_dir": "LOCALRUN_MODELS",
 }
 
@@ -53,7 +53,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_s: float = 300.0
     load_timeout_s: PositiveSeconds = 600.0
     ram_cache_bytes: NonNegative = 512 * 1024 * 1024
-    disk_cache_bytes: NonNegative = 0
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 32 * 1024 * 1024
     receive_deadline_s: PositiveSeconds = 60.0
     template_timeout_s: PositiveSeconds = 2.0
@@ -83,7 +82,6 @@ HELP: dict[str, str] = {
     "keep_alive_s": "seconds that an idle model stays loaded; negative is for ever",
     "load_timeout_s": "seconds that loading a model may take",
     "ram_cache_bytes": "memory for the state of idle prefixes, per engine; 0 is off",
-    "disk_cache_bytes": "disk for the state of idle prefixes; 0 is off (the disk tier does not exist yet)",
     "max_body_bytes": "largest request body",
     "receive_deadline_s": "seconds that a client may take to send its request",
     "template_timeout_s": "seconds that a chat template may run",
@@ -106,7 +104,7 @@ def latency_target_s(latency: str) -> float:
         milliseconds = -1.0
     if not 0 < milliseconds <= 60_000:
         modes = ", ".join(_LATENCY_TARGETS_S)
-        raise ConfigError(f"latency is {latency!r}; use {modes}, or 1 to 60000 milliseconds")
+        raise ConfigError(f"{latency!r} is no latency; use {modes}, or a number of milliseconds up to 60000")
     return milliseconds / 1000
 
 
@@ -155,17 +153,12 @@ def load(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os
     for field, value in (flags or {}).items():
         if value is not None:
             values[field] = _checked(field, value, "--" + field.replace("_", "-"))
-    settings = Settings(**values)
-    settings.target_itl_s  # noqa: B018 - an unknown latency mode is refused here, not at first use
-    if settings.kv_type not in KV_TYPES:
-        raise ConfigError(f"kv_type is {settings.kv_type!r}; use one of {', '.join(KV_TYPES)}")
-    if settings.log_level not in LOG_LEVELS:
-        raise ConfigError(f"log_level is {settings.log_level!r}; use one of {', '.join(LOG_LEVELS)}")
-    return settings
+    return Settings(**values)
 
 
 KV_TYPES = ("f16", "q8_0", "q4_0")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+_CHOICES = {"kv_type": KV_TYPES, "log_level": LOG_LEVELS}
 
 
 def _from_toml(path: Path) -> dict[str, Any]:
@@ -196,6 +189,14 @@ def _parse(field: str, text: str, source: str) -> Any:
 
 def _checked(field: str, value: Any, source: str) -> Any:
     try:
-        return msgspec.convert(value, _HINTS[field])
-    except msgspec.ValidationError as error:
+        value = msgspec.convert(value, _HINTS[field])
+        if field == "latency":
+            latency_target_s(value)
+    except (msgspec.ValidationError, ConfigError) as error:
         raise ConfigError(f"{source}: {field}: {error}") from None
+    choices = _CHOICES.get(field)
+    if choices and value not in choices:
+        raise ConfigError(f"{source}: {field} is {value!r}; use one of {', '.join(choices)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{source}: {field} is {value}, which is not a finite number")
+    return value

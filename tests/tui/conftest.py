@@ -1,0 +1,203 @@
+"""A daemon made of queues, and ways to look at a screen as a person would.
+
+The test plays the daemon: it says the pieces of an answer and publishes snapshots, when and as it likes. No clock is
+involved; a test waits for what it expects to see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import re
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Self
+
+import pytest
+from textual.app import App
+from textual.pilot import Pilot
+
+from localrun.client import ChatMetrics, ChatPiece
+from localrun.errors import DaemonUnreachable, LocalrunError
+from localrun.snapshot import Aggregate, EngineRow, Percentiles, RequestRow, RequestState, Snapshot, SystemRow
+from localrun.tui.app import LocalrunApp
+
+PATIENCE_S = 20.0
+REQUEST_ID = "req_0123456789ab"
+
+# Of one character in an exported screenshot.
+_CELL_WIDTH = 12.2
+
+TINY = EngineRow(
+    model="tiny", pid=4321, state="ready", n_ctx=4096, slots=8, slots_busy=2, kv_cells=32768, kv_cells_used=1204,
+    step_s=0.0185, target_itl_s=0.1, rss_bytes=312 * 1024**2, backend="CPU", expires_in_s=292.0,
+)  # fmt: skip
+
+
+class FakeDaemon:
+    """`questions` are the chats that arrived, `closed` counts the streams that were closed before their end."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.questions: list[tuple[str, list[dict[str, Any]]]] = []
+        self.closed = 0
+        self.cancelled: list[str] = []
+        self.connections = 0
+        self.is_up = True
+        self.rows: list[dict[str, Any]] = [
+            {"name": "tiny:latest", "size": 5_400_000, "details": {"parameter_size": "2.4M"}},
+            {"name": "qwen3:0.6b", "size": 640_000_000, "details": {"quantization_level": "Q8_0"}},
+        ]
+        self._pieces: asyncio.Queue[ChatPiece | Exception] = asyncio.Queue()
+        self._snapshots: asyncio.Queue[Snapshot | None] = asyncio.Queue()
+
+    def connect(self, base_url: str, name: str) -> FakeDaemon:
+        self.name = name
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        return None
+
+    async def chat(
+        self, model: str, messages: list[dict[str, Any]], *, lane: str = "default"
+    ) -> AsyncGenerator[ChatPiece, None]:
+        self._check_up()
+        self.questions.append((model, messages))
+        ended = False
+        try:
+            while not ended:
+                piece = await self._pieces.get()
+                if isinstance(piece, Exception):
+                    ended = True
+                    raise piece
+                ended = piece.done
+                yield piece
+        finally:
+            self.closed += not ended
+
+    async def events(self, hz: int = 4) -> AsyncGenerator[Snapshot, None]:
+        self.connections += 1
+        self._check_up()
+        while (snapshot := await self._snapshots.get()) is not None:
+            yield snapshot
+        raise DaemonUnreachable("the daemon went away")
+
+    async def cancel(self, request_id: str) -> bool:
+        self._check_up()
+        self.cancelled.append(request_id)
+        return True
+
+    async def models(self) -> list[dict[str, Any]]:
+        self._check_up()
+        return self.rows
+
+    def _check_up(self) -> None:
+        if not self.is_up:
+            raise DaemonUnreachable("no daemon answers; `localrun serve` starts one")
+
+    # What a test makes it do.
+
+    def say(self, text: str) -> None:
+        self._pieces.put_nowait(ChatPiece(text=text, request_id=REQUEST_ID))
+
+    def end_answer(self, *, reason: str = "stop", n_output: int = 87) -> None:
+        metrics = ChatMetrics(
+            prompt_tokens=512, cached_tokens=480, output_tokens=n_output, load_s=0, prefill_s=0.2,
+            decode_s=n_output / 100, total_s=1.2,
+        )  # fmt: skip
+        self._pieces.put_nowait(ChatPiece(done=True, done_reason=reason, metrics=metrics, request_id=REQUEST_ID))
+
+    def fail_answer(self, error: LocalrunError) -> None:
+        self._pieces.put_nowait(error)
+
+    def publish(self, *requests: RequestRow, time_s: float = 1000.0, engines: tuple[EngineRow, ...] = (TINY,)) -> None:
+        self._snapshots.put_nowait(snapshot_of(*requests, time_s=time_s, engines=engines))
+
+    def go_away(self) -> None:
+        self.is_up = False
+        self._snapshots.put_nowait(None)
+
+
+def snapshot_of(*requests: RequestRow, time_s: float = 1000.0, engines: tuple[EngineRow, ...] = (TINY,)) -> Snapshot:
+    return Snapshot(
+        time_s=time_s,
+        uptime_s=60.0,
+        version="0.1.0",
+        aggregate=Aggregate(
+            decode_tokens_per_s=sum(row.tokens_per_s or 0 for row in requests),
+            prefill_tokens_per_s=600.0,
+            running=len(requests),
+            queued=3,
+            prefix_hit_rate=0.63,
+            ttft_s=Percentiles(0.31, 1.24, 2.2, 44),
+            itl_s=Percentiles(0.0125, 0.061, 0.09, 4000),
+        ),
+        engines=list(engines),
+        requests=list(requests),
+        system=SystemRow(cpu_percent=87, memory_total_bytes=16 * 1024**3, memory_available_bytes=11 * 1024**3, cores=2),
+    )
+
+
+def row(request_id: str, state: str = "decode", **changes: Any) -> RequestRow:
+    """A request in the middle of its answer, unless `changes` say otherwise."""
+    values: dict[str, Any] = {
+        "client": "zed", "api": "/api/chat", "model": "tiny", "lane": "default", "slot": 0, "prompt_tokens": 512,
+        "computed_tokens": 512, "cached_tokens": 480, "output_tokens": 40, "tokens_per_s": 42.0,
+        "tokens_per_s_avg": 39.5, "ttft_s": 0.31, "itl_p50_s": 0.0245, "age_s": 3.0,
+    }  # fmt: skip
+    return RequestRow(id=request_id, state=RequestState(state), **values | changes)
+
+
+def seen(app: App[Any]) -> str:
+    """What stands on the screen, line by line, each text in its column."""
+    lines: defaultdict[float, str] = defaultdict(str)
+    svg = app.export_screenshot(simplify=True)
+    for x, y, text in re.findall(r'<text[^>]* x="([\d.]+)" y="([\d.]+)"[^>]*line-\d[^>]*>([^<]*)</text>', svg):
+        plain = html.unescape(text).replace("\xa0", " ")
+        lines[float(y)] = lines[float(y)].ljust(round(float(x) / _CELL_WIDTH)) + plain
+    return "\n".join(text.rstrip() for _, text in sorted(lines.items()))
+
+
+async def until(pilot: Pilot[Any], condition: Callable[[], object]) -> None:
+    """Waits for what should come; fails when it does not."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await pilot.pause(0.01)
+
+
+class Desk:
+    """What tests get: a fake daemon, and an app that talks to it."""
+
+    row = staticmethod(row)
+    seen = staticmethod(seen)
+    until = staticmethod(until)
+    snapshot_of = staticmethod(snapshot_of)
+    engine = TINY
+    request_id = REQUEST_ID
+
+    def __init__(self) -> None:
+        self.daemon = FakeDaemon()
+        self.app = LocalrunApp("http://127.0.0.1:1", connect=self.daemon.connect, retry_delays_s=(0.02,))
+
+    def open(self, size: tuple[int, int]) -> Any:
+        """Runs the app in a terminal of this size, as an async context that gives the pilot."""
+        return self.app.run_test(size=size, notifications=True)
+
+    async def see(self, pilot: Pilot[Any], text: str) -> None:
+        """Waits until `text` stands on the screen."""
+        try:
+            await until(pilot, lambda: text in seen(self.app))
+        except TimeoutError:
+            pytest.fail(f"{text!r} did not appear on:\n{seen(self.app)}")
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    # The theme and the pictures follow the terminal's colours, which must not be those of whoever runs the tests.
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return Desk()

@@ -1,0 +1,262 @@
+"""The chat, driven by keys: what is sent, what is seen, and that nothing typed is ever lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localrun.errors import Cancelled, EngineDied, LocalrunError
+from localrun.tui.screens.chat import ChatScreen
+from localrun.tui.widgets.prompt import Prompt
+
+SIZE = (100, 30)
+
+
+def _prompt(desk: Any) -> str:
+    return str(desk.app.screen.query_one(Prompt).text)
+
+
+async def test_typed_text_is_sent_and_the_answer_is_rendered_while_it_comes(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"hello there", "enter")
+        desk.daemon.say("Once upon a **ti")
+        await desk.see(pilot, "Once upon a")
+        desk.daemon.say("me** there was a fox.\n\n- red\n- quick\n")
+        await desk.see(pilot, "• quick")
+        assert "Once upon a time there was a fox." in desk.seen(desk.app)
+        desk.daemon.publish(desk.row(desk.request_id, output_tokens=40, tokens_per_s=51.0))
+        await desk.see(pilot, "● decoding   51.0 tok/s   TTFT 310 ms   prompt 512   cached 480   output 40")
+        desk.daemon.end_answer(n_output=87)
+        await desk.see(pilot, "● done   100 tok/s")
+        await desk.see(pilot, "87 tokens · 100 tok/s")
+        model, messages = desk.daemon.questions[0]
+        assert model == "tiny"
+        assert messages == [{"role": "user", "content": "hello there"}]
+
+
+async def test_the_second_question_carries_the_first_and_its_answer(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"one", "enter")
+        desk.daemon.say("first")
+        desk.daemon.end_answer()
+        await desk.see(pilot, "● done")
+        await pilot.press(*"two", "enter")
+        await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
+        assert [message["content"] for message in desk.daemon.questions[1][1]] == ["one", "first", "two"]
+
+
+async def test_enter_in_the_empty_prompt_asks_the_marked_question(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await desk.see(pilot, "› Tell me a story about a fox.")
+        await pilot.press("down")
+        await desk.see(pilot, "› What is 3 + 4?")
+        await pilot.press("enter")
+        await desk.until(pilot, lambda: desk.daemon.questions)
+        assert desk.daemon.questions[0][1][0]["content"] == "What is 3 + 4?"
+        await desk.until(pilot, lambda: "What is localrun?" not in desk.seen(desk.app))
+
+
+async def test_a_suggestion_can_be_clicked(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await desk.see(pilot, "What is localrun?")
+        lines = desk.seen(desk.app).split("\n")
+        y = next(index for index, text in enumerate(lines) if "What is localrun?" in text)
+        await pilot.click(offset=(8, y))
+        await desk.until(pilot, lambda: desk.daemon.questions)
+        assert desk.daemon.questions[0][1][0]["content"] == "What is localrun?"
+
+
+async def test_new_lines_in_the_prompt(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press("a", "ctrl+j", "b", "shift+enter", "c")
+        assert _prompt(desk) == "a\nb\nc"
+        await pilot.press("enter")
+        await desk.until(pilot, lambda: desk.daemon.questions)
+        assert desk.daemon.questions[0][1][0]["content"] == "a\nb\nc"
+        assert _prompt(desk) == ""
+
+
+async def test_escape_stops_the_answer_and_keeps_what_came(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"go on", "enter")
+        desk.daemon.say("This is only half")
+        await desk.see(pilot, "only half")
+        await pilot.press("escape")
+        await desk.see(pilot, "● stopped")
+        assert desk.daemon.closed == 1
+        assert "This is only half" in desk.seen(desk.app)
+        await pilot.press(*"more", "enter")
+        await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
+        assert [message["content"] for message in desk.daemon.questions[1][1]] == ["go on", "This is only half", "more"]
+
+
+async def test_escape_before_the_first_word_gives_the_question_back(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"hm", "enter")
+        await desk.until(pilot, lambda: desk.daemon.questions)
+        await pilot.press("escape")
+        await desk.until(pilot, lambda: _prompt(desk) == "hm")
+        assert desk.daemon.closed == 1
+
+
+async def test_an_answer_cancelled_by_somebody_else_is_stopped_too(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"hm", "enter")
+        desk.daemon.say("half")
+        desk.daemon.end_answer(reason="cancelled")
+        await desk.see(pilot, "● stopped")
+        await pilot.press(*"again", "enter")
+        desk.daemon.fail_answer(Cancelled("the request was cancelled while its model was loading"))
+        await desk.until(pilot, lambda: _prompt(desk) == "again")
+        assert "failed" not in desk.seen(desk.app)
+
+
+async def test_an_error_before_any_text_is_shown_and_the_question_comes_back(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"hello", "enter")
+        desk.daemon.fail_answer(LocalrunError("the queue is full; try again in 2 s"))
+        await desk.see(pilot, "The answer failed")
+        await desk.see(pilot, "the queue is full; try again in 2 s")
+        await desk.until(pilot, lambda: _prompt(desk) == "hello")
+        await pilot.press("enter")
+        await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
+        assert [message["content"] for message in desk.daemon.questions[1][1]] == ["hello"]
+
+
+async def test_an_error_in_mid_answer_keeps_the_text(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"hello", "enter")
+        desk.daemon.say("Half of an answer")
+        await desk.see(pilot, "Half of an answer")
+        await pilot.press(*"next idea")
+        desk.daemon.fail_answer(EngineDied("the engine of 'tiny' ended"))
+        await desk.see(pilot, "the engine of 'tiny' ended")
+        await desk.see(pilot, "● failed")
+        assert "Half of an answer" in desk.seen(desk.app)
+        assert _prompt(desk) == "next idea"
+
+
+async def test_a_defect_is_a_message_and_not_the_end(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"hello", "enter")
+        desk.daemon._pieces.put_nowait(RuntimeError("unexpected"))
+        await desk.see(pilot, "RuntimeError: unexpected")
+        assert isinstance(desk.app.screen, ChatScreen)
+
+
+async def test_an_empty_answer_is_said_to_be_one(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"hello", "enter")
+        desk.daemon.end_answer(n_output=0)
+        await desk.see(pilot, "The model ended its turn without a word.")
+
+
+async def test_what_was_typed_while_an_answer_runs_waits(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"one", "enter")
+        await desk.until(pilot, lambda: desk.daemon.questions)
+        await pilot.press(*"two", "enter")
+        await desk.see(pilot, "still answering")
+        assert _prompt(desk) == "two"
+        assert len(desk.daemon.questions) == 1
+
+
+async def test_up_brings_back_what_was_sent(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        for text in ("first", "second"):
+            await pilot.press(*text, "enter")
+            desk.daemon.say("ok")
+            desk.daemon.end_answer()
+            await desk.until(pilot, lambda: not desk.app.screen.view.is_answering)
+        await pilot.press("up")
+        assert _prompt(desk) == "second"
+        await pilot.press("up")
+        assert _prompt(desk) == "first"
+        await pilot.press("up")
+        assert _prompt(desk) == "first"
+        await pilot.press("down", "down")
+        assert _prompt(desk) == ""
+
+
+async def test_new_chat_forgets_and_stops(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"one", "enter")
+        desk.daemon.say("a long answer")
+        await desk.see(pilot, "a long answer")
+        await pilot.press("ctrl+n")
+        await desk.see(pilot, "› Tell me a story about a fox.")
+        await desk.until(pilot, lambda: desk.daemon.closed == 1)
+        assert "a long answer" not in desk.seen(desk.app)
+        await pilot.press(*"two", "enter")
+        await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
+        assert [message["content"] for message in desk.daemon.questions[1][1]] == ["two"]
+
+
+async def test_new_chat_again_and_again_while_answers_and_snapshots_come(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        for number in range(6):
+            desk.daemon.publish(desk.row(desk.request_id))
+            desk.daemon.say("words")
+            await pilot.press("enter", "ctrl+n", "ctrl+n")
+            desk.daemon.publish(time_s=1000.0 + number)
+        await pilot.press(*"still here", "enter")
+        desk.daemon.end_answer()
+        await desk.see(pilot, "● done")
+
+
+async def test_the_last_answer_can_be_copied(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press("ctrl+y")
+        await desk.see(pilot, "no answer to copy")
+        await pilot.press(*"one", "enter")
+        desk.daemon.say("**seven**")
+        desk.daemon.end_answer()
+        await desk.see(pilot, "● done")
+        await pilot.press("ctrl+y")
+        await desk.see(pilot, "Copied 9 characters.")
+        assert desk.app.clipboard == "**seven**"
+
+
+async def test_escape_sequences_of_the_model_do_not_reach_the_terminal(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"one", "enter")
+        desk.daemon.say("red \x1b[31mtext\x1b[2J")
+        desk.daemon.end_answer()
+        await desk.see(pilot, "red �[31mtext�[2J")
+
+
+async def test_a_long_answer_sticks_to_the_bottom_until_one_scrolls_up(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"one", "enter")
+        desk.daemon.say("\n\n".join(f"paragraph {number}" for number in range(40)))
+        await desk.see(pilot, "paragraph 39")
+        await pilot.press("pageup")
+        await desk.until(pilot, lambda: "paragraph 39" not in desk.seen(desk.app))
+        desk.daemon.say("\n\nparagraph 40\n\nparagraph 41")
+        desk.daemon.end_answer()
+        await desk.see(pilot, "● done")
+        assert "paragraph 41" not in desk.seen(desk.app)
+        await pilot.press("pagedown", "pagedown", "pagedown")
+        await desk.see(pilot, "paragraph 41")
+
+
+async def test_the_daemon_goes_and_comes_back(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        desk.daemon.publish()
+        await desk.see(pilot, "● ready")
+        await pilot.press(*"one", "enter")
+        desk.daemon.say("the first answer")
+        desk.daemon.end_answer()
+        await desk.see(pilot, "● done")
+        await pilot.press(*"draft")
+        desk.daemon.go_away()
+        await desk.see(pilot, "No daemon at 127.0.0.1:1, retrying (^r now). localrun serve starts one.")
+        await pilot.press("enter")
+        await desk.see(pilot, "no daemon answers")
+        await desk.until(pilot, lambda: _prompt(desk) == "draft")
+        desk.daemon.is_up = True
+        desk.daemon.publish(time_s=1.0)
+        await desk.until(pilot, lambda: "No daemon at" not in desk.seen(desk.app))
+        assert "the first answer" in desk.seen(desk.app)
+        await pilot.press("enter")
+        await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
+        assert [message["content"] for message in desk.daemon.questions[1][1]] == ["one", "the first answer", "draft"]

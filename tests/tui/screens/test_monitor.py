@@ -1,0 +1,197 @@
+"""The monitor: rows, numbers, cancel, sort, pause."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from textual.widgets import DataTable
+
+from localrun.tui.widgets.request_table import RequestTable
+
+WIDE = (140, 36)
+NARROW = (80, 24)
+
+
+async def _open(desk: Any, pilot: Any) -> None:
+    await pilot.press("f2")
+    await desk.until(pilot, lambda: desk.app.screen.query(RequestTable))
+
+
+def _table_lines(desk: Any) -> list[str]:
+    """The rows of the request table, as they stand on the screen."""
+    lines = [text for text in desk.seen(desk.app).split("\n") if "tok/s" not in text]
+    return [text for text in lines if text.split()[:1] and text.split()[0] in _STATES]
+
+
+_STATES = {"loading", "queued", "prefill", "decode", "done", "cancelled", "failed"}
+
+
+async def test_every_column_of_a_request_in_a_wide_terminal(desk: Any) -> None:
+    async with desk.open(WIDE) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(
+            desk.row(
+                "a", slot=3, lane="batch", api="/v1/chat/completions", client="aider", prompt_tokens=2345, age_s=65.0
+            ),
+            desk.row("b", "prefill", computed_tokens=256, output_tokens=0, ttft_s=None, tokens_per_s=None),
+        )
+        await desk.see(pilot, "aider")
+        first, second = _table_lines(desk)
+        assert first.split() == [
+            "decode", "aider", "v1/chat/com…", "tiny", "batch", "3", "2,345", "480", "40", "42.0", "39.5", "310", "ms",
+            "1m", "05s",
+        ]  # fmt: skip
+        assert second.split()[:2] == ["prefill", "50%"]
+
+
+async def test_the_important_columns_fit_eighty(desk: Any) -> None:
+    async with desk.open(NARROW) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(
+            desk.row("a", client="openai-python/3.52", model="qwen3:0.6b-instruct"),
+            desk.row("b", "prefill", computed_tokens=506),
+        )
+        await desk.see(pilot, "openai-p…")
+        header = next(text for text in desk.seen(desk.app).split("\n") if text.strip().startswith("state"))
+        assert header.split() == ["state", "client", "model", "prompt", "cached", "output", "tok/s", "TTFT", "age"]
+        assert "prefill 99%" in desk.seen(desk.app)
+        assert max(len(text) for text in desk.seen(desk.app).split("\n")) <= 80
+
+
+async def test_aggregate_numbers(desk: Any) -> None:
+    async with desk.open(NARROW) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(desk.row("a"))
+        for text in (
+            "TTFT   p50 310 ms  p95 1.2 s",
+            "ITL    p50 12 ms   p95 61 ms",
+            "1,204 of 32.8k",
+            "63% cached   queue 3",
+            "18 ms of 100 ms target",
+            "CPU    87%  RAM 5.0 of 16.0 GiB",
+            "-2 min",
+            "now",
+        ):
+            await desk.see(pilot, text)
+        engine = next(text for text in desk.seen(desk.app).split("\n") if "4321" in text)
+        assert engine.split() == ["tiny", "4321", "ready", "2/8", "1.2k/32.8k", "18", "ms", "312", "MiB", "4m", "52s"]
+
+
+async def test_rows_change_in_place_and_leave(desk: Any) -> None:
+    async with desk.open(WIDE) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(desk.row("a", "queued", output_tokens=0), desk.row("b"))
+        await desk.see(pilot, "queued")
+        desk.daemon.publish(desk.row("a", "decode", output_tokens=77), desk.row("b", "done"), desk.row("c", "loading"))
+        await desk.until(pilot, lambda: len(_table_lines(desk)) == 3)
+        assert [text.split()[0] for text in _table_lines(desk)] == ["decode", "loading", "done"]
+        desk.daemon.publish(desk.row("c"))
+        await desk.until(pilot, lambda: len(_table_lines(desk)) == 1)
+        desk.daemon.publish()
+        await desk.see(pilot, "No requests in the last minute.")
+
+
+async def test_x_cancels_the_selected_request_even_after_it_has_moved(desk: Any) -> None:
+    async with desk.open(WIDE) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(desk.row("a", age_s=9.0), desk.row("b", age_s=5.0), desk.row("c", age_s=1.0))
+        await desk.until(pilot, lambda: len(_table_lines(desk)) == 3)
+        await pilot.press("down")
+        desk.daemon.publish(desk.row("a", "done"), desk.row("b", age_s=6.0), desk.row("c", age_s=2.0))
+        await desk.until(pilot, lambda: "done" in desk.seen(desk.app))
+        await desk.see(pilot, " b · /api/chat default")
+        await pilot.press("x")
+        await desk.until(pilot, lambda: desk.daemon.cancelled == ["b"])
+        await desk.see(pilot, "Cancelled the request of zed.")
+
+
+async def test_cancelling_nothing_and_without_a_daemon(desk: Any) -> None:
+    async with desk.open(WIDE) as pilot:
+        await _open(desk, pilot)
+        await pilot.press("x")
+        await desk.see(pilot, "There is no request to cancel.")
+        desk.daemon.publish(desk.row("a"))
+        await desk.see(pilot, "decode ")
+        desk.daemon.is_up = False
+        await pilot.press("x")
+        await desk.see(pilot, "no daemon answers")
+
+
+async def test_s_sorts_and_ended_requests_stay_last(desk: Any) -> None:
+    async with desk.open(WIDE) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(
+            desk.row("a", client="first", tokens_per_s=10.0, age_s=9.0),
+            desk.row("b", client="second", tokens_per_s=90.0, age_s=5.0),
+            desk.row("c", "done", client="third", tokens_per_s=500.0, age_s=20.0),
+        )
+        await desk.until(pilot, lambda: len(_table_lines(desk)) == 3)
+        await desk.see(pilot, "by arrival")
+        assert [text.split()[1] for text in _table_lines(desk)] == ["first", "second", "third"]
+        await pilot.press("s")
+        await desk.see(pilot, "by tok/s")
+        assert [text.split()[1] for text in _table_lines(desk)] == ["second", "first", "third"]
+
+
+async def test_p_freezes_and_resumes_with_the_newest(desk: Any) -> None:
+    async with desk.open(WIDE) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(desk.row("a", client="before"))
+        await desk.see(pilot, "before")
+        await pilot.press("p")
+        await desk.see(pilot, "PAUSED")
+        desk.daemon.publish(desk.row("b", client="after"))
+        await desk.until(pilot, lambda: desk.app.session.snapshot.requests[0].id == "b")
+        assert "before" in desk.seen(desk.app)
+        await pilot.press("p")
+        await desk.see(pilot, "after")
+
+
+async def test_a_failed_request_says_why(desk: Any) -> None:
+    async with desk.open(NARROW) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(desk.row("req_1", "failed", error="the engine\x1b[2J ended"))
+        await desk.see(pilot, "req_1 · the engine�[2J ended")
+
+
+async def test_columns_follow_the_width_of_the_terminal(desk: Any) -> None:
+    async with desk.open(WIDE) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(*(desk.row(f"r{number}", age_s=9.0 - number) for number in range(3)))
+        await desk.until(pilot, lambda: len(_table_lines(desk)) == 3)
+        await pilot.press("down", "down")
+        await pilot.resize_terminal(*NARROW)
+        await desk.until(pilot, lambda: " lane" not in desk.seen(desk.app))
+        assert len(_table_lines(desk)) == 3
+        assert desk.app.screen.query_one(RequestTable).selected_key == "r2"
+
+
+async def test_a_lost_daemon_is_said_here_too_and_the_numbers_come_back(desk: Any) -> None:
+    async with desk.open(WIDE) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(desk.row("a"))
+        await desk.see(pilot, "decode ")
+        desk.daemon.go_away()
+        await desk.see(pilot, "No daemon at 127.0.0.1:1")
+        desk.daemon.is_up = True
+        desk.daemon.publish(desk.row("b", client="newcomer"), time_s=2.0)
+        await desk.see(pilot, "newcomer")
+        assert "No daemon" not in desk.seen(desk.app)
+
+
+async def test_updates_do_not_rebuild_the_table(desk: Any, monkeypatch: Any) -> None:
+    added: list[object] = []
+    add_row = DataTable.add_row
+
+    def counted(self: Any, *cells: Any, **options: Any) -> Any:
+        added.append(options["key"])
+        return add_row(self, *cells, **options)
+
+    monkeypatch.setattr(DataTable, "add_row", counted)
+    async with desk.open(WIDE) as pilot:
+        await _open(desk, pilot)
+        for tick in range(5):
+            desk.daemon.publish(*(desk.row(f"r{n}", output_tokens=100 * n + tick) for n in range(32)))
+        await desk.see(pilot, "     204 ")
+        keys = [key for key in added if str(key).startswith("r")]
+        assert sorted(keys) == sorted(f"r{n}" for n in range(32))

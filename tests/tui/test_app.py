@@ -1,0 +1,81 @@
+"""Modes, help, themes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from localrun.tui.app import LocalrunApp
+from localrun.tui.theme import DARK, LIGHT
+
+
+async def test_f_keys_go_round_and_keep_the_prompt(desk: Any) -> None:
+    async with desk.open((80, 24)) as pilot:
+        await pilot.press(*"draft", "f2")
+        await desk.see(pilot, "decode tok/s")
+        await pilot.press("f1")
+        await desk.see(pilot, "draft")
+
+
+@pytest.mark.parametrize("keys", [("f10",), ("f2", "question_mark")])
+async def test_help_says_the_keys_and_that_nothing_is_saved(desk: Any, keys: tuple[str, ...]) -> None:
+    async with desk.open((80, 44)) as pilot:
+        await pilot.press(*keys)
+        await desk.see(pilot, "stop the answer")
+        await desk.see(pilot, "saves no history")
+        await pilot.press("escape")
+        await desk.until(pilot, lambda: "saves no history" not in desk.seen(desk.app))
+
+
+async def test_a_question_mark_can_be_typed(desk: Any) -> None:
+    async with desk.open((80, 24)) as pilot:
+        await pilot.press("w", "question_mark")
+        await desk.see(pilot, "w?")
+
+
+async def test_ctrl_r_reconnects_at_once(desk: Any) -> None:
+    desk.app._feed._retry_delays_s = (3600.0,)
+    desk.daemon.is_up = False
+    async with desk.open((80, 24)) as pilot:
+        await desk.see(pilot, "No daemon at")
+        desk.daemon.is_up = True
+        desk.daemon.publish()
+        await pilot.press("ctrl+r")
+        await desk.see(pilot, "● ready")
+
+
+async def test_both_themes_and_the_terminals_own_colours_draw_every_screen(desk: Any) -> None:
+    async with desk.open((80, 24)) as pilot:
+        desk.daemon.publish(desk.row("a"))
+        for theme in (DARK.name, LIGHT.name, "ansi-dark", "ansi-light"):
+            desk.app.theme = theme
+            for key, text in (("f1", "Tell me a story"), ("f2", "by arrival"), ("f3", "Enter chooses"), ("escape", "")):
+                await pilot.press(key)
+                await desk.see(pilot, text)
+
+
+@pytest.mark.parametrize(("term", "theme"), [("linux", "ansi-dark"), ("xterm-256color", DARK.name)])
+async def test_a_terminal_of_sixteen_colours_keeps_its_own(
+    desk: Any, monkeypatch: pytest.MonkeyPatch, term: str, theme: str
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.delenv("COLORTERM")
+    app = LocalrunApp("http://127.0.0.1:1", connect=desk.daemon.connect)
+    async with app.run_test():
+        assert app.theme == theme
+
+
+async def test_the_client_is_named_after_the_process_and_closed(desk: Any) -> None:
+    closed: list[bool] = []
+
+    async def leave(*exc_info: object) -> None:
+        closed.append(True)
+
+    desk.daemon.__class__.__aexit__, kept = leave, desk.daemon.__class__.__aexit__
+    try:
+        async with desk.open((80, 24)):
+            assert desk.daemon.name.startswith("tui-")
+    finally:
+        desk.daemon.__class__.__aexit__ = kept
+    assert closed == [True]

@@ -1,0 +1,29 @@
+"""Foreign text cannot command the terminal."""
+
+from __future__ import annotations
+
+from localrun.tui.plain_text import block, fit, line
+
+_HOSTILE = "zed\x1b[2J\x9b31m\x07\u202emodel"
+
+
+def test_no_control_character_survives() -> None:
+    for clean in (block(_HOSTILE), line(_HOSTILE), fit(_HOSTILE, 40)):
+        assert clean == "zed�[2J�31m��model"
+
+
+def test_block_keeps_lines_and_tabs() -> None:
+    assert block("a\tb\r\nc\rd\n\ne") == "a\tb\nc\nd\n\ne"
+
+
+def test_line_is_one_line() -> None:
+    assert line(" a\n\n b\tc\r\n") == "a b c"
+
+
+def test_fit_cuts_with_an_ellipsis() -> None:
+    assert [fit("openai-python", width) for width in (20, 13, 12, 1)] == [
+        "openai-python",
+        "openai-python",
+        "openai-pyth…",
+        "…",
+    ]

@@ -1,0 +1,155 @@
+"""How far one answer is, in the daemon's own words. Pure.
+
+While the answer runs, everything here comes from the request's row in the event stream, found by the request id that
+came in the response header. Before the header the row is found by the client's name, which no other process uses, and
+only if it is the single candidate. At the end the metrics of the answer itself are final and replace the row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localrun.client import ChatMetrics
+from localrun.snapshot import RequestRow, RequestState, Snapshot
+from localrun.tui import quantity
+
+# The first samples of a rate swing too wildly to be read.
+FEWEST_TOKENS_FOR_A_RATE = 10
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One part of the status line. `keep` orders what stays when the line is too narrow: 0 always stays."""
+
+    text: str
+    keep: int
+    tone: str = ""
+
+
+@dataclass
+class AnswerProgress:
+    """`has_text` is set once a piece of the answer came, which may be before the next snapshot shows it. `outcome` is
+    None while the answer runs, then one of done, stopped, failed."""
+
+    client_name: str
+    has_text: bool = False
+    request_id: str | None = None
+    row: RequestRow | None = None
+    n_ctx: int | None = None
+    metrics: ChatMetrics | None = None
+    outcome: str | None = None
+    reason: str | None = None
+
+    def see(self, snapshot: Snapshot) -> None:
+        """Takes this request's row out of a snapshot. A row that left the snapshot stays as it was last seen."""
+        row = self._find(snapshot)
+        if row is None:
+            return
+        self.row = row
+        for engine in snapshot.engines:
+            if engine.model == row.model and engine.n_ctx:
+                self.n_ctx = engine.n_ctx
+
+    def _find(self, snapshot: Snapshot) -> RequestRow | None:
+        if self.request_id is not None:
+            return next((row for row in snapshot.requests if row.id == self.request_id), None)
+        if self.outcome is not None:
+            return None
+        ours = [row for row in snapshot.requests if row.client == self.client_name and not row.state.is_final]
+        return ours[0] if len(ours) == 1 else None
+
+    def finish(self, outcome: str, reason: str | None = None, metrics: ChatMetrics | None = None) -> None:
+        """The answer ended. `reason` is the daemon's, such as `length`; `metrics` come with a complete answer only."""
+        self.outcome = outcome
+        self.reason = reason
+        self.metrics = metrics
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of the last second while decoding, of the whole answer at the end; None with too few tokens to tell."""
+        if self.metrics is not None:
+            if self.metrics.output_tokens < FEWEST_TOKENS_FOR_A_RATE or not self.metrics.decode_s:
+                return None
+            return self.metrics.output_tokens / self.metrics.decode_s
+        if self.row is None or self.row.output_tokens < FEWEST_TOKENS_FOR_A_RATE:
+            return None
+        return self.row.tokens_per_s_avg if self.outcome else self.row.tokens_per_s
+
+    def facts(self) -> list[Fact]:
+        """The status line, most important first in reading order."""
+        found = [self._state()]
+        row, metrics = self.row, self.metrics
+        if self.tokens_per_s is not None:
+            found.append(Fact(f"{quantity.rate(self.tokens_per_s)} tok/s", 1, "rate"))
+        if row is not None and row.ttft_s is not None:
+            found.append(Fact(f"TTFT {quantity.seconds(row.ttft_s)}", 2))
+        prompt = metrics.prompt_tokens if metrics else row.prompt_tokens if row else None
+        cached = metrics.cached_tokens if metrics else row.cached_tokens if row else None
+        output = metrics.output_tokens if metrics else row.output_tokens if row else None
+        if prompt is not None:
+            found.append(Fact(f"prompt {quantity.count(prompt)}", 3))
+            if cached is not None:
+                found.append(Fact(f"cached {quantity.count(cached)}", 4))
+        if output:
+            found.append(Fact(f"output {quantity.count(output)}", 3))
+        if prompt is not None and self.n_ctx:
+            found.append(Fact(f"ctx {quantity.percent((prompt + (output or 0)) / self.n_ctx)}", 5))
+        return found
+
+    def _state(self) -> Fact:
+        if self.outcome == "done":
+            return Fact("length limit" if self.reason == "length" else "done", 0, "good")
+        if self.outcome is not None:
+            return Fact(self.outcome, 0, "bad" if self.outcome == "failed" else "wait")
+        row = self.row
+        if self.has_text:
+            return Fact("decoding", 0, "good")
+        if row is None:
+            return Fact("sending", 0, "wait")
+        match row.state:
+            case RequestState.LOADING:
+                return Fact(f"loading the model, {quantity.age(row.age_s)}", 0, "wait")
+            case RequestState.QUEUED:
+                place = f", place {row.queue_position}" if row.queue_position else ""
+                return Fact(f"queued{place}", 0, "wait")
+            case RequestState.PREFILL:
+                return Fact(f"prefill {prefill_percent(row)}".rstrip(), 0, "wait")
+            case RequestState.DECODE:
+                return Fact("decoding", 0, "good")
+            case _:
+                return Fact("ending", 0, "wait")
+
+    def caption(self) -> str:
+        """One line below the finished answer."""
+        parts = []
+        output = self.metrics.output_tokens if self.metrics else self.row.output_tokens if self.row else 0
+        if output:
+            parts.append(f"{quantity.count(output)} tokens")
+        if self.tokens_per_s is not None:
+            parts.append(f"{quantity.rate(self.tokens_per_s)} tok/s")
+        if self.outcome == "stopped":
+            parts.append("stopped")
+        elif self.outcome == "failed":
+            parts.append("incomplete")
+        elif self.reason == "length":
+            parts.append("cut at the length limit")
+        return " · ".join(parts)
+
+
+def prefill_percent(row: RequestRow) -> str:
+    """How much of the prompt is computed or came from the cache; empty before its length is known."""
+    if not row.prompt_tokens:
+        return ""
+    return quantity.percent(row.computed_tokens / row.prompt_tokens)
+
+
+def fit_facts(facts: list[Fact], width: int, gap: int) -> list[Fact]:
+    """The facts that fit a line of `width` cells with `gap` cells between them, dropping those of highest `keep` first,
+    the last one first."""
+    kept = list(facts)
+    while sum(len(fact.text) + gap for fact in kept) - gap > width:
+        droppable = [fact for fact in kept if fact.keep]
+        if not droppable:
+            break
+        kept.remove(max(reversed(droppable), key=lambda fact: fact.keep))
+    return kept

@@ -1,0 +1,98 @@
+"""The app: two modes, a model picker, help, themes, and the one event feed behind them.
+
+Runs in the terminal's process, with one asyncio loop. Owns the client of the daemon for as long as it lives; screens
+get a `Session` with what they share.
+
+Does not: start the daemon, or keep anything on disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.app import App
+from textual.binding import Binding, BindingType
+
+from localrun.client import Client
+from localrun.tui.daemon import Connect, Daemon
+from localrun.tui.event_feed import RETRY_DELAYS_S, EventFeed
+from localrun.tui.screens.chat import ChatScreen
+from localrun.tui.screens.help import HelpScreen
+from localrun.tui.screens.models import ModelsScreen
+from localrun.tui.screens.monitor import MonitorScreen
+from localrun.tui.session import Session
+from localrun.tui.theme import DARK, LIGHT
+
+# In sixteen colours the shades of a theme run together, so such a terminal's own colours are used as they are.
+_SIXTEEN_COLOURS_THEME = "ansi-dark"
+
+
+def _connect(base_url: str, name: str) -> Daemon:
+    return Client(base_url, name=name)
+
+
+class LocalrunApp(App[None]):
+    """`connect` makes the client; the name it is given is unique to this process, so that its requests are known.
+
+    `retry_delays_s` are the pauses between attempts to reach a daemon that does not answer.
+    """
+
+    TITLE = "localrun"
+    CSS_PATH = "theme.tcss"
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("f1", "show('chat')", "Chat", show=False),
+        Binding("f2", "show('monitor')", "Monitor", show=False),
+        Binding("f3,ctrl+o", "show('models')", "Model", key_display="^o", priority=True),
+        Binding("f10", "help", "Help", key_display="F10"),
+        Binding("ctrl+r", "reconnect", "Reconnect", show=False),
+    ]
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str = "tiny",
+        connect: Connect = _connect,
+        retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+    ) -> None:
+        super().__init__()
+        client_name = f"tui-{os.getpid()}"
+        daemon = connect(base_url, client_name)
+        self.session = Session(self, daemon=daemon, base_url=base_url, client_name=client_name, model=model)
+        self._feed = EventFeed(
+            daemon, on_snapshot=self.session.take, on_lost=self.session.lose, retry_delays_s=retry_delays_s
+        )
+
+    async def on_mount(self) -> None:
+        self.register_theme(DARK)
+        self.register_theme(LIGHT)
+        self.theme = _SIXTEEN_COLOURS_THEME if self.console.color_system == "standard" else DARK.name
+        await self.session.daemon.__aenter__()
+        self.add_mode("chat", lambda: ChatScreen(self.session))
+        self.add_mode("monitor", lambda: MonitorScreen(self.session))
+        await self.switch_mode("chat")
+        self.run_worker(self._feed.run(), name="events", group="events")
+
+    async def on_unmount(self) -> None:
+        await self.session.daemon.__aexit__(None, None, None)
+
+    async def action_show(self, where: str) -> None:
+        """Goes to a mode, or opens the model picker over it."""
+        if where == "models":
+            await self.push_screen(ModelsScreen(self.session), self._choose_model)
+        else:
+            await self.switch_mode(where)
+
+    async def _choose_model(self, model: str | None) -> None:
+        if model is not None:
+            self.session.choose(model)
+            await self.switch_mode("chat")
+
+    async def action_help(self) -> None:
+        await self.push_screen(HelpScreen())
+
+    def action_reconnect(self) -> None:
+        self._feed.retry_now()

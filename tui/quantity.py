@@ -1,0 +1,90 @@
+"""Numbers as short text: rates, durations, counts, sizes.
+
+One place decides the digits, so that the same number reads the same on every screen and columns keep their width while
+values change. A value that does not exist is `NOTHING`, never 0. Pure.
+"""
+
+from __future__ import annotations
+
+NOTHING = "–"
+
+_KIB = 1024
+
+
+def rate(tokens_per_s: float | None) -> str:
+    """Tokens per second without the unit: 8.4, 84.2, 842, 12.3k."""
+    if tokens_per_s is None:
+        return NOTHING
+    if tokens_per_s < 99.95:
+        return f"{tokens_per_s:.1f}"
+    return count(round(tokens_per_s), widest=9_999)
+
+
+def seconds(duration_s: float | None) -> str:
+    """A measured time: 0.8 ms, 12 ms, 310 ms, 4.2 s, 62 s, 3m 05s."""
+    if duration_s is None:
+        return NOTHING
+    if duration_s < 0.00995:
+        return f"{duration_s * 1000:.1f} ms"
+    if duration_s < 0.9995:
+        return f"{duration_s * 1000:.0f} ms"
+    if duration_s < 9.95:
+        return f"{duration_s:.1f} s"
+    if duration_s < 99.5:
+        return f"{duration_s:.0f} s"
+    return age(duration_s)
+
+
+def age(duration_s: float | None) -> str:
+    """A time that counts up or down, in whole seconds: 7s, 3m 05s, 2h 07m."""
+    if duration_s is None:
+        return NOTHING
+    total_s = max(0, round(duration_s))
+    if total_s < 60:
+        return f"{total_s}s"
+    if total_s < 3600:
+        return f"{total_s // 60}m {total_s % 60:02d}s"
+    if total_s < 48 * 3600:
+        return f"{total_s // 3600}h {total_s % 3600 // 60:02d}m"
+    return f"{total_s // 86400}d"
+
+
+def count(number: int | None, *, widest: int = 99_999) -> str:
+    """A count: 7, 1,204; above `widest` 123k, 4.1M."""
+    if number is None:
+        return NOTHING
+    if number <= widest:
+        return f"{number:,}"
+    for unit, size in (("k", 1e3), ("M", 1e6), ("G", 1e9)):
+        value = number / size
+        if value < 99.95:
+            return f"{value:.1f}{unit}"
+        if value < 999.5:
+            return f"{value:.0f}{unit}"
+    return f"{number / 1e12:.1f}T"
+
+
+def size(size_bytes: int | None) -> str:
+    """Bytes in binary units: 640 B, 12.0 MiB, 3.1 GiB."""
+    if size_bytes is None:
+        return NOTHING
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 999.5:
+            return f"{value:.0f} B" if unit == "B" else f"{_three_digits(value)} {unit}"
+        value /= _KIB
+    return f"{_three_digits(value)} TiB"
+
+
+def percent(share: float | None) -> str:
+    """A share of 0..1 as 43%. Anything above nothing is at least 1%, anything below all at most 99%."""
+    if share is None:
+        return NOTHING
+    whole = round(share * 100)
+    if 0 < share < 1:
+        whole = min(99, max(1, whole))
+    return f"{whole}%"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"

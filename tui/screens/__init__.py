@@ -1,0 +1,1 @@
+"""Whole screens: the two modes (chat, monitor) and the two modals (models, help)."""

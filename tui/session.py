@@ -1,0 +1,54 @@
+"""What the screens share while the app runs: the daemon, its latest snapshot, and the model that is chatted with.
+
+One per app, owned by it. The app writes, screens read and subscribe; a screen never fetches what is here already.
+"""
+
+from __future__ import annotations
+
+from textual.dom import DOMNode
+from textual.signal import Signal
+
+from localrun.snapshot import EngineRow, Snapshot
+from localrun.tui.daemon import Daemon
+from localrun.tui.rate_series import RateSeries, Sample
+
+
+class Session:
+    """`trouble` says why there is no event stream; None while there is one, or before the first attempt has ended."""
+
+    def __init__(self, owner: DOMNode, *, daemon: Daemon, base_url: str, client_name: str, model: str) -> None:
+        self.daemon = daemon
+        self.base_url = base_url
+        self.client_name = client_name
+        self.model = model
+        self.snapshot: Snapshot | None = None
+        self.trouble: str | None = None
+        self.rates = RateSeries()
+        self.snapshots: Signal[Snapshot] = Signal(owner, "snapshots")
+        self.connection: Signal[str | None] = Signal(owner, "connection")
+        self.models: Signal[str] = Signal(owner, "models")
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Keeps a snapshot and tells whoever shows it."""
+        self.snapshot = snapshot
+        aggregate = snapshot.aggregate
+        self.rates.add(Sample(snapshot.time_s, aggregate.decode_tokens_per_s, aggregate.prefill_tokens_per_s))
+        if self.trouble is not None:
+            self.trouble = None
+            self.connection.publish(None)
+        self.snapshots.publish(snapshot)
+
+    def lose(self, reason: str) -> None:
+        """The event stream ended. What was known stays, marked as old by `trouble`."""
+        self.trouble = reason
+        self.connection.publish(reason)
+
+    def choose(self, model: str) -> None:
+        """Chats go to this model from now on."""
+        self.model = model
+        self.models.publish(model)
+
+    def engine_of(self, model: str) -> EngineRow | None:
+        """The engine that serves a model, by the model's canonical name."""
+        engines = self.snapshot.engines if self.snapshot else []
+        return next((engine for engine in engines if engine.model == model), None)
