@@ -103,6 +103,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     target_itl_s: float
     ram_cache_bytes: int
     max_queue: int
+    log_level: str = "info"
     n_layers: int = 0
     weights_bytes: int = 0
     kv_bytes: int = 0

@@ -69,7 +69,6 @@ class Backend(Protocol):
     n_threads: int
     n_gpu_layers: int
     model_size_bytes: int
-    kv_size_bytes: int
     batch: Batch
     eog_tokens: frozenset[int]
     control_tokens: tuple[str, ...]
@@ -96,8 +95,8 @@ class Backend(Protocol):
     def seq_remove(self, seq: int, start: int, end: int = -1) -> bool:
         """Take `seq` off its cells at positions [start, end); -1 is the end. False if the memory kind refuses."""
 
-    def state_get(self, seq: int) -> bytearray:
-        """The saved state of a sequence."""
+    def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
+        """The saved state of a sequence; None, without the work of making it, if it is larger than `limit_bytes`."""
 
     def state_set(self, seq: int, state: bytearray) -> bool:
         """Put a saved state into an empty sequence. False, leaving it empty, if it does not fit or is damaged."""

@@ -25,6 +25,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--output-tokens", type=int, default=128)
     parser.add_argument("--kv-cells", type=int, default=32768)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--gpu-layers", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args(argv)
     backend = LlamaBackend(
@@ -33,7 +34,7 @@ def main(argv: list[str]) -> int:
         n_seqs=args.streams,
         n_batch=512,
         n_threads=args.threads or physical_cores(),
-        n_gpu_layers=-1,
+        n_gpu_layers=args.gpu_layers,
         kv_type="f16",
     )
     for _ in range(args.rounds):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from localrun.engine import sampling
 from localrun.engine.backend import Backend, DecodeFailed, NoRoom
 from localrun.engine.budget import Budget
 from localrun.engine.detokenize import TextStream
@@ -54,6 +55,8 @@ class Engine:
     """See the module."""
 
     def __init__(self, backend: Backend, limits: Limits, clock: Callable[[], float]) -> None:
+        if limits.n_slots > min(backend.batch.capacity, backend.n_seqs):
+            raise ValueError(f"{limits.n_slots} slots need as many batch rows and sequences")
         self._backend = backend
         self._clock = clock
         self.pool = KvPool(backend, ram_cache_bytes=limits.ram_cache_bytes)
@@ -65,26 +68,26 @@ class Engine:
         self._started: list[Started] = []
         self._queue: list[int] = []
         self._queue_sent: list[int] = []
+        self._holdings_sent = (0, 0)
         self._step_s = 0.0
         self._n_failed_steps = 0
 
     @property
     def is_idle(self) -> bool:
         """True when nothing runs or waits and no parked prefix is left to move: the caller may sleep."""
-        return not self._requests and not self._deltas and not self._can_settle
-
-    @property
-    def _can_settle(self) -> bool:
-        return self.pool.n_parked > 0 and self.pool.store.limit_bytes > 0
+        return not self._requests and not self._deltas and not self.pool.can_settle
 
     # --- requests come and go ----------------------------------------------------------------------------------
 
     def submit(self, submit: Submit, tokens: list[int]) -> None:
-        """A new request with its prompt already tokenized. A refusal is reported by the next `step`."""
+        """A new request with its prompt already tokenized; the list is the engine's from now on, and grows.
+
+        A refusal is reported by the next `step`.
+        """
         try:
             self._check(submit, tokens)
         except LocalrunError as error:
-            self._refuse(submit.id, len(tokens), error)
+            self.refuse(submit.id, error, n_prompt=len(tokens))
             return
         sampler = self._backend.sampler(submit.sampling, ignore_eos=submit.ignore_eos)
         sampler.accept(tokens)
@@ -105,6 +108,19 @@ class Engine:
         self._requests[request.id] = request
         self.scheduler.submit(request)
         self.totals.prompt_tokens += request.n_prompt
+
+    def refuse(self, request_id: int, error: LocalrunError, *, n_prompt: int = 0) -> None:
+        """A request that never starts: its first and last delta says why."""
+        self._deltas[request_id] = Delta(
+            id=request_id,
+            phase=Phase.DONE,
+            n_computed=0,
+            n_output=0,
+            finish=Finish.ERROR,
+            usage=Usage(n_prompt, 0, 0, 0.0, 0.0, 0.0),
+            error_code=error.code,
+            error_message=error.message,
+        )
 
     def cancel(self, request_id: int) -> None:
         """End a request now; its computed prefix stays in the cache. An unknown id is a request that ended already."""
@@ -128,11 +144,11 @@ class Engine:
         """Start waiting requests while slots and cells last, next first."""
         order = self.scheduler.order(now_s)
         for request in order:
-            if not self.scheduler.has_free_slot or not self._fits(request):
+            if not self.scheduler.has_free_slot:
                 break
             if self.scheduler.leader(request, self.pool.match(request.tokens)):
                 continue
-            lease = self.pool.acquire(request.tokens)
+            lease = self.pool.acquire(request.tokens) if self._fits(request) else None
             if lease is None:
                 break
             is_first_start = not request.was_started
@@ -145,16 +161,19 @@ class Engine:
 
     def _fits(self, request: Request) -> bool:
         """Whether a newcomer leaves every running stream some cells to go on; alone, a request always fits."""
-        n_running = len(self.scheduler.running)
-        if n_running == 0:
+        running = self.scheduler.running
+        if not running:
             return True
-        return self.pool.n_obtainable(request.tokens) >= request.n_tokens + HEADROOM_CELLS * (n_running + 1)
+        n_promised = sum(other.n_pending for other in running) + HEADROOM_CELLS * (len(running) + 1)
+        return self.pool.n_obtainable(request.tokens) >= request.n_tokens + n_promised
 
     def _plan(self) -> StepPlan:
         """A plan that fits into the free cells, after parked prefixes and, if need be, victims made room."""
         span = self.pool.cells.span
         while True:
-            self.pool.make_room(self.scheduler.wanted_rows(span))
+            plan = self.scheduler.plan(n_free=self.pool.cells.n_cells, span=span)
+            if self.pool.make_room(plan.n_rows):
+                return plan
             plan = self.scheduler.plan(n_free=self.pool.cells.n_free, span=span)
             if not self.scheduler.is_short(plan):
                 return plan
@@ -165,17 +184,20 @@ class Engine:
         try:
             self._backend.decode(plan.n_rows)
         except NoRoom as error:
-            self._recover(plan, DecodeFailed(str(error), is_fatal=True))
+            self._note_failure(error)
             self._preempt(self.scheduler.victim())
             return
         except DecodeFailed as error:
+            self._note_failure(error)
             self._recover(plan, error)
             return
         self._n_failed_steps = 0
         self.pool.cells.place(rows)
         self._advance(plan)
         self._step_s = self._clock() - started_at_s
-        self.scheduler.budget.observe(n_rows=plan.n_rows, span=self.pool.cells.span, step_s=self._step_s)
+        self.scheduler.budget.observe(
+            n_decode=plan.n_decode_rows, n_prefill=plan.n_prefill_rows, span=self.pool.cells.span, step_s=self._step_s
+        )
 
     def _fill(self, plan: StepPlan) -> list[int]:
         """Write the rows of a plan into the batch. Returns the sequence of each row."""
@@ -240,7 +262,9 @@ class Engine:
     def _publish(self, plan: StepPlan) -> Step | None:
         """All news since the last call as one message; None without news."""
         queue = self._queue if self._queue != self._queue_sent else None
-        if not self._deltas and not self._started and queue is None and not plan.n_rows:
+        holdings = (self.pool.cells.n_used, self.pool.n_cached_sequences)
+        is_news = self._deltas or self._started or plan.n_rows or queue is not None or holdings != self._holdings_sent
+        if not is_news:
             return None
         step = Step(
             sent_at_s=self._clock(),
@@ -249,7 +273,7 @@ class Engine:
             started=self._started,
             queue=queue,
         )
-        self._deltas, self._started, self._queue_sent = {}, [], self._queue
+        self._deltas, self._started, self._queue_sent, self._holdings_sent = {}, [], self._queue, holdings
         return step
 
     # --- endings -----------------------------------------------------------------------------------------------
@@ -263,21 +287,10 @@ class Engine:
             raise BadRequest(f"token {bad} is not in the vocabulary; ids go from 0 to {limit}", field="prompt")
         if len(tokens) >= self._backend.n_ctx:
             raise ContextExceeded(len(tokens), self._backend.n_ctx)
+        sampling.check(submit.sampling, n_vocab=self._backend.n_vocab)
         if self.scheduler.is_queue_full:
             waiting = len(self.scheduler.waiting)
             raise QueueFull(f"{waiting} requests are waiting, which is the limit (--max-queue)", retry_after_s=1.0)
-
-    def _refuse(self, request_id: int, n_prompt: int, error: LocalrunError) -> None:
-        self._deltas[request_id] = Delta(
-            id=request_id,
-            phase=Phase.DONE,
-            n_computed=0,
-            n_output=0,
-            finish=Finish.ERROR,
-            usage=Usage(n_prompt, 0, 0, 0.0, 0.0, 0.0),
-            error_code=error.code,
-            error_message=error.message,
-        )
 
     def _end(self, request: Request, finish: Finish, now_s: float, error: LocalrunError | None = None) -> None:
         """The request's last delta. Its computed tokens stay as a prefix, unless the step that made them failed."""
@@ -304,12 +317,14 @@ class Engine:
         self.scheduler.preempt(request)
         self.totals.preemptions += 1
 
-    def _recover(self, plan: StepPlan, error: DecodeFailed) -> None:
-        """A step failed: put every sequence back to where it was. A refused batch ends its requests; after
-        `MAX_FAILED_STEPS` in a row the process gives up, since only a new context can help."""
+    def _note_failure(self, error: Exception) -> None:
+        """After `MAX_FAILED_STEPS` in a row the process gives up, since only a new context can help."""
         self._n_failed_steps += 1
         if self._n_failed_steps >= MAX_FAILED_STEPS:
             raise error
+
+    def _recover(self, plan: StepPlan, error: DecodeFailed) -> None:
+        """A step failed: put every sequence back to where it was. A refused batch ends its requests."""
         for grant in plan.grants:
             request = grant.request
             assert request.seq is not None

@@ -1,8 +1,8 @@
 """A deterministic backend without weights: the next token is a hash of the prefix that the sequence really sees.
 
-It keeps cells of its own, places and shares them by the rules that llama.cpp has, and refuses what llama.cpp would
-abort on. The hash runs over the tokens found in the cells that are visible to a row, so any mix-up of sequences, a
-stale cell, a hole or a wrong position changes the output, and a property test sees it.
+It keeps cells of its own, places, shares and saves them as llama.cpp does, one cell at a time, and refuses what
+llama.cpp would abort on. The hash runs over the tokens found in the cells that are visible to a row, so any mix-up of
+sequences, a stale cell, a hole or a wrong position changes the output, and a property test sees it.
 
 Vocabulary: 256 bytes, then `<|im_start|>`, `<|im_end|>` (ends a generation). Generated tokens are lower-case letters,
 spaces and the two bytes of "é", so that text, partial characters and ends all occur.
@@ -60,14 +60,13 @@ class FakeSampler:
 
 
 class FakeBackend:
-    """See the module and `backend.Backend`. `refuse_partial_removal` behaves as recurrent memory does."""
+    """See the module and `backend.Backend`."""
 
     name = "fake"
     n_vocab = 258
     n_threads = 1
     n_gpu_layers = 0
     model_size_bytes = 0
-    kv_size_bytes = 0
     eog_tokens = frozenset({IM_END})
     control_tokens = tuple(CONTROL)
     bos_token: int | None = None
@@ -81,7 +80,9 @@ class FakeBackend:
         self.digests: dict[int, int] = {}
         self.n_open_samplers = 0
         self.n_rows_computed = 0
+        self.n_used = 0
         self._cells: list[_Cell | None] = [None] * n_cells
+        self._head = 0
         self._at: list[dict[int, int]] = [{} for _ in range(n_seqs)]
         self._step_s = float(os.environ.get("LOCALRUN_FAKE_STEP_MS", "0")) / 1000
 
@@ -89,10 +90,10 @@ class FakeBackend:
         tokens: list[int] = []
         at = 0
         for found in _CONTROL_TEXT.finditer(text) if parse_special else ():
-            tokens += text[at : found.start()].encode()
+            tokens += text[at : found.start()].encode("utf-8", "replace")
             tokens.append(CONTROL[found.group()])
             at = found.end()
-        return tokens + list(text[at:].encode())
+        return tokens + list(text[at:].encode("utf-8", "replace"))
 
     def piece(self, token: int) -> bytes:
         if not 0 <= token < self.n_vocab:
@@ -104,9 +105,9 @@ class FakeBackend:
             raise ValueError(f"{n_rows} rows in a batch of {self.batch.capacity}")
         if self._step_s:
             time.sleep(self._step_s)
-        free = [index for index, cell in enumerate(self._cells) if cell is None]
-        if len(free) < n_rows:
-            raise NoRoom(f"{n_rows} rows, {len(free)} free cells")
+        free = self._find(n_rows)
+        if free is None:
+            raise NoRoom(f"{n_rows} rows, {self.n_cells - self.n_used} free cells")
         batch = self.batch
         self.digests = {}
         for row in range(n_rows):
@@ -119,6 +120,7 @@ class FakeBackend:
             self._at[seq][pos] = free[row]
             if batch.wants_logits[row]:
                 self.digests[row] = digest
+        self._occupy(free)
         self.n_rows_computed += n_rows
 
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> FakeSampler:
@@ -148,27 +150,27 @@ class FakeBackend:
             cell.seqs.discard(seq)
             if not cell.seqs:
                 self._cells[index] = None
+                self._head = min(self._head, index)
+                self.n_used -= 1
         return True
 
-    def state_get(self, seq: int) -> bytearray:
-        tokens = []
-        for pos in range(len(self._at[seq])):
-            cell = self._cells[self._at[seq][pos]]
-            assert cell is not None
-            tokens.append(cell.token)
-        return bytearray(msgspec.msgpack.encode(tokens))
+    def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
+        saved = [(cell.pos, cell.token) for cell in self._cells if cell is not None and seq in cell.seqs]
+        state = bytearray(msgspec.msgpack.encode(saved))
+        return state if len(state) <= limit_bytes else None
 
     def state_set(self, seq: int, state: bytearray) -> bool:
         self.seq_remove(seq, 0)
-        tokens = msgspec.msgpack.decode(state, type=list[int])
-        free = [index for index, cell in enumerate(self._cells) if cell is None]
-        if len(free) < len(tokens):
+        saved = msgspec.msgpack.decode(state, type=list[tuple[int, int]])
+        free = self._find(len(saved))
+        if free is None:
             return False
+        self._occupy(free)
         digest = 0
-        for pos, token in enumerate(tokens):
+        for pos, token, index in sorted((*entry, index) for entry, index in zip(saved, free, strict=True)):
             digest = _digest(digest, token)
-            self._cells[free[pos]] = _Cell(pos, token, digest, {seq})
-            self._at[seq][pos] = free[pos]
+            self._cells[index] = _Cell(pos, token, digest, {seq})
+            self._at[seq][pos] = index
         return True
 
     def close(self) -> None:
@@ -179,9 +181,26 @@ class FakeBackend:
         cells = [self._cells[self._at[seq][pos]] for pos in sorted(self._at[seq])]
         return [cell.token for cell in cells if cell is not None]
 
-    @property
-    def n_used(self) -> int:
-        return sum(cell is not None for cell in self._cells)
+    def cells_of(self, seq: int) -> list[int]:
+        """Where a sequence lies, in order of position."""
+        return [self._at[seq][pos] for pos in sorted(self._at[seq])]
+
+    def _find(self, count: int) -> list[int] | None:
+        """Free cells for `count` tokens, one by one from the head on and once round; None if there are too few."""
+        at = 0 if self._head > self.n_used + 2 * count else self._head
+        found: list[int] = []
+        for _ in range(self.n_cells):
+            at %= self.n_cells
+            if self._cells[at] is None:
+                found.append(at)
+                if len(found) == count:
+                    return found
+            at += 1
+        return None
+
+    def _occupy(self, cells: list[int]) -> None:
+        self._head = cells[-1] + 1
+        self.n_used += len(cells)
 
     def _visible(self, seq: int, pos: int) -> int:
         """The digest of everything before `pos` that `seq` sees."""

@@ -1,11 +1,14 @@
 """A mirror of llama.cpp's unified KV pool: which sequence holds which cell. Pure.
 
-llama.cpp does not tell where it puts tokens, but the placement is a fixed rule (`llama_kv_cache::find_slot`, non-
-contiguous mode): scan upwards from the head, wrap round, take empty cells; begin at 0 when the head has run further
-than the used cells plus twice the batch. Following it here gives the exact number of free cells before a step, the
-cells that sequences share, and the used span, which is what attention costs.
+llama.cpp does not tell where it puts tokens, but new tokens, and those of a restored state, always take the lowest free
+cells. (`llama_kv_cache::find_slot` scans upwards from a head. Placing moves the head behind the last cell taken and
+freeing moves it back to the first cell freed, so no free cell is ever below it; its rules for wrapping round and for
+starting over at 0 never apply.) So the placement follows from which cells are in use, whatever happened before, and a
+step that failed half way leaves nothing to catch up with. Following it here gives the exact number of free cells before
+a step, the cells that sequences share, and the used span, which is what attention costs.
 
-Invariant: `refs[cell]` is the number of sequences that list the cell; positions of a sequence are 0..length-1.
+Invariant: `refs[cell]` is the number of sequences that list the cell; positions of a sequence are 0..length-1; `span`
+is one more than the highest used cell, 0 when all are empty: every row attends over this many cells, used or not.
 Does not: call a backend. `kv_pool.py` keeps the two in step.
 """
 
@@ -24,7 +27,8 @@ class KvCells:
         self.n_cells = n_cells
         self.refs: NDArray[np.int32] = np.zeros(n_cells, np.int32)
         self.n_used = 0
-        self._head = 0
+        self.span = 0
+        self._n_packed = 0  # no free cell is below this one
         self._cells: list[NDArray[np.int32]] = [np.empty(_GROW, np.int32) for _ in range(n_seqs)]
         self._lengths = [0] * n_seqs
 
@@ -37,12 +41,6 @@ class KvCells:
         """Cells that more than one sequence holds."""
         return int(np.count_nonzero(self.refs > 1))
 
-    @property
-    def span(self) -> int:
-        """One more than the highest used cell: every row attends over this many cells, used or not."""
-        used = np.flatnonzero(self.refs)
-        return int(used[-1]) + 1 if used.size else 0
-
     def length(self, seq: int) -> int:
         """Tokens of a sequence."""
         return self._lengths[seq]
@@ -53,9 +51,7 @@ class KvCells:
 
     def place(self, rows: list[int]) -> None:
         """Append one token to the sequence of each row, in order. Raises ValueError when `rows` are more than free."""
-        taken = self._find(len(rows))
-        self.refs[taken] = 1
-        self.n_used += len(rows)
+        taken = self._take(len(rows))
         for cell, seq in zip(taken.tolist(), rows, strict=True):
             length = self._lengths[seq]
             if length == self._cells[seq].size:
@@ -87,16 +83,18 @@ class KvCells:
         self._lengths[seq] = min(length, self._lengths[seq])
         self._drop(dropped)
 
-    def restore(self, seq: int, length: int) -> None:
-        """An empty sequence comes back from a saved state of `length` tokens."""
+    def saved_order(self, seq: int) -> NDArray[np.int32]:
+        """Positions of a sequence in the order in which llama.cpp saves them, which is that of their cells."""
+        return np.argsort(self.cells_of(seq)).astype(np.int32)
+
+    def restore(self, seq: int, saved_order: NDArray[np.int32]) -> None:
+        """An empty sequence comes back from a saved state, whose tokens take free cells in the order of the save."""
         if self._lengths[seq]:
             raise ValueError(f"sequence {seq} is not empty")
-        taken = self._find(length)
-        self.refs[taken] = 1
-        self.n_used += length
-        self._reserve(seq, length)
-        self._cells[seq][:length] = taken
-        self._lengths[seq] = length
+        taken = self._take(saved_order.size)
+        self._reserve(seq, saved_order.size)
+        self._cells[seq][saved_order] = taken
+        self._lengths[seq] = saved_order.size
 
     def check_integrity(self) -> None:
         """Raises AssertionError if the reference counts do not follow from the sequences. O(cells)."""
@@ -106,22 +104,27 @@ class KvCells:
             assert np.unique(cells).size == cells.size, f"sequence {seq} lists a cell twice"
             refs[cells] += 1
         assert np.array_equal(refs, self.refs), "reference counts differ from what the sequences hold"
-        assert int(np.count_nonzero(refs)) == self.n_used, "n_used differs from the cells in use"
+        used = np.flatnonzero(refs)
+        assert used.size == self.n_used, "n_used differs from the cells in use"
+        assert self.span == (used[-1] + 1 if used.size else 0), "span is not the end of the used cells"
+        assert refs[: self._n_packed].all(), "a free cell where none should be"
 
-    def _find(self, count: int) -> NDArray[np.int32]:
+    def _take(self, count: int) -> NDArray[np.int32]:
+        """Use `count` free cells, one reference each: those that llama.cpp would choose, in its order."""
         if count > self.n_free:
             raise ValueError(f"{count} cells wanted, {self.n_free} free")
         if count == 0:
             return np.empty(0, np.int32)
-        head = 0 if self._head > self.n_used + 2 * count else self._head
-        run = self.refs[head : head + count]
+        start = self._n_packed
+        run = self.refs[start : start + count]
         if run.size == count and not run.any():
-            taken = np.arange(head, head + count, dtype=np.int32)
+            taken = np.arange(start, start + count, dtype=np.int32)
         else:
-            free = np.flatnonzero(self.refs == 0).astype(np.int32)
-            first = int(np.searchsorted(free, head))
-            taken = np.roll(free, -first)[:count]
-        self._head = int(taken[-1]) + 1
+            taken = (np.flatnonzero(self.refs[start:] == 0)[:count] + start).astype(np.int32)
+        self.refs[taken] = 1
+        self.n_used += count
+        self._n_packed = int(taken[-1]) + 1
+        self.span = max(self.span, self._n_packed)
         return taken
 
     def _drop(self, cells: NDArray[np.int32]) -> None:
@@ -129,7 +132,10 @@ class KvCells:
         freed = cells[self.refs[cells] == 0]
         if freed.size:
             self.n_used -= int(freed.size)
-            self._head = min(self._head, int(freed.min()))
+            self._n_packed = min(self._n_packed, int(freed.min()))
+            if int(freed.max()) + 1 == self.span:
+                used = np.flatnonzero(self.refs[: self.span])
+                self.span = int(used[-1]) + 1 if used.size else 0
 
     def _reserve(self, seq: int, length: int) -> None:
         have = self._cells[seq].size

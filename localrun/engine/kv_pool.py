@@ -3,7 +3,7 @@
 Owner: the engine's main thread. A sequence id is *free*, *running* (a request owns it) or *parked* (a finished request
 left its prefix). Every row of a step attends over the whole used span, so parked prefixes slow everybody: `settle`
 moves them, one per step, out of the cells into memory, from where a later request gets them back in about a hundredth
-of the time that computing them took.
+of the time that computing them took. A prefix too large for the memory allowed stays until its cells are needed.
 
 Invariant: for every sequence, backend, `cells` and tree agree on its tokens (`check_integrity`).
 Does not: decide who runs (`scheduler.py`) or read a clock.
@@ -11,14 +11,14 @@ Does not: decide who runs (`scheduler.py`) or read a clock.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 import numpy as np
 
 from localrun.engine.backend import Backend
 from localrun.engine.kv_cells import KvCells
-from localrun.engine.kv_store import KvStore
+from localrun.engine.kv_store import KvStore, SavedState
 from localrun.engine.prefix_tree import NO_MATCH, PrefixTree
 
 # A saved state is restored whole and then cut; below this gain over the live match the copy costs more than it saves.
@@ -43,6 +43,7 @@ class KvPool:
         self._tree = PrefixTree()
         self._free = list(reversed(range(backend.n_seqs)))
         self._parked: OrderedDict[int, None] = OrderedDict()
+        self._unsettled: deque[int] = deque()
         self._running: set[int] = set()
 
     @property
@@ -51,8 +52,9 @@ class KvPool:
         return len(self._parked) + len(self.store)
 
     @property
-    def n_parked(self) -> int:
-        return len(self._parked)
+    def can_settle(self) -> bool:
+        """Whether there is a parked prefix that `settle` has not looked at."""
+        return bool(self._unsettled)
 
     def match(self, tokens: list[int]) -> int:
         """How many leading tokens an `acquire` would get without computing. The last token is never among them."""
@@ -107,19 +109,24 @@ class KvPool:
         """A request is done with its sequence, whose cells hold `tokens`: they stay as a parked prefix."""
         self._hold(seq, tokens)
         self._running.remove(seq)
-        if tokens:
-            self._parked[seq] = None
-        else:
+        if not tokens:
             self._free.append(seq)
+            return
+        self._parked[seq] = None
+        if self.store.limit_bytes:
+            self._unsettled.append(seq)
 
     def forget(self, seq: int) -> None:
         """Drop a running sequence and everything in its cells, after a failed step."""
         self._running.remove(seq)
         self._clear(seq)
 
-    def settle(self) -> bool:
-        """Move one parked prefix to memory. False when there is none, or memory is not allowed."""
-        return self.store.limit_bytes > 0 and self._evict_parked()
+    def settle(self) -> None:
+        """Move one parked prefix to memory, if it is not too large for it."""
+        if self._unsettled and self._save(self._unsettled[0]):
+            self._unpark(self._unsettled[0])
+        elif self._unsettled:
+            self._unsettled.popleft()
 
     def check_integrity(self) -> None:
         """Raises AssertionError where ids, cells, tree and store disagree."""
@@ -137,6 +144,7 @@ class KvPool:
             assert self.cells.length(seq) == self._tree.length(seq), f"parked sequence {seq} is not all in the tree"
         for seq in self._running:
             assert self.cells.length(seq) >= self._tree.length(seq), f"the tree promises more of {seq} than there is"
+        assert set(self._unsettled) <= set(self._parked), "a prefix is to be moved that is not parked"
         assert len(self._tree.holders(stored=True)) == len(self.store), "tree and store differ"
 
     def _hold(self, seq: int, tokens: list[int]) -> None:
@@ -150,13 +158,14 @@ class KvPool:
 
     def _restore(self, seq: int, entry: int, n_tokens: int) -> bool:
         """Bring a saved state back into an empty sequence and cut it to `n_tokens`."""
-        length = self._tree.length(entry, stored=True)
-        if not self.make_room(length) or not self._tree.length(entry, stored=True):
+        state = self.store.get(entry)  # held from here on: what makes room may push it out of the store
+        if not self.make_room(state.order.size):
             return False
-        if not self._backend.state_set(seq, self.store.get(entry)):
-            self._forget_entry(entry)
+        if not self._backend.state_set(seq, state.data):
+            if self._tree.length(entry, stored=True):
+                self._forget_entry(entry)
             return False
-        self.cells.restore(seq, length)
+        self.cells.restore(seq, state.order)
         if self._backend.seq_remove(seq, n_tokens):
             self.cells.truncate(seq, n_tokens)
             return True
@@ -169,21 +178,34 @@ class KvPool:
         if not self._parked:
             return False
         seq = next(iter(self._parked))
-        if self.store.limit_bytes and not self._tree.is_stored(seq):
-            self._save(seq)
-        del self._parked[seq]
-        self._clear(seq)
+        self._save(seq)
+        self._unpark(seq)
         return True
 
-    def _save(self, seq: int) -> None:
-        entry, evicted = self.store.put(self._backend.state_get(seq))
+    def _unpark(self, seq: int) -> None:
+        del self._parked[seq]
+        if seq in self._unsettled:
+            self._unsettled.remove(seq)
+        self._clear(seq)
+
+    def _save(self, seq: int) -> bool:
+        """Keep a sequence in memory, if it is not there already. False if it is too large."""
+        cover = self._tree.stored_cover(seq)
+        if cover is not None:
+            self.store.get(cover)  # counts as a use
+            return True
+        order = self.cells.saved_order(seq)
+        data = self._backend.state_get(seq, limit_bytes=self.store.limit_bytes - order.nbytes)
+        if data is None:
+            return False
+        # What this state covers goes first, or it would push out states that nothing else covers.
+        for old in self._tree.superseded(seq):
+            self._forget_entry(old)
+        entry, evicted = self.store.put(SavedState(data, order))
         for old in evicted:
             self._tree.remove(old, stored=True)
-        if entry is None:
-            return
         self._tree.insert(entry, self._tree.tokens(seq), stored=True)
-        for old in self._tree.superseded(entry):
-            self._forget_entry(old)
+        return True
 
     def _forget_entry(self, entry: int) -> None:
         self.store.drop(entry)

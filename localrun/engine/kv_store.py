@@ -7,45 +7,63 @@ Does not: know tokens (the prefix tree does) or make states (the backend does). 
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """A sequence out of its cells: the backend's bytes, and the order of positions in them (`KvCells.saved_order`)."""
+
+    data: bytearray
+    order: NDArray[np.int32]
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data) + self.order.nbytes
 
 
 class KvStore:
-    """State blobs by number, least recently used first. `limit_bytes` 0 stores nothing."""
+    """States by number, least recently used first. `limit_bytes` 0 stores nothing."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
-        self._states: OrderedDict[int, bytearray] = OrderedDict()
+        self._states: OrderedDict[int, SavedState] = OrderedDict()
         self._next_entry = 0
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def put(self, state: bytearray) -> tuple[int | None, list[int]]:
-        """Keep `state`. Returns its entry (None if it alone is over the limit) and the entries that had to go."""
-        if len(state) > self.limit_bytes:
-            return None, []
+    def put(self, state: SavedState) -> tuple[int, list[int]]:
+        """Keep `state`. Returns its entry and the entries that had to go. Raises ValueError if it alone is over the
+        limit."""
+        if state.size_bytes > self.limit_bytes:
+            raise ValueError(f"a state of {state.size_bytes} bytes in a store of {self.limit_bytes}")
         evicted = []
-        while self.size_bytes + len(state) > self.limit_bytes:
+        while self.size_bytes + state.size_bytes > self.limit_bytes:
             oldest = next(iter(self._states))
             self.drop(oldest)
             evicted.append(oldest)
         entry = self._next_entry
         self._next_entry += 1
         self._states[entry] = state
-        self.size_bytes += len(state)
+        self.size_bytes += state.size_bytes
         return entry, evicted
 
-    def get(self, entry: int) -> bytearray:
+    def get(self, entry: int) -> SavedState:
         """The state of an entry, which becomes the most recently used. Raises KeyError."""
         self._states.move_to_end(entry)
         return self._states[entry]
 
     def drop(self, entry: int) -> None:
         """Forget an entry. Raises KeyError."""
-        self.size_bytes -= len(self._states.pop(entry))
+        self.size_bytes -= self._states.pop(entry).size_bytes
 
     def check_integrity(self) -> None:
         """Raises AssertionError if the books are wrong."""
-        assert self.size_bytes == sum(map(len, self._states.values())), "size_bytes differs from the states"
+        sizes_bytes = [state.size_bytes for state in self._states.values()]
+        assert self.size_bytes == sum(sizes_bytes), "size_bytes differs from the states"
         assert self.size_bytes <= self.limit_bytes, "over the limit"

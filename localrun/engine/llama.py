@@ -12,7 +12,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import llama_cpp.llama_cpp as native
 
+from localrun.engine import devices
 from localrun.engine import sampling as stages
 from localrun.engine.backend import Batch, DecodeFailed, NoRoom
 from localrun.errors import BadModelFile, EngineFailed
@@ -34,9 +36,16 @@ from localrun.wire import Sampling, TokenLogprob
 log = logging.getLogger("localrun.llama")
 
 GGML_TYPES = {"f16": native.GGML_TYPE_F16, "q8_0": native.GGML_TYPE_Q8_0, "q4_0": native.GGML_TYPE_Q4_0}
-_ALL_LAYERS = 1 << 15
+# Prefixes of these cannot be shared by position, or there is no text to generate.
+_UNSUPPORTED_KINDS = {
+    "a recurrent": native.llama_model_is_recurrent,
+    "a hybrid": native.llama_model_is_hybrid,
+    "a diffusion": native.llama_model_is_diffusion,
+    "an encoder": native.llama_model_has_encoder,
+}
 _GGML_LOG_WARN, _GGML_LOG_ERROR = 3, 4
 _PIECE_BYTES = 64
+_PART_CHARACTERS = 16384
 
 
 class LlamaBackend:
@@ -58,9 +67,8 @@ class LlamaBackend:
     ) -> None:
         native.llama_log_set(_log_callback, None)
         native.llama_backend_init()
-        can_offload = bool(native.llama_supports_gpu_offload())
-        self.n_gpu_layers = (_ALL_LAYERS if n_gpu_layers < 0 else n_gpu_layers) if can_offload else 0
-        self._model = self._load(path)
+        self.n_gpu_layers = n_gpu_layers
+        self._model = _load(path, n_gpu_layers)
         self._vocab = native.llama_model_get_vocab(self._model)
         self.n_seqs = n_seqs
         self.n_threads = n_threads
@@ -71,18 +79,37 @@ class LlamaBackend:
         self.n_ctx = min(self.n_cells, self.n_ctx_train)
         self.n_vocab = int(native.llama_vocab_n_tokens(self._vocab))
         self.model_size_bytes = int(native.llama_model_size(self._model))
-        self.kv_size_bytes = _kv_size_bytes(self._model, self.n_cells, kv_type)
         self.name = "llama.cpp " + ("GPU" if self.n_gpu_layers else "CPU")
         self.eog_tokens, self.control_tokens = self._special_tokens()
+        self._control_text = re.compile("|".join(map(re.escape, filter(None, self.control_tokens))) or "(?!)")
         adds_bos = bool(native.llama_vocab_get_add_bos(self._vocab))
         self.bos_token: int | None = int(native.llama_vocab_bos(self._vocab)) if adds_bos else None
-        self.batch = Batch(n_batch)
+        self.batch = Batch(int(native.llama_n_batch(self._context)))
         self._native_batch, self._batch_memory = _native_batch(self.batch)
         self._pieces: dict[int, bytes] = {}
 
     # --- vocabulary --------------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        if not parse_special:
+            return self._tokenize_part(text, parse_special=False)
+        return [token for part in self._parts(text) for token in self._tokenize_part(part, parse_special=True)]
+
+    def _parts(self, text: str) -> Iterator[str]:
+        """A long text in pieces that end after a control token.
+
+        llama.cpp takes time by the square of the control tokens in one text: seconds for 50,000, hours for a body.
+        """
+        start = 0
+        while len(text) - start > _PART_CHARACTERS:
+            found = self._control_text.search(text, start + _PART_CHARACTERS)
+            if found is None:
+                break
+            yield text[start : found.end()]
+            start = found.end()
+        yield text[start:]
+
+    def _tokenize_part(self, text: str, *, parse_special: bool) -> list[int]:
         data = text.encode("utf-8", "replace")
         room = len(data) + 8
         buffer = (native.llama_token * room)()
@@ -127,6 +154,8 @@ class LlamaBackend:
         _check_range("token", batch.token[:n_rows], self.n_vocab)
         _check_range("sequence", batch.seq[:n_rows], self.n_seqs)
         _check_range("position", batch.pos[:n_rows], self.n_cells)
+        if np.count_nonzero(batch.wants_logits[:n_rows]) > self.n_seqs:
+            raise ValueError(f"more than {self.n_seqs} rows want logits")
         self._native_batch.n_tokens = n_rows
         code = native.llama_decode(self._context, self._native_batch)
         if code == 0:
@@ -176,9 +205,11 @@ class LlamaBackend:
             raise ValueError(f"positions [{start}, {end}) are not within [0, {self.n_cells})")
         return bool(native.llama_memory_seq_rm(self._memory, seq, start, end))
 
-    def state_get(self, seq: int) -> bytearray:
+    def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
         self._check_seq(seq)
         size = int(native.llama_state_seq_get_size(self._context, seq))
+        if size > limit_bytes:
+            return None
         state = bytearray(size)
         buffer = (ctypes.c_uint8 * size).from_buffer(state)
         written = int(native.llama_state_seq_get_data(self._context, buffer, size, seq))
@@ -199,14 +230,6 @@ class LlamaBackend:
         native.llama_model_free(self._model)
 
     # --- opening -----------------------------------------------------------------------------------------------
-
-    def _load(self, path: str) -> Any:
-        params = native.llama_model_default_params()
-        params.n_gpu_layers = self.n_gpu_layers
-        model = native.llama_model_load_from_file(path.encode(), params)
-        if not model:
-            raise BadModelFile(f"llama.cpp cannot load {path}: {_last_problem()}")
-        return model
 
     def _open_context(self, n_cells: int, n_batch: int, kv_type: int) -> Any:
         params = native.llama_context_default_params()
@@ -236,7 +259,7 @@ class LlamaSampler:
     def __init__(self, backend: LlamaBackend, chain: Sequence[stages.Stage], banned: NDArray[np.int64]) -> None:
         self._backend = backend
         self._banned = banned
-        self._has_window = any(isinstance(stage, stages.Penalties) for stage in chain)
+        self._window = next((stage.last_n for stage in chain if isinstance(stage, stages.Penalties)), 0)
         self._chain: Any = None
         if list(chain) != [stages.Greedy()]:
             self._chain = native.llama_sampler_chain_init(native.llama_sampler_chain_default_params())
@@ -244,9 +267,8 @@ class LlamaSampler:
                 native.llama_sampler_chain_add(self._chain, _native_stage(stage, backend.n_vocab))
 
     def accept(self, tokens: list[int]) -> None:
-        if self._has_window:
-            for token in tokens:
-                native.llama_sampler_accept(self._chain, token)
+        for token in tokens[-self._window :] if self._window else ():
+            native.llama_sampler_accept(self._chain, token)
 
     def sample(self, row: int) -> int:
         if self._chain is not None and not self._banned.size:
@@ -273,9 +295,9 @@ def _native_stage(stage: stages.Stage, n_vocab: int) -> Any:
                 entry.token, entry.bias = token, bias
             return native.llama_sampler_init_logit_bias(n_vocab, len(biases), array)
         case stages.Penalties(last_n, repeat, frequency, presence):
-            return native.llama_sampler_init_penalties(last_n, repeat, frequency, presence)
+            return native.llama_sampler_init_penalties(n_vocab, last_n, repeat, frequency, presence)
         case stages.TopK(k):
-            return native.llama_sampler_init_top_k(k)
+            return native.llama_sampler_init_top_k(min(k, n_vocab))
         case stages.Typical(p):
             return native.llama_sampler_init_typical(p, 1)
         case stages.TopP(p):
@@ -316,12 +338,23 @@ def _check_range(what: str, values: NDArray[np.int32], limit: int) -> None:
         raise ValueError(f"a {what} of the batch is not within [0, {limit})")
 
 
-def _kv_size_bytes(model: Any, n_cells: int, kv_type: str) -> int:
-    """Bytes of keys and values of all cells, from the model's own dimensions (every layer full attention)."""
-    width = int(native.llama_model_n_embd(model)) // max(1, int(native.llama_model_n_head(model)))
-    width *= int(native.llama_model_n_head_kv(model)) * int(native.llama_model_n_layer(model))
-    bytes_per_value = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}[kv_type]
-    return int(2 * n_cells * width * bytes_per_value)
+def _load(path: str, n_gpu_layers: int) -> Any:
+    """A model handle. The file is mapped into memory, not read. Raises BadModelFile."""
+    params = native.llama_model_default_params()
+    params.n_gpu_layers = n_gpu_layers
+    model = native.llama_model_load_from_file(path.encode(), params)
+    if not model:
+        raise BadModelFile(f"llama.cpp cannot load {path}: {_last_problem()}")
+    for kind, is_kind in _UNSUPPORTED_KINDS.items():
+        if is_kind(model):
+            native.llama_model_free(model)
+            raise BadModelFile(f"{path} is {kind} model, which localrun does not run yet; choose a decoder-only one")
+    return model
+
+
+def gpu_free_bytes() -> int | None:
+    """Free memory of all GPUs; None where this build cannot use one."""
+    return devices.gpu_free_bytes(native._lib) if native.llama_supports_gpu_offload() else None
 
 
 _problems: list[str] = []

@@ -3,7 +3,7 @@
 Inside a lane the client with the least counted service goes first. Service is uncached prompt tokens plus twice the
 output tokens, and a client that becomes active is lifted to the least service of the active ones, so that idling saves
 up no credit (the Virtual Token Counter of Sheng et al., OSDI 2024). Waiting lifts a request by one lane per
-`AGING_S`, so nobody waits for ever.
+`AGING_S`; after `STARVED_S` it goes before all that have not waited so long, so nobody waits for ever.
 
 Does not: know slots, cells or budgets.
 """
@@ -17,6 +17,7 @@ from localrun.engine.request import Request
 from localrun.wire import Lane
 
 AGING_S = 20.0
+STARVED_S = 60.0
 OUTPUT_WEIGHT = 2
 _RANK = {Lane.INTERACTIVE: 0, Lane.DEFAULT: 1, Lane.BATCH: 2}
 
@@ -60,6 +61,8 @@ class Policy:
         return max(running, key=lambda request: (_RANK[request.lane], request.arrived_at_s, request.id))
 
     def _key(self, request: Request, now_s: float) -> tuple[int, int, float, int]:
-        lifted = int((now_s - request.arrived_at_s) / AGING_S)
-        rank = max(0, _RANK[request.lane] - lifted)
+        waited_s = now_s - request.arrived_at_s
+        if waited_s >= STARVED_S:
+            return -1, 0, request.arrived_at_s, request.id
+        rank = max(0, _RANK[request.lane] - int(waited_s / AGING_S))
         return rank, self._service[request.client], request.arrived_at_s, request.id

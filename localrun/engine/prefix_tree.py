@@ -117,17 +117,17 @@ class PrefixTree:
             node = parent
 
     def superseded(self, holder: int) -> list[int]:
-        """Stored holders that end on the way to stored `holder` (or where it ends): it covers all that they do."""
-        node, found = self._leaf[True].get(holder), []
+        """Stored holders that cover nothing but what live `holder` covers too."""
+        node, found = self._leaf[False].get(holder), []
         while node is not None:
-            found += [other for other in node.stored if other != holder and self._leaf[True][other] is node]
+            found += [entry for entry in node.stored if self._leaf[True][entry] is node]
             node = node.parent
         return found
 
-    def is_stored(self, holder: int) -> bool:
-        """Whether a stored holder covers all that live `holder` covers."""
+    def stored_cover(self, holder: int) -> int | None:
+        """A stored holder that covers all that live `holder` covers, if there is one."""
         node = self._leaf[False].get(holder)
-        return node is None or bool(node.stored)
+        return next(iter(node.stored), None) if node else None
 
     def holders(self, *, stored: bool = False) -> list[int]:
         """All holders of one kind."""

@@ -17,17 +17,16 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import BinaryIO
 
 import psutil
 
 from localrun import wire
-from localrun.engine import prompt
+from localrun.engine import devices, prompt
 from localrun.engine.backend import Backend
 from localrun.engine.engine import Engine, Limits
-from localrun.errors import LocalrunError
+from localrun.errors import EngineFailed, LocalrunError
 
 log = logging.getLogger("localrun.engine")
 
@@ -36,89 +35,133 @@ ORPHAN_GRACE_S = 5.0
 # Parked prefixes come on top of the running requests.
 SPARE_SEQUENCES = 64
 MAX_SEQUENCES = 256
+# Rows of a step that streams leave to prompts even where a batch is asked for that has no more rows than slots.
+SPARE_ROWS = 32
+
+FAILED, BROKEN_PIPE = 1, 2
 
 
 class Inbox:
-    """Work from the reader for the main thread. `None` means that the daemon is gone."""
+    """Work from the reader for the main thread.
+
+    A SimpleQueue, because a signal handler puts into it too: its `put` may interrupt itself, which a lock or an event
+    would not survive.
+    """
 
     def __init__(self) -> None:
-        self._items: deque[Callable[[Engine], None] | None] = deque()
-        self._filled = threading.Event()
+        self._items: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
+        self.exit_code = 0
 
-    def put(self, item: Callable[[Engine], None] | None) -> None:
-        self._items.append(item)
-        self._filled.set()
+    def put(self, item: Callable[[Engine], None]) -> None:
+        self._items.put(item)
+
+    def leave(self, exit_code: int) -> None:
+        """Let the main loop end."""
+        self.exit_code = self.exit_code or exit_code
+        self._items.put(None)
 
     def drain(self, engine: Engine, *, wait: bool) -> bool:
         """Run everything that waits; first sleep until there is something if `wait`. False when it is time to go."""
-        if wait:
-            self._filled.wait()
-        self._filled.clear()
-        while self._items:
-            item = self._items.popleft()
-            if item is None:
-                return False
-            item(engine)
-        return True
+        try:
+            while (item := self._items.get(block=wait)) is not None:
+                item(engine)
+                wait = False
+        except queue.Empty:
+            return True
+        return False
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0 after a clean end, 1 when the model could not be opened, 2 for a broken pipe protocol."""
-    frames_in, frames_out = _private_pipes()
-    logging.basicConfig(
-        stream=sys.stderr, level=os.environ.get("LOCALRUN_LOG_LEVEL", "INFO").upper(), format="%(message)s"
-    )
-    body = wire.read_body(frames_in)
-    first = wire.decode_to_engine(body) if body is not None else None
-    if not isinstance(first, wire.Open):
-        return 2
-    started_at_s = time.monotonic()
-    try:
-        backend = _fake_backend(first) if "--fake" in argv else _llama_backend(first)
-    except LocalrunError as error:
-        _send(frames_out, wire.OpenFailed(code=error.code, message=error.message))
-        return 1
-    _send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))
-    limits = Limits(first.n_slots, first.max_queue, first.target_itl_s, first.ram_cache_bytes)
-    _run(Engine(backend, limits, time.monotonic), backend, frames_in, frames_out)
-    backend.close()
-    return 0
-
-
-def _run(engine: Engine, backend: Backend, frames_in: BinaryIO, frames_out: BinaryIO) -> None:
-    """The life of the process between `Ready` and the end."""
-    inbox = Inbox()
-    outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-    signal.signal(signal.SIGTERM, lambda *_: inbox.put(None))
+    """Exit code 0 after a clean end, 1 when the model could not be opened or the engine failed, 2 for a broken pipe
+    protocol."""
     # Ctrl-C in a terminal goes to the whole group; the daemon decides when its engines end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    frames_in, frames_out = _private_pipes()
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    try:
+        body = wire.read_body(frames_in)
+        first = wire.decode_to_engine(body) if body is not None else None
+    except wire.FrameError as error:
+        log.error("the pipe from the daemon is broken: %s", error)
+        return BROKEN_PIPE
+    if not isinstance(first, wire.Open):
+        return BROKEN_PIPE
+    logging.getLogger().setLevel(first.log_level.upper())
+    started_at_s = time.monotonic()
+    limits = Limits(first.n_slots, first.max_queue, first.target_itl_s, first.ram_cache_bytes)
+    try:
+        backend = _fake_backend(first) if "--fake" in argv else _llama_backend(first)
+        engine = Engine(backend, limits, time.monotonic)
+    except LocalrunError as error:
+        _send(frames_out, wire.OpenFailed(code=error.code, message=error.message))
+        return FAILED
+    except Exception as error:
+        log.exception("the engine cannot start")
+        _send(frames_out, wire.OpenFailed(code=EngineFailed.code, message=f"the engine cannot start: {error!r}"))
+        return FAILED
+    _send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))
+    exit_code = _run(engine, backend, frames_in, frames_out)
+    backend.close()
+    return exit_code
+
+
+def _run(engine: Engine, backend: Backend, frames_in: BinaryIO, frames_out: BinaryIO) -> int:
+    """The life of the process between `Ready` and the end. Returns the exit code."""
+    inbox = Inbox()
+    outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    signal.signal(signal.SIGTERM, lambda *_: inbox.leave(0))
     threading.Thread(target=_read, args=(frames_in, backend, inbox, outbox), name="reader", daemon=True).start()
     threading.Thread(target=_write, args=(frames_out, outbox, inbox), name="writer", daemon=True).start()
     while inbox.drain(engine, wait=engine.is_idle):
         step = engine.step()
         if step is not None:
             outbox.put(step)
+    return inbox.exit_code
 
 
 def _read(frames_in: BinaryIO, backend: Backend, inbox: Inbox, outbox: queue.SimpleQueue[object]) -> None:
     """Reader thread."""
+    exit_code = 0
     try:
         while (body := wire.read_body(frames_in)) is not None:
-            message = wire.decode_to_engine(body)
-            if isinstance(message, wire.Submit):
-                tokens = (
-                    list(message.tokens) if message.tokens is not None else prompt.tokenize(backend, message.segments)
-                )
-                inbox.put(_submission(message, tokens))
-            elif isinstance(message, wire.Cancel):
-                inbox.put(_cancellation(message.id))
-            elif isinstance(message, wire.Count):
-                outbox.put(wire.Counted(id=message.id, tokens=tuple(prompt.tokenize(backend, message.segments))))
+            _take(wire.decode_to_engine(body), backend, inbox, outbox)
     except (OSError, wire.FrameError) as error:
         log.error("the pipe from the daemon broke: %s", error)
-    inbox.put(None)
+        exit_code = BROKEN_PIPE
+    except BaseException:
+        log.exception("the reader failed")
+        exit_code = FAILED
+    inbox.leave(exit_code)
     time.sleep(ORPHAN_GRACE_S)
-    os._exit(0)
+    os._exit(exit_code)
+
+
+def _take(message: wire.ToEngine, backend: Backend, inbox: Inbox, outbox: queue.SimpleQueue[object]) -> None:
+    """One message from the daemon. A text that cannot be tokenized fails its own request and nothing else."""
+    if isinstance(message, wire.Submit):
+        try:
+            tokens = list(message.tokens) if message.tokens is not None else prompt.tokenize(backend, message.segments)
+        except Exception as error:
+            log.exception("a prompt cannot be tokenized")
+            inbox.put(_refusal(message.id, EngineFailed(f"the prompt cannot be tokenized: {error!r}")))
+        else:
+            inbox.put(_submission(message, tokens))
+    elif isinstance(message, wire.Cancel):
+        inbox.put(_cancellation(message.id))
+    elif isinstance(message, wire.Count):
+        outbox.put(_count(message, backend))
+
+
+def _count(message: wire.Count, backend: Backend) -> wire.Counted:
+    try:
+        tokens = prompt.tokenize(backend, message.segments)
+    except Exception as error:
+        log.exception("a text cannot be tokenized")
+        return wire.Counted(id=message.id, error=f"the text cannot be tokenized: {error!r}")
+    half = wire.MAX_COUNTED_TOKENS // 2
+    if len(tokens) > 2 * half:
+        tokens = tokens[:half] + tokens[-half:]
+    return wire.Counted(id=message.id, tokens=tuple(tokens))
 
 
 def _write(frames_out: BinaryIO, outbox: queue.SimpleQueue[object], inbox: Inbox) -> None:
@@ -127,11 +170,18 @@ def _write(frames_out: BinaryIO, outbox: queue.SimpleQueue[object], inbox: Inbox
         while True:
             _send(frames_out, outbox.get())
     except OSError:
-        inbox.put(None)
+        inbox.leave(0)  # the daemon is gone
+    except BaseException:
+        log.exception("the writer failed")
+        inbox.leave(FAILED)
 
 
 def _submission(message: wire.Submit, tokens: list[int]) -> Callable[[Engine], None]:
     return lambda engine: engine.submit(message, tokens)
+
+
+def _refusal(request_id: int, error: LocalrunError) -> Callable[[Engine], None]:
+    return lambda engine: engine.refuse(request_id, error)
 
 
 def _cancellation(request_id: int) -> Callable[[Engine], None]:
@@ -156,24 +206,42 @@ def _n_sequences(opened: wire.Open) -> int:
     return min(MAX_SEQUENCES, opened.n_slots + SPARE_SEQUENCES)
 
 
+def _n_rows(opened: wire.Open) -> int:
+    return max(opened.n_batch, opened.n_slots + SPARE_ROWS)
+
+
 def _fake_backend(opened: wire.Open) -> Backend:
     from localrun.engine.fake import FakeBackend
 
-    return FakeBackend(n_cells=opened.n_kv_cells, n_seqs=_n_sequences(opened), n_batch=opened.n_batch)
+    return FakeBackend(n_cells=opened.n_kv_cells, n_seqs=_n_sequences(opened), n_batch=_n_rows(opened))
 
 
 def _llama_backend(opened: wire.Open) -> Backend:
     # Imported late: loading the native library takes a while and the fake must run without it.
-    from localrun.engine.llama import LlamaBackend
+    from localrun.engine import llama
 
-    return LlamaBackend(
+    return llama.LlamaBackend(
         opened.model_path,
         n_cells=opened.n_kv_cells,
         n_seqs=_n_sequences(opened),
-        n_batch=opened.n_batch,
+        n_batch=_n_rows(opened),
         n_threads=opened.n_threads or physical_cores(),
-        n_gpu_layers=opened.n_gpu_layers,
+        n_gpu_layers=_gpu_layers(opened, llama.gpu_free_bytes()),
         kv_type=opened.kv_type,
+    )
+
+
+def _gpu_layers(opened: wire.Open, free_bytes: int | None) -> int:
+    """Layers for the GPU: none without one, as many as asked, or as many as fit."""
+    if free_bytes is None:
+        return 0
+    if opened.n_gpu_layers >= 0:
+        return opened.n_gpu_layers
+    return devices.layers_that_fit(
+        n_layers=opened.n_layers,
+        weights_bytes=opened.weights_bytes,
+        kv_bytes=opened.kv_bytes,
+        free_bytes=free_bytes,
     )
 
 
@@ -193,7 +261,7 @@ def _ready(backend: Backend, opened: wire.Open, load_s: float) -> wire.Ready:
         n_threads=backend.n_threads,
         n_gpu_layers=backend.n_gpu_layers,
         model_size_bytes=backend.model_size_bytes,
-        kv_size_bytes=backend.kv_size_bytes,
+        kv_size_bytes=opened.kv_bytes,
         load_s=load_s,
         backend=backend.name,
         control_tokens=backend.control_tokens,

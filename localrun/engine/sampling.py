@@ -6,9 +6,11 @@ The order (bias, penalties, truncation, temperature, draw) is llama.cpp's own de
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass
 
+from localrun.errors import BadRequest
 from localrun.wire import Sampling
 
 
@@ -74,7 +76,28 @@ class Greedy:
 
 Stage = LogitBias | Penalties | TopK | Typical | TopP | MinP | Temperature | Mirostat | Draw | Greedy
 
-_SEED_LIMIT = 2**32
+# The highest value of a native seed means a random one.
+_SEED_LIMIT = 2**32 - 1
+# Dividing logits by less overflows, and long before that the draw is an argmax.
+_LEAST_TEMPERATURE = 1e-6
+
+
+def check(sampling: Sampling, *, n_vocab: int) -> None:
+    """Raises BadRequest for values that no sampler is defined for: the native ones take them and return nonsense."""
+    for name in _FLOATS:
+        if not math.isfinite(getattr(sampling, name)):
+            raise BadRequest(f"{name} is not a finite number", field=name)
+    for token, bias in sampling.logit_bias:
+        if not 0 <= token < n_vocab:
+            raise BadRequest(f"token {token} of logit_bias is not in 0..{n_vocab - 1}", field="logit_bias")
+        if math.isnan(bias) or bias == math.inf:
+            raise BadRequest(f"the bias of token {token} is {bias}; send a number, -inf to ban", field="logit_bias")
+
+
+_FLOATS = (
+    "temperature", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
+    "mirostat_tau", "mirostat_eta",
+)  # fmt: skip
 
 
 def chain(sampling: Sampling, *, n_ctx: int) -> tuple[Stage, ...]:
@@ -85,7 +108,7 @@ def chain(sampling: Sampling, *, n_ctx: int) -> tuple[Stage, ...]:
     penalties = _penalties(sampling, n_ctx)
     if penalties:
         stages.append(penalties)
-    if sampling.temperature <= 0:
+    if sampling.temperature < _LEAST_TEMPERATURE:
         return (*stages, Greedy())
     seed = secrets.randbelow(_SEED_LIMIT) if sampling.seed is None else sampling.seed % _SEED_LIMIT
     if sampling.mirostat:

@@ -112,10 +112,6 @@ class Scheduler:
                 return other
         return None
 
-    def wanted_rows(self, span: int) -> int:
-        """Rows that a plan would have if cells were no limit."""
-        return self.plan(n_free=1 << 30, span=span).n_rows
-
     def plan(self, *, n_free: int, span: int) -> StepPlan:
         """The next step within `n_free` cells. Without a row although requests run, or with fewer decode rows than
         decoding requests, it is short of cells (`is_short`)."""

@@ -9,6 +9,8 @@ from localrun.engine.fake import IM_END, FakeBackend, next_token
 from localrun.engine.fake import _digest as digest
 from localrun.wire import ChosenLogprob, Delta, Finish, Lane, Sampling, Step, Submit
 
+GREEDY = Sampling(temperature=0)
+
 
 class Harness:
     """`texts`, `finals` and `tokens` collect what was published; every step checks all books."""
@@ -49,7 +51,7 @@ class Harness:
         ignore_eos: bool = True,
         client: str = "",
         lane: Lane = Lane.DEFAULT,
-        sampling: Sampling = Sampling(temperature=0),
+        sampling: Sampling = GREEDY,
         n_probs: int | None = None,
     ) -> None:
         tokens = self.backend.tokenize(prompt, parse_special=True) if isinstance(prompt, str) else list(prompt)
@@ -101,6 +103,9 @@ class Harness:
             assert request.seq is not None
             held = self.backend.tokens_of(request.seq)
             assert held == request.tokens[: request.n_computed], "a sequence does not hold its own tokens"
+        for seq in range(self.backend.n_seqs):
+            mirrored = pool.cells.cells_of(seq).tolist()
+            assert mirrored == self.backend.cells_of(seq), f"the mirror has sequence {seq} in other cells"
 
 
 def expected_output(prompt: list[int], n_output: int, *, ignore_eos: bool = True) -> list[int]:

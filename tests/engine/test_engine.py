@@ -21,9 +21,15 @@ class Failing(FakeBackend):
 
     def decode(self, n_rows: int) -> None:
         self.n_decodes += 1
-        if self.n_decodes in self.at:
-            raise self.error
-        super().decode(n_rows)
+        if self.n_decodes not in self.at:
+            super().decode(n_rows)
+            return
+        if isinstance(self.error, DecodeFailed) and self.error.is_fatal:
+            # llama.cpp gives cells to the rows, computes, and takes the rows out again where computing failed.
+            super().decode(n_rows)
+            for seq in set(self.batch.seq[:n_rows].tolist()):
+                self.seq_remove(seq, int(self.batch.pos[:n_rows][self.batch.seq[:n_rows] == seq].min()))
+        raise self.error
 
 
 def test_a_request_generates_its_tokens_and_reports_its_counts():
@@ -278,3 +284,121 @@ def test_a_seed_repeats_and_another_seed_differs():
         harness.submit(request_id, "hello", n_predict=12, sampling=Sampling(temperature=1.0, seed=seed))
     harness.run()
     assert harness.tokens[0] == harness.tokens[1] != harness.tokens[2]
+
+
+def test_requests_that_cannot_all_end_together_do_not_start_together():
+    """The pool holds two of these prompts with room to go on; a third would only be thrown out again."""
+    harness = Harness(n_cells=512, n_slots=4, n_batch=64)
+    for request_id in range(4):
+        harness.submit(request_id, [ord("a") + request_id] * 190, n_predict=20)
+    harness.run()
+    assert harness.steps[-1].stats.preemptions_total == 0
+    assert max(step.stats.n_running for step in harness.steps) == 2
+
+
+def test_a_preempted_stream_comes_back_without_computing_anything_twice():
+    harness = Harness(n_cells=512, n_slots=8, n_seqs=24)
+    for request_id in range(16):
+        harness.submit(request_id, [ord("a") + request_id] * 20, n_predict=200)
+    harness.run()
+    assert 0 < harness.steps[-1].stats.preemptions_total < 2 * 16
+    assert harness.backend.n_rows_computed == 16 * (20 + 199)
+
+
+def test_followers_of_a_long_prompt_hold_up_nobody_else():
+    harness = Harness(n_cells=512, n_slots=4, n_batch=32)
+    harness.submit(1, [ord("p")] * 300 + [1], n_predict=2)
+    harness.step()
+    harness.submit(2, [ord("p")] * 300 + [2], n_predict=2)
+    harness.submit(3, "short", n_predict=2)
+    harness.run()
+    order = [delta.id for step in harness.steps for delta in step.deltas if delta.finish]
+    assert order == [3, 1, 2]
+    assert harness.finals[2].usage.n_cached == 300
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=float("nan")), Sampling(logit_bias=((258, 1.0),))])
+def test_sampling_that_makes_no_sense_is_refused(sampling):
+    harness = Harness()
+    harness.submit(1, "hello", sampling=sampling)
+    harness.run()
+    assert harness.finals[1].error_code == "bad_request"
+
+
+def test_a_context_that_never_has_room_ends_the_process():
+    harness = Harness(wrap=lambda backend: Failing(backend, set(range(3, 99)), NoRoom("no room")))
+    harness.submit(1, "one", n_predict=8)
+    with pytest.raises(NoRoom):
+        harness.run()
+
+
+def test_failures_count_only_in_a_row():
+    harness = Harness(wrap=lambda backend: Failing(backend, {2, 3, 5, 6, 8, 9}, DecodeFailed("boom", is_fatal=True)))
+    harness.submit(1, "one", n_predict=8)
+    harness.run()
+    assert harness.tokens[1] == expected_output(list(b"one"), 8)
+
+
+def test_as_many_slots_as_rows_or_sequences_and_no_more():
+    Harness(n_slots=12, n_seqs=12, n_batch=12)
+    for shape in ({"n_batch": 11}, {"n_seqs": 11}):
+        with pytest.raises(ValueError, match="12 slots"):
+            Harness(**({"n_slots": 12, "n_seqs": 12, "n_batch": 12} | shape))
+
+
+def test_all_streams_go_on_where_they_fill_the_whole_batch():
+    harness = Harness(n_cells=2048, n_slots=12, n_seqs=12, n_batch=12)
+    for request_id in range(24):
+        harness.submit(request_id, [ord("a") + request_id] * 20, n_predict=30)
+    harness.run()
+    for request_id in range(24):
+        assert harness.tokens[request_id] == expected_output([ord("a") + request_id] * 20, 30)
+
+
+def test_a_prefix_too_large_for_memory_is_still_there_for_the_next_turn():
+    harness = Harness(n_cells=1024, ram_cache_bytes=200)
+    harness.submit(1, LONG, n_predict=10)
+    harness.run()
+    assert harness.engine.is_idle
+    harness.submit(2, LONG + harness.tokens[1] + list(b"and then?"), n_predict=5)
+    harness.run()
+    assert harness.finals[2].usage.n_cached == len(LONG) + 9
+
+
+def test_held_back_text_is_shown_when_the_request_is_cancelled():
+    harness = Harness()
+    harness.submit(1, "hello", n_predict=100)
+    harness.run()
+    text = harness.texts[1][:8]
+    harness.submit(2, "hello", n_predict=100, stop=(text + "never",))
+    while len(harness.tokens.get(2, [])) < 8:
+        harness.step()
+    assert harness.texts[2] == ""
+    harness.engine.cancel(2)
+    harness.run()
+    assert harness.texts[2] == text
+
+
+def test_a_pool_smaller_than_it_says_costs_victims_and_fails_nobody():
+    class Smaller(FakeBackend):
+        def decode(self, n_rows: int) -> None:
+            if self.n_used + n_rows > 160:
+                raise NoRoom("no room")
+            super().decode(n_rows)
+
+    harness = Harness(n_cells=256, wrap=lambda fake: Smaller(n_cells=256, n_seqs=fake.n_seqs, n_batch=64))
+    for request_id in range(4):
+        harness.submit(request_id, [ord("a") + request_id] * 20, n_predict=60)
+    harness.run()
+    assert harness.steps[-1].stats.preemptions_total > 0
+    for request_id in range(4):
+        assert harness.tokens[request_id] == expected_output([ord("a") + request_id] * 20, 60)
+
+
+def test_cells_that_become_free_while_idle_are_news():
+    harness = Harness(n_cells=1024)
+    harness.submit(1, "hello", n_predict=4)
+    harness.run()
+    assert harness.steps[-1].stats.kv_cells_used == 0
+    assert harness.steps[-1].stats.cached_sequences == 1
+    assert harness.step() is None

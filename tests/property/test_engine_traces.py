@@ -13,9 +13,9 @@ from localrun.wire import Finish, Lane
 from tests.engine.harness import Harness, expected_output
 
 # Few letters and few words make prompts that often share beginnings.
-prompts = st.lists(st.sampled_from([b"system ", b"ab", b"abc", b"user: ", b"z" * 40, b"q"]), min_size=1, max_size=6).map(
-    lambda parts: list(b"".join(parts))
-)
+prompts = st.lists(
+    st.sampled_from([b"system ", b"ab", b"abc", b"user: ", b"z" * 40, b"q"]), min_size=1, max_size=6
+).map(lambda parts: list(b"".join(parts)))
 submits = st.tuples(
     st.just("submit"),
     prompts,
@@ -35,7 +35,7 @@ shapes = st.fixed_dictionaries(
         "n_slots": st.integers(1, 5),
         "n_batch": st.sampled_from([32, 48, 64]),
         "n_seqs": st.integers(5, 10),
-        "ram_cache_bytes": st.sampled_from([0, 300, 1 << 20]),
+        "ram_cache_bytes": st.sampled_from([0, 600, 1 << 20]),
         "max_queue": st.sampled_from([2, 64]),
     }
 )
@@ -51,9 +51,7 @@ def test_every_trace_ends_clean_and_every_output_is_the_request_s_own(shape, tra
             _, prompt, n_predict, client, lane, ignore_eos = event
             request_id = len(asked)
             asked[request_id] = (prompt, n_predict, ignore_eos)
-            harness.submit(
-                request_id, prompt, n_predict=n_predict, client=client, lane=lane, ignore_eos=ignore_eos
-            )
+            harness.submit(request_id, prompt, n_predict=n_predict, client=client, lane=lane, ignore_eos=ignore_eos)
         elif event[0] == "step":
             for _ in range(event[1]):
                 harness.step()

@@ -40,9 +40,10 @@ class Estimate(Protocol):
 
 
 class Placement(NamedTuple):
-    """What to load with: `n_kv_cells` cells, expected to take `needed_bytes` in all."""
+    """What to load with: `n_kv_cells` cells of `kv_bytes` together, expected to take `needed_bytes` in all."""
 
     n_kv_cells: int
+    kv_bytes: int
     needed_bytes: int
 
 
@@ -73,7 +74,7 @@ def place(
                 _refusal(name, needed, cells, available_bytes, _largest_fitting(estimate, cells, budget_bytes))
             )
         cells = max(floor, _whole_steps(cells // 2))
-    return Placement(cells, needed.total_bytes)
+    return Placement(cells, needed.kv_bytes, needed.total_bytes)
 
 
 def _whole_steps(cells: int) -> int:

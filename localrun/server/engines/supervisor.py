@@ -223,6 +223,10 @@ class Supervisor:
             target_itl_s=settings.target_itl_s,
             ram_cache_bytes=settings.ram_cache_bytes,
             max_queue=settings.max_queue,
+            log_level=settings.log_level,
+            n_layers=resident.model.header.n_layers,
+            weights_bytes=resident.model.header.weights_bytes,
+            kv_bytes=placement.kv_bytes,
         )
 
     # --- ending --------------------------------------------------------------------------------------------------

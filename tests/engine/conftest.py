@@ -1,0 +1,63 @@
+"""A synthesized model for the tests of this folder, one real backend over it per module, and bare calls of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from localrun.engine.llama import LlamaBackend
+from localrun.models.synthesize import synthesize
+
+# A busy machine may stop any example for a second; what is slow shows in the durations.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("synthesized") / "tiny.gguf"
+    synthesize("tiny", "F16", path)
+    return path
+
+
+def open_tiny(path: Path, *, n_cells: int = 512, n_seqs: int = 8, n_batch: int = 64) -> LlamaBackend:
+    return LlamaBackend(
+        str(path), n_cells=n_cells, n_seqs=n_seqs, n_batch=n_batch, n_threads=1, n_gpu_layers=0, kv_type="f16"
+    )
+
+
+def compute(backend: LlamaBackend, seq: int, tokens: list[int], *, start: int = 0) -> np.ndarray:
+    """The logits after `tokens` at positions `start`.. of a sequence."""
+    count, batch = len(tokens), backend.batch
+    batch.token[:count] = tokens
+    batch.pos[:count] = range(start, start + count)
+    batch.seq[:count] = seq
+    batch.wants_logits[:count] = 0
+    batch.wants_logits[count - 1] = 1
+    backend.decode(count)
+    return backend.logits(count - 1).copy()
+
+
+def saved_state(backend: LlamaBackend, seq: int) -> bytearray:
+    state = backend.state_get(seq, limit_bytes=1 << 30)
+    assert state is not None
+    return state
+
+
+@pytest.fixture(scope="module")
+def opened(tiny_gguf: Path) -> Iterator[LlamaBackend]:
+    backend = open_tiny(tiny_gguf)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def backend(opened: LlamaBackend) -> LlamaBackend:
+    """The module's backend with every sequence empty."""
+    for seq in range(opened.n_seqs):
+        opened.seq_remove(seq, 0)
+    return opened

@@ -1,0 +1,279 @@
+"""Sequence ids, parked prefixes and saved states, on the fake backend's cells."""
+
+from __future__ import annotations
+
+from localrun.engine.fake import FakeBackend
+from localrun.engine.kv_pool import RESTORE_GAIN_TOKENS, KvPool
+
+A, B, C = ([letter] * 60 for letter in b"abc")
+TAIL = list(b"and so on")
+
+
+class Bench:
+    """A pool over the fake, and requests reduced to what the pool sees of them."""
+
+    def __init__(
+        self, *, n_cells: int = 256, n_seqs: int = 6, ram_cache_bytes: int = 1 << 20, backend: FakeBackend | None = None
+    ) -> None:
+        self.backend = backend or FakeBackend(n_cells=n_cells, n_seqs=n_seqs, n_batch=n_cells)
+        self.pool = KvPool(self.backend, ram_cache_bytes=ram_cache_bytes)
+
+    def start(self, tokens: list[int]) -> tuple[int, int]:
+        """Compute `tokens` in a sequence. Returns the sequence and how many of them the cache gave."""
+        lease = self.pool.acquire(tokens)
+        assert lease is not None
+        pending = tokens[lease.n_cached :]
+        assert self.pool.make_room(len(pending))
+        batch, count = self.backend.batch, len(pending)
+        batch.token[:count] = pending
+        batch.pos[:count] = range(lease.n_cached, len(tokens))
+        batch.seq[:count] = lease.seq
+        self.backend.decode(count)
+        self.pool.cells.place([lease.seq] * count)
+        self.pool.publish(lease.seq, tokens)
+        self.check()
+        return lease.seq, lease.n_cached
+
+    def park(self, tokens: list[int]) -> int:
+        seq, n_cached = self.start(tokens)
+        self.pool.release(seq, tokens)
+        self.check()
+        return n_cached
+
+    def settle(self) -> None:
+        while self.pool.can_settle:
+            self.pool.settle()
+            self.check()
+
+    def check(self) -> None:
+        self.pool.check_integrity()
+        for seq in range(self.backend.n_seqs):
+            assert self.pool.cells.cells_of(seq).tolist() == self.backend.cells_of(seq)
+
+
+def test_a_parked_prefix_is_shared_by_cells_and_a_settled_one_comes_back_from_memory():
+    bench = Bench()
+    bench.park(A)
+    assert bench.backend.n_used == 60
+    seq, n_cached = bench.start(A + TAIL)
+    assert n_cached == 60
+    assert bench.pool.cells.n_shared == 60
+    bench.pool.release(seq, A + TAIL)
+    bench.settle()
+    assert bench.backend.n_used == 0
+    assert bench.park(A + TAIL + TAIL) == 69
+    assert bench.backend.n_rows_computed == 60 + 9 + 9
+
+
+def test_what_matches_is_what_an_acquire_gives_and_never_the_last_token():
+    bench = Bench()
+    bench.park(A)
+    assert bench.pool.match(A) == 59
+    assert bench.pool.match(A + TAIL) == 60
+    assert bench.pool.match(B) == 0
+    bench.settle()
+    assert bench.pool.match(A) == 59
+    assert bench.start(A)[1] == 59
+
+
+def test_a_saved_state_is_left_alone_where_it_would_give_little_more_than_the_cells_have():
+    for gain, expected in ((RESTORE_GAIN_TOKENS - 1, 40), (RESTORE_GAIN_TOKENS, 40 + RESTORE_GAIN_TOKENS)):
+        bench = Bench()
+        bench.park(A[:40] + B[:gain])
+        bench.settle()
+        bench.park(A[:40] + C)
+        assert bench.start(A[:40] + B[:gain] + TAIL)[1] == expected
+
+
+def test_two_that_computed_the_same_end_up_on_the_same_cells():
+    bench = Bench()
+    first, second = (bench.pool.acquire(A) for _ in range(2))
+    for lease in (first, second):
+        batch = bench.backend.batch
+        batch.token[:60], batch.pos[:60], batch.seq[:60] = A, range(60), lease.seq
+        bench.backend.decode(60)
+        bench.pool.cells.place([lease.seq] * 60)
+    bench.pool.publish(first.seq, A)
+    assert bench.backend.n_used == 120
+    bench.pool.publish(second.seq, A)
+    bench.check()
+    assert bench.backend.n_used == 60
+
+
+def test_when_cells_run_out_the_least_recently_used_prefix_goes():
+    bench = Bench(n_cells=192, ram_cache_bytes=0)
+    for tokens in (A, B, C):
+        bench.park(tokens)
+    bench.park(A + TAIL)  # uses A again; 189 of 192 cells are taken now
+    assert bench.pool.make_room(40)
+    bench.check()
+    assert [bench.pool.match(tokens) for tokens in (A, B, C)] == [59, 0, 59]
+
+
+def test_a_prefix_that_was_shared_counts_as_used():
+    bench = Bench(n_cells=192, ram_cache_bytes=0)
+    for tokens in (A, B):
+        bench.park(tokens)
+    seq, _ = bench.start(A + TAIL)
+    bench.pool.forget(seq)
+    assert bench.pool.make_room(100)
+    assert [bench.pool.match(tokens) for tokens in (A, B)] == [59, 0]
+
+
+def test_ids_run_out_only_when_all_of_them_run():
+    bench = Bench(n_seqs=3)
+    for tokens in (A[:20], B[:20], C[:20]):
+        bench.park(tokens)
+    leases = [bench.pool.acquire([letter] * 5) for letter in b"xyz"]
+    assert sorted(lease.seq for lease in leases) == [0, 1, 2]
+    assert bench.pool.acquire(list(b"more")) is None
+    bench.pool.release(leases[0].seq, [])
+    bench.check()
+    assert bench.pool.acquire(list(b"more")).seq == leases[0].seq
+
+
+def test_a_donor_that_must_go_to_make_room_is_not_shared_from():
+    """The saved state of 120 tokens needs the cells of the parked prefix that would be the second choice."""
+    bench = Bench(n_cells=192)
+    bench.park(A + B)
+    bench.settle()
+    bench.park(A + C)
+    seq, n_cached = bench.start(A + B + TAIL)
+    assert n_cached == 120
+    assert bench.backend.tokens_of(seq) == A + B + TAIL
+
+
+def test_a_saved_state_that_finds_no_room_is_given_up_for_what_the_cells_have():
+    bench = Bench(n_cells=192)
+    bench.park(A + B)
+    bench.settle()
+    seq, _ = bench.start(A + C)  # runs, so its 120 cells cannot go
+    assert bench.start(A + B[:10])[1] == 60
+    assert bench.backend.tokens_of(seq) == A + C
+
+
+def test_a_donor_that_went_in_vain_is_not_shared_from():
+    """Room for the saved state is not to be had, and the parked prefix that was second best went in the attempt."""
+    bench = Bench(n_cells=192)
+    bench.park(A + B)
+    bench.settle()
+    bench.start(C + C[:40])
+    bench.park(A + TAIL)
+    seq, n_cached = bench.start(A + B[:20])
+    assert n_cached == 0
+    assert bench.backend.tokens_of(seq) == A + B[:20]
+
+
+def test_a_state_that_is_pushed_out_of_memory_while_it_makes_room_still_comes_back():
+    bench = Bench(n_cells=128, ram_cache_bytes=800)
+    bench.park(A)
+    bench.settle()
+    assert bench.pool.store.size_bytes > 400, "two states do not fit into this memory"
+    bench.park(B + B[:9])
+    assert bench.pool.cells.n_free < 60
+    seq, n_cached = bench.start(A + TAIL)
+    assert n_cached == 60
+    assert bench.backend.tokens_of(seq) == A + TAIL
+    assert len(bench.pool.store) == 1
+
+
+def test_a_longer_state_takes_the_place_of_those_that_it_covers():
+    bench = Bench()
+    for tokens in (A, A + TAIL, A + TAIL + B):
+        bench.park(tokens)
+        bench.settle()
+        assert len(bench.pool.store) == 1
+    bench.park(A + C)
+    bench.settle()
+    assert len(bench.pool.store) == 2
+
+
+def test_a_longer_state_pushes_out_nobody_while_its_own_predecessor_can_go():
+    bench = Bench(ram_cache_bytes=1200)
+    bench.park(B)
+    bench.settle()
+    bench.park(A)
+    bench.settle()
+    assert bench.pool.store.size_bytes > 800
+    bench.park(A + TAIL)
+    bench.settle()
+    assert bench.pool.match(B) == 59
+    assert bench.pool.match(A + TAIL) == 68
+
+
+def test_a_prefix_that_was_saved_before_is_not_saved_again_but_counts_as_used():
+    bench = Bench(ram_cache_bytes=1200)
+    bench.park(A)
+    bench.settle()
+    seq, _ = bench.start(A)
+    bench.park(B)
+    bench.settle()
+    bench.pool.release(seq, A)
+    bench.settle()
+    assert len(bench.pool.store) == 2
+    assert bench.pool.store.size_bytes > 800, "three do not fit"
+    bench.park(C)
+    bench.settle()
+    assert [bench.pool.match(tokens) for tokens in (A, B, C)] == [59, 0, 59]
+
+
+def test_a_prefix_too_large_for_memory_stays_in_its_cells_until_they_are_needed():
+    bench = Bench(n_cells=192, ram_cache_bytes=300)
+    bench.park(A)
+    bench.settle()
+    assert bench.backend.n_used == 60
+    assert bench.pool.n_cached_sequences == 1
+    assert bench.start(A + TAIL)[1] == 60
+    assert bench.pool.make_room(192 - 69)
+    assert len(bench.pool.store) == 0
+
+
+def test_a_sequence_that_is_forgotten_leaves_its_cells_to_those_that_share_them():
+    bench = Bench()
+    first, _ = bench.start(A)
+    second, _ = bench.start(A + TAIL)
+    bench.pool.forget(first)
+    bench.check()
+    assert bench.backend.tokens_of(second) == A + TAIL
+    assert bench.pool.match(A + TAIL) == 68
+    bench.pool.forget(second)
+    bench.check()
+    assert bench.backend.n_used == 0
+    assert bench.pool.match(A) == 0
+
+
+def test_obtainable_are_all_cells_but_those_of_others_that_run():
+    bench = Bench(n_cells=256)
+    assert bench.pool.n_obtainable(A) == 256
+    bench.park(B)
+    assert bench.pool.n_obtainable(A) == 256
+    bench.start(A)
+    bench.start(A + TAIL)
+    assert bench.pool.n_obtainable(C) == 256 - 69
+    assert bench.pool.n_obtainable(A + C) == 256 - 69 + 60
+
+
+class AllOrNothing(FakeBackend):
+    """Gives up whole sequences only."""
+
+    def seq_remove(self, seq: int, start: int, end: int = -1) -> bool:
+        if (start > 0 and start < len(self.tokens_of(seq))) or end >= 0:
+            return False
+        return super().seq_remove(seq, start, end)
+
+
+def test_memory_that_refuses_to_be_cut_costs_the_saved_prefix_and_nothing_else():
+    bench = Bench(backend=AllOrNothing(n_cells=256, n_seqs=6, n_batch=256))
+    bench.park(A + B)
+    bench.settle()
+    assert bench.start(A + C)[1] == 0
+    bench.pool.check_integrity()
+
+
+def test_a_damaged_state_is_a_miss_and_is_thrown_away():
+    bench = Bench()
+    bench.park(A)
+    bench.settle()
+    bench.backend.state_set = lambda seq, state: False  # type: ignore[method-assign]
+    assert bench.start(A + TAIL)[1] == 0
+    assert len(bench.pool.store) == 0

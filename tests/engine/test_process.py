@@ -1,0 +1,325 @@
+"""The engine process: its pipes, threads, signals and exit codes, on the fake backend unless a test says otherwise."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from localrun import wire
+from localrun.engine import process
+from localrun.engine.engine import Engine, Limits
+from localrun.engine.fake import FakeBackend
+from localrun.wire import Cancel, Count, Counted, Finish, Open, OpenFailed, Ready, Sampling, Segment, Step, Submit
+from tests.engine.harness import expected_output
+
+OPEN = Open(
+    model_path="none",
+    n_slots=4,
+    n_kv_cells=512,
+    n_batch=64,
+    n_ubatch=64,
+    n_threads=1,
+    n_gpu_layers=0,
+    kv_type="f16",
+    target_itl_s=0.0,
+    ram_cache_bytes=1 << 20,
+    max_queue=64,
+)
+PATIENCE_S = 60
+GREEDY = Sampling(temperature=0)
+# An engine whose main thread, or whose reader, meets a bug while it runs.
+BROKEN_STEP = """
+import sys
+from localrun.engine import engine, process
+def step(self):
+    raise RuntimeError("a bug in the step")
+engine.Engine.step = step
+sys.exit(process.main(["--fake"]))
+"""
+BROKEN_READER = """
+import sys
+from localrun import wire
+from localrun.engine import process
+process._take = lambda *arguments: 1 / 0
+sys.exit(process.main(["--fake"]))
+"""
+
+
+class Child:
+    """An engine process and the frames that it sends."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+
+    def send(self, *messages: object) -> None:
+        assert self.process.stdin is not None
+        for message in messages:
+            self.process.stdin.write(wire.encode(message))
+        self.process.stdin.flush()
+
+    def receive(self) -> object:
+        assert self.process.stdout is not None
+        body = wire.read_body(self.process.stdout)  # type: ignore[arg-type]
+        return None if body is None else wire.decode_from_engine(body)
+
+    def finals(self, count: int) -> dict[int, wire.Delta]:
+        """The last deltas of `count` requests."""
+        found: dict[int, wire.Delta] = {}
+        while len(found) < count:
+            message = self.receive()
+            assert isinstance(message, Step)
+            found.update({delta.id: delta for delta in message.deltas if delta.finish})
+        return found
+
+    def exit_code(self) -> int:
+        return self.process.wait(PATIENCE_S)
+
+    def errors(self) -> str:
+        assert self.process.stderr is not None
+        return self.process.stderr.read().decode()
+
+
+@contextmanager
+def child(*arguments: str, **environ: str) -> Iterator[Child]:
+    running = subprocess.Popen(
+        [sys.executable, *(arguments or ("-m", "localrun.engine.process", "--fake"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **environ},
+    )
+    try:
+        yield Child(running)
+    finally:
+        running.kill()
+        running.wait()
+        for pipe in (running.stdin, running.stdout, running.stderr):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+
+def submit(request_id: int, text: str = "hello", n_predict: int = 8) -> Submit:
+    return Submit(id=request_id, segments=(Segment(text),), sampling=GREEDY, n_predict=n_predict, ignore_eos=True)
+
+
+def test_an_engine_opens_serves_and_leaves_when_its_stdin_closes():
+    with child() as engine:
+        engine.send(OPEN)
+        ready = engine.receive()
+        assert isinstance(ready, Ready)
+        assert (ready.n_ctx, ready.n_slots, ready.backend) == (512, 4, "fake")
+        engine.send(submit(1), submit(2, "other"), Count(id=9, segments=(Segment("abc"),)))
+        counted = None
+        finals: dict[int, wire.Delta] = {}
+        tokens: list[int] = []
+        while counted is None or len(finals) < 2:
+            message = engine.receive()
+            if isinstance(message, Counted):
+                counted = message
+            elif isinstance(message, Step):
+                finals.update({delta.id: delta for delta in message.deltas if delta.finish})
+                tokens += [token for delta in message.deltas if delta.id == 1 for token in delta.tokens]
+        assert counted == Counted(id=9, tokens=(97, 98, 99))
+        assert tokens == expected_output(list(b"hello"), 8)
+        assert {delta.finish for delta in finals.values()} == {Finish.LENGTH}
+        engine.process.stdin.close()
+        assert engine.exit_code() == 0
+        assert engine.errors() == ""
+
+
+def test_cancel_and_refusals_come_back_as_last_deltas():
+    with child() as engine:
+        engine.send(OPEN, submit(1, n_predict=400), Cancel(1), submit(2, "x" * 600), submit(3, ""))
+        assert isinstance(engine.receive(), Ready)
+        finals = engine.finals(3)
+        assert finals[1].finish is Finish.CANCELLED
+        assert finals[2].error_code == "context_length_exceeded"
+        assert "600" in finals[2].error_message
+        assert "512" in finals[2].error_message
+        assert finals[3].error_code == "bad_request"
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_sigterm_ends_an_engine_and_sigint_does_not(is_busy: bool):
+    with child(LOCALRUN_FAKE_STEP_MS="20") as engine:
+        engine.send(OPEN)
+        assert isinstance(engine.receive(), Ready)
+        if is_busy:
+            engine.send(submit(1, n_predict=400))
+            assert isinstance(engine.receive(), Step)
+        engine.process.send_signal(signal.SIGINT)
+        engine.send(submit(2, n_predict=1))
+        engine.finals(1)
+        engine.process.send_signal(signal.SIGTERM)
+        assert engine.exit_code() == 0
+
+
+def test_an_engine_leaves_in_the_middle_of_its_work_when_the_daemon_is_gone():
+    with child(LOCALRUN_FAKE_STEP_MS="50") as engine:
+        engine.send(OPEN, *(submit(request_id, n_predict=450) for request_id in range(4)))
+        assert isinstance(engine.receive(), Ready)
+        started_at_s = time.monotonic()
+        engine.process.stdin.close()
+        engine.process.stdout.close()
+        assert engine.exit_code() == 0
+        assert time.monotonic() - started_at_s < 450 * 0.05 / 2, "it did half of the work before it left"
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"\xff\xff\xff\xff", b"\x03\x00\x00\x00abc", b"\x10\x00\x00\x00half", wire.encode(Cancel(1))]
+)
+def test_what_is_not_an_open_frame_ends_the_process_as_a_broken_pipe(sent: bytes):
+    with child() as engine:
+        engine.process.stdin.write(sent)
+        engine.process.stdin.close()
+        assert engine.exit_code() == 2
+        assert "Traceback" not in engine.errors()
+
+
+def test_a_broken_frame_later_on_ends_the_process_as_a_broken_pipe():
+    with child() as engine:
+        engine.send(OPEN)
+        assert isinstance(engine.receive(), Ready)
+        engine.process.stdin.write(b"\xff\xff\xff\xff")
+        engine.process.stdin.flush()
+        assert engine.exit_code() == 2
+        assert "4294967295 bytes" in engine.errors()
+
+
+@pytest.mark.parametrize(
+    ("program", "trace"),
+    [(BROKEN_STEP, "a bug in the step"), (BROKEN_READER, "ZeroDivisionError")],
+    ids=["main thread", "reader"],
+)
+def test_a_bug_ends_the_process_with_an_error_and_a_traceback(program: str, trace: str):
+    with child("-c", program) as engine:
+        engine.send(OPEN)
+        assert isinstance(engine.receive(), Ready)
+        engine.send(submit(1))
+        assert engine.exit_code() == 1
+        errors = engine.errors()
+        assert trace in errors
+        assert "Traceback" in errors
+        assert "Fatal Python error" not in errors
+
+
+def test_a_library_that_prints_breaks_no_frame():
+    program = (
+        "import os, sys\nfrom localrun.engine import fake, process\n"
+        "class Loud(fake.FakeBackend):\n"
+        "    def decode(self, n_rows):\n"
+        "        print('noise'); os.write(1, b'more noise'); super().decode(n_rows)\n"
+        "fake.FakeBackend = Loud\nsys.exit(process.main(['--fake']))"
+    )
+    with child("-c", program) as engine:
+        engine.send(OPEN, submit(1))
+        assert isinstance(engine.receive(), Ready)
+        assert engine.finals(1)[1].finish is Finish.LENGTH
+        engine.process.stdin.close()
+        assert engine.exit_code() == 0
+        assert "more noise" in engine.errors()
+
+
+def test_more_slots_than_rows_asked_for_still_serve_everybody():
+    with child() as engine:
+        engine.send(replace(OPEN, n_slots=40, n_batch=32))
+        assert isinstance(engine.receive(), Ready)
+        engine.send(*(submit(request_id, f"{request_id} is my number", n_predict=6) for request_id in range(48)))
+        assert {delta.finish for delta in engine.finals(48).values()} == {Finish.LENGTH}
+
+
+@pytest.mark.parametrize(("kv_type", "code"), [("f16", "bad_model_file"), ("q7_9", "engine_failed")])
+def test_what_cannot_be_opened_is_answered(tiny_gguf: Path, tmp_path: Path, kv_type: str, code: str):
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF is only how it begins")
+    with child("-m", "localrun.engine.process") as engine:
+        path = bad if kv_type == "f16" else tiny_gguf
+        engine.send(replace(OPEN, model_path=str(path), kv_type=kv_type))
+        failed = engine.receive()
+        assert isinstance(failed, OpenFailed)
+        assert failed.code == code
+        assert engine.exit_code() == 1
+
+
+def test_a_real_model_serves_over_the_pipe(tiny_gguf: Path):
+    with child("-m", "localrun.engine.process") as engine:
+        engine.send(replace(OPEN, model_path=str(tiny_gguf)))
+        ready = engine.receive()
+        assert isinstance(ready, Ready)
+        assert "<|im_end|>" in ready.control_tokens
+        engine.send(*(submit(request_id, f"{request_id} foxes", n_predict=5) for request_id in range(6)))
+        finals = engine.finals(6)
+        assert {delta.usage.n_output for delta in finals.values()} == {5}
+        engine.process.stdin.close()
+        assert engine.exit_code() == 0
+
+
+# --- in this process -----------------------------------------------------------------------------------------------
+
+
+class Unreadable(FakeBackend):
+    """Cannot tokenize one text."""
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        if text == "poison":
+            raise OverflowError("a text of a kind that nobody thought of")
+        return super().tokenize(text, parse_special=parse_special)
+
+
+def test_a_text_that_cannot_be_tokenized_fails_its_own_request_only():
+    backend = Unreadable(n_cells=256, n_seqs=8, n_batch=64)
+    engine = Engine(backend, Limits(2, 8, 0.0, 0), time.monotonic)
+    inbox, outbox = process.Inbox(), queue.SimpleQueue()
+    for message in (submit(1, "poison"), submit(2, "fine"), Count(id=3, segments=(Segment("poison"),))):
+        process._take(message, backend, inbox, outbox)
+    assert inbox.drain(engine, wait=False)
+    finals = {}
+    while not engine.is_idle:
+        step = engine.step()
+        finals.update({delta.id: delta for delta in step.deltas if delta.finish})
+    assert finals[1].error_code == "engine_failed"
+    assert "nobody thought of" in finals[1].error_message
+    assert finals[2].finish is Finish.LENGTH
+    counted = outbox.get_nowait()
+    assert counted.id == 3
+    assert "nobody thought of" in counted.error
+
+
+def test_the_answer_to_a_count_is_a_frame_however_long_the_text(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wire, "MAX_COUNTED_TOKENS", 6)
+    backend = FakeBackend(n_cells=256, n_seqs=8, n_batch=64)
+    counted = process._count(Count(id=1, segments=(Segment("abcdefgh"),)), backend)
+    assert bytes(counted.tokens) == b"abcfgh"
+    assert bytes(process._count(Count(id=1, segments=(Segment("abcdef"),)), backend).tokens) == b"abcdef"
+
+
+def test_the_longest_answer_to_a_count_fits_into_a_frame():
+    assert len(wire.encode(Counted(id=1, tokens=(2**31 - 1,) * 1000))) * wire.MAX_COUNTED_TOKENS // 1000 < (
+        wire.MAX_FRAME_BYTES
+    )
+
+
+def test_the_inbox_runs_everything_in_order_and_then_says_whether_to_go_on():
+    engine = Engine(FakeBackend(n_cells=256, n_seqs=8, n_batch=64), Limits(2, 8, 0.0, 0), time.monotonic)
+    inbox, ran = process.Inbox(), []
+    inbox.put(lambda _: ran.append(1))
+    inbox.put(lambda _: ran.append(2))
+    assert inbox.drain(engine, wait=True)
+    assert inbox.drain(engine, wait=False)
+    inbox.put(lambda _: inbox.leave(2))
+    inbox.put(lambda _: ran.append(3))
+    assert not inbox.drain(engine, wait=True)
+    assert ran == [1, 2, 3]
+    inbox.leave(0)
+    assert inbox.exit_code == 2, "the first reason to leave is the one that counts"

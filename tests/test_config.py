@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import re
+import typing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from localrun import config
+from localrun.config import HELP, ConfigError, Settings, env_name, folders, latency_target_s, load, models_folder
+
+FIELDS = Settings.__struct_fields__
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    """An environment whose configuration folder is `tmp_path/config`."""
+    (tmp_path / "config").mkdir()
+    return {"LOCALRUN_HOME": str(tmp_path)}
+
+
+def write(home: dict[str, str], text: str) -> Path:
+    path = Path(home["LOCALRUN_HOME"]) / "config" / "localrun.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# --- where a value comes from --------------------------------------------------------------------------------------
+
+
+def test_without_sources_everything_is_a_default(home: dict[str, str]):
+    assert load(environ=home) == Settings()
+
+
+def test_each_source_overrides_the_one_before_it(home: dict[str, str]):
+    write(home, "slots = 2\nport = 2000\nthreads = 2\n")
+    home |= {"LOCALRUN_PORT": "3000", "LOCALRUN_THREADS": "3"}
+    settings = load({"threads": 4}, home)
+    assert (settings.max_queue, settings.slots, settings.port, settings.threads) == (256, 2, 3000, 4)
+
+
+def test_a_flag_that_was_not_given_overrides_nothing(home: dict[str, str]):
+    assert load({"slots": None}, home | {"LOCALRUN_SLOTS": "5"}).slots == 5
+    assert load(None, home | {"LOCALRUN_SLOTS": "5"}).slots == 5
+
+
+def test_a_flag_of_zero_counts(home: dict[str, str]):
+    assert load({"port": 0}, home).port == 0
+
+
+@pytest.mark.parametrize("text", ["", "  "])
+def test_an_empty_variable_is_as_good_as_none(home: dict[str, str], text: str):
+    assert load(environ=home | {"LOCALRUN_SLOTS": text}).slots == Settings().slots
+
+
+def test_every_field_can_be_set_in_the_file_and_in_the_environment(home: dict[str, str]):
+    wanted = {"kv_type": "q8_0", "latency": "250", "log_level": "debug", "host": "::1"}
+    hints = typing.get_type_hints(Settings)
+    values = {
+        field: wanted.get(field, "text") if hints[field] is str else hints[field](getattr(Settings(), field) + 1)
+        for field in FIELDS
+    }
+    write(home, "\n".join(f"{name} = {value!r}" for name, value in values.items()))
+    assert msgspec.structs.asdict(load(environ=home)) == values
+    write(home, "")
+    from_environment = load(environ=home | {env_name(field): str(value) for field, value in values.items()})
+    assert msgspec.structs.asdict(from_environment) == values
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+def test_environment_names_that_scripts_rely_on():
+    assert {name: env_name(name) for name in ("host", "port", "slots", "kv_cells", "threads", "latency")} == {
+        name: f"LOCALRUN_{name.upper()}" for name in ("host", "port", "slots", "kv_cells", "threads", "latency")
+    }
+    assert env_name("ram_cache_bytes") == "LOCALRUN_RAM_CACHE"
+    assert env_name("models_dir") == "LOCALRUN_MODELS"
+
+
+def test_environment_names_are_all_different_and_none_is_the_home():
+    names = [env_name(field) for field in FIELDS]
+    assert len(set(names)) == len(names)
+    assert "LOCALRUN_HOME" not in names
+
+
+def test_every_field_is_documented_once_and_no_other():
+    assert tuple(HELP) == FIELDS
+    assert all(text and text == text.strip() and not text.endswith(".") for text in HELP.values())
+
+
+def test_every_number_has_its_unit_in_its_name_or_counts_something():
+    counted = {"port", "slots", "kv_cells", "threads", "gpu_layers", "batch_tokens", "max_queue", "max_models"}
+    hints = typing.get_type_hints(Settings)
+    for field in FIELDS:
+        assert hints[field] is str or field in counted or field.endswith(("_s", "_bytes")), field
+
+
+# --- what is refused, and how --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        ({"port": 70000}, ("--port", "65535")),
+        ({"slots": 0}, ("--slots", "1")),
+        ({"kv_cells": -1}, ("--kv-cells", "0")),
+        ({"slots": "many"}, ("--slots", "int")),
+        ({"latency": "fast"}, ("'fast'", "interactive", "milliseconds")),
+        ({"latency": "0"}, ("'0'",)),
+        ({"latency": "nan"}, ("'nan'",)),
+        ({"latency": "60001"}, ("60000",)),
+        ({"kv_type": "f99"}, ("kv_type", "'f99'", "q8_0")),
+        ({"log_level": "loud"}, ("log_level", "'loud'", "warning")),
+    ],
+)
+def test_a_bad_flag_is_refused_by_name_with_the_limit(
+    home: dict[str, str], flags: dict[str, object], parts: tuple[str, ...]
+):
+    with pytest.raises(ConfigError) as caught:
+        load(flags, home)
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "parts"),
+    [
+        ("LOCALRUN_SLOTS", "many", ("'many'", "int")),
+        ("LOCALRUN_SLOTS", "257", ("256",)),
+        ("LOCALRUN_KEEP_ALIVE_S", "soon", ("'soon'", "float")),
+        ("LOCALRUN_RAM_CACHE", "-5", ("ram_cache_bytes",)),
+        ("LOCALRUN_LATENCY", "fast", ("'fast'",)),
+    ],
+)
+def test_a_bad_variable_is_refused_by_its_name(home: dict[str, str], name: str, value: str, parts: tuple[str, ...]):
+    with pytest.raises(ConfigError) as caught:
+        load(environ=home | {name: value})
+    assert all(part in str(caught.value) for part in (name, *parts)), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("slots = ", ("at end of document",)),
+        ("slots = 'two'", ("slots", "int")),
+        ("slots = 0", ("slots", "1")),
+        ("slots = true", ("slots",)),
+        ("slot = 3", ("'slot'", "slots")),
+        ("[server]\nslots = 3", ("'server'",)),
+        ("host = '\udcff'", ()),
+        ("latency = 'fast'", ("'fast'",)),
+        ("kv_type = 'f99'", ("'f99'",)),
+    ],
+)
+def test_a_bad_file_is_refused_by_its_path(home: dict[str, str], text: str, parts: tuple[str, ...]):
+    path = write(home, "")
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ConfigError) as caught:
+        load(environ=home)
+    assert all(part in str(caught.value) for part in (str(path), *parts)), str(caught.value)
+
+
+def test_a_number_that_is_none_is_refused(home: dict[str, str]):
+    for name in ("LOCALRUN_KEEP_ALIVE_S", "LOCALRUN_TEMPLATE_TIMEOUT_S", "LOCALRUN_LOAD_TIMEOUT_S"):
+        for text in ("nan", "inf"):
+            with pytest.raises(ConfigError, match=name):
+                load(environ=home | {name: text})
+
+
+# --- what settings mean --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("latency", "seconds"),
+    [("interactive", 0.05), ("balanced", 0.1), ("throughput", 0.0), ("250", 0.25), ("0.5", 0.0005)],
+)
+def test_a_latency_is_a_mode_or_milliseconds(latency: str, seconds: float):
+    assert latency_target_s(latency) == pytest.approx(seconds)
+    assert Settings(latency=latency).target_itl_s == pytest.approx(seconds)
+
+
+def test_one_home_holds_all_folders(tmp_path: Path):
+    found = folders({"LOCALRUN_HOME": str(tmp_path)})
+    assert {path.parent for path in (found.data, found.cache, found.config, found.state)} == {tmp_path}
+    assert not list(tmp_path.iterdir()), "nothing is created"
+
+
+def test_a_home_may_be_relative_or_under_the_user_s_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    assert folders({"LOCALRUN_HOME": "here"}).data == tmp_path / "here" / "data"
+    assert folders({"LOCALRUN_HOME": "~/there"}).data == Path.home() / "there" / "data"
+
+
+def test_without_a_home_the_platform_decides():
+    assert "localrun" in str(folders({}).data)
+
+
+def test_models_live_in_the_data_folder_unless_told_otherwise(tmp_path: Path):
+    environ = {"LOCALRUN_HOME": str(tmp_path)}
+    assert models_folder(Settings(), environ) == tmp_path / "data" / "models"
+    assert models_folder(Settings(models_dir="/srv/models"), environ) == Path("/srv/models")
+    assert models_folder(load(environ=environ | {"LOCALRUN_MODELS": "~/gguf"}), environ) == Path.home() / "gguf"
+
+
+def test_settings_cannot_change_after_they_were_read():
+    with pytest.raises(AttributeError):
+        Settings().port = 1  # type: ignore[misc]
+
+
+def test_the_module_names_no_setting_that_does_not_exist():
+    named = set(re.findall(r"`(\w+)` -> ", config.__doc__ or ""))
+    assert named <= set(FIELDS)

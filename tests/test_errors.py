@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from localrun import errors
+from localrun.errors import ContextExceeded, LocalrunError, ModelNotFound, QueueFull, by_code
+
+
+def tree(root: type[LocalrunError] = LocalrunError) -> Iterator[type[LocalrunError]]:
+    yield root
+    for cls in root.__subclasses__():
+        yield from tree(cls)
+
+
+CLASSES = [cls for cls in tree() if cls.__module__ == errors.__name__]
+
+
+def test_the_documented_tree_is_the_real_one():
+    lines = re.findall(r"^( *)(\w+) \((\d+|exit|exit code \d|raised)?(?: (\w+))?", errors.__doc__ or "", re.MULTILINE)
+    documented = {name: (len(indent) // 2, status, code) for indent, name, status, code in lines}
+    assert set(documented) == {cls.__name__ for cls in CLASSES}
+    for cls in CLASSES:
+        depth, status, code = documented[cls.__name__]
+        assert depth == len(cls.__mro__) - len(LocalrunError.__mro__), f"{cls.__name__} stands under another class"
+        if status.isdigit():
+            assert (int(status), code) == (cls.status, cls.code)
+
+
+def test_every_error_has_a_code_of_its_own():
+    codes = [cls.code for cls in CLASSES]
+    assert len(codes) == len(set(codes))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_an_error_that_travelled_is_the_same_error_again(cls: type[LocalrunError]):
+    error = by_code(cls.code, "what went wrong")
+    assert type(error) is cls
+    assert error.message == str(error) == "what went wrong"
+    assert error.status == cls.status
+
+
+def test_an_unknown_code_is_an_internal_error_with_its_message():
+    error = by_code("from_the_future", "something")
+    assert type(error) is LocalrunError
+    assert error.message == "something"
+
+
+def test_messages_name_the_numbers_and_the_way_out():
+    too_long = ContextExceeded(5000, 4096)
+    assert (too_long.n_prompt, too_long.n_ctx) == (5000, 4096)
+    for part in ("5000", "4096", "--kv-cells"):
+        assert part in str(too_long)
+    assert "localrun list" in str(ModelNotFound("nobody"))
+    assert ModelNotFound("nobody").field == "model"
+    assert QueueFull("full", retry_after_s=2.5).retry_after_s == 2.5

@@ -1,0 +1,173 @@
+"""Who may import whom. A wall that only a document knows about is gone within a month."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = {"localrun": ROOT / "localrun", "localrun.models": ROOT / "models", "localrun.tui": ROOT / "tui"}
+
+# Nothing of ours, whoever imports them.
+LEAVES = ("localrun.config", "localrun.errors", "localrun.snapshot", "localrun.wire")
+CONFIG, ERRORS, SNAPSHOT, WIRE = LEAVES
+CLIENT = ("localrun.client", "localrun.client_pieces")
+
+# A package may import itself and these; a name stands for everything below it.
+ALLOWED = {
+    "localrun.engine": (CONFIG, ERRORS, WIRE),
+    "localrun.server": (CONFIG, ERRORS, SNAPSHOT, WIRE, "localrun.models"),
+    "localrun.models": (CONFIG, ERRORS),
+    "localrun.tui": (*CLIENT, CONFIG, ERRORS, SNAPSHOT),
+    "localrun.cli": (*CLIENT, CONFIG, ERRORS, SNAPSHOT),
+    "localrun.bench": (*CLIENT, CONFIG, ERRORS, SNAPSHOT, "localrun.models"),
+    "localrun.client": (*CLIENT, *LEAVES),
+    "localrun.client_pieces": (*CLIENT, *LEAVES),
+    "localrun.__main__": ("localrun.cli",),
+}
+# Only inside functions: a command that does not need them must not wait for them.
+ALLOWED_LAZILY = {
+    "localrun.cli": ("localrun.models.synthesize", "localrun.server.app", "localrun.tui.app", "localrun.bench"),
+    "localrun.tui": ("localrun.cli.daemon",),
+}
+
+NOT_PURE = {"engine", "process", "llama", "devices", "fake", "bare_loop", "__init__"}
+IMPURE = {"asyncio", "ctypes", "multiprocessing", "selectors", "signal", "socket", "subprocess", "threading", "time"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """`importer` imports `name`, perhaps inside a function."""
+
+    importer: str
+    name: str
+    is_lazy: bool
+
+
+def is_within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def module_name(package: str, folder: Path, path: Path) -> str:
+    parts = path.relative_to(folder).with_suffix("").parts
+    return ".".join([package, *(part for part in parts if part != "__init__")])
+
+
+@cache
+def modules() -> dict[str, Path]:
+    found = {}
+    for package, folder in FOLDERS.items():
+        found.update({module_name(package, folder, path): path for path in sorted(folder.rglob("*.py"))})
+    return found
+
+
+def imports_of(module: str, path: Path) -> Iterator[Import]:
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lazy = {id(inner) for function in functions for inner in ast.walk(function)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base]) if base else ".".join(above)
+            # `from package import module` imports the module; `from module import name` the module alone.
+            names = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in modules() else base for alias in node.names]
+        else:
+            continue
+        for name in names:
+            yield Import(module, name, id(node) in lazy)
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    return tuple(found for module, path in modules().items() for found in imports_of(module, path))
+
+
+def of_ours(package: str) -> Iterator[Import]:
+    """Imports of our own modules by a package, except of itself and of `localrun`, which holds the version."""
+    for found in imports():
+        is_ours = is_within(found.name, "localrun") and found.name != "localrun"
+        if is_within(found.importer, package) and is_ours and not is_within(found.name, package):
+            yield found
+
+
+def test_every_module_is_looked_at():
+    assert len(modules()) > 60
+    assert {"localrun.engine.engine", "localrun.models.store", "localrun.tui.app", "localrun.wire"} <= set(modules())
+    assert Import("localrun.engine.engine", "localrun.engine.kv_pool", False) in imports()
+    assert Import("localrun.engine.llama", "llama_cpp.llama_cpp", False) in imports()
+
+
+def test_every_package_has_its_rule():
+    tops = {".".join(module.split(".")[:2]) for module in modules()} - {"localrun"}
+    assert tops == set(ALLOWED) | set(LEAVES)
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_config_errors_snapshot_and_wire_import_nothing_of_ours(leaf: str):
+    assert list(of_ours(leaf)) == []
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_a_package_imports_what_it_may(package: str):
+    lazily = ALLOWED_LAZILY.get(package, ())
+    wrong = [
+        found
+        for found in of_ours(package)
+        if not any(is_within(found.name, allowed) for allowed in ALLOWED[package])
+        and not (found.is_lazy and any(is_within(found.name, allowed) for allowed in lazily))
+    ]
+    assert wrong == []
+
+
+def test_only_one_module_imports_llama_cpp():
+    assert {found.importer for found in imports() if is_within(found.name, "llama_cpp")} == {"localrun.engine.llama"}
+
+
+def test_only_the_entry_points_open_the_real_backend():
+    users = {found.importer for found in imports() if found.name == "localrun.engine.llama"}
+    assert users == {"localrun.engine.process", "localrun.engine.bare_loop"}
+
+
+def test_pure_engine_modules_have_no_clock_no_thread_and_no_native_code():
+    pure = {name for name in modules() if name.startswith("localrun.engine.") and name.split(".")[-1] not in NOT_PURE}
+    assert {f"localrun.engine.{name}" for name in ("request", "scheduler", "policy", "budget")} <= pure
+    assert {f"localrun.engine.{name}" for name in ("prefix_tree", "kv_cells", "kv_pool", "detokenize")} <= pure
+    assert [found for found in imports() if found.importer in pure and found.name.split(".")[0] in IMPURE] == []
+    impure = {f"localrun.engine.{name}" for name in NOT_PURE}
+    assert [found for found in imports() if found.importer in pure and found.name in impure] == []
+
+
+def test_the_hot_loop_gets_its_clock_from_outside():
+    loop = [found for found in imports() if found.importer == "localrun.engine.engine"]
+    assert [found for found in loop if found.name.split(".")[0] in IMPURE] == []
+
+
+def loaded_after(program: str) -> set[str]:
+    """Top-level packages that a program has imported when it ends."""
+    program = f"import sys\n{program}\nprint('LOADED', *{{name.split('.')[0] for name in sys.modules}})"
+    output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    return set(output.stdout.rpartition("LOADED")[2].split())
+
+
+def test_help_is_not_kept_waiting_by_heavy_imports():
+    loaded = loaded_after("from localrun.cli.root import run\nrun(['--help'])")
+    assert "localrun" in loaded
+    assert not loaded & {"numpy", "gguf", "textual", "starlette", "uvicorn", "httpx2", "llama_cpp", "jinja2"}
+
+
+def test_the_loop_and_the_fake_run_without_native_libraries():
+    loaded = loaded_after("import localrun.engine.process, localrun.engine.fake, localrun.engine.engine")
+    assert "localrun" in loaded
+    assert "llama_cpp" not in loaded
