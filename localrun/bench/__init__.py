@@ -1,1 +1,2 @@
-"""Measuring a running server from outside: `streams.py` is the client, `ceiling.py` compares with the bare loop."""
+"""Measuring a running server from outside: `streams.py` is the client, `ceiling.py` compares with the
+bare loop, `divergence.py` compares answers alone and in company."""

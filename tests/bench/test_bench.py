@@ -1,0 +1,52 @@
+"""The measuring tools against a real daemon process with fake engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from localrun.bench import divergence
+from localrun.bench.streams import stream_all
+from localrun.errors import DaemonUnreachable, LocalrunError
+from tests.daemon import Daemon, running_daemon
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running_daemon() as running:
+        yield running
+
+
+def test_streams_report_what_the_server_counted_and_when_text_came(daemon: Daemon) -> None:
+    prompts = [[65 + index, 66, 67] for index in range(4)]
+    records = asyncio.run(stream_all(daemon.url, "tiny", prompts, 20))
+    for record in records:
+        assert (record.n_prompt, record.n_output) == (3, 20)
+        assert record.arrivals_s == sorted(record.arrivals_s)
+        assert record.ttft_s > 0
+        assert 1 < len(record.arrivals_s) <= 20
+
+
+def test_a_repeated_prompt_is_reported_as_cached(daemon: Daemon) -> None:
+    prompt = list(range(32, 132))
+    first, second = (asyncio.run(stream_all(daemon.url, "tiny", [prompt], 4))[0] for _ in range(2))
+    assert first.n_cached == 0
+    assert second.n_cached == 99
+
+
+def test_a_refusal_is_an_error_with_the_server_s_reason(daemon: Daemon) -> None:
+    with pytest.raises(LocalrunError, match="no-such-model"):
+        asyncio.run(stream_all(daemon.url, "no-such-model", [[1, 2]], 4))
+
+
+def test_nobody_listening_is_said_so() -> None:
+    with pytest.raises(DaemonUnreachable):
+        asyncio.run(stream_all("http://127.0.0.1:9", "tiny", [[1, 2]], 4))
+
+
+def test_a_greedy_answer_is_the_same_alone_and_among_seven_others(daemon: Daemon) -> None:
+    asked = divergence.prompts(24)
+    assert len(set(asked)) == 24
+    assert asyncio.run(divergence.differing(daemon.url, "tiny", asked)) == []
