@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-fast lint types bench clean
+.PHONY: run test test-fast lint types smoke bench clean
 
 # A terminal gets the TUI; without one, a prompt goes through the daemon and the reply is printed with its rate.
 run: $(STAMP)
@@ -34,6 +34,10 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --editable '.[dev]'
 	touch $@
+
+# The wheel, installed as a user would, in an environment of its own.
+smoke:
+	PYTHON=$(PYTHON) packaging/smoke.sh
 
 # Needs a quiet machine and about five minutes.
 bench: $(STAMP)
