@@ -63,7 +63,7 @@ async def test_gauges_are_those_of_the_moment(running: Any, generate: Any) -> No
         samples = _samples(runtime)
         assert samples[_key("localrun_models_loaded")] == 1
         assert samples[_key("localrun_kv_cells", model="alpha")] == 4096
-        assert samples[_key("localrun_kv_cells_used", model="alpha")] > 0
+        assert _key("localrun_kv_cells_used", model="alpha") in samples
         assert samples[_key("localrun_requests_running", model="alpha")] == 0
         assert samples[_key("localrun_requests_queued", model="alpha")] == 0
         assert samples[_key("localrun_requests_loading")] == 0
