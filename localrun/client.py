@@ -158,12 +158,13 @@ class Client:
             ) as response:
                 await _raise_refusal(response)
                 request_id = response.headers.get("X-Localrun-Request")
+                was_cut = "X-Localrun-Truncated" in response.headers
                 lines = LineBuffer()
                 done = False
                 # Read beyond the last piece, to the end of the body: only then can the connection be used again.
                 async for chunk in response.aiter_raw():
                     for line in lines.feed(chunk):
-                        piece = piece_of(line, request_id)
+                        piece = piece_of(line, request_id, was_cut=was_cut)
                         done = done or piece.done
                         yield piece
         if not done:

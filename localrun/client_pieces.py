@@ -25,13 +25,15 @@ class ChatMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatPiece(msgspec.Struct, kw_only=True):
-    """A part of an answer. The last one has `done` true and the metrics. `request_id` is what `Client.cancel` takes."""
+    """A part of an answer. The last one has `done` true and the metrics. `request_id` is what `Client.cancel` takes.
+    `was_prompt_cut`, in the last one, says that the prompt was too long and lost a part of itself."""
 
     text: str = ""
     done: bool = False
     request_id: str | None = None
     done_reason: str | None = None
     metrics: ChatMetrics | None = None
+    was_prompt_cut: bool = False
 
 
 class _Message(msgspec.Struct):
@@ -56,7 +58,7 @@ class _Line(msgspec.Struct):
     total_duration: int = 0
 
 
-def piece_of(line: bytes, request_id: str | None) -> ChatPiece:
+def piece_of(line: bytes, request_id: str | None, *, was_cut: bool = False) -> ChatPiece:
     """The piece that a line carries. Raises the error that the daemon reports in it, and msgspec.DecodeError."""
     parsed = _line.decode(line)
     if parsed.error is not None:
@@ -73,7 +75,14 @@ def piece_of(line: bytes, request_id: str | None) -> ChatPiece:
         decode_s=parsed.eval_duration / 1e9,
         total_s=parsed.total_duration / 1e9,
     )
-    return ChatPiece(text=text, done=True, request_id=request_id, done_reason=parsed.done_reason, metrics=metrics)
+    return ChatPiece(
+        text=text,
+        done=True,
+        request_id=request_id,
+        done_reason=parsed.done_reason,
+        metrics=metrics,
+        was_prompt_cut=was_cut,
+    )
 
 
 class LineBuffer:

@@ -57,8 +57,8 @@ class ContextExceeded(BadRequest):
 
     def __init__(self, n_prompt: int, n_ctx: int) -> None:
         super().__init__(
-            f"the prompt has {n_prompt} tokens but the context holds {n_ctx}; shorten it, or load the model with more "
-            f"KV cells (localrun serve --kv-cells)",
+            f"the prompt has {n_prompt} tokens but the context of this model holds {n_ctx} here; shorten the prompt "
+            f"(if the model was trained for more, localrun serve --kv-cells gives it more)",
             field="messages",
         )
         self.n_prompt = n_prompt

@@ -39,6 +39,7 @@ class Answer(msgspec.Struct, kw_only=True):
     done_reason: str | None = None
     ttft_s: float | None = None
     metrics: ChatMetrics | None = None
+    was_prompt_cut: bool = False
 
 
 async def receive(pieces: AsyncGenerator[ChatPiece, None], answer: Answer) -> None:
@@ -64,6 +65,8 @@ async def show(pieces: AsyncGenerator[ChatPiece, None], answer: Answer, stats: S
                 ticking.cancel()
             if answer.text and not answer.text.endswith("\n"):
                 print(flush=True)
+    if answer.was_prompt_cut:
+        print("note: the prompt is longer than the context; only a part of it was read", file=sys.stderr)
     if answer.metrics is None:
         return
     if stats is Stats.VERBOSE:
@@ -86,6 +89,7 @@ async def _receive(pieces: AsyncGenerator[ChatPiece, None], answer: Answer, mete
                 answer.request_id = piece.request_id or answer.request_id
                 if piece.done:
                     answer.done_reason, answer.metrics = piece.done_reason, piece.metrics
+                    answer.was_prompt_cut = piece.was_prompt_cut
     finally:
         answer.text = "".join(texts)
         answer.ttft_s = meter.ttft_s

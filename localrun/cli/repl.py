@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from localrun import config
@@ -27,17 +27,25 @@ HISTORY_LINES = 1000
 _QUOTES = '"""'
 
 
-def converse(base_url: str, session: Session) -> None:
-    """Talk until /bye or Ctrl-D. Raises DaemonUnreachable when the daemon goes; other errors are shown."""
+def converse(connect: Callable[[], str], session: Session) -> None:
+    """Talk until /bye or Ctrl-D. `connect` gives the URL of a daemon, started if need be.
+
+    A model that does not exist is raised before the first message; later errors are shown. A daemon that is gone (one
+    in the background ends when nobody uses it) is started again, and the conversation goes on.
+    """
     with _line_history(), asyncio.Runner() as runner:
-        client = runner.run(_opened(base_url))
+        client = runner.run(_opened(connect()))
         try:
+            runner.run(client.show(session.model))
             print(f"Talking to {session.model}. /? lists the commands, /bye leaves.")
             while (message := _read_message()) is not None and message not in ("/bye", "/exit"):
                 try:
                     _handle(runner, client, session, message)
-                except DaemonUnreachable:
-                    raise
+                except DaemonUnreachable as error:
+                    print(f"error: {visible(error.message)}", file=sys.stderr)
+                    runner.run(client.__aexit__(None, None, None))
+                    client = runner.run(_opened(connect()))
+                    print("(the daemon runs again and the conversation is kept; send the message again)")
                 except LocalrunError as error:
                     print(f"error: {visible(error.message)}", file=sys.stderr)
         finally:

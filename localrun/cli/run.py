@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 import sys
+from functools import partial
 
 import click
 import msgspec
@@ -20,7 +21,7 @@ from localrun.cli.repl import converse
 from localrun.cli.session import Session
 from localrun.client import Client
 from localrun.config import Settings
-from localrun.errors import BadRequest
+from localrun.errors import BadRequest, Cancelled
 
 
 @click.command("run")
@@ -62,7 +63,7 @@ def command(
     elif not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("without a terminal, give a PROMPT or pipe one in")
     else:
-        converse(ensure_daemon(settings), session)
+        converse(partial(ensure_daemon, settings), session)
 
 
 def _whole_prompt(prompt: str | None) -> str | None:
@@ -91,10 +92,14 @@ async def _one_answer(base_url: str, session: Session, prompt: str, as_json: boo
     answer = Answer()
     async with Client(base_url, name="localrun run") as client:
         pieces = client.chat(session.model, session.messages(prompt), options=session.options)
-        if not as_json:
+        if as_json:
+            await answers.receive(pieces, answer)
+        else:
             await answers.show(pieces, answer, session.stats)
-            return
-        await answers.receive(pieces, answer)
+    if answer.done_reason == "cancelled":
+        raise Cancelled("the request was cancelled before the answer was complete")
+    if not as_json:
+        return
     metrics = answer.metrics
     rates = {
         "prefill_tokens_per_s": None if metrics is None else answers.prefill_rate(metrics),

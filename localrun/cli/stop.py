@@ -25,17 +25,23 @@ def command(model: str | None, daemon: bool, settings: Settings) -> None:
         raise click.UsageError("give either a MODEL or --daemon")
     url = require_daemon(settings)
     if model is not None:
-        asyncio.run(_unload(url, for_daemon(model)))
-        print(f"unloaded {model}")
+        print(asyncio.run(_unload(url, for_daemon(model))))
     else:
         asyncio.run(_shut_down(url))
         wait_until_gone(settings, END_TIMEOUT_S)
         print("the daemon has ended")
 
 
-async def _unload(url: str, model: str) -> None:
+async def _unload(url: str, model: str) -> str:
+    """Unload a model; what to tell the user."""
     async with Client(url) as client:
+        before = {row["name"] for row in await client.loaded()}
         await client.unload(model)
+        after = {row["name"] for row in await client.loaded()}
+    if before - after:
+        return f"unloaded {model}"
+    is_loaded = model.removesuffix(":latest") in after
+    return f"{model} unloads when its requests have ended" if is_loaded else f"{model} was not loaded"
 
 
 async def _shut_down(url: str) -> None:

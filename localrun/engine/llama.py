@@ -44,6 +44,8 @@ _UNSUPPORTED_KINDS = {
     "an encoder": native.llama_model_has_encoder,
 }
 _GGML_LOG_WARN, _GGML_LOG_ERROR = 3, 4
+# llama.cpp takes the pool of all slots for one sequence's context; no sequence here goes beyond what was trained.
+_POOL_WARNING = "possible training context overflow"
 _PIECE_BYTES = 64
 _PART_CHARACTERS = 16384
 
@@ -367,7 +369,7 @@ def _last_problem() -> str:
 def _take_log_line(level: int, text: bytes, _data: object) -> None:
     """llama.cpp's own log lines: problems go to our log and are kept for the next error message."""
     line = text.decode("utf-8", "replace").strip()
-    if level in (_GGML_LOG_WARN, _GGML_LOG_ERROR) and line:
+    if level in (_GGML_LOG_WARN, _GGML_LOG_ERROR) and line and _POOL_WARNING not in line:
         _problems[:] = [*_problems[-20:], line]
         log.warning("%s", line)
 

@@ -1,7 +1,7 @@
 """The held-out cases: what is asked, and when an answer counts as right. Pure.
 
-Everything drawn here is on the side of the split that training never draws (see `corpus.split`): names, phrases of
-unseen words, plots, and sums in unseen wordings. The same seed gives the same cases.
+Everything drawn here is on the side of the split that training never draws in that role (see `corpus.split`): names
+told, phrases of words to repeat, plots, and sums in their wordings. The same seed gives the same cases.
 """
 
 from __future__ import annotations

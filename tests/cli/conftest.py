@@ -54,6 +54,18 @@ class FakeDaemon(ThreadingHTTPServer):
         self.refusal: tuple[int, dict[str, Any], dict[str, str]] | None = None
         self.hold = False
         self.left = threading.Event()
+        self.is_gone = False
+
+    def leave(self) -> None:
+        """Listen no more, and answer nothing on connections that are open."""
+        self.is_gone = True
+        self.shutdown()
+        self.server_close()
+
+    @property
+    def chats(self) -> list[Any]:
+        """The bodies of the chats among `bodies`."""
+        return [body for path, body in self.bodies if path == "/api/chat"]
 
     @property
     def port(self) -> int:
@@ -83,6 +95,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, {"error": "no such page"}, {})
 
     def do_POST(self) -> None:
+        if self.server.is_gone:
+            self.close_connection = True
+            return
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.bodies.append((self.path, body))
         if body.get("model") == "missing":

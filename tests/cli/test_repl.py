@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from localrun.cli import exits
+
 pytest.importorskip("pty", reason="needs pseudo terminals")
 
 TIMEOUT_S = 60.0
@@ -29,7 +31,7 @@ main()
 class Conversation:
     """`localrun run tiny` in a terminal of 80 by 24."""
 
-    def __init__(self, environment: dict[str, str], port: int) -> None:
+    def __init__(self, environment: dict[str, str], port: int, model: str = "tiny") -> None:
         import fcntl
         import pty
         import struct
@@ -39,7 +41,7 @@ class Conversation:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
 
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _IN_ITS_TERMINAL, "run", "tiny", "--port", str(port)],
+            [sys.executable, "-c", _IN_ITS_TERMINAL, "run", model, "--port", str(port)],
             stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment | {"TERM": "xterm"},
         )  # fmt: skip
         os.close(slave)
@@ -100,7 +102,7 @@ def test_two_turns_a_status_line_and_leaving(conversation, daemon):
     conversation.wait_for("5 tokens")
     conversation.say("/bye")
     assert conversation.process.wait(TIMEOUT_S) == 0
-    assert daemon.bodies[1][1]["messages"] == [
+    assert daemon.chats[1]["messages"] == [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "Hello there."},
         {"role": "user", "content": "two"},
@@ -121,7 +123,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(conversation, daemon):
     conversation.wait_for(">>> ")
     conversation.type("\x04")
     assert conversation.process.wait(TIMEOUT_S) == 0
-    assert [message["content"] for message in daemon.bodies[1][1]["messages"]] == ["one", "Hello there.", "two"]
+    assert [message["content"] for message in daemon.chats[1]["messages"]] == ["one", "Hello there.", "two"]
 
 
 def test_commands(conversation, daemon):
@@ -163,7 +165,7 @@ def test_several_lines_in_triple_quotes(conversation, daemon):
     conversation.wait_for("... ")
     conversation.type('second"""\n')
     conversation.wait_for("5 tokens")
-    assert daemon.bodies[0][1]["messages"][0]["content"] == "first\nsecond"
+    assert daemon.chats[0]["messages"][0]["content"] == "first\nsecond"
 
 
 def test_a_refused_turn_is_shown_and_forgotten_and_the_conversation_goes_on(conversation, daemon):
@@ -173,16 +175,30 @@ def test_a_refused_turn_is_shown_and_forgotten_and_the_conversation_goes_on(conv
     daemon.refusal = None
     conversation.say("two")
     conversation.wait_for("5 tokens")
-    assert daemon.bodies[1][1]["messages"] == [{"role": "user", "content": "two"}]
+    assert daemon.chats[1]["messages"] == [{"role": "user", "content": "two"}]
 
 
-def test_a_daemon_that_goes_away_ends_it_with_its_code(conversation, daemon):
+def test_a_daemon_that_goes_away_is_started_again_and_the_conversation_kept(conversation, daemon, localrun):
+    conversation.say("one")
+    conversation.wait_for("5 tokens")
     conversation.wait_for(">>> ")
-    daemon.shutdown()
-    daemon.server_close()
-    conversation.type("one\n")
-    conversation.wait_for("error: no daemon answers")
-    assert conversation.process.wait(TIMEOUT_S) == 4
+    daemon.leave()
+    conversation.type("two\n")
+    conversation.wait_for("error: ")
+    conversation.wait_for("the conversation is kept")
+    assert localrun("ps", port=daemon.port).returncode == 0
+    conversation.say("/bye")
+    assert conversation.process.wait(TIMEOUT_S) == 0
+    assert localrun("stop", "--daemon", port=daemon.port).returncode == 0
+
+
+def test_a_model_that_does_not_exist_is_said_before_the_first_message(environment, daemon):
+    conversation = Conversation(environment, daemon.port, model="missing")
+    try:
+        conversation.wait_for("model 'missing' not found")
+        assert conversation.process.wait(TIMEOUT_S) == exits.MODEL_NOT_FOUND
+    finally:
+        conversation.close()
 
 
 def test_control_characters_never_reach_the_terminal(conversation, daemon):

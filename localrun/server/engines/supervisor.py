@@ -13,6 +13,7 @@ Does not: talk to engines (engine_link.py), weigh memory (room.py), or see reque
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -30,6 +31,8 @@ from localrun.server.engines.resident import EngineLease, FileStamp, Resident, R
 from localrun.server.engines.room import Room
 from localrun.server.engines.stall import StallWatch
 from localrun.snapshot import EngineRow
+
+_log = logging.getLogger(__name__)
 
 StepSeen = Callable[[EngineLink, wire.Step], None]
 LinkSeen = Callable[[EngineLink], None]
@@ -199,6 +202,7 @@ class Supervisor:
             try:
                 await resident.link.open(self._open_message(resident, placement), self._settings.load_timeout_s)
             except LocalrunError as error:
+                _log.warning("cannot load %s: %s", resident.model.name, error.message)
                 self._note_death(resident, error)
                 raise
         except BaseException:
@@ -206,6 +210,11 @@ class Supervisor:
             raise
         resident.state = ResidentState.READY
         resident.loaded_at_s = time.monotonic()
+        ready = resident.link.ready
+        _log.info(
+            "loaded %s in %.1f s: %d KV cells, context %d, pid %s",
+            resident.model.name, ready.load_s, ready.n_kv_cells, ready.n_ctx, resident.link.pid,
+        )  # fmt: skip
         self._on_loaded(resident.link)
         self._if_idle(resident)
 
@@ -252,6 +261,7 @@ class Supervisor:
         await resident.ended.wait()
 
     def _begin_end(self, resident: Resident) -> None:
+        _log.info("unloading %s", resident.model.name)
         resident.state = ResidentState.STOPPING
         resident.stop_countdown()
         if resident.lived_s(time.monotonic()) > EARLY_S:

@@ -52,7 +52,8 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
 
 
 class _Fitted:
-    """A prompt as the engine takes it: segments, or tokens where they had to be counted. `n_cut` messages are gone."""
+    """A prompt as the engine takes it: segments, or tokens where they had to be counted. `n_cut` messages are gone, or
+    that many tokens of a message that alone was too long."""
 
     def __init__(self, segments: Sequence[Segment] = (), tokens: Tokens | None = None, n_cut: int = 0) -> None:
         self.segments = segments
@@ -72,4 +73,5 @@ async def _fit(runtime: Runtime, job: Job, messages: Sequence[Message], options:
         return await job.count(rendered)
 
     tokens, n_cut = await truncation.cut_messages(messages, tokens_of, limit=limit)
-    return _Fitted(tokens=truncation.cut_tokens(tokens, limit=limit, n_keep=options.n_keep), n_cut=n_cut)
+    fitting = truncation.cut_tokens(tokens, limit=limit, n_keep=options.n_keep)
+    return _Fitted(tokens=fitting, n_cut=n_cut or len(tokens) - len(fitting))

@@ -32,7 +32,7 @@ class Answer:
         self._output_tokens: list[int] = []
         self._headers: Headers = [(b"x-localrun-request", job.id.encode("ascii"))]
         if n_cut:
-            # What was left out of the prompt: messages of a chat, tokens of a plain prompt.
+            # What was left out of the prompt: messages of a chat, or tokens of a plain prompt or an over-long message.
             self._headers.append((b"x-localrun-truncated", str(n_cut).encode("ascii")))
 
     async def send(self, *, stream: bool) -> None:

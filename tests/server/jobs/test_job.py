@@ -194,9 +194,8 @@ async def test_a_killed_engine_ends_its_jobs_quickly_and_others_go_on(running: A
         await safe
         assert ends[-1][0] == "beta"
         assert ends[-1][2] is None
-        assert {row.state for row in runtime.registry.rows() if row.output_tokens > 3 and row.model == "alpha"} == {
-            RequestState.FAILED
-        }
+        states = sorted(row.state for row in runtime.registry.rows() if row.model == "alpha")
+        assert states == [RequestState.DONE, *[RequestState.FAILED] * 3]
 
 
 async def test_a_consumer_that_does_not_read_is_cancelled(running: Any, submit: Any) -> None:
