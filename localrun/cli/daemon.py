@@ -74,7 +74,8 @@ def wait_until_gone(settings: config.Settings, timeout_s: float) -> None:
 def daemon_version(settings: config.Settings) -> str | None:
     """The version of the daemon at the settings' address; None when nobody listens there.
 
-    Raises Unavailable for a daemon that is shutting down, and PortBusy when somebody listens who is not localrun.
+    Raises Unavailable for a daemon that is shutting down, Forbidden for a host name that it refuses, and PortBusy when
+    somebody listens who is not localrun.
     """
     connection = http.client.HTTPConnection(settings.host, settings.port, timeout=PROBE_TIMEOUT_S)
     try:
@@ -84,7 +85,10 @@ def daemon_version(settings: config.Settings) -> str | None:
             return None
         try:
             response, content = _get(connection, "/health")
-            if response.getheader("X-Localrun-Error") is not None:
+            refusal = response.getheader("X-Localrun-Error")
+            if refusal == errors.Forbidden.code:
+                raise errors.Forbidden(f"the daemon does not answer to the name {settings.host}; use --host 127.0.0.1")
+            if refusal is not None:
                 raise errors.Unavailable(f"the daemon at {base_url(settings)} is shutting down")
             answer = _json_object(content)
             # Others have a /health too; only ours names its version there.

@@ -106,3 +106,10 @@ def test_a_daemon_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path, m
         log = config.folders().state / "daemon.log"
         assert raised.value.message.endswith(f"the end of {log}:\n  line 3\n  line 4\n  line 5\n  line 6\n  line 7")
     assert log.with_suffix(".log.1").exists()
+
+
+def test_a_host_name_that_the_daemon_refuses_is_said_at_once(daemon):
+    refused = {"error": {"message": "the Host header is not this machine's loopback name"}}
+    daemon.health = (403, refused, {"X-Localrun-Error": "forbidden"})
+    with pytest.raises(errors.Forbidden, match="use --host"):
+        ensure_daemon(config.Settings(port=daemon.port))
