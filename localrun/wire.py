@@ -96,7 +96,6 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     n_slots: int
     n_kv_cells: int
     n_batch: int
-    n_ubatch: int
     n_threads: int
     n_gpu_layers: int
     kv_type: str

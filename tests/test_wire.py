@@ -36,7 +36,6 @@ OPEN = Open(
     n_slots=8,
     n_kv_cells=4096,
     n_batch=512,
-    n_ubatch=512,
     n_threads=0,
     n_gpu_layers=-1,
     kv_type="f16",

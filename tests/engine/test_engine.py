@@ -393,12 +393,3 @@ def test_a_pool_smaller_than_it_says_costs_victims_and_fails_nobody():
     assert harness.steps[-1].stats.preemptions_total > 0
     for request_id in range(4):
         assert harness.tokens[request_id] == expected_output([ord("a") + request_id] * 20, 60)
-
-
-def test_cells_that_become_free_while_idle_are_news():
-    harness = Harness(n_cells=1024)
-    harness.submit(1, "hello", n_predict=4)
-    harness.run()
-    assert harness.steps[-1].stats.kv_cells_used == 0
-    assert harness.steps[-1].stats.cached_sequences == 1
-    assert harness.step() is None

@@ -27,7 +27,6 @@ OPEN = Open(
     n_slots=4,
     n_kv_cells=512,
     n_batch=64,
-    n_ubatch=64,
     n_threads=1,
     n_gpu_layers=0,
     kv_type="f16",

@@ -225,7 +225,6 @@ class Supervisor:
             n_slots=settings.slots,
             n_kv_cells=placement.n_kv_cells,
             n_batch=settings.batch_tokens,
-            n_ubatch=settings.batch_tokens,
             n_threads=settings.threads,
             n_gpu_layers=settings.gpu_layers,
             kv_type=settings.kv_type,

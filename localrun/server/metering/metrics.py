@@ -12,7 +12,7 @@ Does not: keep windows or percentiles for people (telemetry.py does), or listen 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -41,11 +41,10 @@ class Live(NamedTuple):
     loading: int
 
 
-class LiveSource:
+class LiveSource(Protocol):
     """Where `Live` comes from; set once by the runtime."""
 
-    def live(self) -> Live:
-        raise NotImplementedError
+    def live(self) -> Live: ...
 
 
 class _ModelMetrics:

@@ -25,7 +25,7 @@ from localrun.server.engines.machine import MachineSampler
 from localrun.server.jobs.record import RequestRecord
 from localrun.server.jobs.registry import Registry
 from localrun.server.metering.latency_window import LatencyWindow
-from localrun.server.metering.metrics import RUNNING_STATES, Live, LiveSource, Metrics
+from localrun.server.metering.metrics import RUNNING_STATES, Live, Metrics
 from localrun.server.metering.rate_window import RateWindow
 from localrun.snapshot import Aggregate, EngineRow, RequestState, Snapshot
 
@@ -39,7 +39,7 @@ class _EngineMeter:
         self.prefill_total = 0
 
 
-class Telemetry(LiveSource):
+class Telemetry:
     """See the module. `engine_rows` gives the supervisor's rows."""
 
     def __init__(self, settings: Settings, registry: Registry, engine_rows: Callable[[], list[EngineRow]]) -> None:

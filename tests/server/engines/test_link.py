@@ -22,7 +22,7 @@ from localrun.server.engines.link import EngineLink, engine_command
 
 SCRIPT = str(Path(__file__).parents[1] / "scripted_engine.py")
 OPEN = wire.Open(
-    model_path="none", n_slots=2, n_kv_cells=512, n_batch=32, n_ubatch=32, n_threads=1, n_gpu_layers=0, kv_type="f16",
+    model_path="none", n_slots=2, n_kv_cells=512, n_batch=32, n_threads=1, n_gpu_layers=0, kv_type="f16",
     target_itl_s=0.1, ram_cache_bytes=0, max_queue=8,
 )  # fmt: skip
 
