@@ -19,7 +19,7 @@ import numpy as np
 from localrun.engine.backend import Backend
 from localrun.engine.kv_cells import KvCells
 from localrun.engine.kv_store import KvStore, SavedState
-from localrun.engine.prefix_tree import NO_MATCH, PrefixTree
+from localrun.engine.prefix_tree import Match, PrefixTree
 
 # A saved state is restored whole and then cut; below this gain over the live match the copy costs more than it saves.
 RESTORE_GAIN_TOKENS = 16
@@ -58,9 +58,7 @@ class KvPool:
 
     def match(self, tokens: list[int]) -> int:
         """How many leading tokens an `acquire` would get without computing. The last token is never among them."""
-        limit = len(tokens) - 1
-        live = self._tree.match(tokens, limit)
-        stored = self._tree.match(tokens, limit, stored=True)
+        live, stored = self._matches(tokens)
         return max(live.n_tokens, stored.n_tokens)
 
     def n_obtainable(self, tokens: list[int]) -> int:
@@ -77,21 +75,17 @@ class KvPool:
             return None
         seq = self._free.pop()
         self._running.add(seq)
-        limit = len(tokens) - 1
-        live = self._tree.match(tokens, limit)
-        stored = self._tree.match(tokens, limit, stored=True)
+        live, stored = self._matches(tokens)
         if stored.holder is not None and stored.n_tokens >= live.n_tokens + RESTORE_GAIN_TOKENS:
             if self._restore(seq, stored.holder, stored.n_tokens):
-                self._hold(seq, tokens[: stored.n_tokens])
+                self.publish(seq, tokens[: stored.n_tokens])
                 return Lease(seq, stored.n_tokens)
-            live = self._tree.match(tokens, limit)  # making room may have evicted the donor
-        if live.holder is None:
-            live = NO_MATCH
-        else:
+            live, _ = self._matches(tokens)  # making room may have evicted the donor
+        if live.holder is not None:
             self._touch(live.holder)
             self._backend.seq_share(live.holder, seq, 0, live.n_tokens)
             self.cells.share(live.holder, seq, 0, live.n_tokens)
-            self._hold(seq, tokens[: live.n_tokens])
+            self.publish(seq, tokens[: live.n_tokens])
         return Lease(seq, live.n_tokens)
 
     def make_room(self, n_cells: int) -> bool:
@@ -102,12 +96,18 @@ class KvPool:
         return True
 
     def publish(self, seq: int, tokens: list[int]) -> None:
-        """Tokens of a running sequence are computed: others may share them from now on."""
-        self._hold(seq, tokens)
+        """The cells of a running sequence hold `tokens`: others may share them from now on. Cells that another
+        sequence has too are given back."""
+        for copy in self._tree.insert(seq, tokens):
+            if self.cells.cells_of(seq)[copy.start] == self.cells.cells_of(copy.holder)[copy.start]:
+                continue  # already the same cells
+            if self._backend.seq_remove(seq, copy.start, copy.end):
+                self._backend.seq_share(copy.holder, seq, copy.start, copy.end)
+                self.cells.swap(copy.holder, seq, copy.start, copy.end)
 
     def release(self, seq: int, tokens: list[int]) -> None:
         """A request is done with its sequence, whose cells hold `tokens`: they stay as a parked prefix."""
-        self._hold(seq, tokens)
+        self.publish(seq, tokens)
         self._running.remove(seq)
         if not tokens:
             self._free.append(seq)
@@ -123,10 +123,11 @@ class KvPool:
 
     def settle(self) -> None:
         """Move one parked prefix to memory, if it is not too large for it."""
-        if self._unsettled and self._save(self._unsettled[0]):
-            self._unpark(self._unsettled[0])
-        elif self._unsettled:
-            self._unsettled.popleft()
+        if not self._unsettled:
+            return
+        seq = self._unsettled.popleft()
+        if self._save(seq):
+            self._unpark(seq)
 
     def check_integrity(self) -> None:
         """Raises AssertionError where ids, cells, tree and store disagree."""
@@ -147,14 +148,10 @@ class KvPool:
         assert set(self._unsettled) <= set(self._parked), "a prefix is to be moved that is not parked"
         assert len(self._tree.holders(stored=True)) == len(self.store), "tree and store differ"
 
-    def _hold(self, seq: int, tokens: list[int]) -> None:
-        """Put a sequence's tokens into the tree; cells that another sequence has too are given back."""
-        for copy in self._tree.insert(seq, tokens):
-            if self.cells.cells_of(seq)[copy.start] == self.cells.cells_of(copy.holder)[copy.start]:
-                continue  # already the same cells
-            if self._backend.seq_remove(seq, copy.start, copy.end):
-                self._backend.seq_share(copy.holder, seq, copy.start, copy.end)
-                self.cells.swap(copy.holder, seq, copy.start, copy.end)
+    def _matches(self, tokens: list[int]) -> tuple[Match, Match]:
+        """The longest live and the longest stored prefix, leaving the last token to be computed."""
+        limit = len(tokens) - 1
+        return self._tree.match(tokens, limit), self._tree.match(tokens, limit, stored=True)
 
     def _restore(self, seq: int, entry: int, n_tokens: int) -> bool:
         """Bring a saved state back into an empty sequence and cut it to `n_tokens`."""

@@ -47,13 +47,6 @@ def serving(running: Any) -> Callable[..., Any]:
     return start
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        await asyncio.sleep(0.005)
-
-
 async def test_health(serving: Any) -> None:
     async with serving() as (runtime, client):
         answer = await client.get("/health")

@@ -7,7 +7,7 @@ that the daemon is gone, also after a `kill -9` of the daemon.
 Invariants: `on_exit` is called once, after the last frame, within `PIPES_GRACE_S` of the child's end, and the child is
 reaped by then; a child that breaks the framing or closes its stdout is killed, because nothing it says can be read.
 
-Does not: know what the frames mean (engine_link.py), or restart anything (supervisor.py).
+Does not: know what the frames mean (link.py), or restart anything (supervisor.py).
 """
 
 from __future__ import annotations

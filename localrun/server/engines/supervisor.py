@@ -7,7 +7,7 @@ Invariants: at most one resident per resolved file path; a resident in `_residen
 nothing is unloaded while leased; an engine's death removes its resident before any task runs that was told of it, so
 that whoever was told can ask again at once.
 
-Does not: talk to engines (engine_link.py), weigh memory (room.py), or see requests (job.py).
+Does not: talk to engines (link.py), weigh memory (room.py), or see requests (job.py).
 """
 
 from __future__ import annotations

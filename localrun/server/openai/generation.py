@@ -2,7 +2,7 @@
 
 Runs in the task of the request. Per token it does one encode, and one send for all tokens that are there.
 
-Does not: make prompts (`openai_chat.py`, `openai_completions.py`).
+Does not: make prompts (`chat.py`, `completions.py`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ sandbox, one at a time, and the daemon kills the process when a render takes too
 limits the worker also bounds its own memory and processor time, and cannot open a file, a socket or a core dump: the
 limits are set once everything is imported, so even a way out of the sandbox finds no descriptor to open.
 
-Frames are those of `template_wire.py`: requests on stdin, replies on stdout. Ends when stdin ends. Imports nothing of
+Frames are those of `frames.py`: requests on stdin, replies on stdout. Ends when stdin ends. Imports nothing of
 the daemon but `errors`, `wire` and the modules named `template_*`.
 """
 

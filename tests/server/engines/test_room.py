@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from localrun.errors import CannotFit, LocalrunError, QueueFull, Unavailable
+from localrun.errors import CannotFit, QueueFull, Unavailable
 from localrun.server.engines import room
-from localrun.server.engines.resident import EngineLease
 from localrun.server.engines.supervisor import Supervisor
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    """Waits for something that happens in its own time. Fails after ten seconds."""
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        await asyncio.sleep(0.005)
+from tests.server.waiting import error_of, until
 
 
 def _names(supervisor: Supervisor) -> list[str]:
     return [row.model for row in supervisor.loaded()]
-
-
-async def _failure(acquiring: Awaitable[EngineLease]) -> LocalrunError:
-    with pytest.raises(LocalrunError) as caught:
-        await acquiring
-    return caught.value
 
 
 async def test_the_least_recently_used_idle_model_makes_room(supervising: Any) -> None:
@@ -47,7 +31,7 @@ async def test_a_busy_model_is_never_evicted_and_the_newcomer_waits_for_it(super
     async with supervising(max_models=1) as (supervisor, watch):
         busy = await supervisor.acquire("alpha", None)
         waiting = asyncio.create_task(supervisor.acquire("beta", None))
-        await _until(lambda: "beta" in _names(supervisor))
+        await until(lambda: "beta" in _names(supervisor))
         await asyncio.sleep(0.05)
         assert watch.ended == []
         beside = await supervisor.acquire("alpha", None)
@@ -62,9 +46,9 @@ async def test_newcomers_are_served_in_order(supervising: Any) -> None:
     async with supervising(max_models=1) as (supervisor, watch):
         busy = await supervisor.acquire("alpha", None)
         beta = asyncio.create_task(supervisor.acquire("beta", None))
-        await _until(lambda: "beta" in _names(supervisor))
+        await until(lambda: "beta" in _names(supervisor))
         gamma = asyncio.create_task(supervisor.acquire("gamma", None))
-        await _until(lambda: "gamma" in _names(supervisor))
+        await until(lambda: "gamma" in _names(supervisor))
         busy.release()
         (await beta).release()
         (await gamma).release()
@@ -74,7 +58,7 @@ async def test_newcomers_are_served_in_order(supervising: Any) -> None:
 async def test_a_newcomer_does_not_wait_for_ever(supervising: Any) -> None:
     async with supervising(max_models=1, load_timeout_s=2) as (supervisor, _):
         busy = await supervisor.acquire("alpha", None)
-        failure = await _failure(supervisor.acquire("beta", None))
+        failure = await error_of(supervisor.acquire("beta", None))
         assert isinstance(failure, Unavailable)
         assert "max_models" in failure.message
         assert "alpha" in failure.message
@@ -96,11 +80,11 @@ async def test_a_model_in_steady_use_does_not_starve_a_newcomer(
 
         # Overlapping, so that alpha is hardly ever idle by itself.
         users = [asyncio.create_task(use_alpha(offset_s)) for offset_s in (0, 0.01, 0.02, 0.03)]
-        await _until(lambda: watch.loaded == ["alpha"])
+        await until(lambda: watch.loaded == ["alpha"])
         lease = await asyncio.wait_for(supervisor.acquire("beta", None), 10)
         assert lease.model.name == "beta"
         lease.release()
-        await _until(lambda: watch.loaded[:3] == ["alpha", "beta", "alpha"])
+        await until(lambda: watch.loaded[:3] == ["alpha", "beta", "alpha"])
         for user in users:
             user.cancel()
 
@@ -109,7 +93,7 @@ async def test_what_cannot_fit_is_refused_with_numbers_and_evicts_nobody(supervi
     async with supervising() as (supervisor, watch):
         (await supervisor.acquire("alpha", None)).release()
         watch.available_bytes = 1_000_000
-        failure = await _failure(supervisor.acquire("beta", None))
+        failure = await error_of(supervisor.acquire("beta", None))
         assert isinstance(failure, CannotFit)
         assert "available" in failure.message
         assert "needs" in failure.message
@@ -152,8 +136,8 @@ async def test_requests_for_a_model_that_is_on_its_way_out_are_bounded_too(super
         resident = supervisor.residents()[0]
         resident.is_draining = resident.unload_when_idle = True
         waiting = [asyncio.create_task(supervisor.acquire("alpha", None)) for _ in range(2)]
-        await _until(lambda: resident.n_behind == 2)
-        assert isinstance(await _failure(supervisor.acquire("alpha", None)), QueueFull)
+        await until(lambda: resident.n_behind == 2)
+        assert isinstance(await error_of(supervisor.acquire("alpha", None)), QueueFull)
         lease.release()
         first, second = await asyncio.gather(*waiting)
         assert first.link is second.link is not lease.link

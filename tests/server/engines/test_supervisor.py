@@ -7,38 +7,22 @@ import os
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from localrun.errors import BadModelFile, EngineDied, LocalrunError, ModelNotFound, QueueFull, Unavailable
+from localrun.errors import BadModelFile, EngineDied, ModelNotFound, QueueFull, Unavailable
 from localrun.server.engines import supervisor as supervisor_module
-from localrun.server.engines.resident import EngineLease
 from localrun.server.engines.supervisor import Supervisor
+from tests.server.waiting import error_of, until
 
 SCRIPT = str(Path(__file__).parents[1] / "scripted_engine.py")
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    """Waits for something that happens in its own time. Fails after ten seconds."""
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        await asyncio.sleep(0.005)
-
-
 def _names(supervisor: Supervisor) -> list[str]:
     return [row.model for row in supervisor.loaded()]
-
-
-async def _failure(acquiring: Awaitable[EngineLease]) -> LocalrunError:
-    with pytest.raises(LocalrunError) as caught:
-        await acquiring
-    return caught.value
 
 
 # --- loading -----------------------------------------------------------------------------------------------------
@@ -56,7 +40,7 @@ async def test_ten_concurrent_waiters_make_one_load(supervising: Any) -> None:
 
 async def test_a_failing_load_fails_all_its_waiters_with_the_same_error(supervising: Any) -> None:
     async with supervising(script="refuse") as (supervisor, watch):
-        failures = await asyncio.gather(*(_failure(supervisor.acquire("alpha", None)) for _ in range(5)))
+        failures = await asyncio.gather(*(error_of(supervisor.acquire("alpha", None)) for _ in range(5)))
         assert {type(failure) for failure in failures} == {BadModelFile}
         assert len({failure.message for failure in failures}) == 1
         assert watch.loaded == []
@@ -67,7 +51,7 @@ async def test_a_waiter_that_leaves_does_not_end_the_load_for_others(supervising
     async with supervising() as (supervisor, watch):
         leaving = asyncio.create_task(supervisor.acquire("alpha", None))
         staying = asyncio.create_task(supervisor.acquire("alpha", None))
-        await _until(lambda: _names(supervisor) == ["alpha"])
+        await until(lambda: _names(supervisor) == ["alpha"])
         leaving.cancel()
         lease = await staying
         assert lease.model.name == "alpha"
@@ -77,9 +61,9 @@ async def test_a_waiter_that_leaves_does_not_end_the_load_for_others(supervising
 async def test_a_load_that_everybody_left_finishes_and_idles(supervising: Any) -> None:
     async with supervising(keep_alive_s=100) as (supervisor, watch):
         leaving = asyncio.create_task(supervisor.acquire("alpha", None))
-        await _until(lambda: _names(supervisor) == ["alpha"])
+        await until(lambda: _names(supervisor) == ["alpha"])
         leaving.cancel()
-        await _until(lambda: watch.loaded == ["alpha"])
+        await until(lambda: watch.loaded == ["alpha"])
         row = supervisor.loaded()[0]
         assert row.state == "ready"
         assert row.expires_in_s is not None
@@ -99,15 +83,15 @@ async def test_a_path_and_a_name_are_one_engine(supervising: Any, models_dir: Pa
 
 async def test_an_unknown_model_is_not_found_and_loads_nothing(supervising: Any) -> None:
     async with supervising() as (supervisor, _):
-        assert isinstance(await _failure(supervisor.acquire("nowhere", None)), ModelNotFound)
+        assert isinstance(await error_of(supervisor.acquire("nowhere", None)), ModelNotFound)
         assert supervisor.residents() == []
 
 
 async def test_too_many_waiters_for_one_load_are_refused(supervising: Any) -> None:
     async with supervising(script="hang", max_queue=1, slots=1) as (supervisor, _):
         waiting = [asyncio.create_task(supervisor.acquire("alpha", None)) for _ in range(2)]
-        await _until(lambda: bool(supervisor.residents()) and supervisor.residents()[0].n_waiting == 2)
-        assert isinstance(await _failure(supervisor.acquire("alpha", None)), QueueFull)
+        await until(lambda: bool(supervisor.residents()) and supervisor.residents()[0].n_waiting == 2)
+        assert isinstance(await error_of(supervisor.acquire("alpha", None)), QueueFull)
         for task in waiting:
             task.cancel()
 
@@ -115,13 +99,13 @@ async def test_too_many_waiters_for_one_load_are_refused(supervising: Any) -> No
 async def test_stopping_gives_up_loads_in_progress(supervising: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localrun.server.engines.child.TERMINATE_GRACE_S", 0.1)
     async with supervising(script="hang") as (supervisor, _):
-        waiting = asyncio.create_task(_failure(supervisor.acquire("alpha", None)))
-        await _until(lambda: bool(supervisor.residents()) and supervisor.residents()[0].link.pid is not None)
+        waiting = asyncio.create_task(error_of(supervisor.acquire("alpha", None)))
+        await until(lambda: bool(supervisor.residents()) and supervisor.residents()[0].link.pid is not None)
         pid = supervisor.residents()[0].link.pid
         await supervisor.stop()
         assert isinstance(await waiting, Unavailable)
         assert not psutil.pid_exists(pid)
-        assert isinstance(await _failure(supervisor.acquire("alpha", None)), Unavailable)
+        assert isinstance(await error_of(supervisor.acquire("alpha", None)), Unavailable)
 
 
 # --- unloading ---------------------------------------------------------------------------------------------------
@@ -136,7 +120,7 @@ async def test_keep_alive_zero_unloads_after_the_last_job(supervising: Any) -> N
         assert _names(supervisor) == ["alpha"]
         pid = second.link.pid
         second.release()
-        await _until(lambda: watch.ended == ["alpha"])
+        await until(lambda: watch.ended == ["alpha"])
         assert not psutil.pid_exists(pid)
 
 
@@ -146,7 +130,7 @@ async def test_keep_alive_counts_down_from_the_last_job_and_for_ever_is_for_ever
         (await supervisor.acquire("beta", -1)).release()
         rows = {row.model: row for row in supervisor.loaded()}
         assert rows["beta"].expires_in_s is None
-        await _until(lambda: watch.ended == ["alpha"])
+        await until(lambda: watch.ended == ["alpha"])
         assert _names(supervisor) == ["beta"]
 
 
@@ -179,7 +163,7 @@ async def test_unload_is_at_once_when_idle_and_after_the_jobs_when_busy(supervis
         assert await supervisor.unload("beta") is True
         assert _names(supervisor) == ["beta"]
         busy.release()
-        await _until(lambda: watch.ended == ["alpha", "beta"])
+        await until(lambda: watch.ended == ["alpha", "beta"])
         with pytest.raises(ModelNotFound):
             await supervisor.unload("nowhere")
 
@@ -215,7 +199,7 @@ async def test_a_dead_engine_is_replaced_by_the_next_request(supervising: Any) -
         lease = await supervisor.acquire("alpha", None)
         other = await supervisor.acquire("beta", None)
         os.kill(lease.link.pid, signal.SIGKILL)
-        await _until(lambda: watch.ended == ["alpha"])
+        await until(lambda: watch.ended == ["alpha"])
         lease.release()
         again = await supervisor.acquire("alpha", None)
         assert again.link is not lease.link
@@ -226,10 +210,10 @@ async def test_a_dead_engine_is_replaced_by_the_next_request(supervising: Any) -
 async def test_three_early_deaths_stop_the_restarts_for_a_while(supervising: Any) -> None:
     async with supervising(script="abort") as (supervisor, watch):
         for _ in range(3):
-            failure = await _failure(supervisor.acquire("alpha", None))
+            failure = await error_of(supervisor.acquire("alpha", None))
             assert isinstance(failure, BadModelFile)
             assert "SIGABRT" in failure.message
-        refused = await _failure(supervisor.acquire("alpha", None))
+        refused = await error_of(supervisor.acquire("alpha", None))
         assert isinstance(refused, BadModelFile)
         assert "not tried again for" in refused.message
         assert "SIGABRT" in refused.message
@@ -240,9 +224,9 @@ async def test_the_door_opens_again_after_its_time(supervising: Any, monkeypatch
     monkeypatch.setattr("localrun.server.engines.breaker.OPEN_S", 0.2)
     async with supervising(script="exit") as (supervisor, watch):
         for _ in range(3):
-            await _failure(supervisor.acquire("alpha", None))
+            await error_of(supervisor.acquire("alpha", None))
         await asyncio.sleep(0.25)
-        failure = await _failure(supervisor.acquire("alpha", None))
+        failure = await error_of(supervisor.acquire("alpha", None))
         assert isinstance(failure, EngineDied)
         assert "not tried again" not in failure.message
         assert len(watch.ended) == 4
@@ -251,9 +235,9 @@ async def test_the_door_opens_again_after_its_time(supervising: Any, monkeypatch
 async def test_a_new_file_gets_a_new_chance(supervising: Any, models_dir: Path) -> None:
     async with supervising(script="exit") as (supervisor, watch):
         for _ in range(3):
-            await _failure(supervisor.acquire("alpha", None))
+            await error_of(supervisor.acquire("alpha", None))
         os.utime(models_dir / "alpha.gguf", (1, 1))
-        await _failure(supervisor.acquire("alpha", None))
+        await error_of(supervisor.acquire("alpha", None))
         assert len(watch.ended) == 4
 
 
@@ -272,7 +256,7 @@ async def test_a_model_that_cannot_load_does_not_disturb_another(supervising: An
     async with supervising() as (supervisor, _):
         supervisor._command = [sys.executable, str(script)]
         lease = await supervisor.acquire("alpha", None)
-        assert isinstance(await _failure(supervisor.acquire("beta", None)), BadModelFile)
+        assert isinstance(await error_of(supervisor.acquire("beta", None)), BadModelFile)
         assert lease.link.is_usable
 
 

@@ -8,7 +8,6 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,10 @@ from localrun.errors import BadRequest, Cancelled, ContextExceeded, EngineDied, 
 from localrun.server.jobs.job import Ask, Job
 from localrun.server.runtime import Runtime
 from localrun.snapshot import RequestState
+from tests.server.waiting import until
 
 SCRIPT = str(Path(__file__).parents[1] / "scripted_engine.py")
 ALPHA = Ask(model="alpha", api="/test", client="pytest")
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        await asyncio.sleep(0.005)
 
 
 def _text(deltas: list[wire.Delta]) -> str:
@@ -103,7 +96,7 @@ async def test_leaving_early_cancels_in_the_engine(running: Any, submit: Any, ge
             link = job.link
         assert link is not None
         assert job.record.state is RequestState.CANCELLED
-        await _until(lambda: link.n_outstanding == 0)
+        await until(lambda: link.n_outstanding == 0)
         assert (await generate(runtime, n_predict=3))[-1].finish is wire.Finish.LENGTH
 
 
@@ -119,13 +112,13 @@ async def test_a_consumer_whose_task_is_cancelled_is_a_cancel_and_frees_the_slot
                     pass
 
         task = asyncio.create_task(client())
-        await _until(lambda: bool(jobs) and jobs[0].record.n_output > 3)
+        await until(lambda: bool(jobs) and jobs[0].record.n_output > 3)
         link = jobs[0].link
         assert link is not None
         task.cancel()
         await asyncio.wait([task])
         assert jobs[0].record.state is RequestState.CANCELLED
-        await _until(lambda: link.n_outstanding == 0)
+        await until(lambda: link.n_outstanding == 0)
         assert _all_given_back(runtime)
 
 
@@ -154,7 +147,7 @@ async def test_cancel_while_loading_raises_and_leaves_the_load_alone(running: An
     async with running() as runtime:
         loading = runtime.job(ALPHA)
         entering = asyncio.create_task(loading.__aenter__())
-        await _until(lambda: bool(runtime.supervisor.residents()))
+        await until(lambda: bool(runtime.supervisor.residents()))
         assert runtime.registry.cancel(loading.id) is True
         with pytest.raises(Cancelled):
             await entering
@@ -181,7 +174,7 @@ async def test_a_killed_engine_ends_its_jobs_quickly_and_others_go_on(running: A
 
         doomed = [asyncio.create_task(stream("alpha", 100_000)) for _ in range(3)]
         safe = asyncio.create_task(stream("beta", 200))
-        await _until(lambda: sum(row.output_tokens > 2 for row in runtime.registry.rows()) == 4)
+        await until(lambda: sum(row.output_tokens > 2 for row in runtime.registry.rows()) == 4)
         pid = next(row.pid for row in runtime.supervisor.loaded() if row.model == "alpha")
         assert pid is not None
         killed_s = time.monotonic()
@@ -203,12 +196,12 @@ async def test_a_consumer_that_does_not_read_is_cancelled(running: Any, submit: 
         runtime.supervisor._command = [sys.executable, SCRIPT, "flood"]
         async with runtime.job(ALPHA) as job:
             await submit(job)
-            await _until(lambda: job.record.is_ended)
+            await until(lambda: job.record.is_ended)
             assert job.link is not None
             assert not job.has_ready, "what it did not read is dropped"
             with pytest.raises(Cancelled, match="too slowly"):
                 await anext(job)
-            await _until(lambda: job.link is not None and job.link.n_outstanding == 0)
+            await until(lambda: job.link is not None and job.link.n_outstanding == 0)
         assert job.record.state is RequestState.CANCELLED
 
 
@@ -260,7 +253,7 @@ async def test_a_storm_of_jobs_that_end_in_every_way_leaves_nothing(running: Any
             chance.choice(tasks).cancel()
             await asyncio.sleep(0.01)
         links = [resident.link for resident in runtime.supervisor.residents()]
-        await _until(lambda: all(link.n_outstanding == 0 for link in links))
+        await until(lambda: all(link.n_outstanding == 0 for link in links))
         assert {type(task.exception()) for task in tasks if not task.cancelled()} <= {type(None)}
         assert runtime.registry.n_active == 0
         assert _all_given_back(runtime)

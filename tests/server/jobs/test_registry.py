@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,13 +13,7 @@ from localrun.server.jobs import registry as registry_module
 from localrun.server.jobs.job import Ask, Job
 from localrun.server.jobs.registry import MAX_ENDED
 from localrun.snapshot import RequestState
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        await asyncio.sleep(0.005)
+from tests.server.waiting import until
 
 
 async def test_rows_show_who_runs_and_who_waits_in_which_place(running: Any, submit: Any) -> None:
@@ -39,8 +31,8 @@ async def test_rows_show_who_runs_and_who_waits_in_which_place(running: Any, sub
         tasks = []
         for number in range(3):
             tasks.append(asyncio.create_task(client(number)))
-            await _until(lambda: len(jobs) == len(tasks) and jobs[-1].record.engine_request_id is not None)
-        await _until(lambda: jobs[0].record.n_output > 2 and runtime.registry.rows()[2].queue_position == 2)
+            await until(lambda: len(jobs) == len(tasks) and jobs[-1].record.engine_request_id is not None)
+        await until(lambda: jobs[0].record.n_output > 2 and runtime.registry.rows()[2].queue_position == 2)
         first, second, third = runtime.registry.rows()
         assert (first.state, first.client, first.lane, first.slot) == (
             RequestState.DECODE,
@@ -54,7 +46,7 @@ async def test_rows_show_who_runs_and_who_waits_in_which_place(running: Any, sub
         assert (third.state, third.queue_position, third.slot) == (RequestState.QUEUED, 2, None)
         assert runtime.registry.count(RequestState.QUEUED) == 2
         assert runtime.registry.cancel(jobs[1].id)
-        await _until(lambda: runtime.registry.row(jobs[2].id).queue_position == 1)
+        await until(lambda: runtime.registry.row(jobs[2].id).queue_position == 1)
         assert runtime.registry.row(jobs[1].id).state is RequestState.CANCELLED
         for task in tasks:
             task.cancel()

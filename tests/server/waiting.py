@@ -1,0 +1,26 @@
+"""Waiting in tests of the daemon for what happens in its own time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from localrun.errors import LocalrunError
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for something that happens in its own time. Fails after ten seconds."""
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen"
+        await asyncio.sleep(0.005)
+
+
+async def error_of(waiting: Awaitable[object]) -> LocalrunError:
+    """The error that `waiting` ends with. Fails when it ends well."""
+    with pytest.raises(LocalrunError) as caught:
+        await waiting
+    return caught.value
