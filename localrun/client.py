@@ -14,13 +14,14 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterator
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlencode
 
 import httpx2
 import msgspec
 
 from localrun import __version__, errors
 from localrun.client_pieces import ChatMetrics, ChatPiece, LineBuffer, piece_of
-from localrun.snapshot import Snapshot
+from localrun.snapshot import CacheCleared, CacheReport, Snapshot
 
 __all__ = ["ChatMetrics", "ChatPiece", "Client"]
 
@@ -121,6 +122,17 @@ class Client:
             return False
         return True
 
+    async def cache(self) -> CacheReport:
+        """What is kept of each model's prompts."""
+        return _cache_report.decode(await self._call("GET", "/localrun/v1/cache"))
+
+    async def clear_cache(self, model: str | None = None, *, ram: bool = True, disk: bool = True) -> CacheCleared:
+        """Forget what is kept of one model's prompts, or of all, in memory, on disk or both."""
+        query = {"model": model} if model is not None else {}
+        if ram != disk:
+            query["tier"] = "ram" if ram else "disk"
+        return _cache_cleared.decode(await self._call("DELETE", f"/localrun/v1/cache?{urlencode(query)}"))
+
     async def models(self) -> list[dict[str, Any]]:
         """The rows of `/api/tags`: every model that can be loaded."""
         rows: list[dict[str, Any]] = (await self._json("GET", "/api/tags"))["models"]
@@ -218,7 +230,12 @@ async def _raise_refusal(response: httpx2.Response) -> None:
         said = None
     message = said.get("message") if isinstance(said, dict) else said
     code = response.headers.get("X-Localrun-Error", "")
-    raise errors.by_code(code, str(message or f"HTTP status {response.status_code} from {response.url}"))
+    retry_after = response.headers.get("Retry-After", "")
+    raise errors.by_code(
+        code,
+        str(message or f"HTTP status {response.status_code} from {response.url}"),
+        retry_after_s=float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None,
+    )
 
 
 def _encoded(body: dict[str, Any]) -> bytes:
@@ -229,3 +246,5 @@ def _encoded(body: dict[str, Any]) -> bytes:
 
 
 _snapshot = msgspec.json.Decoder(Snapshot)
+_cache_report = msgspec.json.Decoder(CacheReport)
+_cache_cleared = msgspec.json.Decoder(CacheCleared)

@@ -28,6 +28,7 @@ PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 # Names that differ from `LOCALRUN_` + the field in capitals, because scripts and docs rely on the short form.
 _ENV_NAMES = {
     "ram_cache_bytes": "LOCALRUN_RAM_CACHE",
+    "disk_cache_bytes": "LOCALRUN_DISK_CACHE",
     "models_dir": "LOCALRUN_MODELS",
 }
 
@@ -53,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_s: float = 300.0
     load_timeout_s: PositiveSeconds = 600.0
     ram_cache_bytes: NonNegative = 512 * 1024 * 1024
+    disk_cache_bytes: NonNegative = 4 * 1024 * 1024 * 1024
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 32 * 1024 * 1024
     receive_deadline_s: PositiveSeconds = 60.0
     template_timeout_s: PositiveSeconds = 2.0
@@ -82,6 +84,7 @@ HELP: dict[str, str] = {
     "keep_alive_s": "seconds that an idle model stays loaded; negative is for ever",
     "load_timeout_s": "seconds that loading a model may take",
     "ram_cache_bytes": "memory for the state of idle prefixes, per engine; 0 is off",
+    "disk_cache_bytes": "disk space for the state of idle prefixes, all models together, kept over restarts; 0 is off",
     "max_body_bytes": "largest request body",
     "receive_deadline_s": "seconds that a client may take to send its request",
     "template_timeout_s": "seconds that a chat template may run",

@@ -175,17 +175,18 @@ class DaemonUnreachable(LocalrunError):
     code = "daemon_unreachable"
 
 
-def by_code(code: str, message: str) -> LocalrunError:
+def by_code(code: str, message: str, *, retry_after_s: float | None = None) -> LocalrunError:
     """The error that travelled as `code` and `message` over a pipe or over HTTP, as an exception again.
 
-    Classes with their own constructor are rebuilt as the nearest base that takes a message alone.
+    `retry_after_s` is a QueueFull's; one second if it did not travel along. Other classes with their own constructor
+    are rebuilt as the nearest base that takes a message alone.
     """
     if code == ContextExceeded.code:
         return _rebuilt(ContextExceeded, message)
     if code == ModelNotFound.code:
         return _rebuilt(ModelNotFound, message)
     if code == QueueFull.code:
-        return QueueFull(message, retry_after_s=1.0)
+        return QueueFull(message, retry_after_s=1.0 if retry_after_s is None else retry_after_s)
     for cls in _SIMPLE:
         if cls.code == code:
             return cls(message)

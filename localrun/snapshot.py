@@ -1,4 +1,4 @@
-"""What the daemon shows of itself: the structs of `/localrun/v1/events` and `/localrun/v1/requests`.
+"""What the daemon shows of itself: the structs of `/localrun/v1/events`, `/localrun/v1/requests`, `/localrun/v1/cache`.
 
 The daemon writes them, the TUI, the CLI and the bench read them; nobody shows a number that is not here. Rates are
 tokens per second. Durations are seconds. A value that does not exist yet is None, never 0.
@@ -41,7 +41,8 @@ class Percentiles(msgspec.Struct, frozen=True):
 class RequestRow(msgspec.Struct, kw_only=True):
     """One request. `tokens_per_s` is of the last second of decoding, `tokens_per_s_avg` of all of it; both are None
     before the second token. `computed_tokens` counts prompt tokens computed or cached so far, `age_s` runs from arrival
-    to now or to the end."""
+    to now or to the end. While it waits for a slot, `queue_position` is its place (1 is next) and `predicted_wait_s`
+    the time until its next token, as the engine expects it by now."""
 
     id: str
     client: str
@@ -51,6 +52,7 @@ class RequestRow(msgspec.Struct, kw_only=True):
     state: RequestState
     slot: int | None = None
     queue_position: int | None = None
+    predicted_wait_s: float | None = None
     prompt_tokens: int | None = None
     computed_tokens: int = 0
     cached_tokens: int | None = None
@@ -65,7 +67,11 @@ class RequestRow(msgspec.Struct, kw_only=True):
 
 
 class EngineRow(msgspec.Struct, kw_only=True):
-    """One engine process. `state` is loading, ready, stopping or failed. `expires_in_s` None means never."""
+    """One engine process. `state` is loading, ready, stopping or failed. `expires_in_s` None means never.
+
+    Totals count since it was loaded. `*_entries` are saved segments of prefixes; `disk_cache_bytes` is this model's
+    part of what all models may use together. `cached_tokens_total` includes the two `*_restored_tokens_total`.
+    """
 
     model: str
     pid: int | None
@@ -87,6 +93,52 @@ class EngineRow(msgspec.Struct, kw_only=True):
     load_s: float | None = None
     expires_in_s: float | None = None
     preemptions_total: int = 0
+    ram_entries: int = 0
+    disk_cache_bytes: int = 0
+    disk_entries: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    ram_restored_tokens_total: int = 0
+    disk_restored_tokens_total: int = 0
+
+
+class CacheRow(msgspec.Struct, kw_only=True):
+    """What is kept of one model's prompts. `pid` is None when it is not loaded, and then only the disk has something.
+
+    `hit_rate` is cached over all prompt tokens since it was loaded; the `*_restored_tokens` are those of them that came
+    out of memory or from disk. `disk_used_at_s` is Unix time.
+    """
+
+    model: str
+    pid: int | None = None
+    kv_cells: int = 0
+    kv_cells_used: int = 0
+    ram_bytes: int = 0
+    ram_entries: int = 0
+    ram_restored_tokens: int = 0
+    disk_bytes: int = 0
+    disk_entries: int = 0
+    disk_restored_tokens: int = 0
+    disk_used_at_s: float | None = None
+    hit_rate: float | None = None
+
+
+class CacheReport(msgspec.Struct, kw_only=True):
+    """All that is kept. `ram_limit_bytes` is per loaded model, `disk_limit_bytes` for all together; 0 is off."""
+
+    models: list[CacheRow]
+    ram_bytes: int
+    ram_limit_bytes: int
+    disk_bytes: int
+    disk_limit_bytes: int
+    disk_folder: str
+
+
+class CacheCleared(msgspec.Struct, kw_only=True):
+    """What clearing freed."""
+
+    ram_bytes: int = 0
+    disk_bytes: int = 0
 
 
 class Aggregate(msgspec.Struct, kw_only=True):

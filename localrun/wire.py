@@ -89,7 +89,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     """First frame: load this model. Answered by `Ready` or `OpenFailed`.
 
     `n_gpu_layers` -1 means as many as fit, by `n_layers`, `weights_bytes` and `kv_bytes` of the file's header.
-    `kv_type` is a GGML type name (f16, q8_0). `n_threads` 0 means one per physical core.
+    `kv_type` is a GGML type name (f16, q8_0). `n_threads` 0 means one per physical core. `model` is its name.
+    `disk_cache_bytes` is for what all models keep in `kv_folder` together; without a folder nothing is kept on disk.
     """
 
     model_path: str
@@ -106,13 +107,17 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     n_layers: int = 0
     weights_bytes: int = 0
     kv_bytes: int = 0
+    model: str = ""
+    disk_cache_bytes: int = 0
+    kv_folder: str = ""
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """A new request. `tokens` is used instead of `segments` when given. `n_predict` -1 means until the context is full.
 
     `n_probs` asks for the log-probabilities of that many alternatives for every token; 0 with `logprobs` true gives the
-    chosen token's alone.
+    chosen token's alone. `target_itl_s` is how long a step may hold this stream up; None is the engine's own target, 0
+    no limit. A request whose first token is expected later than `deadline_s` from now is refused at once.
     """
 
     id: int
@@ -126,6 +131,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     n_probs: int = 0
     client: str = ""
     lane: Lane = Lane.DEFAULT
+    target_itl_s: float | None = None
+    deadline_s: float | None = None
     arrived_at_s: float = 0.0
 
 
@@ -140,7 +147,15 @@ class Count(msgspec.Struct, frozen=True, kw_only=True, tag="count"):
     segments: tuple[Segment, ...]
 
 
-ToEngine = Open | Submit | Cancel | Count
+class ClearCache(msgspec.Struct, frozen=True, kw_only=True, tag="clear_cache"):
+    """Forget the prefixes kept in cells and memory, on disk, or both. Done between two steps; answered by `Cleared`."""
+
+    id: int
+    ram: bool
+    disk: bool
+
+
+ToEngine = Open | Submit | Cancel | Count | ClearCache
 
 
 # --- engine -> daemon ---------------------------------------------------------------------------------------------
@@ -179,6 +194,14 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     error: str | None = None
 
 
+class Cleared(msgspec.Struct, frozen=True, kw_only=True, tag="cleared"):
+    """What `ClearCache` freed, of segments in memory and of the model's folder on disk."""
+
+    id: int
+    ram_bytes: int
+    disk_bytes: int
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     token: int
     piece: bytes
@@ -215,7 +238,8 @@ class Delta(msgspec.Struct, array_like=True):
 
     `tokens` are the newly sampled ids (an end-of-generation token is not among them); `text` may lag behind while a
     possible stop string or a partial character is held back. `finish` is set in the last delta only, with `usage`;
-    `error_code`/`error_message` then say why if it is `Finish.ERROR`. `stop_text` is the stop string that matched.
+    `error_code`/`error_message` then say why if it is `Finish.ERROR`, and `retry_after_s` when asking again may help.
+    `stop_text` is the stop string that matched.
     """
 
     id: int
@@ -230,10 +254,15 @@ class Delta(msgspec.Struct, array_like=True):
     usage: Usage | None = None
     error_code: str | None = None
     error_message: str | None = None
+    retry_after_s: float | None = None
 
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):
-    """The engine's state after a step. Totals count since the engine started."""
+    """The engine's state after a step. Totals count since the engine started.
+
+    `ram_entries` and `disk_entries` are saved segments of prefixes. `ram_restored_tokens_total` and
+    `disk_restored_tokens_total` are prompt tokens that were copied from there instead of being computed.
+    """
 
     step: int
     step_s: float
@@ -250,6 +279,11 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens_total: int
     cached_tokens_total: int
     preemptions_total: int
+    ram_entries: int = 0
+    disk_cache_bytes: int = 0
+    disk_entries: int = 0
+    ram_restored_tokens_total: int = 0
+    disk_restored_tokens_total: int = 0
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
@@ -264,7 +298,8 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
 class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """The news of one step. Also sent without any row computed, to report an end or a refusal while idle.
 
-    `sent_at_s` is when the engine handed it to its writer. `queue` lists waiting request ids, next first.
+    `sent_at_s` is when the engine handed it to its writer. `queue` lists waiting request ids, next first, and `waits_s`
+    the seconds from then until each is expected to have its first token; without it, as long as nothing is known.
     """
 
     sent_at_s: float
@@ -272,9 +307,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     stats: StepStats
     started: list[Started] = []
     queue: list[int] | None = None
+    waits_s: list[float] | None = None
 
 
-FromEngine = Ready | OpenFailed | Counted | Step
+FromEngine = Ready | OpenFailed | Counted | Cleared | Step
 
 
 class FrameError(Exception):
@@ -326,5 +362,5 @@ def read_body(stream: BinaryIO) -> bytes | None:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(Open | Submit | Cancel | Count)
-_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(Ready | OpenFailed | Counted | Step)
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

@@ -67,15 +67,15 @@ class Header:
 
     @property
     def n_ctx_train(self) -> int:
-        return self._count("context_length")
+        return self.count("context_length")
 
     @property
     def n_layers(self) -> int:
-        return self._count("block_count")
+        return self.count("block_count")
 
     @property
     def n_embd(self) -> int:
-        return self._count("embedding_length")
+        return self.count("embedding_length")
 
     @property
     def n_heads(self) -> int:
@@ -89,32 +89,32 @@ class Header:
 
     @property
     def heads_per_layer(self) -> tuple[int, ...]:
-        return self._per_layer("attention.head_count") or (0,) * self.n_layers
+        return self.per_layer("attention.head_count") or (0,) * self.n_layers
 
     @property
     def heads_kv_per_layer(self) -> tuple[int, ...]:
         """Key and value heads of each layer. Layers without attention (recurrent ones) have 0."""
-        return self._per_layer("attention.head_count_kv") or self.heads_per_layer
+        return self.per_layer("attention.head_count_kv") or self.heads_per_layer
 
     @property
     def head_dim_k(self) -> int:
-        return self._count("attention.key_length") or self._default_head_dim
+        return self.count("attention.key_length") or self._default_head_dim
 
     @property
     def head_dim_v(self) -> int:
-        return self._count("attention.value_length") or self._default_head_dim
+        return self.count("attention.value_length") or self._default_head_dim
 
     @property
     def n_ff(self) -> int:
         """Feed-forward width of the widest layer; 0 when the file does not say."""
-        return max(self._per_layer("feed_forward_length") or (0,))
+        return max(self.per_layer("feed_forward_length") or (0,))
 
     @property
     def n_vocab(self) -> int:
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         if isinstance(tokens, ArraySummary):
             return tokens.length
-        return self._count("vocab_size")
+        return self.count("vocab_size")
 
     @cached_property
     def n_params(self) -> int:
@@ -159,11 +159,12 @@ class Header:
     def _default_head_dim(self) -> int:
         return self.n_embd // self.n_heads if self.n_heads else 0
 
-    def _count(self, key: str) -> int:
+    def count(self, key: str) -> int:
+        """The whole number under the architecture's own `key`; 0 when there is none."""
         value = self.metadata.get(f"{self.architecture}.{key}")
         return value if isinstance(value, int) else 0
 
-    def _per_layer(self, key: str) -> tuple[int, ...]:
+    def per_layer(self, key: str) -> tuple[int, ...]:
         """One number per layer, from a scalar for all or from an array; empty when the file has neither."""
         value = self.metadata.get(f"{self.architecture}.{key}")
         if isinstance(value, ArraySummary):

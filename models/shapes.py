@@ -1,25 +1,42 @@
-"""Shapes of real models, and which tensor types a quantized file of such a shape would have.
+"""Shapes of real models, and small ones of every memory kind, for synthesized files.
 
-Pure data and arithmetic, used by `synthesize`. The dimensions are those that the published models state in their
-configuration. The choice of tensor types follows what llama.cpp's quantizer does for the file types Q4_0, Q4_K_M,
-Q8_0 and F16 without an importance matrix, so that a benchmark reads as many bytes per token as a real file would.
+Pure data. The dimensions of the large ones are those that the published models state in their configuration. The small
+ones exist so that tests can load every kind of memory that llama.cpp has: attention over everything, a sliding window,
+a recurrent state, and the two mixed.
 
-Does not: know about tokens, or write anything.
+Does not: know which tensors a shape has (`tensor_plan`), or write anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .ggml_types import GgmlType, by_name
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """What a recurrent layer keeps of a sequence: `n_conv - 1` columns of a convolution, and a state if `n_state` > 0.
+
+    `n_rank` is the rank of the time step (Mamba) or the number of value heads (gated delta net), `n_groups` its key
+    heads, `n_inner` its inner width. A short convolution has none of these.
+    """
+
+    n_conv: int
+    n_state: int = 0
+    n_inner: int = 0
+    n_rank: int = 0
+    n_groups: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Dimensions of a model of the llama architecture. `tied`: the embedding matrix is also the output matrix."""
+    """Dimensions of a model. `tied`: the embedding matrix is also the output matrix.
+
+    Of every `attention_every` layers the last attends to everything; the others see `n_window` tokens or are recurrent.
+    With `attention_every` 0 none attends.
+    """
 
     name: str
+    architecture: str = "llama"
     n_layers: int
     n_embd: int
     n_heads: int
@@ -30,23 +47,15 @@ class Shape:
     n_ctx_train: int
     rope_freq_base: float
     tied: bool
+    attention_every: int = 1
+    n_window: int = 0
+    recurrence: Recurrence | None = None
 
-
-@dataclass(frozen=True)
-class TensorPlan:
-    """One tensor to write. `shape` is in GGML's order: the row length (fan-in) first. 1-D tensors are norms."""
-
-    name: str
-    shape: tuple[int, ...]
-    type: GgmlType
-
-    @property
-    def n_rows(self) -> int:
-        return self.shape[1] if len(self.shape) > 1 else 1
-
-    @property
-    def size_bytes(self) -> int:
-        return self.shape[0] // self.type.block_elements * self.type.block_bytes * self.n_rows
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer keeps a state instead of keys and values."""
+        if self.recurrence is None:
+            return False
+        return self.attention_every == 0 or (layer + 1) % self.attention_every != 0
 
 
 SHAPES: dict[str, Shape] = {
@@ -56,6 +65,30 @@ SHAPES: dict[str, Shape] = {
         Shape(
             name="tiny", n_layers=4, n_embd=256, n_heads=4, n_heads_kv=2, head_dim=64, n_ff=768,
             n_vocab=2048, n_ctx_train=4096, rope_freq_base=10_000.0, tied=True,
+        ),
+        # Six layers, because in Gemma 3 every sixth sees everything. The output has embeddings of its own: Gemma scales
+        # the input's, and a tied matrix of random weights would then answer with the last token for ever.
+        Shape(
+            name="tiny-gemma3", architecture="gemma3", n_layers=6, n_embd=256, n_heads=4, n_heads_kv=2, head_dim=64,
+            n_ff=512, n_vocab=2048, n_ctx_train=4096, rope_freq_base=10_000.0, tied=False, attention_every=6,
+            n_window=64,
+        ),
+        Shape(
+            name="tiny-mamba", architecture="mamba", n_layers=4, n_embd=256, n_heads=0, n_heads_kv=0, head_dim=0,
+            n_ff=0, n_vocab=2048, n_ctx_train=4096, rope_freq_base=10_000.0, tied=True, attention_every=0,
+            recurrence=Recurrence(n_conv=4, n_state=16, n_inner=512, n_rank=16),
+        ),
+        # Attention in every fourth layer, gated delta nets in the others.
+        Shape(
+            name="tiny-qwen35", architecture="qwen35", n_layers=4, n_embd=256, n_heads=4, n_heads_kv=2, head_dim=64,
+            n_ff=512, n_vocab=2048, n_ctx_train=4096, rope_freq_base=10_000.0, tied=True, attention_every=4,
+            recurrence=Recurrence(n_conv=4, n_state=32, n_inner=128, n_rank=4, n_groups=2),
+        ),
+        # Attention in every third layer, short convolutions in the others.
+        Shape(
+            name="tiny-lfm2", architecture="lfm2", n_layers=6, n_embd=256, n_heads=4, n_heads_kv=2, head_dim=64,
+            n_ff=512, n_vocab=2048, n_ctx_train=4096, rope_freq_base=10_000.0, tied=True, attention_every=3,
+            recurrence=Recurrence(n_conv=3),
         ),
         # SmolLM2-135M.
         Shape(
@@ -79,50 +112,3 @@ SHAPES: dict[str, Shape] = {
         ),
     )
 }  # fmt: skip
-
-# The file types, with their number in `general.file_type` (enum llama_ftype). Q4_K is written as the mix Q4_K_M.
-TYPES: dict[str, int] = {"Q4_0": 2, "Q4_K": 15, "Q8_0": 7, "F16": 1}
-
-# A row must be whole blocks. llama.cpp's quantizer falls back from a type with 256-element blocks to these.
-_FALLBACKS = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
-
-
-def plan_tensors(shape: Shape, file_type: str) -> Iterator[TensorPlan]:
-    """The tensors of a file, in file order. `file_type` is a key of `TYPES`."""
-    norm = by_name("F32")
-    q_width = shape.n_heads * shape.head_dim
-    kv_width = shape.n_heads_kv * shape.head_dim
-    output_type = "Q6_K" if file_type in ("Q4_0", "Q4_K") else file_type
-
-    def matrix(name: str, n_in: int, n_out: int, wanted: str = file_type) -> TensorPlan:
-        return TensorPlan(name, (n_in, n_out), _fitting(wanted, n_in))
-
-    yield matrix("token_embd.weight", shape.n_embd, shape.n_vocab, output_type if shape.tied else file_type)
-    yield TensorPlan("output_norm.weight", (shape.n_embd,), norm)
-    if not shape.tied:
-        yield matrix("output.weight", shape.n_embd, shape.n_vocab, output_type)
-    for layer in range(shape.n_layers):
-        sensitive = "Q6_K" if file_type == "Q4_K" and _gets_more_bits(layer, shape.n_layers) else file_type
-        yield TensorPlan(f"blk.{layer}.attn_norm.weight", (shape.n_embd,), norm)
-        yield matrix(f"blk.{layer}.attn_q.weight", shape.n_embd, q_width)
-        yield matrix(f"blk.{layer}.attn_k.weight", shape.n_embd, kv_width)
-        yield matrix(f"blk.{layer}.attn_v.weight", shape.n_embd, kv_width, sensitive)
-        yield matrix(f"blk.{layer}.attn_output.weight", q_width, shape.n_embd)
-        yield TensorPlan(f"blk.{layer}.ffn_norm.weight", (shape.n_embd,), norm)
-        yield matrix(f"blk.{layer}.ffn_gate.weight", shape.n_embd, shape.n_ff)
-        yield matrix(f"blk.{layer}.ffn_up.weight", shape.n_embd, shape.n_ff)
-        yield matrix(f"blk.{layer}.ffn_down.weight", shape.n_ff, shape.n_embd, sensitive)
-
-
-def _fitting(wanted: str, row_elements: int) -> GgmlType:
-    wanted_type = by_name(wanted)
-    if row_elements % wanted_type.block_elements == 0:
-        return wanted_type
-    return by_name(_FALLBACKS[wanted])
-
-
-def _gets_more_bits(layer: int, n_layers: int) -> bool:
-    """Whether Q4_K_M spends 6 bits on this layer's value and down projections: the first and last eighth of the
-    layers, and every third between them."""
-    eighth = n_layers // 8
-    return layer < eighth or layer >= 7 * n_layers // 8 or (layer - eighth) % 3 == 2

@@ -6,7 +6,7 @@ real model's dimensions and context length. Their text is nonsense. The same arg
 Memory stays below about 300 MiB for any shape: tensors are streamed from small pools of random blocks, which are tiled
 (see `random_blocks`). The file appears under its name only when it is whole.
 
-Does not: make sliding-window, recurrent or mixture models; only the llama architecture.
+Does not: make mixtures of experts, encoders or models that see; only the architectures that `shapes` names.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import numpy as np
 from localrun.errors import BadRequest
 
 from .random_blocks import BlockPool
-from .shapes import SHAPES, TYPES, Shape, TensorPlan, plan_tensors
+from .shapes import SHAPES, Shape
 from .synthetic_tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, END_OF_TEXT, TURN_END, make_vocabulary
+from .tensor_plan import TYPES, TensorPlan, plan_tensors
 
 __all__ = ["SHAPES", "TYPES", "synthesize"]
 
@@ -54,7 +55,7 @@ def synthesize(shape: str, type: str, out: Path, seed: int = 0) -> None:  # noqa
 
 def _write_header(path: Path, shape: Shape, file_type: str, plans: list[TensorPlan]) -> None:
     vocabulary = make_vocabulary(shape.n_vocab)
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, shape.architecture)
     writer.add_name(f"synthetic {shape.name} {file_type}")
     writer.add_description("random weights for tests and benchmarks")
     writer.add_file_type(TYPES[file_type])
@@ -63,12 +64,8 @@ def _write_header(path: Path, shape: Shape, file_type: str, plans: list[TensorPl
     writer.add_embedding_length(shape.n_embd)
     writer.add_block_count(shape.n_layers)
     writer.add_feed_forward_length(shape.n_ff)
-    writer.add_head_count(shape.n_heads)
-    writer.add_head_count_kv(shape.n_heads_kv)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.head_dim)
-    writer.add_rope_freq_base(shape.rope_freq_base)
+    _add_attention(writer, shape)
+    _add_recurrence(writer, shape)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.n_vocab)
     writer.add_tokenizer_model("gpt2")
@@ -91,14 +88,52 @@ def _write_header(path: Path, shape: Shape, file_type: str, plans: list[TensorPl
     writer.close()
 
 
+def _add_attention(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    writer.add_head_count(shape.n_heads)
+    if not shape.n_heads:
+        return
+    if shape.architecture == "lfm2":
+        # No key head marks a layer as recurrent.
+        layers = range(shape.n_layers)
+        writer.add_head_count_kv([0 if shape.is_recurrent(layer) else shape.n_heads_kv for layer in layers])
+    else:
+        writer.add_head_count_kv(shape.n_heads_kv)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_freq_base(shape.rope_freq_base)
+    if shape.n_window:
+        writer.add_sliding_window(shape.n_window)
+    if shape.architecture == "qwen35":
+        # Positions in time, height, width; the fourth is not used. Together they are the rotated pairs of a head.
+        third = shape.head_dim // 2 // 3
+        writer.add_rope_dimension_sections([shape.head_dim // 2 - 2 * third, third, third, 0])
+
+
+def _add_recurrence(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    recurrence = shape.recurrence
+    if recurrence is None:
+        return
+    if shape.architecture == "lfm2":
+        writer.add_shortconv_l_cache(recurrence.n_conv)
+        return
+    writer.add_ssm_conv_kernel(recurrence.n_conv)
+    writer.add_ssm_inner_size(recurrence.n_inner)
+    writer.add_ssm_state_size(recurrence.n_state)
+    writer.add_ssm_time_step_rank(recurrence.n_rank)
+    if shape.architecture == "qwen35":
+        writer.add_ssm_group_count(recurrence.n_groups)
+        writer.add_full_attention_interval(shape.attention_every)
+
+
 def _write_tensors(file: BinaryIO, plans: list[TensorPlan], seed: int) -> None:
     rng = np.random.default_rng(seed)
     n_rows_max = max(plan.n_rows for plan in plans)
     pools: dict[tuple[str, int], BlockPool] = {}
     for plan in plans:
         fan_in = plan.shape[0]
-        if len(plan.shape) == 1:
-            file.write(np.ones(fan_in, dtype="<f4").tobytes())
+        if plan.fill is not None:
+            file.write(np.full(fan_in * plan.n_rows, plan.fill, dtype="<f4").tobytes())
         else:
             key = (plan.type.name, fan_in)
             if key not in pools:

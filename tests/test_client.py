@@ -198,6 +198,16 @@ async def test_refusals_come_back_as_the_errors_they_were(status, code, body, ki
             assert type(raised.value) is kind
 
 
+async def test_a_full_queue_says_when_to_come_back():
+    async def reply(exchange: Exchange) -> None:
+        await exchange.answer({"error": "full"}, 429, x_localrun_error="queue_full", retry_after="17")
+
+    async with _daemon(reply) as (_, client):
+        with pytest.raises(errors.QueueFull) as raised:
+            await client.load("x")
+        assert raised.value.retry_after_s == 17
+
+
 async def test_an_error_line_in_a_stream_is_raised():
     async def reply(exchange: Exchange) -> None:
         await exchange.stream(_line(message={"content": "a"}), _line(error="the engine is gone", code="engine_died"))

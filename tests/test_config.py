@@ -76,6 +76,7 @@ def test_environment_names_that_scripts_rely_on():
         name: f"LOCALRUN_{name.upper()}" for name in ("host", "port", "slots", "kv_cells", "threads", "latency")
     }
     assert env_name("ram_cache_bytes") == "LOCALRUN_RAM_CACHE"
+    assert env_name("disk_cache_bytes") == "LOCALRUN_DISK_CACHE"
     assert env_name("models_dir") == "LOCALRUN_MODELS"
 
 

@@ -111,7 +111,8 @@ class AnswerProgress:
                 return Fact(f"loading the model, {quantity.age(row.age_s)}", 0, "wait")
             case RequestState.QUEUED:
                 place = f", place {row.queue_position}" if row.queue_position else ""
-                return Fact(f"queued{place}", 0, "wait")
+                wait = "" if row.predicted_wait_s is None else f", about {quantity.age(row.predicted_wait_s)}"
+                return Fact(f"queued{place}{wait}", 0, "wait")
             case RequestState.PREFILL:
                 return Fact(f"prefill {prefill_percent(row)}".rstrip(), 0, "wait")
             case RequestState.DECODE:

@@ -1,2 +1,4 @@
-"""Measuring a running server from outside: `streams.py` is the client, `ceiling.py` compares with the
-bare loop, `divergence.py` compares answers alone and in company."""
+"""Measuring servers from outside, ours and others'. README.md in this folder says what is measured and how to read it.
+
+Nothing here imports the daemon or the engine: servers under measurement are child processes, or somebody else's.
+"""

@@ -10,25 +10,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
+from localrun.bench.local_server import local_server
+from localrun.bench.server_flags import ServerFlags
 from localrun.bench.streams import stream_all
-from localrun.errors import LocalrunError
 from localrun.models.synthesize import synthesize
 
 N_PROMPT = 50
 KV_CELLS = 32768
-_LISTENING = re.compile(r"http://\S+")
 
 
 class Row(msgspec.Struct):
@@ -55,8 +51,11 @@ def main(argv: list[str]) -> int:
         model = args.model or Path(folder, "135m-q4_0.gguf")
         if args.model is None:
             synthesize("135m", "Q4_0", model)
-        with daemon(Path(folder), slots=max(args.streams)) as base_url:
-            rows = [_compare(base_url, model.absolute(), n, args.rounds, args.output_tokens) for n in args.streams]
+        model = model.absolute()
+        flags = ServerFlags(model=model, slots=max(args.streams), kv_cells=KV_CELLS, threads=0, latency="balanced")
+        with local_server(flags, Path(folder)) as server:
+            base_url = server.target.base_url
+            rows = [_compare(base_url, model, n, args.rounds, args.output_tokens) for n in args.streams]
     print("| streams | bare loop tok/s | through the daemon tok/s | ratio (lowest to highest of the rounds) |")
     print("|---|---|---|---|")
     for row in rows:
@@ -65,23 +64,6 @@ def main(argv: list[str]) -> int:
     if args.json:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=2) + b"\n")
     return 0
-
-
-@contextmanager
-def daemon(folder: Path, *, slots: int) -> Iterator[str]:
-    """A daemon of its own on a free port, with its files in `folder`. Yields its URL."""
-    command = [sys.executable, "-m", "localrun", "serve", "--port", "0"]
-    command += ["--slots", str(slots), "--kv-cells", str(KV_CELLS)]
-    environ = {**os.environ, "LOCALRUN_HOME": str(folder)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ, text=True) as process:
-        try:
-            assert process.stdout is not None
-            found = _LISTENING.search(process.stdout.readline())
-            if found is None:
-                raise LocalrunError("the daemon did not start; its reason is above")
-            yield found.group()
-        finally:
-            process.terminate()
 
 
 def _compare(base_url: str, model: Path, n_streams: int, rounds: int, n_output: int) -> Row:

@@ -13,10 +13,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from localrun.bench.ceiling import daemon
+from localrun.bench.local_server import local_server
+from localrun.bench.server_flags import ServerFlags
 from localrun.client import Client
 
 GROUP = 8
+KV_CELLS = 32768
 _ANIMALS = ("fox", "owl", "bear", "cat", "dog", "mouse", "rabbit", "frog", "horse", "duck")
 _PROMPTS = (
     "Tell me a story about a {animal}.",
@@ -56,9 +58,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--prompts", type=int, default=80)
     args = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory(prefix="localrun-bench-") as folder, daemon(Path(folder), slots=GROUP) as base_url:
+    flags = ServerFlags(model=Path(args.model), slots=GROUP, kv_cells=KV_CELLS, threads=0, latency="balanced")
+    with tempfile.TemporaryDirectory(prefix="localrun-bench-") as folder, local_server(flags, Path(folder)) as server:
         asked = prompts(args.prompts)
-        different = asyncio.run(differing(base_url, args.model, asked))
+        different = asyncio.run(differing(server.target.base_url, args.model, asked))
     print(f"{len(different)} of {len(asked)} greedy answers differ among {GROUP - 1} others: {different}")
     return 0
 

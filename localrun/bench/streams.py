@@ -1,6 +1,7 @@
 """Streaming requests against any OpenAI-compatible server, with the times at which text arrived.
 
 One asyncio process holds all streams, so its own cost is small beside the server's. Times are `time.perf_counter()`.
+A request that fails does not raise: its record says why.
 
 Does not: start servers, or judge the numbers.
 """
@@ -8,52 +9,156 @@ Does not: start servers, or judge the numbers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
-from localrun.bench.wire_client import post_stream
+from localrun.bench.prompts import N_NUMBERS, Wording
+from localrun.bench.record import StreamRecord
+from localrun.bench.results import Options, Target
+from localrun.bench.wire_client import Refused, post_stream
 from localrun.errors import LocalrunError
 
-_PREFIX = b"data: "
-_DONE = b"data: [DONE]"
+# What a record says that the load generator itself ended.
+CUT_SHORT = "cut short by the load generator"
+# Who asks, where a workload does not say.
+CLIENT = "bench"
+
+_CLIENT_HEADER = "X-Localrun-Client"
+
+_PREFIX = b"data:"
+_DONE = b"[DONE]"
 
 
-@dataclass
-class StreamRecord:
-    """One stream. `arrivals_s` has an entry per piece of text; `n_output` is the server's own count of tokens."""
+@dataclass(frozen=True)
+class Stream:
+    """A request on its way. `record` fills while `task` runs."""
 
-    sent_at_s: float
-    arrivals_s: list[float] = field(default_factory=list)
-    n_prompt: int = 0
-    n_cached: int = 0
-    n_output: int = 0
-    problem: str = ""
-
-    @property
-    def ttft_s(self) -> float:
-        return self.arrivals_s[0] - self.sent_at_s
+    record: StreamRecord
+    task: asyncio.Task[StreamRecord]
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int = 0
+class Endpoint:
+    """A target as requests see it. `records` has every request in the order of sending.
 
+    A server that does not know the headers with which localrun is told the client, the lane and the latency mode
+    ignores them.
+    """
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-    prompt_tokens_details: _Details | None = None
+    def __init__(self, target: Target, options: Options) -> None:
+        self.target = target
+        self.wording = Wording.IDS
+        self.records: list[StreamRecord] = []
+        self._tasks: set[asyncio.Task[StreamRecord]] = set()
+        self._news = asyncio.Event()
+        self._lane = options.lane
+        self._headers = {
+            name: value
+            for name, value in (("X-Localrun-Latency", options.latency), ("X-Localrun-Lane", options.lane))
+            if value
+        }
+        self._timeout_s = options.request_timeout_s
 
+    async def connect(self) -> None:
+        """Find out how the target takes prompts, and have the model loaded on the way. Without this they are token ids.
 
-class _Choice(msgspec.Struct):
-    text: str = ""
+        Raises DaemonUnreachable when nobody listens, and LocalrunError when it refuses two words of plain text
+        or does not answer in time.
+        """
+        for wording in Wording:
+            record = StreamRecord(intended_at_s=0.0, sent_at_s=0.0)
+            # The highest number, so that ids beyond the vocabulary show here and not in the middle of a run. The answer
+            # may be without text: a single token can be part of a character.
+            prompt = wording.prompt([N_NUMBERS - 1] * 2)
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await _stream(self.target, prompt, 1, record, {**self._headers, _CLIENT_HEADER: CLIENT})
+            except TimeoutError:
+                raise LocalrunError(f"{self.target.base_url} did not answer in {self._timeout_s:g} s") from None
+            except Refused as error:
+                # Another wording cures only what is wrong with the request.
+                if wording is Wording.TEXT or error.http_status not in (400, 422):
+                    raise
+            else:
+                self.wording = wording
+                return
 
+    def begin(
+        self,
+        numbers: Sequence[int],
+        n_output: int,
+        *,
+        group: str = "",
+        client: str = CLIENT,
+        intended_at_s: float | None = None,
+    ) -> Stream:
+        """Send a prompt of these numbers now; the answer has exactly `n_output` tokens where the server obeys.
 
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: dict[str, object] | None = None
+        `intended_at_s` is when it should have been sent, now if None.
+        """
+        now_s = time.perf_counter()
+        record = StreamRecord(
+            intended_at_s=now_s if intended_at_s is None else intended_at_s,
+            sent_at_s=now_s,
+            group=group,
+            client=client,
+            lane=self._lane,
+            # Until the server's own count comes, with the end of the answer.
+            n_prompt=0 if self.wording is Wording.TEXT else len(numbers),
+        )
+        self.records.append(record)
+        task = asyncio.create_task(self._run(record, self.wording.prompt(numbers), n_output))
+        self._tasks.add(task)
+        task.add_done_callback(functools.partial(self._end, record))
+        return Stream(record, task)
+
+    async def send(
+        self, numbers: Sequence[int], n_output: int, *, group: str = "", client: str = CLIENT
+    ) -> StreamRecord:
+        """`begin`, and wait for the end."""
+        return await self.begin(numbers, n_output, group=group, client=client).task
+
+    async def until(self, is_so: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until `is_so`, which is asked after every arrival and every end, but not longer than `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not is_so():
+                    self._news.clear()
+                    await self._news.wait()
+
+    async def cut_all(self) -> None:
+        """End from our side what is still on its way, as clients that go away do."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, record: StreamRecord, prompt: list[int] | str, n_output: int) -> StreamRecord:
+        headers = {**self._headers, _CLIENT_HEADER: record.client}
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await _stream(self.target, prompt, n_output, record, headers, self._news.set)
+            if not record.arrivals_s:
+                record.problem = "the answer has no text"
+        except TimeoutError:
+            record.problem = f"no end after {self._timeout_s:g} s"
+        except LocalrunError as error:
+            record.problem = error.message
+            if isinstance(error, Refused):
+                record.status, record.retry_after_s = error.http_status, error.retry_after_s
+        return record
+
+    def _end(self, record: StreamRecord, task: asyncio.Task[StreamRecord]) -> None:
+        # Here and not in the task: one that is cancelled before its first step never runs.
+        self._tasks.discard(task)
+        self._news.set()
+        record.ended_at_s = time.perf_counter()
+        if task.cancelled():
+            record.problem = CUT_SHORT
 
 
 async def stream_all(base_url: str, model: str, prompts: list[list[int]], n_output: int) -> list[StreamRecord]:
@@ -61,12 +166,27 @@ async def stream_all(base_url: str, model: str, prompts: list[list[int]], n_outp
 
     Raises LocalrunError when a stream fails.
     """
-    return await asyncio.gather(*(_stream(base_url, model, prompt, n_output) for prompt in prompts))
+    target = Target("", base_url, model)
+    now_s = time.perf_counter()
+    records = [StreamRecord(intended_at_s=now_s, sent_at_s=now_s) for _ in prompts]
+    await asyncio.gather(
+        *(_stream(target, prompt, n_output, record, {}) for prompt, record in zip(prompts, records, strict=True))
+    )
+    return records
 
 
-async def _stream(base_url: str, model: str, prompt: list[int], n_output: int) -> StreamRecord:
+async def _stream(
+    target: Target,
+    prompt: list[int] | str,
+    n_output: int,
+    record: StreamRecord,
+    headers: dict[str, str],
+    on_news: Callable[[], None] = lambda: None,
+) -> None:
+    """Fill the record; `on_news` is called whenever something was added. Raises LocalrunError for whatever prevents the
+    whole answer."""
     body = {
-        "model": model,
+        "model": target.model,
         "prompt": prompt,
         "max_tokens": n_output,
         "temperature": 0,
@@ -74,31 +194,70 @@ async def _stream(base_url: str, model: str, prompt: list[int], n_output: int) -
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    record = StreamRecord(time.perf_counter())
     rest = b""
+    problem = ""
 
     def take(data: bytes, now_s: float) -> None:
-        nonlocal rest
+        nonlocal rest, problem
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            if line.startswith(_PREFIX) and not line.startswith(_DONE):
-                _take(record, _decoder.decode(line[len(_PREFIX) :]), now_s)
+            if not line.startswith(_PREFIX):
+                continue
+            event = line[len(_PREFIX) :].strip()
+            if event != _DONE:
+                try:
+                    problem = _take(record, _decoder.decode(event), now_s) or problem
+                except msgspec.DecodeError as error:
+                    problem = problem or f"an event is not a completion chunk: {error}"
+        on_news()
 
-    await post_stream(f"{base_url}/v1/completions", msgspec.json.encode(body), take)
-    if record.problem:
-        raise LocalrunError(record.problem)
-    return record
+    await post_stream(f"{target.base_url}/v1/completions", msgspec.json.encode(body), take, headers)
+    record.status = 200
+    # Servers that send no usage send a token a piece.
+    record.n_output = record.n_output or len(record.arrivals_s)
+    if problem:
+        raise LocalrunError(problem)
 
 
-def _take(record: StreamRecord, chunk: _Chunk, now_s: float) -> None:
-    if chunk.error is not None:
-        record.problem = str(chunk.error.get("message"))
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Timings(msgspec.Struct):
+    cache_n: int = 0
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    timings: _Timings | None = None
+    error: object = None
+
+
+_decoder = msgspec.json.Decoder(_Chunk)
+
+
+def _take(record: StreamRecord, chunk: _Chunk, now_s: float) -> str:
+    """Put a chunk into the record. The error that it carries, or an empty text."""
     if any(choice.text for choice in chunk.choices):
         record.arrivals_s.append(now_s)
     if chunk.usage is not None:
         record.n_prompt, record.n_output = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
         details = chunk.usage.prompt_tokens_details
-        record.n_cached = details.cached_tokens if details else 0
-
-
-_decoder = msgspec.json.Decoder(_Chunk)
+        if details is not None and details.cached_tokens is not None:
+            record.n_cached = details.cached_tokens
+        elif chunk.timings is not None:
+            record.n_cached = chunk.timings.cache_n
+    if chunk.error is None:
+        return ""
+    return str(chunk.error.get("message", chunk.error)) if isinstance(chunk.error, dict) else str(chunk.error)

@@ -11,8 +11,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("localrun.cli.list", "List the models that can be run."),
     "ps": ("localrun.cli.ps", "List the models that are loaded."),
     "show": ("localrun.cli.show", "Show what is known about a model."),
+    "cache": ("localrun.cli.cache", "Show or clear what is kept of prompts."),
     "stop": ("localrun.cli.stop", "Unload a model, or end the daemon."),
     "serve": ("localrun.cli.serve", "Run the daemon in the foreground."),
+    "bench": ("localrun.cli.bench", "Measure this or another server's speed."),
     "dev": ("localrun.cli.dev", "Tools for developing localrun."),
     "version": ("localrun.cli.version", "Print the versions of this program and of the daemon."),
 }

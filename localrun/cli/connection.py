@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from localrun import config
 
+T = TypeVar("T")
 
-def with_settings(function: Callable[..., None]) -> Callable[..., None]:
+
+def with_settings(function: Callable[..., T]) -> Callable[..., T]:
     """Give a command `--host` and `--port`, and its function the argument `settings`."""
 
     @click.option("--host", help="Address of the daemon (LOCALRUN_HOST).")
     @click.option("--port", type=int, help="Port of the daemon (LOCALRUN_PORT).")
     @functools.wraps(function)
-    def with_connection(*arguments: Any, host: str | None, port: int | None, **options: Any) -> None:
-        function(*arguments, settings=load_settings({"host": host, "port": port}), **options)
+    def with_connection(*arguments: Any, host: str | None, port: int | None, **options: Any) -> T:
+        return function(*arguments, settings=load_settings({"host": host, "port": port}), **options)
 
     return with_connection
 

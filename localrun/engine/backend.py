@@ -10,6 +10,7 @@ Does not: know about requests, prompts or text beyond single tokens.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
@@ -18,16 +19,35 @@ from numpy.typing import NDArray
 from localrun.wire import Sampling, TokenLogprob
 
 
+class MemoryKind(StrEnum):
+    """What a model remembers of a sequence, and so what can be done with it.
+
+    ATTENTION keeps every position: a beginning can be shared, a tail taken off. The others are whole or nothing: WINDOW
+    forgets all but the last positions in some layers, RECURRENT has one state that every token changes, HYBRID has
+    such states besides attention. Their `seq_share` is an error and their `seq_remove` refuses all but the whole.
+    """
+
+    ATTENTION = "attention"
+    WINDOW = "window"
+    RECURRENT = "recurrent"
+    HYBRID = "hybrid"
+
+
+State = bytes | bytearray | NDArray[np.uint8]
+
+
 class NoRoom(Exception):
     """No free cells for this batch. The pool is as it was before the call."""
 
 
 class DecodeFailed(Exception):
-    """The step failed. `is_fatal` False means that the batch itself was refused, so trying again is pointless."""
+    """The step failed. `is_fatal` False means that the batch itself was refused, so trying again is pointless;
+    `is_abort` that somebody gave it up."""
 
-    def __init__(self, message: str, *, is_fatal: bool) -> None:
+    def __init__(self, message: str, *, is_fatal: bool, is_abort: bool = False) -> None:
         super().__init__(message)
         self.is_fatal = is_fatal
+        self.is_abort = is_abort
 
 
 class Batch:
@@ -58,9 +78,19 @@ class Sampler(Protocol):
 
 
 class Backend(Protocol):
-    """See the module. `n_ctx` is the most tokens one sequence may have, `eog_tokens` those that end a generation."""
+    """See the module. `n_ctx` is the most tokens one sequence may have, `eog_tokens` those that end a generation.
+
+    `cuts_states`: whether `state_slices` works. `is_split`: whether every sequence has a stream of `n_cells` / `n_seqs`
+    cells of its own, and `can_split` whether it may. `mixes_rows`: whether the rows of prompts and of streams are best
+    computed in one call.
+    """
 
     name: str
+    memory_kind: MemoryKind
+    cuts_states: bool
+    can_split: bool
+    is_split: bool
+    mixes_rows: bool
     n_cells: int
     n_ctx: int
     n_ctx_train: int
@@ -98,8 +128,45 @@ class Backend(Protocol):
     def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
         """The saved state of a sequence; None, without the work of making it, if it is larger than `limit_bytes`."""
 
+    def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> list[State]:
+        """The saved state of a sequence at each range of positions [start, end)."""
+
+    def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> bytearray:
+        """A state for `state_set` of `seq` out of pieces that follow each other from position 0: (slice, the position that the
+        slice begins with, start, end) stands for positions [start, end) of the slice."""
+
     def state_set(self, seq: int, state: bytearray) -> bool:
         """Put a saved state into an empty sequence. False, leaving it empty, if it does not fit or is damaged."""
+
+    # Some backends compute long prompts in the background, in sequences numbered from `n_seqs` on. While they do
+    # (`is_staging`), nobody may touch these; a `decode` makes them pause.
+
+    @property
+    def n_staging_seqs(self) -> int:
+        """Sequences for that; 0 when there is no background."""
+
+    @property
+    def staging_batch(self) -> Batch:
+        """The rows to compute; none of them may want logits."""
+
+    @property
+    def is_staging(self) -> bool:
+        """Whether something was started and neither finished nor aborted."""
+
+    def staging_start(self, n_rows: int) -> None:
+        """Begin to compute the first rows of `staging_batch`."""
+
+    def staging_wait(self, timeout_s: float) -> bool:
+        """Whether that is over, after waiting for it at most so long."""
+
+    def staging_finish(self) -> None:
+        """End it, once it is over. Raises NoRoom or DecodeFailed."""
+
+    def staging_abort(self) -> None:
+        """Give it up, soon. What was computed of it may be there or not."""
+
+    def rebuild(self, *, split: bool) -> None:
+        """Begin anew with KV split into streams, or in one pool; all sequences are empty then, and `n_seqs` another."""
 
     def close(self) -> None:
         """Free everything."""

@@ -1,76 +1,122 @@
 """How many prompt rows a step may carry so that running streams keep their inter-token time. Pure.
 
-The time of a step is modelled as a + b * rows + c * rows * span, where span is the used length of the KV pool that
-every row attends over. The three coefficients are learned online by recursive least squares, because they belong to
-this machine, this model and this moment. Forgetting is directional (Kulhavy, "Restricted exponential forgetting in
-real-time identification", Automatica 23, 1987): a step replaces what is known about steps like it and nothing else.
-With plain forgetting, an hour of streams alone would erase what a prompt row costs, and the next prompt would get any
-number of them. And because a model may be wrong where it was not tried, prompt rows at most double from step to step.
+The time of prompt rows is modelled as a + b * rows + c * rows * depth, where depth is how far into their prompts they
+begin: attention costs more the more there is to look back at. The three coefficients are learned online by recursive
+least squares, because they belong to this machine, this model and this moment. Forgetting is directional (Kulhavy,
+"Restricted exponential forgetting in real-time identification", Automatica 23, 1987): a step replaces what is known
+about steps like it and nothing else. With plain forgetting, an hour of short prompts would erase what depth costs, and
+the next long one would get any number of rows.
 
-Does not: divide the rows among prompts (`scheduler.py` does).
+A straight line is not the whole truth. Kernels work on tiles: attention on the CPU takes 64 rows in less time than 63,
+and how well 128 or 192 fill the threads depends on the number of heads. So only sizes that suit tiles are considered,
+each has a factor of its own on top of the model, learned the same way, and of those that are quick enough the one with
+the most rows per second is taken. Because a model may be wrong where it was not tried, prompt rows at most double from
+step to step.
+
+Does not: divide the rows among prompts (`shares.py`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-# Kernels work on tiles of rows: 64 rows took less time than 63 on the CPU backend, so a budget is cut to whole tiles.
+# Kernels work on tiles of this many rows (`GGML_FA_TILE_Q` of llama.cpp, and powers of two of it elsewhere).
 TILE_ROWS = 64
-# Prompts always progress, however slow the machine; below this a step is mostly overhead.
-FLOOR_ROWS = 16
-# Until the model has seen this many steps its guess is worth nothing.
-_WARM_UP_STEPS = 12
-_FORGETTING = 0.99
+# Less than a tile, for targets that a tile would miss. Prompts always progress by the smallest, however slow the machine.
+SMALL_ROWS = (16, 32, 48)
+# A batch in the background takes about this long at most, so that a prompt that comes after it waits no longer.
+STAGING_S = 0.5
+# Until the model has seen this many steps with prompt rows its guess is worth nothing.
+_WARM_UP_STEPS = 4
+_FORGETTING = 0.98
 # A step with prompt rows may take this many times a step without, even where that misses the target: a target below
 # the machine's own decode time would otherwise starve prompts for nothing.
 _SLOWDOWN = 2.0
-_SPAN_UNIT = 1024
+_DEPTH_UNIT = 1024
 _PRIOR_VARIANCE = 1e3
+_LATEST = 0.2  # weight of the latest measurement in an average
 
 
 class Budget:
-    """Learns from `observe`, answers `prefill_rows`. `target_itl_s` 0 means no limit."""
+    """Learns from `observe` and `observe_staging`, answers `prefill_rows`, `staging_rows` and `recompute_s`.
 
-    def __init__(self, *, target_itl_s: float, batch_rows: int) -> None:
-        self.target_itl_s = target_itl_s
+    `mixes_rows`: prompt rows and streams' rows are computed together, and share `batch_rows`.
+    """
+
+    def __init__(self, *, batch_rows: int, mixes_rows: bool) -> None:
         self._batch_rows = batch_rows
+        self._mixes_rows = mixes_rows
         self._weights = np.zeros(3)
         self._covariance = np.eye(3) * _PRIOR_VARIANCE
+        self._factors: dict[int, float] = {}
         self._n_seen = 0
-        self._last_prefill_rows = 0
+        self._last_rows = 0
+        self._decode_s = 0.0
 
-    def observe(self, *, n_decode: int, n_prefill: int, span: int, step_s: float) -> None:
-        """A step of so many decode rows and prompt rows took `step_s` seconds."""
-        features = _features(n_decode + n_prefill, span)
-        direction = self._covariance @ features
-        spread = float(features @ direction)
-        error_s = step_s - float(features @ self._weights)
-        self._weights = self._weights + direction * (error_s / (1 + spread))
-        shrink = (_FORGETTING - (1 - _FORGETTING) / spread) / (_FORGETTING * (1 + spread))
-        self._covariance = self._covariance - shrink * np.outer(direction, direction)
-        self._n_seen += 1
-        self._last_prefill_rows = n_prefill
+    def observe(self, *, n_decode: int, n_prefill: int, depth: float, step_s: float) -> None:
+        """A step of so many decode rows and prompt rows took `step_s` seconds; the latter began `depth` tokens deep."""
+        if n_prefill == 0:
+            self._decode_s += _LATEST * (step_s - self._decode_s) if self._decode_s else step_s
+        else:
+            self._learn(n_prefill, depth, max(0.0, step_s - (self._decode_s if n_decode else 0.0)))
 
-    def predict_s(self, n_rows: int, span: int) -> float:
-        """Seconds that a step of `n_rows` is expected to take; never negative."""
-        return max(0.0, float(_features(n_rows, span) @ self._weights))
+    def observe_staging(self, *, n_rows: int, depth: float, seconds: float) -> None:
+        """A batch in the background took `seconds`, not counting interruptions."""
+        self._learn(n_rows, depth, seconds)
 
-    def prefill_rows(self, *, n_decode: int, span: int) -> int:
-        """Prompt rows that may join `n_decode` running streams; the whole batch when there are none."""
-        limit = self._batch_rows - n_decode
-        if n_decode == 0 or self.target_itl_s == 0:
+    def predict_s(self, n_rows: int, depth: float) -> float:
+        """Seconds that so many prompt rows are expected to take; never negative."""
+        return max(1e-6, float(_features(n_rows, depth) @ self._weights)) * self._factors.get(n_rows, 1.0)
+
+    def recompute_s(self, start: int, n_tokens: int) -> float:
+        """Seconds that computing `n_tokens` from position `start` on would take, in full batches."""
+        if self._n_seen < _WARM_UP_STEPS:
+            return n_tokens * 1e-3
+        n_batches = n_tokens / self._batch_rows
+        return n_batches * self.predict_s(self._batch_rows, start + n_tokens / 2)
+
+    def prefill_rows(self, *, n_decode: int, depth: float, target_s: float) -> int:
+        """Prompt rows that may join `n_decode` running streams; the whole batch when there are none, or no limit
+        (`target_s` 0)."""
+        limit = self._batch_rows - (n_decode if self._mixes_rows else 0)
+        if n_decode == 0 or target_s == 0:
             return limit
         if self._n_seen < _WARM_UP_STEPS:
             return min(limit, TILE_ROWS)
-        alone_s = self.predict_s(n_decode, span)
-        allowed_s = max(self.target_itl_s, _SLOWDOWN * alone_s)
-        per_row_s = max(1e-7, float(self._weights[1] + self._weights[2] * span / _SPAN_UNIT) / TILE_ROWS)
-        rows = min(int((allowed_s - alone_s) / per_row_s), max(TILE_ROWS, 2 * self._last_prefill_rows))
-        rows -= rows % TILE_ROWS if rows >= TILE_ROWS else rows % FLOOR_ROWS
-        return min(limit, max(rows, FLOOR_ROWS))
+        allowed_s = max(target_s - self._decode_s, (_SLOWDOWN - 1) * self._decode_s)
+        return self._best(min(limit, max(TILE_ROWS, 2 * self._last_rows)), depth, allowed_s)
+
+    def staging_rows(self, *, depth: float) -> int:
+        """Rows of the next batch in the background."""
+        if self._n_seen < _WARM_UP_STEPS:
+            return min(self._batch_rows, 2 * TILE_ROWS)
+        return self._best(self._batch_rows, depth, STAGING_S)
+
+    def _best(self, limit: int, depth: float, allowed_s: float) -> int:
+        """The size up to `limit` that does most rows per second of those that are quick enough."""
+        sizes = [*SMALL_ROWS, *range(TILE_ROWS, limit + 1, TILE_ROWS)]
+        quick = [
+            (n_rows / seconds, n_rows) for n_rows in sizes if (seconds := self.predict_s(n_rows, depth)) <= allowed_s
+        ]
+        return min(limit, max(quick)[1] if quick else SMALL_ROWS[0])
+
+    def _learn(self, n_rows: int, depth: float, seconds: float) -> None:
+        features = _features(n_rows, depth)
+        guess_s = max(1e-6, float(features @ self._weights))
+        direction = self._covariance @ features
+        spread = float(features @ direction)
+        self._weights = self._weights + direction * ((seconds - float(features @ self._weights)) / (1 + spread))
+        shrink = (_FORGETTING - (1 - _FORGETTING) / spread) / (_FORGETTING * (1 + spread))
+        self._covariance = self._covariance - shrink * np.outer(direction, direction)
+        self._n_seen += 1
+        self._last_rows = n_rows
+        if self._n_seen > _WARM_UP_STEPS and (n_rows in SMALL_ROWS or n_rows % TILE_ROWS == 0):
+            ratio = min(2.0, max(0.5, seconds / guess_s))
+            factor = self._factors.get(n_rows, 1.0)
+            self._factors[n_rows] = factor + _LATEST * (ratio - factor)
 
 
-def _features(n_rows: int, span: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _features(n_rows: int, depth: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """All of the order of 1, or the squares would be badly conditioned."""
     tiles = n_rows / TILE_ROWS
-    return np.array([1.0, tiles, tiles * span / _SPAN_UNIT])
+    return np.array([1.0, tiles, tiles * (depth + n_rows / 2) / _DEPTH_UNIT])

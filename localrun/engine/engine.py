@@ -1,26 +1,37 @@
 """The hot loop: one `step` is admit, plan, fill, decode, sample, publish.
 
 Owner: the engine process's main thread; nothing here is thread-safe. The clock is passed in, so a test can own time.
-Per step there is one native decode, one native sampling call per finished row, and one message for all requests.
+Per step there are at most two native decodes, one native sampling call per finished row, and one message for all.
+
+Where the backend can, long prompts are computed in the background (`staging.py`), and a step is the streams' and the
+short prompts' alone.
 
 Invariant: every submitted request gets exactly one final delta.
-Does not: read or write pipes (`process.py`), tokenize (`prompt.py`), or decide (`scheduler.py`, `kv_pool.py`).
+Does not: read or write pipes (`process.py`), tokenize (`prompt.py`), or decide (`scheduler.py`, the pools).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from localrun.engine import sampling
+from localrun.engine import rows, sampling
 from localrun.engine.backend import Backend, DecodeFailed, NoRoom
 from localrun.engine.budget import Budget
 from localrun.engine.detokenize import TextStream
-from localrun.engine.kv_pool import KvPool
+from localrun.engine.disk_record import DiskTier
+from localrun.engine.kv_mode import KvMode
+from localrun.engine.kv_store import KvStore
+from localrun.engine.pool import Pool
 from localrun.engine.request import Request
-from localrun.engine.scheduler import Scheduler, StepPlan
+from localrun.engine.scheduler import Grant, Scheduler, StepPlan
+from localrun.engine.staging import Staging
+from localrun.engine.totals import Totals
 from localrun.errors import BadRequest, ContextExceeded, EngineFailed, LocalrunError, QueueFull
-from localrun.wire import ChosenLogprob, Delta, Finish, Phase, Started, Step, StepStats, Submit, Usage
+from localrun.wire import ChosenLogprob, Delta, Finish, Phase, Started, Step, Submit, Usage
+
+log = logging.getLogger("localrun.engine")
 
 # A step that fails as a whole is tried again this often before the process gives up and lets itself be replaced.
 MAX_FAILED_STEPS = 3
@@ -39,43 +50,39 @@ class Limits:
     ram_cache_bytes: int
 
 
-@dataclass
-class Totals:
-    """Counters since the start."""
-
-    steps: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    preemptions: int = 0
-
-
 class Engine:
     """See the module."""
 
-    def __init__(self, backend: Backend, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, backend: Backend, limits: Limits, clock: Callable[[], float], disk: DiskTier | None = None
+    ) -> None:
         if limits.n_slots > min(backend.batch.capacity, backend.n_seqs):
             raise ValueError(f"{limits.n_slots} slots need as many batch rows and sequences")
         self._backend = backend
         self._clock = clock
-        self.pool = KvPool(backend, ram_cache_bytes=limits.ram_cache_bytes)
-        budget = Budget(target_itl_s=limits.target_itl_s, batch_rows=backend.batch.capacity)
+        self._target_itl_s = limits.target_itl_s
+        budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows)
+        self._kv = KvMode(backend, KvStore(limits.ram_cache_bytes, disk, budget.recompute_s), clock)
+        self._staging = Staging(backend, clock)
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)
         self.totals = Totals()
         self._requests: dict[int, Request] = {}
         self._deltas: dict[int, Delta] = {}
         self._started: list[Started] = []
-        self._queue: list[int] = []
-        self._queue_sent: list[int] = []
         self._holdings_sent = (0, 0)
-        self._step_s = 0.0
         self._n_failed_steps = 0
+        self._is_checked = True
+
+    @property
+    def pool(self) -> Pool:
+        """The pool in force."""
+        return self._kv.pool
 
     @property
     def is_idle(self) -> bool:
-        """True when nothing runs or waits and no parked prefix is left to move: the caller may sleep."""
-        return not self._requests and not self._deltas and not self.pool.can_settle
+        """True when nothing runs or waits, and no kept prefix is left to move or to write: the caller may sleep."""
+        is_tidy = self._is_checked and not self.pool.can_settle and not self.pool.store.can_persist
+        return is_tidy and not self._requests and not self._deltas
 
     # --- requests come and go ----------------------------------------------------------------------------------
 
@@ -90,7 +97,6 @@ class Engine:
             self.refuse(submit.id, error, n_prompt=len(tokens))
             return
         sampler = self._backend.sampler(submit.sampling, ignore_eos=submit.ignore_eos)
-        sampler.accept(tokens)
         most = self._backend.n_ctx - len(tokens)
         request = Request(
             id=submit.id,
@@ -101,10 +107,17 @@ class Engine:
             text=TextStream(submit.stop),
             client=submit.client,
             lane=submit.lane,
+            target_itl_s=self._target_itl_s if submit.target_itl_s is None else submit.target_itl_s,
             arrived_at_s=submit.arrived_at_s,
             ends_at_eog=not submit.ignore_eos,
             n_probs=submit.n_probs if submit.logprobs else None,
         )
+        late = self.scheduler.too_late(request, submit.deadline_s, self.pool.match, now_s=self._clock())
+        if late is not None:
+            sampler.close()
+            self.refuse(submit.id, late, n_prompt=len(tokens))
+            return
+        sampler.accept(tokens)
         self._requests[request.id] = request
         self.scheduler.submit(request)
         self.totals.prompt_tokens += request.n_prompt
@@ -120,120 +133,205 @@ class Engine:
             usage=Usage(n_prompt, 0, 0, 0.0, 0.0, 0.0),
             error_code=error.code,
             error_message=error.message,
+            retry_after_s=error.retry_after_s if isinstance(error, QueueFull) else None,
         )
 
     def cancel(self, request_id: int) -> None:
         """End a request now; its computed prefix stays in the cache. An unknown id is a request that ended already."""
         request = self._requests.get(request_id)
         if request is not None:
+            self._recall(request)
             self._end(request, Finish.CANCELLED, self._clock())
+
+    def clear_cache(self, *, ram: bool, disk: bool) -> None:
+        """Forget kept prefixes: those in cells and memory, those on disk, or both. Running requests lose nothing."""
+        self._drop_staging()
+        self.pool.clear(ram=ram, disk=disk)
 
     # --- the step ----------------------------------------------------------------------------------------------
 
     def step(self) -> Step | None:
         """Compute one step and return its news; None if there was neither anything to do nor to say."""
-        started_at_s = self._clock()
-        self._admit(started_at_s)
+        now_s = self._clock()
+        if self._staging.is_over():
+            self._harvest()
+        self._fit_kv(now_s)
+        self._admit(now_s)
+        self._tidy()
+        if not self._staging.is_busy and (grants := self.scheduler.plan_staging()):
+            self._staging.start(grants)
+        if self._staging.is_busy and not self.scheduler.has_streams:
+            self._staging.wait()
+        elif self._staging.wait_for_turn(self.scheduler.target_s):
+            self._compute(self._plan(), self._clock())
+        return self._publish()
+
+    def _tidy(self) -> None:
+        """Small work between steps: at most one copy of each kind, and more only when nobody is there."""
         self.pool.settle()
-        plan = self._plan()
-        if plan.n_rows:
-            self._compute(plan, started_at_s)
-        return self._publish(plan)
+        moved = self.pool.compact()
+        if moved is not None:
+            old, new = moved
+            next(request for request in self.scheduler.running if request.seq == old).seq = new
+        if self._requests:
+            self._is_checked = False
+        elif self.pool.store.can_persist:
+            self.pool.store.persist()
+        elif not self._is_checked and not self.pool.can_settle:
+            self._is_checked = True
+            self.pool.check_integrity()
+
+    def _fit_kv(self, now_s: float) -> None:
+        """Change the KV cache to what the requests need."""
+        n_longest = max((request.n_tokens for request in self._requests.values()), default=0)
+        split = self._kv.change(n_longest, is_running=bool(self.scheduler.running), now_s=now_s)
+        if split is None:
+            return
+        log.info("the KV cache is %s from now on", "split" if split else "one pool")
+        self._drop_staging()
+        for request in list(self.scheduler.running):
+            self._preempt(request)
+        self._kv.switch(split=split)
 
     def _admit(self, now_s: float) -> None:
         """Start waiting requests while slots and cells last, next first."""
-        order = self.scheduler.order(now_s)
-        for request in order:
-            if not self.scheduler.has_free_slot:
-                break
-            if self.scheduler.leader(request, self.pool.match(request.tokens)):
+        for request in self.scheduler.next_up(now_s):
+            if not self.scheduler.can_start(request):
                 continue
-            lease = self.pool.acquire(request.tokens) if self._fits(request) else None
+            n_matched = self.pool.match(request.tokens)
+            leader = self.scheduler.leader(request, n_matched)
+            if leader and leader.seq is not None and self.pool.follow(leader.seq, request.tokens, n_matched):
+                continue
+            if self.pool.must_wait(request.tokens, n_matched):
+                continue
+            lease = self.pool.acquire(request.tokens) if self._make_way(request) else None
             if lease is None:
                 break
             is_first_start = not request.was_started
             self.scheduler.start(request, lease.seq, lease.n_cached, now_s)
+            request.is_staged = lease.seq >= self._backend.n_seqs
             if is_first_start:
                 self.totals.cached_tokens += request.n_cached
             assert request.slot is not None
             self._started.append(Started(request.id, request.slot, request.n_prompt, request.n_cached))
-        self._queue = [request.id for request in order if request.seq is None]
 
-    def _fits(self, request: Request) -> bool:
-        """Whether a newcomer leaves every running stream some cells to go on; alone, a request always fits."""
+    def _make_way(self, request: Request) -> bool:
+        """Whether there is a slot and cells for a newcomer, taken from lower lanes if that is what it takes."""
+        below = self.scheduler.outranked(request)
+        n_most = sum(other.n_tokens + HEADROOM_CELLS for other in below)
+        if self._n_missing(request) > n_most and len(below) < len(self.scheduler.running):
+            return False
+        while not self.scheduler.has_free_slot or self._n_missing(request) > 0:
+            if not below:
+                return False
+            self._preempt(below.pop())
+        return True
+
+    def _n_missing(self, request: Request) -> int:
+        """Cells that a newcomer lacks if every running stream is to have some to go on; alone, a request lacks none."""
         running = self.scheduler.running
         if not running:
-            return True
+            return 0
         n_promised = sum(other.n_pending for other in running) + HEADROOM_CELLS * (len(running) + 1)
-        return self.pool.n_obtainable(request.tokens) >= request.n_tokens + n_promised
+        return request.n_tokens + n_promised - self.pool.n_obtainable(request.tokens)
 
     def _plan(self) -> StepPlan:
         """A plan that fits into the free cells, after parked prefixes and, if need be, victims made room."""
-        span = self.pool.cells.span
+        for request in self.scheduler.running:
+            assert request.seq is not None
+            request.next_stop = self.pool.next_stop(request.seq, request.n_computed)
         while True:
-            plan = self.scheduler.plan(n_free=self.pool.cells.n_cells, span=span)
+            plan = self.scheduler.plan(n_free=self.pool.cells.n_cells)
             if self.pool.make_room(plan.n_rows):
                 return plan
-            plan = self.scheduler.plan(n_free=self.pool.cells.n_free, span=span)
+            plan = self.scheduler.plan(n_free=self.pool.cells.n_free)
             if not self.scheduler.is_short(plan):
                 return plan
             self._preempt(self.scheduler.victim())
 
     def _compute(self, plan: StepPlan, started_at_s: float) -> None:
-        rows = self._fill(plan)
+        """Compute a plan: prompts and streams together, or one after the other where that is better."""
+        if not plan.n_rows:
+            return
+        for part in (plan,) if self._backend.mixes_rows else plan.parts():
+            if not self._compute_part(part):
+                return
+        self.totals.steps += 1
+        self.totals.step_s = self._clock() - started_at_s
+        self._staging.note_step(self.totals.step_s)
+        self.scheduler.waits.observe_step(
+            n_prefill=plan.n_prefill_rows, n_decode=plan.n_decode_rows, step_s=self.totals.step_s
+        )
+
+    def _compute_part(self, plan: StepPlan) -> bool:
+        """One native decode. False if it failed."""
+        started_at_s = self._clock()
+        depth = sum(grant.request.n_computed * grant.n_tokens for grant in plan.grants) / plan.n_rows
+        seqs = rows.fill(self._backend.batch, plan.grants)
         try:
             self._backend.decode(plan.n_rows)
         except NoRoom as error:
             self._note_failure(error)
             self._preempt(self.scheduler.victim())
-            return
+            return False
         except DecodeFailed as error:
             self._note_failure(error)
-            self._recover(plan, error)
+            self._recover(plan.grants, error)
+            return False
+        self._n_failed_steps = 0
+        self.pool.cells.place(seqs)
+        self._advance(plan.grants)
+        self.totals.note_rows(n_prefill=plan.n_prefill_rows, n_decode=plan.n_decode_rows)
+        self.scheduler.observe(plan, depth=depth, step_s=self._clock() - started_at_s)
+        return True
+
+    def _harvest(self) -> None:
+        """Take what the background computed. Requests whose prompt is done go on among the streams."""
+        grants, n_rows, depth = self._staging.grants, self._staging.n_rows, self._staging.depth
+        try:
+            seqs, seconds = self._staging.finish()
+        except NoRoom as error:
+            raise RuntimeError("a staged prompt is longer than its stream") from error
+        except DecodeFailed as error:
+            self._note_failure(error)
+            self._recover(grants, error)
             return
         self._n_failed_steps = 0
-        self.pool.cells.place(rows)
-        self._advance(plan)
-        self._step_s = self._clock() - started_at_s
-        self.scheduler.budget.observe(
-            n_decode=plan.n_decode_rows, n_prefill=plan.n_prefill_rows, span=self.pool.cells.span, step_s=self._step_s
-        )
+        self.pool.cells.place(seqs)
+        self._advance(grants)
+        self.totals.note_rows(n_prefill=n_rows, n_decode=0)
+        self.scheduler.budget.observe_staging(n_rows=n_rows, depth=depth, seconds=seconds)
+        self.scheduler.waits.observe_step(n_prefill=n_rows, n_decode=0, step_s=seconds)
+        for request, _ in grants:
+            if request.n_pending == 1:
+                assert request.seq is not None
+                request.seq = self.pool.unstage(request.seq)
+                request.is_staged = False
 
-    def _fill(self, plan: StepPlan) -> list[int]:
-        """Write the rows of a plan into the batch. Returns the sequence of each row."""
-        batch, row, rows = self._backend.batch, 0, []
-        for grant in plan.grants:
-            request, end = grant.request, row + grant.n_tokens
-            first = request.n_computed
+    def _recall(self, request: Request) -> None:
+        """Give up what the background computes if this request is in it."""
+        if self._staging.holds(request):
+            self._drop_staging()
+
+    def _drop_staging(self) -> None:
+        for request in self._staging.drop():
             assert request.seq is not None
-            batch.token[row:end] = request.tokens[first : first + grant.n_tokens]
-            batch.pos[row:end] = range(first, first + grant.n_tokens)
-            batch.seq[row:end] = request.seq
-            batch.wants_logits[row:end] = 0
-            batch.wants_logits[end - 1] = grant.n_tokens == request.n_pending
-            rows += [request.seq] * grant.n_tokens
-            row = end
-        return rows
+            request.n_computed = self.pool.rewind(request.seq, request.n_computed)
 
-    def _advance(self, plan: StepPlan) -> None:
+    def _advance(self, grants: tuple[Grant, ...]) -> None:
         """After a decode: count, publish prompts to the cache, sample where a request has caught up."""
         row = -1
-        for grant in plan.grants:
-            request = grant.request
-            row += grant.n_tokens
-            n_prefill = grant.n_tokens if request.is_prefilling else 0
-            request.n_computed += grant.n_tokens
-            if n_prefill:
+        for request, n_tokens in grants:
+            row += n_tokens
+            is_prefilling = request.is_prefilling
+            request.n_computed += n_tokens
+            if is_prefilling:
                 assert request.seq is not None
                 self.pool.publish(request.seq, request.tokens[: request.n_computed])
-            has_caught_up = request.n_pending == 0
-            self.scheduler.policy.charge(request.client, n_prefill=n_prefill, n_output=int(has_caught_up))
             delta = self._delta(request)
-            if has_caught_up:
+            if request.n_pending == 0:
+                self.scheduler.policy.charge(request.client, n_output=1)
                 self._sample(request, row, delta)
-        self.totals.steps += 1
-        self.totals.prefill_tokens += plan.n_prefill_rows
-        self.totals.decode_tokens += plan.n_decode_rows
 
     def _sample(self, request: Request, row: int, delta: Delta) -> None:
         """Choose the next token of a request, and end the request if that was the last."""
@@ -259,21 +357,26 @@ class Engine:
         elif request.n_output >= request.max_output:
             self._end(request, Finish.LENGTH, now_s)
 
-    def _publish(self, plan: StepPlan) -> Step | None:
+    def _publish(self) -> Step | None:
         """All news since the last call as one message; None without news."""
-        queue = self._queue if self._queue != self._queue_sent else None
+        now_s = self._clock()
+        queue = self.scheduler.queue_news(now_s)
+        totals = self.totals
+        n_rows = totals.n_prefill_rows + totals.n_decode_rows
         holdings = (self.pool.cells.n_used, self.pool.n_cached_sequences)
-        is_news = self._deltas or self._started or plan.n_rows or queue is not None or holdings != self._holdings_sent
+        is_news = self._deltas or self._started or n_rows or queue is not None or holdings != self._holdings_sent
         if not is_news:
             return None
         step = Step(
-            sent_at_s=self._clock(),
+            sent_at_s=now_s,
             deltas=list(self._deltas.values()),
-            stats=self._stats(plan),
+            stats=totals.stats(self.pool, self.scheduler),
             started=self._started,
-            queue=queue,
+            queue=queue.ids if queue is not None else None,
+            waits_s=queue.waits_s if queue is not None else None,
         )
-        self._deltas, self._started, self._queue_sent, self._holdings_sent = {}, [], self._queue, holdings
+        totals.end_step()
+        self._deltas, self._started, self._holdings_sent = {}, [], holdings
         return step
 
     # --- endings -----------------------------------------------------------------------------------------------
@@ -288,9 +391,7 @@ class Engine:
         if len(tokens) >= self._backend.n_ctx:
             raise ContextExceeded(len(tokens), self._backend.n_ctx)
         sampling.check(submit.sampling, n_vocab=self._backend.n_vocab)
-        if self.scheduler.is_queue_full:
-            waiting = len(self.scheduler.waiting)
-            raise QueueFull(f"{waiting} requests are waiting, which is the limit (--max-queue)", retry_after_s=1.0)
+        self.scheduler.check_queue()
 
     def _end(self, request: Request, finish: Finish, now_s: float, error: LocalrunError | None = None) -> None:
         """The request's last delta. Its computed tokens stay as a prefix, unless the step that made them failed."""
@@ -307,14 +408,15 @@ class Engine:
                 self.pool.forget(request.seq)
         request.sampler.close()
         self.scheduler.end(request)
-        self._queue = [waiting for waiting in self._queue if waiting != request.id]
         del self._requests[request.id]
 
     def _preempt(self, request: Request) -> None:
         """Take a request off its slot. Its cells become a parked prefix, so coming back costs a copy, not a prefill."""
+        self._recall(request)
         assert request.seq is not None
         self.pool.release(request.seq, request.tokens[: request.n_computed])
-        self.scheduler.preempt(request)
+        self.scheduler.preempt(request, self._clock())
+        self._delta(request)
         self.totals.preemptions += 1
 
     def _note_failure(self, error: Exception) -> None:
@@ -323,12 +425,11 @@ class Engine:
         if self._n_failed_steps >= MAX_FAILED_STEPS:
             raise error
 
-    def _recover(self, plan: StepPlan, error: DecodeFailed) -> None:
+    def _recover(self, grants: tuple[Grant, ...], error: DecodeFailed) -> None:
         """A step failed: put every sequence back to where it was. A refused batch ends its requests."""
-        for grant in plan.grants:
-            request = grant.request
+        for request, _ in grants:
             assert request.seq is not None
-            self._backend.seq_remove(request.seq, request.n_computed)
+            request.n_computed = self.pool.rewind(request.seq, request.n_computed)
             if not error.is_fatal:
                 self._end(request, Finish.ERROR, self._clock(), EngineFailed(str(error)))
 
@@ -339,23 +440,3 @@ class Engine:
             delta = self._deltas[request.id] = Delta(request.id, request.phase, 0, 0, tokens=[])
         delta.phase, delta.n_computed, delta.n_output = request.phase, request.n_computed, request.n_output
         return delta
-
-    def _stats(self, plan: StepPlan) -> StepStats:
-        cells, totals = self.pool.cells, self.totals
-        return StepStats(
-            step=totals.steps,
-            step_s=self._step_s,
-            n_prefill_rows=plan.n_prefill_rows,
-            n_decode_rows=plan.n_decode_rows,
-            n_running=len(self.scheduler.running),
-            n_queued=len(self.scheduler.waiting),
-            kv_cells_used=cells.n_used,
-            kv_cells_shared=cells.n_shared,
-            cached_sequences=self.pool.n_cached_sequences,
-            ram_cache_bytes=self.pool.store.size_bytes,
-            prefill_tokens_total=totals.prefill_tokens,
-            decode_tokens_total=totals.decode_tokens,
-            prompt_tokens_total=totals.prompt_tokens,
-            cached_tokens_total=totals.cached_tokens,
-            preemptions_total=totals.preemptions,
-        )

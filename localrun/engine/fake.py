@@ -4,6 +4,10 @@ It keeps cells of its own, places, shares and saves them as llama.cpp does, one 
 llama.cpp would abort on. The hash runs over the tokens found in the cells that are visible to a row, so any mix-up of
 sequences, a stale cell, a hole or a wrong position changes the output, and a property test sees it.
 
+With `n_slots` it begins split: every sequence has its share of the cells for itself. What is staged is computed at the
+`staging_waits`th time that somebody waits for it, so that a test decides what happens in between.
+With a `memory_kind` other than attention a sequence is whole or nothing: no part of it can be shared or taken off.
+
 Vocabulary: 256 bytes, then `<|im_start|>`, `<|im_end|>` (ends a generation). Generated tokens are lower-case letters,
 spaces and the two bytes of "é", so that text, partial characters and ends all occur.
 """
@@ -13,12 +17,13 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from zlib import crc32
 
 import msgspec
 
-from localrun.engine.backend import Batch, DecodeFailed, NoRoom
+from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, State
 from localrun.wire import Sampling, TokenLogprob
 
 IM_START, IM_END = 256, 257
@@ -70,20 +75,36 @@ class FakeBackend:
     eog_tokens = frozenset({IM_END})
     control_tokens = tuple(CONTROL)
     bos_token: int | None = None
+    _head: int
 
-    def __init__(self, *, n_cells: int, n_seqs: int, n_batch: int, n_ctx_train: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        *,
+        n_cells: int,
+        n_seqs: int,
+        n_batch: int,
+        n_ctx_train: int = 1 << 20,
+        memory_kind: MemoryKind = MemoryKind.ATTENTION,
+        n_slots: int = 0,
+        n_staging_seqs: int = 0,
+        staging_waits: int = 2,
+    ) -> None:
+        self.memory_kind = memory_kind
+        self.cuts_states = memory_kind is MemoryKind.ATTENTION
+        self.can_split = self.cuts_states and n_slots > 1
+        self.mixes_rows = not self.can_split
         self.n_cells = n_cells
-        self.n_seqs = n_seqs
+        self._n_seqs_unified, self._n_slots = n_seqs, n_slots
+        self._n_staging_wanted = n_staging_seqs if self.can_split else 0
+        self._staging_waits = staging_waits
+        self.staging_batch = Batch(n_batch)
         self.n_ctx_train = n_ctx_train
         self.n_ctx = min(n_cells, n_ctx_train)
         self.batch = Batch(n_batch)
         self.digests: dict[int, int] = {}
         self.n_open_samplers = 0
         self.n_rows_computed = 0
-        self.n_used = 0
-        self._cells: list[_Cell | None] = [None] * n_cells
-        self._head = 0
-        self._at: list[dict[int, int]] = [{} for _ in range(n_seqs)]
+        self.rebuild(split=self.can_split)
         self._step_s = float(os.environ.get("LOCALRUN_FAKE_STEP_MS", "0")) / 1000
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
@@ -105,10 +126,12 @@ class FakeBackend:
             raise ValueError(f"{n_rows} rows in a batch of {self.batch.capacity}")
         if self._step_s:
             time.sleep(self._step_s)
-        free = self._find(n_rows)
+        self._compute(self.batch, n_rows)
+
+    def _compute(self, batch: Batch, n_rows: int) -> None:
+        free = self._find_for(batch.seq[:n_rows].tolist())
         if free is None:
             raise NoRoom(f"{n_rows} rows, {self.n_cells - self.n_used} free cells")
-        batch = self.batch
         self.digests = {}
         for row in range(n_rows):
             seq, pos, token = int(batch.seq[row]), int(batch.pos[row]), int(batch.token[row])
@@ -133,6 +156,10 @@ class FakeBackend:
     def seq_share(self, source: int, target: int, start: int, end: int) -> None:
         self._check_seq(source)
         self._check_seq(target)
+        if self.is_split:
+            raise ValueError("split streams share no cells")
+        if self.memory_kind is not MemoryKind.ATTENTION:
+            raise ValueError(f"sequences of {self.memory_kind} memory have no part that another can share")
         for pos in range(start, end):
             index = self._at[source][pos]
             assert pos not in self._at[target], f"position {pos} of sequence {target} would be there twice"
@@ -143,7 +170,10 @@ class FakeBackend:
 
     def seq_remove(self, seq: int, start: int, end: int = -1) -> bool:
         self._check_seq(seq)
-        for pos in [pos for pos in self._at[seq] if pos >= start and (end < 0 or pos < end)]:
+        removed = [pos for pos in self._at[seq] if pos >= start and (end < 0 or pos < end)]
+        if self.memory_kind is not MemoryKind.ATTENTION and removed and len(removed) < len(self._at[seq]):
+            return False
+        for pos in removed:
             index = self._at[seq].pop(pos)
             cell = self._cells[index]
             assert cell is not None
@@ -162,7 +192,7 @@ class FakeBackend:
     def state_set(self, seq: int, state: bytearray) -> bool:
         self.seq_remove(seq, 0)
         saved = msgspec.msgpack.decode(state, type=list[tuple[int, int]])
-        free = self._find(len(saved))
+        free = self._find_for([seq] * len(saved))
         if free is None:
             return False
         self._occupy(free)
@@ -172,6 +202,50 @@ class FakeBackend:
             self._cells[index] = _Cell(pos, token, digest, {seq})
             self._at[seq][pos] = index
         return True
+
+    def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> list[State]:
+        tokens = self.tokens_of(seq)
+        return [msgspec.msgpack.encode([(pos, tokens[pos]) for pos in range(*bounds)]) for bounds in ranges]
+
+    def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> bytearray:
+        joined: list[tuple[int, int]] = []
+        for data, _, start, end in pieces:
+            saved = msgspec.msgpack.decode(bytes(data), type=list[tuple[int, int]])
+            joined += [entry for entry in saved if start <= entry[0] < end]
+        assert [pos for pos, _ in joined] == list(range(len(joined))), "pieces that do not follow each other"
+        return bytearray(msgspec.msgpack.encode(joined))
+
+    def rebuild(self, *, split: bool) -> None:
+        self.is_split = split
+        self.n_seqs = self._n_slots if split else self._n_seqs_unified
+        self.n_used = 0
+        self.n_staging_seqs = self._n_staging_wanted if split else 0
+        self.is_staging = False
+        n_seqs = self.n_seqs + self.n_staging_seqs
+        n_cells = self.n_cells // self.n_seqs * n_seqs if split else self.n_cells
+        self._cells: list[_Cell | None] = [None] * n_cells
+        self._head = 0
+        self._at: list[dict[int, int]] = [{} for _ in range(n_seqs)]
+
+    def staging_start(self, n_rows: int) -> None:
+        assert not self.is_staging, "one batch at a time"
+        if self.staging_batch.wants_logits[:n_rows].any():
+            raise ValueError("staged rows have no logits")
+        self.is_staging = True
+        self._staged_rows, self._waits_left = n_rows, self._staging_waits
+
+    def staging_wait(self, timeout_s: float) -> bool:
+        self._waits_left -= 1
+        return self._waits_left <= 0
+
+    def staging_finish(self) -> None:
+        assert self._waits_left <= 0, "not over yet"
+        self.is_staging = False
+        self._compute(self.staging_batch, self._staged_rows)
+
+    def staging_abort(self) -> None:
+        self.is_staging = False
+        self._compute(self.staging_batch, self._staged_rows // 2)
 
     def close(self) -> None:
         pass
@@ -184,6 +258,18 @@ class FakeBackend:
     def cells_of(self, seq: int) -> list[int]:
         """Where a sequence lies, in order of position."""
         return [self._at[seq][pos] for pos in sorted(self._at[seq])]
+
+    def _find_for(self, seqs: list[int]) -> list[int] | None:
+        """A free cell for a new token of each sequence of the list; None if there are too few."""
+        if not self.is_split:
+            return self._find(len(seqs)) if seqs else []
+        size = self.n_cells // self.n_seqs
+        free: dict[int, Iterator[int]] = {}
+        for seq in set(seqs):
+            self._check_seq(seq)
+            free[seq] = (at for at in range(seq * size, (seq + 1) * size) if self._cells[at] is None)
+        found = [next(free[seq], -1) for seq in seqs]
+        return None if -1 in found else found
 
     def _find(self, count: int) -> list[int] | None:
         """Free cells for `count` tokens, one by one from the head on and once round; None if there are too few."""
@@ -199,7 +285,8 @@ class FakeBackend:
         return None
 
     def _occupy(self, cells: list[int]) -> None:
-        self._head = cells[-1] + 1
+        if cells:
+            self._head = cells[-1] + 1
         self.n_used += len(cells)
 
     def _visible(self, seq: int, pos: int) -> int:
@@ -213,8 +300,10 @@ class FakeBackend:
         return cell.digest
 
     def _check_seq(self, seq: int) -> None:
-        if not 0 <= seq < self.n_seqs:
+        if not 0 <= seq < self.n_seqs + self.n_staging_seqs:
             raise ValueError(f"sequence {seq} is not below {self.n_seqs}")
+        if self.is_staging and seq >= self.n_seqs:
+            raise ValueError(f"sequence {seq} is being computed in the background")
 
 
 def next_token(digest: int, *, ignore_eos: bool = False) -> int:

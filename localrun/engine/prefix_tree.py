@@ -1,14 +1,13 @@
-"""Which token prefixes exist, and who holds them: a radix tree over token ids. Pure.
+"""Which token prefixes lie in KV cells, and in which sequences: a radix tree over token ids. Pure.
 
-A *holder* is an integer for something that has the keys and values of a path from the root: a live sequence in KV
-cells, or a saved state in memory. Every node stands for a run of tokens and knows its holders of both kinds; a node
-without a holder does not exist. A holder always covers whole nodes, so a match inside a node splits nothing until
-somebody wants to hold exactly that part.
+A *holder* is a sequence that has the keys and values of a path from the root. Every node stands for a run of tokens and
+knows its holders; a node without a holder does not exist. A holder always covers whole nodes, so a match inside a node
+splits nothing until somebody wants to hold exactly that part.
 
 Verbs: `match` looks and changes nothing; `insert` adds or lengthens a holder; `remove` forgets one.
 Matching compares token ids, never hashes: a hit is a fact.
 
-Does not: decide what to evict, or know what a holder costs.
+Does not: know saved states (`segments.py`), decide what to evict, or know what a holder costs.
 """
 
 from __future__ import annotations
@@ -22,16 +21,12 @@ class _Node:
     tokens: list[int]
     start: int
     parent: _Node | None
-    live: set[int] = field(default_factory=set)
-    stored: set[int] = field(default_factory=set)
+    holders: set[int] = field(default_factory=set)
     children: dict[int, _Node] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
-
-    def holders(self, *, stored: bool) -> set[int]:
-        return self.stored if stored else self.live
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Duplicate:
-    """Positions [start, end) that an inserted live holder has in cells of its own although `holder` has them too."""
+    """Positions [start, end) that an inserted holder has in cells of its own although `holder` has them too."""
 
     start: int
     end: int
@@ -55,25 +50,25 @@ NO_MATCH = Match(0, None)
 
 
 class PrefixTree:
-    """See the module. Live and stored holders are separate number spaces."""
+    """See the module."""
 
     def __init__(self) -> None:
         self._root = _Node([], 0, None)
-        self._leaf: tuple[dict[int, _Node], dict[int, _Node]] = ({}, {})
+        self._leaf: dict[int, _Node] = {}
 
-    def length(self, holder: int, *, stored: bool = False) -> int:
+    def length(self, holder: int) -> int:
         """Tokens that a holder covers; 0 for an unknown one."""
-        node = self._leaf[stored].get(holder)
+        node = self._leaf.get(holder)
         return node.end if node else 0
 
-    def match(self, tokens: Sequence[int], limit: int, *, stored: bool = False, among: set[int] | None = None) -> Match:
-        """The longest prefix of `tokens[:limit]` with a live (or a stored) holder, if given one of `among`."""
+    def match(self, tokens: Sequence[int], limit: int, *, among: set[int] | None = None) -> Match:
+        """The longest prefix of `tokens[:limit]` with a holder, if given one of `among`."""
         node, best, holder = self._root, 0, None
         while best < limit:
             child = node.children.get(tokens[node.end])
             if child is None:
                 break
-            holders = child.holders(stored=stored) if among is None else child.holders(stored=stored) & among
+            holders = child.holders if among is None else child.holders & among
             if not holders:
                 break
             shared = common_prefix(child.tokens, tokens, child.start, limit)
@@ -83,60 +78,42 @@ class PrefixTree:
             node = child
         return Match(best, holder) if best else NO_MATCH
 
-    def insert(self, holder: int, tokens: Sequence[int], *, stored: bool = False) -> list[Duplicate]:
+    def insert(self, holder: int, tokens: Sequence[int]) -> list[Duplicate]:
         """Let `holder` cover `tokens`, which must begin with what it covers already.
 
-        Returns where a live holder duplicates another live one. Amortized O(new tokens).
+        Returns where it duplicates another one. Amortized O(new tokens).
         """
-        node = self._leaf[stored].get(holder, self._root)
+        node = self._leaf.get(holder, self._root)
         duplicates: list[Duplicate] = []
         while node.end < len(tokens):
             child = node.children.get(tokens[node.end])
             if child is None:
-                node = self._grow(node, holder, tokens, stored=stored)
+                node = self._grow(node, holder, tokens)
                 break
             shared = common_prefix(child.tokens, tokens, child.start, len(tokens))
             if shared < len(child.tokens):
                 child = self._split(child, shared)
-            if child.live and not stored:
-                duplicates.append(Duplicate(child.start, child.end, next(iter(child.live))))
-            child.holders(stored=stored).add(holder)
+            duplicates.append(Duplicate(child.start, child.end, next(iter(child.holders))))
+            child.holders.add(holder)
             node = child
         if node is not self._root:
-            self._leaf[stored][holder] = node
+            self._leaf[holder] = node
         return duplicates
 
-    def remove(self, holder: int, *, stored: bool = False) -> None:
+    def remove(self, holder: int) -> None:
         """Forget a holder, if it is known. Nodes that nobody holds any more go with it."""
-        node = self._leaf[stored].pop(holder, None)
+        node = self._leaf.pop(holder, None)
         while node is not None:
             parent = node.parent
-            node.holders(stored=stored).discard(holder)
-            if not node.live and not node.stored and parent is not None:
+            node.holders.discard(holder)
+            if not node.holders and parent is not None:
                 del parent.children[node.tokens[0]]
             node = parent
 
-    def superseded(self, holder: int) -> list[int]:
-        """Stored holders that cover nothing but what live `holder` covers too."""
-        node, found = self._leaf[False].get(holder), []
-        while node is not None:
-            found += [entry for entry in node.stored if self._leaf[True][entry] is node]
-            node = node.parent
-        return found
-
-    def stored_cover(self, holder: int) -> int | None:
-        """A stored holder that covers all that live `holder` covers, if there is one."""
-        node = self._leaf[False].get(holder)
-        return next(iter(node.stored), None) if node else None
-
-    def holders(self, *, stored: bool = False) -> list[int]:
-        """All holders of one kind."""
-        return list(self._leaf[stored])
-
-    def tokens(self, holder: int, *, stored: bool = False) -> list[int]:
+    def tokens(self, holder: int) -> list[int]:
         """The tokens that a holder covers. O(tokens)."""
         parts: list[list[int]] = []
-        node = self._leaf[stored].get(holder)
+        node = self._leaf.get(holder)
         while node is not None:
             parts.append(node.tokens)
             node = node.parent
@@ -144,22 +121,18 @@ class PrefixTree:
 
     def check_integrity(self) -> None:
         """Raises AssertionError where the tree contradicts itself. O(tree)."""
-        covered: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        covered: dict[int, int] = {}
         for node in self._nodes():
             parent = node.parent
             assert parent is not None
             assert node.tokens, "empty node"
             assert node.start == parent.end, "a node does not start where its parent ends"
             assert parent.children[node.tokens[0]] is node, "a child under the wrong token"
-            assert node.live or node.stored, "a node that nobody holds"
-            if parent is not self._root:
-                assert node.live <= parent.live, "a live holder of a child misses in the parent"
-                assert node.stored <= parent.stored, "a stored holder of a child misses in the parent"
-            for stored in (False, True):
-                for holder in node.holders(stored=stored):
-                    covered[stored][holder] = max(covered[stored].get(holder, 0), node.end)
-        for stored in (False, True):
-            assert covered[stored] == {h: leaf.end for h, leaf in self._leaf[stored].items()}, "leaves differ"
+            assert node.holders, "a node that nobody holds"
+            assert parent is self._root or node.holders <= parent.holders, "a holder of a child misses in the parent"
+            for holder in node.holders:
+                covered[holder] = max(covered.get(holder, 0), node.end)
+        assert covered == {holder: leaf.end for holder, leaf in self._leaf.items()}, "leaves differ"
 
     def _nodes(self) -> Iterator[_Node]:
         stack = list(self._root.children.values())
@@ -168,14 +141,12 @@ class PrefixTree:
             yield node
             stack += node.children.values()
 
-    def _grow(self, node: _Node, holder: int, tokens: Sequence[int], *, stored: bool) -> _Node:
+    def _grow(self, node: _Node, holder: int, tokens: Sequence[int]) -> _Node:
         """Add the tokens after `node`: in place when nobody else could notice, else as a new child."""
-        is_alone = not node.children and node.holders(stored=stored) == {holder} and not node.holders(stored=not stored)
-        if is_alone and node is not self._root:
+        if not node.children and node.holders == {holder} and node is not self._root:
             node.tokens += tokens[node.end :]
             return node
-        child = _Node(list(tokens[node.end :]), node.end, node)
-        child.holders(stored=stored).add(holder)
+        child = _Node(list(tokens[node.end :]), node.end, node, {holder})
         node.children[child.tokens[0]] = child
         return child
 
@@ -183,7 +154,7 @@ class PrefixTree:
         """Cut `node` after `at` of its tokens. Returns the upper part, which is a new node; leaves stay below."""
         parent = node.parent
         assert parent is not None
-        upper = _Node(node.tokens[:at], node.start, parent, set(node.live), set(node.stored))
+        upper = _Node(node.tokens[:at], node.start, parent, set(node.holders))
         parent.children[upper.tokens[0]] = upper
         node.tokens = node.tokens[at:]
         node.start += at

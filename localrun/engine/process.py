@@ -26,6 +26,8 @@ from localrun import wire
 from localrun.engine import devices, prompt
 from localrun.engine.backend import Backend
 from localrun.engine.engine import Engine, Limits
+from localrun.engine.kv_disk_open import open_disk
+from localrun.engine.kv_fingerprint import library_build
 from localrun.errors import EngineFailed, LocalrunError
 
 log = logging.getLogger("localrun.engine")
@@ -37,6 +39,9 @@ SPARE_SEQUENCES = 64
 MAX_SEQUENCES = 256
 # Rows of a step that streams leave to prompts even where a batch is asked for that has no more rows than slots.
 SPARE_ROWS = 32
+
+# What may still be written to disk at the end. The daemon waits longer than this before it kills.
+FLUSH_TIMEOUT_S = 2.0
 
 FAILED, BROKEN_PIPE = 1, 2
 
@@ -91,7 +96,8 @@ def main(argv: list[str]) -> int:
     limits = Limits(first.n_slots, first.max_queue, first.target_itl_s, first.ram_cache_bytes)
     try:
         backend = _fake_backend(first) if "--fake" in argv else _llama_backend(first)
-        engine = Engine(backend, limits, time.monotonic)
+        disk = open_disk(first, backend, _fake_build if "--fake" in argv else _llama_build)
+        engine = Engine(backend, limits, time.monotonic, disk)
     except LocalrunError as error:
         _send(frames_out, wire.OpenFailed(code=error.code, message=error.message))
         return FAILED
@@ -101,6 +107,7 @@ def main(argv: list[str]) -> int:
         return FAILED
     _send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))
     exit_code = _run(engine, backend, frames_in, frames_out)
+    engine.pool.store.flush(FLUSH_TIMEOUT_S)
     backend.close()
     return exit_code
 
@@ -150,6 +157,8 @@ def _take(message: wire.ToEngine, backend: Backend, inbox: Inbox, outbox: queue.
         inbox.put(_cancellation(message.id))
     elif isinstance(message, wire.Count):
         outbox.put(_count(message, backend))
+    elif isinstance(message, wire.ClearCache):
+        inbox.put(_clearing(message, outbox))
 
 
 def _count(message: wire.Count, backend: Backend) -> wire.Counted:
@@ -188,6 +197,20 @@ def _cancellation(request_id: int) -> Callable[[Engine], None]:
     return lambda engine: engine.cancel(request_id)
 
 
+def _clearing(message: wire.ClearCache, outbox: queue.SimpleQueue[object]) -> Callable[[Engine], None]:
+    def clear(engine: Engine) -> None:
+        store = engine.pool.store
+        ram_bytes, disk_bytes = store.size_bytes, store.disk_bytes
+        engine.clear_cache(ram=message.ram, disk=message.disk)
+        outbox.put(
+            wire.Cleared(
+                id=message.id, ram_bytes=ram_bytes - store.size_bytes, disk_bytes=disk_bytes - store.disk_bytes
+            )
+        )
+
+    return clear
+
+
 def _send(frames_out: BinaryIO, message: object) -> None:
     frames_out.write(wire.encode(message))
     frames_out.flush()
@@ -202,8 +225,8 @@ def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
     return os.fdopen(frames_in, "rb"), os.fdopen(frames_out, "wb")
 
 
-def _n_sequences(opened: wire.Open) -> int:
-    return min(MAX_SEQUENCES, opened.n_slots + SPARE_SEQUENCES)
+def _n_spare_sequences(opened: wire.Open) -> int:
+    return min(MAX_SEQUENCES - opened.n_slots, SPARE_SEQUENCES)
 
 
 def _n_rows(opened: wire.Open) -> int:
@@ -213,7 +236,8 @@ def _n_rows(opened: wire.Open) -> int:
 def _fake_backend(opened: wire.Open) -> Backend:
     from localrun.engine.fake import FakeBackend
 
-    return FakeBackend(n_cells=opened.n_kv_cells, n_seqs=_n_sequences(opened), n_batch=_n_rows(opened))
+    n_seqs = opened.n_slots + _n_spare_sequences(opened)
+    return FakeBackend(n_cells=opened.n_kv_cells, n_seqs=n_seqs, n_batch=_n_rows(opened))
 
 
 def _llama_backend(opened: wire.Open) -> Backend:
@@ -223,12 +247,23 @@ def _llama_backend(opened: wire.Open) -> Backend:
     return llama.LlamaBackend(
         opened.model_path,
         n_cells=opened.n_kv_cells,
-        n_seqs=_n_sequences(opened),
+        n_seqs=opened.n_slots,
+        n_spare_seqs=_n_spare_sequences(opened),
         n_batch=_n_rows(opened),
         n_threads=opened.n_threads or physical_cores(),
         n_gpu_layers=_gpu_layers(opened, llama.gpu_free_bytes()),
         kv_type=opened.kv_type,
     )
+
+
+def _fake_build() -> str:
+    return "fake"
+
+
+def _llama_build() -> str:
+    from localrun.engine.llama_native import library_folder
+
+    return library_build("llama-cpp-python", library_folder())
 
 
 def _gpu_layers(opened: wire.Open, free_bytes: int | None) -> int:

@@ -8,6 +8,7 @@ Invariant: 0 <= n_computed <= n_tokens; `seq` is set exactly while the request r
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from localrun.engine.backend import Sampler
@@ -17,7 +18,12 @@ from localrun.wire import Lane, Phase, Usage
 
 @dataclass(eq=False)
 class Request:
-    """`tokens` is the prompt and then the output. Times are seconds of the monotonic clock."""
+    """`tokens` is the prompt and then the output. Times are seconds of the monotonic clock.
+
+    `target_itl_s` is how long a step may hold this stream up, 0 is no limit. `rank`, `waited_s`, `n_preempted` and
+    `requeued_at_s` are the policy's: the rank that a running request started with, what it waited until then, how often
+    and when it last gave up a slot.
+    """
 
     id: int
     tokens: list[int]
@@ -27,6 +33,7 @@ class Request:
     text: TextStream
     client: str = ""
     lane: Lane = Lane.DEFAULT
+    target_itl_s: float = 0.0
     arrived_at_s: float = 0.0
     ends_at_eog: bool = True
     n_probs: int | None = None
@@ -34,10 +41,16 @@ class Request:
     seq: int | None = None
     slot: int | None = None
     n_computed: int = 0
+    next_stop: int | None = None
+    is_staged: bool = False
     n_cached: int = 0
     started_at_s: float | None = None
     first_token_at_s: float | None = None
     last_token_at_s: float | None = None
+    rank: int = 0
+    waited_s: float = 0.0
+    n_preempted: int = 0
+    requeued_at_s: float = -math.inf
 
     @property
     def was_started(self) -> bool:
@@ -57,9 +70,16 @@ class Request:
         return len(self.tokens) - self.n_computed
 
     @property
+    def n_grantable(self) -> int:
+        """Pending tokens that one step may compute: a step ends at `next_stop`, where the pool saves a state."""
+        n_pending = len(self.tokens) - self.n_computed
+        return n_pending if self.next_stop is None else min(n_pending, self.next_stop - self.n_computed)
+
+    @property
     def is_prefilling(self) -> bool:
         """True while more than the last sampled token is pending, or nothing was sampled yet."""
-        return self.n_pending > 1 or self.n_output == 0
+        n_tokens = len(self.tokens)
+        return n_tokens - self.n_computed > 1 or n_tokens == self.n_prompt
 
     @property
     def phase(self) -> Phase:

@@ -2,26 +2,35 @@
 
 Every request has computed tokens catching up with known tokens; a step grants each running request some of what is
 pending. Chunked prefill, prefix hits and coming back from preemption are that one rule. Order: decodes first, always;
-then the prompts, which share the budget, so that a short one never queues behind a long one.
+then the prompts, which share the budget (`shares.py`). The step's latency target is the smallest among the streams
+that have one.
 
 Invariant: a request is in exactly one of `waiting` and `running`, or ended.
+Does not: order or weigh requests itself (`policy.py`), or predict (`waits.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from localrun.engine import shares
 from localrun.engine.budget import Budget
-from localrun.engine.policy import Policy
+from localrun.engine.policy import LANE_RANKS, Policy
 from localrun.engine.prefix_tree import common_prefix
 from localrun.engine.request import Request
+from localrun.engine.shares import Want
+from localrun.engine.waits import Waits
+from localrun.errors import QueueFull
 
 # Below this a common beginning is a template's first words: computing it twice is cheaper than waiting a step for it.
 SHARED_PREFIX_TOKENS = 32
+# While nobody comes or goes, people are told this often how long they will have to wait.
+QUEUE_NEWS_S = 0.5
 
 
-@dataclass(frozen=True)
-class Grant:
+class Grant(NamedTuple):
     """`n_tokens` of the request's pending tokens are computed in this step."""
 
     request: Request
@@ -40,6 +49,21 @@ class StepPlan:
     def n_rows(self) -> int:
         return self.n_prefill_rows + self.n_decode_rows
 
+    def parts(self) -> tuple[StepPlan, ...]:
+        """The prompts and the streams as steps of their own: prompts first, so that no token waits to be sent."""
+        if not self.n_prefill_rows or not self.n_decode_rows:
+            return (self,)
+        streams, prompts = self.grants[: self.n_decode_rows], self.grants[self.n_decode_rows :]
+        return StepPlan(prompts, self.n_prefill_rows, 0), StepPlan(streams, 0, self.n_decode_rows)
+
+
+class QueueNews(NamedTuple):
+    """Waiting request ids, next first, and the seconds until each is expected to have its first token; None when
+    nothing is known."""
+
+    ids: list[int]
+    waits_s: list[float] | None
+
 
 class Scheduler:
     """See the module. `n_slots` requests run at once, `max_queue` may wait."""
@@ -49,25 +73,86 @@ class Scheduler:
         self.running: list[Request] = []
         self.policy = Policy()
         self.budget = budget
+        self.waits = Waits()
         self._max_queue = max_queue
         self._free_slots = list(reversed(range(n_slots)))
+        self._queue_sent = QueueNews([], None)
+        self._has_queue_changed = False
+        self._queue_due_s = 0.0
 
     @property
     def has_free_slot(self) -> bool:
         return bool(self._free_slots)
 
-    @property
-    def is_queue_full(self) -> bool:
-        return len(self.waiting) >= self._max_queue
+    def check_queue(self) -> None:
+        """Raises QueueFull when no more requests may wait; to be tried again when those who wait have started."""
+        if len(self.waiting) < self._max_queue:
+            return
+        waits_s = self._queue_sent.waits_s
+        raise QueueFull(
+            f"{len(self.waiting)} requests are waiting, which is the limit (--max-queue)",
+            retry_after_s=max(waits_s) if waits_s else 1.0,
+        )
+
+    def too_late(
+        self, request: Request, deadline_s: float | None, match: Callable[[list[int]], int], *, now_s: float
+    ) -> QueueFull | None:
+        """Why a new request is not worth taking: its first token is expected later than `deadline_s` from now. `match`
+        says how much of a prompt the cache has."""
+        if deadline_s is None:
+            return None
+        self.policy.enter(request.client)
+        order = self.policy.order([*self.waiting, request], now_s)
+        self.policy.leave(request.client)
+        ahead = order[: order.index(request) + 1]
+        known_rows = {request.id: request.n_tokens - match(request.tokens)}
+        waits_s = self.waits.first_tokens_s(
+            self.running, ahead, n_free_slots=len(self._free_slots), known_rows=known_rows
+        )
+        alone_s = self.waits.first_tokens_s([], [request], n_free_slots=1, known_rows=known_rows)
+        wait_s, own_s = (waits_s[-1], alone_s[-1]) if waits_s and alone_s else (0.0, 0.0)
+        if wait_s <= deadline_s:
+            return None
+        return QueueFull(
+            f"the first token is expected in {wait_s:.1f} s ({own_s:.1f} s of them for the prompt itself), later than "
+            f"the deadline of {max(0.0, deadline_s):.1f} s from now; ask later, or with a longer deadline",
+            retry_after_s=min(wait_s - own_s, wait_s - deadline_s),
+        )
 
     def submit(self, request: Request) -> None:
         """A new request waits from now on."""
         self.waiting.append(request)
         self.policy.enter(request.client)
+        self._has_queue_changed = True
 
-    def order(self, now_s: float) -> list[Request]:
-        """Waiting requests, next first."""
+    def next_up(self, now_s: float) -> list[Request]:
+        """Waiting requests, next first; nobody while there is no slot to have."""
+        if not self._free_slots:
+            lowest = max(request.rank for request in self.running)
+            if not lowest or all(LANE_RANKS[request.lane] >= lowest for request in self.waiting):
+                return []
         return self.policy.order(self.waiting, now_s)
+
+    def can_start(self, request: Request) -> bool:
+        """Whether there is a slot for a waiting request, free or held by a lower lane."""
+        return bool(self._free_slots) or LANE_RANKS[request.lane] < max(other.rank for other in self.running)
+
+    def outranked(self, request: Request) -> list[Request]:
+        """Running requests that a waiting one may preempt, the first to go last: of the lowest rank, the youngest."""
+        return self.policy.outranked(self.running, request.lane)
+
+    def queue_news(self, now_s: float) -> QueueNews | None:
+        """Who waits, and for how long, if that is news."""
+        is_due = bool(self.waiting) and now_s >= self._queue_due_s
+        if not self._has_queue_changed and not is_due:
+            return None
+        order = self.policy.order(self.waiting, now_s)
+        news = QueueNews([request.id for request in order], self._waits_s(order))
+        self._has_queue_changed = False
+        if news.ids == self._queue_sent.ids and not is_due:
+            return None
+        self._queue_sent, self._queue_due_s = news, now_s + QUEUE_NEWS_S
+        return news
 
     def start(self, request: Request, seq: int, n_cached: int, now_s: float) -> None:
         """A waiting request runs from now on in `seq`, which holds its first `n_cached` tokens."""
@@ -76,22 +161,33 @@ class Scheduler:
         request.seq = seq
         request.slot = self._free_slots.pop()
         request.n_computed = n_cached
+        self.policy.start(request, now_s)
+        self._has_queue_changed = True
         if not request.was_started:
             request.started_at_s = now_s
             request.n_cached = min(n_cached, request.n_prompt)
+            self.policy.charge(request.client, n_prefill=request.n_pending)
+            self.waits.observe_start(n_tokens=request.n_tokens, n_cached=n_cached)
 
-    def preempt(self, request: Request) -> None:
+    def preempt(self, request: Request, now_s: float) -> None:
         """A running request waits again; it keeps its tokens and comes back through `start`."""
         self._leave_slot(request)
         request.n_computed = 0
+        self.policy.preempt(request, now_s)
         self.waiting.append(request)
+        self._has_queue_changed = True
 
     def end(self, request: Request) -> None:
         """A request, waiting or running, is over."""
         if request.seq is None:
             self.waiting.remove(request)
+            self._has_queue_changed = True
         else:
+            if request.n_output == 0:  # the part of its prompt that nobody computed
+                self.policy.charge(request.client, n_prefill=-request.n_pending)
             self._leave_slot(request)
+        if request.was_started:
+            self.waits.observe_end(n_output=request.n_output, is_cut=request.n_output >= request.max_output)
         self.policy.leave(request.client)
 
     def victim(self) -> Request:
@@ -112,22 +208,59 @@ class Scheduler:
                 return other
         return None
 
-    def plan(self, *, n_free: int, span: int) -> StepPlan:
+    def plan(self, *, n_free: int) -> StepPlan:
         """The next step within `n_free` cells. Without a row although requests run, or with fewer decode rows than
-        decoding requests, it is short of cells (`is_short`)."""
-        decoding = [request for request in self.running if not request.is_prefilling]
+        decoding requests, it is short of cells (`is_short`). Rows are in order of sequence, as split streams like it.
+        """
+        decoding: list[Request] = []
+        prefilling: list[Request] = []
+        for request in self.running:
+            if not request.is_staged:
+                (decoding if request.n_pending == 1 else prefilling).append(request)
+        decoding.sort(key=_by_seq)
         grants = [Grant(request, 1) for request in decoding[:n_free]]
         n_decode = len(grants)
-        prefilling = [request for request in self.running if request.is_prefilling]
-        room = min(self.budget.prefill_rows(n_decode=n_decode, span=span), n_free - n_decode)
-        shares = _divide([request.n_pending for request in prefilling], room)
-        grants += [Grant(request, share) for request, share in zip(prefilling, shares, strict=True) if share]
-        return StepPlan(tuple(grants), sum(shares), n_decode)
+        if not prefilling:
+            return StepPlan(tuple(grants), 0, n_decode)
+        prefilling.sort(key=_by_seq)
+        depth = sum(request.n_computed for request in prefilling) / len(prefilling)
+        rows = self.budget.prefill_rows(n_decode=n_decode, depth=depth, target_s=_target_s(decoding))
+        given = shares.divide(_wants(prefilling), min(rows, n_free - n_decode))
+        grants += [Grant(request, share) for request, share in zip(prefilling, given, strict=True) if share]
+        return StepPlan(tuple(grants), sum(given), n_decode)
+
+    def plan_staging(self) -> list[Grant]:
+        """The next batch of the background: all but the last token of each prompt, whose logits the streams' side has
+        to have."""
+        staged = sorted((request for request in self.running if request.is_staged), key=_by_seq)
+        if not staged:
+            return []
+        depth = sum(request.n_computed for request in staged) / len(staged)
+        wants = [want._replace(n_rows=want.n_rows - 1) for want in _wants(staged)]
+        given = shares.divide(wants, self.budget.staging_rows(depth=depth))
+        return [Grant(request, share) for request, share in zip(staged, given, strict=True) if share]
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether anybody runs who is not in the background."""
+        return any(not request.is_staged for request in self.running)
+
+    @property
+    def target_s(self) -> float | None:
+        """The inter-token time that streams want, in seconds; 0 when none is in a hurry, None without a stream."""
+        streams = [request for request in self.running if request.n_pending == 1 and not request.is_staged]
+        return _target_s(streams) if streams else None
+
+    def observe(self, plan: StepPlan, *, depth: float, step_s: float) -> None:
+        """A planned step was computed and took `step_s` seconds; its prompt rows began `depth` tokens deep."""
+        n_prefill, n_decode = plan.n_prefill_rows, plan.n_decode_rows
+        self.budget.observe(n_decode=n_decode, n_prefill=n_prefill, depth=depth, step_s=step_s)
 
     def is_short(self, plan: StepPlan) -> bool:
         """Whether `plan` leaves a stream out, or everybody, for want of cells."""
-        n_decoding = sum(not request.is_prefilling for request in self.running)
-        return plan.n_decode_rows < n_decoding or (plan.n_rows == 0 and bool(self.running))
+        here = [request for request in self.running if not request.is_staged]
+        n_decoding = sum(request.n_pending == 1 for request in here)
+        return plan.n_decode_rows < n_decoding or (plan.n_rows == 0 and bool(here))
 
     def _leave_slot(self, request: Request) -> None:
         self.running.remove(request)
@@ -135,14 +268,21 @@ class Scheduler:
         self._free_slots.append(request.slot)
         request.slot = None
         request.seq = None
+        request.is_staged = False
+
+    def _waits_s(self, order: list[Request]) -> list[float] | None:
+        return self.waits.first_tokens_s(self.running, order, n_free_slots=len(self._free_slots), known_rows={})
 
 
-def _divide(wants: list[int], room: int) -> list[int]:
-    """Shares of `room`, as equal as the wants allow; what a short one leaves goes to the longer ones."""
-    shares = [0] * len(wants)
-    left = max(0, room)
-    order = sorted(range(len(wants)), key=wants.__getitem__)
-    for n_served, index in enumerate(order):
-        shares[index] = min(wants[index], left // (len(wants) - n_served))
-        left -= shares[index]
-    return shares
+def _by_seq(request: Request) -> int:
+    assert request.seq is not None
+    return request.seq
+
+
+def _wants(prompts: Sequence[Request]) -> list[Want]:
+    return [Want(request.n_grantable, request.client, request.rank) for request in prompts]
+
+
+def _target_s(decoding: Iterable[Request]) -> float:
+    """The inter-token time that a step must keep: the shortest that a stream asks for. 0 when none does."""
+    return min((request.target_itl_s for request in decoding if request.target_itl_s), default=0.0)

@@ -1,4 +1,4 @@
-"""The daemon's own routes: health, snapshots, requests, shutdown, metrics.
+"""The daemon's own routes: health, snapshots, requests, cache, shutdown, metrics.
 
     GET    /health                      {"status": "ok", "version": ...}; 503 while shutting down
     GET    /localrun/v1/snapshot        one Snapshot
@@ -6,6 +6,8 @@
     GET    /localrun/v1/requests        {"requests": [RequestRow, ...]}
     GET    /localrun/v1/requests/ID     RequestRow
     DELETE /localrun/v1/requests/ID     cancels it: {"id": ..., "cancelled": true}; 404 unknown, 409 has ended
+    GET    /localrun/v1/cache           CacheReport: what is kept of each model's prompts
+    DELETE /localrun/v1/cache           CacheCleared: forgets it; ?model=NAME for one model, ?tier=ram or disk
     POST   /localrun/v1/shutdown        asks the daemon to end: {"status": "stopping"}
     GET    /metrics                     Prometheus
 
@@ -44,6 +46,8 @@ def routes(runtime: Runtime) -> list[Route]:
         route("/localrun/v1/requests", runtime, _list_requests, methods=["GET"]),
         route("/localrun/v1/requests/{id}", runtime, _one_request, methods=["GET"]),
         route("/localrun/v1/requests/{id}", runtime, _cancel_request, methods=["DELETE"]),
+        route("/localrun/v1/cache", runtime, _cache, methods=["GET"]),
+        route("/localrun/v1/cache", runtime, _clear_cache, methods=["DELETE"]),
         route("/localrun/v1/shutdown", runtime, _shutdown, methods=["POST"]),
         route("/metrics", runtime, _metrics, methods=["GET"]),
     ]
@@ -86,6 +90,18 @@ async def _cancel_request(runtime: Runtime, exchange: Exchange) -> None:
     await _answer(exchange, {"id": job_id, "cancelled": True})
 
 
+async def _cache(runtime: Runtime, exchange: Exchange) -> None:
+    await _answer(exchange, await runtime.cache.report())
+
+
+async def _clear_cache(runtime: Runtime, exchange: Exchange) -> None:
+    tier = _parameter(exchange, "tier")
+    if tier not in ("", "ram", "disk"):
+        raise BadRequest(f"tier must be ram or disk, not {tier[:40]!r}; leave it out for both", field="tier")
+    model = _parameter(exchange, "model")
+    await _answer(exchange, await runtime.cache.clear(model or None, ram=tier != "disk", disk=tier != "ram"))
+
+
 async def _shutdown(runtime: Runtime, exchange: Exchange) -> None:
     await _answer(exchange, {"status": "stopping"})
     runtime.request_shutdown()
@@ -107,8 +123,14 @@ async def _pause(ended: asyncio.Event, seconds: float) -> None:
         return
 
 
+def _parameter(exchange: Exchange, name: str) -> str:
+    """The last value of a query parameter; empty without one."""
+    query: dict[str, list[str]] = parse_qs(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    return query.get(name, [""])[-1]
+
+
 def _hz(exchange: Exchange) -> float:
-    text = parse_qs(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True).get("hz", [""])[-1]
+    text = _parameter(exchange, "hz")
     if not text:
         return DEFAULT_HZ
     try:

@@ -17,9 +17,11 @@ import asyncio
 import contextlib
 import os
 
-from localrun.config import Settings, models_folder
+from localrun import kv_folders
+from localrun.config import Settings, folders, models_folder
 from localrun.errors import Unavailable
 from localrun.models.store import Store
+from localrun.server.cache import Cache
 from localrun.server.engines.link import engine_command
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.jobs.job import Ask, Job
@@ -38,6 +40,7 @@ class Runtime:
 
     def __init__(self, settings: Settings, *, store: Store | None = None, fake_engines: bool = False) -> None:
         fake = fake_engines or os.environ.get("LOCALRUN_FAKE_ENGINE") == "1"
+        kv_folder = kv_folders.kv_folder(folders().cache)
         self.settings = settings
         self.store = store if store is not None else Store(models_folder(settings))
         self.renderer = TemplateRenderer(
@@ -52,7 +55,9 @@ class Runtime:
             on_step=self.telemetry.engine_step,
             on_loaded=self.telemetry.engine_loaded,
             on_ended=self.telemetry.engine_ended,
+            kv_folder=kv_folder,
         )
+        self.cache = Cache(settings, self.store, residents=self.supervisor.residents, folder=kv_folder)
         self.shutdown_requested = asyncio.Event()
         self._stopped: asyncio.Task[None] | None = None
 

@@ -33,6 +33,15 @@ SNAPSHOT = {
     "time_s": 1.0, "uptime_s": 1.0, "version": VERSION, "aggregate": {}, "engines": [ENGINE], "requests": [],
     "system": {},
 }  # fmt: skip
+CACHE = {
+    "models": [
+        {"model": "tiny", "pid": 4242, "kv_cells": 8192, "kv_cells_used": 100, "ram_bytes": 1_500_000, "ram_entries": 3,
+         "disk_bytes": 4_000_000, "disk_entries": 7, "disk_used_at_s": 1.0, "hit_rate": 0.5},
+        {"model": "other", "disk_bytes": 0},
+    ],
+    "ram_bytes": 1_500_000, "ram_limit_bytes": 0, "disk_bytes": 4_000_000, "disk_limit_bytes": 9_000_000,
+    "disk_folder": "/some/kv",
+}  # fmt: skip
 METRICS = {
     "prompt_eval_count": 26, "prompt_eval_cached_count": 10, "eval_count": 5, "load_duration": 2_000_000,
     "prompt_eval_duration": 100_000_000, "eval_duration": 80_000_000, "total_duration": 200_000_000,
@@ -84,6 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
             "/api/tags": {"models": [MODEL_ROW]},
             "/api/ps": {"models": [MODEL_ROW]},
             "/localrun/v1/snapshot": SNAPSHOT,
+            "/localrun/v1/cache": CACHE,
         }
         if self.path == "/health":
             self._answer(*self.server.health)
@@ -93,6 +103,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, pages[self.path], {})
         else:
             self._answer(404, {"error": "no such page"}, {})
+
+    def do_DELETE(self) -> None:
+        self.server.bodies.append((self.path, None))
+        self._answer(200, {"ram_bytes": 1_500_000, "disk_bytes": 4_000_000}, {})
 
     def do_POST(self) -> None:
         if self.server.is_gone:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from localrun.engine.backend import MemoryKind
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.fake import IM_END, FakeBackend, next_token
 from localrun.engine.fake import _digest as digest
+from localrun.engine.kv_pool import KvPool
 from localrun.wire import ChosenLogprob, Delta, Finish, Lane, Sampling, Step, Submit
 
 GREEDY = Sampling(temperature=0)
@@ -25,10 +27,23 @@ class Harness:
         ram_cache_bytes: int = 1 << 20,
         max_queue: int = 64,
         target_itl_s: float = 0.0,
+        memory_kind: MemoryKind = MemoryKind.ATTENTION,
+        is_split: bool = False,
+        n_staging_seqs: int = 0,
+        staging_waits: int = 2,
         wrap: Callable[[FakeBackend], FakeBackend] = lambda backend: backend,
     ) -> None:
         self.now_s = 0.0
-        self.backend = wrap(FakeBackend(n_cells=n_cells, n_seqs=n_seqs, n_batch=n_batch))
+        fake = FakeBackend(
+            n_cells=n_cells,
+            n_seqs=n_seqs,
+            n_batch=n_batch,
+            memory_kind=memory_kind,
+            n_slots=n_slots if is_split else 0,
+            n_staging_seqs=n_staging_seqs,
+            staging_waits=staging_waits,
+        )
+        self.backend = wrap(fake)
         limits = Limits(n_slots, max_queue, target_itl_s, ram_cache_bytes)
         self.engine = Engine(self.backend, limits, self._clock)
         self.steps: list[Step] = []
@@ -51,6 +66,8 @@ class Harness:
         ignore_eos: bool = True,
         client: str = "",
         lane: Lane = Lane.DEFAULT,
+        target_itl_s: float | None = None,
+        deadline_s: float | None = None,
         sampling: Sampling = GREEDY,
         n_probs: int | None = None,
     ) -> None:
@@ -63,6 +80,8 @@ class Harness:
             ignore_eos=ignore_eos,
             client=client,
             lane=lane,
+            target_itl_s=target_itl_s,
+            deadline_s=deadline_s,
             arrived_at_s=self.now_s,
             logprobs=n_probs is not None,
             n_probs=n_probs or 0,
@@ -103,9 +122,12 @@ class Harness:
             assert request.seq is not None
             held = self.backend.tokens_of(request.seq)
             assert held == request.tokens[: request.n_computed], "a sequence does not hold its own tokens"
-        for seq in range(self.backend.n_seqs):
-            mirrored = pool.cells.cells_of(seq).tolist()
-            assert mirrored == self.backend.cells_of(seq), f"the mirror has sequence {seq} in other cells"
+        for seq in range(self.backend.n_seqs + self.backend.n_staging_seqs):
+            if isinstance(pool, KvPool):  # where cells are shared it matters which ones
+                mirrored = pool.cells.cells_of(seq).tolist()
+                assert mirrored == self.backend.cells_of(seq), f"the mirror has sequence {seq} in other cells"
+            else:
+                assert pool.cells.length(seq) == len(self.backend.cells_of(seq)), f"sequence {seq} has another length"
 
 
 def expected_output(prompt: list[int], n_output: int, *, ignore_eos: bool = True) -> list[int]:

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localrun.engine import llama
+from localrun.engine import llama, llama_vocabulary
+from localrun.engine.backend import DecodeFailed
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.llama import LlamaBackend, native
+from localrun.engine.llama import LlamaBackend
+from localrun.engine.llama_native import native
 from localrun.errors import BadModelFile, EngineFailed
 from localrun.wire import Finish, Sampling, Submit
 from tests.engine.conftest import compute, open_tiny, saved_state
@@ -57,8 +59,8 @@ def test_half_a_surrogate_pair_is_read_as_some_other_character(backend: LlamaBac
 
 def test_a_long_text_with_control_tokens_is_cut_without_a_trace(backend: LlamaBackend):
     text = "<|im_start|>user\nhello there <|im_end|>\n" * 2000
-    assert len(text) > 2 * llama._PART_CHARACTERS
-    assert backend.tokenize(text, parse_special=True) == backend._tokenize_part(text, parse_special=True)
+    assert len(text) > 2 * llama_vocabulary._PART_CHARACTERS
+    assert backend.tokenize(text, parse_special=True) == backend._vocabulary._tokenize_part(text, parse_special=True)
 
 
 def test_a_flood_of_control_tokens_takes_time_by_its_length(backend: LlamaBackend):
@@ -263,7 +265,7 @@ def test_sequences_positions_tokens_and_rows_out_of_range_are_refused(backend: L
 
 def test_a_position_that_is_not_the_next_one_is_refused_as_a_batch_and_changes_nothing(backend: LlamaBackend):
     compute(backend, 0, PROMPT)
-    with pytest.raises(llama.DecodeFailed) as caught:
+    with pytest.raises(DecodeFailed) as caught:
         compute(backend, 0, [5], start=90)
     assert not caught.value.is_fatal
     compute(backend, 0, [5], start=len(PROMPT))
@@ -283,9 +285,9 @@ def test_a_file_that_is_no_model_is_refused_by_name(tiny_gguf: Path, tmp_path: P
         open_tiny(tmp_path / "absent.gguf")
 
 
-def test_a_kind_of_model_whose_prefixes_cannot_be_shared_is_refused(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(llama._UNSUPPORTED_KINDS, "a recurrent", lambda model: True)
-    with pytest.raises(BadModelFile, match="a recurrent model"):
+def test_a_kind_of_model_that_writes_no_text_is_refused(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(llama._UNSUPPORTED_KINDS, "a diffusion", lambda model: True)
+    with pytest.raises(BadModelFile, match="a diffusion model"):
         open_tiny(tiny_gguf)
 
 
@@ -315,7 +317,7 @@ def run(backend: LlamaBackend, prompts: list[list[int]], *, n_predict: int, n_sl
         step = engine.step()
         engine.pool.check_integrity()
         for seq in range(backend.n_seqs):
-            last = native.llama_memory_seq_pos_max(backend._memory, seq)
+            last = native.llama_memory_seq_pos_max(backend._main._memory, seq)
             assert last + 1 == engine.pool.cells.length(seq)
         for delta in step.deltas if step else ():
             outputs[delta.id] += delta.tokens

@@ -14,10 +14,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from localrun.engine import llama
-from localrun.engine.backend import NoRoom
+from localrun.engine.backend import DecodeFailed, NoRoom
 from localrun.engine.kv_cells import KvCells
-from localrun.engine.llama import LlamaBackend, native
+from localrun.engine.llama import LlamaBackend
+from localrun.engine.llama_native import log_callback, native
 from tests.engine.conftest import compute, open_tiny, saved_state
 
 N_SEQS = 8
@@ -41,12 +41,12 @@ def test_a_full_pool_refuses_a_batch_and_stays_as_it_was(tiny_gguf: Path):
 def abort_next_decode(backend: LlamaBackend, rows: list[int], cells: KvCells) -> None:
     """A decode that llama.cpp breaks off after it gave cells to the rows."""
     abort = native.ggml_abort_callback(lambda data: True)
-    native.llama_set_abort_callback(backend._context, abort, ctypes.c_void_p())
+    native.llama_set_abort_callback(backend._main.native, abort, ctypes.c_void_p())
     try:
-        with pytest.raises(llama.DecodeFailed) as caught:
+        with pytest.raises(DecodeFailed) as caught:
             append(backend, rows, cells)
     finally:
-        native.llama_set_abort_callback(backend._context, native.ggml_abort_callback(), ctypes.c_void_p())
+        native.llama_set_abort_callback(backend._main.native, native.ggml_abort_callback(), ctypes.c_void_p())
     assert caught.value.is_fatal
 
 
@@ -79,7 +79,7 @@ class Layouts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        native.llama_log_set(llama._log_callback, None)
+        native.llama_log_set(log_callback, None)
 
     def _take(self, level: int, text: bytes, data: object) -> None:
         line = text.decode()

@@ -286,7 +286,7 @@ def test_a_text_that_cannot_be_tokenized_fails_its_own_request_only():
     finals = {}
     while not engine.is_idle:
         step = engine.step()
-        finals.update({delta.id: delta for delta in step.deltas if delta.finish})
+        finals.update({delta.id: delta for delta in (step.deltas if step else ()) if delta.finish})
     assert finals[1].error_code == "engine_failed"
     assert "nobody thought of" in finals[1].error_message
     assert finals[2].finish is Finish.LENGTH

@@ -39,6 +39,7 @@ def main() -> None:
     params.kv_unified = True
     params.type_k = params.type_v = kv_type
     params.flash_attn_type = 1
+    params.swa_full = False
     params.n_threads = params.n_threads_batch = 1
     context = llama_cpp.llama_init_from_model(model, params)
     assert context, "".join(log)
@@ -85,6 +86,7 @@ def main() -> None:
                 "finite": finite,
                 "logits_std": logits_std,
                 "kv_mib": logged_mib("KV"),
+                "state_mib": logged_mib("RS"),
                 "compute_mib": logged_mib("compute"),
                 "output_mib": logged_mib("output"),
             }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrun.engine.backend import DecodeFailed, NoRoom
+from localrun.engine.backend import DecodeFailed, MemoryKind, NoRoom
 from localrun.engine.fake import FakeBackend
 from localrun.wire import Finish
 from tests.engine.harness import Harness, expected_output
@@ -46,15 +46,27 @@ class Failing(FakeBackend):
 
 
 def failing(fake: FakeBackend, planned: list[str]) -> FakeBackend:
-    backend = Failing(n_cells=fake.n_cells, n_seqs=fake.n_seqs, n_batch=fake.batch.capacity)
+    backend = Failing(
+        n_cells=fake.n_cells, n_seqs=fake.n_seqs, n_batch=fake.batch.capacity, memory_kind=fake.memory_kind
+    )
     backend.outcomes = list(planned)
     return backend
 
 
-@given(st.lists(prompts, min_size=1, max_size=7), outcomes, st.sampled_from([0, 600, 1 << 20]))
+@given(
+    st.lists(prompts, min_size=1, max_size=7), outcomes, st.sampled_from([0, 600, 1 << 20]), st.sampled_from(MemoryKind)
+)
 @settings(max_examples=200, deadline=None)
-def test_failed_steps_lose_and_mix_nothing(batch: list[list[int]], planned: list[str], ram_cache_bytes: int):
-    harness = Harness(n_cells=256, n_slots=4, ram_cache_bytes=ram_cache_bytes, wrap=lambda fake: failing(fake, planned))
+def test_failed_steps_lose_and_mix_nothing(
+    batch: list[list[int]], planned: list[str], ram_cache_bytes: int, memory_kind: MemoryKind
+):
+    harness = Harness(
+        n_cells=256,
+        n_slots=4,
+        ram_cache_bytes=ram_cache_bytes,
+        memory_kind=memory_kind,
+        wrap=lambda fake: failing(fake, planned),
+    )
     for request_id, prompt in enumerate(batch):
         harness.submit(request_id, prompt, n_predict=20)
         harness.step()

@@ -9,13 +9,18 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localrun.engine.backend import MemoryKind
+from localrun.engine.fake import IM_END
+from localrun.engine.policy import AGING_S, STARVED_S
 from localrun.wire import Finish, Lane
 from tests.engine.harness import Harness, expected_output
 
-# Few letters and few words make prompts that often share beginnings.
+# Few letters and few words make prompts that often share beginnings, and some are messages with an end.
 prompts = st.lists(
-    st.sampled_from([b"system ", b"ab", b"abc", b"user: ", b"z" * 40, b"q"]), min_size=1, max_size=6
-).map(lambda parts: list(b"".join(parts)))
+    st.sampled_from([b"system ", b"ab", b"abc", b"user: ", b"z" * 40, b"q", b"message" * 6 + b"."]),
+    min_size=1,
+    max_size=6,
+).map(lambda parts: [IM_END if letter == ord(".") else letter for letter in b"".join(parts)])
 submits = st.tuples(
     st.just("submit"),
     prompts,
@@ -23,11 +28,16 @@ submits = st.tuples(
     st.sampled_from(["one", "two", "three"]),
     st.sampled_from(list(Lane)),
     st.booleans(),
+    st.sampled_from([None, 0.0, 0.02, 1.0]),
+    st.sampled_from([None, None, 0.01, 0.2, 60.0]),
 )
+# Beyond what lifts a waiting request by a lane, and what lets it starve.
+sleeps = st.sampled_from([AGING_S, STARVED_S])
 events = st.one_of(
     submits,
     st.tuples(st.just("step"), st.integers(1, 6)),
     st.tuples(st.just("cancel"), st.integers(0, 30)),
+    st.tuples(st.just("sleep"), sleeps),
 )
 shapes = st.fixed_dictionaries(
     {
@@ -37,6 +47,11 @@ shapes = st.fixed_dictionaries(
         "n_seqs": st.integers(5, 10),
         "ram_cache_bytes": st.sampled_from([0, 600, 1 << 20]),
         "max_queue": st.sampled_from([2, 64]),
+        "target_itl_s": st.sampled_from([0.0, 0.05]),
+        "memory_kind": st.sampled_from([MemoryKind.ATTENTION, MemoryKind.HYBRID]),
+        "is_split": st.booleans(),
+        "n_staging_seqs": st.integers(0, 2),
+        "staging_waits": st.integers(1, 4),
     }
 )
 
@@ -48,10 +63,15 @@ def test_every_trace_ends_clean_and_every_output_is_the_request_s_own(shape, tra
     asked: dict[int, tuple[list[int], int, bool]] = {}
     for event in trace:
         if event[0] == "submit":
-            _, prompt, n_predict, client, lane, ignore_eos = event
+            _, prompt, n_predict, client, lane, ignore_eos, target_itl_s, deadline_s = event
             request_id = len(asked)
             asked[request_id] = (prompt, n_predict, ignore_eos)
-            harness.submit(request_id, prompt, n_predict=n_predict, client=client, lane=lane, ignore_eos=ignore_eos)
+            harness.submit(
+                request_id, prompt, n_predict=n_predict, client=client, lane=lane, ignore_eos=ignore_eos,
+                target_itl_s=target_itl_s, deadline_s=deadline_s,
+            )  # fmt: skip
+        elif event[0] == "sleep":
+            harness.now_s += event[1]
         elif event[0] == "step":
             for _ in range(event[1]):
                 harness.step()
@@ -59,6 +79,7 @@ def test_every_trace_ends_clean_and_every_output_is_the_request_s_own(shape, tra
             harness.engine.cancel(event[1])
     harness.run()
 
+    # The harness refuses news after an end: there is one final delta for each.
     assert set(harness.finals) == set(asked), "a request without an end"
     for request_id, (prompt, n_predict, ignore_eos) in asked.items():
         final = harness.finals[request_id]

@@ -36,6 +36,13 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which everything is kept, so that nobody's own cache is written to."""
+    monkeypatch.setenv("LOCALRUN_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
 @pytest.fixture
 def models_dir(small_model: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "models"
@@ -56,9 +63,8 @@ def settings(models_dir: Path) -> Callable[..., Settings]:
 
 
 @pytest.fixture
-def running(settings: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
+def running(settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> Running:
     """`async with running(slots=2, ...) as runtime`. `step_ms` slows the fake engines down."""
-    monkeypatch.setenv("LOCALRUN_HOME", str(tmp_path / "home"))
 
     @asynccontextmanager
     async def start(*, step_ms: float = 0, **changes: Any) -> AsyncIterator[Runtime]:

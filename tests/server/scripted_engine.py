@@ -38,6 +38,8 @@ def _answer(message: wire.ToEngine, script: str) -> None:
         _send(_delta(message.id, 0, wire.Finish.CANCELLED))
     elif isinstance(message, wire.Count):
         _send(wire.Counted(id=message.id, tokens=tuple(b"".join(s.text.encode() for s in message.segments))))
+    elif isinstance(message, wire.ClearCache) and script == "echo":
+        _send(wire.Cleared(id=message.id, ram_bytes=7 * message.ram, disk_bytes=5 * message.disk))
 
 
 def main(script: str) -> int:

@@ -20,7 +20,7 @@ from localrun import __version__
 from localrun.server import native
 from localrun.server.jobs.job import Ask
 from localrun.server.runtime import Runtime
-from localrun.snapshot import RequestState, Snapshot
+from localrun.snapshot import CacheReport, RequestState, Snapshot
 
 
 @pytest.fixture
@@ -171,3 +171,19 @@ async def test_the_wrong_method_is_405(serving: Any) -> None:
     async with serving() as (_, client):
         assert (await client.get("/localrun/v1/shutdown")).status_code == 405
         assert (await client.post("/localrun/v1/events", json={})).status_code == 405
+
+
+async def test_the_cache_is_shown_and_cleared(serving: Any) -> None:
+    async with serving() as (runtime, client):
+        lease = await runtime.supervisor.acquire("alpha", None)
+        report = msgspec.json.decode((await client.get("/localrun/v1/cache")).content, type=CacheReport)
+        assert [row.model for row in report.models] == ["alpha"]
+        assert report.disk_limit_bytes == runtime.settings.disk_cache_bytes
+        for query in ("", "?model=alpha", "?tier=ram", "?model=alpha:latest&tier=disk"):
+            answer = await client.delete(f"/localrun/v1/cache{query}")
+            assert (answer.status_code, answer.json()) == (200, {"ram_bytes": 0, "disk_bytes": 0})
+        lease.release()
+        answer = await client.delete("/localrun/v1/cache?tier=paper")
+        assert (answer.status_code, answer.json()["error"]["field"]) == (400, "tier")
+        answer = await client.delete("/localrun/v1/cache?model=nonesuch")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")

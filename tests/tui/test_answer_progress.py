@@ -42,6 +42,7 @@ def test_before_the_header_only_a_single_running_request_of_this_client_counts(d
     [
         ({"state": "loading", "age_s": 2.1}, "loading the model, 2s"),
         ({"state": "queued", "queue_position": 3}, "queued, place 3"),
+        ({"state": "queued", "queue_position": 3, "predicted_wait_s": 12.3}, "queued, place 3, about 12s"),
         ({"state": "queued"}, "queued"),
         ({"state": "prefill", "prompt_tokens": None}, "prefill"),
         ({"state": "prefill", "computed_tokens": 511}, "prefill 99%"),

@@ -32,6 +32,10 @@ def _facts(row: RequestRow) -> list[str]:
     if row.error:
         return [name, line(row.error)]
     found = [name, line(f"{row.api} {row.lane}")]
+    if row.queue_position is not None:
+        found.append(f"place {row.queue_position}")
+    if row.predicted_wait_s is not None:
+        found.append(f"about {quantity.age(row.predicted_wait_s)} to wait")
     if row.slot is not None:
         found.append(f"slot {row.slot}")
     if row.tokens_per_s_avg is not None:

@@ -18,7 +18,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from localrun import wire
 from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, Unavailable, by_code
@@ -72,7 +72,10 @@ class EngineLink:
         self._opened: asyncio.Future[wire.Ready] | None = None
         self._sinks: dict[int, Sink] = {}
         self._counts: dict[int, asyncio.Future[tuple[int, ...]]] = {}
+        self._clearings: dict[int, asyncio.Future[wire.Cleared]] = {}
         self._queue: list[int] = []
+        self._waits_s: list[float] | None = None
+        self._queue_at_s = 0.0
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._is_ready = False
         self._is_stopping = False
@@ -89,8 +92,8 @@ class EngineLink:
 
     @property
     def n_outstanding(self) -> int:
-        """Requests and counts that the engine still owes an answer."""
-        return len(self._sinks) + len(self._counts)
+        """Requests, counts and clearings that the engine still owes an answer."""
+        return len(self._sinks) + len(self._counts) + len(self._clearings)
 
     @property
     def died(self) -> bool:
@@ -167,12 +170,35 @@ class EngineLink:
         finally:
             self._counts.pop(request_id, None)
 
+    async def clear_cache(self, *, ram: bool, disk: bool) -> wire.Cleared:
+        """Forgets kept prefixes in memory, on disk, or both. Raises EngineDied or Unavailable when the engine is gone.
+
+        Done between two steps, so it waits for the step that runs.
+        """
+        self._check_usable()
+        request_id = self.next_id()
+        answer: asyncio.Future[wire.Cleared] = asyncio.get_running_loop().create_future()
+        self._clearings[request_id] = answer
+        self._send(wire.ClearCache(id=request_id, ram=ram, disk=disk))
+        try:
+            return await answer
+        finally:
+            self._clearings.pop(request_id, None)
+
     def queue_position(self, request_id: int) -> int | None:
         """1 is next; None when it does not wait."""
         try:
             return self._queue.index(request_id) + 1
         except ValueError:
             return None
+
+    def predicted_wait_s(self, request_id: int, now_s: float) -> float | None:
+        """Seconds until its next token, by the engine's last prediction; None when it does not wait, or nothing is
+        known."""
+        position = self.queue_position(request_id)
+        if position is None or self._waits_s is None:
+            return None
+        return max(0.0, self._waits_s[position - 1] - (now_s - self._queue_at_s))
 
     def _send(self, message: wire.ToEngine) -> None:
         self._child.write(wire.encode(message))
@@ -198,6 +224,10 @@ class EngineLink:
                 answer.set_result(message.tokens)
             else:
                 answer.set_exception(EngineFailed(message.error))
+        elif isinstance(message, wire.Cleared):
+            clearing = self._clearings.pop(message.id, None)
+            if clearing is not None and not clearing.done():
+                clearing.set_result(message)
         elif self._opened is not None and not self._opened.done():
             if isinstance(message, wire.Ready):
                 self._is_ready = True
@@ -208,7 +238,7 @@ class EngineLink:
     def _take_step(self, step: wire.Step) -> None:
         self.stats = step.stats
         if step.queue is not None:
-            self._queue = step.queue
+            self._queue, self._waits_s, self._queue_at_s = step.queue, step.waits_s, step.sent_at_s
         for started in step.started:
             sink = self._sinks.get(started.id)
             if sink is not None:
@@ -230,7 +260,8 @@ class EngineLink:
             _log.error("%s; its last lines were:%s", error.message, last or " (none)")
         if self._opened is not None and not self._opened.done():
             self._opened.set_exception(error)
-        for answer in self._counts.values():
+        answers: list[asyncio.Future[Any]] = [*self._counts.values(), *self._clearings.values()]
+        for answer in answers:
             if not answer.done():
                 answer.set_exception(error)
         sinks = list(self._sinks.values())

@@ -69,7 +69,7 @@ class Resident:
         self.n_leases = 0
         self.n_waiting = 0
         self.n_behind = 0
-        self.last_used_s = time.monotonic()
+        self.began_at_s = self.last_used_s = time.monotonic()
         self.loaded_at_s: float | None = None
         # Unload at the next idle moment; with `is_draining`, new requests also wait for that instead of joining.
         self.unload_when_idle = False
@@ -88,6 +88,12 @@ class Resident:
     def lived_s(self, now_s: float) -> float:
         """Since the load; 0 while it is not loaded."""
         return 0.0 if self.loaded_at_s is None else now_s - self.loaded_at_s
+
+    def load_left_s(self, now_s: float, usual_s: float | None) -> float:
+        """How much longer its load will take, if the last one took `usual_s`. A load that was never seen to end, or
+        takes longer than usual, is expected to take as long again as it has taken."""
+        elapsed_s = now_s - self.began_at_s
+        return usual_s - elapsed_s if usual_s is not None and usual_s > elapsed_s else elapsed_s
 
     def start_countdown(self, expired: Callable[[Resident], None]) -> None:
         """Calls `expired` after the keep-alive time, unless it is for ever or the countdown is stopped."""
@@ -126,6 +132,13 @@ class Resident:
             row.ram_cache_bytes = stats.ram_cache_bytes
             row.step_s = stats.step_s
             row.preemptions_total = stats.preemptions_total
+            row.ram_entries = stats.ram_entries
+            row.disk_cache_bytes = stats.disk_cache_bytes
+            row.disk_entries = stats.disk_entries
+            row.prompt_tokens_total = stats.prompt_tokens_total
+            row.cached_tokens_total = stats.cached_tokens_total
+            row.ram_restored_tokens_total = stats.ram_restored_tokens_total
+            row.disk_restored_tokens_total = stats.disk_restored_tokens_total
         return row
 
     def _expires_in_s(self) -> float | None:

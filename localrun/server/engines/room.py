@@ -58,7 +58,10 @@ class Room:
         when room did not come within `load_timeout_s`.
         """
         if self._n_in_line >= MAX_IN_LINE:
-            raise QueueFull(f"{self._n_in_line} models already wait to be loaded; try again later", retry_after_s=5.0)
+            # A constant, since others decide when they are done; but by then the first in line has made room.
+            raise QueueFull(
+                f"{self._n_in_line} models already wait to be loaded; try again later", retry_after_s=DRAIN_AFTER_S
+            )
         self._n_in_line += 1
         try:
             async with self._line:

@@ -39,7 +39,8 @@ LinkSeen = Callable[[EngineLink], None]
 
 
 class Supervisor:
-    """See the module. `on_step` sees every step of every engine, `on_loaded` and `on_ended` their coming and going."""
+    """See the module. `on_step` sees every step of every engine, `on_loaded` and `on_ended` their coming and going.
+    Without `kv_folder` nothing is kept on disk."""
 
     def __init__(
         self,
@@ -51,14 +52,17 @@ class Supervisor:
         on_loaded: LinkSeen,
         on_ended: LinkSeen,
         available_bytes: Callable[[], int] = machine.available_bytes,
+        kv_folder: Path | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
         self._command = command or engine_command(fake=False)
+        self._kv_folder = kv_folder
         self._on_step = on_step
         self._on_loaded = on_loaded
         self._on_ended = on_ended
         self._residents: dict[Path, Resident] = {}
+        self._load_s: dict[Path, float] = {}
         self._breakers: dict[tuple[Path, FileStamp], Breaker] = {}
         self._room = Room(settings, residents=self.residents, end=self._end, available_bytes=available_bytes)
         self._stalls = StallWatch(lambda: [r.link for r in self.residents() if r.state is ResidentState.READY])
@@ -193,7 +197,12 @@ class Supervisor:
         limit = self._settings.max_queue + self._settings.slots
         if n_waiting >= limit:
             name = resident.model.name
-            raise QueueFull(f"{limit} requests already wait for model '{name}' to load", retry_after_s=5.0)
+            usual_s = self._load_s.get(resident.key)
+            if resident.state is ResidentState.LOADING:
+                wait_s = resident.load_left_s(time.monotonic(), usual_s)
+            else:  # it has to end and be loaded anew
+                wait_s = usual_s or 0.0
+            raise QueueFull(f"{limit} requests already wait for model '{name}' to load", retry_after_s=wait_s)
 
     async def _load(self, resident: Resident, delay_s: float) -> None:
         try:
@@ -210,6 +219,7 @@ class Supervisor:
             raise
         resident.state = ResidentState.READY
         resident.loaded_at_s = time.monotonic()
+        self._load_s[resident.key] = resident.loaded_at_s - resident.began_at_s
         ready = resident.link.ready
         _log.info(
             "loaded %s in %.1f s: %d KV cells, context %d, pid %s",
@@ -235,6 +245,9 @@ class Supervisor:
             n_layers=resident.model.header.n_layers,
             weights_bytes=resident.model.header.weights_bytes,
             kv_bytes=placement.kv_bytes,
+            model=resident.model.name,
+            disk_cache_bytes=settings.disk_cache_bytes,
+            kv_folder=str(self._kv_folder) if self._kv_folder is not None else "",
         )
 
     # --- ending --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 MAX_STOPS = 16
@@ -37,6 +38,15 @@ Stop = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+
+
+class ServiceFields(msgspec.Struct, frozen=True, kw_only=True):
+    """How a request wants to be served: localrun's own fields, at the top level of every API's body. `caller.py` reads
+    them, beside the headers that say the same."""
+
+    lane: str | None = None
+    latency: str | float | None = None
+    deadline_s: float | None = None
 
 
 def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -70,7 +70,8 @@ class DeltaBuffer:
         if delta.finish is not None:
             self._is_finished = True
             if delta.finish is wire.Finish.ERROR:
-                raise by_code(delta.error_code or "", delta.error_message or "the engine gave no reason")
+                message = delta.error_message or "the engine gave no reason"
+                raise by_code(delta.error_code or "", message, retry_after_s=delta.retry_after_s)
         return delta
 
     def _notify(self) -> None:

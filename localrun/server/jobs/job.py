@@ -38,12 +38,15 @@ _FINISHED_STATES = {
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """Who wants what. `keep_alive_s` None takes the setting, negative is for ever, 0 unloads the model afterwards."""
+    """Who wants what. `keep_alive_s` None takes the setting, negative is for ever, 0 unloads the model afterwards.
+    `target_itl_s` None takes the setting, 0 is no limit. `deadline_s` counts from the job's arrival."""
 
     model: str
     api: str
     client: str = ""
     lane: wire.Lane = wire.Lane.DEFAULT
+    target_itl_s: float | None = None
+    deadline_s: float | None = None
     keep_alive_s: float | None = None
 
 
@@ -173,6 +176,7 @@ class Job:
         if self._cancel_asked.is_set():
             self._take_final(_cancelled_before_submit(), time.monotonic())
             return
+        now_s = time.monotonic()
         message = wire.Submit(
             id=link.next_id(),
             segments=tuple(segments),
@@ -185,7 +189,9 @@ class Job:
             n_probs=n_probs,
             client=self.ask.client,
             lane=self.ask.lane,
-            arrived_at_s=time.monotonic(),
+            target_itl_s=self.ask.target_itl_s,
+            deadline_s=None if self.ask.deadline_s is None else self.ask.deadline_s - (now_s - self.arrived_at_s),
+            arrived_at_s=now_s,
         )
         link.submit(message, self)
         self.record.engine_request_id = message.id

@@ -81,6 +81,8 @@ class RequestRecord:
         self.n_output = delta.n_output
         if delta.finish is None:
             self.state = _STATES.get(delta.phase, self.state)
+            if delta.phase is wire.Phase.QUEUED:  # it gave its slot up and waits again
+                self.slot = None
         if not delta.tokens:
             return None
         n_tokens, last_s = len(delta.tokens), self.last_token_at_s
@@ -108,7 +110,9 @@ class RequestRecord:
             self.n_cached = self.usage.n_cached
             self.n_output = self.usage.n_output
 
-    def row(self, now_s: float, queue_position: int | None = None) -> RequestRow:
+    def row(
+        self, now_s: float, *, queue_position: int | None = None, predicted_wait_s: float | None = None
+    ) -> RequestRow:
         """The row that people see. `queue_position` 1 is next."""
         is_decoding = self.state is RequestState.DECODE and self._gaps.count > 0
         return RequestRow(
@@ -120,6 +124,7 @@ class RequestRecord:
             state=self.state,
             slot=self.slot,
             queue_position=queue_position,
+            predicted_wait_s=predicted_wait_s,
             prompt_tokens=self.n_prompt,
             computed_tokens=min(self.n_computed, self.n_prompt or 0),
             cached_tokens=self.n_cached,

@@ -70,7 +70,7 @@ class Registry:
         now_s = time.monotonic()
         job = self._active.get(job_id)
         if job is not None:
-            return job.record.row(now_s, self._queue_position(job))
+            return self._row(job, now_s)
         for record in self._recent(now_s):
             if record.id == job_id:
                 return record.row(now_s)
@@ -83,7 +83,7 @@ class Registry:
         """All rows, oldest first."""
         now_s = time.monotonic()
         rows = [(record.arrived_at_s, record.row(now_s)) for record in self._recent(now_s)]
-        rows += [(job.arrived_at_s, job.record.row(now_s, self._queue_position(job))) for job in self._active.values()]
+        rows += [(job.arrived_at_s, self._row(job, now_s)) for job in self._active.values()]
         rows.sort(key=lambda pair: pair[0])
         return [row for _, row in rows]
 
@@ -103,8 +103,12 @@ class Registry:
             self._ended.popleft()
         return list(self._ended)
 
-    def _queue_position(self, job: Job) -> int | None:
-        request_id = job.record.engine_request_id
-        if request_id is None or job.link is None or job.record.state is not RequestState.QUEUED:
-            return None
-        return job.link.queue_position(request_id)
+    def _row(self, job: Job, now_s: float) -> RequestRow:
+        record, link = job.record, job.link
+        if record.engine_request_id is None or link is None or record.state is not RequestState.QUEUED:
+            return record.row(now_s)
+        return record.row(
+            now_s,
+            queue_position=link.queue_position(record.engine_request_id),
+            predicted_wait_s=link.predicted_wait_s(record.engine_request_id, now_s),
+        )

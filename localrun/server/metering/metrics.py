@@ -4,7 +4,7 @@ Owner: one per Runtime, on the daemon's event loop; its registry is its own, so 
 do not share counters. Names follow the Prometheus customs: base units, unit as suffix, `_total` on counters.
 
 Invariants: label values are bounded: `model` is a model's own name, never what a client made up; `api` is a route's
-family; `outcome` is done, cancelled or failed. Nothing here is per request or per client.
+family; `outcome` is done, cancelled or failed; `tier` is ram or disk. Nothing here is per request or per client.
 
 Does not: keep windows or percentiles for people (telemetry.py does), or listen on a port of its own.
 """
@@ -109,6 +109,10 @@ class Metrics:
         self.cached_tokens = Counter(
             "localrun_cached_tokens", "Prompt tokens of ended requests that the cache had.", model, registry=registry
         )
+        self.restored_tokens = Counter(
+            "localrun_restored_tokens", "Prompt tokens whose saved state was copied back instead of computed, by tier.",
+            ("model", "tier"), registry=registry,
+        )  # fmt: skip
         self.output_tokens = Counter("localrun_output_tokens", "Tokens generated.", model, registry=registry)
         self.deaths = Counter(
             "localrun_engine_deaths",
@@ -150,6 +154,10 @@ class Metrics:
         if record.usage is not None and record.first_token_at_s is not None:
             metrics.queue.observe(record.usage.queued_s)
 
+    def saw_restored(self, model: str, tier: str, n_tokens: int) -> None:
+        """`tier` is ram or disk."""
+        self.restored_tokens.labels(model, tier).inc(n_tokens)
+
     def saw_step(self, model: str, stats: wire.StepStats) -> None:
         if stats.n_prefill_rows or stats.n_decode_rows:
             self.of(model).step.observe(stats.step_s)
@@ -188,6 +196,21 @@ class _LiveCollector(Collector):
             "localrun_ram_cache_bytes",
             "Memory taken by the saved state of idle prefixes.",
             {row.model: row.ram_cache_bytes for row in ready},
+        )
+        yield _by_model(
+            "localrun_disk_cache_bytes",
+            "Disk space taken by the saved state of idle prefixes.",
+            {row.model: row.disk_cache_bytes for row in ready},
+        )
+        yield _by_model(
+            "localrun_ram_cache_entries",
+            "Saved segments of prefixes in memory.",
+            {row.model: row.ram_entries for row in ready},
+        )
+        yield _by_model(
+            "localrun_disk_cache_entries",
+            "Saved segments of prefixes on disk.",
+            {row.model: row.disk_entries for row in ready},
         )
 
 

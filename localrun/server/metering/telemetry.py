@@ -37,6 +37,8 @@ class _EngineMeter:
         self.decode = RateWindow()
         self.prefill = RateWindow()
         self.prefill_total = 0
+        self.ram_restored_total = 0
+        self.disk_restored_total = 0
 
 
 class Telemetry:
@@ -95,6 +97,12 @@ class Telemetry:
         if n_prefill:
             meter.prefill.add(step.sent_at_s, stats.step_s, n_prefill)
             meter.prefill_total = stats.prefill_tokens_total
+        if stats.ram_restored_tokens_total > meter.ram_restored_total:
+            self.metrics.saw_restored(link.model, "ram", stats.ram_restored_tokens_total - meter.ram_restored_total)
+            meter.ram_restored_total = stats.ram_restored_tokens_total
+        if stats.disk_restored_tokens_total > meter.disk_restored_total:
+            self.metrics.saw_restored(link.model, "disk", stats.disk_restored_tokens_total - meter.disk_restored_total)
+            meter.disk_restored_total = stats.disk_restored_tokens_total
         self.metrics.saw_step(link.model, stats)
 
     def engine_ended(self, link: EngineLink) -> None:

@@ -89,8 +89,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /api/generate."""
+class GenerateBody(fields.ServiceFields, frozen=True, kw_only=True):
+    """POST /api/generate. `lane`, `latency` and `deadline_s` stand beside `model`, not among the options: they are
+    about the request, not about the text."""
 
     model: str
     prompt: str | None = None
@@ -132,8 +133,8 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     tool_name: str | None = None
 
 
-class ChatBody(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /api/chat."""
+class ChatBody(fields.ServiceFields, frozen=True, kw_only=True):
+    """POST /api/chat. `lane`, `latency` and `deadline_s` as for generate."""
 
     model: str
     messages: list[ChatMessage] | None = None

@@ -30,13 +30,13 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
     body.check_supported()
     messages = body.template_messages()
     options = body.options or Options()
-    keep_alive_s = keep_alive.seconds(body.keep_alive)
+    ask = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)
     lines = Lines(body.model, Kind.CHAT)
     async with exchange.while_connected():
         if not messages:
-            await ollama_loading.load_or_unload(runtime, exchange, body.model, keep_alive_s, lines)
+            await ollama_loading.load_or_unload(runtime, exchange, ask, lines)
             return
-        async with runtime.job(caller.ask(exchange, body.model, keep_alive_s=keep_alive_s)) as job:
+        async with runtime.job(ask) as job:
             fitted = await _fit(runtime, job, messages, options, may_cut=body.truncate is not False)
             await job.submit(
                 segments=fitted.segments,

@@ -28,13 +28,13 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
     body = bodies.decode(await exchange.read_body(), GenerateBody)
     body.check_supported()
     options = body.options or Options()
-    keep_alive_s = keep_alive.seconds(body.keep_alive)
+    ask = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)
     lines = Lines(body.model, Kind.GENERATE)
     async with exchange.while_connected():
         if not body.prompt:
-            await ollama_loading.load_or_unload(runtime, exchange, body.model, keep_alive_s, lines)
+            await ollama_loading.load_or_unload(runtime, exchange, ask, lines)
             return
-        async with runtime.job(caller.ask(exchange, body.model, keep_alive_s=keep_alive_s)) as job:
+        async with runtime.job(ask) as job:
             whole = await _tokens(runtime, job, body, body.prompt)
             tokens = whole
             if body.truncate is not False:

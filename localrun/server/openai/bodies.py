@@ -37,7 +37,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool | None = None
 
 
-class _Common(msgspec.Struct, frozen=True, kw_only=True):
+class _Common(fields.ServiceFields, frozen=True, kw_only=True):
     """What both routes take. None means OpenAI's default."""
 
     model: str

@@ -25,7 +25,13 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
     messages = body.template_messages()
     async with exchange.while_connected(), AsyncExitStack() as stack:
         jobs = await openai_jobs.enter(
-            runtime, exchange, stack, model=body.model, keep_alive_value=body.keep_alive, n_jobs=body.n_choices
+            runtime,
+            exchange,
+            stack,
+            model=body.model,
+            keep_alive_value=body.keep_alive,
+            fields=body,
+            n_jobs=body.n_choices,
         )
         segments = await prompt.render(runtime, jobs[0], messages)
         sampling = body.sampling(jobs[0].n_vocab)

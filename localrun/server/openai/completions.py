@@ -27,7 +27,13 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
     prompts = [prompt for prompt in body.prompts() for _ in range(body.n_choices)]
     async with exchange.while_connected(), AsyncExitStack() as stack:
         jobs = await openai_jobs.enter(
-            runtime, exchange, stack, model=body.model, keep_alive_value=body.keep_alive, n_jobs=len(prompts)
+            runtime,
+            exchange,
+            stack,
+            model=body.model,
+            keep_alive_value=body.keep_alive,
+            fields=body,
+            n_jobs=len(prompts),
         )
         n_vocab = jobs[0].n_vocab
         openai_bodies.check_tokens(prompts, n_vocab)

@@ -11,6 +11,7 @@ import msgspec
 
 from localrun.server.http import caller, keep_alive
 from localrun.server.http.exchange import Exchange
+from localrun.server.http.fields import ServiceFields
 from localrun.server.jobs.job import Job
 from localrun.server.runtime import Runtime
 from localrun.wire import Sampling
@@ -23,10 +24,11 @@ async def enter(
     *,
     model: str,
     keep_alive_value: float | str | None,
+    fields: ServiceFields,
     n_jobs: int,
 ) -> list[Job]:
     """`n_jobs` jobs, entered on `stack`: the first waits for the model, the others find it loaded."""
-    ask = caller.ask(exchange, model, keep_alive_s=keep_alive.seconds(keep_alive_value))
+    ask = caller.ask(exchange, model, keep_alive_s=keep_alive.seconds(keep_alive_value), fields=fields)
     return [await stack.enter_async_context(runtime.job(ask)) for _ in range(n_jobs)]
 
 

@@ -229,6 +229,27 @@ def test_nothing_is_left_open(run: Run) -> None:
     run(main())
 
 
+def test_clearing_is_answered_by_what_it_freed_or_by_the_end(run: Run) -> None:
+    async def main() -> None:
+        link = _link("echo")
+        await link.open(OPEN, 30)
+        assert await link.clear_cache(ram=True, disk=False) == wire.Cleared(id=1, ram_bytes=7, disk_bytes=0)
+        assert await link.clear_cache(ram=True, disk=True) == wire.Cleared(id=2, ram_bytes=7, disk_bytes=5)
+        await link.stop()
+        with pytest.raises(Unavailable):
+            await link.clear_cache(ram=True, disk=True)
+        silent = _link("flood")
+        await silent.open(OPEN, 30)
+        clearing = asyncio.create_task(silent.clear_cache(ram=True, disk=True))
+        await asyncio.sleep(0)
+        assert silent.n_outstanding == 1
+        silent.kill("was killed by a test")
+        with pytest.raises(EngineDied):
+            await clearing
+
+    run(main())
+
+
 def test_a_huge_log_line_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         link = _link("long-line")

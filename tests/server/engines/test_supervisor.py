@@ -91,7 +91,14 @@ async def test_too_many_waiters_for_one_load_are_refused(supervising: Any) -> No
     async with supervising(script="hang", max_queue=1, slots=1) as (supervisor, _):
         waiting = [asyncio.create_task(supervisor.acquire("alpha", None)) for _ in range(2)]
         await until(lambda: bool(supervisor.residents()) and supervisor.residents()[0].n_waiting == 2)
-        assert isinstance(await error_of(supervisor.acquire("alpha", None)), QueueFull)
+        refused = await error_of(supervisor.acquire("alpha", None))
+        assert isinstance(refused, QueueFull)
+        resident = supervisor.residents()[0]
+        began_s = resident.began_at_s
+        assert refused.retry_after_s >= 0
+        assert resident.load_left_s(began_s + 2.0, None) == pytest.approx(2.0), "as long again"
+        assert resident.load_left_s(began_s + 2.0, 5.0) == pytest.approx(3.0), "as long as the last time"
+        assert resident.load_left_s(began_s + 7.0, 5.0) == pytest.approx(7.0), "the last time says nothing any more"
         for task in waiting:
             task.cancel()
 

@@ -1,4 +1,4 @@
-"""The client's name and lane."""
+"""The client's name, its lane, latency and deadline."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from localrun.config import latency_target_s
 from localrun.errors import BadRequest
 from localrun.server.http import caller
 from localrun.server.http.exchange import Exchange
+from localrun.server.http.fields import ServiceFields
 from localrun.wire import Lane
 
 
@@ -44,3 +46,54 @@ def test_lanes() -> None:
 def test_what_is_asked_of_the_runtime() -> None:
     ask = caller.ask(exchange(x_localrun_client="me", x_localrun_lane="batch"), "tiny", keep_alive_s=5)
     assert (ask.model, ask.api, ask.client, ask.lane, ask.keep_alive_s) == ("tiny", "/api/chat", "me", Lane.BATCH, 5)
+
+
+def test_a_lane_in_the_body_counts_before_the_header() -> None:
+    asked = exchange(x_localrun_lane="batch")
+    assert caller.lane(asked, "interactive") is Lane.INTERACTIVE
+    with pytest.raises(BadRequest, match=r"^lane: 'first' is not a lane; use interactive, default, batch") as caught:
+        caller.lane(asked, "first")
+    assert caught.value.field == "lane"
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [("throughput", 0.0), (" Throughput", 0.0), ("40", 0.04), (40, 0.04), (12.5, 0.0125), ("", None)],
+)
+def test_latency(said: str | float, seconds: float | None) -> None:
+    assert caller.target_itl_s(exchange(), said) == seconds
+    assert caller.target_itl_s(exchange(x_localrun_latency=str(said))) == seconds
+
+
+def test_modes_are_the_setting_s() -> None:
+    for mode in ("interactive", "balanced"):
+        assert caller.target_itl_s(exchange(), mode) == latency_target_s(mode) > 0
+    assert caller.target_itl_s(exchange()) is None
+
+
+@pytest.mark.parametrize("said", ["fast", "-1", "0", "nan", "inf", "1e9", "x" * 1000])
+def test_a_latency_that_is_none(said: str) -> None:
+    with pytest.raises(BadRequest, match=r"^latency: .*interactive, balanced, throughput.*milliseconds") as caught:
+        caller.target_itl_s(exchange(), said)
+    assert caught.value.field == "latency"
+    assert len(caught.value.message) < 200
+    with pytest.raises(BadRequest, match=r"^X-Localrun-Latency: "):
+        caller.target_itl_s(exchange(x_localrun_latency=said))
+
+
+def test_deadlines() -> None:
+    assert caller.deadline_s(exchange()) is None
+    assert caller.deadline_s(exchange(x_localrun_deadline="2.5")) == 2.5
+    assert caller.deadline_s(exchange(x_localrun_deadline="2.5"), 4) == 4.0
+    for wrong in (0.0, -1.0, 1e9):
+        with pytest.raises(BadRequest, match=r"^deadline_s: .*number of seconds up to 86400"):
+            caller.deadline_s(exchange(), wrong)
+    for text in ("soon", "nan", "inf", "0"):
+        with pytest.raises(BadRequest, match=r"^X-Localrun-Deadline: "):
+            caller.deadline_s(exchange(x_localrun_deadline=text))
+
+
+def test_what_the_body_asks_for_is_asked_of_the_runtime() -> None:
+    fields = ServiceFields(lane="batch", latency=30, deadline_s=9)
+    ask = caller.ask(exchange(), "tiny", fields=fields)
+    assert (ask.lane, ask.target_itl_s, ask.deadline_s) == (Lane.BATCH, 0.03, 9.0)

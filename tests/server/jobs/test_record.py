@@ -30,6 +30,7 @@ def test_the_way_through_the_states() -> None:
     record.loaded("tiny")
     assert record.row(101.0, queue_position=2).state is RequestState.QUEUED
     assert record.row(101.0, queue_position=2).queue_position == 2
+    assert record.row(101.0, queue_position=2, predicted_wait_s=1.5).predicted_wait_s == 1.5
     record.started(wire.Started(id=1, slot=3, n_prompt=10, n_cached=4))
     row = record.row(101.0)
     assert (row.state, row.slot, row.prompt_tokens, row.cached_tokens, row.computed_tokens) == (
@@ -38,7 +39,7 @@ def test_the_way_through_the_states() -> None:
     record.progress(_delta(1), 103.0)
     assert record.row(103.0).state is RequestState.DECODE
     record.progress(wire.Delta(1, wire.Phase.QUEUED, n_computed=0, n_output=1), 104.0)
-    assert record.row(104.0).state is RequestState.QUEUED
+    assert (record.row(104.0).state, record.row(104.0).slot) == (RequestState.QUEUED, None)
 
 
 def test_times_and_rates() -> None:

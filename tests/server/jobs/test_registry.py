@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
@@ -86,3 +87,29 @@ async def test_ended_requests_are_kept_for_a_while_and_not_all_of_them(
 async def test_ids_are_unique(running: Any) -> None:
     async with running() as runtime:
         assert len({runtime.registry.new_id() for _ in range(1000)}) == 1000
+
+
+async def test_a_thousand_jobs_at_once_with_random_cancels_leave_nothing_behind(running: Any, submit: Any) -> None:
+    chance = random.Random(5)
+    async with running(slots=8, max_queue=1000, ram_cache_bytes=0) as runtime:
+        ends: list[str] = []
+
+        async def client(number: int) -> None:
+            lane = chance.choice(list(wire.Lane))
+            ask = Ask(model="alpha", api="/api/chat", client=f"client {number % 9}", lane=lane)
+            async with runtime.job(ask) as job:
+                await submit(job, text=f"{number} asks", n_predict=4)
+                if chance.random() < 0.3:
+                    job.request_cancel()
+                finals = [delta.finish async for delta in job if delta.finish is not None]
+                assert len(finals) == 1
+                ends.append(finals[0])
+
+        await asyncio.gather(*(client(number) for number in range(1000)))
+        assert len(ends) == 1000
+        assert 0 < ends.count(wire.Finish.CANCELLED) < 500
+        assert runtime.registry.n_active == 0
+        (resident,) = runtime.supervisor.residents()
+        assert (resident.n_leases, resident.link.n_outstanding) == (0, 0)
+        await until(lambda: resident.link.stats is not None and resident.link.stats.n_queued == 0)
+        assert resident.link.stats.n_running == 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from localrun import wire
 from localrun.errors import ModelNotFound
 from localrun.server.runtime import Runtime
 
@@ -72,6 +74,23 @@ async def test_gauges_are_those_of_the_moment(running: Any, generate: Any) -> No
         samples = _samples(runtime)
         assert samples[_key("localrun_models_loaded")] == 0
         assert _key("localrun_kv_cells", model="alpha") not in samples
+
+
+async def test_restored_tokens_are_counted_by_tier(running: Any, generate: Any) -> None:
+    async with running() as runtime:
+        await generate(runtime)
+        (resident,) = runtime.supervisor.residents()
+        link = resident.link
+        for ram, disk in ((5, 0), (5, 7), (9, 8)):
+            stats = replace(link.stats, ram_restored_tokens_total=ram, disk_restored_tokens_total=disk, disk_entries=2)
+            link.stats = stats
+            runtime.telemetry.engine_step(link, wire.Step(sent_at_s=0.0, deltas=[], stats=stats))
+        samples = _samples(runtime)
+        assert samples[_key("localrun_restored_tokens_total", model="alpha", tier="ram")] == 9
+        assert samples[_key("localrun_restored_tokens_total", model="alpha", tier="disk")] == 8
+        assert samples[_key("localrun_disk_cache_entries", model="alpha")] == 2
+        row = runtime.supervisor.loaded()[0]
+        assert (row.ram_restored_tokens_total, row.disk_restored_tokens_total, row.disk_entries) == (9, 8, 2)
 
 
 async def test_names_that_clients_made_up_are_not_labels(running: Any, generate: Any) -> None:

@@ -342,6 +342,29 @@ def test_a_lane_that_is_none(daemon: Daemon) -> None:
     answer = daemon.http.post("/api/chat", json=body, headers={"X-Localrun-Lane": "first"})
     assert answer.status_code == 400
     assert "interactive" in answer.json()["error"]
+    for field, wrong in [("lane", "first"), ("latency", "fast"), ("latency", -5), ("deadline_s", 0)]:
+        for path in ("/api/chat", "/api/generate"):
+            answer = daemon.http.post(path, json=body | {field: wrong})  # also where it only loads the model
+            assert answer.status_code == 400
+            assert answer.json()["error"].startswith(f"{field}: ")
+
+
+def test_lane_latency_and_deadline_as_fields(daemon: Daemon) -> None:
+    fields = {"lane": "batch", "latency": "throughput", "deadline_s": 600}
+    answer = chat(daemon, stream=False, options={"num_predict": 2}, **fields)
+    assert answer.json()["eval_count"] == 2
+    row = daemon.http.get(f"/localrun/v1/requests/{answer.headers['x-localrun-request']}").json()
+    assert row["lane"] == "batch"
+
+
+def test_a_deadline_that_cannot_be_kept(daemon: Daemon) -> None:
+    chat(daemon, stream=False, options={"num_predict": 2})
+    answer = daemon.http.post(
+        "/api/chat", json={"model": "tiny", "messages": HELLO}, headers={"X-Localrun-Deadline": "0.000001"}
+    )
+    assert answer.status_code == 429
+    assert "deadline" in answer.json()["error"]
+    assert int(answer.headers["retry-after"]) >= 1
 
 
 def test_a_client_that_leaves_frees_its_slot() -> None:

@@ -290,7 +290,40 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     assert 1 <= len(refused) <= 5
     for answer in refused:
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
-        assert int(answer.headers["retry-after"]) >= 1
+        # One answer of 100 tokens at 20 ms is ahead of it, and one waits: no constant.
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_interactive_requests_take_slots_of_batch_ones_and_both_get_their_whole_answers() -> None:
+    with running_daemon(LOCALRUN_SLOTS="1", LOCALRUN_FAKE_STEP_MS="10") as daemon:
+        alone = complete(daemon, max_tokens=150, ignore_eos=True).json()["choices"][0]["text"]
+        with ThreadPoolExecutor(1) as pool:
+            batch = pool.submit(lambda: complete(daemon, max_tokens=150, ignore_eos=True, lane="batch"))
+            while not any(
+                row["state"] == "decode" for row in daemon.http.get("/localrun/v1/snapshot").json()["requests"]
+            ):
+                time.sleep(0.01)
+            short = complete(daemon, max_tokens=3, ignore_eos=True, lane="interactive", latency=20)
+            assert short.json()["usage"]["completion_tokens"] == 3
+            assert not batch.done(), "it did not wait for the batch request"
+            assert batch.result().json()["choices"][0]["text"] == alone
+        assert daemon.http.get("/localrun/v1/snapshot").json()["engines"][0]["preemptions_total"] == 1
+
+
+def test_waiting_requests_are_told_how_long() -> None:
+    with running_daemon(LOCALRUN_SLOTS="1", LOCALRUN_FAKE_STEP_MS="10") as daemon:
+        complete(daemon, max_tokens=2)
+        with ThreadPoolExecutor(2) as pool:
+            answers = [pool.submit(lambda: complete(daemon, max_tokens=100, ignore_eos=True)) for _ in range(2)]
+            waits: list[float] = []
+            while not all(answer.done() for answer in answers):
+                rows = daemon.http.get("/localrun/v1/requests").json()["requests"]
+                waits += [row["predicted_wait_s"] for row in rows if row["predicted_wait_s"] is not None]
+                assert all(row["queue_position"] for row in rows if row["predicted_wait_s"] is not None)
+                time.sleep(0.02)
+        assert waits
+        assert max(waits) > 0
 
 
 def test_a_cancelled_stream_ends_with_an_error_and_without_done() -> None:

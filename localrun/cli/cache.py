@@ -1,0 +1,143 @@
+"""`localrun cache`: what is kept of prompts, in memory and on disk, and how to be rid of it.
+
+A running daemon is asked. Without one, what lies on disk is read and deleted here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+import msgspec
+
+from localrun import config, errors, kv_folders
+from localrun.cli.columns import ago, columns, size
+from localrun.cli.connection import base_url, with_settings
+from localrun.cli.daemon import daemon_version
+from localrun.cli.model_name import for_daemon
+from localrun.client import Client
+from localrun.config import Settings
+from localrun.kv_folders import ModelFolder
+from localrun.snapshot import CacheCleared, CacheReport, CacheRow
+
+_HEADER = ("NAME", "KV CELLS", "IN MEMORY", "ON DISK", "LAST USED", "HIT RATE")
+
+
+@click.group("cache", invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object, as in the daemon's /localrun/v1/cache.")
+@with_settings
+@click.pass_context
+def command(context: click.Context, as_json: bool, settings: Settings) -> None:
+    """Show what is kept of prompts, so that they need not be computed again.
+
+    Prefixes are kept in KV cells while they run, then in memory, then on disk, where they outlive the daemon.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    report = _report(settings)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+    else:
+        print(_as_text(report, datetime.now(UTC)))
+
+
+@command.command("clear")
+@click.argument("model", required=False)
+@click.option("--ram", is_flag=True, help="Only what is in memory.")
+@click.option("--disk", is_flag=True, help="Only what is on disk; what memory still has is written again.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@with_settings
+def clear(model: str | None, ram: bool, disk: bool, yes: bool, settings: Settings) -> None:
+    """Forget what is kept of MODEL's prompts, or of all models'. Running requests lose nothing."""
+    where = "in memory" if ram and not disk else "on disk" if disk and not ram else "in memory and on disk"
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Forget what is kept {where} of {model or 'all models'}?", abort=True, err=True)
+    cleared = _clear(settings, model, ram=ram or not disk, disk=disk or not ram)
+    print(f"freed {size(cleared.ram_bytes)} of memory and {size(cleared.disk_bytes)} on disk")
+
+
+@command.command("prune")
+def prune() -> None:
+    """Delete what is kept on disk of models whose files are gone, and folders that are empty."""
+    gone = [folder for folder in kv_folders.survey(_folder()) if folder.is_abandoned or not folder.files]
+    freed_bytes = sum(kv_folders.remove(folder.path) for folder in gone)
+    print(f"deleted {len(gone)} {'folder' if len(gone) == 1 else 'folders'}, freed {size(freed_bytes)} on disk")
+
+
+def _folder() -> Path:
+    return kv_folders.kv_folder(config.folders().cache)
+
+
+def _report(settings: Settings) -> CacheReport:
+    if daemon_version(settings) is not None:
+        return asyncio.run(_ask(base_url(settings)))
+    rows: dict[str, CacheRow] = {}
+    for folder in kv_folders.survey(_folder()):
+        if not folder.files:
+            continue
+        row = rows.setdefault(folder.owner, CacheRow(model=folder.model_name))
+        row.disk_bytes += folder.size_bytes
+        row.disk_entries += folder.n_entries
+        row.disk_used_at_s = max(folder.used_at_s or 0.0, row.disk_used_at_s or 0.0) or None
+    return CacheReport(
+        models=list(rows.values()),
+        ram_bytes=0,
+        ram_limit_bytes=settings.ram_cache_bytes,
+        disk_bytes=sum(row.disk_bytes for row in rows.values()),
+        disk_limit_bytes=settings.disk_cache_bytes,
+        disk_folder=str(_folder()),
+    )
+
+
+async def _ask(url: str) -> CacheReport:
+    async with Client(url) as client:
+        return await client.cache()
+
+
+def _clear(settings: Settings, model: str | None, *, ram: bool, disk: bool) -> CacheCleared:
+    if daemon_version(settings) is not None:
+        return asyncio.run(_ask_to_clear(base_url(settings), model and for_daemon(model), ram=ram, disk=disk))
+    folders = [folder for folder in kv_folders.survey(_folder()) if model is None or _is_of(folder, model)]
+    if model is not None and not folders:
+        raise errors.ModelNotFound(model)
+    return CacheCleared(disk_bytes=sum(kv_folders.remove(folder.path) for folder in folders) if disk else 0)
+
+
+def _is_of(folder: ModelFolder, model: str) -> bool:
+    return folder.is_of(for_daemon(model).removesuffix(":latest"))
+
+
+async def _ask_to_clear(url: str, model: str | None, *, ram: bool, disk: bool) -> CacheCleared:
+    async with Client(url) as client:
+        return await client.clear_cache(model, ram=ram, disk=disk)
+
+
+def _as_text(report: CacheReport, now: datetime) -> str:
+    table = columns(_HEADER, [_cells(row, now) for row in report.models])
+    memory = f"{size(report.ram_bytes)} in memory (at most {_limit(report.ram_limit_bytes)} for each loaded model)"
+    disk = f"{size(report.disk_bytes)} on disk (at most {_limit(report.disk_limit_bytes)} together), in"
+    return f"{table}\n\n{memory}\n{disk} {report.disk_folder}"
+
+
+def _limit(limit_bytes: int) -> str:
+    return size(limit_bytes) if limit_bytes else "none"
+
+
+def _cells(row: CacheRow, now: datetime) -> tuple[str, ...]:
+    is_loaded = row.pid is not None
+    used_at = None if row.disk_used_at_s is None else datetime.fromtimestamp(row.disk_used_at_s, UTC)
+    return (
+        row.model,
+        f"{row.kv_cells_used}/{row.kv_cells}" if is_loaded else "-",
+        _holding(row.ram_bytes, row.ram_entries) if is_loaded else "-",
+        _holding(row.disk_bytes, row.disk_entries),
+        "-" if used_at is None else ago(used_at, now),
+        "-" if row.hit_rate is None else f"{row.hit_rate:.0%}",
+    )
+
+
+def _holding(size_bytes: int, n_entries: int) -> str:
+    return f"{size(size_bytes)} in {n_entries}" if n_entries else size(size_bytes)

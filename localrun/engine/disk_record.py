@@ -1,0 +1,90 @@
+"""What the disk tier keeps and what it promises, without how: shared by the KV store and by tests. Pure.
+
+A record describes one saved segment of a sequence: the tokens [start, start + len(tokens)) of a path from the root, and
+how the backend's state bytes for them are laid out. Its key names it and its place under its parent.
+
+Invariant: a key is a name, never a proof. Whoever finds a record by its key compares parent, start and tokens.
+Does not: touch files (`kv_disk.py`), or hold state bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localrun.engine.backend import State
+
+KEY_BYTES = 16
+
+
+@dataclass(frozen=True, eq=False)
+class DiskRecord:
+    """A saved segment. `parent_key` is empty at the root; `order` holds the positions as they lie in the state bytes
+    (`KvCells.saved_order`); `is_whole` says that the bytes are the state of the whole path and not of [start, end)
+    alone."""
+
+    key: bytes
+    parent_key: bytes
+    start: int
+    tokens: list[int]
+    order: NDArray[np.int32]
+    is_whole: bool
+
+
+class DiskTier(Protocol):
+    """Saved segments of one model on disk. Nothing here raises because of a file: what cannot be had is a miss.
+
+    `size_bytes` and `n_entries` are of this model's folder, what is still being written included.
+    `may_write` is False for good once the disk refused a write (full, no permission): saving anything is then in vain.
+    """
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def n_entries(self) -> int: ...
+
+    @property
+    def may_write(self) -> bool: ...
+
+    def scan(self) -> list[DiskRecord]:
+        """Everything that is there, parents before their children, and below one parent the most recently used first.
+        Called once, at start: takes time. Damaged entries, and those whose parent is gone, are deleted."""
+
+    def write(self, record: DiskRecord, data: State) -> None:
+        """Keep `data`, which nobody changes from now on. Returns at once; under pressure it is not written."""
+
+    def read(self, key: bytes) -> bytearray | None:
+        """The state bytes, verified; None when the entry is gone or damaged (and then deleted)."""
+
+    def touch(self, key: bytes) -> None:
+        """Note that an entry was used now. Returns at once."""
+
+    def remove(self, key: bytes) -> None:
+        """Forget an entry. Returns at once."""
+
+    def clear(self) -> None:
+        """Forget all entries of this model. Returns at once."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much waits to be written that a write now would be dropped. Nothing reports when that ends."""
+
+    def flush(self, deadline_s: float) -> None:
+        """Wait until everything asked for so far is on disk, at most so many seconds."""
+
+    def close(self) -> None:
+        """End the background thread after what it is doing now. What still waits is dropped: flush first."""
+
+
+def segment_key(parent_key: bytes, start: int, tokens: Sequence[int]) -> bytes:
+    """16 bytes that name the segment of `tokens` at position `start` below `parent_key` (empty at the root)."""
+    digest = hashlib.blake2b(parent_key, digest_size=KEY_BYTES, person=b"localrun segment")
+    digest.update(start.to_bytes(8, "little"))
+    digest.update(np.asarray(tokens, np.int32).astype("<i4", copy=False).tobytes())
+    return digest.digest()

@@ -1,0 +1,194 @@
+"""One native context: cells or states of sequences, a batch, and the calls on them.
+
+Owner: one thread at a time. Native code aborts the process on a bad integer, so every argument is checked here first
+and becomes a ValueError instead.
+
+Its KV cache is *split*, a stream of cells for every sequence, or one *unified* pool, in which sharing a prefix is a
+change of metadata, and one decode is one micro-batch (`n_ubatch` equals `n_batch`), so that placement follows
+`kv_cells.py`.
+
+What a sequence leaves in memory depends on the model (`MemoryKind`). A sliding window keeps few cells and reuses them
+once they are out of sight; a recurrent layer keeps one state per sequence and overwrites it with every token. Neither
+can be cut back to an earlier position, and a recurrent state is memory for every sequence that might exist.
+
+Does not: know the vocabulary's texts, or sample.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, State
+from localrun.engine.llama_native import last_problem, native
+from localrun.engine.state_blob import StateLayout
+from localrun.errors import EngineFailed
+
+GGML_TYPES = {"f16": native.GGML_TYPE_F16, "q8_0": native.GGML_TYPE_Q8_0, "q4_0": native.GGML_TYPE_Q4_0}
+ABORTED = 2  # what llama_decode returns then
+
+
+@dataclass(frozen=True)
+class ContextShape:
+    """What a context is opened with. `n_cells` are shared by all sequences, or divided among them if `is_split`."""
+
+    n_cells: int
+    n_seqs: int
+    n_batch: int
+    n_threads: int
+    kv_type: str
+    is_split: bool
+
+
+class LlamaContext:
+    """See the module. Raises EngineFailed when llama.cpp cannot make it."""
+
+    def __init__(self, model: Any, shape: ContextShape, *, kind: MemoryKind, n_window: int, n_vocab: int) -> None:
+        self.kind = kind
+        self.n_seqs = shape.n_seqs
+        self._n_window = n_window
+        self._n_vocab = n_vocab
+        self._n_streams = shape.n_seqs if shape.is_split else 1
+        self.native = native.llama_init_from_model(model, _params(shape, kind))
+        if not self.native:
+            raise EngineFailed(f"llama.cpp cannot make a context of {shape.n_cells} KV cells: {last_problem()}")
+        self._memory = native.llama_get_memory(self.native)
+        self.n_cells = int(native.llama_n_ctx(self.native))
+        self.batch = Batch(int(native.llama_n_batch(self.native)))
+        self._native_batch, self._batch_memory = _native_batch(self.batch)
+        self._state_buffer = bytearray()
+
+    def decode(self, n_rows: int) -> None:
+        """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed."""
+        batch = self.batch
+        if not 0 < n_rows <= batch.capacity:
+            raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
+        _check_range("token", batch.token[:n_rows], self._n_vocab)
+        _check_range("sequence", batch.seq[:n_rows], self.n_seqs)
+        _check_range("position", batch.pos[:n_rows], self.n_cells)
+        if np.count_nonzero(batch.wants_logits[:n_rows]) > self.n_seqs:
+            raise ValueError(f"more than {self.n_seqs} rows want logits")
+        self._native_batch.n_tokens = n_rows
+        code = native.llama_decode(self.native, self._native_batch)
+        if code == 0:
+            return
+        if code == 1:
+            raise NoRoom(f"no {n_rows} free cells")
+        raise DecodeFailed(f"llama_decode returned {code}", is_fatal=code != -1, is_abort=code == ABORTED)
+
+    def logits(self, row: int) -> NDArray[np.float32]:
+        """The logits of a row of the last decode, as a view of native memory. Raises ValueError if it has none."""
+        pointer = native.llama_get_logits_ith(self.native, row)
+        if not pointer:
+            raise ValueError(f"row {row} has no logits")
+        row_memory = (ctypes.c_float * self._n_vocab).from_address(ctypes.addressof(pointer.contents))
+        return np.frombuffer(memoryview(row_memory), np.float32)
+
+    def seq_share(self, source: int, target: int, start: int, end: int) -> None:
+        """See `Backend.seq_share`."""
+        self._check_seq(source)
+        self._check_seq(target)
+        if not 0 <= start <= end <= self.n_cells:
+            raise ValueError(f"positions [{start}, {end}) are not within [0, {self.n_cells})")
+        if self.kind is not MemoryKind.ATTENTION or self._n_streams > 1:
+            raise ValueError(f"sequences of {self.kind} memory in {self._n_streams} streams share no cells")
+        native.llama_memory_seq_cp(self._memory, source, target, start, end)
+
+    def seq_remove(self, seq: int, start: int, end: int = -1) -> bool:
+        """See `Backend.seq_remove`."""
+        self._check_seq(seq)
+        if not 0 <= start <= self.n_cells or not -1 <= end <= self.n_cells:
+            raise ValueError(f"positions [{start}, {end}) are not within [0, {self.n_cells})")
+        if start > 0 and self.kind is MemoryKind.WINDOW:
+            # llama.cpp would do it, also where the cells that position `start` looks back at are gone.
+            oldest = native.llama_memory_seq_pos_min(self._memory, seq)
+            if oldest > max(0, start - self._n_window + 1):
+                return False
+        return bool(native.llama_memory_seq_rm(self._memory, seq, start, end))
+
+    def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
+        """See `Backend.state_get`."""
+        self._check_seq(seq)
+        size = int(native.llama_state_seq_get_size(self.native, seq))
+        if size > limit_bytes:
+            return None
+        state = bytearray(size)
+        del state[self._save(seq, state, size) :]
+        return state
+
+    def state_slices(self, layout: StateLayout, seq: int, ranges: list[tuple[int, int]]) -> list[State]:
+        """See `Backend.state_slices`."""
+        self._check_seq(seq)
+        size = int(native.llama_state_seq_get_size(self.native, seq))
+        if size > len(self._state_buffer):
+            # Kept for the next time: touching fresh memory takes ten times as long as copying into it.
+            self._state_buffer = bytearray(size)
+        written = self._save(seq, self._state_buffer, size)
+        state = np.frombuffer(self._state_buffer, np.uint8, written)
+        return [layout.slice(state, start, end) for start, end in ranges]
+
+    def state_join(self, layout: StateLayout, pieces: list[tuple[State, int, int, int]]) -> bytearray:
+        """See `Backend.state_join`."""
+        return layout.join(pieces, n_streams=self._n_streams)
+
+    def state_set(self, seq: int, state: bytearray) -> bool:
+        """See `Backend.state_set`."""
+        self._check_seq(seq)
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
+        is_read = int(native.llama_state_seq_set_data(self.native, buffer, len(state), seq)) == len(state)
+        if not is_read:
+            native.llama_memory_seq_rm(self._memory, seq, 0, -1)
+        return is_read
+
+    def close(self) -> None:
+        """Free it."""
+        native.llama_free(self.native)
+
+    def _save(self, seq: int, target: bytearray, size: int) -> int:
+        buffer = (ctypes.c_uint8 * size).from_buffer(target)
+        return int(native.llama_state_seq_get_data(self.native, buffer, size, seq))
+
+    def _check_seq(self, seq: int) -> None:
+        if not 0 <= seq < self.n_seqs:
+            raise ValueError(f"sequence {seq} is not below {self.n_seqs}")
+
+
+def _params(shape: ContextShape, kind: MemoryKind) -> Any:
+    params = native.llama_context_default_params()
+    params.n_ctx = shape.n_cells
+    params.n_batch = params.n_ubatch = shape.n_batch
+    params.n_seq_max = shape.n_seqs
+    # One row per sequence wants logits; the default, every row of a batch, is 300 MB at 150,000 tokens.
+    params.n_outputs_max = shape.n_seqs
+    params.n_threads = params.n_threads_batch = shape.n_threads
+    params.type_k = params.type_v = GGML_TYPES[shape.kv_type]
+    params.kv_unified = not shape.is_split
+    params.swa_full = kind is not MemoryKind.WINDOW
+    params.no_perf = True
+    return params
+
+
+def _native_batch(batch: Batch) -> tuple[Any, tuple[NDArray[Any], ...]]:
+    """A `llama_batch` over the arrays of `batch`, so that filling rows is filling numpy arrays.
+
+    Each row's list of sequences is a pointer to its entry of `batch.seq`. The second value owns memory that the first
+    points to and must live as long.
+    """
+    n_seq_id = np.ones(batch.capacity, np.int32)
+    addresses = batch.seq.ctypes.data + np.arange(batch.capacity, dtype=np.uint64) * np.uint64(batch.seq.itemsize)
+    fields = native.llama_batch()
+    fields.token = batch.token.ctypes.data_as(ctypes.POINTER(native.llama_token))
+    fields.pos = batch.pos.ctypes.data_as(ctypes.POINTER(native.llama_pos))
+    fields.n_seq_id = n_seq_id.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+    fields.seq_id = addresses.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(native.llama_seq_id)))
+    fields.logits = batch.wants_logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
+    return fields, (n_seq_id, addresses)
+
+
+def _check_range(what: str, values: NDArray[np.int32], limit: int) -> None:
+    if values.min() < 0 or values.max() >= limit:
+        raise ValueError(f"a {what} of the batch is not within [0, {limit})")

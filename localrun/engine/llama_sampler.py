@@ -1,0 +1,90 @@
+"""One request's native sampler chain: a `backend.Sampler` over llama.cpp.
+
+Owner: the engine's main thread. Does not: decide which stages there are (`sampling.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localrun.engine import sampling as stages
+from localrun.engine.llama_native import native
+
+
+class LlamaSampler:
+    """A native sampler chain; an argmax in its place where the chain would be nothing else.
+
+    `draw` applies a native chain to a row of the last decode, `logits` gives the row of the last decode as a view of native memory. Tokens in `banned` are never chosen.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[[Any, int], int],
+        logits: Callable[[int], NDArray[np.float32]],
+        chain: Sequence[stages.Stage],
+        *,
+        banned: NDArray[np.int64],
+        n_vocab: int,
+    ) -> None:
+        self._draw = draw
+        self._logits = logits
+        self._banned = banned
+        self._window = next((stage.last_n for stage in chain if isinstance(stage, stages.Penalties)), 0)
+        self._chain: Any = None
+        if list(chain) != [stages.Greedy()]:
+            self._chain = native.llama_sampler_chain_init(native.llama_sampler_chain_default_params())
+            for stage in chain:
+                native.llama_sampler_chain_add(self._chain, _native_stage(stage, n_vocab))
+
+    def accept(self, tokens: list[int]) -> None:
+        for token in tokens[-self._window :] if self._window else ():
+            native.llama_sampler_accept(self._chain, token)
+
+    def sample(self, row: int) -> int:
+        if self._chain is not None and not self._banned.size:
+            return self._draw(self._chain, row)
+        logits = self._logits(row)
+        # The row is changed in place, so that native stages see it too, and put back for whoever reads logprobs.
+        saved = logits[self._banned]
+        logits[self._banned] = -np.inf
+        token = int(logits.argmax()) if self._chain is None else self._draw(self._chain, row)
+        logits[self._banned] = saved
+        return token
+
+    def close(self) -> None:
+        if self._chain is not None:
+            native.llama_sampler_free(self._chain)
+            self._chain = None
+
+
+def _native_stage(stage: stages.Stage, n_vocab: int) -> Any:
+    match stage:
+        case stages.LogitBias(biases):
+            array = (native.llama_logit_bias * len(biases))()
+            for entry, (token, bias) in zip(array, biases, strict=True):
+                entry.token, entry.bias = token, bias
+            return native.llama_sampler_init_logit_bias(n_vocab, len(biases), array)
+        case stages.Penalties(last_n, repeat, frequency, presence):
+            return native.llama_sampler_init_penalties(n_vocab, last_n, repeat, frequency, presence)
+        case stages.TopK(k):
+            return native.llama_sampler_init_top_k(min(k, n_vocab))
+        case stages.Typical(p):
+            return native.llama_sampler_init_typical(p, 1)
+        case stages.TopP(p):
+            return native.llama_sampler_init_top_p(p, 1)
+        case stages.MinP(p):
+            return native.llama_sampler_init_min_p(p, 1)
+        case stages.Temperature(value):
+            return native.llama_sampler_init_temp(value)
+        case stages.Mirostat(1, seed, tau, eta):
+            return native.llama_sampler_init_mirostat(n_vocab, seed, tau, eta, 100)
+        case stages.Mirostat(_, seed, tau, eta):
+            return native.llama_sampler_init_mirostat_v2(seed, tau, eta)
+        case stages.Draw(seed):
+            return native.llama_sampler_init_dist(seed)
+        case stages.Greedy():
+            return native.llama_sampler_init_greedy()

@@ -1,0 +1,101 @@
+"""The long prompts that are computed in the background, and when streams may interrupt them.
+
+Owner: the engine's main thread. One batch at a time is under way (`Backend.staging_start`). Streams go on beside it,
+once per latency target: a step of theirs makes the background pause, so it costs the prompts what it takes and nothing
+else. The background always gets at least as long as a step takes, or a target below that would starve it.
+
+Invariant: while a batch is under way, its requests stay where they are; whoever wants to change that calls `drop`.
+Does not: choose rows (`scheduler.py`), or move finished prompts (`engine.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from localrun.engine import rows
+from localrun.engine.backend import Backend
+from localrun.engine.request import Request
+from localrun.engine.scheduler import Grant
+
+# Waiting for the background ends this soon, so that newcomers and cancels are not kept waiting.
+POLL_S = 0.02
+
+
+class Staging:
+    """See the module."""
+
+    def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
+        self.grants: tuple[Grant, ...] = ()
+        self._backend = backend
+        self._clock = clock
+        self._rows: list[int] = []
+        self._started_at_s = 0.0
+        self._interrupted_s = 0.0
+        self._last_step_end_s = -math.inf
+        self._last_step_s = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch is under way."""
+        return self._backend.is_staging
+
+    @property
+    def n_rows(self) -> int:
+        return len(self._rows)
+
+    @property
+    def depth(self) -> float:
+        """Where in their prompts the rows begin, on average over the rows."""
+        return sum(request.n_computed * n_tokens for request, n_tokens in self.grants) / max(1, self.n_rows)
+
+    def holds(self, request: Request) -> bool:
+        """Whether a request is in the batch that is under way."""
+        return self.is_busy and any(grant.request is request for grant in self.grants)
+
+    def start(self, grants: Sequence[Grant]) -> None:
+        """Begin a batch."""
+        self.grants = tuple(grants)
+        self._rows = rows.fill(self._backend.staging_batch, grants, wants_logits=False)
+        self._started_at_s, self._interrupted_s = self._clock(), 0.0
+        self._backend.staging_start(self.n_rows)
+
+    def is_over(self) -> bool:
+        """Whether a batch is under way and was computed."""
+        return self.is_busy and self._backend.staging_wait(0.0)
+
+    def finish(self) -> tuple[list[int], float]:
+        """End a batch that is over. Returns the sequence of each row, and the seconds that computing them took, without
+        interruptions. Raises NoRoom or DecodeFailed."""
+        self._backend.staging_finish()
+        return self._rows, self._clock() - self._started_at_s - self._interrupted_s
+
+    def drop(self) -> list[Request]:
+        """Give up what is under way. Returns its requests: how much of them was computed, nobody knows."""
+        if not self.is_busy:
+            return []
+        self._backend.staging_abort()
+        return [grant.request for grant in self.grants]
+
+    def wait_for_turn(self, target_s: float | None) -> bool:
+        """Whether streams that want a token every `target_s` may have a step now; if not, some time went by waiting for
+        that. 0: they are in no hurry, and wait for the batch. None: there are only prompts, which take turns with it."""
+        if not self.is_busy:
+            return True
+        wait_s = math.inf if target_s == 0 else max((target_s or 0.0) - self._last_step_s, self._last_step_s)
+        due_s = self._last_step_end_s + wait_s
+        now_s = self._clock()
+        if now_s >= due_s:
+            return True
+        self.wait(due_s - now_s)
+        return False
+
+    def wait(self, timeout_s: float = POLL_S) -> None:
+        """Let the background compute."""
+        self._backend.staging_wait(min(timeout_s, POLL_S))
+
+    def note_step(self, step_s: float) -> None:
+        """Streams had a step, which took so long and ends now."""
+        self._last_step_end_s, self._last_step_s = self._clock(), step_s
+        if self.is_busy:
+            self._interrupted_s += step_s

@@ -1,0 +1,159 @@
+"""The bytes of a saved attention state, cut by positions and joined again. Pure.
+
+`llama_state_seq_get_data` saves a whole sequence. A prompt's beginning that many share should be kept once, and a
+conversation that grew by a hundred tokens should not be saved anew, so the bytes are cut into *slices*: the rows of
+positions [start, end), one block per layer, keys before values, positions ascending. `join` makes a state of slices that
+the same context accepts, whatever cells it came from and whether its KV streams are split or unified.
+
+The format is that of the pinned llama.cpp (`llama_kv_cache::state_write`), little-endian as the machine:
+
+    magic u32 | sequence i32 | streams u32
+    per stream: cells u32, and if there are any
+        per cell: position i32 | sequences u32 (1) | sequence i32
+        values transposed u32 (0) | layers u32
+        per layer: key type i32 | bytes per row u64 | rows
+        per layer: value type i32 | bytes per row u64 | rows
+
+It is not promised to anybody, so nothing is assumed: `StateLayout.of` checks every field and the total length of a real
+state, and a state that differs (transposed values, extra cell data) has no layout, which callers must allow for.
+
+Does not: know tokens, or call the library.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+_HEAD = struct.Struct("=IiI")
+_CELL = np.dtype([("pos", "<i4"), ("n_seqs", "<u4"), ("seq", "<i4")])
+_LAYERS = struct.Struct("=II")
+_TENSOR = struct.Struct("=iQ")
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """What is the same in all states of one context: `magic`, and type and bytes per row of each key and value tensor,
+    keys first."""
+
+    magic: int
+    tensors: tuple[tuple[int, int], ...]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one position in a slice."""
+        return sum(row_bytes for _, row_bytes in self.tensors)
+
+    @classmethod
+    def of(cls, state: bytes | bytearray | memoryview) -> StateLayout | None:
+        """The layout of a real state that is not empty; None for one that cannot be cut."""
+        try:
+            return cls._read(state)
+        except (struct.error, ValueError):
+            return None
+
+    @classmethod
+    def _read(cls, state: bytes | bytearray | memoryview) -> StateLayout:
+        magic, _, n_streams = _HEAD.unpack_from(state)
+        at, n_cells = _skip_to_cells(state, n_streams)
+        cells = np.frombuffer(state, _CELL, n_cells, at)
+        if not (cells["n_seqs"] == 1).all():
+            raise ValueError("cells are not as expected")
+        at += cells.nbytes
+        is_transposed, n_layers = _LAYERS.unpack_from(state, at)
+        if is_transposed or not 0 < n_layers < 4096:
+            raise ValueError("values are transposed")
+        at += _LAYERS.size
+        tensors = []
+        for _ in range(2 * n_layers):
+            kind, row_bytes = _TENSOR.unpack_from(state, at)
+            at += _TENSOR.size + row_bytes * n_cells
+            tensors.append((kind, row_bytes))
+        n_rest = len(state) - at
+        if n_rest < 0 or n_rest % 4 or any(bytes(state[at:])):
+            raise ValueError("the length is not as expected")
+        return cls(magic, tuple(tensors))
+
+    def slice(self, state: bytearray | Bytes, start: int, end: int) -> Bytes:
+        """The rows of positions [start, end) of a state of this layout. Raises ValueError if it has not all of them."""
+        data = np.frombuffer(state, np.uint8)
+        _, _, n_streams = _HEAD.unpack(data[: _HEAD.size].tobytes())
+        at, n_cells = _skip_to_cells(data, n_streams)
+        positions = np.frombuffer(data, _CELL, n_cells, at)["pos"]
+        rows = _rows_of(positions, start, end)
+        at += n_cells * _CELL.itemsize + _LAYERS.size
+        result = np.empty((end - start) * self.token_bytes, np.uint8)
+        to = 0
+        for _, row_bytes in self.tensors:
+            at += _TENSOR.size
+            block = data[at : at + n_cells * row_bytes].reshape(n_cells, row_bytes)
+            size = (end - start) * row_bytes
+            result[to : to + size].reshape(end - start, row_bytes)[:] = block[rows]
+            to += size
+            at += n_cells * row_bytes
+        return result
+
+    def join(self, pieces: Iterable[tuple[Bytes | bytes | bytearray, int, int, int]], *, n_streams: int) -> bytearray:
+        """A state of the positions [0, n) from (slice, its first position, start, end) that follow each other.
+
+        Each piece contributes [start, end) of its slice. `n_streams` is the number of KV streams of the context.
+        """
+        parts = [(np.frombuffer(data, np.uint8), first, start, end) for data, first, start, end in pieces]
+        n_cells = parts[-1][3]
+        size = _HEAD.size + 4 * n_streams + n_cells * _CELL.itemsize + _LAYERS.size
+        size += sum(_TENSOR.size + n_cells * row_bytes for _, row_bytes in self.tensors)
+        state = bytearray(size)
+        view = np.frombuffer(state, np.uint8)
+        _HEAD.pack_into(state, 0, self.magic, 0, n_streams)
+        struct.pack_into("=I", state, _HEAD.size, n_cells)
+        at = _HEAD.size + 4
+        cells = np.frombuffer(state, _CELL, n_cells, at)
+        cells["pos"] = np.arange(n_cells)
+        cells["n_seqs"] = 1
+        at += cells.nbytes
+        _LAYERS.pack_into(state, at, 0, len(self.tensors) // 2)
+        at += _LAYERS.size
+        before = [0] * len(parts)  # where the tensor at hand begins in each slice
+        widths = [data.size // self.token_bytes for data, *_ in parts]
+        for kind, row_bytes in self.tensors:
+            _TENSOR.pack_into(state, at, kind, row_bytes)
+            at += _TENSOR.size
+            for index, (data, first, start, end) in enumerate(parts):
+                source = before[index] + (start - first) * row_bytes
+                size = (end - start) * row_bytes
+                view[at : at + size] = data[source : source + size]
+                before[index] += widths[index] * row_bytes
+                at += size
+        del view, cells
+        return state
+
+
+def _skip_to_cells(state: bytes | bytearray | memoryview | Bytes, n_streams: int) -> tuple[int, int]:
+    """Where the cells of the one stream that is not empty begin, and how many there are."""
+    at = _HEAD.size
+    if not 0 < n_streams <= 4096:
+        raise ValueError("streams are not as expected")
+    for _ in range(n_streams):
+        (n_cells,) = struct.unpack("=I", bytes(state[at : at + 4]))
+        at += 4
+        if n_cells:
+            return at, n_cells
+    raise ValueError("an empty state")
+
+
+def _rows_of(positions: NDArray[np.int32], start: int, end: int) -> slice | NDArray[np.intp]:
+    """Where positions [start, end) lie: a plain slice where they are in order, as they nearly always are."""
+    count = end - start
+    if positions.size >= end and np.array_equal(positions[start:end], np.arange(start, end)):
+        return slice(start, end)
+    rows = np.flatnonzero((positions >= start) & (positions < end))
+    rows = rows[np.argsort(positions[rows])]
+    if rows.size != count:
+        raise ValueError(f"the state has {rows.size} of the {count} positions [{start}, {end})")
+    return rows

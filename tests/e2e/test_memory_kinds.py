@@ -1,0 +1,67 @@
+"""Models with sliding windows, recurrent states and both, through the whole daemon: loaded, asked, continued, shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localrun.models.synthesize import synthesize
+from tests.daemon import Daemon, running_daemon
+
+SHAPES = ("tiny-gemma3", "tiny-mamba", "tiny-qwen35", "tiny-lfm2")
+SYSTEM = {"role": "system", "content": "You are a careful assistant, and you answer in full sentences. " * 4}
+QUESTIONS = [{"role": "user", "content": f"Tell me about the {thing} and the sea. " * 4} for thing in
+             ("moon", "wind")]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kinds_daemon() -> Iterator[Daemon]:
+    with running_daemon("--slots", "2", "--kv-cells", "2048", fake=False) as running:
+        yield running
+
+
+def ask(daemon: Daemon, model: Path, messages: list[dict[str, Any]]) -> tuple[str, int, int]:
+    """The answer, the prompt's tokens, and how many of them were cached."""
+    answer = daemon.post(
+        "/v1/chat/completions", model=str(model), messages=messages, temperature=0, max_tokens=24
+    ).json()
+    usage = answer["usage"]
+    return answer["choices"][0]["message"]["content"], usage["prompt_tokens"], (
+        usage["prompt_tokens_details"]["cached_tokens"]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_model_of_every_memory_kind_answers_remembers_and_is_shown(
+    shape: str, kinds_daemon: Daemon, tmp_path: Path
+) -> None:
+    model = tmp_path / f"{shape}.gguf"
+    synthesize(shape, "Q4_0", model)
+    first, n_prompt, n_cached = ask(kinds_daemon, model, [SYSTEM, QUESTIONS[0]])
+    assert n_cached == 0
+    again, _, n_cached = ask(kinds_daemon, model, [SYSTEM, QUESTIONS[0]])
+    assert (again, n_cached) == (first, n_prompt - 1)
+    other, n_prompt, n_cached = ask(kinds_daemon, model, [SYSTEM, QUESTIONS[1]])
+    assert other != first
+    assert n_prompt / 2 < n_cached < n_prompt - 1, "the system message is there, the question is not"
+    shown = kinds_daemon.post("/api/show", model=str(model)).json()
+    assert shown["model_info"]["general.architecture"] == shape.removeprefix("tiny-")
+    (loaded,) = [entry for entry in kinds_daemon.http.get("/api/ps").json()["models"] if shape in entry["model"]]
+    assert loaded["size"] > model.stat().st_size
+    kinds_daemon.post("/api/generate", model=str(model), keep_alive=0)
+
+
+def test_a_saved_state_survives_a_restart(tmp_path: Path) -> None:
+    model = tmp_path / "hybrid.gguf"
+    synthesize("tiny-qwen35", "Q4_0", model)
+    answers = []
+    for _ in range(2):
+        with running_daemon("--slots", "2", fake=False, LOCALRUN_HOME=str(tmp_path / "home")) as daemon:
+            answers.append(ask(daemon, model, [SYSTEM, QUESTIONS[0]]))
+            daemon.stop()
+    (first, n_prompt, before), (again, _, after) = answers
+    assert (before, after) == (0, n_prompt - 1)
+    assert first == again

@@ -1,0 +1,42 @@
+"""Saved segments and disk tiers for tests: small, and in a folder of the test's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from localrun.engine.disk_record import DiskRecord, segment_key
+from localrun.engine.kv_disk import KvDisk
+from localrun.kv_folders import About
+
+FINGERPRINT = bytes(range(16))
+ABOUT = About(model="some", model_path="/models/some.gguf", build="test 1", created_at_s=0.0)
+LIMIT_BYTES = 64 * 1024**2
+
+
+def record(tokens: list[int], parent: DiskRecord | None = None, *, is_whole: bool = False) -> DiskRecord:
+    """A segment of `tokens` at the end of `parent`, or at the root."""
+    parent_key = parent.key if parent else b""
+    start = parent.start + len(parent.tokens) if parent else 0
+    order = np.arange(start, start + len(tokens), dtype=np.int32)[::-1].copy()
+    return DiskRecord(segment_key(parent_key, start, tokens), parent_key, start, tokens, order, is_whole)
+
+
+def tier(root: Path, *, fingerprint: bytes = FINGERPRINT, limit_bytes: int = LIMIT_BYTES) -> KvDisk:
+    return KvDisk(root, fingerprint=fingerprint, about=ABOUT, limit_bytes=limit_bytes)
+
+
+def scanned(root: Path, **options: object) -> tuple[KvDisk, list[DiskRecord]]:
+    """A tier as after a restart, with what it found."""
+    opened = tier(root, **options)  # type: ignore[arg-type]
+    return opened, opened.scan()
+
+
+def flushed(disk: KvDisk) -> KvDisk:
+    disk.flush(60.0)
+    return disk
+
+
+def path_of(disk: KvDisk, found: DiskRecord) -> Path:
+    return disk._files.folder / f"{found.key.hex()}.kv"
