@@ -94,7 +94,7 @@ HELP: dict[str, str] = {
     "models_dir": "folder of model files; empty is `models` in the data folder",
 }
 
-_LATENCY_TARGETS_S = {"interactive": 0.05, "balanced": 0.1, "throughput": 0.0}
+_LATENCY_TARGETS_S = {"interactive": 0.045, "balanced": 0.14, "throughput": 0.8}
 
 
 def latency_target_s(latency: str) -> float:

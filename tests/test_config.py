@@ -174,7 +174,7 @@ def test_a_number_that_is_none_is_refused(home: dict[str, str]):
 
 @pytest.mark.parametrize(
     ("latency", "seconds"),
-    [("interactive", 0.05), ("balanced", 0.1), ("throughput", 0.0), ("250", 0.25), ("0.5", 0.0005)],
+    [("interactive", 0.045), ("balanced", 0.14), ("throughput", 0.8), ("250", 0.25), ("0.5", 0.0005)],
 )
 def test_a_latency_is_a_mode_or_milliseconds(latency: str, seconds: float):
     assert latency_target_s(latency) == pytest.approx(seconds)

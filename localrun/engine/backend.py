@@ -131,11 +131,12 @@ class Backend(Protocol):
     def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> list[State]:
         """The saved state of a sequence at each range of positions [start, end)."""
 
-    def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> bytearray:
+    def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> State:
         """A state for `state_set` of `seq` out of pieces that follow each other from position 0: (slice, the position that the
-        slice begins with, start, end) stands for positions [start, end) of the slice."""
+        slice begins with, start, end) stands for positions [start, end) of the slice. It is good until the next call of
+        anything with states."""
 
-    def state_set(self, seq: int, state: bytearray) -> bool:
+    def state_set(self, seq: int, state: State) -> bool:
         """Put a saved state into an empty sequence. False, leaving it empty, if it does not fit or is damaged."""
 
     # Some backends compute long prompts in the background, in sequences numbered from `n_seqs` on. While they do

@@ -24,8 +24,13 @@ import numpy as np
 TILE_ROWS = 64
 # Less than a tile, for targets that a tile would miss. Prompts always progress by the smallest, however slow the machine.
 SMALL_ROWS = (16, 32, 48)
-# A batch in the background takes about this long at most, so that a prompt that comes after it waits no longer.
-STAGING_S = 0.5
+# A batch in the background takes about this long at most, so that a prompt that comes after it waits no longer; and so
+# many latency targets, because the longer a batch takes, the longer its single operations, which nobody can interrupt.
+STAGING_S = 1.0
+STAGING_TARGETS = 8
+# Of sizes that do nearly as many rows per second the smallest is taken where nobody waits for anything but prompts: then
+# the first of them are done sooner.
+_NEARLY = 0.9
 # Until the model has seen this many steps with prompt rows its guess is worth nothing.
 _WARM_UP_STEPS = 4
 _FORGETTING = 0.98
@@ -40,11 +45,13 @@ _LATEST = 0.2  # weight of the latest measurement in an average
 class Budget:
     """Learns from `observe` and `observe_staging`, answers `prefill_rows`, `staging_rows` and `recompute_s`.
 
-    `mixes_rows`: prompt rows and streams' rows are computed together, and share `batch_rows`.
+    `mixes_rows`: prompt rows and streams' rows are computed together, and share `batch_rows`. The background has
+    `staging_rows` at once.
     """
 
-    def __init__(self, *, batch_rows: int, mixes_rows: bool) -> None:
+    def __init__(self, *, batch_rows: int, mixes_rows: bool, staging_rows: int = 0) -> None:
         self._batch_rows = batch_rows
+        self._staging_rows = staging_rows
         self._mixes_rows = mixes_rows
         self._weights = np.zeros(3)
         self._covariance = np.eye(3) * _PRIOR_VARIANCE
@@ -79,26 +86,28 @@ class Budget:
         """Prompt rows that may join `n_decode` running streams; the whole batch when there are none, or no limit
         (`target_s` 0)."""
         limit = self._batch_rows - (n_decode if self._mixes_rows else 0)
-        if n_decode == 0 or target_s == 0:
+        if target_s == 0 or (n_decode == 0 and self._n_seen < _WARM_UP_STEPS):
             return limit
+        if n_decode == 0:
+            rates = {n_rows: n_rows / self.predict_s(n_rows, depth) for n_rows in _sizes(limit)}
+            return min(n_rows for n_rows, rate in rates.items() if rate >= _NEARLY * max(rates.values()))
         if self._n_seen < _WARM_UP_STEPS:
             return min(limit, TILE_ROWS)
         allowed_s = max(target_s - self._decode_s, (_SLOWDOWN - 1) * self._decode_s)
         return self._best(min(limit, max(TILE_ROWS, 2 * self._last_rows)), depth, allowed_s)
 
-    def staging_rows(self, *, depth: float) -> int:
-        """Rows of the next batch in the background."""
+    def staging_rows(self, *, depth: float, target_s: float | None) -> int:
+        """Rows of the next batch in the background, beside streams with this target (0 or None: none in a hurry)."""
         if self._n_seen < _WARM_UP_STEPS:
-            return min(self._batch_rows, 2 * TILE_ROWS)
-        return self._best(self._batch_rows, depth, STAGING_S)
+            return min(self._staging_rows, 2 * TILE_ROWS)
+        allowed_s = min(STAGING_S, STAGING_TARGETS * target_s) if target_s else STAGING_S
+        return self._best(self._staging_rows, depth, allowed_s)
 
     def _best(self, limit: int, depth: float, allowed_s: float) -> int:
         """The size up to `limit` that does most rows per second of those that are quick enough."""
-        sizes = [*SMALL_ROWS, *range(TILE_ROWS, limit + 1, TILE_ROWS)]
-        quick = [
-            (n_rows / seconds, n_rows) for n_rows in sizes if (seconds := self.predict_s(n_rows, depth)) <= allowed_s
-        ]
-        return min(limit, max(quick)[1] if quick else SMALL_ROWS[0])
+        seconds = {n_rows: self.predict_s(n_rows, depth) for n_rows in _sizes(limit)}
+        quick = [(n_rows / took_s, n_rows) for n_rows, took_s in seconds.items() if took_s <= allowed_s]
+        return max(quick)[1] if quick else min(seconds)
 
     def _learn(self, n_rows: int, depth: float, seconds: float) -> None:
         features = _features(n_rows, depth)
@@ -114,6 +123,12 @@ class Budget:
             ratio = min(2.0, max(0.5, seconds / guess_s))
             factor = self._factors.get(n_rows, 1.0)
             self._factors[n_rows] = factor + _LATEST * (ratio - factor)
+
+
+def _sizes(limit: int) -> list[int]:
+    """Numbers of rows that suit the kernels, and `limit` where it is less than any."""
+    sizes = [*SMALL_ROWS, *range(TILE_ROWS, limit + 1, TILE_ROWS)]
+    return [n_rows for n_rows in sizes if n_rows <= limit] or [limit]
 
 
 def _features(n_rows: int, depth: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -61,7 +61,8 @@ class Engine:
         self._backend = backend
         self._clock = clock
         self._target_itl_s = limits.target_itl_s
-        budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows)
+        staging_rows = backend.staging_batch.capacity if backend.n_staging_seqs else 0
+        budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows, staging_rows=staging_rows)
         self._kv = KvMode(backend, KvStore(limits.ram_cache_bytes, disk, budget.recompute_s), clock)
         self._staging = Staging(backend, clock)
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)

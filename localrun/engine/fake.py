@@ -189,9 +189,9 @@ class FakeBackend:
         state = bytearray(msgspec.msgpack.encode(saved))
         return state if len(state) <= limit_bytes else None
 
-    def state_set(self, seq: int, state: bytearray) -> bool:
+    def state_set(self, seq: int, state: State) -> bool:
         self.seq_remove(seq, 0)
-        saved = msgspec.msgpack.decode(state, type=list[tuple[int, int]])
+        saved = msgspec.msgpack.decode(bytes(state), type=list[tuple[int, int]])
         free = self._find_for([seq] * len(saved))
         if free is None:
             return False

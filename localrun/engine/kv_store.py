@@ -2,9 +2,9 @@
 
 Owner: the engine's main thread. What a tier holds is a tree of segments (`segments.py`). When memory is full, the
 segment with the least *priority* leaves it, to disk if there is one: priority is recompute seconds per byte, on top of
-a clock that rises to the priority of whatever was dropped last. So what is dear to compute stays longer, and what nobody
-used for long sinks whatever it cost (GreedyDual-Size: Cao and Irani, "Cost-aware WWW proxy caching algorithms", 1997). A
-segment leaves memory after what hangs below it.
+a clock that rises to the priority of whatever was dropped last. So what is dear to compute stays longer, and what
+nobody used for long sinks whatever it cost (GreedyDual-Size: Cao and Irani, "Cost-aware WWW proxy caching algorithms",
+1997). A segment leaves memory after what hangs below it.
 
 Segments are written to disk when they leave memory, when the engine has nothing else to do (`persist`), and at the end
 (`flush`); never in a step's way, for the disk tier has a thread of its own.
@@ -238,7 +238,7 @@ class KvStore:
             if not leaves:
                 return False
             victim = min(leaves, key=lambda segment: (segment.priority, segment.used))
-            self._clock = victim.priority
+            self._clock = max(self._clock, victim.priority)  # one that waited for what hung below it may rank lower
             if not victim.is_on_disk and self._takes_writes:
                 assert victim.data is not None
                 self._write(victim, victim.data)
@@ -249,7 +249,13 @@ class KvStore:
         return True
 
     def _write(self, segment: Segment, data: State) -> None:
+        """Hand a segment to the disk tier, after those above it: it refuses one whose parent it does not have."""
         assert self._disk is not None
-        self._disk.write(segment.record, data)
-        segment.is_on_disk = True
-        self._dirty.pop(segment.key, None)
+        chain, parent = [(segment, data)], segment.parent
+        while parent is not None and parent.data is not None and not parent.is_on_disk:
+            chain.append((parent, parent.data))
+            parent = parent.parent
+        for each, its_data in reversed(chain):
+            self._disk.write(each.record, its_data)
+            each.is_on_disk = True
+            self._dirty.pop(each.key, None)

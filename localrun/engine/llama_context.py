@@ -124,22 +124,22 @@ class LlamaContext:
         """See `Backend.state_slices`."""
         self._check_seq(seq)
         size = int(native.llama_state_seq_get_size(self.native, seq))
-        if size > len(self._state_buffer):
-            # Kept for the next time: touching fresh memory takes ten times as long as copying into it.
-            self._state_buffer = bytearray(size)
+        self._reserve(size)
         written = self._save(seq, self._state_buffer, size)
         state = np.frombuffer(self._state_buffer, np.uint8, written)
         return [layout.slice(state, start, end) for start, end in ranges]
 
-    def state_join(self, layout: StateLayout, pieces: list[tuple[State, int, int, int]]) -> bytearray:
+    def state_join(self, layout: StateLayout, pieces: list[tuple[State, int, int, int]]) -> State:
         """See `Backend.state_join`."""
-        return layout.join(pieces, n_streams=self._n_streams)
+        self._reserve(layout.size_bytes(pieces[-1][3], n_streams=self._n_streams))
+        return layout.join(pieces, n_streams=self._n_streams, into=self._state_buffer)
 
-    def state_set(self, seq: int, state: bytearray) -> bool:
+    def state_set(self, seq: int, state: State) -> bool:
         """See `Backend.state_set`."""
         self._check_seq(seq)
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
-        is_read = int(native.llama_state_seq_set_data(self.native, buffer, len(state), seq)) == len(state)
+        data = np.frombuffer(state, np.uint8)
+        start = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        is_read = int(native.llama_state_seq_set_data(self.native, start, data.size, seq)) == data.size
         if not is_read:
             native.llama_memory_seq_rm(self._memory, seq, 0, -1)
         return is_read
@@ -147,6 +147,11 @@ class LlamaContext:
     def close(self) -> None:
         """Free it."""
         native.llama_free(self.native)
+
+    def _reserve(self, size: int) -> None:
+        """The buffer is kept for the next time: touching fresh memory takes ten times as long as copying into it."""
+        if size > len(self._state_buffer):
+            self._state_buffer = bytearray(size + size // 4)
 
     def _save(self, seq: int, target: bytearray, size: int) -> int:
         buffer = (ctypes.c_uint8 * size).from_buffer(target)

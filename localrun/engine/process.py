@@ -28,6 +28,7 @@ from localrun.engine.backend import Backend
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.kv_disk_open import open_disk
 from localrun.engine.kv_fingerprint import library_build
+from localrun.engine.outbox import Outbox
 from localrun.errors import EngineFailed, LocalrunError
 
 log = logging.getLogger("localrun.engine")
@@ -115,10 +116,9 @@ def main(argv: list[str]) -> int:
 def _run(engine: Engine, backend: Backend, frames_in: BinaryIO, frames_out: BinaryIO) -> int:
     """The life of the process between `Ready` and the end. Returns the exit code."""
     inbox = Inbox()
-    outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    outbox = Outbox(frames_out.fileno(), lambda error: _leave(inbox, error))
     signal.signal(signal.SIGTERM, lambda *_: inbox.leave(0))
     threading.Thread(target=_read, args=(frames_in, backend, inbox, outbox), name="reader", daemon=True).start()
-    threading.Thread(target=_write, args=(frames_out, outbox, inbox), name="writer", daemon=True).start()
     while inbox.drain(engine, wait=engine.is_idle):
         step = engine.step()
         if step is not None:
@@ -126,7 +126,7 @@ def _run(engine: Engine, backend: Backend, frames_in: BinaryIO, frames_out: Bina
     return inbox.exit_code
 
 
-def _read(frames_in: BinaryIO, backend: Backend, inbox: Inbox, outbox: queue.SimpleQueue[object]) -> None:
+def _read(frames_in: BinaryIO, backend: Backend, inbox: Inbox, outbox: Outbox) -> None:
     """Reader thread."""
     exit_code = 0
     try:
@@ -143,7 +143,7 @@ def _read(frames_in: BinaryIO, backend: Backend, inbox: Inbox, outbox: queue.Sim
     os._exit(exit_code)
 
 
-def _take(message: wire.ToEngine, backend: Backend, inbox: Inbox, outbox: queue.SimpleQueue[object]) -> None:
+def _take(message: wire.ToEngine, backend: Backend, inbox: Inbox, outbox: Outbox) -> None:
     """One message from the daemon. A text that cannot be tokenized fails its own request and nothing else."""
     if isinstance(message, wire.Submit):
         try:
@@ -173,16 +173,11 @@ def _count(message: wire.Count, backend: Backend) -> wire.Counted:
     return wire.Counted(id=message.id, tokens=tuple(tokens))
 
 
-def _write(frames_out: BinaryIO, outbox: queue.SimpleQueue[object], inbox: Inbox) -> None:
-    """Writer thread."""
-    try:
-        while True:
-            _send(frames_out, outbox.get())
-    except OSError:
-        inbox.leave(0)  # the daemon is gone
-    except BaseException:
-        log.exception("the writer failed")
-        inbox.leave(FAILED)
+def _leave(inbox: Inbox, error: BaseException) -> None:
+    """Nothing can be said to the daemon any more."""
+    if not isinstance(error, OSError):
+        log.error("the writer failed", exc_info=error)
+    inbox.leave(0 if isinstance(error, OSError) else FAILED)
 
 
 def _submission(message: wire.Submit, tokens: list[int]) -> Callable[[Engine], None]:
@@ -197,7 +192,7 @@ def _cancellation(request_id: int) -> Callable[[Engine], None]:
     return lambda engine: engine.cancel(request_id)
 
 
-def _clearing(message: wire.ClearCache, outbox: queue.SimpleQueue[object]) -> Callable[[Engine], None]:
+def _clearing(message: wire.ClearCache, outbox: Outbox) -> Callable[[Engine], None]:
     def clear(engine: Engine) -> None:
         store = engine.pool.store
         ram_bytes, disk_bytes = store.size_bytes, store.disk_bytes

@@ -237,7 +237,7 @@ class Scheduler:
             return []
         depth = sum(request.n_computed for request in staged) / len(staged)
         wants = [want._replace(n_rows=want.n_rows - 1) for want in _wants(staged)]
-        given = shares.divide(wants, self.budget.staging_rows(depth=depth))
+        given = shares.divide(wants, self.budget.staging_rows(depth=depth, target_s=self.target_s))
         return [Grant(request, share) for request, share in zip(staged, given, strict=True) if share]
 
     @property

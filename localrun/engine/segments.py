@@ -5,8 +5,8 @@ positions (or, with `is_whole`, of everything up to `end`). A child hangs at its
 may be inside the parent: what two conversations have in common is there once.
 
 Invariants: below one parent, at one position, no two segments that can be cut begin with the same token, so a walk from
-the root never has a choice. Segments that are whole cannot be cut, so there several may begin alike, and only a complete
-one matches. Matching compares token ids, never hashes.
+the root never has a choice. Segments that are whole cannot be cut, so there several may begin alike, and only a
+complete one matches. Matching compares token ids, never hashes.
 
 Does not: count bytes or choose what to drop (`kv_store.py`).
 """
@@ -67,8 +67,8 @@ class Path:
 
     def pieces(self) -> Iterator[tuple[Segment, int, int]]:
         """Each segment with the positions [start, end) that the path takes from it."""
-        ends = [*(segment.start for segment in self.segments[1:]), self.n_tokens]
-        for segment, end in zip(self.segments, ends, strict=True):
+        ends = [segment.start for segment in self.segments]
+        for segment, end in zip(self.segments, [*ends[1:], self.n_tokens], strict=False):
             yield segment, segment.start, end
 
 
@@ -132,7 +132,7 @@ class SegmentTree:
             parent = node.parent or self._root
             assert self.segments.get(node.key) is node, "a segment of the tree that is not in the books"
             assert node.tokens, "an empty segment"
-            assert node in parent.children[node.start, node.tokens[0]], "a child under the wrong token"
+            assert node in parent.children.get((node.start, node.tokens[0]), ()), "a child under the wrong token"
             assert parent.start <= node.start <= parent.end, "a child beside its parent"
             if not node.is_whole:
                 assert len(parent.children[node.start, node.tokens[0]]) == 1, "two segments that begin alike"

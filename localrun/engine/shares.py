@@ -1,8 +1,9 @@
 """How the prompts of a step share its prompt rows. Pure.
 
-The rows are divided between ranks by weight, in a rank equally between clients, and of a client equally between its
-requests; what one does not need goes to the others. So a short prompt never queues behind a long one, a client gets no
-more by asking twice, and a lower lane is slowed down but not stopped.
+The rows are divided between ranks by weight, in a rank equally between clients, and of a client's requests the one with
+the least to do comes first, but for a quarter that all of them share; what one does not need goes to the others. So a
+short prompt never queues behind a long one nor stops it, a client gets no more by asking twice, and a lower lane is
+slowed down but not stopped. Equal prompts are done one after another: in equal shares they would all be done last.
 
 Shares are cut to whole granules where that leaves somebody else the rest: a backend with separate streams computes
 equally long pieces together and what sticks out on its own.
@@ -18,6 +19,10 @@ from typing import NamedTuple
 GRANULE_ROWS = 16
 # By rank from 0 on: half as much for each lane further down. What starved has the highest lane's weight.
 _WEIGHTS = (4, 2, 1)
+# One part in so many of a client's rows is for all its prompts alike.
+_SHARED_PART = 4
+# Who wants more than this is never done in a step or two, and must not wait for all who want less.
+_LONG_ROWS = 4 * GRANULE_ROWS
 
 
 class Want(NamedTuple):
@@ -41,7 +46,7 @@ def divide(wants: Sequence[Want], room: int) -> list[int]:
     for clients, client_rows, rank_room in zip(ranks.values(), by_rank, rank_rooms, strict=True):
         client_rooms = _fill(client_rows, [1] * len(clients), rank_room)
         for own, client_room in zip(clients.values(), client_rooms, strict=True):
-            rows = _fill([wants[index].n_rows for index in own], [1] * len(own), client_room)
+            rows = _shortest_first([wants[index].n_rows for index in own], client_room)
             for index, n_rows in zip(own, rows, strict=True):
                 shares[index] = n_rows
     return _in_granules(wants, shares)
@@ -55,6 +60,22 @@ def _fill(wants: list[int], weights: list[int], room: int) -> list[int]:
         shares[index] = min(wants[index], room * weights[index] // weight_left)
         room -= shares[index]
         weight_left -= weights[index]
+    return shares
+
+
+def _shortest_first(wants: list[int], room: int) -> list[int]:
+    """Shares of one client's requests; in sum min(room, sum(wants)). Everybody gets a granule, or nobody who need not:
+    a backend with separate streams makes a pass of its own for every other length."""
+    shares = [0] * len(wants)
+    if room // _SHARED_PART >= GRANULE_ROWS * len(wants):
+        shares = _fill(wants, [1] * len(wants), room // _SHARED_PART)
+    elif len(wants) > 1 and max(wants) > _LONG_ROWS:
+        shares[wants.index(max(wants))] = min(GRANULE_ROWS, room)
+    left = min(room, sum(wants)) - sum(shares)
+    for index in sorted(range(len(wants)), key=wants.__getitem__):
+        more = min(wants[index] - shares[index], left)
+        shares[index] += more
+        left -= more
     return shares
 
 

@@ -2,8 +2,8 @@
 
 `llama_state_seq_get_data` saves a whole sequence. A prompt's beginning that many share should be kept once, and a
 conversation that grew by a hundred tokens should not be saved anew, so the bytes are cut into *slices*: the rows of
-positions [start, end), one block per layer, keys before values, positions ascending. `join` makes a state of slices that
-the same context accepts, whatever cells it came from and whether its KV streams are split or unified.
+positions [start, end), one block per layer, keys before values, positions ascending. `join` makes a state of slices
+that the same context accepts, whatever cells it came from and whether its KV streams are split or unified.
 
 The format is that of the pinned llama.cpp (`llama_kv_cache::state_write`), little-endian as the machine:
 
@@ -62,6 +62,7 @@ class StateLayout:
     def _read(cls, state: bytes | bytearray | memoryview) -> StateLayout:
         magic, _, n_streams = _HEAD.unpack_from(state)
         at, n_cells = _skip_to_cells(state, n_streams)
+        n_rest = 4 * n_streams - (at - _HEAD.size)  # the streams after this one, all empty
         cells = np.frombuffer(state, _CELL, n_cells, at)
         if not (cells["n_seqs"] == 1).all():
             raise ValueError("cells are not as expected")
@@ -74,9 +75,10 @@ class StateLayout:
         for _ in range(2 * n_layers):
             kind, row_bytes = _TENSOR.unpack_from(state, at)
             at += _TENSOR.size + row_bytes * n_cells
+            if not row_bytes or at > len(state):
+                raise ValueError("rows are not as expected")
             tensors.append((kind, row_bytes))
-        n_rest = len(state) - at
-        if n_rest < 0 or n_rest % 4 or any(bytes(state[at:])):
+        if len(state) - at != n_rest or any(bytes(state[at:])):
             raise ValueError("the length is not as expected")
         return cls(magic, tuple(tensors))
 
@@ -99,23 +101,28 @@ class StateLayout:
             at += n_cells * row_bytes
         return result
 
-    def join(self, pieces: Iterable[tuple[Bytes | bytes | bytearray, int, int, int]], *, n_streams: int) -> bytearray:
+    def size_bytes(self, n_cells: int, *, n_streams: int) -> int:
+        """Bytes of a joined state."""
+        size = _HEAD.size + 4 * n_streams + n_cells * _CELL.itemsize + _LAYERS.size
+        return size + sum(_TENSOR.size + n_cells * row_bytes for _, row_bytes in self.tensors)
+
+    def join(
+        self, pieces: Iterable[tuple[Bytes | bytes | bytearray, int, int, int]], *, n_streams: int, into: bytearray
+    ) -> Bytes:
         """A state of the positions [0, n) from (slice, its first position, start, end) that follow each other.
 
-        Each piece contributes [start, end) of its slice. `n_streams` is the number of KV streams of the context.
+        Each piece contributes [start, end) of its slice. `n_streams` is the number of KV streams of the context. The
+        result lies in `into`, which has at least `size_bytes`.
         """
         parts = [(np.frombuffer(data, np.uint8), first, start, end) for data, first, start, end in pieces]
         n_cells = parts[-1][3]
-        size = _HEAD.size + 4 * n_streams + n_cells * _CELL.itemsize + _LAYERS.size
-        size += sum(_TENSOR.size + n_cells * row_bytes for _, row_bytes in self.tensors)
-        state = bytearray(size)
-        view = np.frombuffer(state, np.uint8)
+        view = np.frombuffer(into, np.uint8, self.size_bytes(n_cells, n_streams=n_streams))
+        state = view.data
         _HEAD.pack_into(state, 0, self.magic, 0, n_streams)
         struct.pack_into("=I", state, _HEAD.size, n_cells)
         at = _HEAD.size + 4
         cells = np.frombuffer(state, _CELL, n_cells, at)
-        cells["pos"] = np.arange(n_cells)
-        cells["n_seqs"] = 1
+        cells["pos"], cells["n_seqs"], cells["seq"] = np.arange(n_cells), 1, 0
         at += cells.nbytes
         _LAYERS.pack_into(state, at, 0, len(self.tensors) // 2)
         at += _LAYERS.size
@@ -130,8 +137,8 @@ class StateLayout:
                 view[at : at + size] = data[source : source + size]
                 before[index] += widths[index] * row_bytes
                 at += size
-        del view, cells
-        return state
+        view[at:] = 0  # the other streams have no cells
+        return view
 
 
 def _skip_to_cells(state: bytes | bytearray | memoryview | Bytes, n_streams: int) -> tuple[int, int]:

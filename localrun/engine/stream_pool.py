@@ -74,7 +74,7 @@ class StreamPool:
         limit = len(tokens) - 1
         n_live, donor = max(self._live(tokens, limit), default=(0, -1))
         n_stored = self.store.match(tokens, limit).n_tokens
-        is_staged = self._wants_staging(tokens, max(n_live, n_stored))
+        is_staged = self._wants_staging(tokens, max(n_live, n_stored)) and not self._backend.is_staging
         if donor in self._parked and n_live >= n_stored and is_staged == self._is_staging(donor):
             return self._reuse(donor, tokens, n_live)
         seq = self._empty_stream(is_staged=is_staged, spare=donor)

@@ -24,7 +24,7 @@ class Machine:
         noise: float = 0.05,
         tile: dict[int, float] | None = None,
     ) -> None:
-        self.budget = Budget(batch_rows=batch_rows, mixes_rows=False)
+        self.budget = Budget(batch_rows=batch_rows, mixes_rows=False, staging_rows=2 * batch_rows)
         self.base_s, self.row_s, self.deep_s, self.decode_s, self.noise = base_s, row_s, deep_s, decode_s, noise
         self.tile = tile or {}
         self.random = Random(1)
@@ -54,8 +54,12 @@ class Machine:
 
 def test_without_streams_or_without_a_target_the_whole_batch_is_for_prompts():
     machine = Machine(base_s=1, row_s=1).learn()
-    assert machine.rows(n_decode=0) == 512
     assert machine.rows(n_decode=8, target_s=0.0) == 512
+
+
+def test_without_streams_the_smallest_batch_that_is_nearly_as_fast_is_taken():
+    assert Machine(base_s=0.0).learn().rows(n_decode=0) <= 32, "all sizes are as fast"
+    assert Machine(base_s=0.1).learn().rows(n_decode=0) >= 384, "0.1 s per batch: 512 rows are the fastest"
 
 
 def test_streams_take_their_rows_where_both_are_computed_together():
@@ -119,12 +123,18 @@ def test_a_machine_that_slows_down_gets_fewer_rows_soon():
 
 def test_the_background_takes_what_it_computes_in_its_time():
     machine = Machine(row_s=0.002).learn()
-    rows = machine.budget.staging_rows(depth=0)
+    rows = machine.budget.staging_rows(depth=0, target_s=None)
     assert rows % TILE_ROWS == 0
     assert machine.prompt_s(rows, 0) <= STAGING_S < machine.prompt_s(rows + 2 * TILE_ROWS, 0)
     for _ in range(30):
         machine.budget.observe_staging(n_rows=rows, depth=0, seconds=2 * machine.prompt_s(rows, 0))
-    assert machine.budget.staging_rows(depth=0) < rows
+    assert machine.budget.staging_rows(depth=0, target_s=None) < rows
+
+
+def test_beside_streams_in_a_hurry_the_background_takes_less_at_once():
+    budget = Machine().learn().budget
+    rows = [budget.staging_rows(depth=0, target_s=target_s) for target_s in (0.02, 0.05, 1.0)]
+    assert rows == sorted(set(rows))
 
 
 @pytest.mark.parametrize("start", [0, 4096])

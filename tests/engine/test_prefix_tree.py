@@ -10,7 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from localrun.engine.prefix_tree import NO_MATCH, Duplicate, Match, PrefixTree, common_prefix
 
 holders = st.integers(0, 5)
-kinds = st.booleans()
 # Two letters make shared beginnings likely.
 token_lists = st.lists(st.integers(0, 1), max_size=10)
 
@@ -25,68 +24,56 @@ def shared_length(one: list[int], other: list[int]) -> int:
 
 
 class Tree(RuleBasedStateMachine):
-    """`held[stored][holder]` is what each holder covers."""
+    """`held[holder]` is what each holder covers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tree = PrefixTree()
-        self.held: dict[bool, dict[int, list[int]]] = {False: {}, True: {}}
+        self.held: dict[int, list[int]] = {}
 
-    @rule(holder=holders, more=token_lists, stored=kinds)
-    def insert(self, holder: int, more: list[int], stored: bool) -> None:
-        before = self.held[stored].get(holder, [])
+    @rule(holder=holders, more=token_lists)
+    def insert(self, holder: int, more: list[int]) -> None:
+        before = self.held.get(holder, [])
         tokens = before + more
-        duplicates = self.tree.insert(holder, tokens, stored=stored)
-        others = [covered for other, covered in self.held[False].items() if other != holder]
+        duplicates = self.tree.insert(holder, tokens)
+        others = [covered for other, covered in self.held.items() if other != holder]
         end = max((shared_length(tokens, covered) for covered in others), default=0)
         doubled = [position for copy in duplicates for position in range(copy.start, copy.end)]
-        assert doubled == ([] if stored else list(range(len(before), end)))
+        assert doubled == list(range(len(before), end))
         for copy in duplicates:
             assert copy.holder != holder
-            assert shared_length(tokens, self.held[False][copy.holder]) >= copy.end
+            assert shared_length(tokens, self.held[copy.holder]) >= copy.end
         if tokens:
-            self.held[stored][holder] = tokens
+            self.held[holder] = tokens
 
-    @rule(holder=holders, stored=kinds)
-    def remove(self, holder: int, stored: bool) -> None:
-        self.tree.remove(holder, stored=stored)
-        self.held[stored].pop(holder, None)
+    @rule(holder=holders)
+    def remove(self, holder: int) -> None:
+        self.tree.remove(holder)
+        self.held.pop(holder, None)
 
-    @rule(tokens=token_lists, limit=st.integers(0, 12), stored=kinds, among=st.none() | st.sets(holders))
-    def match(self, tokens: list[int], limit: int, stored: bool, among: set[int] | None) -> None:
+    @rule(tokens=token_lists, limit=st.integers(0, 12), among=st.none() | st.sets(holders))
+    def match(self, tokens: list[int], limit: int, among: set[int] | None) -> None:
         limit = min(limit, len(tokens))
         candidates = {
             holder: min(limit, shared_length(tokens, covered))
-            for holder, covered in self.held[stored].items()
+            for holder, covered in self.held.items()
             if among is None or holder in among
         }
         longest = max(candidates.values(), default=0)
-        found = self.tree.match(tokens, limit, stored=stored, among=among)
+        found = self.tree.match(tokens, limit, among=among)
         assert found.n_tokens == longest
         assert found == NO_MATCH if longest == 0 else candidates[found.holder] == longest
-
-    @rule(holder=holders)
-    def compare_live_with_stored(self, holder: int) -> None:
-        own = self.held[False].get(holder, [])
-        within = {entry for entry, covered in self.held[True].items() if own[: len(covered)] == covered}
-        assert sorted(self.tree.superseded(holder)) == sorted(within)
-        covers = {entry for entry, covered in self.held[True].items() if own and covered[: len(own)] == own}
-        cover = self.tree.stored_cover(holder)
-        assert cover in covers if covers else cover is None
 
     @invariant()
     def agrees(self) -> None:
         self.tree.check_integrity()
-        for stored in (False, True):
-            held = self.held[stored]
-            assert sorted(self.tree.holders(stored=stored)) == sorted(held)
-            for holder in range(6):
-                assert self.tree.length(holder, stored=stored) == len(held.get(holder, []))
-                assert self.tree.tokens(holder, stored=stored) == held.get(holder, [])
+        for holder in range(6):
+            assert self.tree.length(holder) == len(self.held.get(holder, []))
+            assert self.tree.tokens(holder) == self.held.get(holder, [])
 
 
 TestTree = Tree.TestCase
-TestTree.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestTree.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
 
 
 @given(token_lists, token_lists, st.integers(0, 4), st.integers(0, 12))
@@ -111,6 +98,6 @@ def test_the_check_notices_a_tree_that_contradicts_itself():
     tree.insert(1, [1, 2, 3])
     tree.insert(2, [1, 2, 4])
     tree.check_integrity()
-    next(tree._nodes()).live.discard(2)
+    next(tree._nodes()).holders.discard(2)
     with pytest.raises(AssertionError):
         tree.check_integrity()
