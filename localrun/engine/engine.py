@@ -154,7 +154,7 @@ class Engine:
     def step(self) -> Step | None:
         """Compute one step and return its news; None if there was neither anything to do nor to say."""
         now_s = self._clock()
-        if self._staging.is_over():
+        if self._staging.is_over() and not self._staging.is_turn_near(self.scheduler.target_s):
             self._harvest()
         self._fit_kv(now_s)
         self._admit(now_s)
@@ -241,25 +241,25 @@ class Engine:
         for request in self.scheduler.running:
             assert request.seq is not None
             request.next_stop = self.pool.next_stop(request.seq, request.n_computed)
+        left_s = None if self._backend.mixes_rows else self._staging.left_s(self.scheduler.target_s)
         while True:
-            plan = self.scheduler.plan(n_free=self.pool.cells.n_cells)
+            plan = self.scheduler.plan(n_free=self.pool.cells.n_cells, left_s=left_s)
             if self.pool.make_room(plan.n_rows):
                 return plan
-            plan = self.scheduler.plan(n_free=self.pool.cells.n_free)
+            plan = self.scheduler.plan(n_free=self.pool.cells.n_free, left_s=left_s)
             if not self.scheduler.is_short(plan):
                 return plan
             self._preempt(self.scheduler.victim())
 
     def _compute(self, plan: StepPlan, started_at_s: float) -> None:
-        """Compute a plan: prompts and streams together, or one after the other where that is better."""
+        """Compute a plan, and count."""
         if not plan.n_rows:
             return
-        for part in (plan,) if self._backend.mixes_rows else plan.parts():
-            if not self._compute_part(part):
-                return
+        if not self._compute_part(plan):
+            return
         self.totals.steps += 1
         self.totals.step_s = self._clock() - started_at_s
-        self._staging.note_step(self.totals.step_s)
+        self._staging.note_step(self.totals.step_s, has_streams=plan.n_decode_rows > 0)
         self.scheduler.waits.observe_step(
             n_prefill=plan.n_prefill_rows, n_decode=plan.n_decode_rows, step_s=self.totals.step_s
         )

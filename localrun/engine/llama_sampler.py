@@ -18,7 +18,8 @@ from localrun.engine.llama_native import native
 class LlamaSampler:
     """A native sampler chain; an argmax in its place where the chain would be nothing else.
 
-    `draw` applies a native chain to a row of the last decode, `logits` gives the row of the last decode as a view of native memory. Tokens in `banned` are never chosen.
+    `draw` applies a native chain to a row of the last decode, `logits` gives the row as a view of native memory. Tokens
+    in `banned` are never chosen.
     """
 
     def __init__(

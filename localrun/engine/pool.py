@@ -14,7 +14,6 @@ from typing import Protocol
 
 from localrun.engine.kv_store import KvStore
 
-
 # More cells than there are anywhere.
 UNCOUNTED = 1 << 40
 

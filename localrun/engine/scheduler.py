@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from localrun.engine import shares
-from localrun.engine.budget import Budget
+from localrun.engine.budget import SMALL_ROWS, TILE_ROWS, Budget
 from localrun.engine.policy import LANE_RANKS, Policy
 from localrun.engine.prefix_tree import common_prefix
 from localrun.engine.request import Request
@@ -49,13 +49,6 @@ class StepPlan:
     def n_rows(self) -> int:
         return self.n_prefill_rows + self.n_decode_rows
 
-    def parts(self) -> tuple[StepPlan, ...]:
-        """The prompts and the streams as steps of their own: prompts first, so that no token waits to be sent."""
-        if not self.n_prefill_rows or not self.n_decode_rows:
-            return (self,)
-        streams, prompts = self.grants[: self.n_decode_rows], self.grants[self.n_decode_rows :]
-        return StepPlan(prompts, self.n_prefill_rows, 0), StepPlan(streams, 0, self.n_decode_rows)
-
 
 class QueueNews(NamedTuple):
     """Waiting request ids, next first, and the seconds until each is expected to have its first token; None when
@@ -79,6 +72,7 @@ class Scheduler:
         self._queue_sent = QueueNews([], None)
         self._has_queue_changed = False
         self._queue_due_s = 0.0
+        self._is_prompts_turn = False
 
     @property
     def has_free_slot(self) -> bool:
@@ -208,9 +202,12 @@ class Scheduler:
                 return other
         return None
 
-    def plan(self, *, n_free: int) -> StepPlan:
+    def plan(self, *, n_free: int, left_s: float | None = None) -> StepPlan:
         """The next step within `n_free` cells. Without a row although requests run, or with fewer decode rows than
         decoding requests, it is short of cells (`is_short`). Rows are in order of sequence, as split streams like it.
+
+        With `left_s`, the seconds until streams should have their next token, prompts and streams are not in one step:
+        prompts have the time until then, and at least one turn after each of the streams'.
         """
         decoding: list[Request] = []
         prefilling: list[Request] = []
@@ -218,16 +215,33 @@ class Scheduler:
             if not request.is_staged:
                 (decoding if request.n_pending == 1 else prefilling).append(request)
         decoding.sort(key=_by_seq)
-        grants = [Grant(request, 1) for request in decoding[:n_free]]
-        n_decode = len(grants)
+        streams = [Grant(request, 1) for request in decoding[:n_free]]
+        n_decode = len(streams)
         if not prefilling:
-            return StepPlan(tuple(grants), 0, n_decode)
+            return StepPlan(tuple(streams), 0, n_decode)
         prefilling.sort(key=_by_seq)
-        depth = sum(request.n_computed for request in prefilling) / len(prefilling)
-        rows = self.budget.prefill_rows(n_decode=n_decode, depth=depth, target_s=_target_s(decoding))
+        is_together = left_s is None and n_decode > 0
+        rows = self._prompt_rows(decoding, prefilling, left_s)
         given = shares.divide(_wants(prefilling), min(rows, n_free - n_decode))
-        grants += [Grant(request, share) for request, share in zip(prefilling, given, strict=True) if share]
-        return StepPlan(tuple(grants), sum(given), n_decode)
+        if not is_together:
+            given = _whole(prefilling, given)
+            if any(given):
+                streams, n_decode = [], 0
+        grants = [Grant(request, share) for request, share in zip(prefilling, given, strict=True) if share]
+        return StepPlan((*streams, *grants), sum(given), n_decode)
+
+    def _prompt_rows(self, decoding: list[Request], prefilling: list[Request], left_s: float | None) -> int:
+        """Prompt rows of this step; without `left_s` beside those of the streams."""
+        depth = sum(request.n_computed for request in prefilling) / len(prefilling)
+        if left_s is None or not decoding:
+            rows = self.budget.prefill_rows(n_decode=len(decoding), depth=depth, target_s=_target_s(decoding))
+        else:
+            rows = self.budget.rows_until(depth=depth, left_s=left_s) or (SMALL_ROWS[0] if self._is_prompts_turn else 0)
+        if rows == 0 or (left_s is None and decoding):
+            return rows
+        shortest = min(request.n_grantable for request in prefilling)
+        whole = shortest if shortest <= TILE_ROWS else 0  # not worth being cut
+        return min(max(rows, whole), self.budget.batch_rows)
 
     def plan_staging(self) -> list[Grant]:
         """The next batch of the background: all but the last token of each prompt, whose logits the streams' side has
@@ -255,11 +269,12 @@ class Scheduler:
         """A planned step was computed and took `step_s` seconds; its prompt rows began `depth` tokens deep."""
         n_prefill, n_decode = plan.n_prefill_rows, plan.n_decode_rows
         self.budget.observe(n_decode=n_decode, n_prefill=n_prefill, depth=depth, step_s=step_s)
+        self._is_prompts_turn = n_decode > 0
 
     def is_short(self, plan: StepPlan) -> bool:
         """Whether `plan` leaves a stream out, or everybody, for want of cells."""
         here = [request for request in self.running if not request.is_staged]
-        n_decoding = sum(request.n_pending == 1 for request in here)
+        n_decoding = 0 if plan.n_prefill_rows and not plan.n_decode_rows else sum(r.n_pending == 1 for r in here)
         return plan.n_decode_rows < n_decoding or (plan.n_rows == 0 and bool(here))
 
     def _leave_slot(self, request: Request) -> None:
@@ -281,6 +296,14 @@ def _by_seq(request: Request) -> int:
 
 def _wants(prompts: Sequence[Request]) -> list[Want]:
     return [Want(request.n_grantable, request.client, request.rank) for request in prompts]
+
+
+def _whole(prompts: Sequence[Request], shares: list[int]) -> list[int]:
+    """Without the pieces of short prompts, if others are done whole: a pass for a piece costs nearly as much again."""
+    pairs = list(zip(prompts, shares, strict=True))
+    if not any(share == request.n_grantable for request, share in pairs):
+        return shares
+    return [0 if share < request.n_grantable <= TILE_ROWS else share for request, share in pairs]
 
 
 def _target_s(decoding: Iterable[Request]) -> float:

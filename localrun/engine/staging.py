@@ -20,6 +20,8 @@ from localrun.engine.scheduler import Grant
 
 # Waiting for the background ends this soon, so that newcomers and cancels are not kept waiting.
 POLL_S = 0.02
+# Copying a long prompt's state to the streams' side takes about as long.
+FINISH_S = 0.025
 
 
 class Staging:
@@ -78,24 +80,31 @@ class Staging:
         return [grant.request for grant in self.grants]
 
     def wait_for_turn(self, target_s: float | None) -> bool:
-        """Whether streams that want a token every `target_s` may have a step now; if not, some time went by waiting for
-        that. 0: they are in no hurry, and wait for the batch. None: there are only prompts, which take turns with it."""
-        if not self.is_busy:
+        """Whether streams that want a token every `target_s` may have a step now; if not, some time went by waiting
+        for that. 0: they are in no hurry, and wait for the batch. None: there are only prompts, which take turns with
+        it."""
+        left_s = self.left_s(target_s) if self.is_busy else 0.0
+        if left_s <= 0:
             return True
-        wait_s = math.inf if target_s == 0 else max((target_s or 0.0) - self._last_step_s, self._last_step_s)
-        due_s = self._last_step_end_s + wait_s
-        now_s = self._clock()
-        if now_s >= due_s:
-            return True
-        self.wait(due_s - now_s)
+        self.wait(left_s)
         return False
+
+    def is_turn_near(self, target_s: float | None) -> bool:
+        """Whether streams have a step so soon that finishing a batch, with its copies, would make them late."""
+        return target_s is not None and target_s > 0 and self.left_s(target_s) < FINISH_S
 
     def wait(self, timeout_s: float = POLL_S) -> None:
         """Let the background compute."""
         self._backend.staging_wait(min(timeout_s, POLL_S))
 
-    def note_step(self, step_s: float) -> None:
-        """Streams had a step, which took so long and ends now."""
-        self._last_step_end_s, self._last_step_s = self._clock(), step_s
+    def left_s(self, target_s: float | None) -> float:
+        """Seconds until the streams' turn."""
+        wait_s = math.inf if target_s == 0 else max((target_s or 0.0) - self._last_step_s, self._last_step_s)
+        return self._last_step_end_s + wait_s - self._clock()
+
+    def note_step(self, step_s: float, *, has_streams: bool) -> None:
+        """A step took so long and ends now; streams were in it or not."""
+        if has_streams:
+            self._last_step_end_s, self._last_step_s = self._clock(), step_s
         if self.is_busy:
             self._interrupted_s += step_s

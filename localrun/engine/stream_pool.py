@@ -72,7 +72,8 @@ class StreamPool:
 
     def acquire(self, tokens: list[int]) -> Lease | None:
         limit = len(tokens) - 1
-        n_live, donor = max(self._live(tokens, limit), default=(0, -1))
+        live = self._live(tokens, limit)
+        n_live, donor = max(live, key=lambda held: (held[0], held[1] in self._parked), default=(0, -1))
         n_stored = self.store.match(tokens, limit).n_tokens
         is_staged = self._wants_staging(tokens, max(n_live, n_stored)) and not self._backend.is_staging
         if donor in self._parked and n_live >= n_stored and is_staged == self._is_staging(donor):

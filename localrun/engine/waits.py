@@ -75,8 +75,10 @@ class Waits:
         result: list[float] = []
         for request in waiting:
             if slots[0] > 0 and below and below[-1][0] > LANE_RANKS[request.lane]:
-                slots.remove(below.pop()[1])
-                heapify(slots)
+                end_s = below.pop()[1]
+                if end_s in slots:  # else somebody before took it when it came free
+                    slots.remove(end_s)
+                    heapify(slots)
                 start_s = 0.0
             else:
                 start_s = heappop(slots)

@@ -44,7 +44,10 @@ class Machine:
         for _ in range(n_steps):
             self.step(4, 0)
             n_prefill = self.random.choice([16, 64, 128, 192, 256])
-            self.step(self.random.choice([0, 4]), n_prefill, depth=self.random.choice([0, 1024, 4096]))
+            depth = self.random.choice([0, 1024, 4096])
+            self.step(self.random.choice([0, 4]), n_prefill, depth=depth)
+            n_staged = self.random.choice([128, 256, 512, 1024])
+            self.budget.observe_staging(n_rows=n_staged, depth=depth, seconds=self.prompt_s(n_staged, depth))
         self.step(0, 512)
         return self
 

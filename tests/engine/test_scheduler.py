@@ -151,6 +151,13 @@ def test_nobody_is_up_without_a_slot_to_have():
     assert plan_of.outranked(same) == []
 
 
+class Fixed(Budget):
+    """Gives all it has."""
+
+    def prefill_rows(self, *, n_decode: int, depth: float, target_s: float) -> int:
+        return self.batch_rows - n_decode
+
+
 class Target(Budget):
     """Remembers what it was asked for, and gives one row."""
 
@@ -171,7 +178,7 @@ def test_the_step_s_target_is_the_shortest_of_the_streams_that_have_one(targets_
     for request_id, target_s in enumerate(targets_s):
         run(plan_of, request(request_id, 10, n_output=1, target_itl_s=target_s), n_computed=10)
     run(plan_of, request(99, 50, target_itl_s=0.001))
-    assert plan_of.plan(n_free=LOTS).n_prefill_rows == 1
+    plan_of.plan(n_free=LOTS)
     assert budget.asked_s == expected_s, "a prompt's own target is of no account before it streams"
 
 
@@ -180,7 +187,8 @@ def test_higher_lanes_get_more_of_the_prompt_rows_and_clients_get_equal_parts():
     for request_id, client, lane in [(1, "a", Lane.INTERACTIVE), (2, "b", Lane.BATCH), (3, "b", Lane.BATCH)]:
         plan_of.submit(request(request_id, 500, client=client, lane=lane))
         plan_of.start(plan_of.waiting[0], request_id, 0, 0.0)
-    assert granted(plan_of.plan(n_free=LOTS)) == {1: 256, 2: 32, 3: 32}
+    plan_of.budget = Fixed(batch_rows=320, mixes_rows=False)
+    assert granted(plan_of.plan(n_free=LOTS)) == {1: 256, 2: 64}
 
 
 def test_service_is_the_prompt_at_the_start_without_what_was_cached_or_never_computed():
