@@ -24,6 +24,9 @@ from .layer_memory import ModelMemory, model_memory
 # logits for each id.
 SPARE_SEQUENCES: Final = 64
 MAX_SEQUENCES: Final = 256
+# On a CPU long prompts are computed in a second context, this many at once, in batches of so many times the rows.
+STAGING_SEQUENCES: Final = 4
+STAGING_BATCHES: Final = 2
 
 # llama_context rounds n_ctx up to this many cells, and llama_kv_cache_iswa the cells of windows.
 _CELL_STEP = 256
@@ -34,15 +37,20 @@ _KV_TYPES = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 
 
 class MemoryEstimate(NamedTuple):
-    """Bytes. Weights are mapped from the file, so the system can drop them under pressure; the rest it cannot."""
+    """Bytes. Weights are mapped from the file, so the system can drop them under pressure; the rest it cannot.
+
+    `staging_bytes` is for long prompts in the background: cells and buffers that no GPU engine has, and that take real
+    memory only as far as prompts were that long.
+    """
 
     weights_bytes: int
     kv_bytes: int
     compute_bytes: int
+    staging_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes + self.compute_bytes
+        return self.weights_bytes + self.kv_bytes + self.compute_bytes + self.staging_bytes
 
 
 def estimate(header: Header, *, n_kv_cells: int, n_slots: int, n_ubatch: int, kv_type: str) -> MemoryEstimate:
@@ -59,10 +67,12 @@ def estimate(header: Header, *, n_kv_cells: int, n_slots: int, n_ubatch: int, kv
     n_window_cells = min(n_cells, _whole(memory.n_window * n_sequences + n_ubatch, _CELL_STEP))
     kv_type_row = by_name(_KV_TYPES[kv_type])
     n_states = n_sequences * sum(layer.has_state for layer in memory.layers)
+    kv_bytes = _kv_bytes(header, memory, n_cells, n_window_cells, kv_type_row)
+    is_staged = memory.is_shareable and n_slots > 1
     return MemoryEstimate(
         weights_bytes=header.weights_bytes,
-        kv_bytes=_kv_bytes(header, memory, n_cells, n_window_cells, kv_type_row)
-        + n_states * memory.state_elements * _F32_BYTES,
+        kv_bytes=kv_bytes + n_states * memory.state_elements * _F32_BYTES,
+        staging_bytes=_staging_bytes(header, kv_bytes, n_cells, n_slots, n_ubatch) if is_staged else 0,
         compute_bytes=_compute_bytes(
             header,
             n_mask_columns=n_cells + (n_window_cells if memory.n_window else 0),
@@ -71,6 +81,14 @@ def estimate(header: Header, *, n_kv_cells: int, n_slots: int, n_ubatch: int, kv
             memory=memory,
         ),
     )
+
+
+def _staging_bytes(header: Header, kv_bytes: int, n_cells: int, n_slots: int, n_ubatch: int) -> int:
+    """Its streams are as long as a slot's. No row of it has logits."""
+    n_rows = STAGING_BATCHES * n_ubatch
+    mask_bytes = n_rows * (n_cells // n_slots) * _MASK_ELEMENT_BYTES
+    layer_bytes = n_rows * (3 * header.n_ff + 4 * header.n_embd) * _F32_BYTES
+    return kv_bytes * min(STAGING_SEQUENCES, n_slots) // n_slots + mask_bytes + layer_bytes
 
 
 def _kv_bytes(header: Header, memory: ModelMemory, n_cells: int, n_window_cells: int, kv_type: GgmlType) -> int:

@@ -10,6 +10,7 @@ Does not: know about requests, prompts or text beyond single tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -65,7 +66,12 @@ class Batch:
 
 
 class Sampler(Protocol):
-    """One request's sampler chain, with its random state and its window of recent tokens."""
+    """One request's sampler chain, with its random state and its window of recent tokens.
+
+    `is_greedy`: it is nothing but an argmax.
+    """
+
+    is_greedy: bool
 
     def accept(self, tokens: list[int]) -> None:
         """Show tokens that were not sampled here (the prompt) to the penalties."""
@@ -116,6 +122,9 @@ class Backend(Protocol):
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> Sampler:
         """A new chain. With `ignore_eos` no end-of-generation token is ever chosen."""
 
+    def sample(self, wanted: Sequence[tuple[Sampler, int]]) -> list[int]:
+        """The next token of each (sampler, row of the last decode)."""
+
     def logprobs(self, row: int, token: int, n_top: int) -> tuple[float, tuple[TokenLogprob, ...]]:
         """Natural log-probability of `token` under the logits of `row`, and of the `n_top` best tokens, best first."""
 
@@ -133,8 +142,8 @@ class Backend(Protocol):
 
     def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> State:
         """A state for `state_set` of `seq` out of pieces that follow each other from position 0: (slice, the position
-        that the slice begins with, start, end) stands for positions [start, end) of the slice. It is good until the next
-        call of anything with states."""
+        that the slice begins with, start, end) stands for positions [start, end) of the slice. It is good until the
+        next call of anything with states."""
 
     def state_set(self, seq: int, state: State) -> bool:
         """Put a saved state into an empty sequence. False, leaving it empty, if it does not fit or is damaged."""

@@ -321,7 +321,7 @@ class Engine:
 
     def _advance(self, grants: tuple[Grant, ...]) -> None:
         """After a decode: count, publish prompts to the cache, sample where a request has caught up."""
-        row = -1
+        row, caught_up = -1, []
         for request, n_tokens in grants:
             row += n_tokens
             is_prefilling = request.is_prefilling
@@ -329,21 +329,25 @@ class Engine:
             if is_prefilling:
                 assert request.seq is not None
                 self.pool.publish(request.seq, request.tokens[: request.n_computed])
-            delta = self._delta(request)
+            self._delta(request)
             if request.n_pending == 0:
                 self.scheduler.policy.charge(request.client, n_output=1)
-                self._sample(request, row, delta)
+                caught_up.append((request, row))
+        for request, _ in caught_up:
+            if request.max_output == 0:
+                self._end(request, Finish.LENGTH, self._clock())
+        caught_up = [(request, row) for request, row in caught_up if request.max_output]
+        tokens = self._backend.sample([(request.sampler, row) for request, row in caught_up])
+        for (request, row), token in zip(caught_up, tokens, strict=True):
+            self._take(request, row, token)
 
-    def _sample(self, request: Request, row: int, delta: Delta) -> None:
-        """Choose the next token of a request, and end the request if that was the last."""
+    def _take(self, request: Request, row: int, token: int) -> None:
+        """A request's next token was chosen; end the request if that was the last."""
         now_s = self._clock()
-        if request.max_output == 0:
-            self._end(request, Finish.LENGTH, now_s)
-            return
-        token = request.sampler.sample(row)
         if request.ends_at_eog and token in self._backend.eog_tokens:
             self._end(request, Finish.STOP, now_s)
             return
+        delta = self._delta(request)
         piece = self._backend.piece(token)
         request.append(token, now_s)
         delta.tokens.append(token)

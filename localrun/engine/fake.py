@@ -17,13 +17,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
 import msgspec
 
-from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, State
+from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, Sampler, State
 from localrun.wire import Sampling, TokenLogprob
 
 IM_START, IM_END = 256, 257
@@ -49,6 +49,7 @@ class FakeSampler:
         self._backend = backend
         self._salt = 0 if sampling.temperature <= 0 or sampling.seed is None else sampling.seed
         self._ignore_eos = ignore_eos
+        self.is_greedy = self._salt == 0
         self.is_closed = False
         backend.n_open_samplers += 1
 
@@ -148,6 +149,9 @@ class FakeBackend:
 
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> FakeSampler:
         return FakeSampler(self, sampling, ignore_eos=ignore_eos)
+
+    def sample(self, wanted: Sequence[tuple[Sampler, int]]) -> list[int]:
+        return [sampler.sample(row) for sampler, row in wanted]
 
     def logprobs(self, row: int, token: int, n_top: int) -> tuple[float, tuple[TokenLogprob, ...]]:
         best = [(token + step) % 256 for step in range(n_top)]

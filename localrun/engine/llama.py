@@ -9,18 +9,20 @@ meant. On a GPU there is one pool, and prompts and streams go into one batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from localrun.engine import devices
 from localrun.engine import sampling as stages
-from localrun.engine.backend import Batch, MemoryKind, State
+from localrun.engine.backend import Batch, MemoryKind, Sampler, State
 from localrun.engine.llama_context import ContextShape, LlamaContext
 from localrun.engine.llama_native import last_problem, log_callback, native
 from localrun.engine.llama_sampler import LlamaSampler
 from localrun.engine.llama_staging import LlamaStaging
 from localrun.engine.llama_vocabulary import LlamaVocabulary
+from localrun.engine.sampling_threads import SamplingThreads
 from localrun.engine.state_blob import StateLayout
 from localrun.errors import BadModelFile, EngineFailed
 from localrun.wire import Sampling, TokenLogprob
@@ -86,6 +88,7 @@ class LlamaBackend:
         self.bos_token = self._vocabulary.bos_token
         self.tokenize = self._vocabulary.tokenize
         self.piece = self._vocabulary.piece
+        self._sampling = SamplingThreads(n_threads, self.n_vocab)
 
     # --- computing ---------------------------------------------------------------------------------------------
 
@@ -100,6 +103,11 @@ class LlamaBackend:
         banned = np.array(sorted(self.eog_tokens) if ignore_eos else [], np.int64)
         chain = stages.chain(sampling, n_ctx=self.n_ctx)
         return LlamaSampler(self.draw, self.logits, chain, banned=banned, n_vocab=self.n_vocab)
+
+    def sample(self, wanted: Sequence[tuple[Sampler, int]]) -> list[int]:
+        if wanted:
+            self._main.logits(wanted[0][1])  # the first look at a decode's logits puts them in order, for all threads
+        return self._sampling.sample(wanted)
 
     def logits(self, row: int) -> Any:
         """The logits of a row of the last decode, float32, as a view of native memory. Raises ValueError without."""
@@ -176,6 +184,7 @@ class LlamaBackend:
         self._open(split=split)
 
     def close(self) -> None:
+        self._sampling.close()
         self._close_contexts()
         native.llama_model_free(self._model)
 

@@ -36,7 +36,8 @@ class LlamaSampler:
         self._banned = banned
         self._window = next((stage.last_n for stage in chain if isinstance(stage, stages.Penalties)), 0)
         self._chain: Any = None
-        if list(chain) != [stages.Greedy()]:
+        self.is_greedy = list(chain) == [stages.Greedy()]
+        if not self.is_greedy:
             self._chain = native.llama_sampler_chain_init(native.llama_sampler_chain_default_params())
             for stage in chain:
                 native.llama_sampler_chain_add(self._chain, _native_stage(stage, n_vocab))

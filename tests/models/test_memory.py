@@ -63,7 +63,7 @@ def test_cells_come_in_steps_of_256() -> None:
 
 def test_the_total_is_the_sum_and_grows_with_cells() -> None:
     small, large = estimate_8b(n_kv_cells=4096), estimate_8b(n_kv_cells=32_768)
-    assert small.total_bytes == small.weights_bytes + small.kv_bytes + small.compute_bytes
+    assert small.total_bytes == small.weights_bytes + small.kv_bytes + small.compute_bytes + small.staging_bytes
     assert large.compute_bytes > small.compute_bytes
     assert large.total_bytes > small.total_bytes
 
@@ -75,3 +75,12 @@ def test_an_unknown_cache_type_is_refused() -> None:
 
 def test_the_engine_has_as_many_sequences_as_the_estimate_counts() -> None:
     assert (SPARE_SEQUENCES, MAX_SEQUENCES) == (process.SPARE_SEQUENCES, process.MAX_SEQUENCES)
+
+
+def test_long_prompts_in_the_background_have_cells_and_buffers_of_their_own(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    synthesize("tiny", "F16", path)
+    header = read_header(path)
+    one, eight = (estimate(header, n_kv_cells=4096, n_slots=n, n_ubatch=512, kv_type="f16") for n in (1, 8))
+    assert one.staging_bytes == 0, "one slot has no background"
+    assert eight.staging_bytes > eight.kv_bytes // 2, "four of eight streams, and buffers"

@@ -36,6 +36,8 @@ class Estimate(Protocol):
     @property
     def compute_bytes(self) -> int: ...
     @property
+    def staging_bytes(self) -> int: ...
+    @property
     def total_bytes(self) -> int: ...
 
 
@@ -98,7 +100,7 @@ def _refusal(name: str, needed: Estimate, cells: int, available_bytes: int, fitt
         ways.append("take a smaller model or a stronger quantization")
     return (
         f"model '{name}' needs {_gib(needed.total_bytes)} of memory (weights {_gib(needed.weights_bytes)}, KV cache of "
-        f"{cells} cells {_gib(needed.kv_bytes)}, compute {_gib(needed.compute_bytes)}) but {_gib(available_bytes)} is "
+        f"{cells} cells {_gib(needed.kv_bytes)}, compute {_gib(needed.compute_bytes + needed.staging_bytes)}) but {_gib(available_bytes)} is "
         f"available, of which {USABLE_FRACTION:.0%} may be used; {', '.join(ways[:-1])}, or {ways[-1]}"
     )
 

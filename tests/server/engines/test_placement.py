@@ -19,6 +19,7 @@ class _Estimate(NamedTuple):
     weights_bytes: int
     kv_bytes: int
     compute_bytes: int
+    staging_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
