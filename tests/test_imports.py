@@ -41,7 +41,7 @@ ALLOWED_LAZILY = {
 NOT_PURE = {
     *("engine", "process", "devices", "fake", "bare_loop", "__init__"),
     *("llama", "llama_context", "llama_native", "llama_sampler", "llama_staging", "llama_vocabulary"),
-    *("background", "kv_disk", "kv_disk_files", "kv_disk_open"),
+    *("background", "kv_disk", "kv_disk_files", "kv_disk_open", "outbox"),
 }
 IMPURE = {"asyncio", "ctypes", "multiprocessing", "selectors", "signal", "socket", "subprocess", "threading", "time"}
 

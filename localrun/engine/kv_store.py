@@ -16,7 +16,6 @@ Does not: make or cut states (the pools do), bound the disk's bytes (`kv_disk.py
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -161,17 +160,17 @@ class KvStore:
         assert segment.data is not None
         self._write(segment, segment.data)
 
-    def flush(self, deadline_s: float) -> None:
-        """At the end: write what is in memory alone, and wait for it at most so long."""
+    def flush(self, deadline_s: float, clock: Callable[[], float]) -> None:
+        """At the end: write what is in memory alone, and wait for it at most so long by `clock`."""
         if self._disk is None:
             return
-        ends_at_s = time.monotonic() + deadline_s
-        while self._dirty and self._takes_writes and time.monotonic() < ends_at_s:
+        ends_at_s = clock() + deadline_s
+        while self._dirty and self._takes_writes and clock() < ends_at_s:
             if self._disk.is_behind:
-                self._disk.flush(ends_at_s - time.monotonic())
+                self._disk.flush(ends_at_s - clock())
             else:
                 self.persist()
-        self._disk.flush(max(0.0, ends_at_s - time.monotonic()))
+        self._disk.flush(max(0.0, ends_at_s - clock()))
         self._disk.close()
 
     def check_integrity(self) -> None:

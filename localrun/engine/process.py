@@ -108,7 +108,7 @@ def main(argv: list[str]) -> int:
         return FAILED
     _send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))
     exit_code = _run(engine, backend, frames_in, frames_out)
-    engine.pool.store.flush(FLUSH_TIMEOUT_S)
+    engine.pool.store.flush(FLUSH_TIMEOUT_S, time.monotonic)
     backend.close()
     return exit_code
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -162,7 +164,7 @@ def test_a_restart_finds_everything_and_reads_it_only_when_it_is_wanted():
     store = KvStore(100, disk)
     for tokens in (A, A + B, A + C):
         save(store, tokens)
-    store.flush(1.0)
+    store.flush(1.0, time.monotonic)
     assert disk.calls == ["flush", "close"]
     again = KvStore(100, disk)
     again.check_integrity()
@@ -223,7 +225,7 @@ def test_without_a_disk_there_is_nothing_to_persist_and_flushing_is_no_error():
     store = KvStore(100)
     save(store, A)
     assert not store.can_persist
-    store.flush(1.0)
+    store.flush(1.0, time.monotonic)
     assert not KvStore(0).is_on
 
 
@@ -266,7 +268,7 @@ def test_clearing_the_disk_leaves_what_is_in_memory_to_be_written_again():
     store.check_integrity()
     assert kept(store, A + B, C, D) == [20, 10, 0]
     assert disk.n_entries == 0
-    store.flush(1.0)
+    store.flush(1.0, time.monotonic)
     assert disk.n_entries == 3
 
 
@@ -330,7 +332,7 @@ def test_whatever_happens_the_books_are_right_and_bytes_are_those_of_their_token
         elif act == "persist" and store.can_persist:
             store.persist()
         elif act == "restart" and disk is not None:
-            store.flush(1.0)
+            store.flush(1.0, time.monotonic)
             assert not store.can_persist
             store = KvStore(limit_bytes, disk)
         elif act == "refuse" and disk is not None:

@@ -8,8 +8,10 @@ import pytest
 
 from localrun.engine import process
 from localrun.errors import BadRequest
+from localrun.models.gguf import read_header
 from localrun.models.header import Header, TensorInfo, Value
 from localrun.models.memory import MAX_SEQUENCES, SPARE_SEQUENCES, MemoryEstimate, estimate
+from localrun.models.synthesize import synthesize
 
 
 def make_header(**changed: Value) -> Header:
@@ -77,7 +79,7 @@ def test_the_engine_has_as_many_sequences_as_the_estimate_counts() -> None:
     assert (SPARE_SEQUENCES, MAX_SEQUENCES) == (process.SPARE_SEQUENCES, process.MAX_SEQUENCES)
 
 
-def test_long_prompts_in_the_background_have_cells_and_buffers_of_their_own(tmp_path):
+def test_long_prompts_in_the_background_have_cells_and_buffers_of_their_own(tmp_path: Path):
     path = tmp_path / "tiny.gguf"
     synthesize("tiny", "F16", path)
     header = read_header(path)

@@ -100,8 +100,9 @@ def _refusal(name: str, needed: Estimate, cells: int, available_bytes: int, fitt
         ways.append("take a smaller model or a stronger quantization")
     return (
         f"model '{name}' needs {_gib(needed.total_bytes)} of memory (weights {_gib(needed.weights_bytes)}, KV cache of "
-        f"{cells} cells {_gib(needed.kv_bytes)}, compute {_gib(needed.compute_bytes + needed.staging_bytes)}) but {_gib(available_bytes)} is "
-        f"available, of which {USABLE_FRACTION:.0%} may be used; {', '.join(ways[:-1])}, or {ways[-1]}"
+        f"{cells} cells {_gib(needed.kv_bytes)}, compute {_gib(needed.compute_bytes)}, long prompts in the background "
+        f"{_gib(needed.staging_bytes)}) but {_gib(available_bytes)} is available, of which {USABLE_FRACTION:.0%} may "
+        f"be used; {', '.join(ways[:-1])}, or {ways[-1]}"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from localrun.config import latency_target_s
 from localrun.server.engines.resident import FileStamp
 
 
@@ -32,7 +33,7 @@ async def test_a_row_from_loading_to_idle(supervising: Any) -> None:
         busy = supervisor.loaded()[0]
         assert (busy.state, busy.pid, busy.slots, busy.n_ctx) == ("ready", lease.link.pid, 3, 4096)
         assert busy.expires_in_s == 70, "all of it is still to come"
-        assert busy.target_itl_s == 0.1
+        assert busy.target_itl_s == latency_target_s("balanced")
         lease.release()
         idle = supervisor.loaded()[0]
         assert idle.expires_in_s is not None
@@ -41,7 +42,7 @@ async def test_a_row_from_loading_to_idle(supervising: Any) -> None:
         assert supervisor.loaded()[0].expires_in_s is None
 
 
-async def test_no_latency_target_is_none(supervising: Any) -> None:
+async def test_the_latency_mode_shows_as_a_target(supervising: Any) -> None:
     async with supervising(latency="throughput") as (supervisor, _):
         (await supervisor.acquire("alpha", None)).release()
-        assert supervisor.loaded()[0].target_itl_s is None
+        assert supervisor.loaded()[0].target_itl_s == latency_target_s("throughput")

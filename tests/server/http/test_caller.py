@@ -58,7 +58,7 @@ def test_a_lane_in_the_body_counts_before_the_header() -> None:
 
 @pytest.mark.parametrize(
     ("said", "seconds"),
-    [("throughput", 0.0), (" Throughput", 0.0), ("40", 0.04), (40, 0.04), (12.5, 0.0125), ("", None)],
+    [("throughput", 0.8), (" Throughput", 0.8), ("40", 0.04), (40, 0.04), (12.5, 0.0125), ("", None)],
 )
 def test_latency(said: str | float, seconds: float | None) -> None:
     assert caller.target_itl_s(exchange(), said) == seconds
