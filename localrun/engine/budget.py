@@ -85,10 +85,17 @@ class Budget:
         quick = [n_rows for n_rows in sizes(limit) if self._beside.predict_s(n_rows, depth) <= left_s]
         return min(_efficient(self._beside, quick, depth, _NEARLY)) if quick else 0
 
+    def direct_tokens(self, target_s: float) -> int:
+        """How long a prompt may be to be computed among the streams, which cannot interrupt it there: a tile at most,
+        and no more than fits their target. On a slow machine that is 1, the token whose logits are needed."""
+        if target_s == 0 or not self._beside.is_warm:
+            return TILE_ROWS
+        return max((n for n in sizes(TILE_ROWS) if self._beside.predict_s(n, 0) <= target_s), default=1)
+
     def staging_rows(self, *, depth: float, target_s: float | None) -> int:
         """Rows of the next batch in the background, beside streams with this target (0 or None: none in a hurry)."""
         if not self._background.is_warm:
-            return min(self._staging_rows, 4 * TILE_ROWS)
+            return min(self._staging_rows, 8 * TILE_ROWS)
         allowed_s = min(STAGING_S, STAGING_TARGETS * target_s) if target_s else STAGING_S
         return _best(self._background, self._staging_rows, depth, allowed_s)
 

@@ -16,10 +16,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from localrun.engine import rows, sampling
+from localrun.engine import intake, rows
 from localrun.engine.backend import Backend, DecodeFailed, NoRoom
 from localrun.engine.budget import Budget
-from localrun.engine.detokenize import TextStream
 from localrun.engine.disk_record import DiskTier
 from localrun.engine.kv_mode import KvMode
 from localrun.engine.kv_store import KvStore
@@ -28,8 +27,8 @@ from localrun.engine.request import Request
 from localrun.engine.scheduler import Grant, Scheduler, StepPlan
 from localrun.engine.staging import Staging
 from localrun.engine.totals import Totals
-from localrun.errors import BadRequest, ContextExceeded, EngineFailed, LocalrunError, QueueFull
-from localrun.wire import ChosenLogprob, Delta, Finish, Phase, Started, Step, Submit, Usage
+from localrun.errors import EngineFailed, LocalrunError
+from localrun.wire import ChosenLogprob, Delta, Finish, Phase, Started, Step, Submit
 
 log = logging.getLogger("localrun.engine")
 
@@ -63,7 +62,8 @@ class Engine:
         self._target_itl_s = limits.target_itl_s
         staging_rows = backend.staging_batch.capacity if backend.n_staging_seqs else 0
         budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows, staging_rows=staging_rows)
-        self._kv = KvMode(backend, KvStore(limits.ram_cache_bytes, disk, budget.recompute_s), clock)
+        store = KvStore(limits.ram_cache_bytes, disk, budget.recompute_s)
+        self._kv = KvMode(backend, store, clock, self._direct_tokens)
         self._staging = Staging(backend, clock)
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)
         self.totals = Totals()
@@ -93,49 +93,25 @@ class Engine:
         A refusal is reported by the next `step`.
         """
         try:
-            self._check(submit, tokens)
+            intake.check(submit, tokens, self._backend)
+            self.scheduler.check_queue()
         except LocalrunError as error:
             self.refuse(submit.id, error, n_prompt=len(tokens))
             return
-        sampler = self._backend.sampler(submit.sampling, ignore_eos=submit.ignore_eos)
-        most = self._backend.n_ctx - len(tokens)
-        request = Request(
-            id=submit.id,
-            tokens=tokens,
-            n_prompt=len(tokens),
-            max_output=most if submit.n_predict < 0 else min(submit.n_predict, most),
-            sampler=sampler,
-            text=TextStream(submit.stop),
-            client=submit.client,
-            lane=submit.lane,
-            target_itl_s=self._target_itl_s if submit.target_itl_s is None else submit.target_itl_s,
-            arrived_at_s=submit.arrived_at_s,
-            ends_at_eog=not submit.ignore_eos,
-            n_probs=submit.n_probs if submit.logprobs else None,
-        )
+        request = intake.new_request(submit, tokens, self._backend, target_itl_s=self._target_itl_s)
         late = self.scheduler.too_late(request, submit.deadline_s, self.pool.match, now_s=self._clock())
         if late is not None:
-            sampler.close()
+            request.sampler.close()
             self.refuse(submit.id, late, n_prompt=len(tokens))
             return
-        sampler.accept(tokens)
+        request.sampler.accept(tokens)
         self._requests[request.id] = request
         self.scheduler.submit(request)
         self.totals.prompt_tokens += request.n_prompt
 
     def refuse(self, request_id: int, error: LocalrunError, *, n_prompt: int = 0) -> None:
         """A request that never starts: its first and last delta says why."""
-        self._deltas[request_id] = Delta(
-            id=request_id,
-            phase=Phase.DONE,
-            n_computed=0,
-            n_output=0,
-            finish=Finish.ERROR,
-            usage=Usage(n_prompt, 0, 0, 0.0, 0.0, 0.0),
-            error_code=error.code,
-            error_message=error.message,
-            retry_after_s=error.retry_after_s if isinstance(error, QueueFull) else None,
-        )
+        self._deltas[request_id] = intake.refusal(request_id, error, n_prompt=n_prompt)
 
     def cancel(self, request_id: int) -> None:
         """End a request now; its computed prefix stays in the cache. An unknown id is a request that ended already."""
@@ -148,6 +124,10 @@ class Engine:
         """Forget kept prefixes: those in cells and memory, those on disk, or both. Running requests lose nothing."""
         self._drop_staging()
         self.pool.clear(ram=ram, disk=disk)
+
+    def _direct_tokens(self) -> int:
+        """New tokens that a prompt may have and be computed among the streams."""
+        return self.scheduler.budget.direct_tokens(self.scheduler.target_s or self._target_itl_s)
 
     # --- the step ----------------------------------------------------------------------------------------------
 
@@ -164,7 +144,7 @@ class Engine:
         if self._staging.is_busy and not self.scheduler.has_streams:
             self._staging.wait()
         elif self._staging.wait_for_turn(self.scheduler.target_s):
-            self._compute(self._plan(), self._clock())
+            self._compute(self._plan())
         return self._publish()
 
     def _tidy(self) -> None:
@@ -251,21 +231,10 @@ class Engine:
                 return plan
             self._preempt(self.scheduler.victim())
 
-    def _compute(self, plan: StepPlan, started_at_s: float) -> None:
-        """Compute a plan, and count."""
+    def _compute(self, plan: StepPlan) -> None:
+        """One native decode, and what follows from it."""
         if not plan.n_rows:
             return
-        if not self._compute_part(plan):
-            return
-        self.totals.steps += 1
-        self.totals.step_s = self._clock() - started_at_s
-        self._staging.note_step(self.totals.step_s, has_streams=plan.n_decode_rows > 0)
-        self.scheduler.waits.observe_step(
-            n_prefill=plan.n_prefill_rows, n_decode=plan.n_decode_rows, step_s=self.totals.step_s
-        )
-
-    def _compute_part(self, plan: StepPlan) -> bool:
-        """One native decode. False if it failed."""
         started_at_s = self._clock()
         depth = sum(grant.request.n_computed * grant.n_tokens for grant in plan.grants) / plan.n_rows
         seqs = rows.fill(self._backend.batch, plan.grants)
@@ -274,17 +243,18 @@ class Engine:
         except NoRoom as error:
             self._note_failure(error)
             self._preempt(self.scheduler.victim())
-            return False
+            return
         except DecodeFailed as error:
             self._note_failure(error)
             self._recover(plan.grants, error)
-            return False
+            return
         self._n_failed_steps = 0
         self.pool.cells.place(seqs)
         self._advance(plan.grants)
-        self.totals.note_rows(n_prefill=plan.n_prefill_rows, n_decode=plan.n_decode_rows)
-        self.scheduler.observe(plan, depth=depth, step_s=self._clock() - started_at_s)
-        return True
+        step_s = self._clock() - started_at_s
+        self.totals.note_step(n_prefill=plan.n_prefill_rows, n_decode=plan.n_decode_rows, step_s=step_s)
+        self.scheduler.observe(plan, depth=depth, step_s=step_s)
+        self._staging.note_step(step_s, has_streams=plan.n_decode_rows > 0)
 
     def _harvest(self) -> None:
         """Take what the background computed. Requests whose prompt is done go on among the streams."""
@@ -301,8 +271,7 @@ class Engine:
         self.pool.cells.place(seqs)
         self._advance(grants)
         self.totals.note_rows(n_prefill=n_rows, n_decode=0)
-        self.scheduler.budget.observe_staging(n_rows=n_rows, depth=depth, seconds=seconds)
-        self.scheduler.waits.observe_step(n_prefill=n_rows, n_decode=0, step_s=seconds)
+        self.scheduler.observe_staging(n_rows=n_rows, depth=depth, seconds=seconds)
         for request, _ in grants:
             if request.n_pending == 1:
                 assert request.seq is not None
@@ -310,8 +279,8 @@ class Engine:
                 request.is_staged = False
 
     def _recall(self, request: Request) -> None:
-        """Give up what the background computes if this request is in it."""
-        if self._staging.holds(request):
+        """Give up what the background computes if this request is there: its sequence is about to be touched."""
+        if request.is_staged:
             self._drop_staging()
 
     def _drop_staging(self) -> None:
@@ -385,18 +354,6 @@ class Engine:
         return step
 
     # --- endings -----------------------------------------------------------------------------------------------
-
-    def _check(self, submit: Submit, tokens: list[int]) -> None:
-        if not tokens:
-            raise BadRequest("the prompt is empty; send at least one token", field="prompt")
-        bad = next((token for token in tokens if not 0 <= token < self._backend.n_vocab), None)
-        if bad is not None:
-            limit = self._backend.n_vocab - 1
-            raise BadRequest(f"token {bad} is not in the vocabulary; ids go from 0 to {limit}", field="prompt")
-        if len(tokens) >= self._backend.n_ctx:
-            raise ContextExceeded(len(tokens), self._backend.n_ctx)
-        sampling.check(submit.sampling, n_vocab=self._backend.n_vocab)
-        self.scheduler.check_queue()
 
     def _end(self, request: Request, finish: Finish, now_s: float, error: LocalrunError | None = None) -> None:
         """The request's last delta. Its computed tokens stay as a prefix, unless the step that made them failed."""

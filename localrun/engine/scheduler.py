@@ -269,7 +269,13 @@ class Scheduler:
         """A planned step was computed and took `step_s` seconds; its prompt rows began `depth` tokens deep."""
         n_prefill, n_decode = plan.n_prefill_rows, plan.n_decode_rows
         self.budget.observe(n_decode=n_decode, n_prefill=n_prefill, depth=depth, step_s=step_s)
+        self.waits.observe_step(n_decode=n_decode, n_prefill=n_prefill, step_s=step_s)
         self._is_prompts_turn = n_decode > 0
+
+    def observe_staging(self, *, n_rows: int, depth: float, seconds: float) -> None:
+        """A batch of the background took `seconds`, not counting interruptions."""
+        self.budget.observe_staging(n_rows=n_rows, depth=depth, seconds=seconds)
+        self.waits.observe_step(n_decode=0, n_prefill=n_rows, step_s=seconds)
 
     def is_short(self, plan: StepPlan) -> bool:
         """Whether `plan` leaves a stream out, or everybody, for want of cells."""

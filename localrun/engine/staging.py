@@ -51,10 +51,6 @@ class Staging:
         """Where in their prompts the rows begin, on average over the rows."""
         return sum(request.n_computed * n_tokens for request, n_tokens in self.grants) / max(1, self.n_rows)
 
-    def holds(self, request: Request) -> bool:
-        """Whether a request is in the batch that is under way."""
-        return self.is_busy and any(grant.request is request for grant in self.grants)
-
     def start(self, grants: Sequence[Grant]) -> None:
         """Begin a batch."""
         self.grants = tuple(grants)

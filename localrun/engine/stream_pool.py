@@ -21,6 +21,7 @@ Does not: decide who runs, or serve a request that is longer than a stream: the 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from localrun.engine.backend import Backend
 from localrun.engine.pool import UNCOUNTED, Lease
@@ -28,19 +29,17 @@ from localrun.engine.prefix_tree import common_prefix
 from localrun.engine.state_keeper import GAIN_TOKENS, StateKeeper
 from localrun.engine.stream_cells import StreamCells
 
-# Fewer tokens than a tile of the kernels are computed beside the streams at once: going through the background would
-# cost two copies and a wait.
-DIRECT_TOKENS = 64
-
 
 class StreamPool:
-    """See the module and `pool.Pool`."""
+    """See the module and `pool.Pool`. `direct_tokens` says how many new tokens a request may have to be computed among
+    the streams at once."""
 
-    def __init__(self, backend: Backend, keeper: StateKeeper) -> None:
+    def __init__(self, backend: Backend, keeper: StateKeeper, direct_tokens: Callable[[], int]) -> None:
         self.cells = StreamCells(backend.n_cells // backend.n_seqs, backend.n_seqs, backend.n_staging_seqs)
         self.store = keeper.store
         self._backend = backend
         self._keeper = keeper
+        self._direct_tokens = direct_tokens
         self._free = set(range(backend.n_seqs + backend.n_staging_seqs))
         self._parked: OrderedDict[int, list[int]] = OrderedDict()
         self._running: dict[int, list[int]] = {}
@@ -176,8 +175,9 @@ class StreamPool:
         return not (self._backend.is_staging and self._is_staging(seq))
 
     def _wants_staging(self, tokens: list[int], n_cached: int) -> bool:
-        """Whether a request goes through the background: one with a long way to go, if there is a stream for it."""
-        if len(tokens) - n_cached <= DIRECT_TOKENS:
+        """Whether a request goes through the background: one with a long way to go, if there is a stream for it. For
+        others that would cost two copies and a wait."""
+        if len(tokens) - n_cached <= self._direct_tokens():
             return False
         n_staged = sum(map(self._is_staging, self._running))
         return n_staged < self._backend.n_staging_seqs

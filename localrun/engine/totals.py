@@ -31,6 +31,12 @@ class Totals:
         self.n_prefill_rows += n_prefill
         self.n_decode_rows += n_decode
 
+    def note_step(self, *, n_prefill: int, n_decode: int, step_s: float) -> None:
+        """A step was computed, which took so long."""
+        self.steps += 1
+        self.step_s = step_s
+        self.note_rows(n_prefill=n_prefill, n_decode=n_decode)
+
     def end_step(self) -> None:
         """The step was reported."""
         self.n_prefill_rows = self.n_decode_rows = 0

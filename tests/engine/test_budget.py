@@ -145,3 +145,10 @@ def test_what_recomputing_costs_grows_with_length_and_depth(start: int):
     budget = Machine(deep_s=0.0003).learn().budget
     assert budget.recompute_s(start, 256) < budget.recompute_s(start, 512)
     assert budget.recompute_s(0, 256) <= budget.recompute_s(start, 256)
+
+
+def test_on_a_slow_machine_no_prompt_is_computed_where_streams_cannot_interrupt_it():
+    assert Budget(batch_rows=512, mixes_rows=False).direct_tokens(0.14) == TILE_ROWS, "nothing is known yet"
+    assert Machine().learn().budget.direct_tokens(0.14) == TILE_ROWS
+    assert Machine(base_s=0.0, row_s=0.005).learn().budget.direct_tokens(0.14) == SMALL_ROWS[0]
+    assert Machine(row_s=0.05).learn().budget.direct_tokens(0.14) == 1

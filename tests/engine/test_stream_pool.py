@@ -10,10 +10,11 @@ from localrun.engine.fake import FakeBackend
 from localrun.engine.kv_store import KvStore
 from localrun.engine.pool import Lease
 from localrun.engine.state_keeper import GAIN_TOKENS, StateKeeper
-from localrun.engine.stream_pool import DIRECT_TOKENS, StreamPool
+from localrun.engine.stream_pool import StreamPool
 
 A, B, C, D = ([letter] * 60 for letter in b"abcd")
 TAIL = list(b"and so on")
+DIRECT_TOKENS = 64
 LONG = [number % 97 for number in range(DIRECT_TOKENS + 60)]
 
 
@@ -26,7 +27,7 @@ class Bench:
         )
         now = iter(range(1 << 30))
         self.keeper = StateKeeper(self.backend, KvStore(ram_cache_bytes), lambda: next(now) * 1e-6)
-        self.pool = StreamPool(self.backend, self.keeper)
+        self.pool = StreamPool(self.backend, self.keeper, lambda: DIRECT_TOKENS)
 
     def acquire(self, tokens: list[int]) -> Lease:
         lease = self.pool.acquire(tokens)

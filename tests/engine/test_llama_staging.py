@@ -1,0 +1,112 @@
+"""The real background: a second native context, computed in a thread, paused, given up, and its states moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localrun.engine.llama import LlamaBackend
+from tests.engine.conftest import compute, open_tiny
+
+PROMPT = [300 + at * 7 % 900 for at in range(180)]
+
+
+@pytest.fixture(scope="module")
+def split(tiny_gguf: Path) -> Iterator[LlamaBackend]:
+    backend = open_tiny(tiny_gguf, n_cells=1024, n_seqs=4, n_batch=128, may_split=True)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def backend(split: LlamaBackend) -> LlamaBackend:
+    for seq in range(split.n_seqs + split.n_staging_seqs):
+        split.seq_remove(seq, 0)
+    return split
+
+
+def stage(backend: LlamaBackend, tokens: list[int], *, start: int = 0) -> None:
+    batch, count = backend.staging_batch, len(tokens)
+    batch.token[:count] = tokens
+    batch.pos[:count] = range(start, start + count)
+    batch.seq[:count] = backend.n_seqs
+    batch.wants_logits[:count] = 0
+    backend.staging_start(count)
+
+
+def finish(backend: LlamaBackend) -> None:
+    while not backend.staging_wait(0.5):
+        pass
+    backend.staging_finish()
+
+
+def move(backend: LlamaBackend, source: int, target: int, n_tokens: int) -> None:
+    (data,) = backend.state_slices(source, [(0, n_tokens)])
+    assert backend.state_set(target, backend.state_join(target, [(data, 0, 0, n_tokens)]))
+
+
+def test_a_staged_prompt_goes_on_in_a_stream_with_the_same_logits(backend: LlamaBackend):
+    expected = compute(backend, 0, PROMPT[:128])
+    expected = compute(backend, 0, PROMPT[128:], start=128)
+    stage(backend, PROMPT[:-1])
+    finish(backend)
+    move(backend, backend.n_seqs, 2, len(PROMPT) - 1)
+    np.testing.assert_allclose(compute(backend, 2, PROMPT[-1:], start=len(PROMPT) - 1), expected, atol=2e-2)
+
+
+def test_streams_are_computed_rightly_while_the_background_is_under_way(backend: LlamaBackend):
+    compute(backend, 1, PROMPT[:20])
+    alone = [compute(backend, 1, [PROMPT[at]], start=at) for at in range(20, 26)]
+    backend.seq_remove(1, 20)
+    stage(backend, PROMPT[:-1])
+    beside = [compute(backend, 1, [PROMPT[at]], start=at) for at in range(20, 26)]
+    finish(backend)
+    np.testing.assert_array_equal(alone, beside)
+    move(backend, backend.n_seqs, 3, len(PROMPT) - 1)
+    staged = compute(backend, 3, PROMPT[-1:], start=len(PROMPT) - 1)
+    backend.seq_remove(0, 0)
+    compute(backend, 0, PROMPT[:128])
+    np.testing.assert_allclose(staged, compute(backend, 0, PROMPT[128:], start=128), atol=2e-2)
+
+
+def test_what_is_under_way_can_be_given_up_and_begun_anew(backend: LlamaBackend):
+    for _ in range(3):
+        stage(backend, PROMPT[:-1])
+        backend.staging_abort()
+        assert not backend.is_staging
+        assert backend.seq_remove(backend.n_seqs, 0)
+    stage(backend, PROMPT[:-1])
+    finish(backend)
+    move(backend, backend.n_seqs, 1, len(PROMPT) - 1)
+
+
+def test_nobody_touches_a_staged_sequence_while_it_is_computed(backend: LlamaBackend):
+    stage(backend, PROMPT[:-1])
+    with pytest.raises(ValueError, match="in the background"):
+        backend.seq_remove(backend.n_seqs, 0)
+    finish(backend)
+    assert backend.seq_remove(backend.n_seqs, 0)
+
+
+def test_states_are_the_same_bytes_in_split_and_in_one_pool(backend: LlamaBackend):
+    compute(backend, 1, PROMPT[:100])
+    pieces = backend.state_slices(1, [(0, 40), (40, 100)])
+    expected = compute(backend, 1, PROMPT[100:], start=100)
+    backend.rebuild(split=False)
+    assert not backend.is_split
+    assert backend.n_staging_seqs == 0
+    state = backend.state_join(2, [(pieces[0], 0, 0, 40), (pieces[1], 40, 40, 100)])
+    assert backend.state_set(2, state)
+    np.testing.assert_allclose(compute(backend, 2, PROMPT[100:], start=100), expected, atol=2e-2)
+    backend.rebuild(split=True)
+    assert backend.is_split
+
+
+def test_a_stream_has_its_share_of_the_cells_and_no_more(backend: LlamaBackend):
+    assert backend.n_cells // backend.n_seqs == 256
+    compute(backend, 0, [5] * 128)
+    compute(backend, 0, [5] * 128, start=128)
+    compute(backend, 1, [6] * 8)
