@@ -16,6 +16,7 @@ Does not: choose a size (`budget.py`).
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 # Kernels work on tiles of this many rows (`GGML_FA_TILE_Q` of llama.cpp, and powers of two of it elsewhere).
 TILE_ROWS = 64
@@ -28,6 +29,7 @@ _LATEST = 0.2  # weight of the latest measurement in a factor
 _DEPTH_UNIT = 1024
 _PRIOR_VARIANCE = 1e3
 _LEAST_S = 1e-6
+_LEAST_WEIGHTS = np.array([-np.inf, 0.0, 0.0])
 
 
 class CostModel:
@@ -45,13 +47,13 @@ class CostModel:
 
     def predict_s(self, n_rows: int, depth: float) -> float:
         """Seconds that so many rows from `depth` on are expected to take; always positive."""
-        return max(_LEAST_S, float(_features(n_rows, depth) @ self._weights)) * self._factors.get(n_rows, 1.0)
+        return max(_LEAST_S, float(_features(n_rows, depth) @ self._line())) * self._factors.get(n_rows, 1.0)
 
     def efficiency(self, n_rows: int, depth: float) -> float:
         """The part of a batch's time that its rows account for wherever they are computed; the rest is what this size
         of a batch costs on top. Rows per second would not do to compare sizes: a larger batch reaches deeper."""
         features = _features(n_rows, depth)
-        return max(_LEAST_S, float(features[1:] @ self._weights[1:])) / self.predict_s(n_rows, depth)
+        return max(_LEAST_S, float(features[1:] @ self._line()[1:])) / self.predict_s(n_rows, depth)
 
     def observe(self, n_rows: int, depth: float, seconds: float) -> None:
         """So many rows took so long."""
@@ -63,10 +65,16 @@ class CostModel:
         shrink = (_FORGETTING - (1 - _FORGETTING) / spread) / (_FORGETTING * (1 + spread))
         self._covariance = self._covariance - shrink * np.outer(direction, direction)
         if self.is_warm and (n_rows in SMALL_ROWS or n_rows % TILE_ROWS == 0):
-            ratio = min(2.0, max(0.5, seconds / max(_LEAST_S, guess_s)))
+            ratio = min(2.0, max(0.5, seconds / max(_LEAST_S, float(features @ self._line()))))
             factor = self._factors.get(n_rows, 1.0)
             self._factors[n_rows] = factor + _LATEST * (ratio - factor)
         self._n_seen += 1
+
+    def _line(self) -> NDArray[np.float64]:
+        """The coefficients. More rows, or deeper ones, never take less: where all batches so far were of one size,
+        noise may say so, and a larger batch would seem to cost nothing."""
+        line: NDArray[np.float64] = np.maximum(self._weights, _LEAST_WEIGHTS)
+        return line
 
 
 def sizes(limit: int) -> list[int]:
@@ -75,7 +83,7 @@ def sizes(limit: int) -> list[int]:
     return [n_rows for n_rows in fitting if n_rows <= limit] or [limit]
 
 
-def _features(n_rows: int, depth: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _features(n_rows: int, depth: float) -> NDArray[np.float64]:
     """All of the order of 1, or the squares would be badly conditioned."""
     tiles = n_rows / TILE_ROWS
     return np.array([1.0, tiles, tiles * (depth + n_rows / 2) / _DEPTH_UNIT])

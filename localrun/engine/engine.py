@@ -125,6 +125,13 @@ class Engine:
         self._drop_staging()
         self.pool.clear(ram=ram, disk=disk)
 
+    def close(self) -> None:
+        """End what runs, and save what was computed to memory, whence the store can write it to disk."""
+        for request_id in list(self._requests):
+            self.cancel(request_id)
+        self._drop_staging()
+        self.pool.retire()
+
     def _direct_tokens(self) -> int:
         """New tokens that a prompt may have and be computed among the streams."""
         return self.scheduler.budget.direct_tokens(self.scheduler.target_s or self._target_itl_s)

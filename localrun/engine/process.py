@@ -108,6 +108,8 @@ def main(argv: list[str]) -> int:
         return FAILED
     _send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))
     exit_code = _run(engine, backend, frames_in, frames_out)
+    if exit_code == 0:
+        engine.close()
     engine.pool.store.flush(FLUSH_TIMEOUT_S, time.monotonic)
     backend.close()
     return exit_code

@@ -79,12 +79,14 @@ class Scheduler:
         return bool(self._free_slots)
 
     def check_queue(self) -> None:
-        """Raises QueueFull when no more requests may wait; to be tried again when those who wait have started."""
-        if len(self.waiting) < self._max_queue:
+        """Raises QueueFull when no more requests may wait; to be tried again when those who wait have started. Who has
+        a free slot to go to at the next step does not wait."""
+        n_waiting = len(self.waiting) - len(self._free_slots)
+        if n_waiting < self._max_queue:
             return
         waits_s = self._queue_sent.waits_s
         raise QueueFull(
-            f"{len(self.waiting)} requests are waiting, which is the limit (--max-queue)",
+            f"{n_waiting} requests wait for a slot, which is the limit (--max-queue)",
             retry_after_s=max(waits_s) if waits_s else 1.0,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from localrun import kv_folders
 from localrun.wire import ClearCache, Cleared, Open, Ready, Step, Usage
-from tests.engine.test_process import OPEN, Child, child, submit
+from tests.engine.test_process import OPEN, PATIENCE_S, Child, child, submit
 
 FAKE = ("-m", "localrun.engine.process", "--fake")
 REAL = ("-m", "localrun.engine.process")
@@ -38,6 +39,14 @@ def answer(engine: Child) -> tuple[Usage, list[int]]:
             if delta.finish:
                 assert delta.usage is not None
                 return delta.usage, tokens
+
+
+def wait_for_files(root: Path) -> None:
+    """Until what was computed is on disk: that comes after the answer."""
+    ends_at_s = time.monotonic() + PATIENCE_S
+    while not any(folder.n_entries for folder in kv_folders.survey(root)):
+        assert time.monotonic() < ends_at_s, "nothing was saved"
+        time.sleep(0.01)
 
 
 def life(opened: Open, *arguments: str) -> tuple[Usage, list[int]]:
@@ -97,6 +106,7 @@ def test_clearing(opening: Open, ram: bool, disk: bool, is_cold: bool):
         engine.send(opening)
         assert isinstance(engine.receive(), Ready)
         answer(engine)
+        wait_for_files(Path(opening.kv_folder))
         cleared = None
         engine.send(ClearCache(id=5, ram=ram, disk=disk))
         while cleared is None:

@@ -108,14 +108,18 @@ def test_cached_tokens_of_a_prompt_are_never_more_than_the_prompt():
 
 
 def test_the_queue_is_full_at_its_limit():
-    plan_of = scheduler(max_queue=2)
+    plan_of = scheduler(n_slots=1, max_queue=2)
     plan_of.submit(request(1, 5))
-    plan_of.check_queue()
     plan_of.submit(request(2, 5))
-    with pytest.raises(QueueFull, match=r"2 requests are waiting.*--max-queue") as caught:
+    plan_of.check_queue()  # the first of them has a slot to go to
+    plan_of.submit(request(3, 5))
+    with pytest.raises(QueueFull, match=r"2 requests wait.*--max-queue") as caught:
         plan_of.check_queue()
     assert caught.value.retry_after_s == 1.0, "nothing is known yet"
     plan_of.start(plan_of.waiting[0], 0, 0, 0.0)
+    with pytest.raises(QueueFull):
+        plan_of.check_queue()
+    plan_of.end(plan_of.running[0])
     plan_of.check_queue()
 
 

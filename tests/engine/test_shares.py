@@ -19,7 +19,7 @@ def test_all_of_the_room_is_given_while_somebody_wants_it(given_wants: list[Want
 def test_of_one_client_the_least_to_do_comes_first_and_the_most_is_not_forgotten(rows: list[int], room: int):
     shares = divide([Want(n_rows, "me", 1) for n_rows in rows], room)
     shortest = rows.index(min(rows))
-    assert shares[shortest] >= min(rows[shortest], room * 3 // 4 - GRANULE_ROWS)
+    assert shares[shortest] >= min(rows[shortest], room - room // 4 - GRANULE_ROWS) // GRANULE_ROWS * GRANULE_ROWS
     if max(rows) > 4 * GRANULE_ROWS:
         assert shares[rows.index(max(rows))] >= min(GRANULE_ROWS, room) - 1 or room < GRANULE_ROWS
 
