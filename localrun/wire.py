@@ -75,6 +75,24 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
 
 
+class GrammarKind(StrEnum):
+    """The language of a grammar's text."""
+
+    JSON_SCHEMA = "json_schema"
+    GBNF = "gbnf"
+    LARK = "lark"
+    REGEX = "regex"
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What an answer must match. With `triggers` it is free until one of these texts was produced, and must match from
+    right after it on."""
+
+    kind: GrammarKind
+    text: str
+    triggers: tuple[str, ...] = ()
+
+
 class Segment(msgspec.Struct, frozen=True, array_like=True):
     """A piece of prompt text. Only in a trusted segment does the text of a control token become that token."""
 
@@ -118,6 +136,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     `n_probs` asks for the log-probabilities of that many alternatives for every token; 0 with `logprobs` true gives the
     chosen token's alone. `target_itl_s` is how long a step may hold this stream up; None is the engine's own target, 0
     no limit. A request whose first token is expected later than `deadline_s` from now is refused at once.
+    With `show_control` the names of control tokens are part of the text; without, they are left out.
     """
 
     id: int
@@ -134,6 +153,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     target_itl_s: float | None = None
     deadline_s: float | None = None
     arrived_at_s: float = 0.0
+    grammar: Grammar | None = None
+    show_control: bool = False
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -167,6 +167,8 @@ class Job:
         ignore_eos: bool = False,
         logprobs: bool = False,
         n_probs: int = 0,
+        grammar: wire.Grammar | None = None,
+        show_control: bool = False,
     ) -> None:
         """Sends the request to the engine. What the engine refuses is raised by the iteration. Raises EngineDied."""
         if self.record.engine_request_id is not None:
@@ -192,6 +194,8 @@ class Job:
             target_itl_s=self.ask.target_itl_s,
             deadline_s=None if self.ask.deadline_s is None else self.ask.deadline_s - (now_s - self.arrived_at_s),
             arrived_at_s=now_s,
+            grammar=grammar,
+            show_control=show_control,
         )
         link.submit(message, self)
         self.record.engine_request_id = message.id
