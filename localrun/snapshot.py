@@ -66,11 +66,23 @@ class RequestRow(msgspec.Struct, kw_only=True):
     error: str | None = None
 
 
+class KvRunRow(msgspec.Struct, array_like=True):
+    """Neighbouring KV cells: first one, number, the id of the request that holds them (None: a prefix that is kept for
+    later), and whether others hold them as well."""
+
+    start: int
+    n_cells: int
+    request: str | None
+    is_shared: bool
+
+
 class EngineRow(msgspec.Struct, kw_only=True):
     """One engine process. `state` is loading, ready, stopping or failed. `expires_in_s` None means never.
 
     Totals count since it was loaded. `*_entries` are saved segments of prefixes; `disk_cache_bytes` is this model's
     part of what all models may use together. `cached_tokens_total` includes the two `*_restored_tokens_total`.
+    `kv_runs` are the cells in use, up to a quarter of a second old; split streams lie one after the other, those of
+    prompts in the making last, beyond `kv_cells`.
     """
 
     model: str
@@ -100,6 +112,7 @@ class EngineRow(msgspec.Struct, kw_only=True):
     cached_tokens_total: int = 0
     ram_restored_tokens_total: int = 0
     disk_restored_tokens_total: int = 0
+    kv_runs: list[KvRunRow] = []
 
 
 class CacheRow(msgspec.Struct, kw_only=True):

@@ -36,7 +36,8 @@ def _connect(base_url: str, name: str) -> Daemon:
 class LocalrunApp(App[None]):
     """`connect` makes the client; the name it is given is unique to this process, so that its requests are known.
 
-    `retry_delays_s` are the pauses between attempts to reach a daemon that does not answer.
+    `retry_delays_s` are the pauses between attempts to reach a daemon that does not answer. `first` is the mode to
+    begin in.
     """
 
     TITLE = "localrun"
@@ -57,8 +58,10 @@ class LocalrunApp(App[None]):
         model: str = "tiny",
         connect: Connect = _connect,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+        first: str = "chat",
     ) -> None:
         super().__init__()
+        self._first = first
         client_name = f"tui-{os.getpid()}"
         daemon = connect(base_url, client_name)
         self.session = Session(self, daemon=daemon, base_url=base_url, client_name=client_name, model=model)
@@ -73,10 +76,11 @@ class LocalrunApp(App[None]):
         await self.session.daemon.__aenter__()
         self.add_mode("chat", lambda: ChatScreen(self.session))
         self.add_mode("monitor", lambda: MonitorScreen(self.session))
-        await self.switch_mode("chat")
+        await self.switch_mode(self._first)
         self.run_worker(self._feed.run(), name="events", group="events")
 
     async def on_unmount(self) -> None:
+        self.session.stop_recording()
         await self.session.daemon.__aexit__(None, None, None)
 
     async def action_show(self, where: str) -> None:

@@ -5,16 +5,23 @@ One per app, owned by it. The app writes, screens read and subscribe; a screen n
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from pathlib import Path
+
 from textual.dom import DOMNode
 from textual.signal import Signal
 
+from localrun.config import folders
 from localrun.snapshot import EngineRow, Snapshot
 from localrun.tui.daemon import Daemon
 from localrun.tui.rate_series import RateSeries, Sample
+from localrun.tui.recording import Recorder
+from localrun.tui.request_rates import RequestRates
 
 
 class Session:
-    """`trouble` says why there is no event stream; None while there is one, or before the first attempt has ended."""
+    """`trouble` says why there is no event stream; None while there is one, or before the first attempt has ended.
+    `recorder` is where snapshots are written to, if anywhere."""
 
     def __init__(self, owner: DOMNode, *, daemon: Daemon, base_url: str, client_name: str, model: str) -> None:
         self.daemon = daemon
@@ -24,19 +31,44 @@ class Session:
         self.snapshot: Snapshot | None = None
         self.trouble: str | None = None
         self.rates = RateSeries()
+        self.request_rates = RequestRates()
+        self.recorder: Recorder | None = None
         self.snapshots: Signal[Snapshot] = Signal(owner, "snapshots")
         self.connection: Signal[str | None] = Signal(owner, "connection")
         self.models: Signal[str] = Signal(owner, "models")
+        self.recording_failed: Signal[str] = Signal(owner, "recording_failed")
 
     def take(self, snapshot: Snapshot) -> None:
         """Keeps a snapshot and tells whoever shows it."""
         self.snapshot = snapshot
         aggregate = snapshot.aggregate
         self.rates.add(Sample(snapshot.time_s, aggregate.decode_tokens_per_s, aggregate.prefill_tokens_per_s))
+        self.request_rates.add(snapshot)
+        if self.recorder is not None:
+            self._record(self.recorder, snapshot)
         if self.trouble is not None:
             self.trouble = None
             self.connection.publish(None)
         self.snapshots.publish(snapshot)
+
+    def new_recording(self) -> Path:
+        """A file name that is not taken, by the time of the latest snapshot."""
+        now_s = self.snapshot.time_s if self.snapshot is not None else 0.0
+        stamp = datetime.fromtimestamp(now_s, UTC).astimezone().strftime("%Y-%m-%d_%H-%M-%S")
+        return folders().state / "recordings" / f"{stamp}.jsonl"
+
+    def stop_recording(self) -> None:
+        """Does nothing when nothing is recorded."""
+        if self.recorder is not None:
+            self.recorder.close()
+            self.recorder = None
+
+    def _record(self, recorder: Recorder, snapshot: Snapshot) -> None:
+        try:
+            recorder.write(snapshot)
+        except OSError as error:
+            self.stop_recording()
+            self.recording_failed.publish(error.strerror or str(error))
 
     def lose(self, reason: str) -> None:
         """The event stream ended. What was known stays, marked as old by `trouble`."""

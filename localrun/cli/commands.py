@@ -10,6 +10,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("localrun.cli.run", "Chat with a model, or send it one prompt."),
     "list": ("localrun.cli.list", "List the models that can be run."),
     "ps": ("localrun.cli.ps", "List the models that are loaded."),
+    "top": ("localrun.cli.top", "Watch requests, engines and the machine, live."),
     "show": ("localrun.cli.show", "Show what is known about a model."),
     "cache": ("localrun.cli.cache", "Show or clear what is kept of prompts."),
     "stop": ("localrun.cli.stop", "Unload a model, or end the daemon."),

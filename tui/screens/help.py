@@ -38,9 +38,13 @@ _SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         "Monitor",
         (
             ("up  down", "select a request"),
+            ("Enter", "all about it"),
             ("x", "cancel it, whoever sent it"),
             ("s", "sort by arrival, speed, output, prompt, client"),
+            ("/", "filter by parts of state, client, route, model, lane"),
+            ("v", "KV map or graph, where there is no room for both"),
             ("p", "pause the display"),
+            ("r", "record to a file, or end the recording"),
         ),
     ),
 )

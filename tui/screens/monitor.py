@@ -1,7 +1,7 @@
 """The monitor: what the daemon does right now, for every client and not only for this one.
 
 Shows the snapshots of the event stream and nothing else. Pausing freezes the display; the connection goes on, and so
-does the record behind the graph.
+do the record behind the graph and a recording to a file.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from textual.color import Color
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import DataTable, Footer, Static
+from textual.widgets import DataTable, Footer, Input, Static
 
 from localrun.errors import LocalrunError
-from localrun.snapshot import RequestRow, Snapshot
+from localrun.snapshot import EngineRow, RequestRow, Snapshot
 from localrun.tui.plain_text import line
+from localrun.tui.recording import Recorder
+from localrun.tui.screens.request import RequestScreen
 from localrun.tui.session import Session
 from localrun.tui.widgets.banner import Banner
 from localrun.tui.widgets.engine_table import EngineTable
+from localrun.tui.widgets.kv_map import KvMap
 from localrun.tui.widgets.rate_graph import RateGraph
 from localrun.tui.widgets.request_detail import RequestDetail
 from localrun.tui.widgets.request_table import SORTS, RequestTable
@@ -35,12 +38,18 @@ from localrun.tui.widgets.vitals import Vitals
 class MonitorScreen(Screen[None]):
     AUTO_FOCUS = "RequestTable"
 
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012 - textual declares it as an instance variable
+    # textual declares these as instance variables
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (130, "-wide")]  # noqa: RUF012
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("x", "cancel", "Cancel request"),
         Binding("s", "sort", "Sort"),
+        Binding("slash", "filter", "Filter", key_display="/"),
+        Binding("v", "view", "KV map", key_display="v"),
         Binding("p", "pause", "Pause"),
+        Binding("r", "record", "Record"),
+        Binding("escape", "clear_filter", "No filter", show=False),
         Binding("question_mark", "app.help", "Help", show=False),
     ]
 
@@ -52,6 +61,8 @@ class MonitorScreen(Screen[None]):
         self._throughput = Throughput()
         self._vitals = Vitals()
         self._graph = RateGraph(session.rates)
+        self._map = KvMap()
+        self._filter = Input(placeholder="part of a state, client, route, model or lane", id="filter", compact=True)
         self._requests = RequestTable(cursor=True)
         self._nothing = Static(id="nothing")
         self._detail = RequestDetail()
@@ -68,8 +79,10 @@ class MonitorScreen(Screen[None]):
                 yield self._throughput
                 yield self._vitals
             yield self._graph
+            yield self._map
         yield self._nothing
         yield self._requests
+        yield self._filter
         yield self._detail
         yield self._engines
         yield Footer()
@@ -78,6 +91,7 @@ class MonitorScreen(Screen[None]):
         self._session.snapshots.subscribe(self, self._on_snapshot)
         self._session.connection.subscribe(self, self._on_connection)
         self._session.models.subscribe(self, self._on_model)
+        self._session.recording_failed.subscribe(self, self._on_recording_failed)
         self._on_model(self._session.model)
         self._on_connection(self._session.trouble)
         self._show_settings()
@@ -99,21 +113,32 @@ class MonitorScreen(Screen[None]):
         if not self.is_current or self._paused:
             return
         self._shown = snapshot
-        colours = self._colours()
         self._throughput.show(snapshot.aggregate)
         self._vitals.snapshot = snapshot
         self._graph.refresh()
-        self._requests.show_requests(snapshot.requests, self._sort, colours)
-        self._engines.show_engines(snapshot.engines, colours)
+        self._engines.show_engines(snapshot.engines, self._colours())
+        self._show_requests()
+
+    def _show_requests(self) -> None:
+        requests = self._wanted()
+        self._requests.show_requests(requests, self._sort, self._session.request_rates, self._colours())
         self._show_nothing()
         self._show_detail()
 
+    def _wanted(self) -> list[RequestRow]:
+        """The requests that the filter lets through."""
+        rows = self._shown.requests if self._shown else []
+        wanted = self._filter.value.casefold().split()
+        return [row for row in rows if all(part in _searched(row) for part in wanted)]
+
     def _show_nothing(self) -> None:
         """In place of an empty table: why it is empty."""
-        has_rows = self._shown is not None and bool(self._shown.requests)
+        has_rows = bool(self._wanted())
         self.set_class(not has_rows, "-no-requests")
         if self._shown is None:
             text = "Waiting for the daemon." if self._session.trouble else "Waiting for the first numbers."
+        elif self._shown.requests:
+            text = f"No request of {len(self._shown.requests)} matches the filter. Esc removes it."
         else:
             text = f"No requests in the last minute. Whatever uses {self._session.base_url} shows up here."
         self._nothing.update(Content(text))
@@ -131,15 +156,34 @@ class MonitorScreen(Screen[None]):
 
     @on(DataTable.RowHighlighted, "RequestTable")
     def _show_detail(self) -> None:
-        self._detail.row = self._selected()
+        row = self._selected()
+        self._detail.row = row
+        if self._shown is not None:
+            self._map.show(_engine_for(row, self._shown.engines), self._shown.requests)
+
+    @on(DataTable.RowSelected, "RequestTable")
+    async def _open_detail(self) -> None:
+        row = self._selected()
+        if row is not None:
+            await self.app.push_screen(RequestScreen(self._session, row))
 
     def _show_settings(self) -> None:
-        self._detail.settings = f"by {self._sort}" + (" · PAUSED" if self._paused else "")
+        settings = [f"by {self._sort}"]
+        if self._paused:
+            settings.append("PAUSED")
+        if self._session.recorder is not None:
+            settings.append("● REC")
+        self._detail.settings = " · ".join(settings)
+
+    def _on_recording_failed(self, reason: str) -> None:
+        self.notify(line(reason), title="The recording ended", severity="error", markup=False)
+        self._show_settings()
 
     async def action_cancel(self) -> None:
         row = self._selected()
-        if row is None:
-            self.notify("There is no request to cancel.", severity="warning")
+        if row is None or row.state.is_final:
+            text = "There is no request to cancel." if row is None else "This request has ended already."
+            self.notify(text, severity="warning")
             return
         self.run_worker(self._cancel(row), group="cancel")
 
@@ -158,11 +202,56 @@ class MonitorScreen(Screen[None]):
         names = list(SORTS)
         self._sort = names[(names.index(self._sort) + 1) % len(names)]
         self._show_settings()
-        if self._shown is not None:
-            self._requests.show_requests(self._shown.requests, self._sort, self._colours())
+        self._show_requests()
 
     def action_pause(self) -> None:
         self._paused = not self._paused
         self._show_settings()
         if not self._paused and self._session.snapshot is not None:
             self._on_snapshot(self._session.snapshot)
+
+    def action_filter(self) -> None:
+        self.add_class("-filtering")
+        self._filter.focus()
+
+    @on(Input.Changed, "#filter")
+    def _filter_changed(self) -> None:
+        self._show_requests()
+
+    @on(Input.Submitted, "#filter")
+    def _filter_done(self) -> None:
+        self._requests.focus()
+        self.set_class(bool(self._filter.value), "-filtering")
+
+    def action_clear_filter(self) -> None:
+        self._filter.value = ""
+        self.remove_class("-filtering")
+        self._requests.focus()
+
+    def action_view(self) -> None:
+        """In a narrow terminal, graph and map take turns."""
+        self.toggle_class("-map")
+
+    def action_record(self) -> None:
+        """Begins a recording, or ends the one that runs."""
+        recorder = self._session.recorder
+        if recorder is not None:
+            self._session.stop_recording()
+            self.notify(line(f"Recorded to {recorder.path}; `localrun top --replay` plays it."), markup=False)
+        else:
+            try:
+                self._session.recorder = Recorder(self._session.new_recording())
+            except OSError as error:
+                self.notify(line(str(error)), title="Cannot record", severity="error", markup=False)
+        self._show_settings()
+
+
+def _searched(row: RequestRow) -> str:
+    """What the filter looks at."""
+    return " ".join((row.state, row.client, row.api, row.model, row.lane, row.id)).casefold()
+
+
+def _engine_for(row: RequestRow | None, engines: list[EngineRow]) -> EngineRow | None:
+    """The engine of a request, else the one with the most cells in use."""
+    own = [engine for engine in engines if row is not None and engine.model == row.model]
+    return max(own or engines, key=lambda engine: engine.kv_cells_used, default=None)

@@ -10,7 +10,10 @@ from rich.style import Style
 from localrun.snapshot import RequestRow, RequestState
 from localrun.tui import quantity
 from localrun.tui.answer_progress import prefill_percent
+from localrun.tui.request_rates import RequestRates, sparkline
 from localrun.tui.widgets.live_table import Column, LiveTable, Row
+
+TREND_WIDTH = 10
 
 SORTS: dict[str, Callable[[RequestRow], Any]] = {
     "arrival": lambda row: -row.age_s,
@@ -35,18 +38,23 @@ class RequestTable(LiveTable):
         Column("output", "output", 6),
         Column("now", "tok/s", 5),
         Column("avg", "avg", 5, from_width=94),
+        Column("trend", "lately", 10, right=False, from_width=138),
         Column("ttft", "TTFT", 6),
+        Column("itl", "ITL", 6, from_width=102),
         Column("age", "age", 6, gap=1),
     )
 
-    def show_requests(self, requests: Sequence[RequestRow], sort: str, colours: Mapping[str, Style]) -> None:
-        """`colours` are styles by the names good, wait, bad and dim."""
+    def show_requests(
+        self, requests: Sequence[RequestRow], sort: str, rates: RequestRates, colours: Mapping[str, Style]
+    ) -> None:
+        """`colours` are styles by the names good, wait, bad, rate and dim."""
         order = SORTS[sort]
         rows = sorted(requests, key=lambda row: (row.state.is_final, order(row), row.id))
-        self.show([_row(row, colours) for row in rows])
+        top = rates.top()
+        self.show([_row(row, sparkline(rates.of(row.id), TREND_WIDTH, top), colours) for row in rows])
 
 
-def _row(row: RequestRow, colours: Mapping[str, Style]) -> Row:
+def _row(row: RequestRow, trend: str, colours: Mapping[str, Style]) -> Row:
     prefilling = row.state is RequestState.PREFILL
     state = f"prefill {prefill_percent(row)}" if prefilling else str(row.state)
     texts = {
@@ -61,6 +69,8 @@ def _row(row: RequestRow, colours: Mapping[str, Style]) -> Row:
         "output": _count(row.output_tokens or None),
         "now": "" if row.state.is_final else _text(quantity.rate(row.tokens_per_s)),
         "avg": _text(quantity.rate(row.tokens_per_s_avg)),
+        "trend": trend,
+        "itl": _text(quantity.seconds(row.itl_p50_s)),
         "ttft": _text(quantity.seconds(row.ttft_s)),
         "age": quantity.age(row.age_s),
     }

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from localrun import wire
 from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, Unavailable, by_code
 from localrun.server.engines.child import EngineChild, end_in_words
+from localrun.snapshot import KvRunRow
 
 KEPT_LINES = 20
 
@@ -35,7 +36,9 @@ _log = logging.getLogger("localrun.engine")
 
 
 class Sink(Protocol):
-    """Where a request's news go: its job."""
+    """Where a request's news go: its job, which people know as `id`."""
+
+    id: str
 
     def on_started(self, started: wire.Started) -> None: ...
     def on_delta(self, delta: wire.Delta, sent_at_s: float) -> None: ...
@@ -76,6 +79,7 @@ class EngineLink:
         self._queue: list[int] = []
         self._waits_s: list[float] | None = None
         self._queue_at_s = 0.0
+        self._kv_map: list[wire.KvRun] = []
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._is_ready = False
         self._is_stopping = False
@@ -146,7 +150,7 @@ class EngineLink:
         """Waits while the pipe is full, so that prompts do not pile up in the daemon."""
         await self._child.writable()
 
-    def submit(self, message: wire.Submit, sink: Sink) -> None:
+    def submit(self, message: wire.Submit | wire.Embed, sink: Sink) -> None:
         """Sends a request; its news go to `sink`. Raises EngineDied or Unavailable when the engine is gone."""
         self._check_usable()
         self._sinks[message.id] = sink
@@ -200,6 +204,15 @@ class EngineLink:
             return None
         return max(0.0, self._waits_s[position - 1] - (now_s - self._queue_at_s))
 
+    def kv_runs(self) -> list[KvRunRow]:
+        """The KV cells in use; those of a request that has ended since are kept for later by now."""
+        return [
+            KvRunRow(
+                run.start, run.n_cells, sink.id if (sink := self._sinks.get(run.request_id)) else None, run.is_shared
+            )
+            for run in self._kv_map
+        ]
+
     def _send(self, message: wire.ToEngine) -> None:
         self._child.write(wire.encode(message))
 
@@ -239,6 +252,8 @@ class EngineLink:
         self.stats = step.stats
         if step.queue is not None:
             self._queue, self._waits_s, self._queue_at_s = step.queue, step.waits_s, step.sent_at_s
+        if step.kv_map is not None:
+            self._kv_map = step.kv_map
         for started in step.started:
             sink = self._sinks.get(started.id)
             if sink is not None:

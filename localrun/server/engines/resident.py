@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.placement import Placement
 from localrun.snapshot import EngineRow
+from localrun.wire import Pooling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,13 +54,23 @@ class FileStamp(NamedTuple):
 class Resident:
     """See the module. `placement` is None while it waits for room, and it takes no room until then.
 
-    `n_waiting` requests wait for its load and will use it; `n_behind` wait for its end, to load it anew.
+    With `pooling` its engine computes vectors, without it generates. `n_waiting` requests wait for its load and will use it; `n_behind` wait for its end, to load it anew.
     """
 
     loading: asyncio.Task[None]
 
-    def __init__(self, *, key: Path, model: Model, stamp: FileStamp, link: EngineLink, keep_alive_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        key: Path,
+        model: Model,
+        stamp: FileStamp,
+        link: EngineLink,
+        keep_alive_s: float,
+        pooling: Pooling | None = None,
+    ) -> None:
         self.key = key
+        self.pooling = pooling
         self.model = model
         self.stamp = stamp
         self.link = link
@@ -139,6 +150,7 @@ class Resident:
             row.cached_tokens_total = stats.cached_tokens_total
             row.ram_restored_tokens_total = stats.ram_restored_tokens_total
             row.disk_restored_tokens_total = stats.disk_restored_tokens_total
+            row.kv_runs = self.link.kv_runs()
         return row
 
     def _expires_in_s(self) -> float | None:

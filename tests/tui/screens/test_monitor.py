@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
 from typing import Any
 
+import pytest
+from msgspec.structs import replace
 from textual.widgets import DataTable
 
+from localrun.snapshot import KvRunRow
+from localrun.tui.recording import Recorder, snapshots
+from localrun.tui.screens.request import RequestScreen
 from localrun.tui.widgets.request_table import RequestTable
+from tests.tui.conftest import TINY
 
 WIDE = (140, 36)
 NARROW = (80, 24)
@@ -38,8 +46,8 @@ async def test_every_column_of_a_request_in_a_wide_terminal(desk: Any) -> None:
         await desk.see(pilot, "aider")
         first, second = _table_lines(desk)
         assert first.split() == [
-            "decode", "aider", "v1/chat/com…", "tiny", "batch", "3", "2,345", "480", "40", "42.0", "39.5", "310", "ms",
-            "1m", "05s",
+            "decode", "aider", "v1/chat/com…", "tiny", "batch", "3", "2,345", "480", "40", "42.0", "39.5", "█", "310",
+            "ms", "24", "ms", "1m", "05s",
         ]  # fmt: skip
         assert second.split()[:2] == ["prefill", "50%"]
 
@@ -195,3 +203,99 @@ async def test_updates_do_not_rebuild_the_table(desk: Any, monkeypatch: Any) -> 
         await desk.see(pilot, "     204 ")
         keys = [key for key in added if str(key).startswith("r")]
         assert sorted(keys) == sorted(f"r{n}" for n in range(32))
+
+
+def _runs(*runs: tuple[int, int, str | None, bool]) -> list[KvRunRow]:
+    return [KvRunRow(*run) for run in runs]
+
+
+async def test_the_kv_map_shows_slots_shared_and_kept_cells(desk: Any) -> None:
+    async with desk.open(WIDE) as pilot:
+        await _open(desk, pilot)
+        runs = _runs((0, 600, "a", True), (600, 600, "b", False), (1200, 600, None, False))
+        engine = replace(TINY, kv_cells=6000, kv_runs=runs)
+        desk.daemon.publish(desk.row("a", slot=0), desk.row("b", slot=1), engines=(engine,))
+        await desk.see(pilot, "KV cells of tiny")
+        text = desk.seen(desk.app)
+        lines = text.split("\n")
+        left = next(line.index("KV cells of") for line in lines if "KV cells of" in line)
+        top = next(at for at, line in enumerate(lines) if "KV cells of" in line)
+        marks = "".join(line[left:] for line in lines[top + 1 : top + 10])
+        assert 10 < marks.count("░") <= marks.count("1") <= marks.count("0") <= marks.count("░") + 1
+        assert marks.count("·") > 5 * marks.count("0")
+
+
+async def test_in_eighty_columns_map_and_graph_take_turns(desk: Any) -> None:
+    async with desk.open(NARROW) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(desk.row("a"))
+        await desk.see(pilot, "-2 min")
+        assert "KV cells of" not in desk.seen(desk.app)
+        await pilot.press("v")
+        await desk.see(pilot, "KV cells of tiny")
+        assert "-2 min" not in desk.seen(desk.app)
+
+
+async def test_a_filter_leaves_what_matches_and_escape_removes_it(desk: Any) -> None:
+    async with desk.open(WIDE) as pilot:
+        await _open(desk, pilot)
+        zed = [desk.row("b", client="zed"), desk.row("c", "queued", client="zed")]
+        desk.daemon.publish(desk.row("a", client="aider"), *zed)
+        await desk.see(pilot, "aider")
+        await pilot.press("slash", *"zed dec", "enter")
+        await desk.until(pilot, lambda: "aider" not in desk.seen(desk.app))
+        assert [text.split()[:2] for text in _table_lines(desk)] == [["decode", "zed"]]
+        await pilot.press("slash", *"nothing")
+        await desk.see(pilot, "No request of 3 matches the filter")
+        await pilot.press("escape")
+        await desk.see(pilot, "aider")
+
+
+async def test_enter_opens_all_about_a_request_and_follows_it(desk: Any) -> None:
+    async with desk.open(NARROW) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(desk.row("a", client="aider", output_tokens=40))
+        await desk.see(pilot, "aider")
+        await pilot.press("enter")
+        await desk.see(pilot, "between tokens")
+        desk.daemon.publish(desk.row("a", client="aider", output_tokens=41), time_s=1001.0)
+        await desk.see(pilot, "41 tokens")
+        await pilot.press("x")
+        await desk.until(pilot, lambda: desk.daemon.cancelled == ["a"])
+        await pilot.press("escape")
+        await desk.until(pilot, lambda: not isinstance(desk.app.screen, RequestScreen))
+
+
+async def test_a_recording_can_be_watched_again(desk: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LOCALRUN_HOME", str(tmp_path))
+    async with desk.open(WIDE) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(desk.row("a", client="aider"))
+        await desk.see(pilot, "aider")
+        await pilot.press("r")
+        await desk.see(pilot, "● REC")
+        desk.daemon.publish(desk.row("a", client="aider"), time_s=1000.5)
+        desk.daemon.publish(desk.row("b", client="zed"), time_s=1001.0)
+        await desk.see(pilot, "zed")
+        await pilot.press("r")
+        await desk.until(pilot, lambda: "REC" not in desk.seen(desk.app))
+    (file,) = (tmp_path / "state" / "recordings").iterdir()
+    assert [snapshot.requests[0].client for snapshot in snapshots(file)] == ["aider", "zed"]
+
+
+async def test_a_full_disk_ends_the_recording_only(desk: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv("LOCALRUN_HOME", str(tmp_path))
+
+    def refuse(recorder: Recorder, snapshot: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Recorder, "write", refuse)
+    async with desk.open(WIDE) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(desk.row("a", client="aider"))
+        await desk.see(pilot, "aider")
+        await pilot.press("r")
+        desk.daemon.publish(desk.row("a", client="zed"), time_s=1001.0)
+        await desk.see(pilot, "No space left on device")
+        await desk.see(pilot, "zed")
+        assert "REC" not in desk.seen(desk.app)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localrun.engine.kv_cells import KvCells
+from localrun.engine.kv_map import INTERVAL_S, KEPT, MAX_RUNS, kv_map
+from localrun.engine.stream_cells import StreamCells
+from localrun.wire import KvRun
+from tests.engine.harness import Harness
+
+
+def test_shared_cells_are_runs_of_their_own():
+    cells = KvCells(32, 4)
+    cells.place([0] * 6)
+    cells.share(0, 1, 0, 4)
+    cells.place([1] * 2)
+    assert kv_map(cells, 4, {1: 7}) == [KvRun(0, 4, 7, True), KvRun(4, 2, KEPT, False), KvRun(6, 2, 7, False)]
+
+
+def test_streams_lie_one_after_the_other():
+    cells = StreamCells(16, 2, 1)
+    cells.set(1, 5)
+    cells.set(2, 3)
+    assert kv_map(cells, 3, {2: 9}) == [KvRun(16, 5, KEPT, False), KvRun(32, 3, 9, False)]
+
+
+@given(st.lists(st.integers(0, 3), max_size=300), st.sets(st.integers(0, 3)))
+def test_every_used_cell_is_in_one_run(rows: list[int], freed: set[int]):
+    cells = KvCells(300, 4)
+    cells.place(rows)
+    for seq in freed:
+        cells.truncate(seq, 0)
+    runs = kv_map(cells, 4, {})
+    assert sum(run.n_cells for run in runs) == cells.n_used
+    covered = np.zeros(300, bool)
+    for run in runs:
+        assert not covered[run.start : run.start + run.n_cells].any()
+        covered[run.start : run.start + run.n_cells] = True
+    assert (covered == (cells.refs > 0)).all()
+
+
+def test_a_map_of_confetti_is_drawn_coarser():
+    cells = KvCells(4_000, 2)
+    cells.place([0, 1] * 2_000)
+    assert 0 < len(kv_map(cells, 2, {0: 1, 1: 2})) <= MAX_RUNS
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_the_engine_tells_who_holds_its_cells_now_and_then_and_at_the_end(is_split: bool):
+    engine = Harness(n_cells=512, n_slots=2, is_split=is_split)
+    engine.submit(1, "a prompt of one", n_predict=200)
+    engine.submit(2, "another prompt", n_predict=40)
+    engine.run()
+    maps = [step for step in engine.steps if step.kv_map is not None]
+    assert len(maps) > 2
+    assert len(maps) < len(engine.steps) / 4, f"one in {INTERVAL_S} s is enough"
+    holders = {run.request_id for step in maps for run in step.kv_map or ()}
+    assert {1, 2} <= holders
+    last = maps[-1]
+    assert last.kv_map is not None
+    assert {run.request_id for run in last.kv_map} <= {KEPT}, "nobody runs at the end"
+    assert sum(run.n_cells for run in last.kv_map) == last.stats.kv_cells_used

@@ -1,0 +1,307 @@
+"""The chats that were had, in SQLite: a tree of messages for each, and a full-text index over all of them.
+
+Owner: the TUI's event loop; every call is a short transaction (milliseconds). Several TUIs may use one file at the same
+time: write-ahead log, short waits, and nothing remembered between calls but the connection.
+
+A message knows what it answers (`parent_id`), so editing a question or asking again makes a sibling and loses nothing;
+a chat's `leaf_id` says which branch is shown. What was stored is whole after a crash: a message is written once, when
+it is complete, and an answer that was cut off is stored as what came of it.
+
+How it fails: a file that is no history any more is put aside under another name and a new one begun (`open_history`
+says so); a newer version's file, and a disk that refuses, are `HistoryUnavailable`, and the TUI goes on without.
+
+Does not: know what is on the screen, or ask a model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from localrun.tui.history_schema import SCHEMA, VERSION
+
+BUSY_TIMEOUT_S = 2.0
+TITLE_CHARACTERS = 60
+# What a search answers at most; a person refines the words rather than read more.
+MAX_HITS = 200
+
+_WORD = re.compile(r"\w+")
+
+
+class HistoryUnavailable(Exception):
+    """There is no history to be had; the message says why and what to do."""
+
+
+class Chat(NamedTuple):
+    """One conversation. `leaf_id` is the last message of the branch that is shown, None for one without messages."""
+
+    id: int
+    title: str
+    model: str
+    system: str
+    parameters: dict[str, Any]
+    leaf_id: int | None
+    created_at_s: float
+    changed_at_s: float
+
+
+class Message(NamedTuple):
+    """One message. `extra` holds what only some have: thinking, tool calls, attachments, the answer's numbers."""
+
+    id: int
+    chat_id: int
+    parent_id: int | None
+    role: str
+    content: str
+    extra: dict[str, Any]
+    created_at_s: float
+
+
+class Hit(NamedTuple):
+    """A message that matches a search; `excerpt` has the words between `[` and `]`."""
+
+    chat: Chat
+    message_id: int
+    role: str
+    excerpt: str
+
+
+class Opened(NamedTuple):
+    """`put_aside` is where a damaged file went, if there was one."""
+
+    history: History
+    put_aside: Path | None
+
+
+def open_history(path: Path) -> Opened:
+    """The history in `path`, made if there is none. Raises HistoryUnavailable."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            return Opened(History(path), None)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+            aside = _put_aside(path)
+            return Opened(History(path), aside)
+    except (OSError, sqlite3.Error) as error:
+        raise HistoryUnavailable(f"chats are not kept: {path} cannot be used ({error})") from error
+
+
+class History:
+    """See the module. Times are seconds since the epoch, given by the caller."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        try:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.execute("PRAGMA foreign_keys = ON")
+            self._migrate(path)
+        except BaseException:
+            self._db.close()
+            raise
+        with contextlib.suppress(OSError):
+            path.chmod(0o600)
+
+    def close(self) -> None:
+        self._db.close()
+
+    # --- chats ---------------------------------------------------------------------------------------------------
+
+    def begin(self, model: str, *, now_s: float, system: str = "", parameters: dict[str, Any] | None = None) -> Chat:
+        """A new chat, without a title until it is asked something."""
+        with self._transaction():
+            cursor = self._db.execute(
+                """INSERT INTO chats (title, model, system, parameters, created_at_s, changed_at_s)
+                   VALUES ('', ?, ?, ?, ?, ?)""",
+                (model, system, json.dumps(parameters or {}), now_s, now_s),
+            )
+        return self.chat(_row_id(cursor))
+
+    def chat(self, chat_id: int) -> Chat:
+        """Raises KeyError when it was deleted."""
+        row = self._db.execute("SELECT * FROM chats WHERE id = ?", (chat_id,)).fetchone()
+        if row is None:
+            raise KeyError(chat_id)
+        return _chat(row)
+
+    def chats(self, *, limit: int = 1_000) -> list[Chat]:
+        """The latest used first; those without any message are left out."""
+        rows = self._db.execute(
+            "SELECT * FROM chats WHERE leaf_id IS NOT NULL ORDER BY changed_at_s DESC, id DESC LIMIT ?", (limit,)
+        )
+        return [_chat(row) for row in rows]
+
+    def rename(self, chat_id: int, title: str) -> None:
+        with self._transaction():
+            self._db.execute("UPDATE chats SET title = ? WHERE id = ?", (_one_line(title), chat_id))
+
+    def configure(self, chat_id: int, *, model: str, system: str, parameters: dict[str, Any]) -> None:
+        """What the next answers of this chat are made with."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE chats SET model = ?, system = ?, parameters = ? WHERE id = ?",
+                (model, system, json.dumps(parameters), chat_id),
+            )
+
+    def delete(self, chat_id: int) -> None:
+        """The chat with all its messages."""
+        with self._transaction():
+            self._db.execute("UPDATE chats SET leaf_id = NULL WHERE id = ?", (chat_id,))
+            self._db.execute("DELETE FROM messages WHERE chat_id = ?", (chat_id,))
+            self._db.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
+
+    # --- messages ------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        chat_id: int,
+        parent_id: int | None,
+        role: str,
+        content: str,
+        *,
+        now_s: float,
+        extra: dict[str, Any] | None = None,
+    ) -> Message:
+        """A message below `parent_id`; it is the end of the shown branch from now on. The first question names a chat
+        that has no name. Raises KeyError when the chat was deleted meanwhile."""
+        with self._transaction():
+            title = _one_line(content) if role == "user" else ""
+            found = self._db.execute(
+                "UPDATE chats SET changed_at_s = ?, title = CASE WHEN title = '' THEN ? ELSE title END WHERE id = ?",
+                (now_s, title, chat_id),
+            )
+            if not found.rowcount:
+                raise KeyError(chat_id)
+            cursor = self._db.execute(
+                "INSERT INTO messages (chat_id, parent_id, role, content, extra, created_at_s) VALUES (?,?,?,?,?,?)",
+                (chat_id, parent_id, role, content, json.dumps(extra or {}), now_s),
+            )
+            message_id = _row_id(cursor)
+            self._db.execute("UPDATE chats SET leaf_id = ? WHERE id = ?", (message_id, chat_id))
+        return Message(message_id, chat_id, parent_id, role, content, extra or {}, now_s)
+
+    def branch(self, chat_id: int) -> list[Message]:
+        """The shown messages, first to last. Raises KeyError when the chat was deleted."""
+        leaf_id = self.chat(chat_id).leaf_id
+        rows = self._db.execute(
+            """WITH RECURSIVE line(id, depth) AS (
+                 SELECT ?, 0 UNION ALL
+                 SELECT messages.parent_id, depth + 1 FROM messages JOIN line ON messages.id = line.id
+                 WHERE messages.parent_id IS NOT NULL)
+               SELECT messages.* FROM line JOIN messages ON messages.id = line.id ORDER BY depth DESC""",
+            (leaf_id,),
+        )
+        return [_message(row) for row in rows]
+
+    def siblings(self, message: Message) -> list[Message]:
+        """All versions of a message, oldest first, itself among them."""
+        rows = self._db.execute(
+            "SELECT * FROM messages WHERE chat_id = ? AND parent_id IS ? ORDER BY id",
+            (message.chat_id, message.parent_id),
+        )
+        return [_message(row) for row in rows]
+
+    def show(self, message: Message) -> None:
+        """Show the branch that goes through a message, and from there on the latest of each."""
+        leaf_id = message.id
+        while True:
+            row = self._db.execute("SELECT MAX(id) FROM messages WHERE parent_id = ?", (leaf_id,)).fetchone()
+            if row[0] is None:
+                break
+            leaf_id = row[0]
+        with self._transaction():
+            self._db.execute("UPDATE chats SET leaf_id = ? WHERE id = ?", (leaf_id, message.chat_id))
+
+    def fork(self, chat_id: int, message_id: int, *, now_s: float) -> Chat:
+        """A new chat with a copy of the shown branch up to a message."""
+        source = self.chat(chat_id)
+        forked = self.begin(source.model, now_s=now_s, system=source.system, parameters=source.parameters)
+        parent_id = None
+        for message in self.branch(chat_id):
+            parent_id = self.add(
+                forked.id, parent_id, message.role, message.content, now_s=now_s, extra=message.extra
+            ).id
+            if message.id == message_id:
+                break
+        self.rename(forked.id, f"{source.title} (branch)")
+        return self.chat(forked.id)
+
+    # --- search --------------------------------------------------------------------------------------------------
+
+    def search(self, text: str) -> list[Hit]:
+        """Messages with words that begin like all of these, the best first. Nothing for a text without any word."""
+        words = _WORD.findall(text)
+        if not words:
+            return []
+        # Quoted, so that no word is an operator of the index.
+        query = " ".join(f'"{word}"*' for word in words)
+        rows = self._db.execute(
+            """SELECT message_texts.rowid, messages.role, messages.chat_id,
+                      snippet(message_texts, 0, '[', ']', '…', 12)
+               FROM message_texts JOIN messages ON messages.id = message_texts.rowid
+               WHERE message_texts MATCH ? ORDER BY rank LIMIT ?""",
+            (query, MAX_HITS),
+        ).fetchall()
+        return [Hit(self.chat(chat_id), message_id, role, excerpt) for message_id, role, chat_id, excerpt in rows]
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def _migrate(self, path: Path) -> None:
+        with self._transaction():  # two that start at once: the second one finds it done
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if version > VERSION:
+                raise HistoryUnavailable(
+                    f"chats are not kept: {path} was written by a newer localrun (version {version} of the format, "
+                    f"this one knows {VERSION}); upgrade localrun, or move the file away"
+                )
+            if version < VERSION:
+                for statement in SCHEMA:
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _put_aside(path: Path) -> Path:
+    aside = next(
+        candidate for n in range(1, 1_000_000) if not (candidate := path.with_suffix(f".damaged-{n}.db")).exists()
+    )
+    path.rename(aside)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    return aside
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= TITLE_CHARACTERS else line[: TITLE_CHARACTERS - 1].rstrip() + "…"
+
+
+def _row_id(cursor: sqlite3.Cursor) -> int:
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
+
+
+def _chat(row: tuple[Any, ...]) -> Chat:
+    chat_id, title, model, system, parameters, leaf_id, created_at_s, changed_at_s = row
+    return Chat(chat_id, title, model, system, json.loads(parameters), leaf_id, created_at_s, changed_at_s)
+
+
+def _message(row: tuple[Any, ...]) -> Message:
+    message_id, chat_id, parent_id, role, content, extra, created_at_s = row
+    return Message(message_id, chat_id, parent_id, role, content, json.loads(extra), created_at_s)

@@ -1,0 +1,94 @@
+"""The KV cells of an engine as a map, with what the tiers behind them hold.
+
+One character for so many cells: a slot's digit in the slot's colour (underlined where others hold the cells too), dots
+for prefixes kept for later, blank for free ones.
+
+Does not: choose the engine; the monitor shows the one of the selected request.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from textual.content import Content
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from localrun.snapshot import EngineRow, RequestRow
+from localrun.tui import quantity
+from localrun.tui.kv_picture import Holder, Mark, kv_picture
+from localrun.tui.plain_text import fit, line
+
+# Told apart side by side on dark and light; slots beyond take them again, the digit still differs.
+_SLOT_COLOURS = (
+    "$primary",
+    "$accent",
+    "$secondary",
+    "$error",
+    "$success",
+    "$foreground",
+    "$primary 60%",
+    "$accent 60%",
+)
+_LEGEND = "0-9 slot, underlined where shared; ░ kept; · free"
+
+
+class KvMap(Widget):
+    """Shows `engine`; the requests are those of its snapshot."""
+
+    engine: reactive[EngineRow | None] = reactive(None)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._requests: dict[str, RequestRow] = {}
+
+    def show(self, engine: EngineRow | None, requests: list[RequestRow]) -> None:
+        self._requests = {row.id: row for row in requests}
+        self.engine = engine
+        self.refresh()
+
+    def render(self) -> Content:
+        engine, (width, height) = self.engine, self.size
+        if engine is None or not engine.kv_cells:
+            return Content.styled("no model loaded", "$foreground 60%")
+        rows = max(1, height - 3)
+        marks = kv_picture(engine, self._requests, width * rows)
+        lines = [self._title(engine, width)]
+        lines += [_line(marks[at : at + width]) for at in range(0, len(marks), width)]
+        lines.append(Content.styled(fit(_tiers(engine), width), "$foreground"))
+        lines.append(Content.styled(fit(_LEGEND, width), "$foreground 55%"))
+        return Content("\n").join(lines[:height])
+
+    def _title(self, engine: EngineRow, width: int) -> Content:
+        text = f"KV cells of {line(engine.model)}: {quantity.count(engine.kv_cells_used)} of "
+        text += f"{quantity.count(engine.kv_cells)}"
+        if engine.kv_cells_shared:
+            text += f", {quantity.count(engine.kv_cells_shared)} shared"
+        return Content.styled(fit(text, width), "$foreground 70%")
+
+
+def _line(marks: list[Mark]) -> Content:
+    pieces = [
+        Content.styled("".join(mark.glyph for mark in group), style)
+        for style, group in ((style, list(group)) for style, group in groupby(marks, key=_style))
+    ]
+    return Content("").join(pieces)
+
+
+def _style(mark: Mark) -> str:
+    if mark.holder is Holder.REQUEST:
+        assert mark.slot is not None
+        colour = _SLOT_COLOURS[mark.slot % len(_SLOT_COLOURS)]
+        return f"{colour} bold underline" if mark.is_shared else colour
+    return "$foreground 45%" if mark.holder is Holder.NOBODY else "$foreground 75%"
+
+
+def _tiers(engine: EngineRow) -> str:
+    found = [f"RAM {quantity.size(engine.ram_cache_bytes)}", f"disk {quantity.size(engine.disk_cache_bytes)}"]
+    if engine.prompt_tokens_total:
+        share = engine.cached_tokens_total / engine.prompt_tokens_total
+        found.append(f"{quantity.percent(share)} of prompts cached")
+    restored = engine.ram_restored_tokens_total + engine.disk_restored_tokens_total
+    if restored:
+        found.append(f"{quantity.count(restored)} restored")
+    return " · ".join(found)
