@@ -20,10 +20,10 @@ import httpx2
 import msgspec
 
 from localrun import __version__, errors
-from localrun.client_pieces import ChatMetrics, ChatPiece, LineBuffer, piece_of
+from localrun.client_pieces import ChatMetrics, ChatPiece, LineBuffer, PullPiece, piece_of, pull_piece_of
 from localrun.snapshot import CacheCleared, CacheReport, Snapshot
 
-__all__ = ["ChatMetrics", "ChatPiece", "Client"]
+__all__ = ["ChatMetrics", "ChatPiece", "Client", "PullPiece"]
 
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 30.0
@@ -72,11 +72,14 @@ class Client:
         messages: list[dict[str, Any]],
         *,
         options: dict[str, Any] | None = None,
+        think: bool | str | None = None,
         lane: str = "interactive",
         keep_alive: float | str | None = None,
     ) -> AsyncGenerator[ChatPiece, None]:
         """Stream the answer to a conversation. Raises what the daemon refused, and DaemonUnreachable."""
-        body = {"model": model, "messages": messages, "options": options, "keep_alive": keep_alive}
+        body = {
+            "model": model, "messages": messages, "options": options, "think": think, "keep_alive": keep_alive,
+        }  # fmt: skip
         return self._stream("/api/chat", body, lane)
 
     def generate(
@@ -147,6 +150,36 @@ class Client:
         """What `/api/show` says of a model. Raises ModelNotFound."""
         return await self._json("POST", "/api/show", {"model": model})
 
+    async def store(self) -> dict[str, Any]:
+        """The whole of `/api/tags`: `models`, and `unusable` files with their problems."""
+        return await self._json("GET", "/api/tags")
+
+    async def remove(self, model: str) -> dict[str, Any]:
+        """Remove a model: `freed_bytes`, the `deleted` files, and those `kept` with the reason. Raises its refusal."""
+        return await self._json("DELETE", "/api/delete", {"model": model})
+
+    async def copy(self, source: str, destination: str) -> None:
+        """Give a model a second name."""
+        await self._call("POST", "/api/copy", {"source": source, "destination": destination})
+
+    async def push(self, model: str) -> None:
+        """Raises NotSupported."""
+        await self._call("POST", "/api/push", {"model": model})
+
+    async def collect_garbage(self, min_age_s: float) -> dict[str, Any]:
+        """Delete files that nobody needs: `freed_bytes`, the `deleted` files, and the number of `kept_blobs`."""
+        return await self._json("POST", "/localrun/v1/gc", {"min_age_s": min_age_s})
+
+    async def create(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Make a model, by the body of `/api/create`: the lines that tell how it goes. Raises the daemon's refusal."""
+        with self._reached():
+            async with contextlib.aclosing(self._lines("/api/create", body)) as lines:
+                async for line in lines:
+                    said = msgspec.json.decode(line, type=dict[str, Any])
+                    if "error" in said:
+                        raise errors.by_code(said.get("code", errors.EngineFailed.code), said["error"])
+                    yield said
+
     async def load(self, model: str) -> None:
         """Load a model and wait until it is ready."""
         await self._call("POST", "/api/generate", {"model": model, "stream": False}, wait=_STREAM_TIMEOUT)
@@ -155,6 +188,30 @@ class Client:
         """Unload a model, as soon as its running requests have ended."""
         body = {"model": model, "stream": False, "keep_alive": 0}
         await self._call("POST", "/api/generate", body, wait=_STREAM_TIMEOUT)
+
+    async def pull(self, model: str, *, insecure: bool = False) -> AsyncGenerator[PullPiece, None]:
+        """Bring a model here; ends after the piece `success`. Raises what the daemon refused or what went wrong."""
+        done = False
+        body = {"model": model, "insecure": insecure}
+        with self._reached():
+            async with contextlib.aclosing(self._lines("/api/pull", body)) as lines:
+                async for line in lines:
+                    piece = pull_piece_of(line)
+                    done = done or piece.status == "success"
+                    yield piece
+        if not done:
+            raise errors.DaemonUnreachable(f"the daemon at {self.base_url} broke off its answer")
+
+    async def catalog(self, model: str | None = None) -> list[dict[str, Any]]:
+        """The entries of the catalogue; with `model` the one that this name stands for, if there is one."""
+        query = "" if model is None else "?" + urlencode({"model": model})
+        entries: list[dict[str, Any]] = (await self._json("GET", f"/localrun/v1/catalog{query}"))["models"]
+        return entries
+
+    async def search(self, query: str, *, limit: int = 20) -> dict[str, Any]:
+        """Models to pull: `catalog` entries, `hub` repositories, and the `problem` that kept the latter away."""
+        query_string = urlencode({"query": query, "limit": limit})
+        return await self._json("GET", f"/localrun/v1/search?{query_string}", wait=_STREAM_TIMEOUT)
 
     async def shutdown(self) -> None:
         """Ask the daemon to end. It may still be answering others when this returns."""
@@ -182,8 +239,23 @@ class Client:
         if not done:
             raise errors.DaemonUnreachable(f"the daemon at {self.base_url} broke off its answer")
 
-    async def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        content = await self._call(method, path, body)
+    async def _lines(self, path: str, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+        """The lines of an answer that tells how a long task goes. Raises the daemon's refusal; to be used within
+        `_reached`."""
+        headers = {"Content-Type": "application/json"}
+        async with self._http.stream(
+            "POST", path, content=_encoded(body), headers=headers, timeout=_STREAM_TIMEOUT
+        ) as response:
+            await _raise_refusal(response)
+            lines = LineBuffer()
+            async for chunk in response.aiter_raw():
+                for line in lines.feed(chunk):
+                    yield line
+
+    async def _json(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, wait: httpx2.Timeout | None = None
+    ) -> dict[str, Any]:
+        content = await self._call(method, path, body, wait=wait)
         try:
             return msgspec.json.decode(content, type=dict[str, Any])
         except msgspec.DecodeError:

@@ -5,6 +5,8 @@ Pure. Does not: know about connections.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from localrun import errors
@@ -26,9 +28,12 @@ class ChatMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 class ChatPiece(msgspec.Struct, kw_only=True):
     """A part of an answer. The last one has `done` true and the metrics. `request_id` is what `Client.cancel` takes.
+    `thinking` is what the model thought before it answered, `tool_calls` what it wants called, as `/api/chat` has them.
     `was_prompt_cut`, in the last one, says that the prompt was too long and lost a part of itself."""
 
     text: str = ""
+    thinking: str = ""
+    tool_calls: list[dict[str, Any]] = []
     done: bool = False
     request_id: str | None = None
     done_reason: str | None = None
@@ -38,6 +43,8 @@ class ChatPiece(msgspec.Struct, kw_only=True):
 
 class _Message(msgspec.Struct):
     content: str = ""
+    thinking: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
 
 
 class _Line(msgspec.Struct):
@@ -45,6 +52,7 @@ class _Line(msgspec.Struct):
 
     message: _Message | None = None
     response: str = ""
+    thinking: str | None = None
     done: bool = False
     done_reason: str | None = None
     error: str | None = None
@@ -63,9 +71,10 @@ def piece_of(line: bytes, request_id: str | None, *, was_cut: bool = False) -> C
     parsed = _line.decode(line)
     if parsed.error is not None:
         raise errors.by_code(parsed.code or errors.EngineFailed.code, parsed.error)
-    text = parsed.response if parsed.message is None else parsed.message.content
+    said = parsed.message or _Message(parsed.response, parsed.thinking)
+    text, thinking, tool_calls = said.content, said.thinking or "", said.tool_calls or []
     if not parsed.done:
-        return ChatPiece(text=text, request_id=request_id)
+        return ChatPiece(text=text, thinking=thinking, tool_calls=tool_calls, request_id=request_id)
     metrics = ChatMetrics(
         prompt_tokens=parsed.prompt_eval_count,
         cached_tokens=parsed.prompt_eval_cached_count,
@@ -77,12 +86,33 @@ def piece_of(line: bytes, request_id: str | None, *, was_cut: bool = False) -> C
     )
     return ChatPiece(
         text=text,
+        thinking=thinking,
+        tool_calls=tool_calls,
         done=True,
         request_id=request_id,
         done_reason=parsed.done_reason,
         metrics=metrics,
         was_prompt_cut=was_cut,
     )
+
+
+class PullPiece(msgspec.Struct, kw_only=True):
+    """A line of a pull: a new status, or how far one file is. `digest` may be empty where the source has none."""
+
+    status: str = ""
+    digest: str = ""
+    total: int = 0
+    completed: int = 0
+    error: str | None = None
+    code: str | None = None
+
+
+def pull_piece_of(line: bytes) -> PullPiece:
+    """The piece that a line carries. Raises the error that the daemon reports in it, and msgspec.DecodeError."""
+    piece = _pull_line.decode(line)
+    if piece.error is not None:
+        raise errors.by_code(piece.code or errors.DownloadFailed.code, piece.error)
+    return piece
 
 
 class LineBuffer:
@@ -104,3 +134,4 @@ class LineBuffer:
 
 
 _line = msgspec.json.Decoder(_Line)
+_pull_line = msgspec.json.Decoder(PullPiece)

@@ -3,13 +3,15 @@
 Runs in the terminal's process, with one asyncio loop. Owns the client of the daemon for as long as it lives; screens
 get a `Session` with what they share.
 
-Does not: start the daemon, or keep anything on disk.
+Does not: start the daemon.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 from textual.app import App
@@ -18,6 +20,8 @@ from textual.binding import Binding, BindingType
 from localrun.client import Client
 from localrun.tui.daemon import Connect, Daemon
 from localrun.tui.event_feed import RETRY_DELAYS_S, EventFeed
+from localrun.tui.history import History, HistoryUnavailable, open_history
+from localrun.tui.plain_text import line
 from localrun.tui.screens.chat import ChatScreen
 from localrun.tui.screens.help import HelpScreen
 from localrun.tui.screens.models import ModelsScreen
@@ -33,11 +37,24 @@ def _connect(base_url: str, name: str) -> Daemon:
     return Client(base_url, name=name)
 
 
+def _history(path: Path | None) -> tuple[History, str | None]:
+    """The history, and what there is to say about it. Where none can be kept, one in memory."""
+    if path is None:
+        return History(Path(":memory:")), None
+    try:
+        history, put_aside = open_history(path)
+    except HistoryUnavailable as error:
+        return History(Path(":memory:")), str(error)
+    if put_aside is None:
+        return history, None
+    return history, f"The chat history was damaged. It is now {put_aside}, and a new one was begun."
+
+
 class LocalrunApp(App[None]):
     """`connect` makes the client; the name it is given is unique to this process, so that its requests are known.
 
     `retry_delays_s` are the pauses between attempts to reach a daemon that does not answer. `first` is the mode to
-    begin in.
+    begin in. Chats are kept in `history_file`, and without one in memory.
     """
 
     TITLE = "localrun"
@@ -59,12 +76,22 @@ class LocalrunApp(App[None]):
         connect: Connect = _connect,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
         first: str = "chat",
+        history_file: Path | None = None,
     ) -> None:
         super().__init__()
         self._first = first
+        history, self._history_trouble = _history(history_file)
         client_name = f"tui-{os.getpid()}"
         daemon = connect(base_url, client_name)
-        self.session = Session(self, daemon=daemon, base_url=base_url, client_name=client_name, model=model)
+        self.session = Session(
+            self,
+            daemon=daemon,
+            base_url=base_url,
+            client_name=client_name,
+            model=model,
+            history=history,
+            clock=time.time,
+        )
         self._feed = EventFeed(
             daemon, on_snapshot=self.session.take, on_lost=self.session.lose, retry_delays_s=retry_delays_s
         )
@@ -78,9 +105,12 @@ class LocalrunApp(App[None]):
         self.add_mode("monitor", lambda: MonitorScreen(self.session))
         await self.switch_mode(self._first)
         self.run_worker(self._feed.run(), name="events", group="events")
+        if self._history_trouble is not None:
+            self.notify(line(self._history_trouble), severity="warning", timeout=15, markup=False)
 
     async def on_unmount(self) -> None:
         self.session.stop_recording()
+        self.session.history.close()
         await self.session.daemon.__aexit__(None, None, None)
 
     async def action_show(self, where: str) -> None:

@@ -1,49 +1,136 @@
-"""A conversation with one model: what was asked and answered, as the API wants it. Pure.
+"""One chat: what was said in the branch that is shown, and how the next answer is to be made.
 
-Lives in memory and ends with the app.
+Owner: the TUI's event loop. Backed by the history: a question is stored when its answer begins, the answer when it
+ends, so nothing that nobody answered is kept, and a crash loses one answer at most. Editing or repeating goes back to
+an earlier message; what is said after that is another branch.
+
+How it fails: a history that refuses (a full disk, a chat that another window deleted) ends the storing of this chat,
+`trouble` says why, and the conversation goes on in memory.
+
+Does not: know widgets, or talk to the daemon.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+from localrun.tui.history import Chat, History, Message
+
+_UNSTORED = 0
 
 
-@dataclass
-class Turn:
-    """One question and as much of its answer as came."""
-
-    question: str
-    answer: str = ""
-
-
-@dataclass
 class Conversation:
-    """Turns, oldest first. Only the last one can be unanswered, while its answer is being read."""
+    """`messages` are those of the shown branch, first to last. `clock` gives seconds since the epoch."""
 
-    model: str
-    turns: list[Turn] = field(default_factory=list)
+    def __init__(self, history: History, model: str, clock: Callable[[], float], chat: Chat | None = None) -> None:
+        self.model = model if chat is None else chat.model
+        self.system = "" if chat is None else chat.system
+        self.parameters: dict[str, Any] = {} if chat is None else dict(chat.parameters)
+        self.messages: list[Message] = [] if chat is None else history.branch(chat.id)
+        self.trouble: str | None = None
+        self._history = history
+        self._clock = clock
+        self._chat_id = None if chat is None else chat.id
 
-    def ask(self, question: str) -> Turn:
-        """Begins a turn."""
-        turn = Turn(question)
-        self.turns.append(turn)
-        return turn
+    @property
+    def chat_id(self) -> int | None:
+        """Its number in the history; None before the first answer."""
+        return self._chat_id
 
-    def drop_unanswered(self) -> Turn | None:
-        """Forgets the last turn if nothing came back, so that the model does not see the question twice."""
-        if self.turns and not self.turns[-1].answer:
-            return self.turns.pop()
-        return None
+    @property
+    def title(self) -> str:
+        """Empty for one that has not begun, or was deleted."""
+        if self._chat_id is None:
+            return ""
+        try:
+            return self._history.chat(self._chat_id).title
+        except (KeyError, sqlite3.Error):
+            return ""
 
-    def messages(self) -> list[dict[str, str]]:
-        """All turns in the shape of `/api/chat`. A stopped answer counts as the answer."""
-        found = []
-        for turn in self.turns:
-            found.append({"role": "user", "content": turn.question})
-            if turn.answer:
-                found.append({"role": "assistant", "content": turn.answer})
+    def to_send(self, question: str, extra: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        """What `/api/chat` is asked, with this question at the end. A stopped answer counts as the answer."""
+        found: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
+        found += [_sent(message.role, message.content, message.extra) for message in self.messages]
+        found.append(_sent("user", question, extra or {}))
         return found
+
+    def asked(self, question: str, extra: dict[str, Any] | None = None) -> Message:
+        """The answer to this question begins: both belong to the chat now."""
+        return self._add("user", question, extra or {})
+
+    def answered(self, text: str, extra: dict[str, Any]) -> Message:
+        """The answer is over, or as much of it as came."""
+        return self._add("assistant", text, extra)
+
+    def back_to(self, message: Message) -> None:
+        """Forget a shown message and all after it, here; they stay in the history as another branch."""
+        self.messages = self.messages[: self.messages.index(message)]
+
+    def versions(self, message: Message) -> tuple[int, int]:
+        """Which version of a message is shown, from 1 on, and how many there are."""
+        ids = self._sibling_ids(message)
+        return (ids.index(message.id) + 1, len(ids)) if message.id in ids else (1, 1)
+
+    def show_version(self, message: Message, step: int) -> bool:
+        """Show the next (1) or previous (-1) version of a message, with what followed it. False if there is none."""
+        if self._chat_id is None or message.id == _UNSTORED:
+            return False
+        siblings = self._history.siblings(message)
+        at = next((index for index, sibling in enumerate(siblings) if sibling.id == message.id), 0) + step
+        if not 0 <= at < len(siblings):
+            return False
+        self._history.show(siblings[at])
+        self.messages = self._history.branch(self._chat_id)
+        return True
+
+    def configure(
+        self, *, model: str | None = None, system: str | None = None, parameters: dict[str, Any] | None = None
+    ) -> None:
+        """How the next answers are made; None leaves it as it is."""
+        self.model = self.model if model is None else model
+        self.system = self.system if system is None else system
+        self.parameters = self.parameters if parameters is None else parameters
+        if self._chat_id is not None:
+            self._history.configure(self._chat_id, model=self.model, system=self.system, parameters=self.parameters)
 
     def last_answer(self) -> str | None:
         """The newest text that a model wrote."""
-        return next((turn.answer for turn in reversed(self.turns) if turn.answer), None)
+        return next((message.content for message in reversed(self.messages) if message.role == "assistant"), None)
+
+    def _add(self, role: str, content: str, extra: dict[str, Any]) -> Message:
+        parent_id = self.messages[-1].id if self.messages else None
+        message = None
+        if self.trouble is None:
+            try:
+                message = self._store(parent_id, role, content, extra)
+            except KeyError:
+                self.trouble = "it was deleted in another window"
+            except sqlite3.Error as error:
+                self.trouble = str(error)
+        if message is None:
+            message = Message(_UNSTORED, 0, parent_id, role, content, extra, self._clock())
+        self.messages.append(message)
+        return message
+
+    def _store(self, parent_id: int | None, role: str, content: str, extra: dict[str, Any]) -> Message:
+        now_s = self._clock()
+        if self._chat_id is None:
+            self._chat_id = self._history.begin(
+                self.model, now_s=now_s, system=self.system, parameters=self.parameters
+            ).id
+        return self._history.add(self._chat_id, parent_id, role, content, now_s=now_s, extra=extra)
+
+    def _sibling_ids(self, message: Message) -> list[int]:
+        if message.id == _UNSTORED:
+            return []
+        return [sibling.id for sibling in self._history.siblings(message)]
+
+
+def _sent(role: str, content: str, extra: dict[str, Any]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": role, "content": content}
+    for name in ("images", "thinking", "tool_calls"):
+        if extra.get(name):
+            message[name] = extra[name]
+    return message

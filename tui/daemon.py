@@ -20,7 +20,15 @@ class Daemon(Protocol):
 
     async def __aexit__(self, *exc_info: Any) -> Any: ...
 
-    def chat(self, model: str, messages: list[dict[str, Any]], *, lane: str = ...) -> AsyncGenerator[ChatPiece, None]:
+    def chat(
+        self,
+        model: str,
+        messages: list[dict[str, Any]],
+        *,
+        options: dict[str, Any] | None = ...,
+        think: bool | str | None = ...,
+        lane: str = ...,
+    ) -> AsyncGenerator[ChatPiece, None]:
         """The answer, piece by piece. Closing the generator cancels the request in the daemon."""
         ...
 

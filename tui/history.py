@@ -106,7 +106,7 @@ class History:
         except BaseException:
             self._db.close()
             raise
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # one in memory has none
             path.chmod(0o600)
 
     def close(self) -> None:

@@ -65,7 +65,13 @@ class Replay:
         raise DaemonUnreachable("the recording is over; Ctrl-R plays it again")
 
     async def chat(
-        self, model: str, messages: list[dict[str, Any]], *, lane: str = "default"
+        self,
+        model: str,
+        messages: list[dict[str, Any]],
+        *,
+        options: dict[str, Any] | None = None,
+        think: bool | str | None = None,
+        lane: str = "default",
     ) -> AsyncGenerator[ChatPiece, None]:
         self._refuse()
         yield ChatPiece()

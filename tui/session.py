@@ -5,6 +5,7 @@ One per app, owned by it. The app writes, screens read and subscribe; a screen n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from textual.signal import Signal
 from localrun.config import folders
 from localrun.snapshot import EngineRow, Snapshot
 from localrun.tui.daemon import Daemon
+from localrun.tui.history import History
 from localrun.tui.rate_series import RateSeries, Sample
 from localrun.tui.recording import Recorder
 from localrun.tui.request_rates import RequestRates
@@ -21,9 +23,21 @@ from localrun.tui.request_rates import RequestRates
 
 class Session:
     """`trouble` says why there is no event stream; None while there is one, or before the first attempt has ended.
-    `recorder` is where snapshots are written to, if anywhere."""
+    `recorder` is where snapshots are written to, if anywhere. `clock` gives seconds since the epoch."""
 
-    def __init__(self, owner: DOMNode, *, daemon: Daemon, base_url: str, client_name: str, model: str) -> None:
+    def __init__(
+        self,
+        owner: DOMNode,
+        *,
+        daemon: Daemon,
+        base_url: str,
+        client_name: str,
+        model: str,
+        history: History,
+        clock: Callable[[], float],
+    ) -> None:
+        self.history = history
+        self.clock = clock
         self.daemon = daemon
         self.base_url = base_url
         self.client_name = client_name

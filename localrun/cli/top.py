@@ -14,7 +14,7 @@ from localrun.cli.columns import columns, duration
 from localrun.cli.connection import with_settings
 from localrun.cli.daemon import ensure_daemon, require_daemon
 from localrun.client import Client
-from localrun.config import Settings
+from localrun.config import Settings, folders
 from localrun.snapshot import RequestRow, Snapshot
 
 _HEADER = ("STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", "TOK/S", "TTFT", "AGE")
@@ -53,7 +53,8 @@ def _watch(settings: Settings, replay: Path | None, speed: float) -> None:
     if replay is not None:
         LocalrunApp(str(replay), connect=lambda *_: Replay(replay, speed=speed), first="monitor").run()
     else:
-        LocalrunApp(ensure_daemon(settings), first="monitor").run()
+        history_file = folders().data / "chats.db"
+        LocalrunApp(ensure_daemon(settings), first="monitor", history_file=history_file).run()
 
 
 async def _snapshot(base_url: str) -> Snapshot:

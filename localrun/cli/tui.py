@@ -7,6 +7,7 @@ import sys
 import click
 
 from localrun.cli.connection import load_settings
+from localrun.config import folders
 
 
 def open_tui(host: str | None, port: int | None) -> None:
@@ -21,4 +22,4 @@ def open_tui(host: str | None, port: int | None) -> None:
     base_url = ensure_daemon(settings)
     from localrun.tui.app import LocalrunApp
 
-    LocalrunApp(base_url).run()
+    LocalrunApp(base_url, history_file=folders().data / "chats.db").run()

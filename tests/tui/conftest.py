@@ -11,6 +11,7 @@ import html
 import re
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -40,6 +41,7 @@ class FakeDaemon:
     def __init__(self) -> None:
         self.name = ""
         self.questions: list[tuple[str, list[dict[str, Any]]]] = []
+        self.settings: list[tuple[dict[str, Any] | None, bool | str | None]] = []
         self.closed = 0
         self.cancelled: list[str] = []
         self.connections = 0
@@ -62,10 +64,17 @@ class FakeDaemon:
         return None
 
     async def chat(
-        self, model: str, messages: list[dict[str, Any]], *, lane: str = "default"
+        self,
+        model: str,
+        messages: list[dict[str, Any]],
+        *,
+        options: dict[str, Any] | None = None,
+        think: bool | str | None = None,
+        lane: str = "default",
     ) -> AsyncGenerator[ChatPiece, None]:
         self._check_up()
         self.questions.append((model, messages))
+        self.settings.append((options, think))
         ended = False
         try:
             while not ended:
@@ -100,8 +109,9 @@ class FakeDaemon:
 
     # What a test makes it do.
 
-    def say(self, text: str) -> None:
-        self._pieces.put_nowait(ChatPiece(text=text, request_id=REQUEST_ID))
+    def say(self, text: str = "", *, thinking: str = "", tool_calls: list[dict[str, Any]] | None = None) -> None:
+        piece = ChatPiece(text=text, thinking=thinking, tool_calls=tool_calls or [], request_id=REQUEST_ID)
+        self._pieces.put_nowait(piece)
 
     def end_answer(self, *, reason: str = "stop", n_output: int = 87) -> None:
         metrics = ChatMetrics(
@@ -178,9 +188,11 @@ class Desk:
     engine = TINY
     request_id = REQUEST_ID
 
-    def __init__(self) -> None:
+    def __init__(self, history_file: Path | None = None) -> None:
         self.daemon = FakeDaemon()
-        self.app = LocalrunApp("http://127.0.0.1:1", connect=self.daemon.connect, retry_delays_s=(0.02,))
+        self.app = LocalrunApp(
+            "http://127.0.0.1:1", connect=self.daemon.connect, retry_delays_s=(0.02,), history_file=history_file
+        )
 
     def open(self, size: tuple[int, int]) -> Any:
         """Runs the app in a terminal of this size, as an async context that gives the pilot."""

@@ -19,13 +19,13 @@ async def test_f_keys_go_round_and_keep_the_prompt(desk: Any) -> None:
 
 
 @pytest.mark.parametrize("keys", [("f10",), ("f2", "question_mark")])
-async def test_help_says_the_keys_and_that_nothing_is_saved(desk: Any, keys: tuple[str, ...]) -> None:
-    async with desk.open((80, 44)) as pilot:
+async def test_help_says_the_keys_and_the_commands(desk: Any, keys: tuple[str, ...]) -> None:
+    async with desk.open((80, 76)) as pilot:
         await pilot.press(*keys)
         await desk.see(pilot, "stop the answer")
-        await desk.see(pilot, "saves no history")
+        await desk.see(pilot, "/export [FILE.md|FILE.json]")
         await pilot.press("escape")
-        await desk.until(pilot, lambda: "saves no history" not in desk.seen(desk.app))
+        await desk.until(pilot, lambda: "/export [FILE.md|FILE.json]" not in desk.seen(desk.app))
 
 
 async def test_a_question_mark_can_be_typed(desk: Any) -> None:

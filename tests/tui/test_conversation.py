@@ -1,35 +1,92 @@
-"""What is sent to the model of what was said."""
-
 from __future__ import annotations
 
+import itertools
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
 from localrun.tui.conversation import Conversation
+from localrun.tui.history import History
 
 
-def test_messages_of_finished_and_running_turns() -> None:
-    conversation = Conversation("tiny")
-    conversation.ask("hello").answer = "hi"
-    conversation.ask("and you?")
-    assert conversation.messages() == [
-        {"role": "user", "content": "hello"},
-        {"role": "assistant", "content": "hi"},
-        {"role": "user", "content": "and you?"},
+@pytest.fixture
+def history() -> Iterator[History]:
+    found = History(Path(":memory:"))
+    yield found
+    found.close()
+
+
+def _conversation(history: History, model: str = "tiny") -> Conversation:
+    clock = itertools.count(100.0)
+    return Conversation(history, model, lambda: next(clock))
+
+
+def _said(conversation: Conversation) -> list[str]:
+    return [message.content for message in conversation.messages]
+
+
+def test_what_is_sent_is_the_system_prompt_the_branch_and_the_question(history: History):
+    conversation = _conversation(history)
+    conversation.configure(system="Be brief.")
+    conversation.asked("one", {"images": ["aGk="]})
+    conversation.answered("first", {"thinking": "hm", "caption": "3 tokens"})
+    assert conversation.to_send("two", {}) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "one", "images": ["aGk="]},
+        {"role": "assistant", "content": "first", "thinking": "hm"},
+        {"role": "user", "content": "two"},
     ]
 
 
-def test_an_unanswered_question_is_forgotten_but_a_stopped_answer_is_not() -> None:
-    conversation = Conversation("tiny")
-    conversation.ask("one").answer = "half an ans"
-    assert conversation.drop_unanswered() is None
-    conversation.ask("two")
-    dropped = conversation.drop_unanswered()
-    assert dropped is not None
-    assert dropped.question == "two"
-    assert len(conversation.messages()) == 2
+def test_nothing_is_stored_before_the_first_answer_begins(history: History):
+    conversation = _conversation(history)
+    conversation.configure(system="Be brief.", parameters={"temperature": 0.5})
+    assert history.chats() == []
+    conversation.asked("one")
+    (chat,) = history.chats()
+    assert (chat.title, chat.system, chat.parameters) == ("one", "Be brief.", {"temperature": 0.5})
+    assert conversation.title == "one"
 
 
-def test_last_answer_skips_turns_without_one() -> None:
-    conversation = Conversation("tiny")
+def test_an_edited_question_is_another_version_and_both_can_be_shown(history: History):
+    conversation = _conversation(history)
+    question = conversation.asked("one")
+    conversation.answered("to one", {})
+    conversation.back_to(question)
     assert conversation.last_answer() is None
-    conversation.ask("one").answer = "first"
-    conversation.ask("two")
+    edited = conversation.asked("one, but better")
+    conversation.answered("to better", {})
+    assert conversation.versions(edited) == (2, 2)
+    assert not conversation.show_version(edited, 1)
+    assert conversation.show_version(edited, -1)
+    assert _said(conversation) == ["one", "to one"]
+    assert _said(Conversation(history, "", lambda: 0.0, history.chats()[0])) == ["one", "to one"]
+
+
+def test_a_chat_that_another_window_deleted_goes_on_in_memory(history: History):
+    conversation = _conversation(history)
+    conversation.asked("one")
+    assert conversation.chat_id is not None
+    history.delete(conversation.chat_id)
+    conversation.answered("first", {})
+    assert conversation.trouble == "it was deleted in another window"
+    conversation.asked("two")
+    assert _said(conversation) == ["one", "first", "two"]
+    assert conversation.title == ""
+    assert history.chats() == []
+
+
+def test_a_history_that_refuses_is_no_end(history: History, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(history, "add", refuse)
+    conversation = _conversation(history)
+    conversation.asked("one")
+    conversation.answered("first", {})
+    assert conversation.trouble == "database or disk is full"
     assert conversation.last_answer() == "first"
+    assert conversation.versions(conversation.messages[0]) == (1, 1)
+    assert not conversation.show_version(conversation.messages[0], 1)

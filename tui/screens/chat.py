@@ -1,31 +1,49 @@
-"""The chat: a conversation with the chosen model, the prompt, and the line with the live numbers.
+"""The chat: conversations, the prompt, and the line with the live numbers.
 
-There is one conversation per model, kept in memory while the app runs; choosing another model shows that one's, and an
-answer that is being written goes on meanwhile. What stands in the prompt is only ever removed by being sent.
+Any number of chats may be open and being answered; one is shown, or two beside each other, and the prompt belongs to
+the marked one. What stands in the prompt is only ever removed by being sent.
+
+Does not: read answers (`conversation_view.py`), or know what a slash command does (`chat_commands.py`).
 """
 
 from __future__ import annotations
 
+import subprocess
+import tempfile
+from pathlib import Path
 from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Container
+from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Footer
 
 from localrun.snapshot import Snapshot
-from localrun.tui import quantity
+from localrun.tui import quantity, slash
 from localrun.tui.answer_progress import Fact
-from localrun.tui.plain_text import fit
+from localrun.tui.attachment import Attachment, Question
+from localrun.tui.conversation import Conversation
+from localrun.tui.editor import edited
+from localrun.tui.history import Message
+from localrun.tui.plain_text import fit, line
+from localrun.tui.screens.chat_commands import carry_out
+from localrun.tui.screens.chats import ChatsScreen
 from localrun.tui.session import Session
+from localrun.tui.widgets.answer_message import AnswerMessage
+from localrun.tui.widgets.attachments import Attachments
 from localrun.tui.widgets.banner import Banner
 from localrun.tui.widgets.conversation_view import ConversationView
 from localrun.tui.widgets.prompt import Prompt
 from localrun.tui.widgets.status_line import StatusLine
 from localrun.tui.widgets.top_bar import TopBar
+from localrun.tui.widgets.user_message import UserMessage
 from localrun.tui.widgets.welcome import Suggestion
+
+# Chats that stay mounted though nobody looks at them; older ones are opened again from the history.
+MAX_IDLE_VIEWS = 6
+MAX_BESIDE = 2
 
 
 class ChatScreen(Screen[None]):
@@ -34,18 +52,24 @@ class ChatScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop"),
         Binding("ctrl+n", "new", "New chat", priority=True),
+        Binding("ctrl+l", "chats", "Chats", priority=True),
         Binding("ctrl+y", "copy", "Copy answer", priority=True),
+        Binding("f5", "beside", "Beside", show=False, priority=True),
+        Binding("f6", "other", "Other chat", show=False, priority=True),
+        Binding("ctrl+e", "editor", "Editor", show=False, priority=True),
     ]
 
     def __init__(self, session: Session) -> None:
         super().__init__()
-        self._session = session
-        self._model = session.model
-        self._views = {self._model: ConversationView(session, self._model)}
+        self.session = session
+        self.view = ConversationView(session, Conversation(session.history, session.model, session.clock))
+        self._shown = [self.view]
+        self._open = [self.view]
         self._bar = TopBar("chat")
         self._banner = Banner()
-        self._conversations = Container(self.view, id="conversations")
-        self._prompt = Prompt()
+        self._conversations = Horizontal(self.view, id="conversations")
+        self._attachments = Attachments()
+        self.prompt = Prompt()
         self._status = StatusLine()
         self._was_answering = False
 
@@ -53,54 +77,118 @@ class ChatScreen(Screen[None]):
         yield self._bar
         yield self._banner
         yield self._conversations
-        yield self._prompt
+        yield self._attachments
+        yield self.prompt
         yield self._status
         yield Footer()
 
     async def on_mount(self) -> None:
-        self._bar.model = self._model
-        self._on_connection(self._session.trouble)
-        self._session.snapshots.subscribe(self, self._on_snapshot)
-        self._session.connection.subscribe(self, self._on_connection)
-        self._session.models.subscribe(self, self._on_model)
+        self._bar.model = self.view.conversation.model
+        self._on_connection(self.session.trouble)
+        self.session.snapshots.subscribe(self, self._on_snapshot)
+        self.session.connection.subscribe(self, self._on_connection)
+        self.session.models.subscribe(self, self._on_model)
 
-    @property
-    def view(self) -> ConversationView:
-        """The conversation on the screen."""
-        return self._views[self._model]
+    # --- which chats are shown -------------------------------------------------------------------------------------
 
     async def _on_model(self, model: str) -> None:
-        self._model = self._bar.model = model
-        if model in self._views:
-            self._show_view()
+        """Another model was chosen: the chat with it that was used last, or a new one."""
+        if self.view.conversation.model == model:
+            return
+        found = [view for view in reversed(self._open) if view.conversation.model == model and view not in self._shown]
+        await self._replace(found[0] if found else self._new_view(model))
+
+    async def open_chat(self, chat_id: int) -> None:
+        """Show a chat of the history; one that is open already is gone to."""
+        view = next((view for view in self._open if view.conversation.chat_id == chat_id), None)
+        if view is None:
+            history = self.session.history
+            conversation = Conversation(history, "", self.session.clock, history.chat(chat_id))
+            view = ConversationView(self.session, conversation)
+        if view in self._shown:
+            self._mark(view)
         else:
-            await self._begin(model)
+            await self._replace(view)
 
-    async def _begin(self, model: str) -> None:
-        """An empty conversation in place of what was there."""
-        # Known before it is mounted: between the awaits here, others ask for the view.
-        former = self._views.get(model)
-        view = self._views[model] = ConversationView(self._session, model)
-        if former is not None:
-            await former.remove()
-        await self._conversations.mount(view)
-        self._show_view()
+    def _new_view(self, model: str) -> ConversationView:
+        return ConversationView(self.session, Conversation(self.session.history, model, self.session.clock))
 
-    def _show_view(self) -> None:
-        for view in self._views.values():
-            view.display = view is self.view
-        self._prompt.focus()
+    async def _replace(self, view: ConversationView) -> None:
+        """Show a chat in the place of the marked one, whose answer goes on unseen."""
+        self._shown[self._shown.index(self.view)] = view
+        self.view = view
+        if view not in self._open:
+            self._open.append(view)
+            await self._conversations.mount(view)
+        await self._arrange()
+
+    async def _arrange(self) -> None:
+        self._open.remove(self.view)
+        self._open.append(self.view)
+        idle = [view for view in self._open if view not in self._shown and not view.is_answering]
+        for view in idle[:-MAX_IDLE_VIEWS] + [view for view in idle if not view.conversation.messages]:
+            if view in self._open:
+                self._open.remove(view)
+                await view.remove()
+        for view in self._open:
+            view.display = view in self._shown
+        for before, view in zip(self._shown, self._shown[1:], strict=False):
+            self._conversations.move_child(view, after=before)
+        self._mark(self.view)
+
+    def _mark(self, view: ConversationView) -> None:
+        """The prompt belongs to this chat from now on."""
+        self.view = view
+        self._bar.model = self.session.model = view.conversation.model
+        for shown in self._shown:
+            shown.set_class(len(self._shown) > 1 and shown is view, "-marked")
+            shown.set_class(len(self._shown) > 1 and shown is not view, "-unmarked")
+        self.prompt.focus()
         self._show_status()
 
+    def show_model(self, model: str) -> None:
+        """The marked chat goes on with another model."""
+        self._bar.model = model
+        self._show_status()
+
+    async def action_new(self) -> None:
+        """An answer that is being written goes on; its chat is in the list."""
+        await self._replace(self._new_view(self.session.model))
+
+    async def action_beside(self) -> None:
+        """A second chat beside the marked one; or back to one."""
+        if len(self._shown) < MAX_BESIDE:
+            view = self._new_view(self.session.model)
+            self._shown.append(view)
+            self._open.append(view)
+            self.view = view
+            await self._conversations.mount(view)
+        else:
+            self._shown = [self.view]
+        await self._arrange()
+
+    def action_other(self) -> None:
+        if len(self._shown) > 1:
+            self._mark(self._shown[1 - self._shown.index(self.view)])
+
+    async def action_chats(self, words: str = "") -> None:
+        async def chosen(chat_id: int | None) -> None:
+            if chat_id is not None:
+                await self.open_chat(chat_id)
+
+        await self.app.push_screen(ChatsScreen(self.session, words), chosen)
+
+    # --- what is going on --------------------------------------------------------------------------------------------
+
     def _on_snapshot(self, snapshot: Snapshot) -> None:
-        for view in self._views.values():
+        for view in self._open:
             view.see(snapshot)
         if self.is_current:
             self._show_status()
 
     def _on_connection(self, trouble: str | None) -> None:
         self._bar.connected = trouble is None
-        self._banner.show(trouble, self._session.base_url)
+        self._banner.show(trouble, self.session.base_url)
         self._show_status()
 
     @on(ConversationView.Progressed)
@@ -108,20 +196,20 @@ class ChatScreen(Screen[None]):
         view = self.view
         facts = view.progress.facts() if view.progress else self._idle_facts(view)
         # The top bar names the model too, so it is the first to go.
-        self._status.facts = (*facts, Fact(fit(self._model, 24), 9))
-        placeholder = "Enter asks the marked question" if view.welcome else "Ask something"
-        self._prompt.placeholder = "Answering… Esc stops it" if view.is_answering else placeholder
+        self._status.facts = (*facts, Fact(fit(view.conversation.model, 24), 9))
+        placeholder = "Enter asks the marked question" if view.welcome else "Ask something, or / for commands"
+        self.prompt.placeholder = "Answering… Esc stops it" if view.is_answering else placeholder
         if view.is_answering != self._was_answering:
             self._was_answering = view.is_answering
             self.refresh_bindings()
 
     def _idle_facts(self, view: ConversationView) -> list[Fact]:
         """Before the first question: whether the model is in memory."""
-        if self._session.trouble is not None:
+        if self.session.trouble is not None:
             return [Fact("no daemon", 0, "bad")]
-        if self._session.snapshot is None:
+        if self.session.snapshot is None:
             return [Fact("connecting", 0, "wait")]
-        engine = self._session.engine_of(view.conversation.model)
+        engine = self.session.engine_of(view.conversation.model)
         if engine is None:
             return [Fact("ready", 0, "good"), Fact("the model loads with the first question", 1)]
         facts = [Fact("ready" if engine.state == "ready" else engine.state, 0, "good")]
@@ -131,9 +219,20 @@ class ChatScreen(Screen[None]):
             facts.append(Fact(engine.backend, 2))
         return facts
 
+    # --- asking ------------------------------------------------------------------------------------------------------
+
     @on(Prompt.Submitted)
-    def _submit(self, event: Prompt.Submitted) -> None:
-        self._ask(event.text or (self.view.welcome.marked if self.view.welcome else ""))
+    async def _submit(self, event: Prompt.Submitted) -> None:
+        command = slash.parse(event.text)
+        if command is not None:
+            await carry_out(self, command)
+        else:
+            text = slash.unescaped(event.text)
+            self._ask(text or (self.view.welcome.marked if self.view.welcome and not self._attachments.files else ""))
+
+    @on(Prompt.Changed)
+    def _suggest(self) -> None:
+        self._attachments.commands = slash.suggestions(self.prompt.text)
 
     @on(Suggestion.Chosen)
     def _ask_suggestion(self, event: Suggestion.Chosen) -> None:
@@ -145,9 +244,40 @@ class ChatScreen(Screen[None]):
         if self.view.is_answering:
             self.notify("The model is still answering; Esc stops it.", severity="warning")
             return
-        if self._prompt.text.strip() == question:
-            self._prompt.take()
-        self.view.ask(question)
+        if slash.unescaped(self.prompt.text.strip()) == question:
+            self.prompt.take()
+        self.view.ask(Question(question, self._attachments.take()))
+
+    def attach(self, file: Attachment) -> None:
+        """Send a file with the next question."""
+        self._attachments.add(file)
+
+    async def edit(self, message: Message) -> None:
+        """Take a question back into the prompt; what is asked instead begins another branch."""
+        if self._refuse_while_answering():
+            return
+        self.view.conversation.back_to(message)
+        await self.view.reload()
+        self.prompt.put(message.content)
+        self.prompt.focus()
+
+    async def retry(self, message: Message) -> None:
+        """Ask a question again, as it was."""
+        if self._refuse_while_answering():
+            return
+        self.view.conversation.back_to(message)
+        await self.view.reload()
+        self.view.ask(Question(message.content))
+
+    def _refuse_while_answering(self) -> bool:
+        if self.view.is_answering:
+            self.notify("The model is still answering; Esc stops it.", severity="warning")
+        return self.view.is_answering
+
+    def last_question(self) -> Message | None:
+        """The newest question of the marked chat."""
+        messages = self.view.conversation.messages
+        return next((message for message in reversed(messages) if message.role == "user"), None)
 
     @on(Prompt.Browsed)
     def _browse(self, event: Prompt.Browsed) -> None:
@@ -157,28 +287,61 @@ class ChatScreen(Screen[None]):
     @on(ConversationView.Unsent)
     def _give_back(self, event: ConversationView.Unsent) -> None:
         if event.view is self.view:
-            self._prompt.give_back(event.question)
+            self.prompt.give_back(event.question.text)
+            for file in event.question.attachments:
+                self._attachments.add(file)
+
+    # --- with a message that has the focus ---------------------------------------------------------------------------
+
+    @on(UserMessage.Wanted)
+    async def _do_with_question(self, event: UserMessage.Wanted) -> None:
+        if event.message is None:
+            return
+        if event.what == "edit":
+            await self.edit(event.message)
+        elif event.what == "retry":
+            await self.retry(event.message)
+        elif self.view.conversation.show_version(event.message, -1 if event.what == "previous" else 1):
+            await self.view.reload()
+
+    @on(AnswerMessage.Wanted)
+    def _copy_from_answer(self, event: AnswerMessage.Wanted) -> None:
+        self.copy(event.text, event.what)
+
+    # --- keys --------------------------------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "stop":
             # Disabled rather than hidden, so that the other keys do not move when an answer begins.
-            return True if self.view.is_answering else None
+            return True if self.view.is_answering or not self.prompt.has_focus else None
         return True
 
     def action_stop(self) -> None:
-        self.view.stop()
-
-    async def action_new(self) -> None:
-        """Ends a running answer, too: removing the view cancels its worker."""
-        await self._begin(self._model)
+        if self.prompt.has_focus:
+            self.view.stop()
+        else:
+            self.prompt.focus()
 
     def action_copy(self) -> None:
-        answer = self.view.conversation.last_answer()
-        if answer is None:
-            self.notify("There is no answer to copy yet.", severity="warning")
+        self.copy(self.view.conversation.last_answer(), "answer")
+
+    def copy(self, text: str | None, what: str) -> None:
+        """To the clipboard, by way of the terminal."""
+        if not text:
+            self.notify(f"There is no {what} to copy yet.", severity="warning")
             return
-        self.app.copy_to_clipboard(answer)
-        self.notify(f"Copied {quantity.count(len(answer))} characters.")
+        self.app.copy_to_clipboard(text)
+        self.notify(f"Copied {quantity.count(len(text))} characters.")
+
+    def action_editor(self) -> None:
+        """Write the prompt in the person's own editor."""
+        with tempfile.TemporaryDirectory(prefix="localrun-") as folder, self.app.suspend():
+            try:
+                text = edited(self.prompt.text, Path(folder))
+            except (OSError, subprocess.SubprocessError) as error:
+                self.notify(line(str(error)), title="The editor failed", severity="error", markup=False)
+                return
+        self.prompt.put(text)
 
     def action_scroll_conversation(self, pages: int) -> None:
         if pages < 0:

@@ -1,4 +1,4 @@
-"""The keys, and what this version does not do."""
+"""The keys and the commands."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
+
+from localrun.tui.slash import COMMANDS
 
 _SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
@@ -28,10 +30,17 @@ _SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("Enter", "send; in an empty prompt, the marked question"),
             ("ctrl+j", "new line; shift+enter too, in some terminals"),
             ("up  down", "what was sent before, in an empty prompt"),
-            ("Esc", "stop the answer"),
-            ("ctrl+n", "new chat"),
+            ("Esc", "stop the answer; from a message, back to the prompt"),
+            ("ctrl+n", "new chat; a running answer goes on"),
+            ("ctrl+l", "earlier chats: open, search, rename, delete"),
+            ("F5  F6", "a second chat beside this one; go to the other"),
+            ("ctrl+e", "write the prompt in $EDITOR"),
             ("ctrl+y", "copy the last answer"),
             ("PgUp  PgDn", "scroll"),
+            ("Tab", "go to the messages, then:"),
+            ("  e  r", "edit the question, ask it again"),
+            ("  [  ]", "the question's earlier and later versions"),
+            ("  y  c  t", "copy the answer, copy its code, show its thinking"),
         ),
     ),
     (
@@ -49,12 +58,8 @@ _SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ),
 )
 
-_HISTORY = (
-    "Each model has its own conversation. Conversations live in memory and end with this program; "
-    "this version saves no history."
-)
-
 _KEY_WIDTH = 13
+_COMMAND_WIDTH = 22
 
 
 class HelpScreen(ModalScreen[None]):
@@ -75,5 +80,10 @@ def _text() -> Content:
         lines.append(Content.styled(title, "bold $primary"))
         lines += [Content.assemble(Content.styled(key.ljust(_KEY_WIDTH), "bold"), what) for key, what in keys]
         lines.append(Content(""))
-    lines.append(Content.styled(_HISTORY, "$foreground 70%"))
+    lines.append(Content.styled("Commands, typed in the prompt", "bold $primary"))
+    for name, (arguments, what) in COMMANDS.items():
+        usage = f"/{name} {arguments}".strip()
+        lines.append(Content.assemble(Content.styled(usage.ljust(_COMMAND_WIDTH), "bold"), " ", what))
+    lines.append(Content(""))
+    lines.append(Content.styled("Chats are kept on this machine alone, until they are deleted.", "$foreground 70%"))
     return Content("\n").join(lines)

@@ -135,6 +135,8 @@ class MonitorScreen(Screen[None]):
         """In place of an empty table: why it is empty."""
         has_rows = bool(self._wanted())
         self.set_class(not has_rows, "-no-requests")
+        if has_rows and self.focused is None:  # a table that was hidden could not have it
+            self.call_after_refresh(self._requests.focus)
         if self._shown is None:
             text = "Waiting for the daemon." if self._session.trouble else "Waiting for the first numbers."
         elif self._shown.requests:

@@ -1,55 +1,115 @@
-"""The model's answer: Markdown that grows while it is being read, and a caption with its numbers at the end.
+"""The model's answer: Markdown that grows while it is being read, what it thought before, and a caption at the end.
 
 Pieces are collected and written at most `WRITES_PER_S` times a second, however fast they come: parsing costs more than
 a token takes. This replaces textual's MarkdownStream, whose `stop` raises when a stream ends before its task has begun.
 The end is rendered once more from the whole text, since a block that was parsed in halves may differ.
+
+Thinking is folded: one line that says how much there is, and the text when it is opened.
 """
 
 from __future__ import annotations
 
-from textual.app import ComposeResult
-from textual.containers import Vertical
-from textual.timer import Timer
-from textual.widgets import Markdown, Static
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.message import Message as Event
+from textual.timer import Timer
+from textual.widgets import Collapsible, Markdown, Static
+
+from localrun.tui import quantity
+from localrun.tui.export import code_blocks
+from localrun.tui.history import Message
 from localrun.tui.plain_text import block, line
 
 WRITES_PER_S = 20
 
 
-class AnswerMessage(Vertical):
-    """Mounted empty. `append` from the reading task, then `finish` once."""
+class AnswerMessage(Vertical, can_focus=True):
+    """Mounted empty, or with `text` of an answer that is over. `append` and `think` from the reading task, then
+    `finish` once. `message` is set once it belongs to the chat."""
 
-    def __init__(self) -> None:
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "copy", "Copy"),
+        Binding("c", "copy_code", "Copy code"),
+        Binding("t", "unfold", "Thinking"),
+    ]
+
+    @dataclass
+    class Wanted(Event):
+        """A person wants this text; `what` it is, and None when there is no such thing."""
+
+        text: str | None
+        what: str
+
+    def __init__(self, text: str = "", thinking: str = "", message: Message | None = None) -> None:
         super().__init__()
-        self._markdown = Markdown(open_links=False)
+        self.message = message
+        self._is_over = bool(text)
+        self._markdown = Markdown(block(text), open_links=False)
+        self._thoughts = Static()
+        self._thinking = Collapsible(self._thoughts, title="Thinking", collapsed=True)
+        self._thinking.display = False
+        self._calls = Static(classes="calls")
+        self._calls.display = False
         self._caption = Static(classes="caption")
         self._pending: list[str] = []
+        self._thought = thinking
+        self._is_thought_new = bool(thinking)
         self._timer: Timer | None = None
 
     def compose(self) -> ComposeResult:
+        yield self._thinking
         yield self._markdown
+        yield self._calls
         yield self._caption
 
     def on_mount(self) -> None:
-        self._timer = self.set_interval(1 / WRITES_PER_S, self._write)
+        if self._is_over:
+            self._show_thoughts("Thought")
+        else:
+            self._timer = self.set_interval(1 / WRITES_PER_S, self._write)
 
     def append(self, text: str) -> None:
         """Shows more text at the next write."""
         self._pending.append(text)
 
+    def think(self, text: str) -> None:
+        """Shows more thinking at the next write."""
+        self._thought += text
+        self._is_thought_new = True
+
+    def call(self, tool_calls: list[dict[str, Any]]) -> None:
+        """Shows what the model wants called."""
+        self._calls.update(Content("\n").join(map(_call_line, tool_calls)))
+        self._calls.display = True
+
     async def _write(self) -> None:
+        if self._is_thought_new:
+            self._show_thoughts("Thinking")
         if not self._pending:
             return
         text = "".join(self._pending)
         self._pending.clear()
         await self._markdown.append(block(text))
 
+    def _show_thoughts(self, verb: str) -> None:
+        self._is_thought_new = False
+        self._thinking.display = bool(self._thought)
+        if self._thought:
+            self._thinking.title = f"{verb}, {quantity.count(len(self._thought.split()))} words"
+            self._thoughts.update(Content(block(self._thought.strip())))
+
     async def finish(self, full_text: str, caption: str) -> None:
         """Shows the text and the caption for good. A write that is under way comes before it: Markdown keeps order."""
         if self._timer is not None:
             self._timer.stop()
         self._pending.clear()
+        self._show_thoughts("Thought")
         await self._markdown.update(block(full_text))
         self.show_caption(caption)
 
@@ -58,6 +118,16 @@ class AnswerMessage(Vertical):
         self._caption.update(caption)
         self._caption.display = bool(caption)
 
+    def action_copy(self) -> None:
+        self.post_message(self.Wanted(self.message.content if self.message else None, "answer"))
+
+    def action_copy_code(self) -> None:
+        blocks = code_blocks(self.message.content if self.message else "")
+        self.post_message(self.Wanted("\n\n".join(blocks) or None, "code block"))
+
+    def action_unfold(self) -> None:
+        self._thinking.collapsed = not self._thinking.collapsed
+
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
         """A model may write any link. Only web pages are opened; for others the address is shown."""
         event.stop()
@@ -65,3 +135,13 @@ class AnswerMessage(Vertical):
             self.app.open_url(event.href)
         else:
             self.notify(line(event.href), title="Not a web address", severity="warning", markup=False)
+
+
+def _call_line(call: dict[str, Any]) -> Content:
+    function = call.get("function") or {}
+    arguments = json.dumps(function.get("arguments", {}), ensure_ascii=False)
+    return Content.assemble(
+        Content.styled("calls ", "$foreground 60%"),
+        Content.styled(line(str(function.get("name", "?"))), "bold $accent"),
+        line(f"({arguments})"),
+    )

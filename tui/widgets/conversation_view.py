@@ -1,71 +1,110 @@
-"""One conversation on the screen, and the reading of its answers.
+"""One chat on the screen, and the reading of its answers.
 
-Owns the conversation with one model: its messages as widgets, and at most one running answer. The answer is read in
-a task of its own; cancelling that task closes the stream, which makes the daemon cancel the request. Whatever ends an
-answer, the text that came stays and the view is ready for the next question.
+Owns its messages as widgets, and at most one running answer. The answer is read in a task of its own; cancelling that
+task closes the stream, which makes the daemon cancel the request. Whatever ends an answer, the text that came stays and
+the view is ready for the next question.
 
-Does not: know about other conversations, or about the event stream beyond the row of its own request.
+A long chat is mounted from its end: the last `PAGE` messages, and a page more whenever one scrolls to the top.
+
+Does not: know about other chats, or about the event stream beyond the row of its own request.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
-from textual.message import Message
+from textual.message import Message as Event
+from textual.widget import Widget
 from textual.worker import Worker
 
 from localrun.errors import Cancelled, LocalrunError
 from localrun.snapshot import Snapshot
 from localrun.tui.answer_progress import AnswerProgress
-from localrun.tui.conversation import Conversation, Turn
+from localrun.tui.attachment import Question
+from localrun.tui.conversation import Conversation
+from localrun.tui.history import Message
 from localrun.tui.session import Session
 from localrun.tui.widgets.answer_message import AnswerMessage
 from localrun.tui.widgets.notice import Notice
 from localrun.tui.widgets.user_message import UserMessage
 from localrun.tui.widgets.welcome import Welcome
 
+PAGE = 16
 # Final numbers such as the TTFT come with the next snapshot, so a finished answer looks at a few more of them.
 _LAST_LOOKS = 8
+_THINK = "think"
+
+
+@dataclass
+class _Exchange:
+    """A question under way, and as much of its answer as came."""
+
+    question: Question
+    asked: UserMessage
+    answer: AnswerMessage
+    text: str = ""
+    thinking: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def has_answer(self) -> bool:
+        return bool(self.text or self.thinking or self.tool_calls)
 
 
 class ConversationView(VerticalScroll):
     """`progress` is that of the running or last answer; None before the first."""
 
     @dataclass
-    class Progressed(Message):
+    class Progressed(Event):
         """The running answer has news worth showing."""
 
         view: ConversationView
 
     @dataclass
-    class Unsent(Message):
+    class Unsent(Event):
         """Nothing came back for this question; it was taken out of the conversation again."""
 
         view: ConversationView
-        question: str
+        question: Question
 
-    def __init__(self, session: Session, model: str) -> None:
+    def __init__(self, session: Session, conversation: Conversation) -> None:
         super().__init__()
-        self.conversation = Conversation(model)
+        self.conversation = conversation
         self.progress: AnswerProgress | None = None
         self._session = session
         self._worker: Worker[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._answer: AnswerMessage | None = None
         self._looks_left = 0
+        self._n_hidden = max(0, len(conversation.messages) - PAGE)
+        self._is_paging = False
+        self._has_told_trouble = False
 
     def compose(self) -> ComposeResult:
-        yield Welcome(self.conversation.model)
+        if not self.conversation.messages:
+            yield Welcome(self.conversation.model)
+        yield from self._widgets(self.conversation.messages[self._n_hidden :])
+
+    def on_mount(self) -> None:
+        if self.conversation.messages:
+            self.call_after_refresh(self.scroll_end, animate=False)
 
     def on_resize(self) -> None:
         self._anchor_if_long()
 
     def watch_virtual_size(self) -> None:
         self._anchor_if_long()
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        if new_value < 2 and new_value < old_value and self._n_hidden and not self._is_paging:
+            self._is_paging = True
+            self.run_worker(self._show_earlier(), name="earlier", group="earlier")
 
     def _anchor_if_long(self) -> None:
         """Sticks to the bottom once there is more than fits. A short anchored view would be pushed down instead."""
@@ -82,17 +121,25 @@ class ConversationView(VerticalScroll):
     def is_answering(self) -> bool:
         return self._worker is not None and not self._worker.is_finished
 
-    def ask(self, question: str) -> None:
+    def ask(self, question: Question) -> None:
         """Sends a question. Must not be called while an answer runs."""
         assert not self.is_answering
         self.progress = AnswerProgress(self._session.client_name)
-        self._worker = self.run_worker(self._run(question, self.progress), name="answer", exit_on_error=True)
+        self._worker = self.run_worker(self._run(question, self.progress), name="answer")
         self.post_message(self.Progressed(self))
 
     def stop(self) -> None:
         """Ends the running answer; does nothing when there is none."""
         if self._reading is not None:
             self._reading.cancel()
+
+    async def reload(self) -> None:
+        """Shows the conversation as it is now, after it went back or to another version."""
+        self._n_hidden = max(0, len(self.conversation.messages) - PAGE)
+        async with self.batch():
+            await self.remove_children()
+            await self.mount(*self._widgets(self.conversation.messages[self._n_hidden :]))
+        self.scroll_end(animate=False)
 
     def see(self, snapshot: Snapshot) -> None:
         """Takes the news of the running answer, and the last ones of an answer that has just ended."""
@@ -105,20 +152,52 @@ class ConversationView(VerticalScroll):
             self._answer.show_caption(progress.caption())
         self.post_message(self.Progressed(self))
 
-    async def _run(self, question: str, progress: AnswerProgress) -> None:
+    # --- what was said ---------------------------------------------------------------------------------------------
+
+    def _widgets(self, messages: list[Message]) -> list[Widget]:
+        return [self._widget(message) for message in messages]
+
+    def _widget(self, message: Message) -> Widget:
+        if message.role == "user":
+            shown = str(message.extra.get("shown", message.content))
+            return UserMessage(shown, message, self.conversation.versions(message))
+        answer = AnswerMessage(message.content, str(message.extra.get("thinking", "")), message)
+        answer.call_after_refresh(answer.show_caption, str(message.extra.get("caption", "")))
+        if message.extra.get("tool_calls"):
+            answer.call(message.extra["tool_calls"])
+        return answer
+
+    async def _show_earlier(self) -> None:
+        """A page more at the top; what is on the screen stays where it is."""
+        height_before = self.virtual_size.height
+        first = max(0, self._n_hidden - PAGE)
+        page = self._widgets(self.conversation.messages[first : self._n_hidden])
+        self._n_hidden = first
+        await self.mount(*page, before=0)
+
+        def stay() -> None:
+            self.scroll_relative(y=self.virtual_size.height - height_before, animate=False, force=True)
+            self._is_paging = False
+
+        self.call_after_refresh(stay)
+
+    # --- an answer ---------------------------------------------------------------------------------------------------
+
+    async def _run(self, question: Question, progress: AnswerProgress) -> None:
         await self.query(Welcome).remove()
-        turn = self.conversation.ask(question)
-        asked = UserMessage(question)
-        answer = self._answer = AnswerMessage()
-        await self.mount(asked, answer)
+        shown = str(question.extra.get("shown", question.text))
+        exchange = _Exchange(question, UserMessage(shown), AnswerMessage())
+        self._answer = exchange.answer
+        await self.mount(exchange.asked, exchange.answer)
         self.anchor(self.is_anchored)
-        self._reading = asyncio.create_task(self._read(turn, answer, progress))
+        self._reading = asyncio.create_task(self._read(exchange, progress))
         trouble: str | None = None
         try:
             await self._reading
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
+                self._keep(exchange, progress)
                 raise
             progress.finish("stopped")
         except Cancelled:
@@ -131,45 +210,75 @@ class ConversationView(VerticalScroll):
             progress.finish("failed")
         finally:
             self._reading = None
-        await self._end(asked, answer, turn, progress, trouble)
+        await self._end(exchange, progress, trouble)
 
-    async def _read(self, turn: Turn, answer: AnswerMessage, progress: AnswerProgress) -> None:
-        messages = self.conversation.messages()
-        pieces = self._session.daemon.chat(self.conversation.model, messages, lane="interactive")
+    async def _read(self, exchange: _Exchange, progress: AnswerProgress) -> None:
+        conversation = self.conversation
+        options = {name: value for name, value in conversation.parameters.items() if name != _THINK}
+        pieces = self._session.daemon.chat(
+            conversation.model,
+            conversation.to_send(exchange.question.content, exchange.question.extra),
+            options=options or None,
+            think=conversation.parameters.get(_THINK),
+            lane="interactive",
+        )
         # Closed here and now, also when cancelled: the daemon stops computing when the connection goes.
         async with aclosing(pieces):
             async for piece in pieces:
                 if piece.request_id is not None:
                     progress.request_id = piece.request_id
-                if piece.text:
-                    if not progress.has_text:
+                if piece.text or piece.thinking or piece.tool_calls:
+                    if not exchange.has_answer:
                         progress.has_text = True
+                        question = exchange.question
+                        exchange.asked.message = conversation.asked(question.content, question.extra)
                         self.post_message(self.Progressed(self))
-                    turn.answer += piece.text
-                    answer.append(piece.text)
+                    exchange.text += piece.text
+                    exchange.thinking += piece.thinking
+                    if piece.text:
+                        exchange.answer.append(piece.text)
+                    if piece.thinking:
+                        exchange.answer.think(piece.thinking)
+                    if piece.tool_calls:
+                        exchange.tool_calls += piece.tool_calls
+                        exchange.answer.call(exchange.tool_calls)
                 if piece.done:
                     cancelled = piece.done_reason == "cancelled"
                     progress.finish("stopped" if cancelled else "done", piece.done_reason, piece.metrics)
 
-    async def _end(
-        self, asked: UserMessage, answer: AnswerMessage, turn: Turn, progress: AnswerProgress, trouble: str | None
-    ) -> None:
+    def _keep(self, exchange: _Exchange, progress: AnswerProgress) -> None:
+        """The answer belongs to the chat from now on, with what there is to say of it."""
+        if not exchange.has_answer:
+            return
+        extra: dict[str, Any] = {"caption": progress.caption()}
+        if exchange.thinking:
+            extra["thinking"] = exchange.thinking
+        if exchange.tool_calls:
+            extra["tool_calls"] = exchange.tool_calls
+        exchange.answer.message = self.conversation.answered(exchange.text, extra)
+
+    async def _end(self, exchange: _Exchange, progress: AnswerProgress, trouble: str | None) -> None:
         if progress.outcome is None:
             progress.finish("failed")
             trouble = "the daemon ended the answer without saying why"
         self._looks_left = _LAST_LOOKS
-        if turn.answer:
-            await answer.finish(turn.answer, progress.caption())
+        self._keep(exchange, progress)
+        if exchange.has_answer:
+            await exchange.answer.finish(exchange.text, progress.caption())
         else:
-            await answer.remove()
+            await exchange.answer.remove()
             self._answer = None
         if trouble is not None:
             await self.mount(Notice("The answer failed", trouble))
-        if not turn.answer and progress.outcome != "done":
-            self.conversation.drop_unanswered()
-            asked.add_class("-unanswered")
-            self.post_message(self.Unsent(self, turn.question))
-        elif not turn.answer:
-            self.conversation.drop_unanswered()
+        if not exchange.has_answer and progress.outcome != "done":
+            exchange.asked.add_class("-unanswered")
+            self.post_message(self.Unsent(self, exchange.question))
+        elif not exchange.has_answer:
             await self.mount(Notice("No answer", "The model ended its turn without a word."))
+        await self._tell_trouble()
         self.post_message(self.Progressed(self))
+
+    async def _tell_trouble(self) -> None:
+        if self.conversation.trouble is not None and not self._has_told_trouble:
+            self._has_told_trouble = True
+            await self.mount(Notice("This chat is no longer kept", self.conversation.trouble))

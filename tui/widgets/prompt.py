@@ -46,6 +46,10 @@ class Prompt(TextArea):
         self._recalled = None
         self.text = ""
 
+    def put(self, text: str) -> None:
+        """Replaces what stands in the box."""
+        self._set(text)
+
     def give_back(self, text: str) -> None:
         """Puts a text that could not be sent back, unless something else has been typed since."""
         if not self.text.strip():

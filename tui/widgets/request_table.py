@@ -38,9 +38,9 @@ class RequestTable(LiveTable):
         Column("output", "output", 6),
         Column("now", "tok/s", 5),
         Column("avg", "avg", 5, from_width=94),
-        Column("trend", "lately", 10, right=False, from_width=138),
+        Column("trend", "lately", 10, right=False, from_width=140),
         Column("ttft", "TTFT", 6),
-        Column("itl", "ITL", 6, from_width=102),
+        Column("itl", "ITL", 6, from_width=128),
         Column("age", "age", 6, gap=1),
     )
 

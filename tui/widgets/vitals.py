@@ -71,7 +71,7 @@ class Vitals(Widget):
     def _machine(self, snapshot: Snapshot) -> Content:
         system = snapshot.system
         used = system.memory_total_bytes - system.memory_available_bytes
-        memory = f"{quantity.size(used).split()[0]} of {quantity.size(system.memory_total_bytes)}"
+        memory = f"{used / 1024**3:.1f} of {system.memory_total_bytes / 1024**3:.1f} GiB"
         return _line("CPU", f"{system.cpu_percent:.0f}%".ljust(5) + f"RAM {memory}")
 
 

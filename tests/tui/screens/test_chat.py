@@ -177,18 +177,25 @@ async def test_up_brings_back_what_was_sent(desk: Any) -> None:
         assert _prompt(desk) == ""
 
 
-async def test_new_chat_forgets_and_stops(desk: Any) -> None:
+async def test_a_new_chat_begins_empty_and_the_other_answer_goes_on(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
         await pilot.press(*"one", "enter")
         desk.daemon.say("a long answer")
         await desk.see(pilot, "a long answer")
         await pilot.press("ctrl+n")
         await desk.see(pilot, "› Tell me a story about a fox.")
-        await desk.until(pilot, lambda: desk.daemon.closed == 1)
         assert "a long answer" not in desk.seen(desk.app)
+        assert desk.daemon.closed == 0
+        desk.daemon.say(" that has an end")
+        desk.daemon.end_answer()
+        await desk.until(pilot, lambda: not any(view.is_answering for view in desk.app.screen._open))
         await pilot.press(*"two", "enter")
         await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
         assert [message["content"] for message in desk.daemon.questions[1][1]] == ["two"]
+        await pilot.press("ctrl+l")
+        await desk.see(pilot, "Enter opens")
+        await pilot.press("enter")
+        await desk.see(pilot, "a long answer that has an end")
 
 
 async def test_new_chat_again_and_again_while_answers_and_snapshots_come(desk: Any) -> None:
@@ -199,7 +206,8 @@ async def test_new_chat_again_and_again_while_answers_and_snapshots_come(desk: A
             await pilot.press("enter", "ctrl+n", "ctrl+n")
             desk.daemon.publish(time_s=1000.0 + number)
         await pilot.press(*"still here", "enter")
-        desk.daemon.end_answer()
+        for _ in range(7):  # all those answers go on
+            desk.daemon.end_answer()
         await desk.see(pilot, "● done")
 
 

@@ -299,3 +299,15 @@ async def test_a_full_disk_ends_the_recording_only(desk: Any, monkeypatch: Any, 
         await desk.see(pilot, "No space left on device")
         await desk.see(pilot, "zed")
         assert "REC" not in desk.seen(desk.app)
+
+
+async def test_keys_reach_a_table_that_was_empty_at_first(desk: Any) -> None:
+    async with desk.open(NARROW) as pilot:
+        await _open(desk, pilot)
+        await desk.see(pilot, "Waiting for the first numbers")
+        desk.daemon.publish()
+        await desk.see(pilot, "No requests in the last minute")
+        desk.daemon.publish(desk.row("a", client="aider"), time_s=1001.0)
+        await desk.see(pilot, "aider")
+        await pilot.press("enter")
+        await desk.see(pilot, "between tokens")

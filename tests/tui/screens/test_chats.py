@@ -1,0 +1,240 @@
+"""Chats that are kept, branched, searched and shown beside each other."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localrun.tui.history import open_history
+from localrun.tui.widgets.answer_message import AnswerMessage
+from localrun.tui.widgets.conversation_view import PAGE
+from localrun.tui.widgets.prompt import Prompt
+from localrun.tui.widgets.user_message import UserMessage
+from tests.tui.conftest import Desk
+
+SIZE = (100, 30)
+
+
+async def _talk(desk: Any, pilot: Any, question: str, answer: str) -> None:
+    n_before = len(desk.daemon.questions)
+    await pilot.press(*question, "enter")
+    await desk.until(pilot, lambda: len(desk.daemon.questions) == n_before + 1)
+    desk.daemon.say(answer)
+    desk.daemon.end_answer()
+    await desk.until(pilot, lambda: not desk.app.screen.view.is_answering)
+
+
+async def _type(desk: Any, pilot: Any, command: str) -> None:
+    desk.app.screen.query_one(Prompt).put(command)
+    await pilot.press("enter")
+
+
+def _sent(desk: Any) -> list[str]:
+    return [message["content"] for message in desk.daemon.questions[-1][1]]
+
+
+async def test_a_chat_is_there_after_the_program_was_ended(desk: Any, tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    first = Desk(path)
+    async with first.open(SIZE) as pilot:
+        await _talk(first, pilot, "what is a fox", "An animal.")
+    second = Desk(path)
+    async with second.open(SIZE) as pilot:
+        await pilot.press("ctrl+l")
+        await second.see(pilot, "what is a fox")
+        await pilot.press("enter")
+        await second.see(pilot, "An animal.")
+        await _talk(second, pilot, "more", "Red.")
+        assert _sent(second) == ["what is a fox", "An animal.", "more"]
+
+
+async def test_an_edited_question_keeps_the_other_branch(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await _talk(desk, pilot, "one", "first")
+        await _type(desk, pilot, "/edit")
+        await desk.until(pilot, lambda: desk.app.screen.query_one(Prompt).text == "one")
+        await _talk(desk, pilot, " better", "second")
+        assert _sent(desk) == ["one better"]
+        desk.app.screen.query(UserMessage).last().focus()
+        await pilot.press("left_square_bracket")
+        await desk.see(pilot, "version 1 of 2")
+        await desk.see(pilot, "first")
+        desk.app.screen.query(UserMessage).last().focus()
+        await pilot.press("right_square_bracket")
+        await desk.see(pilot, "second")
+
+
+async def test_a_question_can_be_asked_again(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await _talk(desk, pilot, "one", "first")
+        desk.app.screen.query_one(UserMessage).focus()
+        await pilot.press("r")
+        await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
+        desk.daemon.say("again")
+        desk.daemon.end_answer()
+        await desk.see(pilot, "again")
+        assert _sent(desk) == ["one"]
+        assert "first" not in desk.seen(desk.app)
+
+
+async def test_search_rename_and_delete(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await _talk(desk, pilot, "about foxes", "They are red.")
+        await pilot.press("ctrl+n")
+        await _talk(desk, pilot, "about bears", "They are brown.")
+        await _type(desk, pilot, "/chats brown")
+        await desk.see(pilot, "model: They are [brown]")
+        assert "about foxes" not in desk.seen(desk.app)
+        await pilot.press("ctrl+r")
+        await pilot.press("end", "ctrl+u", *"Bears", "enter")
+        await desk.see(pilot, "about foxes")
+        assert "Bears" in desk.seen(desk.app)
+        await pilot.press("ctrl+d")
+        await desk.see(pilot, "deletes “Bears” for good")
+        await pilot.press("ctrl+d")
+        await desk.until(pilot, lambda: [chat.title for chat in desk.app.session.history.chats()] == ["about foxes"])
+
+
+async def test_two_chats_beside_each_other_are_answered_at_once(desk: Any) -> None:
+    async with desk.open((120, 30)) as pilot:
+        await pilot.press(*"left", "enter")
+        await desk.until(pilot, lambda: desk.daemon.questions)
+        desk.daemon.say("to the left")
+        await desk.see(pilot, "to the left")
+        await pilot.press("f5")
+        await desk.see(pilot, "Tell me a story")
+        await pilot.press(*"right", "enter")
+        await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
+        assert _sent(desk) == ["right"]
+        assert sum(view.is_answering for view in desk.app.screen._open) == 2
+        assert "to the left" in desk.seen(desk.app)
+        desk.daemon.end_answer()
+        desk.daemon.say("said")
+        desk.daemon.end_answer()
+        await desk.until(pilot, lambda: not any(view.is_answering for view in desk.app.screen._open))
+        await pilot.press("f6", "f5")
+        await desk.until(pilot, lambda: len([view for view in desk.app.screen._open if view.display]) == 1)
+        assert "to the left" in desk.seen(desk.app)
+
+
+async def test_system_prompt_and_parameters_go_with_the_chat(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await _type(desk, pilot, "/system Be brief.")
+        await _type(desk, pilot, "/set temperature 0.2")
+        await _type(desk, pilot, "/think high")
+        await desk.see(pilot, "Thinking is high")
+        await _talk(desk, pilot, "one", "first")
+        assert _sent(desk) == ["Be brief.", "one"]
+        assert desk.daemon.settings == [({"temperature": 0.2}, "high")]
+        await _type(desk, pilot, "/set")
+        await desk.see(pilot, "temperature 0.2, think high")
+        await _type(desk, pilot, "/unset temperature")
+        await _type(desk, pilot, "/system")
+        await _talk(desk, pilot, "two", "second")
+        assert _sent(desk) == ["one", "first", "two"]
+        assert desk.daemon.settings[-1] == (None, "high")
+
+
+async def test_a_command_that_makes_no_sense_says_why_and_stays(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        for command, why in (
+            ("/frobnicate", "not a command"),
+            ("/retry", "nothing was asked yet"),
+            ("/export", "nothing to export yet"),
+            ("/think maybe", "takes one of on, off"),
+            ("/attach /nowhere/at/all", "cannot be read"),
+            ("/title x", "once something was said"),
+        ):
+            await _type(desk, pilot, command)
+            await desk.see(pilot, why)
+            assert desk.app.screen.query_one(Prompt).text == command
+        assert desk.daemon.questions == []
+
+
+async def test_thinking_is_folded_and_tool_calls_are_shown(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"hm", "enter")
+        desk.daemon.say(thinking="First I wonder about foxes.")
+        await desk.see(pilot, "Thinking, 5 words")
+        assert "I wonder" not in desk.seen(desk.app)
+        desk.daemon.say("Foxes are red.", tool_calls=[{"function": {"name": "look_up", "arguments": {"what": "fox"}}}])
+        desk.daemon.end_answer()
+        await desk.see(pilot, "Thought, 5 words")
+        await desk.see(pilot, 'calls look_up({"what": "fox"})')
+        desk.app.screen.query_one(AnswerMessage).focus()
+        await pilot.press("t")
+        await desk.see(pilot, "First I wonder about foxes.")
+        await pilot.press("y")
+        await desk.see(pilot, "Copied 14 characters.")
+
+
+async def test_a_file_goes_with_the_next_question_only(desk: Any, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("seven apples")
+    async with desk.open(SIZE) as pilot:
+        await _type(desk, pilot, f"/attach {tmp_path / 'notes.txt'}")
+        await desk.see(pilot, "with notes.txt (12 B)")
+        await _talk(desk, pilot, "how many", "seven")
+        assert "seven apples" in _sent(desk)[0]
+        await desk.see(pilot, "[with notes.txt]")
+        await _talk(desk, pilot, "and now", "still")
+        assert _sent(desk)[-1] == "and now"
+
+
+@pytest.mark.parametrize("suffix", ["md", "json"])
+async def test_export_writes_a_new_file_and_never_over_one(desk: Any, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"chat.{suffix}"
+    async with desk.open(SIZE) as pilot:
+        await _talk(desk, pilot, "one", "first")
+        await _type(desk, pilot, f"/export {path}")
+        await desk.see(pilot, "Written to")
+        await _type(desk, pilot, f"/export {path}")
+        await desk.see(pilot, "File exists")
+    text = path.read_text()
+    assert "first" in text
+    if suffix == "json":
+        assert [message["role"] for message in json.loads(text)["messages"]] == ["user", "assistant"]
+
+
+async def test_commands_are_offered_while_one_types(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"/ex")
+        await desk.see(pilot, "write this chat to a file")
+        await pilot.press("backspace", "backspace", "backspace")
+        await desk.until(pilot, lambda: "write this chat" not in desk.seen(desk.app))
+
+
+async def test_a_long_chat_is_mounted_from_its_end(desk: Any, tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    history = open_history(path).history
+    chat, parent = history.begin("tiny", now_s=1.0), None
+    for number in range(120):
+        role = "assistant" if number % 2 else "user"
+        parent = history.add(chat.id, parent, role, f"message number {number}\n" + "word " * 50, now_s=2.0).id
+    history.close()
+    desk = Desk(path)
+    async with desk.open(SIZE) as pilot:
+        await pilot.press("ctrl+l")
+        await desk.see(pilot, "message number 0")
+        await pilot.press("enter")
+        await desk.see(pilot, "message number 119")
+        view = desk.app.screen.view
+        assert len(view.query("UserMessage, AnswerMessage")) == PAGE
+        for _ in range(40):
+            await pilot.press("pageup")
+            if len(view.query("UserMessage, AnswerMessage")) > PAGE:
+                break
+        await desk.until(pilot, lambda: len(view.query("UserMessage, AnswerMessage")) == 2 * PAGE)
+
+
+async def test_a_damaged_history_is_said_and_put_aside(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    path.write_bytes(b"not a database, but long enough to be looked at as one" * 20)
+    desk = Desk(path)
+    async with desk.open(SIZE) as pilot:
+        await desk.see(pilot, "was damaged")
+        await _talk(desk, pilot, "one", "first")
+    assert any(name.startswith("chats.damaged-") for name in os.listdir(tmp_path))

@@ -1,0 +1,85 @@
+"""Files that are sent with a question: text goes into the question, images beside it.
+
+Reads a file once, when it is attached. Raises BadAttachment with a sentence for the person.
+
+Does not: know whether the model can see; the daemon says so when it is asked.
+"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MAX_TEXT_BYTES = 1024 * 1024
+MAX_IMAGE_BYTES = 20 * 1024 * 1024
+
+_IMAGE_BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
+
+
+class BadAttachment(Exception):
+    """The file cannot be sent; the message says why."""
+
+
+class Attachment(NamedTuple):
+    """`image` is base64, None for a text."""
+
+    name: str
+    size_bytes: int
+    text: str = ""
+    image: str | None = None
+
+    @property
+    def as_text(self) -> str:
+        """How a text stands in the question: below its name, in a fence that its own fences do not close."""
+        fence = "```"
+        while fence in self.text:
+            fence += "`"
+        return f"{self.name}:\n{fence}\n{self.text.rstrip()}\n{fence}"
+
+
+class Question(NamedTuple):
+    """What a person asks: what was typed, and what was attached."""
+
+    text: str
+    attachments: tuple[Attachment, ...] = ()
+
+    @property
+    def content(self) -> str:
+        """What the model reads."""
+        texts = [attachment.as_text for attachment in self.attachments if attachment.image is None]
+        return "\n\n".join([*texts, self.text])
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What is kept beside it: the images, and what a person sees in place of the files."""
+        if not self.attachments:
+            return {}
+        names = ", ".join(attachment.name for attachment in self.attachments)
+        images = [attachment.image for attachment in self.attachments if attachment.image is not None]
+        return {"shown": f"{self.text}\n[with {names}]", **({"images": images} if images else {})}
+
+
+def read_attachment(path: Path) -> Attachment:
+    path = path.expanduser()
+    try:
+        size_bytes = path.stat().st_size
+        if not path.is_file():
+            raise BadAttachment(f"{path.name} is not a file")
+        with path.open("rb") as file:
+            data = file.read(MAX_IMAGE_BYTES + 1)
+    except OSError as error:
+        raise BadAttachment(f"{path} cannot be read: {error.strerror or error}") from error
+    if data.startswith(_IMAGE_BEGINNINGS) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP"):
+        if len(data) > MAX_IMAGE_BYTES:
+            raise BadAttachment(f"{path.name} is larger than {MAX_IMAGE_BYTES // 1024**2} MiB")
+        return Attachment(path.name, size_bytes, image=base64.b64encode(data).decode("ascii"))
+    if len(data) > MAX_TEXT_BYTES:
+        raise BadAttachment(f"{path.name} is larger than {MAX_TEXT_BYTES // 1024**2} MiB; send the part that matters")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadAttachment(f"{path.name} is neither text (UTF-8) nor an image (PNG, JPEG, GIF, WebP)") from None
+    if "\0" in text:
+        raise BadAttachment(f"{path.name} is not a text file")
+    return Attachment(path.name, size_bytes, text=text)

@@ -1,0 +1,205 @@
+"""What the slash commands of the chat do.
+
+A command that cannot be carried out says why and leaves the prompt as it is; one that was takes its text out of it.
+
+Does not: parse them (`slash.py`).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localrun.tui import export, slash
+from localrun.tui.attachment import BadAttachment, read_attachment
+from localrun.tui.conversation import Conversation
+from localrun.tui.plain_text import line
+from localrun.tui.slash import Slash
+
+if TYPE_CHECKING:
+    from localrun.tui.screens.chat import ChatScreen
+
+_NAME_CHARACTERS = 40
+_THINK_LEVELS = {"on": True, "off": False, "low": "low", "medium": "medium", "high": "high"}
+
+
+class _RefusedError(Exception):
+    """The command makes no sense here; the message says why."""
+
+
+async def carry_out(screen: ChatScreen, command: Slash) -> None:
+    """Does what was asked, or says why not."""
+    action = _ACTIONS.get(command.name)
+    if action is None:
+        screen.notify(line(f"/{command.name} is not a command; /help shows them."), severity="warning", markup=False)
+        return
+    try:
+        said = await action(screen, command.argument)
+    except (_RefusedError, BadAttachment, OSError, sqlite3.Error) as error:
+        screen.notify(line(str(error)), severity="warning", markup=False)
+        return
+    if slash.parse(screen.prompt.text.strip()) == command:
+        screen.prompt.take()
+    if said:
+        screen.notify(line(said), markup=False)
+
+
+async def _new(screen: ChatScreen, argument: str) -> None:
+    await screen.action_new()
+
+
+async def _chats(screen: ChatScreen, argument: str) -> None:
+    await screen.action_chats(argument)
+
+
+async def _title(screen: ChatScreen, argument: str) -> str:
+    chat_id = screen.view.conversation.chat_id
+    if not argument:
+        raise _RefusedError("/title needs the new name")
+    if chat_id is None:
+        raise _RefusedError("a chat has a name once something was said in it")
+    screen.session.history.rename(chat_id, argument)
+    return f"This chat is now “{argument}”."
+
+
+async def _model(screen: ChatScreen, argument: str) -> str | None:
+    if not argument:
+        await screen.app.run_action("show('models')")
+        return None
+    screen.view.conversation.configure(model=argument)
+    screen.session.model = argument
+    screen.show_model(argument)
+    return f"{argument} answers in this chat from now on."
+
+
+async def _system(screen: ChatScreen, argument: str) -> str:
+    screen.view.conversation.configure(system=argument)
+    return "The next answers follow this system prompt." if argument else "This chat has no system prompt now."
+
+
+async def _set(screen: ChatScreen, argument: str) -> str:
+    conversation = screen.view.conversation
+    name, _, text = argument.partition(" ")
+    if not text:
+        shown = ", ".join(f"{name} {value}" for name, value in conversation.parameters.items())
+        return shown or "No parameter is set; the model's own are used. Example: /set temperature 0.2"
+    conversation.configure(parameters={**conversation.parameters, name: slash.value_of(text)})
+    return f"{name} is {text} from the next answer on."
+
+
+async def _unset(screen: ChatScreen, argument: str) -> str:
+    conversation = screen.view.conversation
+    if argument not in conversation.parameters:
+        raise _RefusedError(f"{argument or 'nothing'} is not set in this chat")
+    conversation.configure(parameters={k: v for k, v in conversation.parameters.items() if k != argument})
+    return f"{argument} is the model's own again."
+
+
+async def _think(screen: ChatScreen, argument: str) -> str:
+    if argument not in _THINK_LEVELS:
+        raise _RefusedError(f"/think takes one of {', '.join(_THINK_LEVELS)}")
+    conversation = screen.view.conversation
+    conversation.configure(parameters={**conversation.parameters, "think": _THINK_LEVELS[argument]})
+    return f"Thinking is {argument} from the next answer on."
+
+
+async def _retry(screen: ChatScreen, argument: str) -> None:
+    question = screen.last_question()
+    if question is None:
+        raise _RefusedError("nothing was asked yet")
+    await screen.retry(question)
+
+
+async def _edit(screen: ChatScreen, argument: str) -> None:
+    question = screen.last_question()
+    if question is None:
+        raise _RefusedError("nothing was asked yet")
+    screen.prompt.take()
+    await screen.edit(question)
+
+
+async def _branch(screen: ChatScreen, argument: str) -> str:
+    conversation = screen.view.conversation
+    if conversation.chat_id is None:
+        raise _RefusedError("there is nothing to branch from yet")
+    last = conversation.messages[-1].id if conversation.messages else 0
+    forked = screen.session.history.fork(conversation.chat_id, last, now_s=screen.session.clock())
+    await screen.open_chat(forked.id)
+    return "This is a copy; the other chat stays as it was."
+
+
+async def _beside(screen: ChatScreen, argument: str) -> None:
+    await screen.action_beside()
+
+
+async def _attach(screen: ChatScreen, argument: str) -> None:
+    if not argument:
+        raise _RefusedError("/attach needs a file")
+    screen.attach(read_attachment(Path(argument.strip("'\""))))
+
+
+async def _copy(screen: ChatScreen, argument: str) -> None:
+    screen.action_copy()
+
+
+async def _code(screen: ChatScreen, argument: str) -> None:
+    blocks = export.code_blocks(screen.view.conversation.last_answer() or "")
+    screen.copy(blocks[-1] if blocks else None, "code block")
+
+
+async def _export(screen: ChatScreen, argument: str) -> str:
+    if not screen.view.conversation.messages:
+        raise _RefusedError("there is nothing to export yet")
+    return f"Written to {_write(screen.view.conversation, argument)}"
+
+
+def _write(conversation: Conversation, argument: str) -> Path:
+    """The new file; one that is there already is never overwritten. Raises OSError."""
+    title, model, system = conversation.title, conversation.model, conversation.system
+    name = "".join(character if character.isalnum() else "-" for character in title).strip("-").lower()
+    path = Path(argument or f"{name[:_NAME_CHARACTERS] or 'chat'}.md").expanduser().absolute()
+    if path.suffix == ".json":
+        text = export.to_json(title, model, system, conversation.parameters, conversation.messages)
+    else:
+        text = export.to_markdown(title, model, system, conversation.messages)
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+    return path
+
+
+async def _editor(screen: ChatScreen, argument: str) -> None:
+    screen.prompt.take()
+    screen.action_editor()
+
+
+async def _help(screen: ChatScreen, argument: str) -> None:
+    await screen.app.run_action("help")
+
+
+async def _quit(screen: ChatScreen, argument: str) -> None:
+    screen.app.exit()
+
+
+_ACTIONS: dict[str, Callable[[ChatScreen, str], Awaitable[str | None]]] = {
+    "new": _new,
+    "chats": _chats,
+    "title": _title,
+    "model": _model,
+    "system": _system,
+    "set": _set,
+    "unset": _unset,
+    "think": _think,
+    "retry": _retry,
+    "edit": _edit,
+    "branch": _branch,
+    "beside": _beside,
+    "attach": _attach,
+    "copy": _copy,
+    "code": _code,
+    "export": _export,
+    "editor": _editor,
+    "help": _help,
+    "quit": _quit,
+}

@@ -1,0 +1,160 @@
+"""The chats that were had: opened, searched in, renamed, deleted.
+
+Without a word typed it lists them, the latest first; with words it lists what was said with these in it, in any chat.
+
+Does not: open a chat; it is dismissed with the number of the one that was chosen.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import UTC, datetime
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from localrun.tui.history import Chat
+from localrun.tui.plain_text import fit, line
+from localrun.tui.session import Session
+
+_TITLE_WIDTH = 46
+_MODEL_WIDTH = 16
+
+
+class ChatsScreen(ModalScreen[int]):
+    """Dismissed with a chat's number, or with None. `words` are searched for at first."""
+
+    AUTO_FOCUS = "Input"
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,ctrl+l", "dismiss", "Close"),
+        Binding("down", "move(1)", "Next", show=False),
+        Binding("up", "move(-1)", "Previous", show=False),
+        Binding("ctrl+r", "rename", "Rename", priority=True),
+        Binding("ctrl+d,delete", "delete", "Delete", priority=True),
+    ]
+
+    def __init__(self, session: Session, words: str = "") -> None:
+        super().__init__()
+        self._session = session
+        self._input = Input(words, placeholder="Words to search for in all chats")
+        self._list = OptionList()
+        self._note = Static(id="note")
+        self._renaming: Chat | None = None
+        self._doomed: Chat | None = None
+
+    def compose(self) -> ComposeResult:
+        with Vertical() as box:
+            box.border_title = "Chats"
+            box.border_subtitle = "Enter opens · ^r renames · ^d deletes · Esc closes"
+            yield self._input
+            yield self._list
+            yield self._note
+
+    def on_mount(self) -> None:
+        self._list.can_focus = False
+        self._show()
+
+    def _show(self) -> None:
+        words = self._input.value.strip()
+        try:
+            options = self._found(words) if words else self._all()
+        except sqlite3.Error as error:
+            self._note.update(Content(f"The history cannot be read: {error}"))
+            return
+        self._list.clear_options()
+        self._list.add_options(options)
+        if options:
+            self._list.highlighted = 0
+        nothing = "Nothing was said with these words in it." if words else "There are no chats yet."
+        self._note.update(Content("" if options else nothing))
+
+    def _all(self) -> list[Option]:
+        return [Option(_row(chat), id=str(chat.id)) for chat in self._session.history.chats()]
+
+    def _found(self, words: str) -> list[Option]:
+        found = []
+        for hit in self._session.history.search(words):
+            said = "you" if hit.role == "user" else "model"
+            text = Content.assemble(
+                fit(hit.chat.title, _TITLE_WIDTH),
+                "\n  ",
+                Content.styled(f"{said}: {line(hit.excerpt)}", "$foreground 65%"),
+            )
+            found.append(Option(text, id=f"{hit.chat.id} {hit.message_id}"))
+        return found
+
+    def _selected(self) -> Chat | None:
+        option = self._list.highlighted_option
+        if option is None or option.id is None:
+            return None
+        try:
+            return self._session.history.chat(int(option.id.split()[0]))
+        except KeyError:
+            return None
+
+    @on(Input.Changed)
+    def _narrow(self) -> None:
+        if self._renaming is None:
+            self._show()
+
+    @on(Input.Submitted)
+    def _choose(self) -> None:
+        if self._renaming is not None:
+            if self._input.value.strip():
+                self._session.history.rename(self._renaming.id, self._input.value)
+            self._renaming = None
+            self._input.value = ""
+            self._show()
+            return
+        chat = self._selected()
+        self.dismiss(None if chat is None else chat.id)
+
+    @on(OptionList.OptionSelected)
+    def _clicked(self) -> None:
+        self._choose()
+
+    def action_move(self, step: int) -> None:
+        self._doomed = None
+        if step > 0:
+            self._list.action_cursor_down()
+        else:
+            self._list.action_cursor_up()
+
+    def action_rename(self) -> None:
+        chat = self._selected()
+        if chat is not None:
+            self._renaming = chat
+            self._input.value = chat.title
+            self._note.update(Content("Enter gives the chat this name."))
+
+    def action_delete(self) -> None:
+        """Asks first: the second press deletes."""
+        chat = self._selected()
+        if chat is None:
+            return
+        if self._doomed != chat:
+            self._doomed = chat
+            self._note.update(Content(f"^d again deletes “{fit(chat.title, _TITLE_WIDTH)}” for good."))
+            return
+        self._session.history.delete(chat.id)
+        self._doomed = None
+        self._show()
+
+
+def _row(chat: Chat) -> Content:
+    when = datetime.fromtimestamp(chat.changed_at_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+    return Content.assemble(
+        fit(chat.title, _TITLE_WIDTH).ljust(_TITLE_WIDTH),
+        " ",
+        Content.styled(fit(chat.model, _MODEL_WIDTH).ljust(_MODEL_WIDTH), "$foreground 65%"),
+        " ",
+        Content.styled(when, "$foreground 50%"),
+    )

@@ -1,0 +1,74 @@
+"""Slash commands: what may be typed at the beginning of the prompt instead of a question. Pure.
+
+Does not: carry them out (`screens/chat.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "new": ("", "begin a new chat"),
+    "chats": ("[WORDS]", "open an earlier chat, or search in all of them"),
+    "title": ("TEXT", "name this chat"),
+    "model": ("[NAME]", "answer with another model from now on"),
+    "system": ("[TEXT]", "set the system prompt of this chat; without text, remove it"),
+    "set": ("[NAME VALUE]", "set a parameter such as temperature or num_predict; without a value, show them"),
+    "unset": ("NAME", "take the model's own value for a parameter"),
+    "think": ("on|off|low|medium|high", "whether models that can think do so before they answer"),
+    "retry": ("", "answer the last question again"),
+    "edit": ("", "change the last question and ask it again"),
+    "branch": ("", "go on in a copy of this chat"),
+    "beside": ("", "a second chat beside this one, or back to one"),
+    "attach": ("FILE", "send a text file or an image with the next question"),
+    "copy": ("", "copy the last answer"),
+    "code": ("", "copy the last code block"),
+    "export": ("[FILE.md|FILE.json]", "write this chat to a file"),
+    "editor": ("", "write the prompt in $EDITOR"),
+    "help": ("", "all keys and commands"),
+    "quit": ("", "leave; the daemon and its models stay"),
+}
+"""Name to (arguments, what it does), in the order of the help."""
+
+
+class Slash(NamedTuple):
+    """A command as it was typed; `argument` is the rest of the text."""
+
+    name: str
+    argument: str
+
+
+def parse(text: str) -> Slash | None:
+    """The command that a text begins with; None for a question. `//` begins a question with a slash, and so does a
+    path or anything else that is not letters."""
+    if not text.startswith("/"):
+        return None
+    name, _, argument = text[1:].partition(" ")
+    if not name.isalpha():
+        return None
+    return Slash(name.lower(), argument.strip())
+
+
+def unescaped(text: str) -> str:
+    """A question as it is meant: of two slashes at its beginning one is left out."""
+    return text[1:] if text.startswith("//") else text
+
+
+def suggestions(text: str) -> list[str]:
+    """Commands that begin with what was typed so far; none once there is an argument."""
+    if not text.startswith("/") or " " in text:
+        return []
+    return [name for name in COMMANDS if name.startswith(text[1:].lower())]
+
+
+def value_of(text: str) -> Any:
+    """A parameter's value from its text: a number, true or false, or the text itself."""
+    lowered = text.lower()
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
