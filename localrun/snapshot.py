@@ -1,4 +1,4 @@
-"""What the daemon shows of itself: the structs of `/localrun/v1/events`, `/localrun/v1/requests`, `/localrun/v1/cache`.
+"""What the daemon shows of itself: the structs of `/localrun/v1/events`, `requests`, `cache` and `logs`.
 
 The daemon writes them, the TUI, the CLI and the bench read them; nobody shows a number that is not here. Rates are
 tokens per second. Durations are seconds. A value that does not exist yet is None, never 0.
@@ -115,6 +115,17 @@ class EngineRow(msgspec.Struct, kw_only=True):
     kv_runs: list[KvRunRow] = []
 
 
+class LogLine(msgspec.Struct):
+    """A line of the daemon's log. `level` is debug, info, warning, error or critical; `source` the model whose engine
+    wrote it, or a part of the daemon. `number` only grows; `time_s` is Unix time."""
+
+    number: int
+    time_s: float
+    level: str
+    source: str
+    text: str
+
+
 class CacheRow(msgspec.Struct, kw_only=True):
     """What is kept of one model's prompts. `pid` is None when it is not loaded, and then only the disk has something.
 
@@ -152,6 +163,21 @@ class CacheCleared(msgspec.Struct, kw_only=True):
 
     ram_bytes: int = 0
     disk_bytes: int = 0
+
+
+class PullRow(msgspec.Struct, kw_only=True):
+    """One download of a model. `state`: planning, pulling, done, failed. `completed_bytes` are on disk, former attempts
+    included, and never decrease; `bytes_per_s` is of the last ten seconds; `eta_s` is None while there is no rate."""
+
+    model: str
+    state: str
+    status: str
+    total_bytes: int = 0
+    completed_bytes: int = 0
+    bytes_per_s: float = 0.0
+    eta_s: float | None = None
+    started_at_s: float = 0.0
+    error: str | None = None
 
 
 class Aggregate(msgspec.Struct, kw_only=True):

@@ -1,4 +1,4 @@
-"""The app: two modes, a model picker, help, themes, and the one event feed behind them.
+"""The app: three modes, a model picker, help, themes, and the one event feed behind them.
 
 Runs in the terminal's process, with one asyncio loop. Owns the client of the daemon for as long as it lives; screens
 get a `Session` with what they share.
@@ -15,15 +15,20 @@ from pathlib import Path
 from typing import ClassVar
 
 from textual.app import App
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 
 from localrun.client import Client
+from localrun.config import folders
+from localrun.tui import preferences
 from localrun.tui.daemon import Connect, Daemon
 from localrun.tui.event_feed import RETRY_DELAYS_S, EventFeed
 from localrun.tui.history import History, HistoryUnavailable, open_history
+from localrun.tui.keys import bind
 from localrun.tui.plain_text import line
+from localrun.tui.preferences import Preferences
 from localrun.tui.screens.chat import ChatScreen
 from localrun.tui.screens.help import HelpScreen
+from localrun.tui.screens.logs import LogsScreen
 from localrun.tui.screens.models import ModelsScreen
 from localrun.tui.screens.monitor import MonitorScreen
 from localrun.tui.session import Session
@@ -35,6 +40,18 @@ _SIXTEEN_COLOURS_THEME = "ansi-dark"
 
 def _connect(base_url: str, name: str) -> Daemon:
     return Client(base_url, name=name)
+
+
+def own_app(base_url: str, *, first: str = "chat", connect: Connect = _connect) -> LocalrunApp:
+    """The app with the person's own keys, theme and chats."""
+    own = folders()
+    return LocalrunApp(
+        base_url,
+        connect=connect,
+        first=first,
+        history_file=own.data / "chats.db",
+        preferences=preferences.load(own.config / "tui.toml"),
+    )
 
 
 def _history(path: Path | None) -> tuple[History, str | None]:
@@ -54,18 +71,20 @@ class LocalrunApp(App[None]):
     """`connect` makes the client; the name it is given is unique to this process, so that its requests are known.
 
     `retry_delays_s` are the pauses between attempts to reach a daemon that does not answer. `first` is the mode to
-    begin in. Chats are kept in `history_file`, and without one in memory.
+    begin in. Chats are kept in `history_file`, and without one in memory. `preferences` are the person's own keys and
+    theme.
     """
 
     TITLE = "localrun"
     CSS_PATH = "theme.tcss"
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("f1", "show('chat')", "Chat", show=False),
-        Binding("f2", "show('monitor')", "Monitor", show=False),
-        Binding("f3,ctrl+o", "show('models')", "Model", key_display="^o", priority=True),
-        Binding("f10", "help", "Help", key_display="F10"),
-        Binding("ctrl+r", "reconnect", "Reconnect", show=False),
+        bind("app.chat", "show('chat')", show=False),
+        bind("app.monitor", "show('monitor')", show=False),
+        bind("app.models", "show('models')", priority=True),
+        bind("app.logs", "show('logs')", show=False),
+        bind("app.help", "help"),
+        bind("app.reconnect", "reconnect", show=False),
     ]
 
     def __init__(
@@ -77,9 +96,11 @@ class LocalrunApp(App[None]):
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
         first: str = "chat",
         history_file: Path | None = None,
+        preferences: Preferences | None = None,
     ) -> None:
         super().__init__()
         self._first = first
+        self._preferences = preferences or Preferences()
         history, self._history_trouble = _history(history_file)
         client_name = f"tui-{os.getpid()}"
         daemon = connect(base_url, client_name)
@@ -100,13 +121,28 @@ class LocalrunApp(App[None]):
         self.register_theme(DARK)
         self.register_theme(LIGHT)
         self.theme = _SIXTEEN_COLOURS_THEME if self.console.color_system == "standard" else DARK.name
+        self.set_keymap(self._preferences.keys)
+        problems = [*self._preferences.problems, *self._choose_theme()]
         await self.session.daemon.__aenter__()
         self.add_mode("chat", lambda: ChatScreen(self.session))
         self.add_mode("monitor", lambda: MonitorScreen(self.session))
+        self.add_mode("logs", lambda: LogsScreen(self.session))
         await self.switch_mode(self._first)
         self.run_worker(self._feed.run(), name="events", group="events")
         if self._history_trouble is not None:
-            self.notify(line(self._history_trouble), severity="warning", timeout=15, markup=False)
+            problems.append(self._history_trouble)
+        for problem in problems:
+            self.notify(line(problem), severity="warning", timeout=15, markup=False)
+
+    def _choose_theme(self) -> list[str]:
+        """The person's own theme. Returns what is wrong with it."""
+        theme = self._preferences.theme
+        if theme is None:
+            return []
+        if theme not in self.available_themes:
+            return [f"tui.toml: there is no theme {theme!r}; there are {', '.join(sorted(self.available_themes))}"]
+        self.theme = theme
+        return []
 
     async def on_unmount(self) -> None:
         self.session.stop_recording()
@@ -126,7 +162,7 @@ class LocalrunApp(App[None]):
             await self.switch_mode("chat")
 
     async def action_help(self) -> None:
-        await self.push_screen(HelpScreen())
+        await self.push_screen(HelpScreen(self._preferences.keys))
 
     def action_reconnect(self) -> None:
         self._feed.retry_now()

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, Protocol
 
 from localrun.client import ChatPiece
-from localrun.snapshot import Snapshot
+from localrun.snapshot import LogLine, Snapshot
 
 
 class Daemon(Protocol):
@@ -34,6 +34,10 @@ class Daemon(Protocol):
 
     def events(self, hz: int = ...) -> AsyncGenerator[Snapshot, None]:
         """Snapshots, for as long as the daemon lives."""
+        ...
+
+    def logs(self, since: int = ...) -> AsyncGenerator[LogLine, None]:
+        """Lines of the daemon's log, for as long as it lives."""
         ...
 
     async def cancel(self, request_id: str) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 
 from localrun.client import ChatPiece
 from localrun.errors import DaemonUnreachable
-from localrun.snapshot import Snapshot
+from localrun.snapshot import LogLine, Snapshot
 
 # A pause in the recording (a machine that slept) is not waited for in full.
 _LONGEST_PAUSE_S = 3.0
@@ -73,8 +73,16 @@ class Replay:
         think: bool | str | None = None,
         lane: str = "default",
     ) -> AsyncGenerator[ChatPiece, None]:
+        nothing: list[ChatPiece] = []
+        for piece in nothing:
+            yield piece
         self._refuse()
-        yield ChatPiece()
+
+    async def logs(self, since: int = 0) -> AsyncGenerator[LogLine, None]:
+        nothing: list[LogLine] = []
+        for line in nothing:
+            yield line
+        self._refuse()
 
     async def cancel(self, request_id: str) -> bool:
         self._refuse()

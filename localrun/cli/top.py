@@ -14,7 +14,7 @@ from localrun.cli.columns import columns, duration
 from localrun.cli.connection import with_settings
 from localrun.cli.daemon import ensure_daemon, require_daemon
 from localrun.client import Client
-from localrun.config import Settings, folders
+from localrun.config import Settings
 from localrun.snapshot import RequestRow, Snapshot
 
 _HEADER = ("STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", "TOK/S", "TTFT", "AGE")
@@ -47,14 +47,13 @@ def command(
 def _watch(settings: Settings, replay: Path | None, speed: float) -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("the monitor needs a terminal; without one use --once, with --json for scripts")
-    from localrun.tui.app import LocalrunApp
+    from localrun.tui.app import own_app
     from localrun.tui.recording import Replay
 
     if replay is not None:
-        LocalrunApp(str(replay), connect=lambda *_: Replay(replay, speed=speed), first="monitor").run()
+        own_app(str(replay), connect=lambda *_: Replay(replay, speed=speed), first="monitor").run()
     else:
-        history_file = folders().data / "chats.db"
-        LocalrunApp(ensure_daemon(settings), first="monitor", history_file=history_file).run()
+        own_app(ensure_daemon(settings), first="monitor").run()
 
 
 async def _snapshot(base_url: str) -> Snapshot:

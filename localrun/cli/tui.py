@@ -7,7 +7,6 @@ import sys
 import click
 
 from localrun.cli.connection import load_settings
-from localrun.config import folders
 
 
 def open_tui(host: str | None, port: int | None) -> None:
@@ -20,6 +19,6 @@ def open_tui(host: str | None, port: int | None) -> None:
     from localrun.cli.daemon import ensure_daemon
 
     base_url = ensure_daemon(settings)
-    from localrun.tui.app import LocalrunApp
+    from localrun.tui.app import own_app
 
-    LocalrunApp(base_url, history_file=folders().data / "chats.db").run()
+    own_app(base_url).run()

@@ -20,7 +20,7 @@ from textual.pilot import Pilot
 
 from localrun.client import ChatMetrics, ChatPiece
 from localrun.errors import DaemonUnreachable, LocalrunError
-from localrun.snapshot import Aggregate, EngineRow, Percentiles, RequestRow, RequestState, Snapshot, SystemRow
+from localrun.snapshot import Aggregate, EngineRow, LogLine, Percentiles, RequestRow, RequestState, Snapshot, SystemRow
 from localrun.tui.app import LocalrunApp
 
 PATIENCE_S = 20.0
@@ -51,6 +51,8 @@ class FakeDaemon:
             {"name": "qwen3:0.6b", "size": 640_000_000, "details": {"quantization_level": "Q8_0"}},
         ]
         self._pieces: asyncio.Queue[ChatPiece | Exception] = asyncio.Queue()
+        self.log_starts: list[int] = []
+        self._log_lines: asyncio.Queue[LogLine | None] = asyncio.Queue()
         self._snapshots: asyncio.Queue[Snapshot | None] = asyncio.Queue()
 
     def connect(self, base_url: str, name: str) -> FakeDaemon:
@@ -94,6 +96,13 @@ class FakeDaemon:
             yield snapshot
         raise DaemonUnreachable("the daemon went away")
 
+    async def logs(self, since: int = 0) -> AsyncGenerator[LogLine, None]:
+        self._check_up()
+        self.log_starts.append(since)
+        while (line := await self._log_lines.get()) is not None:
+            yield line
+        raise DaemonUnreachable("the daemon went away")
+
     async def cancel(self, request_id: str) -> bool:
         self._check_up()
         self.cancelled.append(request_id)
@@ -125,6 +134,12 @@ class FakeDaemon:
 
     def publish(self, *requests: RequestRow, time_s: float = 1000.0, engines: tuple[EngineRow, ...] = (TINY,)) -> None:
         self._snapshots.put_nowait(snapshot_of(*requests, time_s=time_s, engines=engines))
+
+    def log(self, number: int, text: str, level: str = "info", source: str = "tiny") -> None:
+        self._log_lines.put_nowait(LogLine(number, 1_700_000_000.0, level, source, text))
+
+    def end_log(self) -> None:
+        self._log_lines.put_nowait(None)
 
     def go_away(self) -> None:
         self.is_up = False

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Footer
@@ -27,6 +27,7 @@ from localrun.tui.attachment import Attachment, Question
 from localrun.tui.conversation import Conversation
 from localrun.tui.editor import edited
 from localrun.tui.history import Message
+from localrun.tui.keys import bind
 from localrun.tui.plain_text import fit, line
 from localrun.tui.screens.chat_commands import carry_out
 from localrun.tui.screens.chats import ChatsScreen
@@ -50,13 +51,13 @@ class ChatScreen(Screen[None]):
     AUTO_FOCUS = "Prompt"
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "stop", "Stop"),
-        Binding("ctrl+n", "new", "New chat", priority=True),
-        Binding("ctrl+l", "chats", "Chats", priority=True),
-        Binding("ctrl+y", "copy", "Copy answer", priority=True),
-        Binding("f5", "beside", "Beside", show=False, priority=True),
-        Binding("f6", "other", "Other chat", show=False, priority=True),
-        Binding("ctrl+e", "editor", "Editor", show=False, priority=True),
+        bind("chat.stop", "stop"),
+        bind("chat.new", "new", priority=True),
+        bind("chat.list", "chats", priority=True),
+        bind("chat.copy", "copy", priority=True),
+        bind("chat.beside", "beside", show=False, priority=True),
+        bind("chat.other", "other", show=False, priority=True),
+        bind("chat.editor", "editor", show=False, priority=True),
     ]
 
     def __init__(self, session: Session) -> None:

@@ -20,6 +20,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from localrun.errors import LocalrunError
 from localrun.snapshot import EngineRow, RequestRow, Snapshot
+from localrun.tui.keys import bind
 from localrun.tui.plain_text import line
 from localrun.tui.recording import Recorder
 from localrun.tui.screens.request import RequestScreen
@@ -43,12 +44,12 @@ class MonitorScreen(Screen[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (130, "-wide")]  # noqa: RUF012
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("x", "cancel", "Cancel request"),
-        Binding("s", "sort", "Sort"),
-        Binding("slash", "filter", "Filter", key_display="/"),
-        Binding("v", "view", "KV map", key_display="v"),
-        Binding("p", "pause", "Pause"),
-        Binding("r", "record", "Record"),
+        bind("monitor.cancel", "cancel"),
+        bind("monitor.sort", "sort"),
+        bind("monitor.filter", "filter"),
+        bind("monitor.view", "view"),
+        bind("monitor.pause", "pause"),
+        bind("monitor.record", "record"),
         Binding("escape", "clear_filter", "No filter", show=False),
         Binding("question_mark", "app.help", "Help", show=False),
     ]

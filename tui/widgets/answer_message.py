@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message as Event
@@ -24,6 +24,7 @@ from textual.widgets import Collapsible, Markdown, Static
 from localrun.tui import quantity
 from localrun.tui.export import code_blocks
 from localrun.tui.history import Message
+from localrun.tui.keys import bind
 from localrun.tui.plain_text import block, line
 
 WRITES_PER_S = 20
@@ -34,9 +35,9 @@ class AnswerMessage(Vertical, can_focus=True):
     `finish` once. `message` is set once it belongs to the chat."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y", "copy", "Copy"),
-        Binding("c", "copy_code", "Copy code"),
-        Binding("t", "unfold", "Thinking"),
+        bind("message.copy", "copy"),
+        bind("message.code", "copy_code"),
+        bind("message.thinking", "unfold"),
     ]
 
     @dataclass

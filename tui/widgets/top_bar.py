@@ -9,7 +9,7 @@ from textual.widgets import Static
 
 from localrun.tui.plain_text import fit, line
 
-_TABS = (("chat", "F1 Chat"), ("monitor", "F2 Monitor"), ("models", "F3 Models"))
+_TABS = (("chat", "F1 Chat"), ("monitor", "F2 Monitor"), ("models", "F3 Models"), ("logs", "F4 Logs"))
 
 
 class TopBar(Static):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.content import Content
 from textual.message import Message as Event
 from textual.widgets import Static
 
 from localrun.tui.history import Message
+from localrun.tui.keys import bind
 from localrun.tui.plain_text import block
 
 
@@ -19,10 +20,10 @@ class UserMessage(Static, can_focus=True):
     says which one this is."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("e", "want('edit')", "Edit"),
-        Binding("r", "want('retry')", "Ask again"),
-        Binding("left_square_bracket", "want('previous')", "Earlier version", key_display="["),
-        Binding("right_square_bracket", "want('next')", "Later version", key_display="]"),
+        bind("message.edit", "want('edit')"),
+        bind("message.retry", "want('retry')"),
+        bind("message.previous", "want('previous')"),
+        bind("message.next", "want('next')"),
     ]
 
     @dataclass

@@ -1,0 +1,73 @@
+"""The latest lines of the daemon's log, the engines' among them, and a way to wait for the next.
+
+Owner: one per Runtime. A handler of the root logger while the daemon runs; records may come from any thread, readers
+are tasks of the daemon's event loop. A line has a number that only grows, so a reader that comes back goes on where it
+was, and one that was too slow sees a gap in the numbers.
+
+Does not: write files, or keep more than `KEPT_LINES`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+from collections import deque
+
+from localrun.snapshot import LogLine
+
+KEPT_LINES = 2_000
+MAX_TEXT_CHARACTERS = 4_000
+
+_ENGINE_LINE = re.compile(r"\[(?P<model>[^\]]+)\] (?P<text>.*)", re.DOTALL)
+
+
+class LogFeed(logging.Handler):
+    """See the module. `start` and `stop` in the event loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
+        self._numbers = itertools.count(1)
+        self._news = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        logging.getLogger().addHandler(self)
+
+    def stop(self) -> None:
+        logging.getLogger().removeHandler(self)
+        self._loop = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = record.getMessage()
+            if record.exc_info and record.exc_info[1] is not None:
+                text += f"\n{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+        except Exception:  # a record that cannot be formatted must not end whoever logged it
+            self.handleError(record)
+            return
+        source = record.name
+        if source == "localrun.engine" and (found := _ENGINE_LINE.fullmatch(text)):
+            source, text = found["model"], found["text"]
+        level = record.levelname.lower()
+        self._lines.append(LogLine(next(self._numbers), record.created, level, source, text[:MAX_TEXT_CHARACTERS]))
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._news.set)
+
+    def since(self, number: int) -> list[LogLine]:
+        """The kept lines with higher numbers, oldest first."""
+        return [line for line in list(self._lines) if line.number > number]
+
+    async def wait(self, number: int, timeout_s: float) -> None:
+        """Returns when there is a line with a higher number, or the time is over."""
+        if self._lines and self._lines[-1].number > number:
+            return
+        self._news.clear()
+        try:
+            await asyncio.wait_for(self._news.wait(), timeout_s)
+        except TimeoutError:
+            return

@@ -1,0 +1,58 @@
+"""The log: followed, narrowed, and gone on with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SIZE = (100, 24)
+
+
+async def _open(desk: Any, pilot: Any) -> None:
+    await pilot.press("f4")
+    await desk.see(pilot, "level debug and above")
+
+
+async def test_lines_come_with_their_level_and_source(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.log(1, "llama_context: n_ctx = 4096")
+        desk.daemon.log(2, "the engine died", "error", "localrun.server.engines.link")
+        await desk.see(pilot, "n_ctx = 4096")
+        await desk.see(pilot, "the engine died")
+        row = next(text for text in desk.seen(desk.app).split("\n") if "the engine died" in text)
+        assert row.split()[1:3] == ["error", "r.engines.link"]
+
+
+async def test_level_and_words_narrow_and_come_off_again(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.log(1, "loading weights")
+        desk.daemon.log(2, "weights are large", "warning")
+        desk.daemon.log(3, "disk is full", "warning")
+        await desk.see(pilot, "disk is full")
+        await pilot.press("l", "l")
+        await desk.see(pilot, "level warning and above")
+        assert "loading weights" not in desk.seen(desk.app)
+        await pilot.press("slash", *"weights", "enter")
+        await desk.until(pilot, lambda: "disk is full" not in desk.seen(desk.app))
+        assert "weights are large" in desk.seen(desk.app)
+        await pilot.press("escape", "l", "l")
+        await desk.see(pilot, "loading weights")
+
+
+async def test_it_goes_on_where_it_was_and_notices_another_daemon(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.log(7, "before")
+        await desk.see(pilot, "before")
+        desk.daemon.end_log()
+        await desk.until(pilot, lambda: desk.daemon.log_starts == [0, 7])
+        desk.daemon.log(1, "of a new daemon")
+        await desk.see(pilot, "of a new daemon")
+
+
+async def test_control_characters_of_a_log_do_not_reach_the_terminal(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.log(1, "red \x1b[31mtext")
+        await desk.see(pilot, "red �[31mtext")

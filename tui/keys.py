@@ -1,0 +1,92 @@
+"""Every key of the interface that may be changed, in one table: what it is called, what it does, what it is by default.
+
+Screens make their bindings from it, the help prints it, and the person's own keys (`preferences.py`) replace what is
+here. Pure.
+
+Does not: hold keys that belong to the terminal's own customs inside a list or a box (arrows, Enter, Escape, Tab).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from textual.binding import Binding
+
+
+class Key(NamedTuple):
+    """`keys` as textual names them, several with commas between. `label` is for the footer, `what` for the help."""
+
+    keys: str
+    label: str
+    what: str
+
+
+KEYS: dict[str, Key] = {
+    "app.chat": Key("f1", "Chat", "chat"),
+    "app.monitor": Key("f2", "Monitor", "monitor"),
+    "app.models": Key("f3,ctrl+o", "Model", "models: choose one"),
+    "app.logs": Key("f4", "Logs", "the daemon's log"),
+    "app.help": Key("f10", "Help", "this help"),
+    "app.reconnect": Key("ctrl+r", "Reconnect", "reconnect now, when the daemon is away"),
+    "chat.stop": Key("escape", "Stop", "stop the answer; from a message, back to the prompt"),
+    "chat.new": Key("ctrl+n", "New chat", "new chat; a running answer goes on"),
+    "chat.list": Key("ctrl+l", "Chats", "earlier chats: open, search, rename, delete"),
+    "chat.beside": Key("f5", "Beside", "a second chat beside this one, or back to one"),
+    "chat.other": Key("f6", "Other chat", "go to the other of two chats"),
+    "chat.editor": Key("ctrl+e", "Editor", "write the prompt in $EDITOR"),
+    "chat.copy": Key("ctrl+y", "Copy answer", "copy the last answer"),
+    "message.edit": Key("e", "Edit", "on a question (Tab goes there): change it and ask again"),
+    "message.retry": Key("r", "Ask again", "on a question: ask it again"),
+    "message.previous": Key("left_square_bracket", "Earlier version", "on a question: its earlier version"),
+    "message.next": Key("right_square_bracket", "Later version", "on a question: its later version"),
+    "message.copy": Key("y", "Copy", "on an answer: copy it"),
+    "message.code": Key("c", "Copy code", "on an answer: copy its code"),
+    "message.thinking": Key("t", "Thinking", "on an answer: show what the model thought"),
+    "monitor.cancel": Key("x", "Cancel request", "cancel the selected request, whoever sent it"),
+    "monitor.sort": Key("s", "Sort", "sort by arrival, speed, output, prompt, client"),
+    "monitor.filter": Key("slash", "Filter", "filter by parts of state, client, route, model, lane"),
+    "monitor.view": Key("v", "KV map", "KV map or graph, where there is no room for both"),
+    "monitor.pause": Key("p", "Pause", "pause the display"),
+    "monitor.record": Key("r", "Record", "record to a file, or end the recording"),
+    "logs.level": Key("l", "Level", "lowest level shown: debug, info, warning, error"),
+    "logs.search": Key("slash", "Search", "only lines with these words"),
+    "logs.end": Key("end", "Newest", "the newest line, and follow"),
+}
+
+_NAMES = {
+    "slash": "/",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+    "question_mark": "?",
+    "escape": "Esc",
+    "end": "End",
+    "pageup": "PgUp",
+    "pagedown": "PgDn",
+}
+
+
+def bind(name: str, action: str, **options: Any) -> Binding:
+    """The binding of a key of the table to an action."""
+    key = KEYS[name]
+    return Binding(key.keys, action, key.label, id=name, **options)
+
+
+def shown(keys: str) -> str:
+    """Keys as a person reads them: `f3,ctrl+o` is `F3 ^o`."""
+    return " ".join(_one(key.strip()) for key in keys.split(","))
+
+
+def of_section(section: str, keymap: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Key and meaning of all of a section (`app`, `chat`, ...), as they are with the person's own keys."""
+    return [
+        (shown(keymap.get(name, key.keys)), key.what) for name, key in KEYS.items() if name.startswith(f"{section}.")
+    ]
+
+
+def _one(key: str) -> str:
+    if key.startswith("ctrl+"):
+        return f"^{key.removeprefix('ctrl+')}"
+    if key in _NAMES:
+        return _NAMES[key]
+    return key.upper() if len(key) > 1 and key[0] == "f" and key[1:].isdigit() else key

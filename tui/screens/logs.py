@@ -1,0 +1,160 @@
+"""The daemon's log, with the engines' lines: followed live, narrowed by level and by words.
+
+Keeps what came while it is open, and goes on where it was after the daemon has been away. Sticks to the end unless one
+scrolls up.
+
+Does not: keep lines when the app ends; the daemon's own file does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import ClassVar
+
+from rich.style import Style
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.color import Color
+from textual.screen import Screen
+from textual.widgets import Footer, Input, RichLog, Static
+
+from localrun.errors import LocalrunError
+from localrun.snapshot import LogLine
+from localrun.tui.event_feed import RETRY_DELAYS_S
+from localrun.tui.keys import bind
+from localrun.tui.plain_text import block, line
+from localrun.tui.session import Session
+from localrun.tui.widgets.banner import Banner
+from localrun.tui.widgets.top_bar import TopBar
+
+KEPT_LINES = 5_000
+LEVELS = ("debug", "info", "warning", "error")
+_RANKS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "critical": 3}
+_COLOURS = {"warning": "warning", "error": "error", "critical": "error"}
+_SOURCE_WIDTH = 14
+
+
+class LogsScreen(Screen[None]):
+    AUTO_FOCUS = "RichLog"
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        bind("logs.level", "level"),
+        bind("logs.search", "search"),
+        Binding("escape", "clear_search", "No search", show=False),
+        bind("logs.end", "end"),
+        Binding("question_mark", "app.help", "Help", show=False),
+    ]
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+        self._bar = TopBar("logs")
+        self._banner = Banner()
+        self._log = RichLog(max_lines=KEPT_LINES, wrap=True, auto_scroll=True)
+        self._input = Input(placeholder="words that a line must have", id="filter", compact=True)
+        self._settings = Static(id="settings")
+        self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
+        self._level = "debug"
+
+    def compose(self) -> ComposeResult:
+        yield self._bar
+        yield self._banner
+        yield self._log
+        yield self._input
+        yield self._settings
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self._session.connection.subscribe(self, self._on_connection)
+        self._session.models.subscribe(self, self._on_model)
+        self._on_model(self._session.model)
+        self._on_connection(self._session.trouble)
+        self._show_settings()
+        self.run_worker(self._follow(), name="logs", group="logs")
+
+    def _on_model(self, model: str) -> None:
+        self._bar.model = model
+
+    def _on_connection(self, trouble: str | None) -> None:
+        self._bar.connected = trouble is None
+        self._banner.show(trouble, self._session.base_url)
+
+    async def _follow(self) -> None:
+        """Never returns; ends by being cancelled."""
+        failures = 0
+        while True:
+            since = self._lines[-1].number if self._lines else 0
+            try:
+                async with aclosing(self._session.daemon.logs(since)) as lines:
+                    async for found in lines:
+                        failures = 0
+                        self._take(found)
+            except LocalrunError:
+                pass  # the banner says so already
+            await asyncio.sleep(RETRY_DELAYS_S[min(failures, len(RETRY_DELAYS_S) - 1)])
+            failures += 1
+
+    def _take(self, found: LogLine) -> None:
+        if self._lines and found.number <= self._lines[-1].number:
+            self._lines.clear()  # another daemon, which counts anew
+        self._lines.append(found)
+        if self._is_wanted(found):
+            self._write(found)
+
+    def _is_wanted(self, found: LogLine) -> bool:
+        if _RANKS.get(found.level, 1) < _RANKS[self._level]:
+            return False
+        text = f"{found.source} {found.text}".casefold()
+        return all(word in text for word in self._input.value.casefold().split())
+
+    def _write(self, found: LogLine) -> None:
+        when = datetime.fromtimestamp(found.time_s, UTC).astimezone().strftime("%H:%M:%S")
+        source = line(found.source).removeprefix("localrun.")[-_SOURCE_WIDTH:].ljust(_SOURCE_WIDTH)
+        colour = _COLOURS.get(found.level)
+        style = Style(color=Color.parse(self.app.theme_variables[colour]).rich_color) if colour else Style.null()
+        text = Text.assemble(
+            (f"{when} ", Style(dim=True)), (f"{found.level:<8}", style), (source, Style(dim=True)), " "
+        )
+        text.append(block(found.text), style)
+        self._log.write(text, scroll_end=self._log.is_vertical_scroll_end)
+
+    def _show_all(self) -> None:
+        self._log.clear()
+        for found in self._lines:
+            if self._is_wanted(found):
+                self._write(found)
+        self._show_settings()
+
+    def _show_settings(self) -> None:
+        words = f" with “{line(self._input.value)}”" if self._input.value.strip() else ""
+        self._settings.update(f"level {self._level} and above{words}")
+
+    def action_level(self) -> None:
+        self._level = LEVELS[(LEVELS.index(self._level) + 1) % len(LEVELS)]
+        self._show_all()
+
+    def action_search(self) -> None:
+        self.add_class("-filtering")
+        self._input.focus()
+
+    @on(Input.Changed, "#filter")
+    def _searched(self) -> None:
+        self._show_all()
+
+    @on(Input.Submitted, "#filter")
+    def _search_done(self) -> None:
+        self._log.focus()
+        self.set_class(bool(self._input.value), "-filtering")
+
+    def action_clear_search(self) -> None:
+        self._input.value = ""
+        self.remove_class("-filtering")
+        self._log.focus()
+
+    def action_end(self) -> None:
+        self._log.scroll_end(animate=False)
