@@ -34,14 +34,16 @@ ALLOWED = {
 }
 # Only inside functions: a command that does not need them must not wait for them.
 ALLOWED_LAZILY = {
-    "localrun.cli": ("localrun.models.synthesize", "localrun.server.app", "localrun.tui.app", "localrun.bench"),
+    "localrun.cli": ("localrun.models.synthesize", "localrun.server.app", "localrun.tui.app", "localrun.tui.recording", "localrun.bench"),
     "localrun.tui": ("localrun.cli.daemon",),
 }
 
 NOT_PURE = {
-    *("engine", "process", "devices", "fake", "bare_loop", "__init__"),
-    *("llama", "llama_context", "llama_native", "llama_sampler", "llama_staging", "llama_vocabulary"),
+    *("engine", "process", "devices", "gpu_report", "fake", "bare_loop", "__init__"),
+    *("llama", "llama_context", "llama_model", "llama_native", "llama_sampler", "llama_staging", "llama_vocabulary"),
     *("background", "kv_disk", "kv_disk_files", "kv_disk_open", "outbox"),
+    *("llama_adapters", "quantize"),
+    *("gbnf", "grammar_compiler", "grammar_library", "grammar_queue", "grammar_source"),
 }
 IMPURE = {"asyncio", "ctypes", "multiprocessing", "selectors", "signal", "socket", "subprocess", "threading", "time"}
 
@@ -148,9 +150,16 @@ def test_only_one_module_imports_llama_cpp():
     }
 
 
+def test_only_the_modules_for_grammars_import_llguidance():
+    loading = {found.importer for found in imports() if is_within(found.name, "llguidance") and not found.is_lazy}
+    modules = ("gbnf", "grammar_library", "grammar_source", "grammar_vocabulary")
+    assert loading == {f"localrun.engine.{name}" for name in modules}
+    assert "llguidance" not in loaded_after("import localrun.engine.process, localrun.engine.fake, localrun.server.app")
+
+
 def test_only_the_entry_points_open_the_real_backend():
     users = {found.importer for found in imports() if found.name == "localrun.engine.llama"}
-    assert users == {"localrun.engine.process", "localrun.engine.bare_loop"}
+    assert users == {f"localrun.engine.{name}" for name in ("process", "bare_loop", "gpu_report")}
 
 
 def test_pure_engine_modules_have_no_clock_no_thread_and_no_native_code():

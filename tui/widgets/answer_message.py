@@ -1,7 +1,8 @@
 """The model's answer: Markdown that grows while it is being read, what it thought before, and a caption at the end.
 
 Pieces are collected and written at most `WRITES_PER_S` times a second, however fast they come: parsing costs more than
-a token takes. This replaces textual's MarkdownStream, whose `stop` raises when a stream ends before its task has begun.
+a token takes, and in a chat that nobody sees nothing is written until it is seen. This replaces textual's
+MarkdownStream, whose `stop` raises when a stream ends before its task has begun.
 The end is rendered once more from the whole text, since a block that was parsed in halves may differ.
 
 Thinking is folded: one line that says how much there is, and the text when it is opened.
@@ -19,6 +20,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message as Event
 from textual.timer import Timer
+from textual.widget import Widget
 from textual.widgets import Collapsible, Markdown, Static
 
 from localrun.tui import quantity
@@ -90,6 +92,8 @@ class AnswerMessage(Vertical, can_focus=True):
         self._calls.display = True
 
     async def _write(self) -> None:
+        if not self._is_seen:
+            return
         if self._is_thought_new:
             self._show_thoughts("Thinking")
         if not self._pending:
@@ -97,6 +101,13 @@ class AnswerMessage(Vertical, can_focus=True):
         text = "".join(self._pending)
         self._pending.clear()
         await self._markdown.append(block(text))
+
+    @property
+    def _is_seen(self) -> bool:
+        """Whether its chat is on the screen; for one that is not, writing waits."""
+        return self.screen.is_current and all(
+            node.display for node in self.ancestors_with_self if isinstance(node, Widget)
+        )
 
     def _show_thoughts(self, verb: str) -> None:
         self._is_thought_new = False
