@@ -34,7 +34,13 @@ ALLOWED = {
 }
 # Only inside functions: a command that does not need them must not wait for them.
 ALLOWED_LAZILY = {
-    "localrun.cli": ("localrun.models.synthesize", "localrun.server.app", "localrun.tui.app", "localrun.tui.recording", "localrun.bench"),
+    "localrun.cli": (
+        "localrun.models.synthesize",
+        "localrun.server.app",
+        "localrun.tui.app",
+        "localrun.tui.recording",
+        "localrun.bench",
+    ),
     "localrun.tui": ("localrun.cli.daemon",),
 }
 

@@ -4,8 +4,8 @@
 - the monitor with 32 streaming requests: processor time as a part of one core;
 - from a key to the screen, 95th percentile, while 8 answers stream into 8 chats, one of them visible.
 
-The terminal is textual's headless one and the daemon a generator, so no model and no terminal takes part. The time of a
-key includes waiting until the app is idle again, and so is an upper bound.
+The terminal is textual's headless one and the daemon a generator, so no model and no terminal takes part. A key's time
+is from its event to the first picture that is drawn with its letter in the prompt.
 
 Does not: judge; it prints.
 """
@@ -20,7 +20,9 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Self
 
+from textual import events
 from textual.pilot import Pilot
+from textual.screen import Screen
 
 from localrun.client import ChatPiece
 from localrun.snapshot import (
@@ -36,6 +38,7 @@ from localrun.snapshot import (
 from localrun.tui.app import LocalrunApp
 from localrun.tui.history import open_history
 from localrun.tui.screens.chat import ChatScreen
+from localrun.tui.widgets.prompt import Prompt
 
 CHAT_TOKENS = 200_000
 _TOKENS_PER_MESSAGE = 500
@@ -116,6 +119,28 @@ class _Daemon:
         )
 
 
+class _Watched(LocalrunApp):
+    """Knows when a picture has been drawn."""
+
+    _drawn = asyncio.Event()
+
+    def _display(self, screen: Screen[Any], renderable: Any) -> None:
+        super()._display(screen, renderable)
+        self._drawn.set()
+
+    async def press_s(self, key: str) -> float:
+        """Seconds from a letter's key to the first picture after it is in the prompt."""
+        prompt = self.screen.query_one(Prompt)
+        before = len(prompt.text)
+        began_s = time.perf_counter()
+        self.post_message(events.Key(key, key))
+        while True:
+            self._drawn.clear()
+            await self._drawn.wait()
+            if len(prompt.text) > before:
+                return time.perf_counter() - began_s
+
+
 def _app(n_requests: int, first: str, history_file: Path | None = None) -> LocalrunApp:
     daemon = _Daemon(n_requests)
     return LocalrunApp("http://127.0.0.1:1", connect=lambda *_: daemon, first=first, history_file=history_file)
@@ -153,24 +178,19 @@ async def monitor_share() -> float:
 
 
 async def key_latencies_s() -> list[float]:
-    """Seconds from each key to the idle app, while answers stream into several chats."""
-    app = _app(CHATS, "chat")
+    """Seconds from each key to its letter on the screen, while answers stream into several chats."""
+    daemon = _Daemon(CHATS)
+    app = _Watched("http://127.0.0.1:1", connect=lambda *_: daemon)
     async with app.run_test(size=_SIZE) as pilot:
         for _ in range(CHATS):
             await _ask(pilot)
-        return [await _press_s(pilot, key) for key in KEYS.replace(" ", "")]
+        return [await app.press_s(key) for key in KEYS.replace(" ", "")]
 
 
 async def _ask(pilot: Pilot[None]) -> None:
     await pilot.press("ctrl+n")
     await pilot.press("x", "enter")
     await pilot.pause(0.2)
-
-
-async def _press_s(pilot: Pilot[None], key: str) -> float:
-    began_s = time.perf_counter()
-    await pilot.press(key)
-    return time.perf_counter() - began_s
 
 
 def main() -> None:
