@@ -21,7 +21,7 @@ import msgspec
 
 from localrun import __version__, errors
 from localrun.client_pieces import ChatMetrics, ChatPiece, LineBuffer, PullPiece, piece_of, pull_piece_of
-from localrun.snapshot import CacheCleared, CacheReport, Snapshot
+from localrun.snapshot import CacheCleared, CacheReport, LogLine, PullRow, Snapshot
 
 __all__ = ["ChatMetrics", "ChatPiece", "Client", "PullPiece"]
 
@@ -113,6 +113,21 @@ class Client:
                             yield _snapshot.decode(line[5:])
         raise errors.DaemonUnreachable(f"the daemon at {self.base_url} ended its event stream")
 
+    async def logs(self, since: int = 0) -> AsyncGenerator[LogLine, None]:
+        """The daemon's log: what is kept from after the line with this number, then what comes. Raises
+        DaemonUnreachable when the daemon goes."""
+        with self._reached():
+            async with self._http.stream(
+                "GET", "/localrun/v1/logs", params={"since": since}, timeout=_STREAM_TIMEOUT
+            ) as response:
+                await _raise_refusal(response)
+                lines = LineBuffer()
+                async for chunk in response.aiter_raw():
+                    for line in lines.feed(chunk):
+                        if line.startswith(b"data:"):
+                            yield _log_line.decode(line[5:])
+        raise errors.DaemonUnreachable(f"the daemon at {self.base_url} ended its log stream")
+
     async def snapshot(self) -> Snapshot:
         """The daemon's state now."""
         return _snapshot.decode(await self._call("GET", "/localrun/v1/snapshot"))
@@ -150,6 +165,10 @@ class Client:
         """What `/api/show` says of a model. Raises ModelNotFound."""
         return await self._json("POST", "/api/show", {"model": model})
 
+    async def fit(self, model: str) -> dict[str, Any]:
+        """What `/localrun/v1/fit` says: how the model would be opened, and what each device would hold."""
+        return await self._json("GET", f"/localrun/v1/fit?{urlencode({'model': model})}")
+
     async def store(self) -> dict[str, Any]:
         """The whole of `/api/tags`: `models`, and `unusable` files with their problems."""
         return await self._json("GET", "/api/tags")
@@ -166,9 +185,11 @@ class Client:
         """Raises NotSupported."""
         await self._call("POST", "/api/push", {"model": model})
 
-    async def collect_garbage(self, min_age_s: float) -> dict[str, Any]:
-        """Delete files that nobody needs: `freed_bytes`, the `deleted` files, and the number of `kept_blobs`."""
-        return await self._json("POST", "/localrun/v1/gc", {"min_age_s": min_age_s})
+    async def collect_garbage(self, *, is_all: bool) -> dict[str, Any]:
+        """Delete files that nobody needs: `freed_bytes`, the `deleted` files, and the number of `kept_blobs`. Recent
+        ones too if `is_all`."""
+        body = {"min_age_s": 0, "partial_min_age_s": 0} if is_all else {}
+        return await self._json("POST", "/localrun/v1/gc", body)
 
     async def create(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Make a model, by the body of `/api/create`: the lines that tell how it goes. Raises the daemon's refusal."""
@@ -201,6 +222,14 @@ class Client:
                     yield piece
         if not done:
             raise errors.DaemonUnreachable(f"the daemon at {self.base_url} broke off its answer")
+
+    async def pulls(self) -> list[PullRow]:
+        """The pulls that run, and the last ones that ended."""
+        return _pulls.decode(await self._call("GET", "/localrun/v1/pulls"))["pulls"]
+
+    async def cancel_pull(self, model: str) -> None:
+        """Cancel a pull, whoever asked for it. Raises NotFound when none runs."""
+        await self._call("DELETE", f"/localrun/v1/pulls?{urlencode({'model': model})}")
 
     async def catalog(self, model: str | None = None) -> list[dict[str, Any]]:
         """The entries of the catalogue; with `model` the one that this name stands for, if there is one."""
@@ -318,5 +347,7 @@ def _encoded(body: dict[str, Any]) -> bytes:
 
 
 _snapshot = msgspec.json.Decoder(Snapshot)
+_pulls = msgspec.json.Decoder(dict[str, list[PullRow]])
+_log_line = msgspec.json.Decoder(LogLine)
 _cache_report = msgspec.json.Decoder(CacheReport)
 _cache_cleared = msgspec.json.Decoder(CacheCleared)

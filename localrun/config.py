@@ -20,6 +20,8 @@ import msgspec
 import platformdirs
 
 DEFAULT_PORT = 11434
+AUTO_KV_TYPE = "auto"
+KV_TYPES = (AUTO_KV_TYPE, "f16", "q8_0", "q4_0")
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -30,6 +32,7 @@ _ENV_NAMES = {
     "ram_cache_bytes": "LOCALRUN_RAM_CACHE",
     "disk_cache_bytes": "LOCALRUN_DISK_CACHE",
     "models_dir": "LOCALRUN_MODELS",
+    "pull_rate_bytes_per_s": "LOCALRUN_PULL_RATE",
 }
 
 
@@ -44,7 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = DEFAULT_PORT
     slots: Annotated[int, msgspec.Meta(ge=1, le=256)] = 8
     kv_cells: NonNegative = 0
-    kv_type: str = "f16"
+    kv_type: str = AUTO_KV_TYPE
     threads: NonNegative = 0
     gpu_layers: Annotated[int, msgspec.Meta(ge=-1)] = -1
     batch_tokens: Annotated[int, msgspec.Meta(ge=32, le=16384)] = 512
@@ -62,6 +65,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     origins: str = ""
     log_level: str = "info"
     models_dir: str = ""
+    pull_rate_bytes_per_s: NonNegative = 0
+    model_dirs: str = ""
+
+    @property
+    def plain_kv_type(self) -> str:
+        """The type of a KV cache that is not chosen by the memory there is."""
+        return "f16" if self.kv_type == AUTO_KV_TYPE else self.kv_type
 
     @property
     def target_itl_s(self) -> float:
@@ -72,9 +82,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 HELP: dict[str, str] = {
     "host": "address the daemon listens on; only loopback addresses are accepted",
     "port": "TCP port; 0 picks a free one",
-    "slots": "requests of one model that run at once; more wait in the queue",
+    "slots": "requests of one model that run at once, fewer where memory is short; more wait in the queue",
     "kv_cells": "KV cells (tokens) of one model's pool, shared by its slots; 0 chooses by the model and the memory",
-    "kv_type": "type of the KV cache: f16, q8_0 or q4_0",
+    "kv_type": "type of the KV cache: f16, q8_0 or q4_0; auto is f16 where it fits, else q8_0",
     "threads": "compute threads of one engine; 0 is one per physical core",
     "gpu_layers": "layers placed on the GPU; -1 is as many as fit",
     "batch_tokens": "most rows of one step, and of one micro-batch",
@@ -92,6 +102,8 @@ HELP: dict[str, str] = {
     "origins": "browser origins allowed besides localhost, separated by commas",
     "log_level": "debug, info, warning or error",
     "models_dir": "folder of model files; empty is `models` in the data folder",
+    "pull_rate_bytes_per_s": "most bytes per second that one download of a model takes; 0 is as fast as it goes",
+    "model_dirs": "more folders of GGUF files, used where they lie; separated as in PATH",
 }
 
 _LATENCY_TARGETS_S = {"interactive": 0.045, "balanced": 0.14, "throughput": 0.8}
@@ -135,6 +147,12 @@ def models_folder(settings: Settings, environ: Mapping[str, str] = os.environ) -
     return Path(settings.models_dir).expanduser() if settings.models_dir else folders(environ).data / "models"
 
 
+def model_dirs(settings: Settings) -> tuple[Path, ...]:
+    """Folders that other programs fill with model files."""
+    texts = [text for text in settings.model_dirs.split(os.pathsep) if text]
+    return tuple(Path(text).expanduser().absolute() for text in texts)
+
+
 def env_name(field: str) -> str:
     """The environment variable of a field."""
     return _ENV_NAMES.get(field, f"LOCALRUN_{field.upper()}")
@@ -159,7 +177,6 @@ def load(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os
     return Settings(**values)
 
 
-KV_TYPES = ("f16", "q8_0", "q4_0")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _CHOICES = {"kv_type": KV_TYPES, "log_level": LOG_LEVELS}
 

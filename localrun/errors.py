@@ -23,9 +23,15 @@ LocalrunError (500 internal)
     EngineDied (500 engine_died)
   NotSupported (501 not_supported)
   Unavailable (503 unavailable)
+  DownloadFailed (502 download_failed)
+    DigestMismatch (502 digest_mismatch)
+    SourceChanged (502 source_changed)
+    SourceRefused (502 source_refused)
+    DiskFull (507 disk_full)
   CannotFit (507 cannot_fit)
   PortBusy (exit code 3, never an HTTP answer)
   DaemonUnreachable (exit code 4, raised by clients only)
+  ServiceFailed (exit code 1, never an HTTP answer)
 """
 
 from __future__ import annotations
@@ -160,6 +166,40 @@ class Unavailable(LocalrunError):
     code = "unavailable"
 
 
+class DownloadFailed(LocalrunError):
+    """A file could not be fetched. What was transferred is kept; the next pull goes on from there."""
+
+    status = 502
+    code = "download_failed"
+
+
+class DigestMismatch(DownloadFailed):
+    """Every byte came, and they are not those that the source promised. Nothing of them is kept."""
+
+    code = "digest_mismatch"
+
+
+class SourceChanged(DownloadFailed):
+    """The file on the server is another than it was when the download was planned."""
+
+    code = "source_changed"
+
+
+class SourceRefused(DownloadFailed):
+    """The server answered with a status that trying again does not change. `source_status` is its; 0 if not known."""
+
+    code = "source_refused"
+
+    def __init__(self, message: str, *, source_status: int = 0) -> None:
+        super().__init__(message)
+        self.source_status = source_status
+
+
+class DiskFull(DownloadFailed):
+    status = 507
+    code = "disk_full"
+
+
 class CannotFit(LocalrunError):
     """The estimate says that the model does not fit this machine's memory."""
 
@@ -173,6 +213,12 @@ class PortBusy(LocalrunError):
 
 class DaemonUnreachable(LocalrunError):
     code = "daemon_unreachable"
+
+
+class ServiceFailed(LocalrunError):
+    """The system's service manager refused a command."""
+
+    code = "service_failed"
 
 
 def by_code(code: str, message: str, *, retry_after_s: float | None = None) -> LocalrunError:
@@ -215,6 +261,11 @@ _SIMPLE: tuple[type[LocalrunError], ...] = (
     EngineDied,
     NotSupported,
     Unavailable,
+    DownloadFailed,
+    DigestMismatch,
+    SourceChanged,
+    SourceRefused,
+    DiskFull,
     CannotFit,
     PortBusy,
     DaemonUnreachable,

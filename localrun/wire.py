@@ -93,6 +93,16 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     triggers: tuple[str, ...] = ()
 
 
+class Pooling(StrEnum):
+    """How the vectors of a text's tokens become one: their mean, the first one's, the last one's; or the scores of a
+    reranker's head."""
+
+    MEAN = "mean"
+    CLS = "cls"
+    LAST = "last"
+    RANK = "rank"
+
+
 class Segment(msgspec.Struct, frozen=True, array_like=True):
     """A piece of prompt text. Only in a trusted segment does the text of a control token become that token."""
 
@@ -109,6 +119,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     `n_gpu_layers` -1 means as many as fit, by `n_layers`, `weights_bytes` and `kv_bytes` of the file's header.
     `kv_type` is a GGML type name (f16, q8_0). `n_threads` 0 means one per physical core. `model` is its name.
     `disk_cache_bytes` is for what all models keep in `kv_folder` together; without a folder nothing is kept on disk.
+    `adapters` are paths of LoRA files that are in effect for every request.
+    With `pooling` the engine takes `Embed` and nothing generates; without, it takes `Submit`.
     """
 
     model_path: str
@@ -128,6 +140,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     model: str = ""
     disk_cache_bytes: int = 0
     kv_folder: str = ""
+    pooling: Pooling | None = None
+    adapters: tuple[str, ...] = ()
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
@@ -157,6 +171,25 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     show_control: bool = False
 
 
+class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
+    """One vector for each of `inputs`: a text, or token ids that are taken as they are.
+
+    With `query` the inputs are documents, and what comes back is how well each of them answers it. With `truncate` an
+    input that is too long loses its end; without, it fails the request. Vectors keep their first `dimensions` numbers,
+    all if 0. The rest is as in `Submit`.
+    """
+
+    id: int
+    inputs: tuple[str | tuple[int, ...], ...]
+    query: str | None = None
+    truncate: bool = False
+    dimensions: int = 0
+    client: str = ""
+    lane: Lane = Lane.DEFAULT
+    deadline_s: float | None = None
+    arrived_at_s: float = 0.0
+
+
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     id: int
 
@@ -176,14 +209,15 @@ class ClearCache(msgspec.Struct, frozen=True, kw_only=True, tag="clear_cache"):
     disk: bool
 
 
-ToEngine = Open | Submit | Cancel | Count | ClearCache
+ToEngine = Open | Submit | Embed | Cancel | Count | ClearCache
 
 
 # --- engine -> daemon ---------------------------------------------------------------------------------------------
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The model is loaded. `n_ctx` is the most tokens one request may use (prompt and output together)."""
+    """The model is loaded. `n_ctx` is the most tokens one request may use (prompt and output together), or one input
+    of an `Embed`, whose vectors have `n_embd` numbers."""
 
     n_ctx: int
     n_ctx_train: int
@@ -197,6 +231,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     load_s: float
     backend: str
     control_tokens: tuple[str, ...] = ()
+    n_embd: int = 0
 
 
 class OpenFailed(msgspec.Struct, frozen=True, kw_only=True, tag="open_failed"):
@@ -254,13 +289,23 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     decode_s: float
 
 
+class Vector(msgspec.Struct, frozen=True, array_like=True):
+    """What became of `Embed.inputs[index]`: little-endian float32 `values`, of length 1 unless they are scores. It had
+    `n_tokens` tokens after `n_cut` were left out."""
+
+    index: int
+    values: bytes
+    n_tokens: int
+    n_cut: int = 0
+
+
 class Delta(msgspec.Struct, array_like=True):
     """What one step did for one request. `text` never splits a UTF-8 character and never contains a stop string.
 
     `tokens` are the newly sampled ids (an end-of-generation token is not among them); `text` may lag behind while a
     possible stop string or a partial character is held back. `finish` is set in the last delta only, with `usage`;
     `error_code`/`error_message` then say why if it is `Finish.ERROR`, and `retry_after_s` when asking again may help.
-    `stop_text` is the stop string that matched.
+    `stop_text` is the stop string that matched. `vectors` are those of the inputs that an `Embed` is done with.
     """
 
     id: int
@@ -276,6 +321,7 @@ class Delta(msgspec.Struct, array_like=True):
     error_code: str | None = None
     error_message: str | None = None
     retry_after_s: float | None = None
+    vectors: list[Vector] | None = None
 
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):
@@ -316,11 +362,21 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
     n_cached: int
 
 
+class KvRun(msgspec.Struct, frozen=True, array_like=True):
+    """Neighbouring KV cells of one request (0: of a prefix that is kept for later). Shared ones have more holders."""
+
+    start: int
+    n_cells: int
+    request_id: int
+    is_shared: bool
+
+
 class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """The news of one step. Also sent without any row computed, to report an end or a refusal while idle.
 
     `sent_at_s` is when the engine handed it to its writer. `queue` lists waiting request ids, next first, and `waits_s`
     the seconds from then until each is expected to have its first token; without it, as long as nothing is known.
+    `kv_map` comes now and then: the used cells, where split streams lie one after the other.
     """
 
     sent_at_s: float
@@ -329,6 +385,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     started: list[Started] = []
     queue: list[int] | None = None
     waits_s: list[float] | None = None
+    kv_map: list[KvRun] | None = None
 
 
 FromEngine = Ready | OpenFailed | Counted | Cleared | Step

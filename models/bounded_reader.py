@@ -28,14 +28,14 @@ _U64 = struct.Struct("<Q")
 
 
 class BoundedReader:
-    """`position` is the next unread byte. Nothing beyond `MAX_HEADER_BYTES` is read."""
+    """`position` is the next unread byte. Nothing beyond `limit_bytes` is read."""
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
+    def __init__(self, path: Path, file: BinaryIO, limit_bytes: int = MAX_HEADER_BYTES) -> None:
         self.position = 0
         self.size_bytes = os.fstat(file.fileno()).st_size
         self._path = path
         self._file = file
-        self._limit = min(self.size_bytes, MAX_HEADER_BYTES)
+        self._limit = min(self.size_bytes, limit_bytes)
 
     def u32(self, what: str) -> int:
         value: int = _U32.unpack(self.take(4, what))[0]
@@ -91,12 +91,12 @@ class BoundedReader:
         if n_bytes <= left:
             return
         if self._limit < self.size_bytes:
-            self.fail(f"has a header of more than {MAX_HEADER_BYTES} bytes (at {what})")
+            self.fail(f"has a header of more than {self._limit} bytes (at {what})")
         self.fail(f"is truncated in {what}: it needs {n_bytes} bytes more and {left} are left")
 
 
 @contextmanager
-def open_model_file(path: Path) -> Iterator[BoundedReader]:
+def open_model_file(path: Path, limit_bytes: int = MAX_HEADER_BYTES) -> Iterator[BoundedReader]:
     """A reader at the start of a regular file; anything else (a FIFO, /dev/zero, a folder) is refused unread.
 
     Raises BadModelFile, also for what the operating system reports.
@@ -108,6 +108,6 @@ def open_model_file(path: Path) -> Iterator[BoundedReader]:
             os.close(descriptor)
             raise BadModelFile(f"{path.name} is not a regular file")
         with os.fdopen(descriptor, "rb") as file:
-            yield BoundedReader(path, file)
+            yield BoundedReader(path, file, limit_bytes)
     except OSError as error:
         raise BadModelFile(f"{path.name} cannot be read: {error.strerror or error}") from error

@@ -7,7 +7,8 @@ second. Parsing is iterative, and big arrays are passed over, not kept.
 The format is that of llama.cpp's gguf.cpp: versions 2 and 3, little-endian. What llama.cpp refuses is refused here.
 Stricter than llama.cpp: the limits, and tensors without any element (a zero among the dimensions), because no converter
 writes them and C code divides by dimensions; a tensor with no dimensions at all is one number, as there. Files that
-cannot run as a language model by themselves are refused by name: parts of a split model, projectors, adapters.
+cannot run as a language model by themselves are refused by name: projectors, adapters, and all but the first file of a
+split model. With the first come all others (`shards`); the limits are for all of them together.
 
 Does not: judge whether llama.cpp knows the architecture, or whether the vocabulary makes sense. That is found out when
 the engine process loads the file.
@@ -15,13 +16,17 @@ the engine process loads the file.
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from pathlib import Path
 from typing import Final
 
-from .bounded_reader import BoundedReader, open_model_file
+from localrun.errors import BadModelFile
+
+from .bounded_reader import MAX_HEADER_BYTES, BoundedReader, open_model_file
 from .ggml_types import BY_NUMBER
 from .header import Header, Scalar, TensorInfo, Value, dimension_problem
+from .shards import Split, shard_paths, shard_problem, split_of
 from .vocabulary import ArraySummary
 
 # The richest headers known have 800,000 strings (a vocabulary of 262,144 with its merges), 100 entries, 2,000 tensors.
@@ -44,6 +49,7 @@ _DEFAULT_ALIGNMENT = 32
 _ELEMENT_BYTES = 64
 
 # enum gguf_type in gguf.h: the two that need more than a struct, then number -> (name, struct code).
+_U16 = 2
 _STRING = 8
 _ARRAY = 9
 _SCALARS: dict[int, tuple[str, str]] = {
@@ -52,32 +58,72 @@ _SCALARS: dict[int, tuple[str, str]] = {
 }  # fmt: skip
 
 
-def read_header(path: Path) -> Header:
-    """The checked header of a model file. Raises BadModelFile that names the file and what is wrong with it."""
+def read_header(path: Path, *, kind: str = "model") -> Header:
+    """The checked header of a model file, and of all files of a split model whose first file it is.
+
+    `kind` is what the file has to be: a model, or a part for one (adapter, projector), which has no dimensions.
+    Raises BadModelFile that names the file and what is wrong with it.
+    """
+    budget = _Budget()
     with open_model_file(path) as reader:
-        return _Parser(reader).header(path)
+        header = _Parser(reader, kind, budget).header(path)
+    split = split_of(header.metadata)
+    return header if split is None or kind != "model" else _joined(header, split, budget)
+
+
+def _joined(first: Header, split: Split, budget: _Budget) -> Header:
+    """The header of a model in several files. Raises BadModelFile."""
+    paths = shard_paths(first.path, split)
+    missing = [path.name for path in paths[1:] if not path.exists()]
+    if missing:
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise BadModelFile(
+            f"{first.path.name} is the first of {split.n_shards} files of a model, of which {shown} "
+            f"{'is' if len(missing) == 1 else 'are'} missing beside it; pull the model again"
+        )
+    tensors, size_bytes = list(first.tensors), first.size_bytes
+    names = {tensor.name for tensor in tensors}
+    for number, path in enumerate(paths[1:], start=1):
+        with open_model_file(path, budget.header_bytes) as reader:
+            tensors += _Parser(reader, "model", budget).shard(split._replace(number=number), names)
+            size_bytes += reader.size_bytes
+    if len(tensors) != split.n_tensors:
+        raise BadModelFile(
+            f"{first.path.name} is the first of {split.n_shards} files with {split.n_tensors} tensors, but they have "
+            f"{len(tensors)}; they are not all of the same model"
+        )
+    return dataclasses.replace(first, size_bytes=size_bytes, tensors=tuple(tensors), shard_paths=tuple(paths))
+
+
+class _Budget:
+    """What is left of the limits, for all files of a model together."""
+
+    def __init__(self) -> None:
+        self.tensors = MAX_TENSORS
+        self.entries = MAX_ENTRIES
+        self.array_strings = MAX_ARRAY_STRINGS
+        self.kept_bytes = MAX_KEPT_BYTES
+        self.header_bytes = MAX_HEADER_BYTES
 
 
 class _Parser:
     """One pass over one file: preamble, metadata, tensor descriptions."""
 
-    def __init__(self, reader: BoundedReader) -> None:
+    def __init__(self, reader: BoundedReader, kind: str, budget: _Budget) -> None:
         self._reader = reader
-        self._kept_bytes = 0
-        self._strings_left = MAX_ARRAY_STRINGS
+        self._kind = kind
+        self._budget = budget
 
     def header(self, path: Path) -> Header:
-        version = self._version()
-        n_tensors = self._count("the number of tensors", MAX_TENSORS)
-        n_entries = self._count("the number of metadata entries", MAX_ENTRIES)
-        metadata: dict[str, Value] = {}
-        for _ in range(n_entries):
-            key = self._key(metadata)
-            metadata[key] = self._value(key[:80])
+        """The file that says what the model is."""
+        version, n_tensors, metadata = self._beginning()
+        split = split_of(metadata)
+        # Later files of a split model do not even say their architecture.
+        if self._kind == "model" and split and (problem := shard_problem(path, split)):
+            self._reader.fail(problem)
         architecture = self._architecture(metadata)
-        alignment = self._alignment(metadata)
-        tensors = self._tensors(n_tensors, alignment)
-        if problem := dimension_problem(architecture, metadata):
+        tensors, data_offset = self._tensors(n_tensors, self._alignment(metadata), set())
+        if self._kind == "model" and (problem := dimension_problem(architecture, metadata)):
             self._reader.fail(f"cannot be used: {problem}")
         return Header(
             path=path,
@@ -86,8 +132,29 @@ class _Parser:
             architecture=architecture,
             metadata=metadata,
             tensors=tensors,
-            data_offset=_padded(self._reader.position, alignment),
+            data_offset=data_offset,
         )
+
+    def shard(self, expected: Split, names: set[str]) -> tuple[TensorInfo, ...]:
+        """Tensors of a further file, which has only to say which one it is. `names` are known tensors, and grow."""
+        _, n_tensors, metadata = self._beginning()
+        # As in llama.cpp, only the first file has to know how many tensors there are.
+        if metadata.get("split.no") != expected.number or metadata.get("split.count") != expected.n_shards:
+            self._reader.fail(f"does not say that it is file {expected.number + 1} of {expected.n_shards} of its model")
+        return self._tensors(n_tensors, self._alignment(metadata), names)[0]
+
+    def _beginning(self) -> tuple[int, int, dict[str, Value]]:
+        """The version, the number of tensors, and the metadata."""
+        version = self._version()
+        n_tensors = self._count("the number of tensors", self._budget.tensors)
+        n_entries = self._count("the number of metadata entries", self._budget.entries)
+        self._budget.tensors -= n_tensors
+        self._budget.entries -= n_entries
+        metadata: dict[str, Value] = {}
+        for _ in range(n_entries):
+            key = self._key(metadata)
+            metadata[key] = self._value(key[:80])
+        return version, n_tensors, metadata
 
     def _version(self) -> int:
         if self._reader.take(len(_MAGIC), "the magic bytes") != _MAGIC:
@@ -118,6 +185,9 @@ class _Parser:
             return self._text(key)
         if kind not in _SCALARS:
             self._reader.fail(f"has the unknown value type {kind} for '{key}'")
+        if key == "split.no" and kind != _U16:
+            # llama.cpp reads it without a look at its type, and ends the process if it is another one.
+            self._reader.fail("has a 'split.no' that is no 16-bit number")
         return self._scalars(kind, 1, key)[0]
 
     def _scalars(self, kind: int, count: int, key: str) -> tuple[Scalar, ...]:
@@ -146,8 +216,8 @@ class _Parser:
             self._keep(length * _ELEMENT_BYTES)
             return self._scalars(kind, length, key) if kind != _STRING else self._texts(length, key)
         if kind == _STRING:
-            self._strings_left -= length
-            if self._strings_left < 0:
+            self._budget.array_strings -= length
+            if self._budget.array_strings < 0:
                 self._reader.fail(f"has more than {MAX_ARRAY_STRINGS} texts in its arrays (at '{key}')")
             self._reader.skip_strings(length, f"'{key}'")
             return ArraySummary("str", length, offset)
@@ -169,11 +239,10 @@ class _Parser:
         if not isinstance(architecture, str) or not architecture:
             self._reader.fail("does not say its architecture ('general.architecture')")
         kind = "projector" if architecture == "clip" else metadata.get("general.type", "model")
-        if kind != "model":
+        if self._kind != "model" and kind != self._kind:
+            self._reader.fail(f"is no {self._kind} but a {str(kind)[:40]}")
+        if kind != self._kind:
             self._reader.fail(f"is not a language model but a part for one ({str(kind)[:40]})")
-        n_parts = metadata.get("split.count", 0)
-        if isinstance(n_parts, int) and n_parts > 1:
-            self._reader.fail(f"is one of {n_parts} parts of a model; join them with `llama-gguf-split --merge` first")
         return architecture
 
     def _alignment(self, metadata: dict[str, Value]) -> int:
@@ -184,10 +253,12 @@ class _Parser:
 
     # --- tensors ----------------------------------------------------------------------------------------------------
 
-    def _tensors(self, n_tensors: int, alignment: int) -> tuple[TensorInfo, ...]:
-        """Tensor descriptions. Offsets in the file must follow each other without gaps, as llama.cpp requires."""
+    def _tensors(self, n_tensors: int, alignment: int, names: set[str]) -> tuple[tuple[TensorInfo, ...], int]:
+        """Tensor descriptions, and where the data begins. Takes the header's bytes off the budget.
+
+        Offsets in the file must follow each other without gaps, as llama.cpp requires.
+        """
         described = []
-        names: set[str] = set()
         expected = 0
         for _ in range(n_tensors):
             name = self._name("a tensor's name", MAX_TENSOR_NAME_BYTES)
@@ -210,7 +281,9 @@ class _Parser:
             self._reader.fail(
                 f"is truncated: its tensors end at byte {end}, but the file has {self._reader.size_bytes}"
             )
-        return tuple(TensorInfo(name, s, kind, data_offset + at, size) for name, s, kind, at, size in described)
+        self._budget.header_bytes -= self._reader.position
+        tensors = tuple(TensorInfo(name, s, kind, data_offset + at, size) for name, s, kind, at, size in described)
+        return tensors, data_offset
 
     def _shape(self, name: str) -> tuple[int, ...]:
         n_dimensions = self._reader.u32(f"the number of dimensions of '{name}'")
@@ -258,8 +331,8 @@ class _Parser:
             self._reader.fail(f"has {what} that is not UTF-8")
 
     def _keep(self, n_bytes: int) -> None:
-        self._kept_bytes += n_bytes
-        if self._kept_bytes > MAX_KEPT_BYTES:
+        self._budget.kept_bytes -= n_bytes
+        if self._budget.kept_bytes < 0:
             self._reader.fail(f"has more than {MAX_KEPT_BYTES} bytes of metadata besides its vocabulary")
 
 

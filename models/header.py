@@ -31,7 +31,7 @@ Value = Scalar | tuple[Scalar, ...] | ArraySummary
 
 
 class TensorInfo(NamedTuple):
-    """`shape` in GGML's order, row length first. `offset` counts from the start of the file."""
+    """`shape` in GGML's order, row length first. `offset` counts from the start of the tensor's own file."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,7 +49,11 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Header:
-    """`data_offset` is where the weights begin; everything before it is the header's own bytes."""
+    """`data_offset` is where the weights begin; everything before it is the header's own bytes.
+
+    A model that is split over several files has their paths in `shard_paths`, `path` first, `size_bytes` of all
+    together and the tensors of all; metadata and `data_offset` are those of the first.
+    """
 
     path: Path
     size_bytes: int
@@ -58,6 +62,7 @@ class Header:
     metadata: dict[str, Value]
     tensors: tuple[TensorInfo, ...]
     data_offset: int
+    shard_paths: tuple[Path, ...] = ()
 
     @property
     def name(self) -> str:

@@ -3,15 +3,17 @@
 Pure. A name is one of three kinds, told apart by its form alone:
 
 - `built-in`: `tiny`, `tiny:latest`, `localrun/tiny`, `localrun/tiny:latest`;
-- `path`: anything that ends in `.gguf`: a model file, used where it lies;
-- `stored`: `name[:tag]`, a file in the models folder; also `owner/name[:tag]` and `host/owner/name[:tag]`, which are
-  well-formed names of models elsewhere and can only be "not found" here.
+- `path`: anything that ends in `.gguf` and is not a file of a hub repository: a model file, used where it lies;
+- `stored`: `name[:tag]`: a model of the catalogue, one that was created here, or a file in the models folder;
+  `owner/repo[@revision][:quant]`, also after `hf.co/` or `huggingface.co/`: a repository on the Hugging Face hub, whose
+  tag is a quantization or the name of one of its files; `host[:port]/owner/name[:tag]`: a model of an Ollama registry.
+  `https://` before any of them is left out, so that an address copied from a browser is a name.
 
 Names become parts of paths, so they are limited to characters that mean nothing to any file system, and to what every
 system can store (no device names of Windows). Paths may not climb (`..`): a client that means a file outside its folder
 knows where that is, and writes it in full.
 
-Does not: look at the disk.
+Does not: look at the disk, or at a network.
 """
 
 from __future__ import annotations
@@ -25,11 +27,17 @@ from localrun.errors import BadRequest
 
 BUILT_IN = "tiny"
 DEFAULT_TAG = "latest"
+HUB_HOST = "hf.co"
 MAX_NAME_CHARS = 256
 MAX_PATH_BYTES = 4_096
 
+_HUB_HOSTS = frozenset({HUB_HOST, "huggingface.co", "www.huggingface.co"})
+_SCHEME = "https://"
 _OWNER = "localrun/"
+_SUFFIX = ".gguf"
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(:[0-9]{1,5})?")
+_LAST_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9][A-Za-z0-9._-]{0,127})?")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _MAX_PARTS = 3
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
@@ -56,9 +64,41 @@ class ModelName(NamedTuple):
             _refuse("is empty")
         if any(ord(character) < 32 or ord(character) == 127 for character in text):
             _refuse("has a control character in it")
-        if text.lower().endswith(".gguf"):
+        if text.lower().endswith(_SUFFIX) and not _is_file_of_a_repo(text):
             return _path(text)
         return _name(text)
+
+    @property
+    def is_hub(self) -> bool:
+        """Whether it names a repository on the Hugging Face hub."""
+        parts = self.name.split("/")
+        return len(parts) == 2 or (len(parts) == _MAX_PARTS and parts[0].lower() in _HUB_HOSTS)
+
+    @property
+    def registry_host(self) -> str:
+        """The host of the Ollama registry that it names, `host[:port]`; empty for every other name."""
+        parts = self.name.split("/")
+        return parts[0].lower() if len(parts) == _MAX_PARTS and not self.is_hub else ""
+
+    @property
+    def repo(self) -> str:
+        """`owner/name` without host, revision and tag; just the name where no owner is given."""
+        return "/".join(self.name.split("/")[-2:]).partition("@")[0]
+
+    @property
+    def revision(self) -> str:
+        """What stands after the `@`; empty without one."""
+        return self.name.partition("@")[2]
+
+
+def _is_file_of_a_repo(text: str) -> bool:
+    """Whether text that ends in .gguf is `owner/repo:file.gguf`, with or without the hub's host, and no path."""
+    before, colon, file_name = text.removeprefix(_SCHEME).rpartition(":")
+    parts = before.split("/")
+    is_file_name = bool(colon) and _TAG.fullmatch(file_name) is not None
+    if not is_file_name or not _LAST_PART.fullmatch(parts[-1]) or not all(map(_PART.fullmatch, parts[:-1])):
+        return False
+    return len(parts) == 2 or (len(parts) == _MAX_PARTS and parts[0].lower() in _HUB_HOSTS)
 
 
 def _path(text: str) -> ModelName:
@@ -79,23 +119,41 @@ def _path(text: str) -> ModelName:
 def _name(text: str) -> ModelName:
     if len(text) > MAX_NAME_CHARS:
         _refuse(f"has {len(text)} characters; the limit is {MAX_NAME_CHARS}")
+    if text.lower().startswith("http://"):
+        _refuse("begins with http://; write it without (a registry without TLS is for pulls that say insecure)")
+    text = text.removeprefix(_SCHEME)
     name, colon, tag = text.rpartition(":")
     if not colon or "/" in tag:
         name, tag = text, ""
         colon = ""
     parts = name.split("/")
-    if len(parts) > _MAX_PARTS or not all(_PART.fullmatch(part) for part in parts) or ".." in name:
+    if not _are_parts(parts) or ".." in name:
         _refuse(
-            f"'{text}' is neither name[:tag], with letters, digits, '.', '_' and '-', nor a path that ends in .gguf"
+            f"'{text}' is neither name[:tag], owner/repo[:quant] or host/owner/name[:tag], with letters, digits, '.', "
+            f"'_' and '-', nor a path that ends in .gguf"
         )
     if colon and (not _TAG.fullmatch(tag) or ".." in tag):
         _refuse(f"'{text}' has a malformed tag after the colon; use letters, digits, '.', '_' and '-'")
     for part in (*parts, tag):
-        if _RESERVED.fullmatch(part):
+        if _RESERVED.fullmatch(part.partition("@")[0]):
             _refuse(f"'{part}' is a device name on Windows")
+        if part.endswith(".") or ".@" in part:
+            _refuse(f"'{part}' ends in a dot, which not every file system can store")
     if name.removeprefix(_OWNER).lower() == BUILT_IN and tag.lower() in ("", DEFAULT_TAG):
         return ModelName(Kind.BUILT_IN, text, BUILT_IN, None)
-    return ModelName(Kind.STORED, text, name, tag if colon else None)
+    parsed = ModelName(Kind.STORED, text, name, tag if colon else None)
+    if parsed.revision and not parsed.is_hub:
+        _refuse(f"'{text}' has a revision after the '@'; only repositories on the hub (owner/repo) have them")
+    return parsed
+
+
+def _are_parts(parts: list[str]) -> bool:
+    *before, last = parts
+    if len(parts) > _MAX_PARTS or not _LAST_PART.fullmatch(last):
+        return False
+    if len(parts) == _MAX_PARTS:
+        return _HOST.fullmatch(before[0]) is not None and _PART.fullmatch(before[1]) is not None
+    return all(_PART.fullmatch(part) for part in before)
 
 
 def _refuse(problem: str) -> NoReturn:

@@ -1,89 +1,47 @@
-"""The models on this machine: the built-in one, and the GGUF files in the models folder.
+"""The models on this machine: the built-in one, those with a manifest, and GGUF files as they lie.
 
-Owned by the daemon; safe to call from several threads. The folder is read anew on every call, so a file that is copied
-in or deleted is seen at once; headers are parsed once per (path, size, modification time). Paths are only made of
-folder entries and of `.gguf` paths that the user gave, never of parts of a name.
+Owned by the daemon; safe to call from several threads. Everything is read anew on every call, so a file that is copied
+in or deleted is seen at once (headers alone are remembered, see model_files.py). A name means, in this order: the
+built-in model, a manifest, a file of the models folder, a file of the folders that the setting `model_dirs` names.
+Paths are only made of checked names, of folder entries, and of `.gguf` paths that the user gave.
 
-Does not: read weights, watch folders, or download. Sub-folders are not searched.
+What changes the store (removal.py, copying.py, creation.py, garbage.py, and whoever pulls) does so while it holds
+`changing`, so that nobody removes what somebody else is about to name.
+
+Does not: read weights, watch folders, or download.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import cached_property
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from localrun.errors import BadModelFile, BadRequest, ModelNotFound
+from localrun.errors import BadModelFile, BadRequest, LocalrunError, ModelNotFound
 
-from . import builtin
-from .gguf import read_header
-from .header import Header
+from . import builtin, hub_cache, manifest, model_files
+from .blobs import Blobs
+from .manifest import Key, Manifest, Role, StoredFile
+from .model import DamagedFile, Model, Origin
+from .model_files import SUFFIX, ModelFile, ModelFiles
 from .name import BUILT_IN, DEFAULT_TAG, Kind, ModelName
 
-_SUFFIX = ".gguf"
-_CHUNK_BYTES = 1024 * 1024
-# Files whose headers are remembered; a header takes some hundred kilobytes at most.
-_MAX_KNOWN = 512
-_LAST_SECOND = datetime.max.replace(tzinfo=UTC).timestamp() - 1
-
-
-@dataclass(frozen=True, eq=False)
-class Model:
-    """A sound model file. `name` is canonical: whatever way the model was asked for, this is what it is called."""
-
-    name: str
-    path: Path
-    size_bytes: int
-    modified_at: datetime
-    header: Header
-
-    @cached_property
-    def digest(self) -> str:
-        """64 hex digits that tell this file from another: sha256 over its size, modification time and header.
-
-        An id, not a content hash: it costs the header's bytes (some megabytes) and not the weights' gigabytes. Raises
-        BadModelFile when the file is gone.
-        """
-        stamp = f"{self.size_bytes} {self.modified_at.isoformat()} "
-        digest = hashlib.sha256(stamp.encode())
-        left = self.header.data_offset
-        try:
-            with self.path.open("rb") as file:
-                while left > 0 and (chunk := file.read(min(left, _CHUNK_BYTES))):
-                    digest.update(chunk)
-                    left -= len(chunk)
-        except OSError as error:
-            raise BadModelFile(f"{self.path.name} cannot be read: {error.strerror or error}") from error
-        return digest.hexdigest()
-
-
-class DamagedFile(NamedTuple):
-    """A file in the models folder that cannot be used, and why."""
-
-    path: Path
-    problem: str
-
-
-class _Stamp(NamedTuple):
-    """What changes when a file does. The change time also tells a new owner or mode, and an edit that kept the rest."""
-
-    size_bytes: int
-    mtime_ns: int
-    ctime_ns: int
+__all__ = ["DamagedFile", "Model", "Origin", "Store"]
 
 
 class Store:
-    """`models_folder` need not exist: then only the built-in model and paths are found."""
+    """`models_folder` and the others need not exist: then only the built-in model and paths are found."""
 
-    def __init__(self, models_folder: Path) -> None:
-        self._folder = models_folder
-        # Each entry is replaced as a whole: two threads that meet a new file both parse it, which is harmless.
-        self._known: dict[tuple[Path, str], tuple[_Stamp, Model | BadModelFile]] = {}
+    def __init__(
+        self, models_folder: Path, *, model_dirs: Sequence[Path] = (), hub_cache_folder: Path | None = None
+    ) -> None:
+        self.folder = models_folder
+        self.model_dirs = tuple(model_dirs)
+        self.hub_cache_folder = hub_cache.folder() if hub_cache_folder is None else hub_cache_folder
+        self.blobs = Blobs(models_folder)
+        self.changing = threading.RLock()
+        self._files = ModelFiles()
 
     def resolve(self, name: str) -> Model:
         """The model that a client means by `name`.
@@ -92,11 +50,11 @@ class Store:
         """
         parsed = ModelName.parse(name)
         if parsed.kind is Kind.BUILT_IN:
-            found = self._load(builtin.model_path(), BUILT_IN)
+            found = self._load(builtin.model_path(), BUILT_IN, Origin.BUILT_IN)
         elif parsed.kind is Kind.PATH:
             # Not resolved further: a link's target may not end in .gguf, and then its name would not be a path's.
             path = Path(os.path.abspath(parsed.text))
-            found = self._load(path, str(path))
+            found = self._load(path, str(path), Origin.PATH)
         else:
             found = self._find(parsed)
         if found is None:
@@ -104,82 +62,156 @@ class Store:
         return found
 
     def list(self) -> list[Model]:
-        """All sound models: the built-in one first, then the folder's by name. Damaged files are left out."""
-        return [model for model in self._survey() if isinstance(model, Model)]
+        """All sound models: the built-in one first, then the others by name. Unusable files are left out."""
+        return [model for model in self.survey() if isinstance(model, Model)]
 
     def damaged(self) -> Sequence[DamagedFile]:
-        """The `.gguf` files of the folder that `list` leaves out, by name."""
-        return [file for file in self._survey() if isinstance(file, DamagedFile)]
+        """The files and manifests that `list` leaves out, and why."""
+        return [file for file in self.survey() if isinstance(file, DamagedFile)]
 
-    def _survey(self) -> Iterator[Model | DamagedFile]:
-        for path, name in ((builtin.model_path(), BUILT_IN), *self._files()):
-            try:
-                if path.parent == self._folder:
-                    _check_stored_name(name)
-                model = self._load(path, name)
-            except (BadModelFile, BadRequest) as error:
-                yield DamagedFile(path, error.message)
-            else:
-                if model is not None:
-                    yield model
+    def sound_file(self, path: Path) -> ModelFile:
+        """A GGUF file anywhere. Raises BadModelFile when it is not sound, or not there."""
+        file = self._files.load(path)
+        if file is None:
+            raise BadModelFile(f"there is no file {path}")
+        return file
+
+    def path_of(self, file: StoredFile) -> Path:
+        """Where a file of a manifest lies. Raises BadModelFile."""
+        return manifest.file_path(self.folder, self.hub_cache_folder, file)
+
+    def model_of(self, said: Manifest) -> Model:
+        """The model that a manifest describes. Raises BadModelFile when a file of it is gone or damaged."""
+        first = said.of_role(Role.MODEL)[0]
+        path = self.path_of(first)
+        file = self._file_of(said, path)
+        for other in said.files:
+            if other is not first and not self.path_of(other).is_file():
+                raise _gone(said, self.path_of(other))
+        projectors = said.of_role(Role.PROJECTOR)
+        return Model(
+            name=said.name,
+            path=path,
+            # Of a model in shards the header counts all.
+            size_bytes=file.size_bytes + sum(other.size_bytes for other in said.files if other.role is not Role.MODEL),
+            modified_at=said.created_at,
+            header=file.header,
+            origin=Origin.MANIFEST,
+            manifest=said,
+            adapters=tuple(self.path_of(other) for other in said.of_role(Role.ADAPTER)),
+            projector=self.path_of(projectors[0]) if projectors else None,
+        )
+
+    # --- finding -------------------------------------------------------------------------------------------------
 
     def _find(self, wanted: ModelName) -> Model | None:
-        """A file by that name, letter for letter if there is one, else whatever the case of its letters."""
+        """A manifest by that name, else a file: letter for letter if there is one, else whatever the case."""
+        said = manifest.read(self.folder, wanted.text)
+        if said is not None:
+            return self.model_of(said)
+        found = self.file_named(wanted)
+        return None if found is None else self._load(*found)
+
+    def file_named(self, wanted: ModelName) -> tuple[Path, str, Origin] | None:
+        """The GGUF file (path, name, origin) that a name means where there is no manifest of it, sound or not."""
         stems = [f"{wanted.name}-{wanted.tag or DEFAULT_TAG}"]
         if wanted.tag is None or wanted.tag.lower() == DEFAULT_TAG:
             stems.insert(0, wanted.name)
-        files = self._files()
-        for stem in stems:
-            for path, name in sorted(files, key=lambda file: file[1] != stem):
-                if name.lower() == stem.lower():
-                    return self._load(path, name)
+        # Foreign folders may be large and slow; they are not looked at for what the models folder has.
+        for files in (self._own_files, self._foreign_files):
+            found = list(files())
+            for stem in stems:
+                for path, name, origin in sorted(found, key=lambda file: file[1] != stem):
+                    if name.lower() == stem.lower():
+                        return path, name, origin
         return None
 
-    def _files(self) -> Sequence[tuple[Path, str]]:
-        """The folder's `.gguf` entries as (path, name without the ending), by name."""
+    def _own_files(self) -> Iterator[tuple[Path, str, Origin]]:
+        for path, name in model_files.in_folder(self.folder):
+            yield path, name, Origin.FOLDER
+
+    def _foreign_files(self) -> Iterator[tuple[Path, str, Origin]]:
+        for folder in self.model_dirs:
+            for path, name in model_files.below_folder(folder):
+                yield path, name, Origin.FOREIGN
+
+    def survey(self) -> Iterator[Model | DamagedFile]:
+        """What `list` and `damaged` tell apart, by one look at the disk."""
+        built_in = self._surveyed(builtin.model_path(), BUILT_IN, Origin.BUILT_IN)
+        if built_in is not None:
+            yield built_in
+        known: dict[str, Model] = {}
+        unusable: list[DamagedFile] = []
+        survey = manifest.read_all(self.folder)
+        unusable += [DamagedFile(path, problem) for path, problem in survey.damaged]
+        for key, said in survey.manifests.items():
+            try:
+                known[said.name] = self.model_of(said)
+            except BadModelFile as error:
+                unusable.append(DamagedFile(key.path(self.folder), error.message))
+        for files in (self._own_files(), self._foreign_files()):
+            for path, name, origin in files:
+                try:
+                    _check_stored_name(name)
+                except BadRequest as error:
+                    unusable.append(DamagedFile(path, error.message))
+                    continue
+                hiding = self._hiding(name, survey.manifests, known)
+                if hiding is None:
+                    found = self._surveyed(path, name, origin)
+                    if isinstance(found, Model):
+                        known[name] = found
+                    elif found is not None:
+                        unusable.append(found)
+                elif hiding != path:
+                    unusable.append(DamagedFile(path, f"{path.name} is hidden by another model of its name; rename it"))
+        yield from sorted(known.values(), key=lambda model: model.name)
+        yield from sorted(unusable)
+
+    def _hiding(self, name: str, manifests: Mapping[Key, Manifest], known: Mapping[str, Model]) -> Path | None:
+        """The file of the model that is meant by a file's name instead of that file."""
+        said = manifests.get(Key.of(name))
+        if said is not None:
+            return self.path_of(said.of_role(Role.MODEL)[0])
+        return known[name].path if name in known else None
+
+    def _surveyed(self, path: Path, name: str, origin: Origin) -> Model | DamagedFile | None:
         try:
-            entries = sorted(os.listdir(self._folder))
-        except OSError:
-            return ()
-        return [(self._folder / entry, entry[: -len(_SUFFIX)]) for entry in entries if entry.lower().endswith(_SUFFIX)]
+            return self._load(path, name, origin)
+        except BadModelFile as error:
+            return DamagedFile(path, error.message)
 
-    def _load(self, path: Path, name: str) -> Model | None:
-        """The model at `path`, from memory when the file is still the same; None when there is no file.
+    # --- loading -------------------------------------------------------------------------------------------------
 
-        Raises BadModelFile, from memory as well: a hostile header is not parsed again for every listing.
-        """
+    def _load(self, path: Path, name: str, origin: Origin) -> Model | None:
+        """The model at `path`; None when there is no file. Raises BadModelFile."""
+        file = self._files.load(path)
+        return None if file is None else Model(name, file.path, file.size_bytes, file.modified_at, file.header, origin)
+
+    def _file_of(self, said: Manifest, path: Path) -> ModelFile:
         try:
-            status = path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise BadModelFile(f"{path.name} cannot be read: {error.strerror or error}") from error
-        stamp = _Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        known = self._known.get((path, name))
-        if known is None or known[0] != stamp:
-            known = (stamp, _inspect(path, name, status.st_mtime))
-            self._known[path, name] = known
-            while len(self._known) > _MAX_KNOWN:
-                self._known.pop(next(iter(self._known)), None)
-        if isinstance(known[1], BadModelFile):
-            raise BadModelFile(known[1].message)
-        return known[1]
+            file = self._files.load(path)
+        except BadModelFile as error:
+            raise BadModelFile(f"model '{said.name}' cannot be used: {error.message}") from None
+        if file is None:
+            raise _gone(said, path)
+        return file
 
 
-def _inspect(path: Path, name: str, modified_at_s: float) -> Model | BadModelFile:
-    try:
-        header = read_header(path)
-    except BadModelFile as error:
-        return error
-    # File systems store times that datetime cannot express.
-    modified_at = datetime.fromtimestamp(min(max(modified_at_s, 0.0), _LAST_SECOND), UTC)
-    return Model(name, path, header.size_bytes, modified_at, header)
+def _gone(said: Manifest, path: Path) -> BadModelFile:
+    again = "create it" if said.source.kind in ("create", "file") else "pull it"
+    return BadModelFile(
+        f"the file {path} of model '{said.name}' is gone; {again} again, or forget it (localrun rm {said.name})"
+    )
 
 
 def _check_stored_name(name: str) -> None:
     """Raises BadRequest when a file of this name could not be asked for by it."""
-    parsed = ModelName.parse(name)
+    try:
+        parsed = ModelName.parse(name)
+    except LocalrunError:
+        raise BadRequest(f"{name}{SUFFIX} has a name that no model can have; rename it, or use its path") from None
     if parsed.kind is Kind.BUILT_IN:
-        raise BadRequest(f"{name}{_SUFFIX} has the name of the built-in model; rename it")
+        raise BadRequest(f"{name}{SUFFIX} has the name of the built-in model; rename it, or use its path")
     if parsed.kind is not Kind.STORED or parsed.name != name:
-        raise BadRequest(f"{name}{_SUFFIX} has a name that no model can have; rename it")
+        raise BadRequest(f"{name}{SUFFIX} has a name that no model can have; rename it, or use its path")

@@ -54,8 +54,10 @@ class Daemon:
 def running_daemon(*arguments: str, fake: bool = True, **environment: str) -> Iterator[Daemon]:
     """`environment` adds to a clean one; `arguments` go to `localrun serve`."""
     with tempfile.TemporaryDirectory() as home:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LOCALRUN_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("LOCALRUN_", "HF_"))}
         own = {"LOCALRUN_HOME": home, "LOCALRUN_SLOTS": "4", "LOCALRUN_KV_CELLS": str(N_CTX)}
+        # Nobody's own models are listed, filled up or cleaned.
+        own["HF_HOME"] = str(Path(home) / "huggingface")
         if fake:
             own["LOCALRUN_FAKE_ENGINE"] = "1"
         log = Path(home) / "log.txt"

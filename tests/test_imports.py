@@ -28,6 +28,8 @@ ALLOWED = {
     "localrun.tui": (*CLIENT, CONFIG, ERRORS, SNAPSHOT),
     "localrun.cli": (*CLIENT, CONFIG, ERRORS, KV_FOLDERS, SNAPSHOT),
     "localrun.bench": (*CLIENT, CONFIG, ERRORS, SNAPSHOT, "localrun.models"),
+    "localrun.service": (CONFIG, ERRORS),
+    "localrun.doctor": (CONFIG, ERRORS, KV_FOLDERS, "localrun.models"),
     "localrun.client": (*CLIENT, *LEAVES),
     "localrun.client_pieces": (*CLIENT, *LEAVES),
     "localrun.__main__": ("localrun.cli",),
@@ -35,8 +37,11 @@ ALLOWED = {
 # Only inside functions: a command that does not need them must not wait for them.
 ALLOWED_LAZILY = {
     "localrun.cli": (
+        "localrun.doctor",
+        "localrun.models.hub_cache",
         "localrun.models.synthesize",
         "localrun.server.app",
+        "localrun.service",
         "localrun.tui.app",
         "localrun.tui.recording",
         "localrun.bench",
@@ -45,7 +50,7 @@ ALLOWED_LAZILY = {
 }
 
 NOT_PURE = {
-    *("engine", "process", "devices", "gpu_report", "fake", "bare_loop", "__init__"),
+    *("engine", "process", "devices", "gpu_report", "build_report", "fake", "bare_loop", "__init__"),
     *("llama", "llama_context", "llama_model", "llama_native", "llama_sampler", "llama_staging", "llama_vocabulary"),
     *("background", "kv_disk", "kv_disk_files", "kv_disk_open", "outbox"),
     *("llama_adapters", "quantize"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from textual.app import App
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 
 from localrun.client import Client
 from localrun.config import folders
@@ -23,7 +23,7 @@ from localrun.tui import preferences
 from localrun.tui.daemon import Connect, Daemon
 from localrun.tui.event_feed import RETRY_DELAYS_S, EventFeed
 from localrun.tui.history import History, HistoryUnavailable, open_history
-from localrun.tui.keys import bind
+from localrun.tui.keys import bind, shown
 from localrun.tui.plain_text import line
 from localrun.tui.preferences import Preferences
 from localrun.tui.screens.chat import ChatScreen
@@ -117,6 +117,9 @@ class LocalrunApp(App[None]):
             daemon, on_snapshot=self.session.take, on_lost=self.session.lose, retry_delays_s=retry_delays_s
         )
 
+    def get_key_display(self, binding: Binding) -> str:
+        return shown(binding.key)
+
     async def on_mount(self) -> None:
         self.register_theme(DARK)
         self.register_theme(LIGHT)
@@ -129,6 +132,7 @@ class LocalrunApp(App[None]):
         self.add_mode("logs", lambda: LogsScreen(self.session))
         await self.switch_mode(self._first)
         self.run_worker(self._feed.run(), name="events", group="events")
+        self.session.pulled.subscribe(self, self._on_pulled)
         if self._history_trouble is not None:
             problems.append(self._history_trouble)
         for problem in problems:
@@ -147,7 +151,15 @@ class LocalrunApp(App[None]):
     async def on_unmount(self) -> None:
         self.session.stop_recording()
         self.session.history.close()
+        await self.session.pulls.close()
         await self.session.daemon.__aexit__(None, None, None)
+
+    def _on_pulled(self, ended: tuple[str, str | None]) -> None:
+        model, problem = ended
+        if problem is None:
+            self.notify(line(f"{model} is here; F3 chooses it."), markup=False)
+        else:
+            self.notify(line(problem), title=line(f"{model} was not pulled"), severity="error", markup=False)
 
     async def action_show(self, where: str) -> None:
         """Goes to a mode, or opens the model picker over it."""

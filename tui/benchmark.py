@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from textual import events
 from textual.pilot import Pilot
@@ -37,6 +37,7 @@ from localrun.snapshot import (
 )
 from localrun.tui.app import LocalrunApp
 from localrun.tui.history import open_history
+from localrun.tui.recording import Replay
 from localrun.tui.screens.chat import ChatScreen
 from localrun.tui.widgets.prompt import Prompt
 
@@ -50,18 +51,13 @@ KEYS = "the quick brown fox jumps over the lazy dog and goes on for a while unti
 _SIZE = (120, 40)
 
 
-class _Daemon:
-    """Answers every chat with words for ever, and shows `n_requests` running ones."""
+class _Daemon(Replay):
+    """Answers every chat with words for ever, and shows `n_requests` running ones; has nothing else to it."""
 
     def __init__(self, n_requests: int) -> None:
+        super().__init__(Path())
         self._n_requests = n_requests
         self._n_output = 0
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        return None
 
     async def chat(
         self,
@@ -85,12 +81,6 @@ class _Daemon:
     async def logs(self, since: int = 0) -> AsyncGenerator[LogLine, None]:
         await asyncio.Event().wait()
         yield LogLine(1, 0.0, "info", "", "")
-
-    async def cancel(self, request_id: str) -> bool:
-        return False
-
-    async def models(self) -> list[dict[str, Any]]:
-        return []
 
     def _snapshot(self) -> Snapshot:
         rows = [

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Protocol
 
-from localrun.client import ChatPiece
-from localrun.snapshot import LogLine, Snapshot
+from localrun.client import ChatPiece, PullPiece
+from localrun.snapshot import LogLine, PullRow, Snapshot
 
 
 class Daemon(Protocol):
@@ -47,6 +47,28 @@ class Daemon(Protocol):
     async def models(self) -> list[dict[str, Any]]:
         """The rows of `/api/tags`."""
         ...
+
+    # Those of the models screen, as `Client` has them.
+
+    async def show(self, model: str) -> dict[str, Any]: ...
+
+    async def fit(self, model: str) -> dict[str, Any]: ...
+
+    async def load(self, model: str) -> None: ...
+
+    async def unload(self, model: str) -> None: ...
+
+    async def remove(self, model: str) -> dict[str, Any]: ...
+
+    async def catalog(self) -> list[dict[str, Any]]: ...
+
+    async def search(self, query: str) -> dict[str, Any]: ...
+
+    def pull(self, model: str) -> AsyncGenerator[PullPiece, None]: ...
+
+    async def pulls(self) -> list[PullRow]: ...
+
+    async def cancel_pull(self, model: str) -> None: ...
 
 
 Connect = Callable[[str, str], Daemon]

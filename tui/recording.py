@@ -15,9 +15,9 @@ from typing import Any, NoReturn, Self
 
 import msgspec
 
-from localrun.client import ChatPiece
+from localrun.client import ChatPiece, PullPiece
 from localrun.errors import DaemonUnreachable
-from localrun.snapshot import LogLine, Snapshot
+from localrun.snapshot import LogLine, PullRow, Snapshot
 
 # A pause in the recording (a machine that slept) is not waited for in full.
 _LONGEST_PAUSE_S = 3.0
@@ -88,6 +88,39 @@ class Replay:
         self._refuse()
 
     async def models(self) -> list[dict[str, Any]]:
+        self._refuse()
+
+    async def show(self, model: str) -> dict[str, Any]:
+        self._refuse()
+
+    async def fit(self, model: str) -> dict[str, Any]:
+        self._refuse()
+
+    async def load(self, model: str) -> None:
+        self._refuse()
+
+    async def unload(self, model: str) -> None:
+        self._refuse()
+
+    async def remove(self, model: str) -> dict[str, Any]:
+        self._refuse()
+
+    async def catalog(self) -> list[dict[str, Any]]:
+        self._refuse()
+
+    async def search(self, query: str) -> dict[str, Any]:
+        self._refuse()
+
+    async def pull(self, model: str) -> AsyncGenerator[PullPiece, None]:
+        nothing: list[PullPiece] = []
+        for piece in nothing:
+            yield piece
+        self._refuse()
+
+    async def pulls(self) -> list[PullRow]:
+        self._refuse()
+
+    async def cancel_pull(self, model: str) -> None:
         self._refuse()
 
     def _refuse(self) -> NoReturn:

@@ -16,6 +16,7 @@ from localrun.config import folders
 from localrun.snapshot import EngineRow, Snapshot
 from localrun.tui.daemon import Daemon
 from localrun.tui.history import History
+from localrun.tui.pulls import Pulls
 from localrun.tui.rate_series import RateSeries, Sample
 from localrun.tui.recording import Recorder
 from localrun.tui.request_rates import RequestRates
@@ -23,7 +24,8 @@ from localrun.tui.request_rates import RequestRates
 
 class Session:
     """`trouble` says why there is no event stream; None while there is one, or before the first attempt has ended.
-    `recorder` is where snapshots are written to, if anywhere. `clock` gives seconds since the epoch."""
+    `pulled` tells a model that was pulled and what went wrong with it, if anything. `recorder` is where snapshots are
+    written to, if anywhere. `clock` gives seconds since the epoch."""
 
     def __init__(
         self,
@@ -47,9 +49,11 @@ class Session:
         self.rates = RateSeries()
         self.request_rates = RequestRates()
         self.recorder: Recorder | None = None
+        self.pulls = Pulls(daemon, self._pull_ended)
         self.snapshots: Signal[Snapshot] = Signal(owner, "snapshots")
         self.connection: Signal[str | None] = Signal(owner, "connection")
         self.models: Signal[str] = Signal(owner, "models")
+        self.pulled: Signal[tuple[str, str | None]] = Signal(owner, "pulled")
         self.recording_failed: Signal[str] = Signal(owner, "recording_failed")
 
     def take(self, snapshot: Snapshot) -> None:
@@ -64,6 +68,9 @@ class Session:
             self.trouble = None
             self.connection.publish(None)
         self.snapshots.publish(snapshot)
+
+    def _pull_ended(self, model: str, problem: str | None) -> None:
+        self.pulled.publish((model, problem))
 
     def new_recording(self) -> Path:
         """A file name that is not taken, by the time of the latest snapshot."""

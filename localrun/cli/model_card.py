@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from localrun.cli.columns import size
 from localrun.cli.visible import visible
 
 MAX_LICENSE_LINES = 3
 
 
 def model_card(shown: dict[str, Any]) -> str:
-    """Blocks of name and value: model, capabilities, parameters, system, license. Empty ones are left out."""
+    """Blocks of name and value: model, capabilities, tensors by type, memory by context, parameters, system, messages,
+    license. Empty ones are left out."""
     details = shown.get("details") or {}
     info = shown.get("model_info") or {}
     architecture = info.get("general.architecture") or details.get("family") or ""
@@ -25,10 +27,17 @@ def model_card(shown: dict[str, Any]) -> str:
         "embedding length": info.get(f"{architecture}.embedding_length"),
         "quantization": details.get("quantization_level"),
     }
+    more = shown.get("localrun") or {}
+    model |= {"file": more.get("path"), "source": _source(more.get("source") or {}), "requires": shown.get("requires")}
     blocks = [_block("Model", [f"{name:<20}{value}" for name, value in model.items() if value])]
     blocks.append(_block("Capabilities", shown.get("capabilities") or []))
+    blocks.append(_block("Tensors", _tensors(more.get("tensor_types") or [])))
+    blocks.append(_block("Memory", _memory(more.get("memory") or [])))
+    blocks.append(_block("Adapters", more.get("adapters") or []))
     blocks.append(_block("Parameters", _lines(shown.get("parameters"))))
     blocks.append(_block("System", _lines(shown.get("system"))))
+    messages = shown.get("messages") or []
+    blocks.append(_block("Messages", [f"{each['role']:<20}{_first_line(each['content'])}" for each in messages]))
     blocks.append(_block("License", _lines(shown.get("license"))[:MAX_LICENSE_LINES]))
     return visible("\n\n".join(filter(None, blocks)))
 
@@ -38,6 +47,30 @@ def model_parameters(shown: dict[str, Any], options: dict[str, Any]) -> str:
     own = _block("Model's own", _lines(shown.get("parameters")))
     here = _block("Set here", [f"{name:<20}{value}" for name, value in options.items()])
     return "\n\n".join(filter(None, (own, here))) or "no parameters are set"
+
+
+def _source(source: dict[str, Any]) -> str:
+    named = source.get("repo") or source.get("file") or ""
+    revision = str(source.get("revision") or "")[:12]
+    return " ".join(filter(None, (source.get("kind", ""), named, revision)))
+
+
+def _tensors(rows: list[dict[str, Any]]) -> list[str]:
+    return [f"{row['type']:<20}{row['tensors']} tensors, {size(row['size'])}" for row in rows]
+
+
+def _memory(rows: list[dict[str, Any]]) -> list[str]:
+    """One line for each context: what a request that uses all of it takes."""
+    return [
+        f"{row['context']:<20}{size(row['total'])} (weights {size(row['weights'])}, KV cache {size(row['kv_cache'])}, "
+        f"the rest {size(row['total'] - row['weights'] - row['kv_cache'])})"
+        for row in rows
+    ]
+
+
+def _first_line(text: str) -> str:
+    line, _, rest = text.partition("\n")
+    return line + (" ..." if rest else "")
 
 
 def _lines(text: object) -> list[str]:

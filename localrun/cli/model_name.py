@@ -6,7 +6,13 @@ Does not: check that the model exists; the daemon does.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+
+# owner/repo:file.gguf, perhaps after the hub's host: a file of a repository, not one of this machine.
+_FILE_OF_A_REPO = re.compile(
+    r"(https://)?([\w.-]+/)?[\w-][\w.-]*/[\w-][\w.@-]*:[\w.-]+\.gguf", re.ASCII | re.IGNORECASE
+)
 
 
 def for_daemon(name: str) -> str:
@@ -14,6 +20,8 @@ def for_daemon(name: str) -> str:
 
     A file is what ends in `.gguf`, starts like a path, or has a separator and exists.
     """
+    if _FILE_OF_A_REPO.fullmatch(name) and not name.startswith(".") and not Path(name).exists():
+        return name
     starts_like_a_path = name.startswith(("./", "../", "~", os.sep, "." + os.sep, ".." + os.sep))
     has_separator = "/" in name or os.sep in name
     if name.endswith(".gguf") or starts_like_a_path or (has_separator and Path(name).is_file()):

@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import click
@@ -17,11 +18,12 @@ from localrun.cli.connection import with_settings
 from localrun.cli.daemon import ensure_daemon
 from localrun.cli.model_name import for_daemon
 from localrun.cli.model_options import parse_options
+from localrun.cli.pull import pull_missing
 from localrun.cli.repl import converse
 from localrun.cli.session import Session
 from localrun.client import Client
 from localrun.config import Settings
-from localrun.errors import BadRequest, Cancelled
+from localrun.errors import BadRequest, Cancelled, ModelNotFound
 
 
 @click.command("run")
@@ -57,13 +59,25 @@ def command(
     session = Session(model=for_daemon(model), system=system, options=options, stats=stats)
     text = _whole_prompt(prompt)
     if text is not None:
-        asyncio.run(_one_answer(ensure_daemon(settings), session, text, as_json))
+        _with_model(
+            settings, session, lambda: asyncio.run(_one_answer(ensure_daemon(settings), session, text, as_json))
+        )
     elif as_json:
         raise click.UsageError("--json needs a PROMPT, or one that is piped in")
     elif not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("without a terminal, give a PROMPT or pipe one in")
     else:
-        converse(partial(ensure_daemon, settings), session)
+        _with_model(settings, session, lambda: converse(partial(ensure_daemon, settings), session))
+
+
+def _with_model(settings: Settings, session: Session, action: Callable[[], None]) -> None:
+    """Do it; if the model is not here but can be pulled, pull it and do it then."""
+    try:
+        action()
+    except ModelNotFound:
+        if not pull_missing(ensure_daemon(settings), session.model):
+            raise
+        action()
 
 
 def _whole_prompt(prompt: str | None) -> str | None:

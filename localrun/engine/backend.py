@@ -10,13 +10,14 @@ Does not: know about requests, prompts or text beyond single tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from localrun.engine.constraint import Constraint
 from localrun.wire import Sampling, TokenLogprob
 
 
@@ -73,11 +74,17 @@ class Sampler(Protocol):
 
     is_greedy: bool
 
+    def constrain(self, constraint: Constraint) -> None:
+        """From now on choose only what it allows; `sample` returns `DEAD_END` where that is nothing."""
+
     def accept(self, tokens: list[int]) -> None:
         """Show tokens that were not sampled here (the prompt) to the penalties."""
 
     def sample(self, row: int) -> int:
         """The next token from the logits of `row` of the last decode; the chain remembers it."""
+
+    def hold(self, row: int) -> Callable[[], int]:
+        """What `sample` does with this row, for later and for another thread; only for a constrained one."""
 
     def close(self) -> None:
         """Free native memory. The sampler is unusable after it; closing twice is allowed."""
@@ -115,6 +122,9 @@ class Backend(Protocol):
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for; empty for control tokens. Raises ValueError outside the vocabulary."""
+
+    def control_text(self, token: int) -> str:
+        """The name of a control token; empty for others."""
 
     def decode(self, n_rows: int) -> None:
         """Compute the first `n_rows` of `batch`. Raises NoRoom or DecodeFailed."""

@@ -7,7 +7,8 @@ Where the backend can, long prompts are computed in the background (`staging.py`
 short prompts' alone.
 
 Invariant: every submitted request gets exactly one final delta.
-Does not: read or write pipes (`process.py`), tokenize (`prompt.py`), or decide (`scheduler.py`, the pools).
+Does not: read or write pipes (`process.py`), tokenize (`prompt.py`), or decide (`scheduler.py`, `admission.py`, the
+pools).
 """
 
 from __future__ import annotations
@@ -17,26 +18,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from localrun.engine import intake, rows
+from localrun.engine.admission import Admission
 from localrun.engine.backend import Backend, DecodeFailed, NoRoom
 from localrun.engine.budget import Budget
+from localrun.engine.constraint import DEAD_END
 from localrun.engine.disk_record import DiskTier
+from localrun.engine.grammar_queue import GrammarQueue
 from localrun.engine.kv_mode import KvMode
 from localrun.engine.kv_store import KvStore
+from localrun.engine.late_rows import LateRows
+from localrun.engine.news import News
 from localrun.engine.pool import Pool
 from localrun.engine.request import Request
 from localrun.engine.scheduler import Grant, Scheduler, StepPlan
 from localrun.engine.staging import Staging
 from localrun.engine.totals import Totals
-from localrun.errors import EngineFailed, LocalrunError
-from localrun.wire import ChosenLogprob, Delta, Finish, Phase, Started, Step, Submit
+from localrun.errors import BadRequest, EngineFailed, LocalrunError
+from localrun.wire import ChosenLogprob, Finish, Phase, Step, Submit
 
 log = logging.getLogger("localrun.engine")
 
 # A step that fails as a whole is tried again this often before the process gives up and lets itself be replaced.
 MAX_FAILED_STEPS = 3
-# Cells that every running stream must be able to take before another request may start: a newcomer that fits only just
-# would be preempted a few steps later.
-HEADROOM_CELLS = 32
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,12 @@ class Engine:
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)
         self.totals = Totals()
         self._requests: dict[int, Request] = {}
-        self._deltas: dict[int, Delta] = {}
-        self._started: list[Started] = []
-        self._holdings_sent = (0, 0)
+        self._news = News(backend)
+        self._admission = Admission(backend, self.scheduler, self._preempt)
         self._n_failed_steps = 0
         self._is_checked = True
+        self._grammars = GrammarQueue(backend, clock)
+        self._late = LateRows(backend)
 
     @property
     def pool(self) -> Pool:
@@ -83,7 +87,7 @@ class Engine:
     def is_idle(self) -> bool:
         """True when nothing runs or waits, and no kept prefix is left to move or to write: the caller may sleep."""
         is_tidy = self._is_checked and not self.pool.can_settle and not self.pool.store.can_persist
-        return is_tidy and not self._requests and not self._deltas
+        return is_tidy and not self._requests and not self._news.has_deltas
 
     # --- requests come and go ----------------------------------------------------------------------------------
 
@@ -105,13 +109,14 @@ class Engine:
             self.refuse(submit.id, late, n_prompt=len(tokens))
             return
         request.sampler.accept(tokens)
+        self._grammars.add(request, submit, self._clock())
         self._requests[request.id] = request
         self.scheduler.submit(request)
         self.totals.prompt_tokens += request.n_prompt
 
     def refuse(self, request_id: int, error: LocalrunError, *, n_prompt: int = 0) -> None:
         """A request that never starts: its first and last delta says why."""
-        self._deltas[request_id] = intake.refusal(request_id, error, n_prompt=n_prompt)
+        self._news.refuse(request_id, error, n_prompt=n_prompt)
 
     def cancel(self, request_id: int) -> None:
         """End a request now; its computed prefix stays in the cache. An unknown id is a request that ended already."""
@@ -130,6 +135,8 @@ class Engine:
         for request_id in list(self._requests):
             self.cancel(request_id)
         self._drop_staging()
+        self._grammars.close()
+        self._late.close()
         self.pool.retire()
 
     def _direct_tokens(self) -> int:
@@ -143,6 +150,8 @@ class Engine:
         now_s = self._clock()
         if self._staging.is_over() and not self._staging.is_turn_near(self.scheduler.target_s):
             self._harvest()
+        self._settle_grammars(now_s)
+        self._settle_late()
         self._fit_kv(now_s)
         self._admit(now_s)
         self._tidy()
@@ -152,7 +161,21 @@ class Engine:
             self._staging.wait()
         elif self._staging.wait_for_turn(self.scheduler.target_s):
             self._compute(self._plan())
-        return self._publish()
+        return self._news.publish(self.pool, self.scheduler, self.totals, self._clock())
+
+    def _settle_grammars(self, now_s: float) -> None:
+        """Let those start whose grammar is compiled; wait for one when there is nobody else."""
+        if not self.scheduler.running and len(self._grammars) == len(self.scheduler.waiting):
+            self._grammars.wait()
+        for request, error in self._grammars.settle(now_s):
+            self._end(request, Finish.ERROR, now_s, error)
+
+    def _settle_late(self) -> None:
+        """Take the tokens that were sampled beside the steps; wait for one when nobody else runs."""
+        if self.scheduler.running and all(request.is_late for request in self.scheduler.running):
+            self._late.wait()
+        for request, row, token in self._late.settle():
+            self._take(request, row, token)
 
     def _tidy(self) -> None:
         """Small work between steps: at most one copy of each kind, and more only when nobody is there."""
@@ -182,46 +205,11 @@ class Engine:
         self._kv.switch(split=split)
 
     def _admit(self, now_s: float) -> None:
-        """Start waiting requests while slots and cells last, next first."""
-        for request in self.scheduler.next_up(now_s):
-            if not self.scheduler.can_start(request):
-                continue
-            n_matched = self.pool.match(request.tokens)
-            leader = self.scheduler.leader(request, n_matched)
-            if leader and leader.seq is not None and self.pool.follow(leader.seq, request.tokens, n_matched):
-                continue
-            if self.pool.must_wait(request.tokens, n_matched):
-                continue
-            lease = self.pool.acquire(request.tokens) if self._make_way(request) else None
-            if lease is None:
-                break
-            is_first_start = not request.was_started
-            self.scheduler.start(request, lease.seq, lease.n_cached, now_s)
-            request.is_staged = lease.seq >= self._backend.n_seqs
-            if is_first_start:
+        """Start waiting requests while slots and cells last."""
+        for request, is_first in self._admission.start(self.pool, now_s):
+            if is_first:
                 self.totals.cached_tokens += request.n_cached
-            assert request.slot is not None
-            self._started.append(Started(request.id, request.slot, request.n_prompt, request.n_cached))
-
-    def _make_way(self, request: Request) -> bool:
-        """Whether there is a slot and cells for a newcomer, taken from lower lanes if that is what it takes."""
-        below = self.scheduler.outranked(request)
-        n_most = sum(other.n_tokens + HEADROOM_CELLS for other in below)
-        if self._n_missing(request) > n_most and len(below) < len(self.scheduler.running):
-            return False
-        while not self.scheduler.has_free_slot or self._n_missing(request) > 0:
-            if not below:
-                return False
-            self._preempt(below.pop())
-        return True
-
-    def _n_missing(self, request: Request) -> int:
-        """Cells that a newcomer lacks if every running stream is to have some to go on; alone, a request lacks none."""
-        running = self.scheduler.running
-        if not running:
-            return 0
-        n_promised = sum(other.n_pending for other in running) + HEADROOM_CELLS * (len(running) + 1)
-        return request.n_tokens + n_promised - self.pool.n_obtainable(request.tokens)
+            self._news.start(request)
 
     def _plan(self) -> StepPlan:
         """A plan that fits into the free cells, after parked prefixes and, if need be, victims made room."""
@@ -305,66 +293,47 @@ class Engine:
             if is_prefilling:
                 assert request.seq is not None
                 self.pool.publish(request.seq, request.tokens[: request.n_computed])
-            self._delta(request)
+            self._news.delta(request)
             if request.n_pending == 0:
                 self.scheduler.policy.charge(request.client, n_output=1)
                 caught_up.append((request, row))
         for request, _ in caught_up:
             if request.max_output == 0:
                 self._end(request, Finish.LENGTH, self._clock())
-        caught_up = [(request, row) for request, row in caught_up if request.max_output]
-        tokens = self._backend.sample([(request.sampler, row) for request, row in caught_up])
-        for (request, row), token in zip(caught_up, tokens, strict=True):
-            self._take(request, row, token)
+        caught_up = [(request, row) for request, row in caught_up if request.max_output and not request.is_late]
+        for request, at_row, token in self._late.sample(caught_up):
+            self._take(request, at_row, token)
 
-    def _take(self, request: Request, row: int, token: int) -> None:
+    def _take(self, request: Request, row: int | None, token: int) -> None:
         """A request's next token was chosen; end the request if that was the last."""
         now_s = self._clock()
+        if request.constraint is not None and token == DEAD_END:
+            self._end(request, Finish.ERROR, now_s, BadRequest(request.constraint.problem))
+            return
         if request.ends_at_eog and token in self._backend.eog_tokens:
             self._end(request, Finish.STOP, now_s)
             return
-        delta = self._delta(request)
+        delta = self._news.delta(request)
         piece = self._backend.piece(token)
         request.append(token, now_s)
         delta.tokens.append(token)
-        delta.text += request.text.feed(piece)
+        shown = piece or self._backend.control_text(token).encode() if request.shows_control else piece
+        delta.text += request.text.feed(shown)
         delta.n_output = request.n_output
         delta.phase = Phase.DECODE
-        if request.n_probs is not None:
+        if request.n_probs is not None and row is not None:
             logprob, top = self._backend.logprobs(row, token, request.n_probs)
             delta.logprobs = [ChosenLogprob(token, piece, logprob, top)]
-        if request.text.stopped is not None:
+        if request.text.stopped is not None or (request.constraint is not None and request.constraint.is_complete):
             self._end(request, Finish.STOP, now_s)
         elif request.n_output >= request.max_output:
             self._end(request, Finish.LENGTH, now_s)
-
-    def _publish(self) -> Step | None:
-        """All news since the last call as one message; None without news."""
-        now_s = self._clock()
-        queue = self.scheduler.queue_news(now_s)
-        totals = self.totals
-        n_rows = totals.n_prefill_rows + totals.n_decode_rows
-        holdings = (self.pool.cells.n_used, self.pool.n_cached_sequences)
-        is_news = self._deltas or self._started or n_rows or queue is not None or holdings != self._holdings_sent
-        if not is_news:
-            return None
-        step = Step(
-            sent_at_s=now_s,
-            deltas=list(self._deltas.values()),
-            stats=totals.stats(self.pool, self.scheduler),
-            started=self._started,
-            queue=queue.ids if queue is not None else None,
-            waits_s=queue.waits_s if queue is not None else None,
-        )
-        totals.end_step()
-        self._deltas, self._started, self._holdings_sent = {}, [], holdings
-        return step
 
     # --- endings -----------------------------------------------------------------------------------------------
 
     def _end(self, request: Request, finish: Finish, now_s: float, error: LocalrunError | None = None) -> None:
         """The request's last delta. Its computed tokens stay as a prefix, unless the step that made them failed."""
-        delta = self._delta(request)
+        delta = self._news.delta(request)
         delta.text += request.text.finish()
         delta.phase, delta.finish, delta.usage = Phase.DONE, finish, request.usage(now_s)
         delta.stop_text = request.text.stopped
@@ -375,7 +344,10 @@ class Engine:
                 self.pool.release(request.seq, request.tokens[: request.n_computed])
             else:
                 self.pool.forget(request.seq)
+        if request.is_late:
+            self._late.finish(request)
         request.sampler.close()
+        self._grammars.drop(request)
         self.scheduler.end(request)
         del self._requests[request.id]
 
@@ -385,7 +357,7 @@ class Engine:
         assert request.seq is not None
         self.pool.release(request.seq, request.tokens[: request.n_computed])
         self.scheduler.preempt(request, self._clock())
-        self._delta(request)
+        self._news.delta(request)
         self.totals.preemptions += 1
 
     def _note_failure(self, error: Exception) -> None:
@@ -401,11 +373,3 @@ class Engine:
             request.n_computed = self.pool.rewind(request.seq, request.n_computed)
             if not error.is_fatal:
                 self._end(request, Finish.ERROR, self._clock(), EngineFailed(str(error)))
-
-    def _delta(self, request: Request) -> Delta:
-        """The request's entry in this step's news, with its counters brought up to date."""
-        delta = self._deltas.get(request.id)
-        if delta is None:
-            delta = self._deltas[request.id] = Delta(request.id, request.phase, 0, 0, tokens=[])
-        delta.phase, delta.n_computed, delta.n_output = request.phase, request.n_computed, request.n_output
-        return delta

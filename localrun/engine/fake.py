@@ -9,7 +9,9 @@ With `n_slots` it begins split: every sequence has its share of the cells for it
 With a `memory_kind` other than attention a sequence is whole or nothing: no part of it can be shared or taken off.
 
 Vocabulary: 256 bytes, then `<|im_start|>`, `<|im_end|>` (ends a generation). Generated tokens are lower-case letters,
-spaces and the two bytes of "é", so that text, partial characters and ends all occur.
+spaces and the two bytes of "é", so that text, partial characters and ends all occur. In the environment,
+LOCALRUN_FAKE_STEP_MS makes every step last so long, LOCALRUN_FAKE_ENDLESS=1 leaves the ends out, and
+LOCALRUN_FAKE_SCRIPTS=1 lets a prompt say what the reply is (see `fake_script`).
 """
 
 from __future__ import annotations
@@ -17,17 +19,23 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from zlib import crc32
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, Sampler, State
+from localrun.engine.constraint import Constraint
+from localrun.engine.fake_script import scripted_token
 from localrun.wire import Sampling, TokenLogprob
 
 IM_START, IM_END = 256, 257
 CONTROL = {"<|im_start|>": IM_START, "<|im_end|>": IM_END}
+_CONTROL_NAMES = {token: name for name, token in CONTROL.items()}
 _CONTROL_TEXT = re.compile("|".join(map(re.escape, CONTROL)))
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz      "
 _LEAD, _TAIL = "é".encode()
@@ -50,14 +58,33 @@ class FakeSampler:
         self._salt = 0 if sampling.temperature <= 0 or sampling.seed is None else sampling.seed
         self._ignore_eos = ignore_eos
         self.is_greedy = self._salt == 0
+        self._constraint: Constraint | None = None
         self.is_closed = False
         backend.n_open_samplers += 1
+
+    def constrain(self, constraint: Constraint) -> None:
+        self._constraint = constraint
 
     def accept(self, tokens: list[int]) -> None:
         pass
 
     def sample(self, row: int) -> int:
-        return next_token(self._backend.digests[row] ^ self._salt, ignore_eos=self._ignore_eos)
+        return self.hold(row)()
+
+    def hold(self, row: int) -> Callable[[], int]:
+        return partial(self._choose, self._backend.digests[row] ^ self._salt, self._backend.scripted.get(row))
+
+    def _choose(self, digest: int, scripted: int | None) -> int:
+        def draw(allowed: NDArray[np.int64] | None) -> int:
+            if scripted is not None and (allowed is None or scripted in allowed):
+                return scripted
+            if allowed is None:
+                return next_token(digest, ignore_eos=self._ignore_eos)
+            return int(allowed[(_mixed(digest) >> 20) % len(allowed)])
+
+        if self._constraint is None:
+            return draw(None)
+        return self._constraint.choose(draw, tries_first=False)
 
     def close(self) -> None:
         if not self.is_closed:
@@ -103,10 +130,13 @@ class FakeBackend:
         self.n_ctx = min(n_cells, n_ctx_train)
         self.batch = Batch(n_batch)
         self.digests: dict[int, int] = {}
+        self.scripted: dict[int, int | None] = {}
         self.n_open_samplers = 0
         self.n_rows_computed = 0
         self.rebuild(split=self.can_split)
         self._step_s = float(os.environ.get("LOCALRUN_FAKE_STEP_MS", "0")) / 1000
+        self._is_endless = os.environ.get("LOCALRUN_FAKE_ENDLESS") == "1"
+        self._takes_scripts = os.environ.get("LOCALRUN_FAKE_SCRIPTS") == "1"
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         tokens: list[int] = []
@@ -122,6 +152,9 @@ class FakeBackend:
             raise ValueError(f"token {token} is not in the vocabulary")
         return bytes([token]) if token < 256 else b""
 
+    def control_text(self, token: int) -> str:
+        return _CONTROL_NAMES.get(token, "")
+
     def decode(self, n_rows: int) -> None:
         if not 0 < n_rows <= self.batch.capacity:
             raise ValueError(f"{n_rows} rows in a batch of {self.batch.capacity}")
@@ -133,7 +166,7 @@ class FakeBackend:
         free = self._find_for(batch.seq[:n_rows].tolist())
         if free is None:
             raise NoRoom(f"{n_rows} rows, {self.n_cells - self.n_used} free cells")
-        self.digests = {}
+        self.digests, self.scripted = {}, {}
         for row in range(n_rows):
             seq, pos, token = int(batch.seq[row]), int(batch.pos[row]), int(batch.token[row])
             self._check_seq(seq)
@@ -144,11 +177,13 @@ class FakeBackend:
             self._at[seq][pos] = free[row]
             if batch.wants_logits[row]:
                 self.digests[row] = digest
+                if self._takes_scripts:
+                    self.scripted[row] = scripted_token(self.tokens_of(seq), start=IM_START, end=IM_END)
         self._occupy(free)
         self.n_rows_computed += n_rows
 
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> FakeSampler:
-        return FakeSampler(self, sampling, ignore_eos=ignore_eos)
+        return FakeSampler(self, sampling, ignore_eos=ignore_eos or self._is_endless)
 
     def sample(self, wanted: Sequence[tuple[Sampler, int]]) -> list[int]:
         return [sampler.sample(row) for sampler, row in wanted]
@@ -312,11 +347,15 @@ class FakeBackend:
 
 def next_token(digest: int, *, ignore_eos: bool = False) -> int:
     """The token that follows a prefix with this digest."""
-    mixed = (digest * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & (2**64 - 1)
+    mixed = _mixed(digest)
     if not ignore_eos and mixed >> 40 & 0xFFFF and (mixed >> 40) % _END_ONE_IN == 0:
         return IM_END
     pick = (mixed >> 20) % (len(_LETTERS) + 2)
     return _LETTERS[pick] if pick < len(_LETTERS) else (_LEAD, _TAIL)[pick - len(_LETTERS)]
+
+
+def _mixed(digest: int) -> int:
+    return (digest * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & (2**64 - 1)
 
 
 def _digest(before: int, token: int) -> int:

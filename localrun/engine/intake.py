@@ -42,6 +42,7 @@ def new_request(submit: Submit, tokens: list[int], backend: Backend, *, target_i
         arrived_at_s=submit.arrived_at_s,
         ends_at_eog=not submit.ignore_eos,
         n_probs=submit.n_probs if submit.logprobs else None,
+        shows_control=submit.show_control,
     )
 
 

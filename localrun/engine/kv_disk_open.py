@@ -29,6 +29,9 @@ def open_disk(opened: Open, backend: Backend, library_build: Callable[[], str]) 
     parameters = {"kv_type": opened.kv_type, "memory": backend.memory_kind.value, "backend": backend.name}
     try:
         build = library_build()
+        if opened.adapters:
+            files = [fingerprint(Path(path), build=build, parameters={}) for path in opened.adapters]
+            parameters["adapters"] = " ".join(file.hex() for file in files)
         return KvDisk(
             Path(opened.kv_folder),
             fingerprint=fingerprint(Path(opened.model_path), build=build, parameters=parameters),

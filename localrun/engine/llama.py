@@ -17,21 +17,18 @@ import numpy as np
 from localrun.engine import devices
 from localrun.engine import sampling as stages
 from localrun.engine.backend import Batch, MemoryKind, Sampler, State
+from localrun.engine.llama_adapters import LlamaAdapters
 from localrun.engine.llama_context import ContextShape, LlamaContext
-from localrun.engine.llama_native import last_problem, log_callback, native
+from localrun.engine.llama_model import load_model
+from localrun.engine.llama_native import log_callback, native
 from localrun.engine.llama_sampler import LlamaSampler
 from localrun.engine.llama_staging import LlamaStaging
 from localrun.engine.llama_vocabulary import LlamaVocabulary
 from localrun.engine.sampling_threads import SamplingThreads
 from localrun.engine.state_blob import StateLayout
-from localrun.errors import BadModelFile, EngineFailed
+from localrun.errors import EngineFailed
 from localrun.wire import Sampling, TokenLogprob
 
-# These do not generate a text from left to right.
-_UNSUPPORTED_KINDS = {
-    "a diffusion": native.llama_model_is_diffusion,
-    "an encoder": native.llama_model_has_encoder,
-}
 # Long prompts that are computed at once, in the background. More of them share one batch; each has a stream of cells.
 STAGING_SEQUENCES = 4
 # Twice the rows of a step: nobody waits for them, and 2,400 tokens took 2.4 s in batches of 768 or 1,024, 2.8 in 512.
@@ -42,7 +39,7 @@ class LlamaBackend:
     """See the module. `n_seqs` sequences for requests, and `n_spare_seqs` for kept prefixes where they are shared.
     Without `may_split` the KV cache is one pool in any case.
 
-    Raises BadModelFile when llama.cpp refuses the file and EngineFailed when it cannot make a context.
+    Raises BadModelFile when llama.cpp refuses the file or an adapter and EngineFailed when it cannot make a context.
     """
 
     def __init__(
@@ -57,11 +54,13 @@ class LlamaBackend:
         kv_type: str,
         n_spare_seqs: int = 0,
         may_split: bool = True,
+        adapters: Sequence[str] = (),
     ) -> None:
         native.llama_log_set(log_callback, None)
         native.llama_backend_init()
         self.n_gpu_layers = n_gpu_layers
-        self._model = _load(path, n_gpu_layers)
+        self._model = load_model(path, n_gpu_layers)
+        self._adapters = LlamaAdapters(self._model, adapters)
         self._vocabulary = LlamaVocabulary(self._model)
         self.n_vocab = self._vocabulary.n_tokens
         self.n_ctx_train = int(native.llama_model_n_ctx_train(self._model))
@@ -87,7 +86,7 @@ class LlamaBackend:
         self.eog_tokens, self.control_tokens = self._vocabulary.eog_tokens, self._vocabulary.control_tokens
         self.bos_token = self._vocabulary.bos_token
         self.tokenize = self._vocabulary.tokenize
-        self.piece = self._vocabulary.piece
+        self.piece, self.control_text = self._vocabulary.piece, self._vocabulary.control_text
         self._sampling = SamplingThreads(n_threads, self.n_vocab)
 
     # --- computing ---------------------------------------------------------------------------------------------
@@ -237,7 +236,10 @@ class LlamaBackend:
 
     def _new_context(self, n_cells: int, n_seqs: int, n_batch: int, *, split: bool) -> LlamaContext:
         shape = ContextShape(n_cells, n_seqs, n_batch, self.n_threads, self._kv_type, split and n_seqs > 1)
-        return LlamaContext(self._model, shape, kind=self.memory_kind, n_window=self._n_window, n_vocab=self.n_vocab)
+        kind, window = self.memory_kind, self._n_window
+        context = LlamaContext(self._model, shape, kind=kind, n_window=window, n_vocab=self.n_vocab)
+        self._adapters.apply(context.native)
+        return context
 
     def _close_contexts(self) -> None:
         if self._staging is not None:
@@ -254,20 +256,12 @@ class LlamaBackend:
         return StateLayout.of(state) if state else None
 
 
-def _load(path: str, n_gpu_layers: int) -> Any:
-    """A model handle. The file is mapped into memory, not read. Raises BadModelFile."""
-    params = native.llama_model_default_params()
-    params.n_gpu_layers = n_gpu_layers
-    model = native.llama_model_load_from_file(path.encode(), params)
-    if not model:
-        raise BadModelFile(f"llama.cpp cannot load {path}: {last_problem()}")
-    for kind, is_kind in _UNSUPPORTED_KINDS.items():
-        if is_kind(model):
-            native.llama_model_free(model)
-            raise BadModelFile(f"{path} is {kind} model, which localrun does not run yet; choose a decoder-only one")
-    return model
-
-
 def gpu_free_bytes() -> int | None:
     """Free memory of all GPUs; None where this build cannot use one."""
     return devices.gpu_free_bytes(native._lib) if native.llama_supports_gpu_offload() else None
+
+
+def gpus() -> list[tuple[str, int, bool, int]]:
+    """See `devices.gpus`; empty where this build cannot use a GPU."""
+    native.llama_backend_init()
+    return devices.gpus(native._lib) if native.llama_supports_gpu_offload() else []

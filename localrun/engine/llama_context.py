@@ -59,7 +59,7 @@ class LlamaContext:
         self._memory = native.llama_get_memory(self.native)
         self.n_cells = int(native.llama_n_ctx(self.native))
         self.batch = Batch(int(native.llama_n_batch(self.native)))
-        self._native_batch, self._batch_memory = _native_batch(self.batch)
+        self._native_batch, self._batch_memory = native_batch(self.batch)
         self._state_buffer = bytearray()
 
     def decode(self, n_rows: int) -> None:
@@ -67,9 +67,9 @@ class LlamaContext:
         batch = self.batch
         if not 0 < n_rows <= batch.capacity:
             raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
-        _check_range("token", batch.token[:n_rows], self._n_vocab)
-        _check_range("sequence", batch.seq[:n_rows], self.n_seqs)
-        _check_range("position", batch.pos[:n_rows], self.n_cells)
+        check_range("token", batch.token[:n_rows], self._n_vocab)
+        check_range("sequence", batch.seq[:n_rows], self.n_seqs)
+        check_range("position", batch.pos[:n_rows], self.n_cells)
         if np.count_nonzero(batch.wants_logits[:n_rows]) > self.n_seqs:
             raise ValueError(f"more than {self.n_seqs} rows want logits")
         self._native_batch.n_tokens = n_rows
@@ -177,7 +177,7 @@ def _params(shape: ContextShape, kind: MemoryKind) -> Any:
     return params
 
 
-def _native_batch(batch: Batch) -> tuple[Any, tuple[NDArray[Any], ...]]:
+def native_batch(batch: Batch) -> tuple[Any, tuple[NDArray[Any], ...]]:
     """A `llama_batch` over the arrays of `batch`, so that filling rows is filling numpy arrays.
 
     Each row's list of sequences is a pointer to its entry of `batch.seq`. The second value owns memory that the first
@@ -194,6 +194,7 @@ def _native_batch(batch: Batch) -> tuple[Any, tuple[NDArray[Any], ...]]:
     return fields, (n_seq_id, addresses)
 
 
-def _check_range(what: str, values: NDArray[np.int32], limit: int) -> None:
+def check_range(what: str, values: NDArray[np.int32], limit: int) -> None:
+    """Raises ValueError unless all of some batch's values are within [0, limit)."""
     if values.min() < 0 or values.max() >= limit:
         raise ValueError(f"a {what} of the batch is not within [0, {limit})")

@@ -5,21 +5,27 @@ Owner: the engine's main thread. Does not: decide which stages there are (`sampl
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine import sampling as stages
+from localrun.engine.constraint import DEAD_END, Constraint
 from localrun.engine.llama_native import native
+
+# llama_token_data
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 
 class LlamaSampler:
     """A native sampler chain; an argmax in its place where the chain would be nothing else.
 
     `draw` applies a native chain to a row of the last decode, `logits` gives the row as a view of native memory. Tokens
-    in `banned` are never chosen.
+    in `banned` are never chosen, nor what a constraint does not allow.
     """
 
     def __init__(
@@ -34,6 +40,9 @@ class LlamaSampler:
         self._draw = draw
         self._logits = logits
         self._banned = banned
+        self._n_vocab = n_vocab
+        self._constraint: Constraint | None = None
+        self._candidates: NDArray[np.void] | None = None
         self._window = next((stage.last_n for stage in chain if isinstance(stage, stages.Penalties)), 0)
         self._chain: Any = None
         self.is_greedy = list(chain) == [stages.Greedy()]
@@ -42,11 +51,29 @@ class LlamaSampler:
             for stage in chain:
                 native.llama_sampler_chain_add(self._chain, _native_stage(stage, n_vocab))
 
+    def constrain(self, constraint: Constraint) -> None:
+        self._constraint, self.is_greedy = constraint, False
+
     def accept(self, tokens: list[int]) -> None:
         for token in tokens[-self._window :] if self._window else ():
             native.llama_sampler_accept(self._chain, token)
 
     def sample(self, row: int) -> int:
+        if self._constraint is None:
+            return self._sample_free(row)
+        return self._sample_constrained(self._logits(row))
+
+    def hold(self, row: int) -> Callable[[], int]:
+        return partial(self._sample_constrained, self._logits(row).copy())
+
+    def _sample_constrained(self, logits: NDArray[np.float32]) -> int:
+        assert self._constraint is not None
+        token = self._constraint.choose(lambda allowed: self._choose(logits, allowed), tries_first=self._chain is None)
+        if self._chain is not None and token != DEAD_END:
+            native.llama_sampler_accept(self._chain, token)
+        return token
+
+    def _sample_free(self, row: int) -> int:
         if self._chain is not None and not self._banned.size:
             return self._draw(self._chain, row)
         logits = self._logits(row)
@@ -56,6 +83,23 @@ class LlamaSampler:
         token = int(logits.argmax()) if self._chain is None else self._draw(self._chain, row)
         logits[self._banned] = saved
         return token
+
+    def _choose(self, logits: NDArray[np.float32], allowed: NDArray[np.int64] | None) -> int:
+        """A token out of `allowed` (all if None). The chain sees no others, so the fewer
+        there are the less time it takes, and is not told which one it was."""
+        if allowed is None and (self._chain is not None or self._banned.size):
+            allowed = np.delete(np.arange(self._n_vocab), self._banned)
+        if self._chain is None:
+            return int(logits.argmax()) if allowed is None else int(allowed[logits[allowed].argmax()])
+        assert allowed is not None
+        if self._candidates is None:
+            self._candidates = np.zeros(self._n_vocab, _CANDIDATE)
+        candidates = self._candidates[: allowed.size]
+        candidates["id"], candidates["logit"], candidates["p"] = allowed, logits[allowed], 0
+        data = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(native.llama_token_data))
+        array = native.llama_token_data_array(data=data, size=allowed.size, selected=-1, sorted=False)
+        native.llama_sampler_apply(self._chain, ctypes.byref(array))
+        return int(array.data[array.selected].id)
 
     def close(self) -> None:
         if self._chain is not None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import signal
 import sys
 import threading
@@ -25,7 +24,9 @@ import psutil
 from localrun import wire
 from localrun.engine import devices, prompt
 from localrun.engine.backend import Backend
+from localrun.engine.embedding.embedder import Embedder
 from localrun.engine.engine import Engine, Limits
+from localrun.engine.inbox import Inbox as EngineInbox
 from localrun.engine.kv_disk_open import open_disk
 from localrun.engine.kv_fingerprint import library_build
 from localrun.engine.outbox import Outbox
@@ -46,35 +47,7 @@ FLUSH_TIMEOUT_S = 2.0
 
 FAILED, BROKEN_PIPE = 1, 2
 
-
-class Inbox:
-    """Work from the reader for the main thread.
-
-    A SimpleQueue, because a signal handler puts into it too: its `put` may interrupt itself, which a lock or an event
-    would not survive.
-    """
-
-    def __init__(self) -> None:
-        self._items: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
-        self.exit_code = 0
-
-    def put(self, item: Callable[[Engine], None]) -> None:
-        self._items.put(item)
-
-    def leave(self, exit_code: int) -> None:
-        """Let the main loop end."""
-        self.exit_code = self.exit_code or exit_code
-        self._items.put(None)
-
-    def drain(self, engine: Engine, *, wait: bool) -> bool:
-        """Run everything that waits; first sleep until there is something if `wait`. False when it is time to go."""
-        try:
-            while (item := self._items.get(block=wait)) is not None:
-                item(engine)
-                wait = False
-        except queue.Empty:
-            return True
-        return False
+Inbox = EngineInbox[Engine]
 
 
 def main(argv: list[str]) -> int:
@@ -93,6 +66,10 @@ def main(argv: list[str]) -> int:
     if not isinstance(first, wire.Open):
         return BROKEN_PIPE
     logging.getLogger().setLevel(first.log_level.upper())
+    if first.pooling is not None:
+        from localrun.engine.embedding import process as embedding
+
+        return embedding.run(first, _fake_embedder if "--fake" in argv else _llama_embedder, frames_in, frames_out)
     started_at_s = time.monotonic()
     limits = Limits(first.n_slots, first.max_queue, first.target_itl_s, first.ram_cache_bytes)
     try:
@@ -247,6 +224,30 @@ def _llama_backend(opened: wire.Open) -> Backend:
         n_seqs=opened.n_slots,
         n_spare_seqs=_n_spare_sequences(opened),
         n_batch=_n_rows(opened),
+        n_threads=opened.n_threads or physical_cores(),
+        n_gpu_layers=_gpu_layers(opened, llama.gpu_free_bytes()),
+        kv_type=opened.kv_type,
+        adapters=opened.adapters,
+    )
+
+
+def _fake_embedder(opened: wire.Open) -> Embedder:
+    from localrun.engine.embedding.fake import FakeEmbedder
+
+    assert opened.pooling is not None
+    return FakeEmbedder(pooling=opened.pooling, n_ctx=opened.n_kv_cells, n_rows=opened.n_batch)
+
+
+def _llama_embedder(opened: wire.Open) -> Embedder:
+    from localrun.engine import llama
+    from localrun.engine.embedding.llama import LlamaEmbedder
+
+    assert opened.pooling is not None
+    return LlamaEmbedder(
+        opened.model_path,
+        pooling=opened.pooling,
+        n_ctx=opened.n_kv_cells,
+        n_rows=opened.n_batch,
         n_threads=opened.n_threads or physical_cores(),
         n_gpu_layers=_gpu_layers(opened, llama.gpu_free_bytes()),
         kv_type=opened.kv_type,

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from localrun.engine.backend import Sampler
+from localrun.engine.constraint import Constraint
 from localrun.engine.detokenize import TextStream
 from localrun.wire import Lane, Phase, Usage
 
@@ -37,6 +38,10 @@ class Request:
     arrived_at_s: float = 0.0
     ends_at_eog: bool = True
     n_probs: int | None = None
+    shows_control: bool = False
+    awaits_grammar: bool = False
+    is_late: bool = False
+    constraint: Constraint | None = None
 
     seq: int | None = None
     slot: int | None = None

@@ -214,7 +214,7 @@ class Scheduler:
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self.running:
-            if not request.is_staged:
+            if not (request.is_staged or request.is_late):
                 (decoding if request.n_pending == 1 else prefilling).append(request)
         decoding.sort(key=_by_seq)
         streams = [Grant(request, 1) for request in decoding[:n_free]]
@@ -259,7 +259,7 @@ class Scheduler:
     @property
     def has_streams(self) -> bool:
         """Whether anybody runs who is not in the background."""
-        return any(not request.is_staged for request in self.running)
+        return any(not (request.is_staged or request.is_late) for request in self.running)
 
     @property
     def target_s(self) -> float | None:
@@ -281,7 +281,7 @@ class Scheduler:
 
     def is_short(self, plan: StepPlan) -> bool:
         """Whether `plan` leaves a stream out, or everybody, for want of cells."""
-        here = [request for request in self.running if not request.is_staged]
+        here = [request for request in self.running if not (request.is_staged or request.is_late)]
         n_decoding = 0 if plan.n_prefill_rows and not plan.n_decode_rows else sum(r.n_pending == 1 for r in here)
         return plan.n_decode_rows < n_decoding or (plan.n_rows == 0 and bool(here))
 

@@ -33,6 +33,8 @@ from starlette.types import ASGIApp
 from localrun.config import Settings
 from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
 from localrun.server import native
+from localrun.server.anthropic import routes as anthropic
+from localrun.server.embedding import routes as embedding
 from localrun.server.http import failures, listener
 from localrun.server.http.activity import Activity
 from localrun.server.http.connection import BoundedConnection
@@ -40,12 +42,15 @@ from localrun.server.http.limits import Limits
 from localrun.server.ollama import routes as ollama
 from localrun.server.openai import routes as openai
 from localrun.server.runtime import Runtime
+from localrun.server.service_notify import READY, STOPPING, ServiceNotify
 
 # After the engines have ended every stream has its last event; this is only for those events to leave.
 _CLOSE_TIMEOUT_S = 5
 # Connections without a request stay open this long. Clients reuse them, and each one costs little.
 _KEEP_ALIVE_S = 5
 _BACKLOG = 512
+# An idle daemon with a download under way is looked at this often.
+_PULL_POLL_S = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +67,13 @@ def build(settings: Settings, runtime: Runtime) -> ASGIApp:
             await runtime.stop()
 
     app = Starlette(
-        routes=[*ollama.routes(runtime), *openai.routes(runtime), *native.routes(runtime)],
+        routes=[
+            *embedding.routes(runtime),
+            *ollama.routes(runtime),
+            *openai.routes(runtime),
+            *anthropic.routes(runtime),
+            *native.routes(runtime),
+        ],
         lifespan=lifespan,
         exception_handlers={HTTPException: _unrouted},
     )
@@ -116,10 +127,13 @@ class _Daemon(uvicorn.Server):
         self._activity = activity
         self._url = url
         self._idle_exit_s = idle_exit_s
+        self._notify = ServiceNotify()
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         await super().startup(sockets)
         print(f"localrun is listening on {self._url}", flush=True)
+        if self.started:
+            self._notify.send(READY, f"listening on {self._url}")
 
     async def main_loop(self) -> None:
         """Returns when the runtime has ended. The server closes its connections after that: a stream ends when its
@@ -128,6 +142,7 @@ class _Daemon(uvicorn.Server):
         await self._runtime.shutdown_requested.wait()
         if idle is not None:
             idle.cancel()
+        self._notify.send(STOPPING)
         _log.info("stopping")
         await self._runtime.stop()
 
@@ -156,8 +171,8 @@ class _Daemon(uvicorn.Server):
     async def _watch_idle(self) -> None:
         assert self._idle_exit_s is not None
         # Nothing happens at the end of an idle time, so there is no event to wait for.
-        while (remaining_s := self._idle_exit_s - self._activity.idle_s()) > 0:  # noqa: ASYNC110
-            await asyncio.sleep(remaining_s)
+        while (remaining_s := self._idle_exit_s - self._activity.idle_s()) > 0 or self._runtime.pulls.n_running:  # noqa: ASYNC110
+            await asyncio.sleep(remaining_s if remaining_s > 0 else _PULL_POLL_S)
         _log.info("idle for %g s", self._idle_exit_s)
         self._runtime.request_shutdown()
 
@@ -182,3 +197,5 @@ def _configure_logging(level: str) -> None:
     )
     # Its own lines on starting and stopping say what ours say.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
+    # It writes down every address it asks, and those of downloads carry what lets anybody use them.
+    logging.getLogger("httpx2").setLevel(max(logging.WARNING, logging.getLogger().level))

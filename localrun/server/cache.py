@@ -39,7 +39,10 @@ class Cache:
         folders = await asyncio.to_thread(kv_folders.survey, self._folder)
         rows: dict[str, CacheRow] = {}
         for resident in self._residents():
-            rows[str(resident.key)] = _row_of_engine(resident.row(self._settings.target_itl_s))
+            # A file that is loaded twice (with other adapters, or for vectors) is two rows; the first one has the disk.
+            owner = str(resident.key)
+            owner = f"{owner} {resident.link.pid}" if owner in rows else owner
+            rows[owner] = _row_of_engine(resident.row(self._settings.target_itl_s))
         for folder in folders:
             if not folder.files:
                 continue

@@ -8,6 +8,8 @@
     DELETE /localrun/v1/requests/ID     cancels it: {"id": ..., "cancelled": true}; 404 unknown, 409 has ended
     GET    /localrun/v1/cache           CacheReport: what is kept of each model's prompts
     DELETE /localrun/v1/cache           CacheCleared: forgets it; ?model=NAME for one model, ?tier=ram or disk
+    GET    /localrun/v1/logs            Server-Sent Events, `event: log` (see logs.py)
+    GET    /localrun/v1/fit             how a model would be opened here: ?model=NAME (fit.py)
     POST   /localrun/v1/shutdown        asks the daemon to end: {"status": "stopping"}
     GET    /metrics                     Prometheus
 
@@ -26,6 +28,7 @@ from starlette.routing import Route
 
 import localrun
 from localrun.errors import BadRequest, Unavailable
+from localrun.server import fit, garbage, logs, pull_routes
 from localrun.server.http.endpoint import route
 from localrun.server.http.exchange import Exchange
 from localrun.server.runtime import Runtime
@@ -49,6 +52,10 @@ def routes(runtime: Runtime) -> list[Route]:
         route("/localrun/v1/cache", runtime, _cache, methods=["GET"]),
         route("/localrun/v1/cache", runtime, _clear_cache, methods=["DELETE"]),
         route("/localrun/v1/shutdown", runtime, _shutdown, methods=["POST"]),
+        *pull_routes.routes(runtime),
+        *garbage.routes(runtime),
+        *fit.routes(runtime),
+        *logs.routes(runtime),
         route("/metrics", runtime, _metrics, methods=["GET"]),
     ]
 

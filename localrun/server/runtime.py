@@ -18,7 +18,7 @@ import contextlib
 import os
 
 from localrun import kv_folders
-from localrun.config import Settings, folders, models_folder
+from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import Unavailable
 from localrun.models.store import Store
 from localrun.server.cache import Cache
@@ -26,7 +26,10 @@ from localrun.server.engines.link import engine_command
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.jobs.job import Ask, Job
 from localrun.server.jobs.registry import Registry
+from localrun.server.metering.log_feed import LogFeed
 from localrun.server.metering.telemetry import Telemetry
+from localrun.server.pulls import Pulls
+from localrun.server.quantizer import Quantizer
 from localrun.server.templates.renderer import TemplateRenderer
 from localrun.snapshot import EngineRow
 
@@ -42,11 +45,13 @@ class Runtime:
         fake = fake_engines or os.environ.get("LOCALRUN_FAKE_ENGINE") == "1"
         kv_folder = kv_folders.kv_folder(folders().cache)
         self.settings = settings
-        self.store = store if store is not None else Store(models_folder(settings))
+        self.store = store if store is not None else Store(models_folder(settings), model_dirs=model_dirs(settings))
+        self.quantizer = Quantizer(self.store, n_threads=settings.threads)
         self.renderer = TemplateRenderer(
             timeout_s=settings.template_timeout_s, output_bytes=settings.template_output_bytes
         )
         self.registry = Registry()
+        self.logs = LogFeed()
         self.telemetry = Telemetry(settings, self.registry, self._engine_rows)
         self.supervisor = Supervisor(
             settings,
@@ -58,13 +63,18 @@ class Runtime:
             kv_folder=kv_folder,
         )
         self.cache = Cache(settings, self.store, residents=self.supervisor.residents, folder=kv_folder)
+        self.pulls = Pulls(
+            self.store, journal=folders().state / "pulls.json", rate_bytes_per_s=settings.pull_rate_bytes_per_s
+        )
         self.shutdown_requested = asyncio.Event()
         self._stopped: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Starts what runs beside requests. Models are loaded by requests."""
+        self.logs.start()
         await self.renderer.start()
         self.supervisor.start()
+        await self.pulls.start()
 
     def job(self, ask: Ask) -> Job:
         """A new job, seen by the registry from now on. Enter it, or it stays there. Raises Unavailable at shutdown."""
@@ -88,8 +98,10 @@ class Runtime:
     async def _stop(self) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.registry.idle.wait(), STOP_GRACE_S)
+        await self.pulls.stop()
         await self.supervisor.stop()
         await self.renderer.stop()
+        self.logs.stop()
 
     def _engine_rows(self) -> list[EngineRow]:
         return self.supervisor.loaded()

@@ -62,6 +62,7 @@ class FakeDaemon(ThreadingHTTPServer):
         self.bodies: list[tuple[str, Any]] = []
         self.refusal: tuple[int, dict[str, Any], dict[str, str]] | None = None
         self.hold = False
+        self.answers: dict[str, object] = {}
         self.left = threading.Event()
         self.is_gone = False
 
@@ -94,6 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
             "/api/ps": {"models": [MODEL_ROW]},
             "/localrun/v1/snapshot": SNAPSHOT,
             "/localrun/v1/cache": CACHE,
+            **self.server.answers,
         }
         if self.path == "/health":
             self._answer(*self.server.health)
@@ -101,6 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, self.server.root.decode(), {})
         elif self.path in pages:
             self._answer(200, pages[self.path], {})
+        elif self.path.startswith("/localrun/v1/catalog"):
+            self._answer(200, {"models": []}, {})
         else:
             self._answer(404, {"error": "no such page"}, {})
 

@@ -9,9 +9,9 @@ def test_columns(localrun, daemon):
     ended = localrun("list", port=daemon.port)
     assert ended.returncode == 0, ended.stderr
     header, row = ended.stdout.splitlines()
-    assert header.split() == ["NAME", "ID", "SIZE", "MODIFIED"]
+    assert header.split() == ["NAME", "ID", "SIZE", "QUANT", "PARAMETERS", "CONTEXT", "MODIFIED", "SOURCE", "LOADED"]
     assert row.startswith("tiny  0123456789ab  9.5 MB  ")
-    assert row.endswith("days ago")
+    assert "days ago" in row
 
 
 def test_json(localrun, daemon):

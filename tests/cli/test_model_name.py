@@ -25,3 +25,14 @@ def test_files_become_absolute(name, tmp_path, monkeypatch):
 def test_home_and_absolute_paths():
     assert for_daemon("~/m/x.gguf") == str(Path.home() / "m" / "x.gguf")
     assert for_daemon("/m/x.gguf") == "/m/x.gguf"
+
+
+def test_a_file_of_a_repository_on_the_hub_is_no_path():
+    for name in (
+        "owner/repo:model-Q4_0.gguf",
+        "hf.co/owner/repo@v1:m.gguf",
+        "https://huggingface.co/owner/repo:m.gguf",
+    ):
+        assert for_daemon(name) == name
+    for path in ("./owner/repo:m.gguf", "../repo:m.gguf", "repo:m.gguf", "/owner/repo:m.gguf"):
+        assert for_daemon(path) == str(Path(path).absolute())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import httpx
 import openai
+import pydantic
 import pytest
 
 from tests.daemon import Daemon
@@ -104,6 +106,35 @@ def test_completions(client: openai.OpenAI) -> None:
     assert text == answer.choices[0].text
 
 
+class Weather(pydantic.BaseModel):
+    """Every value of it is short, so that the smallest model comes to an end."""
+
+    city: Literal["Paris", "London"]
+    is_warm: bool
+
+
+def test_a_parsed_answer(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.parse(model="tiny", messages=MESSAGES, response_format=Weather, temperature=0)
+    assert answer.choices[0].finish_reason == "stop"
+    assert isinstance(answer.choices[0].message.parsed, Weather)
+
+
+def test_the_best_of_several(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="tiny", prompt="Once upon", max_tokens=8, best_of=4, n=2, seed=1, logprobs=0,
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    means = [
+        sum(choice.logprobs.token_logprobs or ()) / len(choice.logprobs.tokens or ())
+        for choice in answer.choices
+        if choice.logprobs is not None
+    ]
+    assert len(means) == 2
+    assert means == sorted(means, reverse=True), "the most probable one comes first"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 32
+
+
 def test_errors_become_the_sdk_s_exceptions(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="gpt-4", messages=MESSAGES)
@@ -115,7 +146,7 @@ def test_errors_become_the_sdk_s_exceptions(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "many words " * 9000}])
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError):
-        client.embeddings.create(model="tiny", input="x")
+        client.moderations.create(model="tiny", input="x")
 
 
 async def test_the_async_client(daemon: Daemon) -> None:

@@ -9,7 +9,7 @@ from localrun.engine.engine import Engine, Limits
 from localrun.engine.fake import IM_END, FakeBackend, next_token
 from localrun.engine.fake import _digest as digest
 from localrun.engine.kv_pool import KvPool
-from localrun.wire import ChosenLogprob, Delta, Finish, Lane, Sampling, Step, Submit
+from localrun.wire import ChosenLogprob, Delta, Finish, Grammar, Lane, Sampling, Step, Submit
 
 GREEDY = Sampling(temperature=0)
 
@@ -70,6 +70,8 @@ class Harness:
         deadline_s: float | None = None,
         sampling: Sampling = GREEDY,
         n_probs: int | None = None,
+        grammar: Grammar | None = None,
+        show_control: bool = False,
     ) -> None:
         tokens = self.backend.tokenize(prompt, parse_special=True) if isinstance(prompt, str) else list(prompt)
         submit = Submit(
@@ -85,6 +87,8 @@ class Harness:
             arrived_at_s=self.now_s,
             logprobs=n_probs is not None,
             n_probs=n_probs or 0,
+            grammar=grammar,
+            show_control=show_control,
         )
         self.engine.submit(submit, tokens)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localrun.engine import llama, llama_vocabulary
+from localrun.engine import llama_model, llama_vocabulary
 from localrun.engine.backend import DecodeFailed
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.llama import LlamaBackend
@@ -286,7 +286,7 @@ def test_a_file_that_is_no_model_is_refused_by_name(tiny_gguf: Path, tmp_path: P
 
 
 def test_a_kind_of_model_that_writes_no_text_is_refused(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(llama._UNSUPPORTED_KINDS, "a diffusion", lambda model: True)
+    monkeypatch.setitem(llama_model._UNSUPPORTED_KINDS, "a diffusion", lambda model: True)
     with pytest.raises(BadModelFile, match="a diffusion model"):
         open_tiny(tiny_gguf)
 

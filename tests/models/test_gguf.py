@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localrun.errors import BadModelFile
@@ -87,7 +88,8 @@ FAULTS: dict[str, tuple[bytes, str]] = {
         file_bytes((*ENTRIES[:4], entry("llama.attention.head_count", 5, u32(-4)), *ENTRIES[5:])),
         "head_count",
     ),
-    "part of a split model": (file_bytes((*ENTRIES, entry("split.count", U32, u32(3)))), "one of 3 parts"),
+    "split under another name": (file_bytes((*ENTRIES, entry("split.count", U32, u32(3)))), "the first of 3 files"),
+    "split number of 32 bits": (file_bytes((*ENTRIES, entry("split.no", U32, u32(0)))), "no 16-bit number"),
     "an adapter": (file_bytes((*ENTRIES, entry("general.type", STRING, text("adapter")))), "not a language model"),
     "tensor name of 64 bytes": (file_bytes(tensors=(tensor("n" * 64, (64, 4), TYPE_Q4_0, 0),)), "limit is 63"),
     "tensor name of -1 bytes": (file_bytes(tensors=(u64(-1) + b"name",)), "limit is 63"),
@@ -242,6 +244,67 @@ def test_files_of_the_gguf_package_are_read(tmp_path: Path) -> None:
     assert content[whole.offset : whole.offset + whole.size_bytes] == weights.tobytes()
     assert content[half.offset : half.offset + half.size_bytes] == weights.astype(np.float16).tobytes()
     assert content[eight.offset : eight.offset + eight.size_bytes] == quantized.tobytes()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_file_for_big_endian_machines_is_refused_with_the_way_out(version: int, tmp_path: Path) -> None:
+    path = tmp_path / "swapped.gguf"
+    writer = gguf.GGUFWriter(path, "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.add_context_length(2048)
+    writer.add_tensor("token_embd.weight", np.zeros((3, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    content = bytearray(path.read_bytes())
+    content[4:8] = struct.pack(">I", version)
+    path.write_bytes(content)
+    with pytest.raises(BadModelFile, match=r"made for a big-endian machine.*convert it again"):
+        read_header(path)
+
+
+@pytest.fixture(scope="module")
+def real_head(tiny_gguf: Path) -> bytes:
+    """The header of a model with a vocabulary, and nothing behind it."""
+    return tiny_gguf.read_bytes()[: read_header(tiny_gguf).data_offset]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_real_header_with_anything_changed_is_read_or_refused_within_its_memory(
+    data: st.DataObject, real_head: bytes, tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Bytes overwritten with numbers that break parsers, pieces cut out or repeated; the file keeps its real size."""
+    head = bytearray(real_head)
+    for _ in range(data.draw(st.integers(1, 4), label="changes")):
+        start = data.draw(st.integers(0, len(head) - 9) | st.integers(0, 700), label="start")
+        match data.draw(st.sampled_from(("overwrite", "cut", "repeat")), label="change"):
+            case "overwrite":
+                value = data.draw(
+                    st.sampled_from((0, 1, 1 << 31, 1 << 32, 1 << 63, (1 << 64) - 1, 8, 9)), label="value"
+                )
+                head[start : start + 8] = struct.pack("<Q", value)
+            case "cut":
+                del head[start : start + data.draw(st.integers(1, 40), label="length")]
+            case _:
+                piece = head[start : start + data.draw(st.integers(1, 200), label="length")]
+                head[start:start] = piece
+    path = tmp_path_factory.getbasetemp() / "changed.gguf"
+    path.write_bytes(head)
+    os.truncate(path, tiny_gguf.stat().st_size)
+    tracemalloc.start()
+    try:
+        header = read_header(path)
+        header.control_tokens()
+        assert header.weights_bytes <= header.size_bytes
+        assert all(0 < t.offset <= t.offset + t.size_bytes <= header.size_bytes for t in header.tensors)
+        estimate(header, n_kv_cells=4096, n_slots=8, n_ubatch=512, kv_type="f16")
+    except BadModelFile:
+        pass
+    finally:
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak_bytes < 64 * 1024 * 1024
 
 
 flips = st.lists(st.tuples(st.integers(0, len(VALID) - len(DATA) - 1), st.integers(0, 255)), min_size=1, max_size=6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from localrun.errors import BadRequest
 from localrun.models.gguf import read_header
 from localrun.models.header import Header, TensorInfo, Value
 from localrun.models.memory import MAX_SEQUENCES, SPARE_SEQUENCES, MemoryEstimate, estimate
+from localrun.models.repacked import repacked_bytes
 from localrun.models.synthesize import synthesize
 
 
@@ -65,7 +67,8 @@ def test_cells_come_in_steps_of_256() -> None:
 
 def test_the_total_is_the_sum_and_grows_with_cells() -> None:
     small, large = estimate_8b(n_kv_cells=4096), estimate_8b(n_kv_cells=32_768)
-    assert small.total_bytes == small.weights_bytes + small.kv_bytes + small.compute_bytes + small.staging_bytes
+    without_process = small.weights_bytes + small.kv_bytes + small.compute_bytes + small.staging_bytes
+    assert small.total_bytes == without_process + small.process_bytes
     assert large.compute_bytes > small.compute_bytes
     assert large.total_bytes > small.total_bytes
 
@@ -86,3 +89,29 @@ def test_long_prompts_in_the_background_have_cells_and_buffers_of_their_own(tmp_
     one, eight = (estimate(header, n_kv_cells=4096, n_slots=n, n_ubatch=512, kv_type="f16") for n in (1, 8))
     assert one.staging_bytes == 0, "one slot has no background"
     assert eight.staging_bytes > eight.kv_bytes // 2, "four of eight streams, and buffers"
+
+
+def test_a_gpu_has_one_pool_and_no_background() -> None:
+    one_pool = estimate(make_header(), n_kv_cells=8192, n_slots=8, n_ubatch=512, kv_type="f16", may_split=False)
+    assert one_pool.staging_bytes == 0
+    assert one_pool.total_bytes < estimate_8b().total_bytes
+    assert one_pool.compute_bytes > estimate_8b().compute_bytes, "rows of logits for kept prefixes"
+
+
+@pytest.mark.parametrize(
+    ("machine", "type_name", "is_copied"),
+    [
+        ("x86_64", "Q4_0", True), ("AMD64", "Q4_K", True), ("x86_64", "Q8_0", False), ("arm64", "Q8_0", True),
+        ("aarch64", "F16", False), ("riscv64", "Q4_0", False),
+    ],
+)  # fmt: skip
+def test_weights_that_are_copied_at_load_are_resident_twice(machine: str, type_name: str, is_copied: bool) -> None:
+    embedding = TensorInfo("token_embd.weight", (256, 800), type_name, 0, 100)
+    norm = TensorInfo("blk.0.attn_norm.weight", (256,), "F32", 0, 1024)
+    narrow = TensorInfo("blk.0.attn_k.weight", (256, 12), type_name, 0, 1000)
+    matrix = TensorInfo("blk.0.attn_q.weight", (256, 16), type_name, 0, 7000)
+    last = matrix._replace(name="blk.0.attn_output.weight", size_bytes=9000)
+    header = dataclasses.replace(make_header(), tensors=(embedding, matrix, norm, narrow, last))
+    assert repacked_bytes(header, machine) == 7000 * is_copied, "what lies at the end is unmapped"
+    needed = estimate_8b(header)
+    assert needed.resident_bytes == needed.total_bytes + repacked_bytes(header)

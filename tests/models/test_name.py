@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from localrun.errors import BadRequest
+from localrun.models.manifest import Key
 from localrun.models.name import Kind, ModelName
 
 
@@ -22,6 +27,10 @@ def test_the_built_in_model(text: str) -> None:
         ("tiny:q8_0", "tiny", "q8_0"),
         ("owner/model", "owner/model", None),
         ("hf.co/owner/model:Q4_0", "hf.co/owner/model", "Q4_0"),
+        ("https://huggingface.co/owner/model", "huggingface.co/owner/model", None),
+        ("owner/model:model-Q4_0.gguf", "owner/model", "model-Q4_0.gguf"),
+        ("hf.co/owner/model@v1.0:Q4_0", "hf.co/owner/model@v1.0", "Q4_0"),
+        ("127.0.0.1:5000/library/model:tag", "127.0.0.1:5000/library/model", "tag"),
         ("console", "console", None),
     ],
 )
@@ -45,7 +54,10 @@ def test_paths(text: str) -> None:
         ":tag", "name:a:b", "name:tag/x", "name:..", "na..me", "%2e%2e", "%2e%2e/x", "-rf", ".hidden", "~/x", "a\\b",
         "a\0b", "a\nb", "a\x7fb", "tinу", "ｔｉｎｙ", "n" * 129, "n:" + "t" * 129, "n" * 5000, "CON", "nul", "aux.txt",
         "owner/com1", "name:lpt9", "../model.gguf", "a/../model.gguf", "..\\model.gguf", "a\0.gguf", "con.gguf",
-        "/tmp/NUL.gguf", "/" + "d/" * 2048 + "m.gguf", "\udcff.gguf",
+        "/tmp/NUL.gguf", "/" + "d/" * 2048 + "m.gguf", "\udcff.gguf", "http://host/owner/name", "model@v1", "dot.",
+        "owner/dot.:tag", "host/owner/name@v1", "owner/name@", "owner/na@me@v1", "own@er/name", "owner/name@../x",
+        "host:port/owner/name", "host:99999999/owner/name", "owner:1/name", "https://hf.co/owner/name/tree/main",
+        "owner/con@main", "name:tag.", "оwner/name", "owner/name:Ｑ4_0", "owner/name\u200b",
     ],
 )  # fmt: skip
 def test_what_is_no_name(text: str) -> None:
@@ -55,3 +67,55 @@ def test_what_is_no_name(text: str) -> None:
     assert caught.value.message.startswith("the model name ")
     assert len(caught.value.message) < 500
     caught.value.message.encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_hub", "registry_host", "repo", "revision"),
+    [
+        ("owner/name:Q8_0", True, "", "owner/name", ""),
+        ("hf.co/Owner/Name@abc:Q8_0", True, "", "Owner/Name", "abc"),
+        ("HUGGINGFACE.co/owner/name", True, "", "owner/name", ""),
+        ("registry.ollama.ai/library/name:tag", False, "registry.ollama.ai", "library/name", ""),
+        ("Localhost:5000/owner/name", False, "localhost:5000", "owner/name", ""),
+        ("name:tag", False, "", "name", ""),
+    ],
+)
+def test_where_a_name_points(text: str, is_hub: bool, registry_host: str, repo: str, revision: str):
+    name = ModelName.parse(text)
+    assert (name.is_hub, name.registry_host, name.repo, name.revision) == (is_hub, registry_host, repo, revision)
+
+
+PIECES = [
+    "..",
+    ".",
+    "/",
+    "\\",
+    ":",
+    "@",
+    "a",
+    "b.c",
+    "hf.co",
+    "con",
+    "%2e",
+    "~",
+    "-",
+    "+",
+    "\0",
+    "\n",
+    " ",
+    ".gguf",
+    "é",
+    "://",
+]
+
+
+@given(st.text(max_size=40) | st.lists(st.sampled_from(PIECES), max_size=9).map("".join))
+def test_no_name_leads_out_of_the_models_folder(text: str) -> None:
+    try:
+        path = Key.of(text).path(Path("/models"))
+    except BadRequest:
+        return
+    parts = path.relative_to("/models/manifests").parts
+    assert len(parts) == 4
+    assert not any(set(part) & set("/\\\0:") or part.startswith(".") for part in parts)
+    assert str(path).isascii()

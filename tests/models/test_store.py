@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound
-from localrun.models import builtin, store
-from localrun.models.store import Store
+from localrun.models import builtin, gguf, naming
+from localrun.models.store import Origin, Store
 
 
 @pytest.fixture
@@ -85,9 +85,9 @@ def test_a_path_is_used_where_it_lies(
     put(tiny_gguf, tmp_path, "file.gguf")
     monkeypatch.chdir(tmp_path)
     by_relative, by_absolute = models.resolve("./file.gguf"), models.resolve(str(Path.cwd() / "file.gguf"))
-    assert by_relative is by_absolute
+    assert by_relative.header is by_absolute.header
     assert by_relative.name == str(by_relative.path) == str(Path.cwd() / "file.gguf")
-    assert models.resolve(by_relative.name) is by_relative
+    assert models.resolve(by_relative.name).path == by_relative.path
     assert [model.name for model in models.list()] == ["tiny"]
 
 
@@ -95,7 +95,7 @@ def test_a_link_to_a_file_of_another_name_is_called_by_the_link(models: Store, t
     put(tiny_gguf, tmp_path, "blob")
     (tmp_path / "link.gguf").symlink_to(tmp_path / "blob")
     model = models.resolve(str(tmp_path / "link.gguf"))
-    assert models.resolve(model.name) is model
+    assert models.resolve(model.name).path == model.path
 
 
 def test_facts_about_a_model(models: Store, folder: Path, tiny_gguf: Path) -> None:
@@ -129,8 +129,8 @@ def test_headers_are_parsed_once_while_a_file_stays_the_same(
     models: Store, folder: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[str] = []
-    read_header = store.read_header
-    monkeypatch.setattr(store, "read_header", lambda path: parsed.append(path.name) or read_header(path))
+    read_header = gguf.read_header
+    monkeypatch.setattr(gguf, "read_header", lambda path: parsed.append(path.name) or read_header(path))
     put(tiny_gguf, folder, "good.gguf")
     (folder / "bad.gguf").write_bytes(b"GGUF")
     for _ in range(3):
@@ -169,3 +169,35 @@ def test_the_digest_of_a_file_that_is_gone(models: Store, folder: Path, tiny_ggu
     (folder / "smol.gguf").unlink()
     with pytest.raises(BadModelFile, match=r"smol\.gguf cannot be read"):
         assert model.digest
+
+
+def test_a_manifest_comes_before_a_file_and_own_files_before_foreign_ones(
+    folder: Path, tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builtin, "model_path", lambda: tiny_gguf)
+    foreign = tmp_path / "foreign"
+    (foreign / "owner" / "repo" / "too deep").mkdir(parents=True)
+    put(tiny_gguf, foreign / "owner" / "repo", "smol.gguf", "theirs.gguf", "mmproj-theirs.gguf")
+    put(tiny_gguf, foreign / "owner" / "repo" / "too deep", "unseen.gguf")
+    models = Store(folder, model_dirs=[foreign, tmp_path / "nowhere"])
+    naming.copy(models, "theirs", "fox")
+    put(tiny_gguf, folder, "smol.gguf", "fox.gguf")
+    assert [(model.name, model.origin) for model in models.list()] == [
+        ("tiny", Origin.BUILT_IN), ("fox", Origin.MANIFEST), ("smol", Origin.FOLDER), ("theirs", Origin.FOREIGN),
+    ]  # fmt: skip
+    assert models.resolve("fox").path == foreign / "owner" / "repo" / "theirs.gguf"
+    assert models.resolve("smol").path == folder / "smol.gguf"
+    hidden = {file.path: file.problem for file in models.damaged()}
+    assert set(hidden) == {folder / "fox.gguf", foreign / "owner" / "repo" / "smol.gguf"}
+    assert all("is hidden by another model of its name" in problem for problem in hidden.values())
+
+
+def test_copies_have_one_id_and_changed_ones_another(models: Store, folder: Path, tiny_gguf: Path) -> None:
+    put(tiny_gguf, folder, "smol.gguf")
+    for name in ("one", "two"):
+        naming.copy(models, "smol", name)
+    assert models.resolve("one").digest == models.resolve("two").digest
+    os.utime(folder / "smol.gguf", (2_000_000, 2_000_000))
+    changed = models.resolve("one").digest
+    naming.copy(models, "smol", "three")
+    assert models.resolve("three").digest == changed

@@ -155,7 +155,8 @@ def check_estimate(path: Path, *, n_ctx: int, n_ubatch: int, kv_type: str, is_wh
     Without shared prefixes (`is_whole`) the engine has a sequence per slot, and windows or states for each.
     """
     n_slots = 8
-    needed = estimate(read_header(path), n_kv_cells=n_ctx, n_slots=n_slots, n_ubatch=n_ubatch, kv_type=kv_type)
+    header = read_header(path)
+    needed = estimate(header, n_kv_cells=n_ctx, n_slots=n_slots, n_ubatch=n_ubatch, kv_type=kv_type, may_split=False)
     n_sequences = n_slots if is_whole else min(n_slots + SPARE_SEQUENCES, MAX_SEQUENCES)
     seen = probe(path, n_ctx=n_ctx, n_slots=n_sequences, n_ubatch=n_ubatch, kv_type=kv_type)
     mib = 1024 * 1024

@@ -20,12 +20,27 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/api/pull": {"model": "tiny"},
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
     "/v1/completions": {"model": "tiny", "prompt": "hi", "max_tokens": 2},
+    "/v1/embeddings": {"model": "tiny", "input": ["hi", "there"]},
+    "/api/embed": {"model": "tiny", "input": ["hi", "there"]},
+    "/api/embeddings": {"model": "tiny", "prompt": "hi"},
+    "/v1/rerank": {"model": "tiny", "query": "hi", "documents": ["hi"]},
+    "/v1/responses": {"model": "tiny", "input": "hi", "max_output_tokens": 2},
+    "/v1/fim/completions": {"model": "tiny", "prompt": "hi", "max_tokens": 2},
+    "/v1/messages": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+    "/v1/messages/count_tokens": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
+    "/infill": {"model": "tiny", "input_prefix": "hi", "n_predict": 2},
 }
 FIELDS = [
     "model", "name", "messages", "prompt", "stream", "options", "system", "context", "raw", "keep_alive", "truncate",
     "logprobs", "top_logprobs", "template", "suffix", "images", "format", "think", "tools", "verbose", "n", "stop",
     "seed", "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "logit_bias", "echo",
     "best_of", "stream_options", "response_format", "ignore_eos", "presence_penalty", "mirostat", "repeat_penalty",
+    "input", "dimensions", "encoding_format", "query", "documents", "top_n", "return_documents",
+    "input", "instructions", "previous_response_id", "text", "reasoning", "tool_choice", "parallel_tool_calls", "store",
+    "include", "metadata", "truncation", "functions", "function_call", "reasoning_effort", "json_schema", "grammar",
+    "documents", "chat_template_kwargs", "continue_final_message", "add_generation_prompt", "random_seed",
+    "thinking", "stop_sequences", "output_config", "shift", "_debug_render_only",
+    "input_prefix", "input_suffix", "input_extra", "response_fields", "n_predict",
 ]  # fmt: skip
 SCALARS = (
     st.none()

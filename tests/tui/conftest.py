@@ -18,9 +18,19 @@ import pytest
 from textual.app import App
 from textual.pilot import Pilot
 
-from localrun.client import ChatMetrics, ChatPiece
-from localrun.errors import DaemonUnreachable, LocalrunError
-from localrun.snapshot import Aggregate, EngineRow, LogLine, Percentiles, RequestRow, RequestState, Snapshot, SystemRow
+from localrun.client import ChatMetrics, ChatPiece, PullPiece
+from localrun.errors import Cancelled, DaemonUnreachable, LocalrunError
+from localrun.snapshot import (
+    Aggregate,
+    EngineRow,
+    LogLine,
+    Percentiles,
+    PullRow,
+    RequestRow,
+    RequestState,
+    Snapshot,
+    SystemRow,
+)
 from localrun.tui.app import LocalrunApp
 
 PATIENCE_S = 20.0
@@ -52,6 +62,11 @@ class FakeDaemon:
         ]
         self._pieces: asyncio.Queue[ChatPiece | Exception] = asyncio.Queue()
         self.log_starts: list[int] = []
+        self.searches: list[str] = []
+        self.pulled: list[str] = []
+        self.pull_rows: list[PullRow] = []
+        self.loads: list[str] = []
+        self._pull_pieces: asyncio.Queue[PullPiece | Exception] = asyncio.Queue()
         self._log_lines: asyncio.Queue[LogLine | None] = asyncio.Queue()
         self._snapshots: asyncio.Queue[Snapshot | None] = asyncio.Queue()
 
@@ -112,6 +127,66 @@ class FakeDaemon:
         self._check_up()
         return self.rows
 
+    async def catalog(self) -> list[dict[str, Any]]:
+        self._check_up()
+        return [
+            {
+                "name": "qwen3:4b",
+                "repo": "Qwen/Qwen3-4B-GGUF",
+                "quants": {"Q4_K_M": 2.5},
+                "memory_gb": 6,
+                "use": "chat",
+            },
+            {"name": "big:70b", "repo": "org/big", "quants": {"Q4_K_M": 40.0}, "memory_gb": 64, "use": "chat"},
+        ]
+
+    async def search(self, query: str) -> dict[str, Any]:
+        self._check_up()
+        self.searches.append(query)
+        return {"catalog": [], "hub": [{"repo": f"someone/{query}-GGUF", "n_downloads": 1234, "is_gated": False}]}
+
+    async def pull(self, model: str) -> AsyncGenerator[PullPiece, None]:
+        self._check_up()
+        self.pulled.append(model)
+        while not isinstance(piece := await self._pull_pieces.get(), Exception):
+            yield piece
+            if piece.status == "success":
+                return
+        raise piece
+
+    async def pulls(self) -> list[PullRow]:
+        self._check_up()
+        return self.pull_rows
+
+    async def cancel_pull(self, model: str) -> None:
+        self._pull_pieces.put_nowait(Cancelled("the pull was cancelled"))
+
+    async def show(self, model: str) -> dict[str, Any]:
+        return {
+            "details": {"parameter_size": "2.4M", "quantization_level": "Q8_0"},
+            "model_info": {"general.architecture": "llama", "llama.context_length": 4096},
+            "capabilities": ["completion", "tools"],
+            "license": "MIT",
+        }
+
+    async def fit(self, model: str) -> dict[str, Any]:
+        device = {"name": "RAM", "weights_bytes": 5 << 20, "kv_bytes": 8 << 20, "compute_bytes": 1 << 20}
+        device |= {"other_bytes": 0, "total_bytes": 14 << 20, "usable_bytes": 8 << 30}
+        return {
+            "fits": True, "context": 4096, "slots": 8, "kv_cells": 32768, "kv_type": "f16", "devices": [device],
+            "notes": ["all of it fits"], "problem": None,
+        }  # fmt: skip
+
+    async def load(self, model: str) -> None:
+        self.loads.append(model)
+
+    async def unload(self, model: str) -> None:
+        self.loads.append(f"not {model}")
+
+    async def remove(self, model: str) -> dict[str, Any]:
+        self.rows = [row for row in self.rows if row["name"] != model]
+        return {"freed_bytes": 640_000_000}
+
     def _check_up(self) -> None:
         if not self.is_up:
             raise DaemonUnreachable("no daemon answers; `localrun serve` starts one")
@@ -140,6 +215,9 @@ class FakeDaemon:
 
     def end_log(self) -> None:
         self._log_lines.put_nowait(None)
+
+    def end_pull(self, error: Exception | None = None) -> None:
+        self._pull_pieces.put_nowait(error or PullPiece(status="success"))
 
     def go_away(self) -> None:
         self.is_up = False

@@ -58,7 +58,7 @@ async def test_own_keys_work_and_stand_in_the_help_and_the_footer(desk: Any) -> 
         assert desk.app.current_mode == "chat"
         await pilot.press("ctrl+t")
         await desk.until(pilot, lambda: desk.app.current_mode == "monitor")
-        await desk.see(pilot, "f9 Help")
+        await desk.see(pilot, "F9 Help")
         await pilot.press("f9")
         await desk.see(pilot, "^t           monitor")
 

@@ -1,10 +1,14 @@
-"""The model picker: what the daemon has, narrowed by typing, chosen by Enter.
+"""The models: those that are here, chosen by Enter; those of the catalogue and the hub, pulled by Enter.
 
-A path to a GGUF file is a model name too, so typing one offers it as it stands.
+One list, narrowed by typing. A path to a GGUF file is a model name too, so typing one offers it as it stands. Below it
+stand the pulls that run. What is found on the hub comes a moment after the last letter.
+
+Does not: hold pulls (`tui/pulls.py`); they go on when this closes.
 """
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,9 +24,18 @@ from textual.widgets.option_list import Option
 from localrun.errors import LocalrunError
 from localrun.tui import quantity
 from localrun.tui.plain_text import fit, line
+from localrun.tui.pulls import pull_line
+from localrun.tui.screens.model_detail import ModelDetailScreen
 from localrun.tui.session import Session
 
 _NAME_WIDTH = 28
+_LOOK_EVERY_S = 0.5
+# After the last letter, before the hub is asked; and what is too short to be asked for.
+_SEARCH_AFTER_S = 0.5
+_FEWEST_LETTERS = 3
+_GB = 1_000_000_000
+# Prefixes of option ids: what Enter does with one.
+_HERE, _THERE = "here ", "there "
 
 
 class ModelsScreen(ModalScreen[str]):
@@ -34,52 +47,105 @@ class ModelsScreen(ModalScreen[str]):
         Binding("escape,f3,ctrl+o", "dismiss", "Close"),
         Binding("down", "move(1)", "Next", show=False),
         Binding("up", "move(-1)", "Previous", show=False),
+        Binding("ctrl+g", "detail", "Details", priority=True),
+        Binding("ctrl+u", "load", "Load / unload", priority=True),
+        Binding("ctrl+x", "cancel", "Cancel the pull", priority=True),
+        Binding("ctrl+d", "delete", "Delete", priority=True),
     ]
 
     def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session
         self._rows: list[dict[str, Any]] = []
-        self._input = Input(placeholder="Type to narrow, or a path to a .gguf file")
+        self._catalog: list[dict[str, Any]] = []
+        self._hub: list[dict[str, Any]] = []
+        self._doomed: str | None = None
+        self._input = Input(placeholder="Type to narrow or to search the hub, or a path to a .gguf file")
         self._list = OptionList()
         self._note = Static(id="note")
+        self._pulls = Static(id="pulls")
 
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             box.border_title = "Models"
-            box.border_subtitle = "Enter chooses · Esc closes"
+            box.border_subtitle = "Enter chooses or pulls · ^g details · ^u load · ^d delete · Esc closes"
             yield self._input
             yield self._list
             yield self._note
+            yield self._pulls
 
     def on_mount(self) -> None:
         self._list.can_focus = False
         self._say("Asking the daemon…")
-        self.run_worker(self._load(), exclusive=True)
+        self.run_worker(self._load(), name="models", group="models", exclusive=True)
+        self.set_interval(_LOOK_EVERY_S, self._look)
 
     async def _load(self) -> None:
         try:
             self._rows = await self._session.daemon.models()
+            self._catalog = await self._session.daemon.catalog()
         except LocalrunError as error:
             self._say(line(error.message))
             return
-        self._narrow(self._input.value)
+        self._narrow()
+
+    async def _look(self) -> None:
+        """The pulls, as they are now; a model that has come is listed at once."""
+        before = {row.model for row in self._session.pulls.rows if row.state == "done"}
+        try:
+            await self._session.pulls.look()
+        except LocalrunError:
+            return  # the banner of the screen below says so
+        rows = self._session.pulls.rows
+        self._pulls.update(Content("\n").join(Content(pull_line(row)) for row in rows[-4:] if row.state != "done"))
+        if {row.model for row in rows if row.state == "done"} != before:
+            await self._load()
+
+    # --- the list ----------------------------------------------------------------------------------------------------
 
     @on(Input.Changed)
-    def _typed(self, event: Input.Changed) -> None:
-        self._narrow(event.value)
+    def _typed(self) -> None:
+        self._hub = []
+        self._doomed = None
+        self._narrow()
+        self.run_worker(self._search(self._input.value.strip()), name="search", group="search", exclusive=True)
 
-    def _narrow(self, text: str) -> None:
+    async def _search(self, query: str) -> None:
+        if len(query) < _FEWEST_LETTERS or _path(query) is not None:
+            return
+        await asyncio.sleep(_SEARCH_AFTER_S)
+        try:
+            found = await self._session.daemon.search(query)
+        except LocalrunError:
+            return  # the catalogue is there all the same
+        self._hub = found.get("hub") or []
+        if self._hub:
+            self._narrow()
+
+    def _narrow(self) -> None:
+        text = self._input.value
         wanted = text.strip().lower()
-        options = [self._option(row) for row in self._rows if wanted in _name(row).lower()]
+        here = [row for row in self._rows if wanted in _name(row).lower()]
+        names = {_name(row).lower() for row in self._rows}
+        there = [entry for entry in self._catalog if wanted in _searched(entry) and entry["name"].lower() not in names]
+        options: list[Option | None] = [self._option(row) for row in here]
         path = _path(text)
         if path is not None:
-            options.append(Option(Content.assemble(Content.styled("file ", "$accent"), line(str(path))), id=str(path)))
-        self._list.set_options(options)
-        chosen = [index for index, option in enumerate(options) if option.id == self._session.model]
-        if options:
-            self._list.highlighted = chosen[0] if chosen else 0
-        self._say("" if options else "No model has this in its name.")
+            label = Content.assemble(Content.styled("file ", "$accent"), line(str(path)))
+            options.append(Option(label, id=_HERE + str(path)))
+        if there:
+            options += [None, *map(self._entry, there)]
+        if self._hub:
+            options += [None, *map(_hit, self._hub)]
+        highlighted = self._list.highlighted_option
+        before = None if highlighted is None else highlighted.id
+        self._list.clear_options()
+        self._list.add_options(options[1:] if options and options[0] is None else options)
+        ids = [option.id for option in self._list.options]
+        chosen = [index for index, name in enumerate(ids) if name in (before, _HERE + self._session.model)]
+        if ids:
+            self._list.highlighted = chosen[0] if chosen and (before in ids or not wanted) else 0
+        self._say("" if ids else "No model has this in its name.")
 
     def _option(self, row: dict[str, Any]) -> Option:
         name = _name(row)
@@ -91,19 +157,45 @@ class ModelsScreen(ModalScreen[str]):
             f"{fit(str(details.get('quantization_level') or ''), 7):<7}"
         )
         mark = ("›" if name == self._session.model else " ", "$primary bold")
-        loaded = Content.styled("  loaded" if engine else "", "$success")
+        loaded = ""
+        if engine is not None:
+            loaded = "  loaded" if engine.expires_in_s is None else f"  loaded, {quantity.age(engine.expires_in_s)}"
         return Option(
             Content.assemble(
-                mark, " ", fit(name, _NAME_WIDTH).ljust(_NAME_WIDTH), Content.styled(facts, "$foreground 65%"), loaded
+                mark,
+                " ",
+                fit(name, _NAME_WIDTH).ljust(_NAME_WIDTH),
+                Content.styled(facts, "$foreground 65%"),
+                Content.styled(loaded, "$success"),
             ),
-            id=name,
+            id=_HERE + name,
+        )
+
+    def _entry(self, entry: dict[str, Any]) -> Option:
+        """A model of the catalogue, and whether this machine has the memory for it."""
+        smallest_gb = min(entry["quants"].values())
+        snapshot = self._session.snapshot
+        fits = snapshot is None or entry["memory_gb"] * _GB <= snapshot.system.memory_total_bytes
+        verdict = ("fits", "$success") if fits else (f"wants {entry['memory_gb']:g} GB", "$warning")
+        facts = f"{quantity.size(round(smallest_gb * _GB)):>9}  {fit(entry['use'], 22):<22} "
+        return Option(
+            Content.assemble(
+                "  ",
+                fit(entry["name"], _NAME_WIDTH).ljust(_NAME_WIDTH),
+                Content.styled(facts, "$foreground 65%"),
+                Content.styled(*verdict),
+            ),
+            id=_THERE + entry["name"],
         )
 
     def _say(self, text: str) -> None:
         self._note.update(Content(text))
         self._note.display = bool(text)
 
+    # --- what can be done --------------------------------------------------------------------------------------------
+
     def action_move(self, step: int) -> None:
+        self._doomed = None
         if step > 0:
             self._list.action_cursor_down()
         else:
@@ -113,12 +205,91 @@ class ModelsScreen(ModalScreen[str]):
     def _choose_marked(self) -> None:
         option = self._list.highlighted_option
         if option is not None and option.id is not None:
-            self.dismiss(option.id)
+            self._choose(option.id)
 
     @on(OptionList.OptionSelected)
-    def _choose(self, event: OptionList.OptionSelected) -> None:
+    def _choose_clicked(self, event: OptionList.OptionSelected) -> None:
         if event.option_id is not None:
-            self.dismiss(event.option_id)
+            self._choose(event.option_id)
+
+    def _choose(self, option_id: str) -> None:
+        if option_id.startswith(_HERE):
+            self.dismiss(option_id.removeprefix(_HERE))
+        else:
+            name = option_id.removeprefix(_THERE)
+            self._session.pulls.start(name)
+            self._say(line(f"Pulling {name}; it goes on when this is closed. ^x cancels it."))
+
+    def _marked(self, kind: str) -> str | None:
+        """The name of the marked model, if it is of this kind."""
+        option = self._list.highlighted_option
+        if option is None or option.id is None or not option.id.startswith(kind):
+            return None
+        return option.id.removeprefix(kind)
+
+    async def action_detail(self) -> None:
+        name = self._marked(_HERE)
+        if name is not None:
+            await self.app.push_screen(ModelDetailScreen(self._session, name))
+
+    def action_load(self) -> None:
+        name = self._marked(_HERE)
+        if name is not None:
+            self.run_worker(self._load_or_unload(name), name="load", group="load")
+
+    async def _load_or_unload(self, name: str) -> None:
+        daemon = self._session.daemon
+        try:
+            if self._session.engine_of(name) is None:
+                self._say(line(f"Loading {name}…"))
+                await daemon.load(name)
+                self._say(line(f"{name} is loaded."))
+            else:
+                await daemon.unload(name)
+                self._say(line(f"{name} is unloaded when its running requests have ended."))
+        except LocalrunError as error:
+            self._say(line(error.message))
+
+    async def action_cancel(self) -> None:
+        """Cancels the newest pull that runs."""
+        running = [row for row in self._session.pulls.rows if row.state in ("planning", "pulling")]
+        if not running:
+            self._say("Nothing is being pulled.")
+            return
+        try:
+            await self._session.pulls.cancel(running[-1].model)
+        except LocalrunError as error:
+            self._say(line(error.message))
+
+    async def action_delete(self) -> None:
+        """Asks first: the second press deletes."""
+        name = self._marked(_HERE)
+        if name is None:
+            return
+        if self._doomed != name:
+            self._doomed = name
+            self._say(line(f"^d again deletes {name} from this machine."))
+            return
+        self._doomed = None
+        try:
+            freed = await self._session.daemon.remove(name)
+        except LocalrunError as error:
+            self._say(line(error.message))
+            return
+        await self._load()
+        self._say(line(f"Deleted {name}; {quantity.size(freed.get('freed_bytes', 0))} are free again."))
+
+
+def _hit(hit: dict[str, Any]) -> Option:
+    gated = "  gated" if hit.get("is_gated") else ""
+    facts = f"  {quantity.count(hit.get('n_downloads'), widest=9_999):>6} downloads{gated}"
+    name = str(hit["repo"])
+    label = Content.assemble("  ", fit(name, 44).ljust(44), Content.styled(facts, "$foreground 65%"))
+    return Option(label, id=f"{_THERE}hf.co/{name}")
+
+
+def _searched(entry: dict[str, Any]) -> str:
+    return f"{entry['name']} {entry['repo']} {entry['use']}".lower()
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -128,6 +299,6 @@ def _name(row: dict[str, Any]) -> str:
 def _path(text: str) -> Path | None:
     """An absolute path, since the daemon's folder is not this one's; None when the text does not look like a path."""
     text = text.strip()
-    if not text or not ("/" in text or text.endswith(".gguf")):
+    if not text.endswith(".gguf") and not text.startswith(("/", "./", "~")):
         return None
     return Path(text).expanduser().absolute()

@@ -30,6 +30,15 @@ def available_bytes(cgroup: Path = _CGROUP) -> int:
     return available if left is None else min(available, left)
 
 
+def total_bytes(cgroup: Path = _CGROUP) -> int:
+    """Memory that this machine, or the container around us, has in all."""
+    total: int = psutil.virtual_memory().total
+    try:
+        return min(total, int((cgroup / "memory.max").read_text()))
+    except (OSError, ValueError):  # as in `_left_in_cgroup`
+        return total
+
+
 def _left_in_cgroup(cgroup: Path) -> int | None:
     """What a cgroup v2 memory limit leaves; None without one. Reclaimable file pages count as free."""
     try:

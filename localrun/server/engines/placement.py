@@ -1,14 +1,13 @@
-"""How many KV cells a model gets, and whether it fits the memory at all.
+"""What a model is opened with, and the rule for engines whose memory is one number of cells.
 
-Pure: numbers in, a `Placement` or a refusal out.
+Pure: numbers in, a `Placement` or a refusal out. Models that generate have a rule of their own (text_placement.py).
 
 The rule. With `kv_cells` set, exactly that many (rounded up to `CELL_STEP`) or a refusal: a person who chose a number
-shall not find another one. With `kv_cells` 0, every slot would like a whole context, but one pool is not larger than
-`DEFAULT_POOL_CELLS`: `min(n_ctx_train * n_slots, 32768)`. If that does not fit into `USABLE_FRACTION` of the available
-memory, it is halved until it does, down to `FLOOR_CELLS` or one trained context, whichever is smaller.
+shall not find another one. With `kv_cells` 0, `min(n_ctx_train * n_slots, DEFAULT_POOL_CELLS)`. If that does not fit
+into `USABLE_FRACTION` of the available memory, it is halved until it does, down to `FLOOR_CELLS` or one trained
+context, whichever is smaller.
 
-Does not: read the machine's memory (machine.py), decide who is evicted (room.py), or place layers on a GPU (the engine
-does, when its build has one).
+Does not: read the machine's memory (machine.py), or decide who is evicted (room.py).
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from localrun.errors import CannotFit
+from localrun.models.fit_choice import CELL_STEP, FLOOR_CELLS, wanted_cells
+from localrun.models.fit_devices import USABLE_RAM
 
-CELL_STEP = 256  # llama.cpp pads its KV pool to this many cells
-DEFAULT_POOL_CELLS = 32_768
-FLOOR_CELLS = 2_048
-USABLE_FRACTION = 0.8  # the rest is for the prefix cache, for estimates that are a little low, and for other programs
+USABLE_FRACTION = USABLE_RAM
 
 _GIB = 1024**3
 
@@ -42,16 +40,17 @@ class Estimate(Protocol):
 
 
 class Placement(NamedTuple):
-    """What to load with: `n_kv_cells` cells of `kv_bytes` together, expected to take `needed_bytes` in all."""
+    """What to load with: `n_kv_cells` cells of `kv_bytes` together, expected to take `needed_bytes` of RAM in all.
+
+    What is not chosen here (empty, 0, None) is as the settings say.
+    """
 
     n_kv_cells: int
     kv_bytes: int
     needed_bytes: int
-
-
-def wanted_cells(*, n_ctx_train: int, n_slots: int, kv_cells: int) -> int:
-    """Cells to load with when memory is no concern."""
-    return _whole_steps(kv_cells or min(n_ctx_train * n_slots, DEFAULT_POOL_CELLS))
+    kv_type: str = ""
+    n_slots: int = 0
+    n_gpu_layers: int | None = None
 
 
 def place(

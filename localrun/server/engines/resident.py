@@ -54,7 +54,8 @@ class FileStamp(NamedTuple):
 class Resident:
     """See the module. `placement` is None while it waits for room, and it takes no room until then.
 
-    With `pooling` its engine computes vectors, without it generates. `n_waiting` requests wait for its load and will use it; `n_behind` wait for its end, to load it anew.
+    With `pooling` its engine computes vectors, else it generates. `n_waiting` requests wait for its load and will use
+    it; `n_behind` wait for its end, to load it anew.
     """
 
     loading: asyncio.Task[None]
@@ -91,6 +92,10 @@ class Resident:
     @property
     def is_idle(self) -> bool:
         return self.n_leases == 0 and self.n_waiting == 0
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.state is ResidentState.READY
 
     @property
     def can_be_evicted(self) -> bool:
@@ -161,11 +166,22 @@ class Resident:
 
 
 class EngineLease:
-    """The right to use a resident. `waited_s` is what getting it took beyond a lookup: loading, room, an old engine."""
+    """The right to use a resident. `waited_s` is what getting it took beyond a lookup: loading, room, an old engine.
+
+    `model` is the model as it was asked for: its name, template and parameters may be others than those of the model
+    that the engine was loaded for, its files are the same.
+    """
 
     def __init__(
-        self, resident: Resident, *, keep_alive_s: float, waited_s: float, released: Callable[[Resident], None]
+        self,
+        resident: Resident,
+        *,
+        model: Model,
+        keep_alive_s: float,
+        waited_s: float,
+        released: Callable[[Resident], None],
     ) -> None:
+        self.model = model
         self._resident = resident
         self._keep_alive_s = keep_alive_s
         self._released = released
@@ -175,10 +191,6 @@ class EngineLease:
         resident.last_used_s = time.monotonic()
         resident.keep_alive_s = keep_alive_s
         resident.stop_countdown()
-
-    @property
-    def model(self) -> Model:
-        return self._resident.model
 
     @property
     def link(self) -> EngineLink:

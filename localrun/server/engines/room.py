@@ -8,7 +8,7 @@ until it was unloaded, behind those who waited longer. Requests for models that 
 Invariants: a model with running or waiting requests is never evicted; nothing is evicted for a model that would not fit
 even so; both the line and the waiting are bounded.
 
-Does not: start or stop processes itself (`end` does), or know llama.cpp's memory (models/memory.py estimates it).
+Does not: start or stop processes itself (`end` does), or know llama.cpp's memory (text_placement.py asks).
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from localrun.config import Settings
 from localrun.errors import CannotFit, LocalrunError, QueueFull, Unavailable
-from localrun.models import memory
+from localrun.models.fit_devices import Gpu, Machine
 from localrun.server.engines import machine
-from localrun.server.engines.placement import Estimate, Placement, place
+from localrun.server.engines.embedding_placement import place_embeddings
+from localrun.server.engines.gpus import installed_gpus
+from localrun.server.engines.placement import Placement
 from localrun.server.engines.resident import Resident, ResidentState
+from localrun.server.engines.text_placement import place_text
 
 MAX_IN_LINE = 32
 DRAIN_AFTER_S = 10.0
 
 
 class Room:
-    """See the module. `residents` are all of them, `end` unloads one, `available_bytes` asks the system."""
+    """See the module. `residents` are all of them, `end` unloads one, `available_bytes` and `gpus` ask the system."""
 
     def __init__(
         self,
@@ -38,11 +41,13 @@ class Room:
         residents: Callable[[], Sequence[Resident]],
         end: Callable[[Resident], Awaitable[None]],
         available_bytes: Callable[[], int],
+        gpus: Callable[[], Awaitable[tuple[Gpu, ...]]] = installed_gpus,
     ) -> None:
         self._settings = settings
         self._residents = residents
         self._end = end
         self._available_bytes = available_bytes
+        self._gpus = gpus
         self._line = asyncio.Lock()
         self._n_in_line = 0
         self._changed = asyncio.Event()
@@ -75,8 +80,9 @@ class Room:
         deadline_s = began_s + self._settings.load_timeout_s
         while True:
             self._changed.clear()
+            gpus = await self._gpus()
             others = [r for r in self._residents() if r is not newcomer and r.placement is not None]
-            offer = self._offer(newcomer, others)
+            offer = self._offer(newcomer, others, gpus)
             if isinstance(offer, Placement):
                 return offer
             idle = [resident for resident in others if resident.can_be_evicted]
@@ -92,15 +98,17 @@ class Room:
                 drain_at_s = deadline_s
             await self._wait(min(deadline_s, drain_at_s) - now_s)
 
-    def _offer(self, newcomer: Resident, others: Sequence[Resident]) -> Placement | LocalrunError:
+    def _offer(
+        self, newcomer: Resident, others: Sequence[Resident], gpus: tuple[Gpu, ...]
+    ) -> Placement | LocalrunError:
         """A placement for now, or why not yet. Raises CannotFit when it will not be, whoever leaves.
 
         What the others were estimated to need and did not take yet is theirs: a pool that was not written to, and
         mapped weights, which the system counts as available although the next step reads them again.
         """
         available = self._available_bytes()
-        private = {resident.key: _private_bytes(resident) for resident in others}
-        best = self._place(newcomer, available + sum(private.values()))
+        private = {resident: _private_bytes(resident) for resident in others}
+        best = self._place(newcomer, available + sum(private.values()), tuple(gpu.emptied for gpu in gpus))
         limit = self._settings.max_models
         if limit and len(others) >= limit:
             names = ", ".join(sorted(resident.model.name for resident in others))
@@ -108,41 +116,36 @@ class Room:
                 f"{limit} models may be loaded at once (setting max_models) and all are busy: {names}; try again "
                 f"later, or stop one (localrun stop)"
             )
-        owed = sum(max(0, r.placement.needed_bytes - private[r.key]) for r in others if r.placement is not None)
+        owed = sum(max(0, r.placement.needed_bytes - private[r]) for r in others if r.placement is not None)
         try:
-            now = self._place(newcomer, available - owed)
+            now = self._place(newcomer, available - owed, gpus)
         except CannotFit as refusal:
             return refusal
-        if now.n_kv_cells < best.n_kv_cells and any(resident.can_be_evicted for resident in others):
-            return CannotFit(f"model '{newcomer.model.name}' would get a smaller context beside idle models")
+        if _is_worse(now, best) and any(resident.can_be_evicted for resident in others):
+            return CannotFit(f"model '{newcomer.model.name}' would get less memory beside idle models")
         return now
 
-    def _place(self, newcomer: Resident, available_bytes: int) -> Placement:
+    def _place(self, newcomer: Resident, available_bytes: int, gpus: tuple[Gpu, ...]) -> Placement:
         settings, header = self._settings, newcomer.model.header
-
-        def estimate(n_kv_cells: int) -> Estimate:
-            return memory.estimate(
-                header,
-                n_kv_cells=n_kv_cells,
-                n_slots=settings.slots,
-                n_ubatch=settings.batch_tokens,
-                kv_type=settings.kv_type,
-            )
-
-        return place(
-            name=newcomer.model.name,
-            n_ctx_train=header.n_ctx_train,
-            n_slots=settings.slots,
-            kv_cells=settings.kv_cells,
-            available_bytes=max(0, available_bytes),
-            estimate=estimate,
-        )
+        if newcomer.pooling is not None:
+            return place_embeddings(newcomer.model, settings, max(0, available_bytes))
+        return place_text(newcomer.model.name, header, settings, Machine(max(0, available_bytes), gpus))
 
     async def _wait(self, timeout_s: float) -> None:
         try:
             await asyncio.wait_for(self._changed.wait(), timeout_s)
         except TimeoutError:
             return
+
+
+def _is_worse(now: Placement, best: Placement) -> bool:
+    """Fewer cells or slots, smaller cells, or fewer layers on a GPU."""
+    return (
+        now.n_kv_cells < best.n_kv_cells
+        or now.kv_type != best.kv_type
+        or now.n_slots < best.n_slots
+        or (now.n_gpu_layers or 0) < (best.n_gpu_layers or 0)
+    )
 
 
 def _last_used(resident: Resident) -> float:

@@ -3,9 +3,9 @@
 Runs in the daemon's event loop. A model is loaded once however many wait for it; the load belongs to nobody, so a
 waiter that leaves does not end it for the others, and a failing load fails all its waiters alike.
 
-Invariants: at most one resident per resolved file path; a resident in `_residents` has a process or is about to;
-nothing is unloaded while leased; an engine's death removes its resident before any task runs that was told of it, so
-that whoever was told can ask again at once.
+Invariants: at most one resident per resolved file path, adapters and way of use (text, or vectors); a resident in
+`_residents` has a process or is about to; nothing is unloaded while leased; an engine's death removes its resident
+before any task runs that was told of it, so that whoever was told can ask again at once.
 
 Does not: talk to engines (link.py), weigh memory (room.py), or see requests (job.py).
 """
@@ -30,10 +30,13 @@ from localrun.server.engines.placement import Placement
 from localrun.server.engines.resident import EngineLease, FileStamp, Resident, ResidentState
 from localrun.server.engines.room import Room
 from localrun.server.engines.stall import StallWatch
+from localrun.server.engines.use import Use, pooling_for
 from localrun.snapshot import EngineRow
 
 _log = logging.getLogger(__name__)
 
+# The file, resolved; the adapters in effect; the way of use.
+Key = tuple[Path, tuple[Path, ...], wire.Pooling | None]
 StepSeen = Callable[[EngineLink, wire.Step], None]
 LinkSeen = Callable[[EngineLink], None]
 
@@ -61,9 +64,9 @@ class Supervisor:
         self._on_step = on_step
         self._on_loaded = on_loaded
         self._on_ended = on_ended
-        self._residents: dict[Path, Resident] = {}
-        self._load_s: dict[Path, float] = {}
-        self._breakers: dict[tuple[Path, FileStamp], Breaker] = {}
+        self._residents: dict[Key, Resident] = {}
+        self._load_s: dict[Key, float] = {}
+        self._breakers: dict[tuple[Key, FileStamp], Breaker] = {}
         self._room = Room(settings, residents=self.residents, end=self._end, available_bytes=available_bytes)
         self._stalls = StallWatch(lambda: [r.link for r in self.residents() if r.state is ResidentState.READY])
         self._tasks: set[asyncio.Task[None]] = set()
@@ -96,11 +99,11 @@ class Supervisor:
         """A row for every engine that is loading, ready or stopping, in order of loading."""
         return [resident.row(self._settings.target_itl_s) for resident in self.residents()]
 
-    async def acquire(self, name: str, keep_alive_s: float | None) -> EngineLease:
-        """A lease of the model, loaded if need be.
+    async def acquire(self, name: str, keep_alive_s: float | None, use: Use = Use.TEXT) -> EngineLease:
+        """A lease of the model, loaded for `use` if need be.
 
-        Raises what the store raises for the name, what loading raises, QueueFull when too many wait for this load, and
-        Unavailable when the daemon is stopping.
+        Raises what the store raises for the name, BadRequest for a model of no such use, what loading raises, QueueFull
+        when too many wait for this load, and Unavailable when the daemon is stopping.
         """
         began_s = time.monotonic()
         has_waited = False
@@ -108,9 +111,10 @@ class Supervisor:
             model, key, stamp = await asyncio.to_thread(self._look_up, name)
             if self._is_closed:
                 raise Unavailable("localrun is shutting down")
-            resident = self._residents.get(key)
+            pooling = pooling_for(model, use)
+            resident = self._residents.get((key, model.adapters, pooling))
             if resident is None:
-                resident = self._start_loading(model, key, stamp)
+                resident = self._start_loading(model, key, stamp, pooling)
             elif resident.state is ResidentState.READY and resident.stamp != stamp:
                 # The file was replaced: the next idle moment is the time to take the new one.
                 resident.unload_when_idle = True
@@ -124,6 +128,7 @@ class Supervisor:
             if resident.state is ResidentState.READY and not resident.is_draining:
                 return EngineLease(
                     resident,
+                    model=model,
                     keep_alive_s=self._settings.keep_alive_s if keep_alive_s is None else keep_alive_s,
                     waited_s=time.monotonic() - began_s if has_waited else 0.0,
                     released=self._if_idle,
@@ -135,18 +140,17 @@ class Supervisor:
         False when it is not loaded. Raises ModelNotFound for a name that is neither loaded nor in the store.
         """
         try:
-            _, key, _ = await asyncio.to_thread(self._look_up, name)
-            resident = self._residents.get(key)
+            model, key, _ = await asyncio.to_thread(self._look_up, name)
+            residents = [r for r in self.residents() if (r.key, r.model.adapters) == (key, model.adapters)]
         except ModelNotFound:
-            resident = next((r for r in self.residents() if r.model.name == name), None)
-            if resident is None:
+            residents = [r for r in self.residents() if r.model.name == name]
+            if not residents:
                 raise
-        if resident is None:
-            return False
-        resident.unload_when_idle = True
-        if resident.can_be_evicted:
-            await self._end(resident)
-        return True
+        for resident in residents:
+            resident.unload_when_idle = True
+            if resident.can_be_evicted:
+                await self._end(resident)
+        return bool(residents)
 
     # --- loading -------------------------------------------------------------------------------------------------
 
@@ -158,13 +162,15 @@ class Supervisor:
         except OSError:
             raise ModelNotFound(name) from None
 
-    def _start_loading(self, model: Model, key: Path, stamp: FileStamp) -> Resident:
-        breaker = self._breakers.get((key, stamp))
+    def _start_loading(self, model: Model, key: Path, stamp: FileStamp, pooling: wire.Pooling | None) -> Resident:
+        breaker = self._breakers.get(((key, model.adapters, pooling), stamp))
         if breaker is not None:
             _check_closed(model.name, breaker)
         link = EngineLink(model=model.name, command=self._command, on_step=self._on_step, on_end=self._on_link_end)
-        resident = Resident(key=key, model=model, stamp=stamp, link=link, keep_alive_s=self._settings.keep_alive_s)
-        self._residents[key] = resident
+        resident = Resident(
+            key=key, pooling=pooling, model=model, stamp=stamp, link=link, keep_alive_s=self._settings.keep_alive_s
+        )
+        self._residents[key, model.adapters, pooling] = resident
         delay_s = breaker.delay_s(time.monotonic()) if breaker is not None else 0.0
         resident.loading = self._spawn(self._load(resident, delay_s))
         return resident
@@ -197,7 +203,7 @@ class Supervisor:
         limit = self._settings.max_queue + self._settings.slots
         if n_waiting >= limit:
             name = resident.model.name
-            usual_s = self._load_s.get(resident.key)
+            usual_s = self._load_s.get(_key(resident))
             if resident.state is ResidentState.LOADING:
                 wait_s = resident.load_left_s(time.monotonic(), usual_s)
             else:  # it has to end and be loaded anew
@@ -219,7 +225,7 @@ class Supervisor:
             raise
         resident.state = ResidentState.READY
         resident.loaded_at_s = time.monotonic()
-        self._load_s[resident.key] = resident.loaded_at_s - resident.began_at_s
+        self._load_s[_key(resident)] = resident.loaded_at_s - resident.began_at_s
         ready = resident.link.ready
         _log.info(
             "loaded %s in %.1f s: %d KV cells, context %d, pid %s",
@@ -231,13 +237,13 @@ class Supervisor:
     def _open_message(self, resident: Resident, placement: Placement) -> wire.Open:
         settings = self._settings
         return wire.Open(
-            model_path=str(resident.key),
-            n_slots=settings.slots,
+            model_path=str(_path_to_open(resident)),
+            n_slots=placement.n_slots or settings.slots,
             n_kv_cells=placement.n_kv_cells,
             n_batch=settings.batch_tokens,
             n_threads=settings.threads,
-            n_gpu_layers=settings.gpu_layers,
-            kv_type=settings.kv_type,
+            n_gpu_layers=settings.gpu_layers if placement.n_gpu_layers is None else placement.n_gpu_layers,
+            kv_type=placement.kv_type or settings.plain_kv_type,
             target_itl_s=settings.target_itl_s,
             ram_cache_bytes=settings.ram_cache_bytes,
             max_queue=settings.max_queue,
@@ -248,6 +254,8 @@ class Supervisor:
             model=resident.model.name,
             disk_cache_bytes=settings.disk_cache_bytes,
             kv_folder=str(self._kv_folder) if self._kv_folder is not None else "",
+            pooling=resident.pooling,
+            adapters=tuple(str(path) for path in resident.model.adapters),
         )
 
     # --- ending --------------------------------------------------------------------------------------------------
@@ -277,7 +285,7 @@ class Supervisor:
         resident.state = ResidentState.STOPPING
         resident.stop_countdown()
         if resident.lived_s(time.monotonic()) > EARLY_S:
-            self._breakers.pop((resident.key, resident.stamp), None)
+            self._breakers.pop((_key(resident), resident.stamp), None)
         self._spawn(self._stop_link(resident))
 
     async def _stop_link(self, resident: Resident) -> None:
@@ -296,12 +304,12 @@ class Supervisor:
 
     def _note_death(self, resident: Resident, error: LocalrunError) -> None:
         now_s = time.monotonic()
-        breaker = self._breakers.setdefault((resident.key, resident.stamp), Breaker())
+        breaker = self._breakers.setdefault((_key(resident), resident.stamp), Breaker())
         breaker.died(now_s, resident.lived_s(now_s), error)
 
     def _gone(self, resident: Resident) -> None:
-        if self._residents.get(resident.key) is resident:
-            del self._residents[resident.key]
+        if self._residents.get(_key(resident)) is resident:
+            del self._residents[_key(resident)]
         resident.state = ResidentState.STOPPING
         resident.stop_countdown()
         resident.ended.set()
@@ -315,6 +323,15 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
+
+
+def _key(resident: Resident) -> Key:
+    return resident.key, resident.model.adapters, resident.pooling
+
+
+def _path_to_open(resident: Resident) -> Path:
+    """The file itself; but of a model in several files llama.cpp finds the others by the name of the first."""
+    return resident.model.path if resident.model.header.shard_paths else resident.key
 
 
 def _check_closed(name: str, breaker: Breaker) -> None:

@@ -12,6 +12,7 @@ import re
 
 from localrun.config import ConfigError, latency_target_s
 from localrun.errors import BadRequest
+from localrun.server.engines.use import Use
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import ServiceFields
 from localrun.server.jobs.job import Ask
@@ -25,7 +26,12 @@ _MAX_QUOTED = 40
 
 
 def ask(
-    exchange: Exchange, model: str, *, keep_alive_s: float | None = None, fields: ServiceFields | None = None
+    exchange: Exchange,
+    model: str,
+    *,
+    keep_alive_s: float | None = None,
+    fields: ServiceFields | None = None,
+    use: Use = Use.TEXT,
 ) -> Ask:
     """What to ask the runtime for. Raises BadRequest for a lane, a latency or a deadline that is none."""
     wanted = fields or ServiceFields()
@@ -37,6 +43,7 @@ def ask(
         target_itl_s=target_itl_s(exchange, wanted.latency),
         deadline_s=deadline_s(exchange, wanted.deadline_s),
         keep_alive_s=keep_alive_s,
+        use=use,
     )
 
 

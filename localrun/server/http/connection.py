@@ -1,10 +1,10 @@
 """One HTTP connection: uvicorn's httptools protocol with the bounds that it lacks.
 
 Runs in the daemon's event loop. A request, headers and body, must have arrived within `deadline_s` of its first byte
-(of the connection's opening, for the first request); its head is bounded in bytes and in fields before the parser sees
-it; and a client that accepts no output for `deadline_s` is cut off, so that it cannot hold a model for ever. None of
-this costs anything per token: the timers move only when a request begins or ends, or when the socket's buffer fills or
-empties.
+(of the connection's opening, for the first request), an uploaded file within `deadline_s` of its last piece; its head
+is bounded in bytes and in fields before the parser sees it; and a client that accepts no output for `deadline_s` is cut
+off, so that it cannot hold a model for ever. None of this costs anything per token: the timers move only when a request
+begins or ends, when a piece of a file arrives, or when the socket's buffer fills or empties.
 
 Does not: look at what the headers say (`limits.py` does), or bound the body's size.
 """
@@ -21,6 +21,8 @@ from uvicorn.server import ServerState
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADER_FIELDS = 128
+# Bodies of these routes are files of many gigabytes: they may take their time as long as they come.
+UPLOADS = "/api/blobs/"
 
 _END_OF_HEAD = b"\r\n\r\n"
 # Java's HTTP client (editors use it) offers an upgrade to h2c with every request. httptools then ends the request
@@ -48,6 +50,7 @@ class BoundedConnection(HttpToolsProtocol):
         # True from the end of one request to the end of the next one's head; the head is held back until it is whole.
         self._head_open = True
         self._head = b""
+        self._is_upload = False
 
     # --- arrival -------------------------------------------------------------------------------------------------
 
@@ -69,14 +72,19 @@ class BoundedConnection(HttpToolsProtocol):
                 return
             data = _UPGRADE.sub(_NOT_UPGRADE, self._head[:end]) + self._head[end:]
             self._head = b""
+        elif self._is_upload:
+            self._stop_receiving()
+            self._start_receiving()
         super().data_received(data)
 
     def on_headers_complete(self) -> None:
         self._head_open = False
         super().on_headers_complete()
+        self._is_upload = self.scope["path"].startswith(UPLOADS)
 
     def on_message_complete(self) -> None:
         self._head_open = True
+        self._is_upload = False
         self._stop_receiving()
         super().on_message_complete()
 

@@ -26,6 +26,7 @@ _JSON: Headers = [(b"content-type", b"application/json")]
 _STREAM_TYPES = {
     Shape.OLLAMA: b"application/x-ndjson",
     Shape.OPENAI: b"text/event-stream",
+    Shape.ANTHROPIC: b"text/event-stream",
     Shape.NATIVE: b"text/event-stream",
 }
 
@@ -54,14 +55,17 @@ class Exchange:
 
     async def read_body(self) -> bytes:
         """The whole body. Raises TooLarge beyond the limit (`limits.py`) and ClientGone when the client leaves."""
-        pieces: list[bytes] = []
+        return b"".join([piece async for piece in self.pieces()])
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes, for one too large to keep. Raises as `read_body` does."""
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
-            pieces.append(message.get("body", b""))
+            yield message.get("body", b"")
             if not message.get("more_body", False):
-                return b"".join(pieces)
+                return
 
     @asynccontextmanager
     async def while_connected(self) -> AsyncIterator[None]:

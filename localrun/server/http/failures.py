@@ -1,9 +1,10 @@
-"""Errors as HTTP answers: one error, three shapes.
+"""Errors as HTTP answers: one error, four shapes.
 
 Each API family has its own error JSON, and a client reads only its own:
 
 - `/api/*` as Ollama: `{"error": "message"}`
 - `/v1/*` as OpenAI: `{"error": {"message", "type", "param", "code"}}`
+- `/v1/messages*` as Anthropic: `{"type": "error", "error": {"type", "message"}, "request_id"}`
 - everything else: `{"error": {"code", "message", "field"}}`
 
 Status and code come from the exception alone (`errors.py`). Every error answer carries `X-Localrun-Error: <code>`, so
@@ -28,6 +29,7 @@ class Shape(StrEnum):
 
     OLLAMA = "ollama"
     OPENAI = "openai"
+    ANTHROPIC = "anthropic"
     NATIVE = "native"
 
 
@@ -35,6 +37,8 @@ def shape_of(path: str) -> Shape:
     """The family that a path belongs to, also when no route answers there."""
     if path.startswith("/api/"):
         return Shape.OLLAMA
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return Shape.ANTHROPIC
     if path == "/v1" or path.startswith("/v1/"):
         return Shape.OPENAI
     return Shape.NATIVE
@@ -47,6 +51,10 @@ def body(error: LocalrunError, shape: Shape) -> bytes:
         content = error.message
     elif shape is Shape.OPENAI:
         content = {"message": error.message, "type": _openai_type(error), "param": error.field, "code": error.code}
+    elif shape is Shape.ANTHROPIC:
+        content = {"type": _anthropic_type(error), "message": error.message}
+        whole = {"type": "error", "error": content, "request_id": None}
+        return json.dumps(whole).encode("ascii")
     else:
         content = {"code": error.code, "message": error.message, "field": error.field}
     # Messages may quote what the client sent; ASCII output is valid whatever that was, a lone surrogate included.
@@ -68,7 +76,8 @@ def stream_event(error: LocalrunError, shape: Shape) -> bytes:
     """
     if shape is Shape.OLLAMA:
         return json.dumps({"error": error.message, "code": error.code}).encode("ascii") + b"\n"
-    return b"data: " + body(error, shape) + b"\n\n"
+    name = b"event: error\n" if shape is Shape.ANTHROPIC else b""
+    return name + b"data: " + body(error, shape) + b"\n\n"
 
 
 def _openai_type(error: LocalrunError) -> str:
@@ -77,3 +86,18 @@ def _openai_type(error: LocalrunError) -> str:
     if error.status == 429:
         return "rate_limit_error"
     return "invalid_request_error" if error.status < 500 else "api_error"
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    499: "api_error",
+    503: "overloaded_error",
+}
+
+
+def _anthropic_type(error: LocalrunError) -> str:
+    return _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")

@@ -8,8 +8,9 @@ every route, also unknown ones, and before anything runs:
 - Origin is absent, loopback, the scheme of a local application, or in `settings.origins`; else 403, and a preflight
   gets no CORS grant.
 - A body is JSON by its Content-Type (415), not encoded (415), and at most `settings.max_body_bytes` (413, before it is
-  buffered, also when chunked). A missing Content-Type passes for clients that are no browser: several Ollama clients
-  send none, and a browser that sends a body without one names its Origin.
+  buffered, also when chunked); an uploaded file may also be an octet stream, of any size. A missing Content-Type
+  passes for clients that are no browser: several Ollama clients send none, and a browser that sends a body without one
+  names its Origin.
 
 Runs in the daemon's event loop, once per request; `send` is wrapped only where an answer needs CORS headers or a body
 may still go over its limit.
@@ -34,6 +35,8 @@ from localrun.server.http import cors, failures
 _LOCAL_APP_ORIGIN = re.compile(r"(?:app|file|tauri|vscode-webview|vscode-file)://[^\s,]*", re.ASCII)
 _LOOPBACK_ORIGIN = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::\d{1,5})?", re.ASCII | re.IGNORECASE)
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\[\]:]+)(?::\d{0,5})?", re.ASCII | re.IGNORECASE)
+# Bodies of these routes are files and no JSON.
+_FILES = "/api/blobs/"
 _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 # How long a refused body is read and thrown away. A socket closed with unread input resets the connection, and the
@@ -63,7 +66,8 @@ class Limits:
                 asked = headers.one(b"access-control-request-headers") or ""
                 await cors.grant_preflight(send, origin, asked)
                 return
-            length = self._check_body(scope["method"], headers, origin)
+            is_file = scope["path"].startswith(_FILES) and scope["method"] == "POST"
+            length = self._check_body(scope["method"], headers, origin, is_file=is_file)
         except LocalrunError as error:
             await self._refuse(error, scope["path"], headers, receive, send)
             return
@@ -100,8 +104,11 @@ class Limits:
             )
         return origin
 
-    def _check_body(self, method: str, headers: _Headers, origin: str | None) -> int | None:
-        """The announced length of the body in bytes; None when it is chunked, so that it must be counted."""
+    def _check_body(self, method: str, headers: _Headers, origin: str | None, *, is_file: bool) -> int | None:
+        """The announced length of the body in bytes; None when it is chunked, so that it must be counted.
+
+        An uploaded file is not buffered, and is as large as it is: the disk is its limit.
+        """
         chunked = headers.one(b"transfer-encoding") is not None
         announced = headers.one(b"content-length") or "0"
         if not (announced.isascii() and announced.isdigit()):
@@ -109,14 +116,14 @@ class Limits:
         length = int(announced[:20])
         if not chunked and length == 0:
             return 0
-        if length > self._max_body_bytes:
+        if length > self._max_body_bytes and not is_file:
             raise _too_large(self._max_body_bytes)
         encoding = headers.one(b"content-encoding")
         if encoding is not None and encoding.strip().lower() not in ("", "identity"):
             raise UnsupportedMediaType(f"Content-Encoding {encoding[:40]!r} is not accepted; send the body as it is")
         if method in _METHODS_WITH_BODY:
-            _check_content_type(headers.one(b"content-type"), origin)
-        return None if chunked else length
+            _check_content_type(headers.one(b"content-type"), origin, is_file=is_file)
+        return None if chunked and not is_file else length
 
     async def _refuse(self, error: LocalrunError, path: str, headers: _Headers, receive: Receive, send: Send) -> None:
         body = failures.body(error, failures.shape_of(path))
@@ -196,11 +203,11 @@ def _parse_origins(text: str) -> frozenset[str]:
     return origins
 
 
-def _check_content_type(content_type: str | None, origin: str | None) -> None:
+def _check_content_type(content_type: str | None, origin: str | None, *, is_file: bool) -> None:
     if content_type is None and origin is None:
         return
     media_type = (content_type or "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
+    if media_type != "application/json" and not (is_file and media_type == "application/octet-stream"):
         shown = media_type[:80] or "nothing"
         raise UnsupportedMediaType(f"the Content-Type is {shown!r}; send the body as 'application/json'")
 

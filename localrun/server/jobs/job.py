@@ -21,6 +21,7 @@ import msgspec
 
 from localrun import wire
 from localrun.errors import Cancelled, LocalrunError
+from localrun.server.engines.use import Use
 from localrun.server.jobs.delta_buffer import DeltaBuffer
 from localrun.server.jobs.record import RequestRecord
 from localrun.snapshot import RequestState
@@ -39,7 +40,8 @@ _FINISHED_STATES = {
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Who wants what. `keep_alive_s` None takes the setting, negative is for ever, 0 unloads the model afterwards.
-    `target_itl_s` None takes the setting, 0 is no limit. `deadline_s` counts from the job's arrival."""
+    `target_itl_s` None takes the setting, 0 is no limit. `deadline_s` counts from the job's arrival. `use` is what the
+    model is loaded for."""
 
     model: str
     api: str
@@ -48,6 +50,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     target_itl_s: float | None = None
     deadline_s: float | None = None
     keep_alive_s: float | None = None
+    use: Use = Use.TEXT
 
 
 class Lease(Protocol):
@@ -65,7 +68,7 @@ class Lease(Protocol):
 class Lender(Protocol):
     """Who gives leases: the supervisor."""
 
-    async def acquire(self, name: str, keep_alive_s: float | None) -> Lease: ...
+    async def acquire(self, name: str, keep_alive_s: float | None, use: Use = Use.TEXT) -> Lease: ...
 
 
 class Observer(Protocol):
@@ -81,6 +84,7 @@ class Job:
     model: Model
     n_ctx: int
     n_vocab: int
+    n_embd: int
     control_tokens: tuple[str, ...]
     load_s: float
 
@@ -115,6 +119,7 @@ class Job:
         self.load_s = lease.waited_s
         self.n_ctx = lease.link.ready.n_ctx
         self.n_vocab = lease.link.ready.n_vocab
+        self.n_embd = lease.link.ready.n_embd
         self.control_tokens = lease.link.ready.control_tokens
         self.record.loaded(lease.model.name)
         return self
@@ -136,7 +141,7 @@ class Job:
             self._lease = None
 
     async def _acquire(self) -> Lease:
-        acquiring = asyncio.ensure_future(self._lender.acquire(self.ask.model, self.ask.keep_alive_s))
+        acquiring = asyncio.ensure_future(self._lender.acquire(self.ask.model, self.ask.keep_alive_s, self.ask.use))
         cancelling = asyncio.ensure_future(self._cancel_asked.wait())
         try:
             await asyncio.wait({acquiring, cancelling}, return_when=asyncio.FIRST_COMPLETED)
@@ -171,12 +176,8 @@ class Job:
         show_control: bool = False,
     ) -> None:
         """Sends the request to the engine. What the engine refuses is raised by the iteration. Raises EngineDied."""
-        if self.record.engine_request_id is not None:
-            raise RuntimeError("a job is submitted once")
-        link = self._leased().link
-        await link.writable()
-        if self._cancel_asked.is_set():
-            self._take_final(_cancelled_before_submit(), time.monotonic())
+        link = await self._ready_to_send()
+        if link is None:
             return
         now_s = time.monotonic()
         message = wire.Submit(
@@ -192,10 +193,38 @@ class Job:
             client=self.ask.client,
             lane=self.ask.lane,
             target_itl_s=self.ask.target_itl_s,
-            deadline_s=None if self.ask.deadline_s is None else self.ask.deadline_s - (now_s - self.arrived_at_s),
+            deadline_s=self._deadline_left_s(now_s),
             arrived_at_s=now_s,
             grammar=grammar,
             show_control=show_control,
+        )
+        link.submit(message, self)
+        self.record.engine_request_id = message.id
+
+    async def embed(
+        self,
+        inputs: Sequence[str | tuple[int, ...]],
+        *,
+        query: str | None = None,
+        truncate: bool = False,
+        dimensions: int = 0,
+    ) -> None:
+        """Sends inputs that become vectors of `dimensions` numbers (all of them if 0), or with `query` scores. What the
+        engine refuses is raised by the iteration. Raises EngineDied."""
+        link = await self._ready_to_send()
+        if link is None:
+            return
+        now_s = time.monotonic()
+        message = wire.Embed(
+            id=link.next_id(),
+            inputs=tuple(inputs),
+            query=query,
+            truncate=truncate,
+            dimensions=dimensions,
+            client=self.ask.client,
+            lane=self.ask.lane,
+            deadline_s=self._deadline_left_s(now_s),
+            arrived_at_s=now_s,
         )
         link.submit(message, self)
         self.record.engine_request_id = message.id
@@ -248,6 +277,20 @@ class Job:
         return len(self._deltas) > 0
 
     # --- inside --------------------------------------------------------------------------------------------------
+
+    async def _ready_to_send(self) -> EngineLink | None:
+        """The engine, once it takes a message; None when the job was cancelled before."""
+        if self.record.engine_request_id is not None:
+            raise RuntimeError("a job is submitted once")
+        link = self._leased().link
+        await link.writable()
+        if not self._cancel_asked.is_set():
+            return link
+        self._take_final(_cancelled_before_submit(), time.monotonic())
+        return None
+
+    def _deadline_left_s(self, now_s: float) -> float | None:
+        return None if self.ask.deadline_s is None else self.ask.deadline_s - (now_s - self.arrived_at_s)
 
     def _leased(self) -> Lease:
         if self._lease is None:

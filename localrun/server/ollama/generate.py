@@ -1,24 +1,25 @@
 """POST /api/generate.
 
 The prompt goes through the chat template as one user message, after `system`; with `raw` it goes to the model as it is,
-control tokens included. `context` of an earlier answer continues it. An empty prompt is a request to load the model, or
-with `keep_alive` 0 to unload it.
+control tokens included; with `suffix` the model fills in between the two. `context` of an earlier answer continues it.
+No prompt at all is a request to load the model, or with `keep_alive` 0 to unload it.
 """
 
 from __future__ import annotations
 
+import msgspec
+
 from localrun.errors import BadRequest
 from localrun.server.http import bodies, caller, keep_alive
 from localrun.server.http.exchange import Exchange
-from localrun.server.jobs import prompt
+from localrun.server.jobs.beginning import begun
 from localrun.server.jobs.job import Job
-from localrun.server.jobs.prompt import Message
-from localrun.server.ollama import loading as ollama_loading
-from localrun.server.ollama import truncation
-from localrun.server.ollama.bodies import GenerateBody, Options
-from localrun.server.ollama.generation import Answer
+from localrun.server.ollama import fitting, generation, loading
+from localrun.server.ollama.fitting import Fitted, Tokens
+from localrun.server.ollama.generate_body import GenerateBody
 from localrun.server.ollama.lines import Kind, Lines
-from localrun.server.ollama.truncation import Tokens
+from localrun.server.ollama.options import Options
+from localrun.server.replies.prepare import prepare
 from localrun.server.runtime import Runtime
 from localrun.wire import Segment
 
@@ -27,42 +28,42 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = bodies.decode(await exchange.read_body(), GenerateBody)
     body.check_supported()
-    options = body.options or Options()
-    ask = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)
+    # Refused before the model is loaded, as is all that can be.
+    body.ask()
+    who = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)
     lines = Lines(body.model, Kind.GENERATE)
     async with exchange.while_connected():
-        if not body.prompt:
-            await ollama_loading.load_or_unload(runtime, exchange, ask, lines)
+        if not body.prompt and not body.suffix:
+            await loading.load_or_unload(runtime, exchange, who, lines)
             return
-        async with runtime.job(ask) as job:
-            whole = await _tokens(runtime, job, body, body.prompt)
-            tokens = whole
-            if body.truncate is not False:
-                limit = truncation.limit_tokens(job.n_ctx, options.n_predict)
-                tokens = truncation.cut_tokens(whole, limit=limit, n_keep=options.n_keep)
-            await job.submit(
-                tokens=tokens,
-                sampling=options.sampling(),
-                n_predict=options.n_predict,
-                stop=options.stop_strings,
-                logprobs=bool(body.logprobs),
-                n_probs=body.top_logprobs or 0,
-            )
-            prompt_tokens = None if body.raw else tokens
-            answer = Answer(exchange, job, lines, prompt_tokens=prompt_tokens, n_cut=len(whole) - len(tokens))
-            await answer.send(stream=body.stream is not False)
+        async with runtime.job(who) as job:
+            options = (body.options or Options()).over(job.model)
+            fitted = await _fitted(runtime, job, body, options)
+            context = None if body.is_plain else fitted.tokens
+            await generation.answer(exchange, job, body, options, fitted, lines, context=context)
 
 
-async def _tokens(runtime: Runtime, job: Job, body: GenerateBody, text: str) -> Tokens:
+async def _fitted(runtime: Runtime, job: Job, body: GenerateBody, options: Options) -> Fitted:
+    may_cut = body.truncate is not False
+    if body.suffix:
+        grammar = body.answer_grammar()
+        return await fitting.fit_infill(job, body.prompt or "", body.suffix, grammar, options, may_cut=may_cut)
     if body.raw:
-        segments: tuple[Segment, ...] = (Segment(text),)
+        prepared = fitting.plain((Segment(body.prompt or ""),), body.answer_grammar())
     else:
-        messages: list[Message] = [{"role": "system", "content": body.system}] if body.system else []
-        segments = await prompt.render(runtime, job, [*messages, {"role": "user", "content": text}])
-    tokens = await job.count(segments)
-    if not body.context or body.raw:
-        return tokens
-    largest = max(body.context)
+        ask = await fitting.thinks_by_default(job, body.ask())
+        if not body.context:  # what it continues began with the model's own messages already
+            ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
+        prepared = await prepare(runtime, job, ask)
+    tokens = await job.count(prepared.segments)
+    if body.context:
+        tokens = _after(job, body.context, tokens)
+    return fitting.fit_tokens(job, prepared, tokens, options, may_cut=may_cut)
+
+
+def _after(job: Job, context: list[int], tokens: Tokens) -> Tokens:
+    """The prompt behind what it continues. Raises BadRequest for a context of another model."""
+    largest = max(context)
     if largest >= job.n_vocab:
         raise BadRequest(
             f"context: {largest} is not a token of this model, which has {job.n_vocab}; use the context of an earlier "
@@ -71,4 +72,4 @@ async def _tokens(runtime: Runtime, job: Job, body: GenerateBody, text: str) -> 
         )
     bos = job.model.header.metadata.get("tokenizer.ggml.bos_token_id")
     # Every prompt begins with BOS where the model has one; in the middle of a text it would end it.
-    return (*body.context, *(tokens[1:] if tokens and tokens[0] == bos else tokens))
+    return (*context, *(tokens[1:] if tokens and tokens[0] == bos else tokens))

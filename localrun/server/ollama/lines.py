@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,12 +19,24 @@ from localrun.wire import ChosenLogprob, Usage
 
 _encode = msgspec.json.Encoder().encode
 
+Fields = dict[str, Any]
+# {"id": ..., "function": {"index": 0, "name": ..., "arguments": {...}}}
+ToolCall = dict[str, Any]
+
 
 class Kind(StrEnum):
     """Which route's lines: the text of a chat is in `message`, that of generate in `response`."""
 
     CHAT = "chat"
     GENERATE = "generate"
+
+
+class Said(NamedTuple):
+    """What an answer said, or a part of it."""
+
+    text: str = ""
+    thinking: str = ""
+    tool_calls: Sequence[ToolCall] = ()
 
 
 class Lines:
@@ -41,16 +53,32 @@ class Lines:
         """A line with new text."""
         if not logprobs:
             return self._head + rfc3339_now() + self._before_text + _encode(text) + self._more
-        fields = {"logprobs": [logprob_entry(chosen) for chosen in logprobs], "done": False}
-        return self._with_fields(text, fields)
+        return self.part(Said(text), logprobs)
 
-    def end(self, reason: str, fields: dict[str, Any], *, text: str = "") -> bytes:
-        """The last line, or with `text` the only one."""
-        return self._with_fields(text, {"done": True, "done_reason": reason} | fields)
+    def part(self, said: Said, logprobs: Sequence[ChosenLogprob] | None = None) -> bytes:
+        """A line with new text, thinking or calls."""
+        entries = {"logprobs": [logprob_entry(chosen) for chosen in logprobs]} if logprobs else {}
+        return self._with_fields(said, entries | {"done": False})
 
-    def _with_fields(self, text: str, fields: dict[str, Any]) -> bytes:
-        more = _encode(fields)[1:]
-        return self._head + rfc3339_now() + self._before_text + _encode(text) + self._after_text + b"," + more + b"\n"
+    def end(self, reason: str, fields: Fields, *, said: Said | None = None) -> bytes:
+        """The last line, or with `said` the only one."""
+        return self._with_fields(said or Said(), {"done": True, "done_reason": reason} | fields)
+
+    def rendered(self, prompt: str) -> bytes:
+        """The answer to who only wants to see the prompt."""
+        shown = {"rendered_template": prompt, "image_count": 0}
+        return self._with_fields(Said(), {"done": False, "_debug_info": shown})
+
+    def _with_fields(self, said: Said, fields: Fields) -> bytes:
+        beside: Fields = {}
+        if said.thinking:
+            beside["thinking"] = said.thinking
+        if said.tool_calls:
+            beside["tool_calls"] = said.tool_calls
+        # Chat has them in the message, generate beside the response: both times right behind the text.
+        more = b"," + _encode(beside)[1:-1] if beside else b""
+        rest = self._after_text + b"," + _encode(fields)[1:] + b"\n"
+        return self._head + rfc3339_now() + self._before_text + _encode(said.text) + more + rest
 
 
 def metrics(usage: Usage, *, load_s: float, total_s: float) -> dict[str, int]:

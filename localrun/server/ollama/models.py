@@ -1,8 +1,8 @@
-"""Ollama's views on models: `/api/tags`, `/api/show`, `/api/ps`.
+"""Ollama's lists of models: `/api/tags`, `/api/ps`.
 
 Answered from file headers that the store keeps in memory; none of them loads a model, and many at once cost little.
 
-Does not: hash weights. `digest` identifies a file's state on this machine (see the store), and is no content hash.
+Does not: hash weights. `digest` identifies a model's state on this machine (models/model.py), and is no content hash.
 """
 
 from __future__ import annotations
@@ -10,52 +10,32 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound
-from localrun.models.header import Header
-from localrun.models.store import Model, Store
-from localrun.server.http import bodies
+from localrun.models.store import DamagedFile, Model, Store
 from localrun.server.http.exchange import Exchange
 from localrun.server.ollama import lines as ollama_lines
-from localrun.server.ollama.bodies import ModelBody
+from localrun.server.replies.capabilities import capabilities
 from localrun.server.runtime import Runtime
 from localrun.snapshot import EngineRow
 
-# Texts in the metadata that are answered under another name, or that nobody reads twice.
-_NOT_IN_MODEL_INFO = frozenset({"tokenizer.chat_template", "general.license.text"})
+# A model's file, resolved, and its adapters.
+Files = tuple[Path, tuple[Path, ...]]
 # What Ollama shows for a model that never expires: a date that every client can parse.
 _FOR_EVER_S = 100 * 365 * 24 * 3600.0
 
 
 async def tags(runtime: Runtime, exchange: Exchange) -> None:
     """GET /api/tags."""
-    await exchange.answer(msgspec.json.encode({"models": await asyncio.to_thread(_tags_rows, runtime.store)}))
-
-
-async def show(runtime: Runtime, exchange: Exchange) -> None:
-    """POST /api/show."""
-    body = bodies.decode(await exchange.read_body(), ModelBody)
-    model = await asyncio.to_thread(runtime.store.resolve, body.model_name)
-    header = model.header
-    n_ctx = next((row.n_ctx for row in runtime.supervisor.loaded() if row.model == model.name and row.n_ctx), None)
-    answer: dict[str, Any] = {
-        "license": _text(header, "general.license"),
-        "modelfile": _modelfile(model, header),
-        "parameters": f"num_ctx                        {n_ctx or header.n_ctx_train}",
-        "template": header.chat_template or "",
-        "details": _details(header),
-        "model_info": _model_info(header),
-        "capabilities": _capabilities(),
-        "modified_at": model.modified_at.isoformat(),
-    }
-    if body.verbose:
-        answer["tensors"] = [
-            {"name": tensor.name, "type": tensor.type_name, "shape": list(tensor.shape)} for tensor in header.tensors
-        ]
-    await exchange.answer(msgspec.json.encode(answer))
+    # By their files: a model that has several names runs once.
+    residents = [resident for resident in runtime.supervisor.residents() if resident.is_loaded]
+    loaded = {(resident.key, resident.model.adapters) for resident in residents}
+    rows, unusable = await asyncio.to_thread(_tags_rows, runtime.store, loaded)
+    await exchange.answer(msgspec.json.encode({"models": rows, "unusable": unusable}))
 
 
 async def ps(runtime: Runtime, exchange: Exchange) -> None:
@@ -64,14 +44,17 @@ async def ps(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.answer(msgspec.json.encode({"models": await asyncio.to_thread(_ps_rows, runtime.store, engines)}))
 
 
-def _tags_rows(store: Store) -> list[dict[str, Any]]:
-    """In a thread: reads the folder, and new headers."""
-    rows = []
-    for model in store.list():
+def _tags_rows(store: Store, loaded: set[Files]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """In a thread: reads the folders, and new headers. Rows of the models, and what cannot be used, with the reason."""
+    rows, unusable = [], []
+    for found in store.survey():
         # A file that goes away between the listing and its digest is not worth an error.
+        if isinstance(found, DamagedFile):
+            unusable.append({"path": str(found.path), "problem": found.problem})
+            continue
         with suppress(BadModelFile):
-            rows.append(_tags_row(model))
-    return rows
+            rows.append(_tags_row(found) | {"loaded": (found.path.resolve(), found.adapters) in loaded})
+    return rows, unusable
 
 
 def _ps_rows(store: Store, engines: list[EngineRow]) -> list[dict[str, Any]]:
@@ -90,9 +73,17 @@ def _tags_row(model: Model) -> dict[str, Any]:
         "modified_at": model.modified_at.isoformat(),
         "size": model.size_bytes,
         "digest": model.digest,
-        "details": _details(model.header),
-        "capabilities": _capabilities(),
+        "details": details(model),
+        "capabilities": capabilities(model),
+        "source": _source(model),
     }
+
+
+def _source(model: Model) -> str:
+    """Where it came from, in a few words."""
+    source = model.source
+    named = source.repo or source.file
+    return named if source.kind in ("hub", "registry") else source.kind
 
 
 def _ps_row(engine: EngineRow, model: Model) -> dict[str, Any]:
@@ -102,7 +93,7 @@ def _ps_row(engine: EngineRow, model: Model) -> dict[str, Any]:
         "model": model.name,
         "size": engine.size_bytes,
         "digest": model.digest,
-        "details": _details(model.header),
+        "details": details(model),
         "expires_at": ollama_lines.rfc3339(round((time.time() + remaining_s) * 1e9)).decode("ascii"),
         "size_vram": _vram_bytes(engine),
         "context_length": engine.n_ctx,
@@ -114,14 +105,11 @@ def _vram_bytes(engine: EngineRow) -> int:
     return engine.size_bytes if engine.backend.endswith("GPU") else 0
 
 
-def _capabilities() -> list[str]:
-    """The same for every model, until this build does more than complete text."""
-    return ["completion"]
-
-
-def _details(header: Header) -> dict[str, Any]:
+def details(model: Model) -> dict[str, Any]:
+    """Ollama's `details`."""
+    header = model.header
     return {
-        "parent_model": "",
+        "parent_model": model.source.file if model.source.kind == "create" else "",
         "format": "gguf",
         "family": header.architecture,
         "families": [header.architecture],
@@ -138,34 +126,3 @@ def parameter_size(n_params: int) -> str:
         if n_params >= size:
             return f"{n_params / size:.1f}{unit}"
     return str(n_params)
-
-
-def _model_info(header: Header) -> dict[str, Any]:
-    """The metadata under its own keys. Arrays that stay in the file are null, as Ollama has them without `verbose`."""
-    info: dict[str, Any] = {
-        key: _plain(value) for key, value in header.metadata.items() if key not in _NOT_IN_MODEL_INFO
-    }
-    info["general.architecture"] = header.architecture
-    info.setdefault("general.basename", header.name)
-    info["general.parameter_count"] = header.n_params
-    return info
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, str | int | float | bool):
-        return value
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return list(value)
-    return None
-
-
-def _modelfile(model: Model, header: Header) -> str:
-    lines = ["# Modelfile generated by localrun", f"FROM {model.path}"]
-    if header.chat_template:
-        lines.append(f'TEMPLATE """{header.chat_template}"""')
-    return "\n".join(lines) + "\n"
-
-
-def _text(header: Header, key: str) -> str:
-    value = header.metadata.get(key)
-    return value if isinstance(value, str) else ""

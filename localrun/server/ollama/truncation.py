@@ -1,9 +1,9 @@
 """Fitting a prompt into the context, by the rules of Ollama's `/api`.
 
-A chat loses its oldest messages, never the system messages and never the last one, until the rest fits with room for an
-answer; what then begins, after the system messages, is a user's message wherever there is one, because many templates
-refuse anything else. A plain prompt, and a last message that is too long by itself, lose tokens: the first `num_keep`
-stay, and as many of the last as fit.
+A chat loses its oldest messages, never the system messages and never the last user's message with what follows it,
+until the rest fits with room for an answer; what then begins, after the system messages, is a user's message wherever
+there is one, because many templates refuse anything else. A plain prompt, and what is too long even so, lose tokens:
+the first `num_keep` stay, and as many of the last as fit.
 
 Pure, but for asking how long a rendered conversation is. Does not: apply to `/v1`, where too long is an error.
 """
@@ -51,7 +51,7 @@ async def cut_messages(
     low, high = 0, len(cuts) - 1
     while low <= high:
         middle = (low + high) // 2
-        tokens = await tokens_of(_without_oldest(messages, cuts[middle]))
+        tokens = await tokens_of(without_oldest(messages, cuts[middle]))
         if len(tokens) <= limit:
             best, n_left_out = tokens, cuts[middle]
             high = middle - 1
@@ -65,15 +65,18 @@ async def cut_messages(
 def _cuts(messages: Sequence[Message]) -> list[int]:
     """How many of the oldest messages may go, ascending, 0 not among them."""
     droppable = [index for index, message in enumerate(messages[:-1]) if message["role"] != "system"]
-    first_kept = [*droppable[1:], len(messages) - 1]
+    first_kept = [*droppable[1:], len(messages) - 1] if droppable else []
+    has_question = any(message["role"] == "user" for message in messages)
     return [
         n_dropped
         for n_dropped, index in enumerate(first_kept, start=1)
-        if messages[index]["role"] == "user" or n_dropped == len(droppable)
-    ][: len(droppable)]
+        # A tool's result without the call that it answers would stand for nothing.
+        if messages[index]["role"] == "user" or (n_dropped == len(droppable) and not has_question)
+    ]
 
 
-def _without_oldest(messages: Sequence[Message], n_dropped: int) -> list[Message]:
+def without_oldest(messages: Sequence[Message], n_dropped: int) -> list[Message]:
+    """What is left when that many of the oldest go that are no system messages."""
     kept = []
     for index, message in enumerate(messages):
         if n_dropped and message["role"] != "system" and index < len(messages) - 1:

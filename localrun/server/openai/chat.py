@@ -1,20 +1,26 @@
 """POST /v1/chat/completions.
 
-The conversation goes through the model's chat template. A conversation longer than the context is refused with both
-numbers; nothing is cut silently.
+The conversation goes through the model's chat template, and what the model writes through the parser of its format. A
+conversation longer than the context is refused with both numbers; nothing is cut silently.
 """
 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
+import msgspec
+
 from localrun.server.http import bodies
 from localrun.server.http.exchange import Exchange
-from localrun.server.jobs import prompt
+from localrun.server.jobs import beginning
 from localrun.server.openai import jobs as openai_jobs
-from localrun.server.openai.bodies import ChatBody
-from localrun.server.openai.chunks import ChatChunks
+from localrun.server.openai.chat_body import ChatBody
+from localrun.server.openai.chat_chunks import ChatChunks
 from localrun.server.openai.generation import Answer
+from localrun.server.openai.model_defaults import defaults_of
+from localrun.server.openai.prompt_field import naming
+from localrun.server.openai.reply import Reply
+from localrun.server.replies.prepare import prepare
 from localrun.server.runtime import Runtime
 
 
@@ -22,30 +28,32 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = bodies.decode(await exchange.read_body(), ChatBody)
     body.check_supported()
-    messages = body.template_messages()
+    ask = body.ask()
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        jobs = await openai_jobs.enter(
-            runtime,
-            exchange,
-            stack,
-            model=body.model,
-            keep_alive_value=body.keep_alive,
-            fields=body,
-            n_jobs=body.n_choices,
+        jobs = await openai_jobs.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=body.n_choices)
+        messages = beginning.begun(jobs[0].model, ask.messages)
+        with naming("messages"):
+            prepared = await prepare(runtime, jobs[0], msgspec.structs.replace(ask, messages=messages))
+        plan = openai_jobs.plan(
+            body,
+            jobs[0],
+            defaults_of(jobs[0].model),
+            max_output=body.max_output,
+            stop=prepared.stop,
+            grammar=prepared.grammar,
+            show_control=prepared.show_control,
+            logprobs=bool(body.logprobs),
+            n_probs=body.top_logprobs or 0,
         )
-        segments = await prompt.render(runtime, jobs[0], messages)
-        sampling = body.sampling(jobs[0].n_vocab)
         for index, job in enumerate(jobs):
-            await job.submit(
-                segments=segments,
-                sampling=openai_jobs.for_choice(sampling, index),
-                n_predict=body.n_predict,
-                stop=body.stop_strings,
-                ignore_eos=bool(body.ignore_eos),
-                logprobs=bool(body.logprobs),
-                n_probs=body.top_logprobs or 0,
-            )
-        chunks = ChatChunks(request_id=openai_jobs.answer_id(jobs), model=body.model, include_usage=body.include_usage)
+            await plan.submit(job, choice=index, segments=prepared.segments)
+        chunks = ChatChunks(
+            request_id=openai_jobs.answer_id(jobs),
+            model=body.model,
+            include_usage=body.include_usage,
+            replies=[Reply(prepared.new_parser()) for _ in jobs],
+            uses_functions=body.uses_functions,
+        )
         answer = Answer(
             exchange,
             jobs,

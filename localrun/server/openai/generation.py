@@ -2,7 +2,7 @@
 
 Runs in the task of the request. Per token it does one encode, and one send for all tokens that are there.
 
-Does not: make prompts (`chat.py`, `completions.py`).
+Does not: make prompts (`chat.py`, `completions.py`), or know the form of a chunk (`chunks.py`).
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from localrun.errors import Cancelled, ContextExceeded, EngineFailed
+from localrun.errors import Cancelled, EngineFailed
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.jobs.job import Job
 from localrun.server.openai import choices
 from localrun.server.openai import usage as openai_usage
 from localrun.server.openai.chunks import DONE, Chunks, Fields
-from localrun.wire import ChosenLogprob, Delta, Finish, Usage
+from localrun.server.openai.prompt_field import naming
+from localrun.wire import Delta, Finish, Usage
 
 
 class Answer:
@@ -41,30 +42,40 @@ class Answer:
         self._include_usage = include_usage
         self._prompt_field = prompt_field
         self._usages: dict[int, Usage] = {}
-        ids = ", ".join(job.id for job in jobs)
-        self._headers: Headers = [(b"x-localrun-request", ids.encode("ascii"))]
+        self._headers = headers_of(jobs)
 
     async def send(self, *, stream: bool) -> None:
         """Sends all of it. Raises what the jobs' iteration raises."""
-        try:
-            if stream:
+        if stream:
+            with naming(self._prompt_field):
                 await self._stream()
-            else:
-                await self._whole()
-        except ContextExceeded as error:
-            error.field = self._prompt_field  # the engine does not know what the prompt was made of
-            raise
+        else:
+            reasons = await self.gather()
+            await self.send_choices([self._chunks.choice(index, reason) for index, reason in enumerate(reasons)])
+
+    async def gather(self) -> list[str]:
+        """Waits for all choices, which the chunks keep. Why each of them ended. Raises what the iteration raises."""
+        reasons = [""] * len(self._jobs)
+        with naming(self._prompt_field):
+            async with aclosing(choices.deltas(self._jobs)) as deltas:
+                async for index, delta, _ in deltas:
+                    self._chunks.gather(index, delta)
+                    if delta.finish is not None:
+                        reasons[index] = self._finish(index, delta)
+        return reasons
+
+    async def send_choices(self, finished: list[Fields]) -> None:
+        """The whole answer, of these choices."""
+        await self._exchange.answer(self._chunks.whole(finished, self._counts()), headers=self._headers)
 
     async def _stream(self) -> None:
-        pending: list[bytes] = []
-        begun: set[int] = set()
+        # All choices begin at once and in order: OpenAI's own client takes the first chunk for choice 0.
+        pending = [self._chunks.first(index) for index in range(len(self._jobs))]
         async with aclosing(choices.deltas(self._jobs)) as deltas:
             async for index, delta, more_is_ready in deltas:
-                if index not in begun:
-                    begun.add(index)
-                    pending.append(self._chunks.first(index))
-                if delta.text or delta.logprobs:
-                    pending.append(self._chunks.text(index, delta.text, delta.logprobs))
+                news = self._chunks.news(index, delta)
+                if news:
+                    pending.append(news)
                 if delta.finish is not None:
                     pending.append(self._end(index, delta))
                 if more_is_ready or not pending:
@@ -78,22 +89,6 @@ class Answer:
             pending.append(self._chunks.last(self._counts()))
         await self._exchange.close_stream(b"".join([*pending, DONE]))
 
-    async def _whole(self) -> None:
-        texts: list[list[str]] = [[] for _ in self._jobs]
-        logprobs: list[list[ChosenLogprob]] = [[] for _ in self._jobs]
-        reasons = [""] * len(self._jobs)
-        async with aclosing(choices.deltas(self._jobs)) as deltas:
-            async for index, delta, _ in deltas:
-                texts[index].append(delta.text)
-                logprobs[index] += delta.logprobs or ()
-                if delta.finish is not None:
-                    reasons[index] = self._finish(index, delta)
-        finished = [
-            self._chunks.choice(index, "".join(texts[index]), logprobs[index], reasons[index])
-            for index in range(len(self._jobs))
-        ]
-        await self._exchange.answer(self._chunks.whole(finished, self._counts()), headers=self._headers)
-
     def _end(self, index: int, delta: Delta) -> bytes:
         reason = self._finish(index, delta)
         # With a usage chunk to come, the timings are there.
@@ -101,18 +96,30 @@ class Answer:
         return self._chunks.end(index, reason, fields)
 
     def _finish(self, index: int, delta: Delta) -> str:
-        """The reason in OpenAI's words. A cancelled choice is an error: `stop` would be a lie."""
-        if delta.finish is Finish.CANCELLED:
-            raise Cancelled("the request was cancelled")
-        if delta.usage is None:
-            raise EngineFailed("the engine ended a request without saying what it used")
-        self._usages[index] = delta.usage
-        return Finish.LENGTH.value if delta.finish is Finish.LENGTH else Finish.STOP.value
+        """The reason in OpenAI's words."""
+        finish, self._usages[index] = ended(delta)
+        return self._chunks.reason(index, finish)
 
     def _counts(self) -> Fields:
         by_index = [self._usages[index] for index in range(len(self._jobs))]
-        return {"usage": openai_usage.usage(by_index[:: self._n_per_prompt], by_index)} | self._timings()
+        n_thinking = sum(self._chunks.n_thinking(index) for index in range(len(self._jobs)))
+        counts = openai_usage.usage(by_index[:: self._n_per_prompt], by_index, n_thinking=n_thinking)
+        return {"usage": counts} | self._timings()
 
     def _timings(self) -> Fields:
         """Of several answers at once they would mean nothing."""
         return {"timings": openai_usage.timings(self._usages[0])} if len(self._jobs) == 1 else {}
+
+
+def ended(delta: Delta) -> tuple[Finish, Usage]:
+    """How a final delta ended its job. Raises Cancelled: `stop` would be a lie; and EngineFailed without counts."""
+    if delta.finish is None or delta.finish is Finish.CANCELLED:
+        raise Cancelled("the request was cancelled")
+    if delta.usage is None:
+        raise EngineFailed("the engine ended a request without saying what it used")
+    return delta.finish, delta.usage
+
+
+def headers_of(jobs: Sequence[Job]) -> Headers:
+    """The header that names an answer's requests."""
+    return [(b"x-localrun-request", ", ".join(job.id for job in jobs).encode("ascii"))]

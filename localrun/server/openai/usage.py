@@ -11,8 +11,9 @@ from typing import Any
 from localrun.wire import Usage
 
 
-def usage(prompts: Sequence[Usage], choices: Sequence[Usage]) -> dict[str, Any]:
-    """`prompts` has one entry per prompt, `choices` one per answer: a prompt with several answers counts once."""
+def usage(prompts: Sequence[Usage], choices: Sequence[Usage], *, n_thinking: int = 0) -> dict[str, Any]:
+    """`prompts` has one entry per prompt, `choices` one per answer: a prompt with several answers counts once.
+    `n_thinking` of the answers' tokens were thinking."""
     n_prompt = sum(one.n_prompt for one in prompts)
     n_output = sum(one.n_output for one in choices)
     return {
@@ -20,6 +21,7 @@ def usage(prompts: Sequence[Usage], choices: Sequence[Usage]) -> dict[str, Any]:
         "completion_tokens": n_output,
         "total_tokens": n_prompt + n_output,
         "prompt_tokens_details": {"cached_tokens": sum(one.n_cached for one in prompts)},
+        "completion_tokens_details": {"reasoning_tokens": n_thinking},
     }
 
 

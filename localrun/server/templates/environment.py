@@ -2,7 +2,8 @@
 
 Follows what the `transformers` library gives its templates: `trim_blocks` and `lstrip_blocks`, `break` and `continue`,
 `tojson` without HTML escaping, `raise_exception`, `strftime_now`, the `generation` tag, and undefined names that print
-as nothing. Data passed in cannot be changed by a template, and an attribute that starts with an underscore is an error.
+as nothing. Data passed in, which is a copy, can be changed by `append` and `pop` alone; an attribute that starts with
+an underscore is an error.
 
 Owner: the template worker. Does not: bound time or memory (the worker and the daemon do).
 """
@@ -45,6 +46,10 @@ class _GenerationTag(Extension):
 
 
 class _ChatEnvironment(ImmutableSandboxedEnvironment):
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        # Kimi's template keeps a list of its own. What is passed in is this render's copy, so no harm is done to it.
+        return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
+
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
         # The base class prints nothing for a forbidden attribute and objects only when it is used. Forbidden attributes
         # have no honest use; methods that change data do (`x.update is defined`), so those stay as they are.
@@ -87,7 +92,16 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_listed
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    """`tools | map(attribute="function") | tojson`: Jinja's filters give generators."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is not JSON serializable")
 
 
 def _raise_exception(message: object = "the template refused the messages") -> None:

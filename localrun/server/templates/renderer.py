@@ -23,27 +23,6 @@ from localrun.server.templates.frames import RenderReply, RenderRequest, decode_
 
 START_TIMEOUT_S = 60.0
 
-_CHATML = """\
-{%- for message in messages -%}
-{{ '<|im_start|>' + message.role + '\\n' + (message.content or '') + '<|im_end|>\\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
-"""
-
-_GEMMA = """\
-{{- bos_token -}}
-{%- for message in messages -%}
-{%- set role = 'model' if message.role == 'assistant' else 'user' -%}
-{{ '<start_of_turn>' + role + '\\n' + (message.content or '') | trim + '<end_of_turn>\\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}
-"""
-
-
-def fallback_template(architecture: str) -> str:
-    """The template for a model file that brings none: the family's own where it is fixed, else ChatML."""
-    return _GEMMA if architecture.startswith("gemma") else _CHATML
-
 
 class TemplateRenderer:
     """Owns the worker. `timeout_s` and `output_bytes` bound one render."""

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localrun.errors import CannotFit
-from localrun.server.engines.placement import CELL_STEP, USABLE_FRACTION, Placement, place
+from localrun.models.fit_choice import CELL_STEP
+from localrun.server.engines.placement import USABLE_FRACTION, Placement, place
 
 WEIGHTS_BYTES = 1_000_000
 CELL_BYTES = 1_000

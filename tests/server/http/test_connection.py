@@ -115,6 +115,15 @@ async def test_a_byte_now_and_then_does_not_keep_a_connection() -> None:
     assert b"200 OK" not in await closed
 
 
+async def test_an_uploaded_file_may_take_its_time_as_long_as_it_comes() -> None:
+    head = b"POST /api/blobs/sha256:0 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 8\r\n\r\n"
+    async with serving(deadline_s=1.0) as port:
+        answer = await exchange(port, head, *[b"x"] * 8, pause_s=0.2)
+    assert answer.endswith(b"\r\n\r\n8")
+    async with serving() as port:
+        assert await exchange(port, head, b"x") == b""
+
+
 async def test_the_deadline_starts_again_with_each_request_and_not_while_an_answer_is_due() -> None:
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()

@@ -17,6 +17,9 @@ from localrun.server.http.failures import Shape
         ("/", Shape.NATIVE),
         ("/api/chat", Shape.OLLAMA),
         ("/v1/models", Shape.OPENAI),
+        ("/v1/messages", Shape.ANTHROPIC),
+        ("/v1/messages/count_tokens", Shape.ANTHROPIC),
+        ("/v1/messagesx", Shape.OPENAI),
         ("/v1", Shape.OPENAI),
         ("/v10", Shape.NATIVE),
         ("/apiary", Shape.NATIVE),
@@ -75,3 +78,25 @@ def test_the_last_event_of_a_broken_stream() -> None:
     assert event.startswith(b"data: {")
     assert event.endswith(b"}\n\n")
     assert json.loads(event[6:])["error"]["code"] == "engine_died"
+
+
+@pytest.mark.parametrize(
+    ("error", "type_"),
+    [
+        (errors.BadRequest("x"), "invalid_request_error"),
+        (errors.Unauthorized("x"), "authentication_error"),
+        (errors.Forbidden("x"), "permission_error"),
+        (errors.ModelNotFound("x"), "not_found_error"),
+        (errors.TooLarge("x"), "request_too_large"),
+        (errors.QueueFull("x", retry_after_s=1), "rate_limit_error"),
+        (errors.Unavailable("x"), "overloaded_error"),
+        (errors.EngineDied("x"), "api_error"),
+        (errors.Cancelled("x"), "api_error"),
+    ],
+)
+def test_anthropic_s_errors(error: errors.LocalrunError, type_: str) -> None:
+    expected = {"type": "error", "error": {"type": type_, "message": error.message}, "request_id": None}
+    assert json.loads(failures.body(error, Shape.ANTHROPIC)) == expected
+    name, data = failures.stream_event(error, Shape.ANTHROPIC).decode().split("\n", 1)
+    assert name == "event: error"
+    assert json.loads(data.removeprefix("data: ")) == expected

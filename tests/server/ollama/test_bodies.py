@@ -9,7 +9,11 @@ import pytest
 
 from localrun.errors import BadRequest
 from localrun.server.http import bodies
-from localrun.server.ollama.bodies import ChatBody, GenerateBody, ModelBody, Options
+from localrun.server.ollama.bodies import ModelBody
+from localrun.server.ollama.chat_body import ChatBody
+from localrun.server.ollama.generate_body import GenerateBody
+from localrun.server.ollama.options import Options
+from localrun.wire import GrammarKind
 
 
 def options(**values: Any) -> Options:
@@ -83,39 +87,104 @@ def test_what_is_out_of_range_is_named(option: str, value: Any) -> None:
     assert (caught.value.field or "").startswith(f"options.{option}")
 
 
-HARMLESS = {"format": "", "think": False, "images": [], "suffix": "", "template": "", "shift": True, "width": 0}
-
-
-def test_empty_values_of_what_is_missing_pass() -> None:
-    body = bodies.decode(json.dumps({"model": "m", "prompt": "x", **HARMLESS}).encode(), GenerateBody)
-    body.check_supported()
-    chat = {"model": "m", "messages": [], "tools": [], "format": None, "think": None}
-    bodies.decode(json.dumps(chat).encode(), ChatBody).check_supported()
+def test_a_format_is_a_grammar() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert chat_body().answer_grammar() is None
+    assert chat_body(format="").answer_grammar() is None
+    for asked, said in (("json", "object"), (schema, "integer")):
+        grammar = chat_body(format=asked).answer_grammar()
+        assert grammar is not None
+        assert (grammar.kind, said in grammar.text) == (GrammarKind.JSON_SCHEMA, True)
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("asked", "expected"),
     [
-        ("format", "json"), ("format", {"type": "object"}), ("think", True), ("think", "high"),
-        ("images", ["aGVsbG8="]), ("suffix", "}"), ("template", "{{ .Prompt }}"),
+        (None, None), (True, True), (False, False), ("", None), ("low", "low"), ("medium", "medium"), ("high", "high"),
+        ("max", "high"),
     ],
 )  # fmt: skip
-def test_generate_refuses_what_it_cannot_do(field: str, value: Any) -> None:
-    body = bodies.decode(json.dumps({"model": "m", "prompt": "x", field: value}).encode(), GenerateBody)
+def test_spellings_of_think(asked: Any, expected: bool | str | None) -> None:
+    assert chat_body(think=asked).thinking() == expected
+
+
+def generate_body(**values: Any) -> GenerateBody:
+    return bodies.decode(json.dumps({"model": "m", "prompt": "x", **values}).encode(), GenerateBody)
+
+
+def chat_body(*turns: dict[str, Any], **values: Any) -> ChatBody:
+    return bodies.decode(json.dumps({"model": "m", "messages": turns, **values}).encode(), ChatBody)
+
+
+HARMLESS = {"format": "", "think": False, "images": [], "suffix": "", "template": "", "shift": True, "width": 0}
+
+
+def test_empty_values_pass() -> None:
+    body = generate_body(**HARMLESS)
+    body.check_supported()
+    assert body.ask().response_grammar is None
+    ask = chat_body(tools=[], format=None, think=None).ask()
+    assert (ask.tools, ask.response_grammar, ask.think, ask.messages) == ((), None, None, [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"images": ["aGVsbG8="]}, "images"),
+        ({"template": "{{ .Prompt }}"}, "template"),
+        ({"template": "{% for message in messages %}{% endfor %}", "raw": True}, "template"),
+        ({"system": "be brief", "raw": True}, "system"),
+        ({"context": [1], "raw": True}, "context"),
+        ({"context": [1], "suffix": "x"}, "context"),
+        ({"think": True, "suffix": "x"}, "think"),
+    ],
+)
+def test_generate_refuses_what_it_cannot_do(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(BadRequest, match=field) as caught:
-        body.check_supported()
+        generate_body(**fields).check_supported()
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize(("field", "value"), [("tools", [{}]), ("format", "json"), ("think", "low")])
-def test_chat_refuses_what_it_cannot_do(field: str, value: Any) -> None:
-    body = bodies.decode(json.dumps({"model": "m", "messages": [], field: value}).encode(), ChatBody)
-    with pytest.raises(BadRequest, match=field):
-        body.check_supported()
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+def test_tools_of_a_chat() -> None:
+    ask = chat_body({"role": "user", "content": "x"}, tools=[LOOK, {"function": {"name": "guess"}}]).ask()
+    assert [tool.name for tool in ask.tools] == ["look", "guess"]
+    assert ask.tools[1].parameters["type"] == "object"
+    assert (ask.tool_choice, ask.continue_last) == ("auto", False)
+    assert chat_body({"role": "user"}, tools=[LOOK], tool_choice="required").ask().tool_choice == "required"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"tools": [{}]}, "tools[0].function"),
+        ({"tools": [{"type": "retrieval", "function": {"name": "x"}}]}, "tools[0].type"),
+        ({"tools": [LOOK, LOOK]}, "tools[1].function.name"),
+        ({"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"format": {"type": "object", "not": {}}}, "format"),
+    ],
+)
+def test_chat_refuses_what_it_cannot_do(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        chat_body({"role": "user", "content": "x"}, **fields).ask()
+    assert caught.value.field == field
+
+
+def test_an_assistant_s_last_message_is_gone_on_with() -> None:
+    begun = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "Well,"})
+    assert chat_body(*begun).ask().continue_last
+    assert not chat_body(*begun, {"role": "user", "content": "x"}).ask().continue_last
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "look"}}]}
+    assert not chat_body(begun[0], call).ask().continue_last
+    with pytest.raises(BadRequest, match="tool_choice"):
+        chat_body(*begun, tools=[LOOK], tool_choice="required").ask()
 
 
 def messages(*turns: dict[str, Any]) -> list[dict[str, Any]]:
-    return bodies.decode(json.dumps({"model": "m", "messages": turns}).encode(), ChatBody).template_messages()
+    return list(chat_body(*turns).ask().messages)
 
 
 def test_messages_for_the_template() -> None:
@@ -123,23 +192,45 @@ def test_messages_for_the_template() -> None:
         {"role": "developer", "content": "be brief"},
         {"role": "user", "content": "hi", "images": None},
         {"role": "assistant", "thinking": "hm", "content": "hello", "tool_calls": []},
-        {"role": "tool", "content": "42", "tool_name": "answer"},
         {"role": "user"},
     ) == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "hello"},
-        {"role": "tool", "content": "42"},
+        {"role": "assistant", "content": "hello", "thinking": "hm"},
         {"role": "user", "content": ""},
     ]
+
+
+def test_calls_and_their_results() -> None:
+    function = {"name": "look", "arguments": {"city": "Paris"}}
+    assert messages(
+        {
+            "role": "assistant", "reasoning_content": "hm",
+            "tool_calls": [{"id": "c1", "function": {"index": 0, **function}}],
+        },
+        {"role": "tool", "content": "22", "tool_name": "look", "tool_call_id": "c1"},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": '{"city": "Paris"}'}}]},
+        {"role": "tool", "content": "22", "tool_name": "look"},
+    ) == [
+        {
+            "role": "assistant", "content": "", "thinking": "hm",
+            "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "content": "22", "name": "look", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "tool", "content": "22", "name": "look", "tool_call_id": ""},
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("turn", "field"),
     [
-        ({"role": "robot", "content": "x"}, r"messages[1].role"),
-        ({"role": "user", "content": "x", "images": ["aGk="]}, r"messages[1].images"),
-        ({"role": "assistant", "content": "", "tool_calls": [{}]}, r"messages[1].tool_calls"),
+        ({"role": "robot", "content": "x"}, "messages[1].role"),
+        ({"role": "user", "content": "x", "images": ["aGk="]}, "messages[1].images"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": "[1]"}}]},
+            "messages[1].tool_calls[0].function.arguments",
+        ),
     ],
 )
 def test_a_bad_message_is_named(turn: dict[str, Any], field: str) -> None:

@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime
 
 from localrun.server.ollama import lines as ollama_lines
-from localrun.server.ollama.lines import Kind, Lines
+from localrun.server.ollama.lines import Kind, Lines, Said
 from localrun.wire import ChosenLogprob, TokenLogprob, Usage
 
 USAGE = Usage(n_prompt=10, n_cached=4, n_output=3, queued_s=0.5, prefill_s=0.25, decode_s=0.125)
@@ -30,6 +30,19 @@ def test_a_generate_line() -> None:
     parsed = json.loads(Lines("m", Kind.GENERATE).text("hi"))
     assert (parsed["response"], parsed["done"]) == ("hi", False)
     assert "message" not in parsed
+
+
+def test_thinking_and_calls_are_in_a_chat_s_message_and_beside_a_response() -> None:
+    call = {"id": "c", "function": {"index": 0, "name": "look", "arguments": {}}}
+    for said, expected in (
+        (Said(thinking="hm"), {"thinking": "hm"}),
+        (Said(tool_calls=(call,)), {"tool_calls": [call]}),
+    ):
+        chat = json.loads(Lines("m", Kind.CHAT).part(said))
+        assert chat["message"] == {"role": "assistant", "content": ""} | expected
+        generate = json.loads(Lines("m", Kind.GENERATE).part(said))
+        assert {key: generate[key] for key in ("response", *expected)} == {"response": ""} | expected
+        assert (chat["done"], generate["done"]) == (False, False)
 
 
 def test_the_last_line() -> None:

@@ -266,14 +266,52 @@ def test_keep_alive_zero_unloads_after_the_answer(daemon: Daemon) -> None:
 def test_pull_of_what_is_here_succeeds(daemon: Daemon) -> None:
     assert lines(daemon.post("/api/pull", model="tiny")) == [{"status": "success"}]
     assert daemon.post("/api/pull", name="tiny", stream=False).json() == {"status": "success"}
-    refused = daemon.post("/api/pull", model="llama3")
-    assert (refused.status_code, refused.headers["x-localrun-error"]) == (501, "not_supported")
-    assert "download" in refused.json()["error"]
 
 
-@pytest.mark.parametrize("path", ["embed", "embeddings", "create", "copy", "push"])
-def test_what_this_build_does_not_do_says_so(daemon: Daemon, path: str) -> None:
-    answer = daemon.post(f"/api/{path}", model="tiny")
+@pytest.mark.parametrize(
+    "name", ["../x", "a/b/c/d", "x\0y", "/etc/passwd", "con", "tin\u0443", "", "a" * 300, "./x/../y.gguf"]
+)
+def test_pull_refuses_what_is_no_name_before_it_begins(daemon: Daemon, name: str) -> None:
+    refused = daemon.post("/api/pull", model=name)
+    assert (refused.status_code, refused.headers["x-localrun-error"]) == (400, "bad_request")
+
+
+def test_pull_of_a_file_that_is_not_there(daemon: Daemon) -> None:
+    assert daemon.post("/api/pull", model="/no/such/file.gguf").status_code == 404
+
+
+def test_a_failed_pull_ends_its_stream_with_the_error(daemon: Daemon) -> None:
+    name = "127.0.0.1:9/library/nobody-listens"
+    first, last = lines(daemon.post("/api/pull", model=name))
+    assert first == {"status": "pulling manifest"}
+    assert last["code"] == "download_failed"
+    assert "127.0.0.1:9 cannot be reached" in last["error"]
+    whole = daemon.post("/api/pull", model=name, stream=False)
+    assert (whole.status_code, whole.headers["x-localrun-error"]) == (502, "download_failed")
+    row = daemon.http.get("/localrun/v1/pulls").json()["pulls"][-1]
+    assert (row["model"], row["state"]) == (name, "failed")
+
+
+def test_pulls_that_are_not_under_way_cannot_be_cancelled(daemon: Daemon) -> None:
+    assert daemon.http.delete("/localrun/v1/pulls?model=owner/name").status_code == 404
+    assert daemon.http.delete("/localrun/v1/pulls").status_code == 400
+    assert daemon.http.delete("/localrun/v1/pulls?model=../x").status_code == 400
+
+
+def test_the_catalogue_and_the_search_without_a_network(daemon: Daemon) -> None:
+    names = [entry["name"] for entry in daemon.http.get("/localrun/v1/catalog").json()["models"]]
+    assert "qwen3:0.6b" in names
+    found = daemon.http.get("/localrun/v1/catalog?model=qwen3:0.6b-q8_0").json()["models"]
+    assert [entry["repo"] for entry in found] == ["unsloth/Qwen3-0.6B-GGUF"]
+    assert daemon.http.get("/localrun/v1/catalog?model=nothing").json() == {"models": []}
+    everything = daemon.http.get("/localrun/v1/search?query=").json()
+    assert [entry["name"] for entry in everything["catalog"]] == names
+    assert (everything["hub"], everything["problem"]) == ([], None)
+    assert daemon.http.get("/localrun/v1/search?query=x&limit=0").status_code == 400
+
+
+def test_what_this_build_does_not_do_says_so(daemon: Daemon) -> None:
+    answer = daemon.post("/api/push", model="tiny")
     assert (answer.status_code, answer.headers["x-localrun-error"]) == (501, "not_supported")
     assert "not support" in answer.json()["error"]
 
@@ -320,8 +358,12 @@ def test_bad_bodies(daemon: Daemon, path: str, content: bytes, status: int, said
         ({"keep_alive": "soon"}, "keep_alive"),
         ({"stream": "yes"}, "stream"),
         ({"top_logprobs": 21}, "top_logprobs"),
-        ({"format": "json"}, "format"),
+        ({"format": "yaml"}, "format"),
+        ({"format": ["json"]}, "format"),
+        ({"format": {"type": "object", "not": {}}}, "format"),
         ({"think": True}, "think"),
+        ({"think": "very"}, "think"),
+        ({"shift": "no"}, "shift"),
     ],
 )
 def test_bad_fields_are_named(daemon: Daemon, fields: dict[str, Any], field: str) -> None:

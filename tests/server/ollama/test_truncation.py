@@ -89,14 +89,15 @@ async def test_the_longest_allowed_part_that_fits_is_taken(turns: list[tuple[str
 
 
 def _allowed_parts(messages: list[Message]) -> list[list[str]]:
-    """The whole, and what is left when the oldest others go and a user begins, or when only the last is left."""
+    """The whole, and what is left when the oldest others go and a user begins; where there is none, the last alone."""
+    has_question = any(message["role"] == "user" for message in messages)
     others = [message for message in messages[:-1] if message["role"] != "system"]
     parts = [[message["content"] for message in messages]]
     for n_dropped in range(1, len(others) + 1):
         dropped = {id(message) for message in others[:n_dropped]}
         kept = [message for message in messages if id(message) not in dropped]
-        begins = [message for message in kept[:-1] if message["role"] != "system"]
-        if not begins or begins[0]["role"] == "user":
+        begins = [message for message in kept[:-1] if message["role"] != "system"] or kept[-1:]
+        if begins[0]["role"] == "user" or (n_dropped == len(others) and not has_question):
             parts.append([message["content"] for message in kept])
     return parts
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from tests.daemon import N_CTX, Daemon, running_daemon
+from tests.server.openai import shapes
 
 HELLO = [{"role": "user", "content": "hello"}]
 N_HELLO = len("<user\nhello>\n<assistant\n")
@@ -37,10 +36,14 @@ def complete(daemon: Daemon, **fields: Any) -> httpx2.Response:
 
 
 def events(answer: httpx2.Response) -> list[dict[str, Any]]:
+    """A stream's chunks, checked against the strict shapes."""
     assert answer.headers["content-type"] == "text/event-stream"
     *data, done, rest = answer.text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(item.removeprefix("data: ")) for item in data]
+    chunks = [json.loads(item.removeprefix("data: ")) for item in data]
+    is_chat = chunks[0]["object"] == "chat.completion.chunk"
+    msgspec.convert(chunks, list[shapes.ChatChunk] if is_chat else list[shapes.Completion])
+    return chunks
 
 
 def text_of(chunks: list[dict[str, Any]], index: int = 0) -> str:
@@ -54,6 +57,7 @@ def text_of(chunks: list[dict[str, Any]], index: int = 0) -> str:
 def test_models(daemon: Daemon) -> None:
     listed = daemon.http.get("/v1/models").json()
     assert listed["object"] == "list"
+    msgspec.convert(listed, shapes.Models)
     row = listed["data"][0]
     assert (row["id"], row["object"], row["owned_by"]) == ("tiny", "model", "localrun")
     assert isinstance(row["created"], int)
@@ -63,6 +67,16 @@ def test_models(daemon: Daemon) -> None:
     missing = daemon.http.get("/v1/models/gpt-4")
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "model_not_found"
+
+
+def test_all_answers_have_the_fields_of_openai_s_and_no_other(daemon: Daemon) -> None:
+    for fields in ({}, {"n": 2}, {"logprobs": True, "top_logprobs": 2}, {"max_completion_tokens": 3}):
+        msgspec.json.decode(chat(daemon, **fields).content, type=shapes.Chat)
+        events(chat(daemon, stream=True, stream_options={"include_usage": True}, **fields))
+    for fields in ({}, {"n": 2}, {"logprobs": 2}, {"echo": True}, {"best_of": 2}):
+        msgspec.json.decode(complete(daemon, **fields).content, type=shapes.Completion)
+    events(complete(daemon, stream=True, logprobs=1, stream_options={"include_usage": True}))
+    msgspec.json.decode(complete(daemon, n=0).content, type=shapes.Error)
 
 
 # --- chat ------------------------------------------------------------------------------------------------------------
@@ -80,6 +94,7 @@ def test_a_whole_chat(daemon: Daemon) -> None:
         "completion_tokens": 6,
         "total_tokens": N_HELLO + 6,
         "prompt_tokens_details": content["usage"]["prompt_tokens_details"],
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     again = chat(daemon, ignore_eos=True).json()
     assert again["usage"]["prompt_tokens_details"] == {"cached_tokens": N_HELLO - 1}
@@ -160,6 +175,49 @@ def test_stop_and_ignore_eos(daemon: Daemon) -> None:
     assert (choice["message"]["content"], choice["finish_reason"]) == (text[: text.index(text[8:11])], "stop")
 
 
+OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": OBJECT}}},
+        {"json_schema": OBJECT},
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_of_a_shape(daemon: Daemon, shape: dict[str, Any], stream: bool) -> None:
+    answer = chat(daemon, max_tokens=200, stream=stream, **shape)
+    text = text_of(events(answer)) if stream else answer.json()["choices"][0]["message"]["content"]
+    parsed = json.loads(text)
+    assert isinstance(parsed, dict)
+    if "json_object" not in str(shape):
+        assert isinstance(parsed["n"], int)
+
+
+def test_a_grammar_of_llama_cpp(daemon: Daemon) -> None:
+    choice = chat(daemon, max_tokens=20, grammar='root ::= "left" | "right"').json()["choices"][0]
+    assert (choice["message"]["content"] in ("left", "right"), choice["finish_reason"]) == (True, "stop")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"grammar": 'root ::= ( "a"'}, "grammar"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$dynamicRef": "#x"}}}},
+            "response_format.json_schema.schema",
+        ),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(daemon: Daemon, fields: dict[str, Any], param: str) -> None:
+    answer = chat(daemon, **fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+    assert param.partition(".")[0] in error["message"]
+
+
 def test_eight_at_once_answer_as_each_alone(daemon: Daemon) -> None:
     def ask(name: str) -> str:
         messages = [{"role": "user", "content": f"my name is {name}"}]
@@ -205,6 +263,33 @@ def test_echo(daemon: Daemon) -> None:
     assert text_of(events(complete(daemon, echo=True, stream=True))) == "hello" + plain
 
 
+def test_the_best_of_several(daemon: Daemon) -> None:
+    fields = {"seed": 3, "temperature": 1, "ignore_eos": True, "prompt": ["one", "two"]}
+    content = complete(daemon, **fields, best_of=3, n=2).json()
+    assert [choice["index"] for choice in content["choices"]] == [0, 1, 2, 3]
+    assert content["usage"]["completion_tokens"] == 36, "what was generated counts, sent or not"
+    assert content["usage"]["prompt_tokens"] == len("onetwo")
+    candidates = [choice["text"] for choice in complete(daemon, **fields, n=3).json()["choices"]]
+    assert {choice["text"] for choice in content["choices"]} <= set(candidates)
+    assert all(choice["logprobs"] is None for choice in content["choices"])
+    with_logprobs = complete(daemon, **fields, best_of=3, logprobs=1).json()["choices"][0]["logprobs"]
+    assert len(with_logprobs["tokens"]) == 6
+
+
+@pytest.mark.parametrize("fields", [{"json_schema": {"enum": ["yes", "no"]}}, {"grammar": 'root ::= "yes" | "no"'}])
+def test_a_completion_of_a_shape(daemon: Daemon, fields: dict[str, Any]) -> None:
+    content = complete(daemon, max_tokens=20, **fields).json()["choices"][0]
+    assert content["text"].strip('"') in ("yes", "no")
+    assert content["finish_reason"] == "stop"
+
+
+def test_filling_in_needs_a_model_that_can(daemon: Daemon) -> None:
+    answer = complete(daemon, suffix="}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "suffix")
+    answer = daemon.post("/v1/fim/completions", {"model": "tiny", "prompt": "def f(", "suffix": "return x"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+
+
 def test_logprobs_of_a_completion(daemon: Daemon) -> None:
     logprobs = complete(daemon, logprobs=2, ignore_eos=True).json()["choices"][0]["logprobs"]
     assert {name: len(values) for name, values in logprobs.items()} == {
@@ -245,7 +330,7 @@ def test_a_prompt_longer_than_the_context_names_both_numbers(daemon: Daemon, str
         ("/v1/completions", b'{"model": "tiny", "prompt": ""}', 400, "bad_request"),
         ("/v1/completions", b'{"model": "../x", "prompt": "x"}', 400, "bad_request"),
         ("/v1/completions", b'{"model": "tiny", "prompt": [258]}', 400, "bad_request"),
-        ("/v1/embeddings", b"{}", 404, "not_found"),
+        ("/v1/audio/speech", b"{}", 404, "not_found"),
     ],
 )
 def test_bad_requests(daemon: Daemon, path: str, content: bytes, status: int, code: str) -> None:
@@ -279,90 +364,3 @@ def test_a_large_max_tokens_is_cut_to_the_context(daemon: Daemon) -> None:
     content = complete(daemon, max_tokens=2**31 - 1, ignore_eos=True).json()
     assert content["usage"]["total_tokens"] <= N_CTX
     assert content["choices"][0]["finish_reason"] == "length"
-
-
-def test_a_full_queue_says_when_to_come_back() -> None:
-    with running_daemon(LOCALRUN_SLOTS="1", LOCALRUN_MAX_QUEUE="1", LOCALRUN_FAKE_STEP_MS="20") as daemon:
-        chat(daemon, max_tokens=1)
-        with ThreadPoolExecutor(6) as pool:
-            answers = list(pool.map(lambda _: chat(daemon, max_tokens=100, ignore_eos=True), range(6)))
-    refused = [answer for answer in answers if answer.status_code != 200]
-    assert 1 <= len(refused) <= 5
-    for answer in refused:
-        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
-        # One answer of 100 tokens at 20 ms is ahead of it, and one waits: no constant.
-        assert 1 <= int(answer.headers["retry-after"]) <= 60
-        assert answer.json()["error"]["type"] == "rate_limit_error"
-
-
-def test_interactive_requests_take_slots_of_batch_ones_and_both_get_their_whole_answers() -> None:
-    with running_daemon(LOCALRUN_SLOTS="1", LOCALRUN_FAKE_STEP_MS="10") as daemon:
-        alone = complete(daemon, max_tokens=150, ignore_eos=True).json()["choices"][0]["text"]
-        with ThreadPoolExecutor(1) as pool:
-            batch = pool.submit(lambda: complete(daemon, max_tokens=150, ignore_eos=True, lane="batch"))
-            while not any(
-                row["state"] == "decode" for row in daemon.http.get("/localrun/v1/snapshot").json()["requests"]
-            ):
-                time.sleep(0.01)
-            short = complete(daemon, max_tokens=3, ignore_eos=True, lane="interactive", latency=20)
-            assert short.json()["usage"]["completion_tokens"] == 3
-            assert not batch.done(), "it did not wait for the batch request"
-            assert batch.result().json()["choices"][0]["text"] == alone
-        assert daemon.http.get("/localrun/v1/snapshot").json()["engines"][0]["preemptions_total"] == 1
-
-
-def test_waiting_requests_are_told_how_long() -> None:
-    with running_daemon(LOCALRUN_SLOTS="1", LOCALRUN_FAKE_STEP_MS="10") as daemon:
-        complete(daemon, max_tokens=2)
-        with ThreadPoolExecutor(2) as pool:
-            answers = [pool.submit(lambda: complete(daemon, max_tokens=100, ignore_eos=True)) for _ in range(2)]
-            waits: list[float] = []
-            while not all(answer.done() for answer in answers):
-                rows = daemon.http.get("/localrun/v1/requests").json()["requests"]
-                waits += [row["predicted_wait_s"] for row in rows if row["predicted_wait_s"] is not None]
-                assert all(row["queue_position"] for row in rows if row["predicted_wait_s"] is not None)
-                time.sleep(0.02)
-        assert waits
-        assert max(waits) > 0
-
-
-def test_a_cancelled_stream_ends_with_an_error_and_without_done() -> None:
-    with running_daemon(LOCALRUN_FAKE_STEP_MS="10") as daemon:
-        body = {"model": "tiny", "prompt": "x", "stream": True, "ignore_eos": True, "n": 2}
-        with daemon.http.stream("POST", "/v1/completions", json=body) as response:
-            stream = response.iter_lines()
-            next(stream)
-            request_id = response.headers["x-localrun-request"].split(", ")[1]
-            daemon.http.delete(f"/localrun/v1/requests/{request_id}")
-            data = [line.removeprefix("data: ") for line in stream if line]
-        assert json.loads(data[-1])["error"]["code"] == "cancelled"
-        wait_until_idle(daemon)
-
-
-def test_an_engine_that_dies_ends_its_streams_and_is_replaced() -> None:
-    with running_daemon(LOCALRUN_FAKE_STEP_MS="10") as daemon:
-        body = {"model": "tiny", "prompt": "x", "stream": True, "ignore_eos": True}
-        with daemon.http.stream("POST", "/v1/completions", json=body) as response:
-            stream = response.iter_lines()
-            next(stream)
-            os.kill(daemon.http.get("/localrun/v1/snapshot").json()["engines"][0]["pid"], signal.SIGKILL)
-            data = [line.removeprefix("data: ") for line in stream if line]
-        error = json.loads(data[-1])["error"]
-        assert (error["code"], error["type"]) == ("engine_died", "api_error")
-        assert complete(daemon).status_code == 200
-
-
-def test_a_client_that_leaves_frees_all_its_choices() -> None:
-    with running_daemon(LOCALRUN_FAKE_STEP_MS="10") as daemon:
-        body = {"model": "tiny", "prompt": "x", "stream": True, "ignore_eos": True, "n": 4}
-        with daemon.http.stream("POST", "/v1/completions", json=body) as response:
-            next(response.iter_lines())
-        wait_until_idle(daemon)
-        assert complete(daemon, max_tokens=2).status_code == 200
-
-
-def wait_until_idle(daemon: Daemon) -> None:
-    deadline_s = time.monotonic() + 30
-    while (aggregate := daemon.http.get("/localrun/v1/snapshot").json()["aggregate"])["running"]:
-        assert time.monotonic() < deadline_s, aggregate
-        time.sleep(0.02)

@@ -134,13 +134,25 @@ def test_strftime_now_formats_the_date():
         "{{ raise_exception.__globals__ }}",
         "{{ cycler.__init__.__globals__.os }}",
         "{{ self._TemplateReference__context }}",
-        "{{ messages.append(1) }}",
+        "{{ messages.clear() }}",
         "{{ messages[0].update({'content': 'x'}) }}",
     ],
 )
 def test_the_sandbox_refuses(template):
     with pytest.raises(SecurityError):
         _render(template)
+
+
+def test_a_template_may_collect_things_in_a_list():
+    template = (
+        "{% set ids = [] %}{% for m in messages %}{% set _ = ids.append(m.id) %}{% endfor %}{{ ids | join(',') }}"
+    )
+    assert _render(template, messages=[{"id": "a"}, {"id": "b"}]) == "a,b"
+
+
+def test_what_a_filter_generates_can_be_json():
+    template = "{{ messages | map(attribute='id') | tojson }}"
+    assert _render(template, messages=[{"id": "a"}, {"id": "b"}]) == '["a", "b"]'
 
 
 def test_a_message_may_have_keys_named_like_methods():

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from localrun import errors, wire
+from localrun.server.templates.fallback import fallback_template
 from localrun.server.templates.frames import RenderRequest
-from localrun.server.templates.renderer import TemplateRenderer, fallback_template
+from localrun.server.templates.renderer import TemplateRenderer
 from localrun.wire import Segment
 
 TOKENS = ("<|im_start|>", "<|im_end|>")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from localrun.errors import DiskFull
+from localrun.snapshot import PullRow
 from localrun.tui.widgets.prompt import Prompt
 
 SIZE = (100, 30)
@@ -84,3 +86,68 @@ async def test_an_answer_goes_on_while_another_model_is_looked_at(desk: Any) -> 
         await pilot.press(*"tiny", "enter")
         await desk.see(pilot, "first half, second half")
         await desk.see(pilot, "● done")
+
+
+async def test_a_model_of_the_catalogue_is_pulled_by_enter_and_goes_on_when_this_closes(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        desk.daemon.publish()
+        await pilot.press("f3")
+        await desk.see(pilot, "qwen3:4b")
+        text = desk.seen(desk.app)
+        assert next(line for line in text.split("\n") if "qwen3:4b" in line).count("fits") == 1
+        assert "wants 64 GB" in text
+        await pilot.press(*"4b", "enter")
+        await desk.until(pilot, lambda: desk.daemon.pulled == ["qwen3:4b"])
+        row = PullRow(
+            model="qwen3:4b", state="pulling", status="pulling", total_bytes=2_000_000_000,
+            completed_bytes=500_000_000, bytes_per_s=10_000_000, eta_s=150.0,
+        )  # fmt: skip
+        desk.daemon.pull_rows = [row]
+        await desk.see(pilot, "qwen3:4b  25% · 477 MiB of 1.9 GiB · 9.5 MiB/s · 2m 30s left")
+        await pilot.press("escape")
+        desk.daemon.rows.append({"name": "qwen3:4b", "size": 2_000_000_000, "details": {}})
+        desk.daemon.end_pull()
+        await desk.see(pilot, "qwen3:4b is here")
+
+
+async def test_a_pull_can_be_cancelled_and_a_failure_is_said(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        desk.daemon.publish()
+        await pilot.press("f3")
+        await desk.see(pilot, "qwen3:4b")
+        await pilot.press(*"4b", "enter")
+        desk.daemon.pull_rows = [PullRow(model="qwen3:4b", state="planning", status="looking")]
+        await desk.see(pilot, "qwen3:4b  looking")
+        await pilot.press("ctrl+x")
+        await desk.see(pilot, "Enter goes on with it")
+        await pilot.press("enter")
+        await desk.until(pilot, lambda: desk.daemon.pulled == ["qwen3:4b"] * 2)
+        desk.daemon.end_pull(DiskFull("the disk is full"))
+        await desk.see(pilot, "the disk is full")
+
+
+async def test_the_hub_is_searched_after_the_last_letter(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press("f3")
+        await desk.see(pilot, "qwen3:4b")
+        await pilot.press(*"llama")
+        await desk.see(pilot, "someone/llama-GGUF")
+        assert desk.daemon.searches == ["llama"], "one question, not one a letter"
+        await pilot.press("enter")
+        await desk.until(pilot, lambda: desk.daemon.pulled == ["hf.co/someone/llama-GGUF"])
+
+
+async def test_details_load_unload_and_delete(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        desk.daemon.publish()
+        await pilot.press("f3")
+        await desk.see(pilot, "qwen3:0.6b")
+        await pilot.press(*"0.6", "ctrl+g")
+        await desk.see(pilot, "completion, tools")
+        await desk.see(pilot, "14.0 MiB of 8.0 GiB: weights 5.0 MiB, kv 8.0 MiB")
+        await pilot.press("escape", "ctrl+u")
+        await desk.until(pilot, lambda: desk.daemon.loads == ["qwen3:0.6b"])
+        await pilot.press("ctrl+d")
+        await desk.see(pilot, "deletes qwen3:0.6b from this machine")
+        await pilot.press("ctrl+d")
+        await desk.see(pilot, "Deleted qwen3:0.6b")

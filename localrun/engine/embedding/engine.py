@@ -1,0 +1,302 @@
+"""The step of an embedding engine: fill rows with inputs, compute, hand out what is done.
+
+Owner: the engine process's main thread; the clock is passed in. A step takes as many inputs as its rows hold, of as
+many requests as there are, in the order of `turns.py`. Where the model reads from left to right a long input is
+computed over several steps, and only one is under way at a time, so that the KV cells of one suffice; where it reads in
+both directions, an input with more rows than a step should have is a step of its own.
+
+Invariant: every submitted request gets exactly one final delta, with all of its vectors before or in it.
+Does not: read or write pipes (`process.py`), tokenize (`inputs.py`), or normalise (`finish.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from localrun.engine.backend import DecodeFailed, NoRoom
+from localrun.engine.embedding import inputs
+from localrun.engine.embedding.embedder import Embedder
+from localrun.engine.embedding.finish import finish
+from localrun.engine.embedding.inputs import Tokens
+from localrun.engine.embedding.ticket import Current, Ticket
+from localrun.engine.embedding.turns import Turns
+from localrun.engine.intake import refusal
+from localrun.errors import BadRequest, EngineFailed, LocalrunError
+from localrun.wire import Delta, Embed, Finish, Phase, Pooling, Started, Step, StepStats
+
+log = logging.getLogger("localrun.engine")
+
+# A step that fails as a whole is tried again this often before the process gives up and lets itself be replaced.
+MAX_FAILED_STEPS = 3
+# Fewer rows than this are not worth cutting a long input for: a batch costs nearly as much with them as without.
+LEAST_ROWS = 64
+
+
+class Piece(NamedTuple):
+    """`n_rows` of an input's tokens, computed in this step as sequence `seq`."""
+
+    ticket: Ticket
+    current: Current
+    seq: int
+    n_rows: int
+
+
+class EmbeddingEngine:
+    """See the module. At most `max_queue` requests may be there at once."""
+
+    def __init__(self, embedder: Embedder, *, max_queue: int, clock: Callable[[], float]) -> None:
+        self._embedder = embedder
+        self._clock = clock
+        self._turns = Turns(max_tickets=max_queue)
+        self._free_seqs = list(reversed(range(embedder.n_seqs)))
+        self._deltas: dict[int, Delta] = {}
+        self._started: list[Started] = []
+        self._n_failed_steps = 0
+        self._n_steps = self._n_rows_total = 0
+        self._step_s = 0.0
+        self._n_rows = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """True when there is neither anything to compute nor to say: the caller may sleep."""
+        return not self._turns.tickets and not self._deltas
+
+    # --- requests come and go ----------------------------------------------------------------------------------
+
+    def submit(self, embed: Embed) -> None:
+        """A new request. A refusal is reported by the next `step`."""
+        try:
+            self._check(embed)
+            self._turns.check(embed)
+        except LocalrunError as error:
+            self.refuse(embed.id, error)
+        else:
+            self._turns.enter(Ticket(embed))
+
+    def refuse(self, request_id: int, error: LocalrunError) -> None:
+        """A request that never starts: its first and last delta says why."""
+        self._deltas[request_id] = refusal(request_id, error, n_prompt=0)
+
+    def cancel(self, request_id: int) -> None:
+        """End a request now. An unknown id is a request that ended already."""
+        ticket = self._turns.tickets.get(request_id)
+        if ticket is not None:
+            self._end(ticket, Finish.CANCELLED)
+
+    def close(self) -> None:
+        """End what is there."""
+        for request_id in list(self._turns.tickets):
+            self.cancel(request_id)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError when sequences are lost or used twice."""
+        used = [ticket.seq for ticket in self._turns.tickets.values() if ticket.seq is not None]
+        assert sorted([*used, *self._free_seqs]) == list(range(self._embedder.n_seqs)), "a sequence is lost or shared"
+        for ticket in self._turns.tickets.values():
+            is_partial = ticket.current is not None and ticket.current.n_computed > 0
+            assert is_partial == (ticket.seq is not None), "a sequence is held without need"
+
+    # --- the step ----------------------------------------------------------------------------------------------
+
+    def step(self) -> Step | None:
+        """Compute one step and return its news; None if there was neither anything to do nor to say."""
+        pieces = self._fill(self._clock())
+        if pieces:
+            self._compute(pieces)
+        return self._publish()
+
+    def _fill(self, now_s: float) -> list[Piece]:
+        """The inputs of the next step. Those that cannot be computed end their request here."""
+        pieces: list[Piece] = []
+        passed_over: set[Ticket] = set()
+        left = self._embedder.n_rows
+        while left > 0:
+            ticket = self._turns.next_up(now_s, passed_over)
+            if ticket is None:
+                break
+            try:
+                current = ticket.next_input(self._tokens_of)
+            except LocalrunError as error:
+                left += self._withdraw(ticket, pieces)
+                self._end(ticket, Finish.ERROR, error)
+                continue
+            n_rows = self._rows_for(ticket, current, left, is_first=not pieces)
+            if not n_rows:
+                passed_over.add(ticket)
+                continue
+            left -= n_rows
+            pieces.append(self._piece(ticket, current, n_rows, now_s))
+            if n_rows < current.n_left:
+                passed_over.add(ticket)
+            else:
+                ticket.current = None
+        return pieces
+
+    def _rows_for(self, ticket: Ticket, current: Current, left: int, *, is_first: bool) -> int:
+        """How many rows of an input fit into the rest of a step; 0 for none."""
+        if ticket.seq is None and not self._free_seqs:
+            return 0
+        if current.n_left <= left:
+            return current.n_left
+        if not self._embedder.can_split:
+            return current.n_left if is_first else 0
+        if current.n_left <= self._embedder.n_rows and ticket.seq is None:
+            return 0  # whole in the next step
+        is_other_partial = any(t.seq is not None for t in self._turns.tickets.values() if t is not ticket)
+        if is_other_partial or (left < LEAST_ROWS and not is_first):
+            return 0
+        return left
+
+    def _piece(self, ticket: Ticket, current: Current, n_rows: int, now_s: float) -> Piece:
+        seq = self._free_seqs.pop() if ticket.seq is None else ticket.seq
+        ticket.seq = seq if n_rows < current.n_left else None
+        self._turns.charge(ticket, n_rows, now_s)
+        if ticket.started_at_s is None:
+            ticket.started_at_s = now_s
+            self._started.append(Started(ticket.id, 0, ticket.about_tokens(), 0))
+        return Piece(ticket, current, seq, n_rows)
+
+    def _withdraw(self, ticket: Ticket, pieces: list[Piece]) -> int:
+        """Take the inputs of a request out of the step that is being filled. The rows that this frees."""
+        own = [piece for piece in pieces if piece.ticket is ticket]
+        for piece in own:
+            pieces.remove(piece)
+            self._release(piece.seq)
+        ticket.seq = None
+        return sum(piece.n_rows for piece in own)
+
+    def _compute(self, pieces: list[Piece]) -> None:
+        """One native call, and what follows from it."""
+        began_s = self._clock()
+        batch, at = self._embedder.batch, 0
+        for _, current, seq, n_rows in pieces:
+            rows, start = slice(at, at + n_rows), current.n_computed
+            batch.token[rows] = current.tokens[start : start + n_rows]
+            batch.pos[rows] = range(start, start + n_rows)
+            batch.seq[rows] = seq
+            batch.wants_logits[rows] = 1
+            at += n_rows
+        try:
+            self._embedder.compute(at)
+            vectors = [self._embedder.vector(piece.seq) for piece in pieces]
+        except (NoRoom, DecodeFailed) as error:
+            self._recover(pieces, error)
+            return
+        self._n_failed_steps = 0
+        for piece, vector in zip(pieces, vectors, strict=True):
+            piece.current.take(vector, piece.n_rows, self._embedder.pooling)
+            self._advance(piece)
+        self._step_s = self._clock() - began_s
+        self._n_steps += 1
+        self._n_rows = at
+        self._n_rows_total += at
+        self._turns.observe(at, self._step_s)
+
+    def _advance(self, piece: Piece) -> None:
+        ticket, current = piece.ticket, piece.current
+        if not current.n_left:
+            self._release(piece.seq)
+        if ticket.id not in self._turns.tickets:  # another of its inputs has just ended it
+            return
+        ticket.n_computed += piece.n_rows
+        delta = self._delta(ticket)
+        if current.n_left:
+            return
+        ticket.n_done += 1
+        try:
+            vector = finish(current, ticket.embed.dimensions, self._embedder.pooling)
+        except EngineFailed as error:
+            self._end(ticket, Finish.ERROR, error)
+            return
+        delta.vectors = [*(delta.vectors or ()), vector]
+        if ticket.is_done:
+            self._end(ticket, Finish.STOP)
+
+    def _recover(self, pieces: list[Piece], error: NoRoom | DecodeFailed) -> None:
+        """A step failed: its inputs begin anew. A refused batch ends its requests. After `MAX_FAILED_STEPS` in a row
+        the process gives up, since only a new context can help."""
+        self._n_failed_steps += 1
+        if self._n_failed_steps >= MAX_FAILED_STEPS:
+            raise error
+        for piece in pieces:
+            self._release(piece.seq)
+            piece.ticket.n_computed -= piece.current.n_computed
+        is_refused = isinstance(error, DecodeFailed) and not error.is_fatal
+        for ticket in {piece.ticket: None for piece in pieces}:
+            ticket.seq = None
+            if is_refused:
+                self._end(ticket, Finish.ERROR, EngineFailed(str(error)))
+            else:
+                first = min(piece.current.index for piece in pieces if piece.ticket is ticket)
+                ticket.n_begun, ticket.current = first, None
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _check(self, embed: Embed) -> None:
+        if not embed.inputs:
+            raise BadRequest("the input is empty; send at least one text", field="input")
+        if (self._embedder.pooling is Pooling.RANK) != (embed.query is not None):
+            raise BadRequest("embeddings and reranking need a model of their own kind", field="model")
+
+    def _tokens_of(self, embed: Embed, index: int) -> Tokens:
+        name = "documents" if embed.query is not None else "input"
+        where = f"{name}[{index}]" if len(embed.inputs) > 1 else name
+        try:
+            return inputs.tokens_of(
+                self._embedder, embed.inputs[index], query=embed.query, truncate=embed.truncate, where=where
+            )
+        except LocalrunError:
+            raise
+        except Exception as error:
+            log.exception("an input cannot be tokenized")
+            raise EngineFailed(f"{where} cannot be tokenized: {error!r}") from error
+
+    def _release(self, seq: int) -> None:
+        self._embedder.forget(seq)
+        self._free_seqs.append(seq)
+
+    def _end(self, ticket: Ticket, finish: Finish, error: LocalrunError | None = None) -> None:
+        delta = self._delta(ticket)
+        delta.phase, delta.finish, delta.usage = Phase.DONE, finish, ticket.usage(self._clock())
+        if error is not None:
+            delta.error_code, delta.error_message = error.code, error.message
+        if ticket.seq is not None:
+            self._release(ticket.seq)
+            ticket.seq = None
+        self._turns.leave(ticket)
+
+    def _delta(self, ticket: Ticket) -> Delta:
+        delta = self._deltas.get(ticket.id)
+        if delta is None:
+            delta = self._deltas[ticket.id] = Delta(ticket.id, Phase.PREFILL, 0, 0, tokens=[])
+        delta.n_computed = ticket.n_computed
+        return delta
+
+    def _publish(self) -> Step | None:
+        """All news since the last call as one message; None without news."""
+        if not self._deltas and not self._started:
+            return None
+        tickets = self._turns.tickets.values()
+        n_waiting = sum(ticket.started_at_s is None for ticket in tickets)
+        stats = StepStats(
+            step=self._n_steps,
+            step_s=self._step_s,
+            n_prefill_rows=self._n_rows,
+            n_decode_rows=0,
+            n_running=len(tickets) - n_waiting,
+            n_queued=n_waiting,
+            kv_cells_used=sum(t.current.n_computed for t in tickets if t.current is not None),
+            kv_cells_shared=0,
+            cached_sequences=0,
+            ram_cache_bytes=0,
+            prefill_tokens_total=self._n_rows_total,
+            decode_tokens_total=0,
+            prompt_tokens_total=self._n_rows_total,
+            cached_tokens_total=0,
+            preemptions_total=0,
+        )
+        step = Step(sent_at_s=self._clock(), deltas=list(self._deltas.values()), stats=stats, started=self._started)
+        self._deltas, self._started, self._n_rows = {}, [], 0
+        return step

@@ -1,0 +1,90 @@
+"""A deterministic embedder without weights: a vector is a hash of a token and of what its sequence had before it.
+
+So a mix-up of sequences, a lost piece or a wrong position changes the result, and a test sees it. A score is made of
+the same hash, between 0 and 1. The vocabulary is that of `engine.fake`: bytes and two control tokens, which also stand
+around every text.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from zlib import crc32
+
+import numpy as np
+
+from localrun.engine.backend import Batch
+from localrun.engine.embedding.embedder import FloatVector, PairFormat
+from localrun.engine.fake import CONTROL, IM_END, IM_START, FakeBackend
+from localrun.wire import Pooling
+
+N_EMBD = 8
+
+
+class FakeEmbedder:
+    """See the module and `embedder.Embedder`. `is_whole` makes it one that reads in both directions."""
+
+    name = "fake"
+    n_vocab = FakeBackend.n_vocab
+    n_threads = 1
+    n_gpu_layers = 0
+    model_size_bytes = 0
+    control_tokens = tuple(CONTROL)
+    affixes: tuple[tuple[int, ...], tuple[int, ...]] = ((IM_START,), (IM_END,))
+    pair_format = PairFormat((IM_START,), (IM_END,), (IM_END,))
+
+    def __init__(
+        self, *, pooling: Pooling, n_ctx: int, n_rows: int = 64, n_seqs: int = 8, is_whole: bool = False
+    ) -> None:
+        self.pooling = pooling
+        self.n_ctx = self.n_ctx_train = n_ctx
+        self.n_rows = n_rows
+        self.n_seqs = n_seqs
+        self.can_split = not is_whole
+        self.n_cells = 0 if is_whole else n_ctx + n_rows
+        self.n_embd = 1 if pooling is Pooling.RANK else N_EMBD
+        self.batch = Batch(max(n_rows, n_ctx) if is_whole else n_rows)
+        self.held: dict[int, list[int]] = {}
+        self.steps: list[list[int]] = []
+        self._vectors: dict[int, list[FloatVector]] = {}
+        self._tokenizer = FakeBackend(n_cells=1, n_seqs=1, n_batch=1)
+        self._step_s = float(os.environ.get("LOCALRUN_FAKE_STEP_MS", "0")) / 1000
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        return self._tokenizer.tokenize(text, parse_special=parse_special)
+
+    def compute(self, n_rows: int) -> None:
+        if not 0 < n_rows <= self.batch.capacity:
+            raise ValueError(f"{n_rows} rows in a batch of {self.batch.capacity}")
+        if self._step_s:
+            time.sleep(self._step_s)
+        self._vectors = {}
+        seqs = self.batch.seq[:n_rows].tolist()
+        self.steps.append(seqs)
+        for row, seq in enumerate(seqs):
+            held = self.held.setdefault(seq, [])
+            if int(self.batch.pos[row]) != len(held):
+                raise ValueError(f"sequence {seq} has {len(held)} tokens, not {self.batch.pos[row]}")
+            held.append(int(self.batch.token[row]))
+            self._vectors.setdefault(seq, []).append(token_vector(held, self.n_embd))
+        if self.n_cells and sum(map(len, self.held.values())) > self.n_cells:
+            raise ValueError("more tokens than cells")
+
+    def vector(self, seq: int) -> FloatVector:
+        rows = self._vectors[seq]
+        if self.pooling is Pooling.MEAN:
+            mean: FloatVector = np.mean(rows, axis=0, dtype=np.float32)
+            return mean
+        return rows[0] if self.pooling is Pooling.CLS else rows[-1]
+
+    def forget(self, seq: int) -> None:
+        self.held.pop(seq, None)
+
+    def close(self) -> None:
+        pass
+
+
+def token_vector(tokens: list[int], n_embd: int) -> FloatVector:
+    """The vector of the last of these tokens."""
+    digest = crc32(repr(tokens).encode())
+    return np.array([(digest * (2 * at + 1) & 0xFFFF) / 0xFFFF for at in range(n_embd)], np.float32)

@@ -1,0 +1,130 @@
+"""From an input to the tokens that are computed for it: affixes, pairs, and the rules of truncation. Pure.
+
+A text is tokenized as llama.cpp's server does it for embeddings: the text of a control token is that token, for there
+is nobody to be misled by it. A query and a document are plain text whatever they say; only the template of the pair may
+hold control tokens.
+
+What is cut is the end: of a text, before its affixes; of a pair, the document's. Texts far beyond any context are cut
+before they are tokenized, so that one request does not hold up the others.
+
+Does not: decide whether cutting is allowed; the request says.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from localrun.engine.embedding.embedder import Embedder
+from localrun.errors import BadRequest, ContextExceeded, LocalrunError, by_code
+
+# Real tokens have a handful of characters; only runs of spaces have many.
+_MOST_CHARACTERS_PER_TOKEN = 256
+
+
+class Tokens(NamedTuple):
+    """`n_cut` tokens were left out. For a pair, and for a text that is far too long, that is at least so many."""
+
+    tokens: list[int]
+    n_cut: int
+
+
+def tokens_of(
+    embedder: Embedder, content: str | tuple[int, ...], *, query: str | None, truncate: bool, where: str
+) -> Tokens:
+    """The tokens of one input, at least one and at most `n_ctx`. `where` names it in errors.
+
+    Raises BadRequest for an input that is empty or holds a token that is none, ContextExceeded for one that is too long
+    and must not be cut.
+    """
+    if isinstance(content, tuple):
+        found = _of_ids(embedder, content, where)
+    elif query is None:
+        found = _of_text(embedder, content)
+    else:
+        found = _of_pair(embedder, query, content)
+    if not found.tokens:
+        raise BadRequest(f"{where} is empty; send a text", field="input")
+    if found.n_cut and not truncate:
+        raise too_long(len(found.tokens) + found.n_cut, embedder.n_ctx, where)
+    return found
+
+
+def too_long(n_tokens: int, n_ctx: int, where: str) -> LocalrunError:
+    """An input that does not fit: both numbers, and the ways out."""
+    return by_code(
+        ContextExceeded.code,
+        f"{where} has {n_tokens} tokens but this model reads {n_ctx} at once here; send it in shorter parts, or let it "
+        f'be cut ("truncate": true)',
+    )
+
+
+def _of_ids(embedder: Embedder, ids: tuple[int, ...], where: str) -> Tokens:
+    wrong = next((token for token in ids if not 0 <= token < embedder.n_vocab), None)
+    if wrong is not None:
+        raise BadRequest(f"{where}: {wrong} is not a token of this model, which has {embedder.n_vocab}", field="input")
+    return Tokens(list(ids[: embedder.n_ctx]), max(0, len(ids) - embedder.n_ctx))
+
+
+def _of_text(embedder: Embedder, text: str) -> Tokens:
+    before, after = embedder.affixes
+    tokens = embedder.tokenize(_bounded(embedder, text), parse_special=True)
+    room = max(0, embedder.n_ctx - len(before) - len(after))
+    return Tokens([*before, *tokens[:room], *after], max(0, len(tokens) - room))
+
+
+def _of_pair(embedder: Embedder, query: str, document: str) -> Tokens:
+    """The longest beginning of the document that fits, found by bisection: cutting tokens would cut the template."""
+    document = _bounded(embedder, document)
+    whole = _pair(embedder, query, document)
+    if len(whole) <= embedder.n_ctx:
+        return Tokens(whole, 0)
+    best = _pair(embedder, query, "")
+    if len(best) > embedder.n_ctx:
+        raise too_long(len(best), embedder.n_ctx, "query")
+    low, high = 0, len(document) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        tokens = _pair(embedder, query, document[:middle])
+        if len(tokens) <= embedder.n_ctx:
+            best, low = tokens, middle
+        else:
+            high = middle - 1
+    return Tokens(best, len(whole) - len(best))
+
+
+def _pair(embedder: Embedder, query: str, document: str) -> list[int]:
+    form = embedder.pair_format
+    if form.template is not None:
+        return _from_template(embedder, form.template, query, document)
+    return [
+        *form.before,
+        *embedder.tokenize(query, parse_special=False),
+        *form.between,
+        *embedder.tokenize(document, parse_special=False),
+        *form.after,
+    ]
+
+
+def _from_template(embedder: Embedder, template: str, query: str, document: str) -> list[int]:
+    """Control tokens of the template stand by themselves, and the text between them is filled in and tokenized as
+    plain text: the same tokens as those of the whole text, as long as the filled in text names no control token."""
+    control = [re.escape(text) for text in embedder.control_tokens if text]
+    pieces = re.split(f"({'|'.join(control)})", template) if control else [template]
+    tokens: list[int] = []
+    for at, piece in enumerate(pieces):
+        is_control = at % 2 == 1
+        text = piece if is_control else _filled(piece, query, document)
+        if text:
+            tokens += embedder.tokenize(text, parse_special=is_control)
+    return tokens
+
+
+def _filled(text: str, query: str, document: str) -> str:
+    """In one pass: a document that says `{query}` is left alone."""
+    values = {"{query}": query, "{document}": document}
+    return re.sub(r"\{query\}|\{document\}", lambda found: values[found.group()], text)
+
+
+def _bounded(embedder: Embedder, text: str) -> str:
+    return text[: embedder.n_ctx * _MOST_CHARACTERS_PER_TOKEN]

@@ -1,0 +1,169 @@
+"""llama.cpp as an `embedder.Embedder`: a model, and one context whose every row is an output.
+
+Owner: the engine's main thread; `tokenize` alone may run in another. Pooling is done in llama.cpp's own graph, so what
+comes out is what its server gives, before it normalises. Encoders have no memory: each step is one micro-batch. Models
+that read from left to right have one pool of KV cells, for as many inputs as a step holds and one that goes on.
+
+Native code aborts the process on a bad integer, so everything is checked here first and becomes a ValueError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from localrun.engine.backend import Batch, DecodeFailed, NoRoom
+from localrun.engine.embedding.embedder import FloatVector, PairFormat
+from localrun.engine.llama_context import ABORTED, GGML_TYPES, check_range, native_batch
+from localrun.engine.llama_model import load_model
+from localrun.engine.llama_native import last_problem, log_callback, native
+from localrun.engine.llama_vocabulary import LlamaVocabulary
+from localrun.errors import EngineFailed
+from localrun.wire import Pooling
+
+# Inputs of one step: short ones (a dozen tokens) fill the rows of a step with this many.
+MAX_SEQUENCES = 64
+# A recurrent state is memory for every sequence that might exist.
+MAX_RECURRENT_SEQUENCES = 8
+
+_POOLINGS = {
+    Pooling.MEAN: native.LLAMA_POOLING_TYPE_MEAN,
+    Pooling.CLS: native.LLAMA_POOLING_TYPE_CLS,
+    Pooling.LAST: native.LLAMA_POOLING_TYPE_LAST,
+    Pooling.RANK: native.LLAMA_POOLING_TYPE_RANK,
+}
+_NO_TOKEN = -1
+
+
+class LlamaEmbedder:
+    """See the module. Inputs have up to `n_ctx` tokens, or what the model was trained for if that is less.
+
+    Raises BadModelFile when llama.cpp refuses the file and EngineFailed when it cannot make a context.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        pooling: Pooling,
+        n_ctx: int,
+        n_rows: int,
+        n_threads: int,
+        n_gpu_layers: int = 0,
+        kv_type: str = "f16",
+    ) -> None:
+        native.llama_log_set(log_callback, None)
+        native.llama_backend_init()
+        self._model = load_model(path, n_gpu_layers)
+        self._vocabulary = LlamaVocabulary(self._model)
+        self.pooling = pooling
+        self.n_vocab = self._vocabulary.n_tokens
+        self.n_ctx_train = int(native.llama_model_n_ctx_train(self._model))
+        self.n_ctx = min(n_ctx, self.n_ctx_train)
+        self.n_rows = n_rows
+        self.n_threads, self.n_gpu_layers = n_threads, n_gpu_layers
+        self.model_size_bytes = int(native.llama_model_size(self._model))
+        self.name = f"llama.cpp {'GPU' if n_gpu_layers else 'CPU'}, embeddings"
+        self.control_tokens = self._vocabulary.control_tokens
+        self.tokenize = self._vocabulary.tokenize
+        is_stateful = native.llama_model_is_recurrent(self._model) or native.llama_model_is_hybrid(self._model)
+        self.n_seqs = MAX_RECURRENT_SEQUENCES if is_stateful else MAX_SEQUENCES
+        self._context = self._open(kv_type)
+        self._memory = native.llama_get_memory(self._context)
+        self.can_split = bool(self._memory) and bool(native.llama_get_causal_attn(self._context))
+        self.n_cells = int(native.llama_n_ctx(self._context)) if self._memory else 0
+        self.batch = Batch(int(native.llama_n_batch(self._context)))
+        self.n_rows = min(self.n_rows, self.batch.capacity)
+        self._native_batch, self._batch_memory = native_batch(self.batch)
+        is_reranker = pooling is Pooling.RANK
+        self.n_embd = int((native.llama_model_n_cls_out if is_reranker else native.llama_model_n_embd_out)(self._model))
+        self.affixes = self._find_affixes()
+        self.pair_format = self._find_pair_format()
+
+    def compute(self, n_rows: int) -> None:
+        batch = self.batch
+        if not 0 < n_rows <= batch.capacity:
+            raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
+        check_range("token", batch.token[:n_rows], self.n_vocab)
+        check_range("sequence", batch.seq[:n_rows], self.n_seqs)
+        check_range("position", batch.pos[:n_rows], self.n_ctx)
+        self._native_batch.n_tokens = n_rows
+        code = native.llama_decode(self._context, self._native_batch)
+        if code == 1:
+            raise NoRoom(f"no {n_rows} free cells")
+        if code != 0:
+            raise DecodeFailed(f"llama_decode returned {code}", is_fatal=code != -1, is_abort=code == ABORTED)
+
+    def vector(self, seq: int) -> FloatVector:
+        pointer = native.llama_get_embeddings_seq(self._context, seq)
+        if not pointer:
+            raise DecodeFailed(f"sequence {seq} has no embedding", is_fatal=True)
+        values = (ctypes.c_float * self.n_embd).from_address(ctypes.addressof(pointer.contents))
+        return np.frombuffer(memoryview(values), np.float32).copy()
+
+    def forget(self, seq: int) -> None:
+        if not 0 <= seq < self.n_seqs:
+            raise ValueError(f"sequence {seq} is not below {self.n_seqs}")
+        if self._memory:
+            native.llama_memory_seq_rm(self._memory, seq, 0, -1)
+
+    def close(self) -> None:
+        native.llama_free(self._context)
+        native.llama_model_free(self._model)
+
+    # --- opening -----------------------------------------------------------------------------------------------
+
+    def _open(self, kv_type: str) -> Any:
+        """A context in which the longest input of an encoder is one micro-batch; where the model reads from left to
+        right, one with cells for a step and for an input that goes on. Which of the two it is, a context has to tell:
+        a first one, as small as they come, is asked."""
+        params = native.llama_context_default_params()
+        params.embeddings = True
+        params.pooling_type = _POOLINGS[self.pooling]
+        params.n_threads = params.n_threads_batch = self.n_threads
+        params.type_k = params.type_v = GGML_TYPES[kv_type]
+        params.kv_unified = params.swa_full = params.no_perf = True
+        params.n_ctx = params.n_batch = params.n_ubatch = params.n_seq_max = 1
+        first = self._new_context(params)
+        is_whole = not native.llama_get_memory(first) or not native.llama_get_causal_attn(first)
+        native.llama_free(first)
+        n_rows = max(self.n_rows, self.n_ctx) if is_whole else self.n_rows
+        # The graph is reserved for rows that are shared evenly among all sequences, and llama.cpp aborts where the
+        # place for outputs is less than that.
+        n_rows = -(-n_rows // self.n_seqs) * self.n_seqs
+        params.n_batch = params.n_ubatch = n_rows
+        params.n_ctx = self.n_ctx + n_rows
+        params.n_seq_max = self.n_seqs
+        return self._new_context(params)
+
+    def _new_context(self, params: Any) -> Any:
+        context = native.llama_init_from_model(self._model, params)
+        if not context:
+            native.llama_model_free(self._model)
+            raise EngineFailed(f"llama.cpp cannot make a context for embeddings: {last_problem()}")
+        return context
+
+    def _find_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What the tokenizer puts before and after a text: found by letting it do so to one."""
+        bare = self._vocabulary.tokenize("a", parse_special=False)
+        whole = self._vocabulary.tokenize_whole("a")
+        for start in range(len(whole) - len(bare) + 1):
+            if whole[start : start + len(bare)] == bare:
+                return tuple(whole[:start]), tuple(whole[start + len(bare) :])
+        return (), ()
+
+    def _find_pair_format(self) -> PairFormat:
+        """The file's own template for pairs, else the order of special tokens that llama.cpp's server has."""
+        template = native.llama_model_chat_template(self._model, b"rerank")
+        vocab = native.llama_model_get_vocab(self._model)
+        bos, eos, sep = (
+            int(find(vocab)) for find in (native.llama_vocab_bos, native.llama_vocab_eos, native.llama_vocab_sep)
+        )
+        if eos == _NO_TOKEN:
+            eos = sep
+        before = (bos,) if native.llama_vocab_get_add_bos(vocab) else ()
+        after = (eos,) if native.llama_vocab_get_add_eos(vocab) else ()
+        between = (*after, sep) if native.llama_vocab_get_add_sep(vocab) else after
+        return PairFormat(before, between, after, template.decode("utf-8", "replace") if template else None)

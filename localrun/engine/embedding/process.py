@@ -1,0 +1,151 @@
+"""The life of an engine process that was opened for embeddings; `engine.process` hands over to it.
+
+Threads as there: a reader that fills the inbox, the main thread that empties it and steps, and the outbox's writer.
+Unlike there, the main thread tokenizes, one input at a time: thousands of them would keep the reader from a cancel.
+
+The process asks the system for less of the processor than its neighbours get, so that streams of a chat which runs
+beside a large batch of documents keep their pace; on a machine that is otherwise idle this costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import BinaryIO
+
+from localrun import wire
+from localrun.engine.embedding.embedder import Embedder
+from localrun.engine.embedding.engine import EmbeddingEngine
+from localrun.engine.inbox import Inbox
+from localrun.engine.outbox import Outbox
+from localrun.errors import EngineFailed, LocalrunError
+
+log = logging.getLogger("localrun.engine")
+
+# A native call cannot be interrupted; if one outlives the daemon by this long the process leaves without it.
+ORPHAN_GRACE_S = 5.0
+# Steps on the scale of `nice`: with 5 a stream of the same lane has about three quarters of a shared core.
+NICENESS = 5
+
+FAILED, BROKEN_PIPE = 1, 2
+
+
+def run(
+    opened: wire.Open, new_embedder: Callable[[wire.Open], Embedder], frames_in: BinaryIO, frames_out: BinaryIO
+) -> int:
+    """From the `Open` frame to the end. Returns the exit code, as `engine.process.main` does."""
+    began_s = time.monotonic()
+    _step_back()
+    try:
+        embedder = new_embedder(opened)
+    except LocalrunError as error:
+        _send(frames_out, wire.OpenFailed(code=error.code, message=error.message))
+        return FAILED
+    except Exception as error:
+        log.exception("the engine cannot start")
+        _send(frames_out, wire.OpenFailed(code=EngineFailed.code, message=f"the engine cannot start: {error!r}"))
+        return FAILED
+    engine = EmbeddingEngine(embedder, max_queue=opened.max_queue, clock=time.monotonic)
+    _send(frames_out, _ready(embedder, opened, time.monotonic() - began_s))
+    inbox: Inbox[EmbeddingEngine] = Inbox()
+    outbox = Outbox(frames_out.fileno(), lambda error: _leave(inbox, error))
+    signal.signal(signal.SIGTERM, lambda *_: inbox.leave(0))
+    threading.Thread(target=_read, args=(frames_in, embedder, inbox, outbox), name="reader", daemon=True).start()
+    while inbox.drain(engine, wait=engine.is_idle):
+        step = engine.step()
+        if step is not None:
+            outbox.put(step)
+    if inbox.exit_code == 0:
+        engine.close()
+    embedder.close()
+    return inbox.exit_code
+
+
+def _read(frames_in: BinaryIO, embedder: Embedder, inbox: Inbox[EmbeddingEngine], outbox: Outbox) -> None:
+    """Reader thread."""
+    exit_code = 0
+    try:
+        while (body := wire.read_body(frames_in)) is not None:
+            take(wire.decode_to_engine(body), embedder, inbox, outbox)
+    except (OSError, wire.FrameError) as error:
+        log.error("the pipe from the daemon broke: %s", error)
+        exit_code = BROKEN_PIPE
+    except BaseException:
+        log.exception("the reader failed")
+        exit_code = FAILED
+    inbox.leave(exit_code)
+    time.sleep(ORPHAN_GRACE_S)
+    os._exit(exit_code)
+
+
+def take(message: wire.ToEngine, embedder: Embedder, inbox: Inbox[EmbeddingEngine], outbox: Outbox) -> None:
+    """One message from the daemon. There is nothing kept that could be cleared."""
+    if isinstance(message, wire.Embed):
+        embed = message
+        inbox.put(lambda engine: engine.submit(embed))
+    elif isinstance(message, wire.Cancel):
+        cancelled = message.id
+        inbox.put(lambda engine: engine.cancel(cancelled))
+    elif isinstance(message, wire.Submit):
+        refused = message.id
+        inbox.put(lambda engine: engine.refuse(refused, EngineFailed("this engine computes embeddings only")))
+    elif isinstance(message, wire.Count):
+        outbox.put(_count(message, embedder))
+    elif isinstance(message, wire.ClearCache):
+        outbox.put(wire.Cleared(id=message.id, ram_bytes=0, disk_bytes=0))
+
+
+def _count(message: wire.Count, embedder: Embedder) -> wire.Counted:
+    before, after = embedder.affixes
+    try:
+        tokens = [
+            token
+            for segment in message.segments
+            for token in embedder.tokenize(segment.text, parse_special=segment.trusted)
+        ]
+    except Exception as error:
+        log.exception("a text cannot be tokenized")
+        return wire.Counted(id=message.id, error=f"the text cannot be tokenized: {error!r}")
+    return wire.Counted(id=message.id, tokens=(*before, *tokens[: wire.MAX_COUNTED_TOKENS], *after))
+
+
+def _step_back() -> None:
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):
+            os.nice(NICENESS)
+
+
+def _leave(inbox: Inbox[EmbeddingEngine], error: BaseException) -> None:
+    """Nothing can be said to the daemon any more."""
+    if not isinstance(error, OSError):
+        log.error("the writer failed", exc_info=error)
+    inbox.leave(0 if isinstance(error, OSError) else FAILED)
+
+
+def _send(frames_out: BinaryIO, message: object) -> None:
+    frames_out.write(wire.encode(message))
+    frames_out.flush()
+
+
+def _ready(embedder: Embedder, opened: wire.Open, load_s: float) -> wire.Ready:
+    return wire.Ready(
+        n_ctx=embedder.n_ctx,
+        n_ctx_train=embedder.n_ctx_train,
+        n_vocab=embedder.n_vocab,
+        n_slots=embedder.n_seqs,
+        n_kv_cells=embedder.n_cells,
+        n_threads=embedder.n_threads,
+        n_gpu_layers=embedder.n_gpu_layers,
+        model_size_bytes=embedder.model_size_bytes,
+        kv_size_bytes=opened.kv_bytes,
+        load_s=load_s,
+        backend=embedder.name,
+        control_tokens=embedder.control_tokens,
+        n_embd=embedder.n_embd,
+    )

@@ -1,0 +1,142 @@
+"""Bodies of Anthropic's `/v1/messages` and of the counting of its tokens.
+
+Unknown fields, and those that are about Anthropic's service (`metadata`, `service_tier`, `container`), are ignored.
+What is known and cannot be done is refused with its name. Beside Anthropic's fields stand localrun's own and those of
+its sampling, by the names that the other APIs of `/v1` have.
+
+Does not: know the model, or render the conversation.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from localrun.errors import BadRequest
+from localrun.server import structured
+from localrun.server.anthropic import conversation
+from localrun.server.anthropic import tools as anthropic_tools
+from localrun.server.anthropic.blocks import Content
+from localrun.server.anthropic.conversation import AskedMessage
+from localrun.server.anthropic.tools import AskedChoice, AskedTools
+from localrun.server.http import fields
+from localrun.server.openai.sampling_fields import SamplingFields
+from localrun.server.replies.chat_ask import ChatAsk
+from localrun.wire import Grammar
+
+# 0 reads the prompt and says nothing, which leaves it in the cache.
+_MaxTokens = Annotated[int, Meta(ge=0, le=fields.MAX_TOKENS)]
+_StopSequences = Annotated[list[fields.StopString], Meta(max_length=fields.MAX_STOPS)]
+# Templates know three levels.
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+
+
+class Thinking(msgspec.Struct, frozen=True, kw_only=True):
+    """`thinking`. A budget is checked and not kept: models here end their thinking by themselves."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """A format of the answer. `schema` is UNSET where it is not there."""
+
+    type: Literal["json_schema"]
+    schema: Any = msgspec.UNSET
+
+
+class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`output_config`."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class CountBody(SamplingFields, frozen=True, kw_only=True):
+    """POST /v1/messages/count_tokens: what decides about the prompt."""
+
+    model: str
+    messages: list[AskedMessage]
+    system: Content | None = None
+    tools: AskedTools | None = None
+    tool_choice: AskedChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    # What `output_config.format` was called before.
+    output_format: OutputFormat | None = None
+
+    def ask(self) -> ChatAsk:
+        """The conversation and what is wanted next; an assistant's last message is gone on with. Raises BadRequest."""
+        messages = conversation.conversation_of(self.system, self.messages)
+        tools = anthropic_tools.tools_of(self.tools or ())
+        choice = anthropic_tools.choice_of(self.tool_choice, tools)
+        continues = messages[-1]["role"] == "assistant"
+        if continues and "tool_calls" in messages[-1]:
+            raise BadRequest(
+                "messages: the last message calls a tool; its tool_result must follow", field="messages"
+            )  # fmt: skip
+        if continues and choice not in ("auto", "none"):
+            raise BadRequest(
+                "tool_choice: an answer that goes on from an assistant's message cannot be a call; use 'auto'",
+                field="tool_choice",
+            )
+        return ChatAsk(
+            messages=messages,
+            tools=tools,
+            tool_choice=choice,
+            parallel_calls=not (self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use),
+            response_grammar=self._answer_grammar(),
+            think=self._think(),
+            continue_last=continues,
+        )
+
+    @property
+    def omits_thinking(self) -> bool:
+        """Whether the client wants to know that there was thinking, but not what."""
+        return self.thinking is not None and self.thinking.display == "omitted"
+
+    def _think(self) -> bool | str | None:
+        """Not unless it is asked for; None leaves it to the model."""
+        if self.thinking is None or self.thinking.type == "disabled":
+            return False
+        effort = self.output_config.effort if self.output_config is not None else None
+        if effort is not None:
+            return _EFFORTS[effort]
+        return True if self.thinking.type == "enabled" else None
+
+    def _answer_grammar(self) -> Grammar | None:
+        asked, field = self.output_format, "output_format"
+        if self.output_config is not None and self.output_config.format is not None:
+            asked, field = self.output_config.format, "output_config.format"
+        if asked is None:
+            return None
+        if asked.schema is msgspec.UNSET:
+            raise BadRequest(f"{field}.schema is required", field=f"{field}.schema")
+        return structured.json_schema(asked.schema, field=f"{field}.schema")
+
+
+class MessagesBody(CountBody, frozen=True, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: _MaxTokens
+    stream: bool | None = None
+    stop_sequences: _StopSequences | None = None
+
+    def check_supported(self) -> None:
+        """Raises BadRequest for fields that contradict each other."""
+        budget = self.thinking.budget_tokens if self.thinking is not None else None
+        if self.thinking is not None and self.thinking.type == "enabled" and budget is None:
+            raise BadRequest("thinking.budget_tokens is required with 'enabled'", field="thinking.budget_tokens")
+        if budget is not None and budget >= self.max_tokens:
+            raise BadRequest(
+                f"thinking.budget_tokens: {budget} must be less than max_tokens, which is {self.max_tokens}",
+                field="thinking.budget_tokens",
+            )
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop sequences; an empty one would match everywhere and is left out."""
+        return fields.stop_strings(self.stop_sequences)

@@ -1,0 +1,149 @@
+"""POST /v1/messages.
+
+The conversation goes through the model's chat template, and what the model writes through the parser of its format. A
+conversation longer than the context is refused with both numbers; nothing is cut silently.
+"""
+
+from __future__ import annotations
+
+import time
+
+from localrun.errors import Cancelled, EngineFailed
+from localrun.server.anthropic.body import MessagesBody
+from localrun.server.anthropic.events import MESSAGE_STOP, PING, Fields, encode, event
+from localrun.server.anthropic.output import Output
+from localrun.server.anthropic.preparing import prepared_of
+from localrun.server.http import bodies, caller, keep_alive
+from localrun.server.http.exchange import Exchange
+from localrun.server.http.failures import Headers
+from localrun.server.jobs.job import Job
+from localrun.server.openai import jobs as openai_jobs
+from localrun.server.openai.model_defaults import defaults_of
+from localrun.server.openai.reply import Reply
+from localrun.server.runtime import Runtime
+from localrun.wire import Delta, Finish, Usage
+
+# A stream that has nothing to say for so long (a long prompt) says that it is alive.
+_PING_EVERY_S = 10.0
+
+
+async def create(runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler."""
+    body = bodies.decode(await exchange.read_body(), MessagesBody)
+    body.check_supported()
+    ask = body.ask()
+    who = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)
+    async with exchange.while_connected(), runtime.job(who) as job:
+        prepared, headers = await prepared_of(runtime, job, ask, body)
+        plan = openai_jobs.plan(
+            body,
+            job,
+            defaults_of(job.model),
+            max_output=body.max_tokens,
+            stop=(*body.stops, *prepared.stop),
+            grammar=prepared.grammar,
+            show_control=prepared.show_control,
+        )
+        await plan.submit(job, choice=0, segments=prepared.segments)
+        message = _Message(exchange, job, body, Reply(prepared.new_parser()), headers)
+        if body.stream:
+            await message.stream()
+        else:
+            await message.whole()
+
+
+class _Message:
+    """One answer, sent once."""
+
+    def __init__(self, exchange: Exchange, job: Job, body: MessagesBody, reply: Reply, headers: Headers) -> None:
+        self._exchange = exchange
+        self._job = job
+        self._body = body
+        self._reply = reply
+        self._output = Output(omits_thinking=body.omits_thinking)
+        job_id = job.id.encode("ascii")
+        self._headers: Headers = [(b"x-localrun-request", job_id), (b"request-id", job_id), *headers]
+
+    async def stream(self) -> None:
+        """Sends all of it. Raises what the job's iteration raises."""
+        pending: list[bytes] = []
+        written_at_s = time.monotonic()
+        async for delta in self._job:
+            if not self._exchange.started:
+                # Not before the first delta: what the engine refuses still gets its own status.
+                await self._exchange.open_stream(self._headers)
+                pending += [event("message_start", {"message": self._begun()}), PING]
+            pending.append(self._take(delta))
+            if delta.finish is not None:
+                await self._exchange.close_stream(b"".join([*pending, *self._last(delta)]))
+                return
+            if not any(pending) and time.monotonic() - written_at_s > _PING_EVERY_S:
+                pending.append(PING)
+            if any(pending) and not self._job.has_ready:
+                await self._exchange.write(b"".join(pending))
+                written_at_s = time.monotonic()
+                pending.clear()
+
+    async def whole(self) -> None:
+        """Sends all of it at once. Raises what the job's iteration raises, and Cancelled."""
+        async for delta in self._job:
+            self._take(delta)
+            if delta.finish is None:
+                continue
+            ending, usage = self._ended(delta)
+            answer = self._begun() | {"content": self._output.blocks(), **ending, "usage": usage}
+            await self._exchange.answer(encode(answer), headers=self._headers)
+
+    def _take(self, delta: Delta) -> bytes:
+        told = self._output.take(self._reply.take(delta))
+        return told if delta.finish is None else told + self._output.finish()
+
+    def _begun(self) -> Fields:
+        record = self._job.record
+        n_prompt, n_cached = record.n_prompt or 0, record.n_cached or 0
+        return {
+            "id": "msg_" + self._job.id.removeprefix("req_"),
+            "type": "message",
+            "role": "assistant",
+            "model": self._body.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": counts(n_prompt, n_cached, 0, 0),
+        }
+
+    def _last(self, delta: Delta) -> list[bytes]:
+        ending, usage = self._ended(delta)
+        return [event("message_delta", {"delta": ending, "usage": usage}), MESSAGE_STOP]
+
+    def _ended(self, delta: Delta) -> tuple[Fields, Fields]:
+        """Why it ended, and what it used. Raises Cancelled: any other reason would be a lie."""
+        if delta.finish is Finish.CANCELLED:
+            raise Cancelled("the request was cancelled")
+        if delta.usage is None:
+            raise EngineFailed("the engine ended a request without saying what it used")
+        used = delta.usage
+        is_own_stop = delta.stop_text is not None and delta.stop_text in self._body.stops
+        ending = {
+            "stop_reason": self._stop_reason(delta, used, is_own_stop=is_own_stop),
+            "stop_sequence": delta.stop_text if is_own_stop else None,
+        }
+        return ending, counts(used.n_prompt, used.n_cached, used.n_output, self._reply.n_thinking)
+
+    def _stop_reason(self, delta: Delta, used: Usage, *, is_own_stop: bool) -> str:
+        if delta.finish is Finish.LENGTH:
+            return "max_tokens" if used.n_output >= self._body.max_tokens else "model_context_window_exceeded"
+        if is_own_stop:
+            return "stop_sequence"
+        return "tool_use" if self._output.has_calls else "end_turn"
+
+
+def counts(n_prompt: int, n_cached: int, n_output: int, n_thinking: int) -> Fields:
+    """Anthropic's `usage`: the prompt's tokens are those that were read from the cache, and the others."""
+    return {
+        "input_tokens": n_prompt - n_cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": n_cached,
+        "output_tokens": n_output,
+        "output_tokens_details": {"thinking_tokens": min(n_thinking, n_output)},
+    }

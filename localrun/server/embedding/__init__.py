@@ -1,0 +1,1 @@
+"""Vectors and scores over HTTP: OpenAI's, Ollama's and the rerankers' routes."""

@@ -1,0 +1,90 @@
+"""One embedding or reranking request, from the checked inputs to all of its results.
+
+Runs in the task of the request. The engine computes in batches with whatever else is there; here the results are put
+back into order.
+
+Does not: parse bodies, or write an API's answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from localrun.errors import BadRequest, Cancelled
+from localrun.server.embedding.bodies import Input
+from localrun.server.engines.use import Use
+from localrun.server.http import caller, keep_alive
+from localrun.server.http.exchange import Exchange
+from localrun.server.http.failures import Headers
+from localrun.server.http.fields import ServiceFields
+from localrun.server.jobs.job import Job
+from localrun.server.runtime import Runtime
+from localrun.wire import Finish, Vector
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is wanted. With `query`, the inputs are documents to be scored."""
+
+    model: str
+    inputs: Sequence[Input]
+    query: str | None = None
+    truncate: bool = False
+    dimensions: int = 0
+    keep_alive: float | str | None = None
+    fields: ServiceFields
+
+
+class Results(NamedTuple):
+    """One vector for each input, in order."""
+
+    vectors: list[Vector]
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(vector.n_tokens for vector in self.vectors)
+
+    @property
+    def n_cut(self) -> int:
+        """Tokens that were left out of inputs that were too long."""
+        return sum(vector.n_cut for vector in self.vectors)
+
+
+@asynccontextmanager
+async def done(runtime: Runtime, exchange: Exchange, work: Work) -> AsyncIterator[tuple[Job, Results]]:
+    """The job and its results, while the model is held and the client is there.
+
+    Raises BadRequest for a model of another kind and for `dimensions` that it does not have, ContextExceeded for an
+    input that is too long, and what loading and the engine raise.
+    """
+    use = Use.EMBED if work.query is None else Use.RERANK
+    ask = caller.ask(
+        exchange, work.model, keep_alive_s=keep_alive.seconds(work.keep_alive), fields=work.fields, use=use
+    )
+    async with exchange.while_connected(), runtime.job(ask) as job:
+        if work.dimensions > job.n_embd:
+            raise BadRequest(
+                f"dimensions: the vectors of this model have {job.n_embd} numbers, {work.dimensions} is more; ask for "
+                f"fewer or leave it out",
+                field="dimensions",
+            )
+        vectors: list[Vector] = []
+        if work.inputs:
+            await job.embed(work.inputs, query=work.query, truncate=work.truncate, dimensions=work.dimensions)
+            async for delta in job:
+                vectors += delta.vectors or ()
+                if delta.finish is Finish.CANCELLED:
+                    raise Cancelled("the request was cancelled")
+        vectors.sort(key=lambda vector: vector.index)
+        yield job, Results(vectors)
+
+
+def headers(job: Job, results: Results) -> Headers:
+    """The request's id, and how many tokens were cut, if any."""
+    found = [(b"x-localrun-request", job.id.encode("ascii"))]
+    if results.n_cut:
+        found.append((b"x-localrun-truncated", str(results.n_cut).encode("ascii")))
+    return found

@@ -1,0 +1,43 @@
+"""POST /v1/fim/completions: fill in between `prompt` and `suffix`, as Mistral has it.
+
+The request is like that of completions, the answer like that of chat. A model without FIM tokens is refused, also when
+there is no suffix: an editor that asks here wants code that fits, not a chat model's continuation.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from localrun.server.http import bodies
+from localrun.server.http.exchange import Exchange
+from localrun.server.openai import jobs as openai_jobs
+from localrun.server.openai.chat_chunks import ChatChunks
+from localrun.server.openai.completion_body import FimBody
+from localrun.server.openai.generation import Answer
+from localrun.server.openai.model_defaults import defaults_of
+from localrun.server.openai.plain_parser import PlainParser
+from localrun.server.openai.reply import Reply
+from localrun.server.replies.infill import infill
+from localrun.server.runtime import Runtime
+
+
+async def fill_in(runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler."""
+    body = bodies.decode(await exchange.read_body(), FimBody)
+    if body.seed is None and body.random_seed is not None:
+        body = msgspec.structs.replace(body, seed=body.random_seed)
+    async with exchange.while_connected(), AsyncExitStack() as stack:
+        jobs = await openai_jobs.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=1)
+        segments = infill(jobs[0].model.header, body.prompt, body.suffix or "", field="model")
+        plan = openai_jobs.plan(body, jobs[0], defaults_of(jobs[0].model), max_output=body.max_tokens)
+        await plan.submit(jobs[0], choice=0, segments=segments)
+        chunks = ChatChunks(
+            request_id=openai_jobs.answer_id(jobs),
+            model=body.model,
+            include_usage=False,
+            replies=[Reply(PlainParser())],
+        )
+        answer = Answer(exchange, jobs, chunks, n_per_prompt=1, include_usage=False, prompt_field="prompt")
+        await answer.send(stream=bool(body.stream))

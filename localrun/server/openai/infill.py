@@ -1,0 +1,140 @@
+"""POST /infill: fill in between `input_prefix` and `input_suffix`, as llama-server has it for editors' plugins.
+
+Those plugins name no model: then it is the one that is loaded, as a llama-server has one. They ask for the fields that
+they read (`response_fields`, with paths such as `timings/prompt_n`), and warm the cache up with `n_predict` 0.
+
+Does not: offer the rest of llama-server's own routes.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from localrun.errors import BadRequest
+from localrun.server.engines.resident import ResidentState
+from localrun.server.http import bodies, fields
+from localrun.server.http.exchange import Exchange
+from localrun.server.jobs.job import Job
+from localrun.server.openai import generation
+from localrun.server.openai import jobs as openai_jobs
+from localrun.server.openai import usage as openai_usage
+from localrun.server.openai.chunks import Fields, encode
+from localrun.server.openai.model_defaults import defaults_of
+from localrun.server.openai.prompt_field import naming
+from localrun.server.openai.sampling_fields import SamplingFields
+from localrun.server.replies.infill import infill
+from localrun.server.runtime import Runtime
+from localrun.wire import Delta, Finish
+
+_MAX_FIELDS = 64
+
+
+class ExtraFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One of `input_extra`: another file for context."""
+
+    text: str
+    filename: str = ""
+
+
+class InfillBody(SamplingFields, frozen=True, kw_only=True):
+    """POST /infill. `prompt` is what stands right before the cursor, after `input_prefix`."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: list[ExtraFile] | None = None
+    prompt: str = ""
+    model: str | None = None
+    n_predict: Annotated[int, Meta(ge=-1, le=fields.MAX_TOKENS)] = -1
+    stream: bool | None = None
+    response_fields: Annotated[list[str], Meta(max_length=_MAX_FIELDS)] | None = None
+
+
+async def fill_in(runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler."""
+    body = bodies.decode(await exchange.read_body(), InfillBody)
+    async with exchange.while_connected(), AsyncExitStack() as stack:
+        model = body.model or _loaded_model(runtime)
+        (job,) = await openai_jobs.enter(runtime, exchange, stack, model=model, fields=body, n_jobs=1)
+        segments = infill(
+            job.model.header,
+            body.input_prefix + body.prompt,
+            body.input_suffix,
+            extra_files=[(file.filename, file.text) for file in body.input_extra or ()],
+            field="model",
+        )
+        plan = openai_jobs.plan(body, job, defaults_of(job.model), max_output=body.n_predict)
+        await plan.submit(job, choice=0, segments=segments)
+        with naming("input_prefix"):
+            await _send(exchange, job, model, body)
+
+
+async def _send(exchange: Exchange, job: Job, model: str, body: InfillBody) -> None:
+    headers = generation.headers_of([job])
+    texts: list[str] = []
+    async for delta in job:
+        texts.append(delta.text)
+        if delta.finish is not None:
+            break
+        if not body.stream or job.has_ready:
+            continue
+        if not exchange.started:
+            # Not before the first delta: what the engine refuses still gets its own status.
+            await exchange.open_stream(headers)
+        if any(texts):
+            await exchange.write(_chunk("".join(texts)))
+            texts.clear()
+    last = _last(model, "".join(texts), delta)
+    whole = encode(last if body.response_fields is None else _picked(last, body.response_fields))
+    if not body.stream:
+        await exchange.answer(whole, headers=headers)
+        return
+    if not exchange.started:
+        await exchange.open_stream(headers)
+    await exchange.close_stream(b"data: " + whole + b"\n\n")
+
+
+def _chunk(text: str) -> bytes:
+    return b'data: {"index":0,"content":' + encode(text) + b',"tokens":[],"stop":false}\n\n'
+
+
+def _last(model: str, content: str, delta: Delta) -> Fields:
+    finish, usage = generation.ended(delta)
+    is_word = finish is Finish.STOP and delta.stop_text is not None
+    return {
+        "index": 0,
+        "content": content,
+        "tokens": [],
+        "stop": True,
+        "model": model,
+        "tokens_predicted": usage.n_output,
+        "tokens_evaluated": usage.n_prompt,
+        "tokens_cached": usage.n_cached,
+        "truncated": False,
+        "stop_type": "limit" if finish is Finish.LENGTH else "word" if is_word else "eos",
+        "stopping_word": delta.stop_text or "",
+        "timings": openai_usage.timings(usage),
+    }
+
+
+def _picked(answer: Fields, wanted: list[str]) -> Fields:
+    """The fields that are asked for, under the paths that they are asked for by; unknown ones are left out."""
+    picked: Fields = {}
+    for path in wanted:
+        value: Any = answer
+        for name in path.split("/"):
+            value = value.get(name, msgspec.UNSET) if isinstance(value, dict) else msgspec.UNSET
+        if value is not msgspec.UNSET:
+            picked[path] = value
+    return picked
+
+
+def _loaded_model(runtime: Runtime) -> str:
+    """Raises BadRequest unless there is exactly one."""
+    names = [one.model.name for one in runtime.supervisor.residents() if one.state is not ResidentState.STOPPING]
+    if len(names) != 1:
+        raise BadRequest(f"model is required while {len(names)} models are loaded", field="model")
+    return names[0]

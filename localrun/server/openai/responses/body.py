@@ -1,0 +1,162 @@
+"""The body of `POST /v1/responses`.
+
+What only OpenAI's service can do (background runs, stored prompts, conversations as objects) is refused with the
+field's name. Tools that OpenAI runs itself are left out: the answer's `tools` are those that the model was given.
+
+Does not: read the input items (`items.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from localrun.errors import BadRequest
+from localrun.server.http import fields
+from localrun.server.openai import answer_format
+from localrun.server.openai import tools as openai_tools
+from localrun.server.openai.answer_format import JsonSchema, ResponseFormat
+from localrun.server.openai.chat_body import Effort
+from localrun.server.openai.sampling_fields import MaxTokens, SamplingFields
+from localrun.server.openai.tools import MAX_TOOLS, Choice, Function
+from localrun.server.replies.chat_ask import Tool
+from localrun.wire import Grammar
+
+# What OpenAI runs on its own machines, or a client's own program under a fixed name. A model here may not call it.
+HOSTED_TOOLS = frozenset(
+    {
+        *("web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "mcp"),
+        *("computer", "computer_use_preview", "local_shell", "shell", "apply_patch", "tool_search"),
+    }
+)
+LOGPROBS = "message.output_text.logprobs"
+
+_Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+
+
+class TextFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """`text.format`."""
+
+    type: str = "text"
+    name: str | None = None
+    description: str | None = None
+    schema: Any = msgspec.UNSET
+    strict: bool | None = None
+
+
+class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`text`."""
+
+    format: TextFormat | None = None
+
+
+class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
+    """`reasoning`. With `summary`, the thinking comes as the summary, which is what many clients show."""
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
+    """POST /v1/responses."""
+
+    model: str
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: MaxTokens | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    include: list[str] | None = None
+    top_logprobs: fields.TopLogprobs | None = None
+    metadata: _Metadata | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether `previous_response_id` can name it later. It can unless the client says otherwise."""
+        return self.store is not False
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+
+    @property
+    def summarizes(self) -> bool:
+        """Whether thinking is to be sent as the summary of the reasoning."""
+        return self.reasoning is not None and bool(self.reasoning.summary or self.reasoning.generate_summary)
+
+    @property
+    def effort(self) -> str | None:
+        return self.reasoning.effort if self.reasoning is not None else None
+
+    def check_supported(self) -> None:
+        """Raises BadRequest for what this build does not do."""
+        if self.background:
+            raise BadRequest("background: not supported; leave it out, and stream to see progress", field="background")
+        if self.conversation is not None:
+            raise BadRequest(
+                "conversation: not supported; use previous_response_id, or send the items as input",
+                field="conversation",
+            )
+        if self.prompt is not None:
+            raise BadRequest("prompt: stored prompts are not supported; send input and instructions", field="prompt")
+        if self.truncation == "auto":
+            raise BadRequest(
+                "truncation: 'auto' is not supported; a conversation that is too long is refused, so leave items out",
+                field="truncation",
+            )
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model is given, as the client wrote them."""
+        return [tool for tool in self.tools or () if not _is_hosted(tool)]
+
+    def function_tools(self) -> tuple[Tool, ...]:
+        """The tools that the model is given. Raises BadRequest naming the tool."""
+        return openai_tools.checked(
+            [
+                (f"tools[{index}]", _function(tool, f"tools[{index}]"))
+                for index, tool in enumerate(self.tools or ())
+                if not _is_hosted(tool)
+            ]
+        )
+
+    def answer_grammar(self) -> Grammar | None:
+        """Of `text.format`; None for free text. Raises BadRequest for what a grammar cannot hold an answer to."""
+        asked = self.text.format if self.text is not None else None
+        if asked is None or asked.type == "text":
+            return None
+        wanted = ResponseFormat(type=asked.type, json_schema=JsonSchema(name=asked.name, schema=asked.schema))
+        return answer_format.of_format(wanted, path=("text.format", "schema"))
+
+
+def _is_hosted(tool: dict[str, Any]) -> bool:
+    kind = tool.get("type")
+    return isinstance(kind, str) and kind in HOSTED_TOOLS
+
+
+def _function(tool: dict[str, Any], where: str) -> Function:
+    kind = tool.get("type", "function")
+    if kind != "function":
+        raise BadRequest(
+            f"{where}.type: {str(kind)[:40]!r} tools are not supported; describe it as a function",
+            field=f"{where}.type",
+        )
+    try:
+        return msgspec.convert(tool, Function)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{where}: {error}", field=where) from None

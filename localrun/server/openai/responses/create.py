@@ -1,0 +1,149 @@
+"""POST /v1/responses.
+
+A response is one answer to a conversation of items: those of the response it goes on with, then those of `input`.
+When it ends well, or at its limit, it is kept before its end is sent, so that who goes on at once finds it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from localrun.errors import LocalrunError
+from localrun.server.http import bodies, caller, keep_alive
+from localrun.server.http.exchange import Exchange
+from localrun.server.jobs import beginning
+from localrun.server.jobs.job import Job
+from localrun.server.openai import generation
+from localrun.server.openai import jobs as openai_jobs
+from localrun.server.openai import tools as openai_tools
+from localrun.server.openai.chat_body import think_of
+from localrun.server.openai.chunks import Fields, encode
+from localrun.server.openai.model_defaults import defaults_of
+from localrun.server.openai.prompt_field import naming
+from localrun.server.openai.reply import Reply
+from localrun.server.openai.responses import items as response_items
+from localrun.server.openai.responses import response as response_object
+from localrun.server.openai.responses.body import ResponsesBody
+from localrun.server.openai.responses.events import Events
+from localrun.server.openai.responses.items import Item
+from localrun.server.openai.responses.kept import KeptResponses
+from localrun.server.openai.responses.output import Output
+from localrun.server.replies.prepare import ChatAsk, prepare
+from localrun.server.runtime import Runtime
+from localrun.wire import Delta, Finish
+
+
+async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler."""
+    body = bodies.decode(await exchange.read_body(), ResponsesBody)
+    body.check_supported()
+    before: tuple[Item, ...] = ()
+    if body.previous_response_id is not None:
+        before = kept.get(body.previous_response_id, field="previous_response_id").conversation
+    sent = response_items.items_of(body.input, kept.item)
+    # Checked as what was sent, so that an error names the item of this body.
+    response_items.messages_of(None, sent)
+    conversation = [*before, *sent]
+    tools, choice = openai_tools.choose(body.tool_choice, body.function_tools())
+    ask = ChatAsk(
+        messages=response_items.messages_of(body.instructions, conversation),
+        tools=tools,
+        tool_choice=choice,
+        parallel_calls=body.parallel_tool_calls is not False,
+        response_grammar=body.answer_grammar(),
+        think=think_of(body.effort),
+    )
+    who = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)
+    async with exchange.while_connected(), runtime.job(who) as job:
+        messages = beginning.begun(job.model, ask.messages)
+        with naming("input", effort="reasoning.effort"):
+            prepared = await prepare(runtime, job, msgspec.structs.replace(ask, messages=messages))
+        defaults = defaults_of(job.model)
+        plan = openai_jobs.plan(
+            body,
+            job,
+            defaults,
+            max_output=body.max_output_tokens,
+            stop=prepared.stop,
+            grammar=prepared.grammar,
+            show_control=prepared.show_control,
+            logprobs=body.wants_logprobs,
+            n_probs=body.top_logprobs or 0,
+        )
+        await plan.submit(job, choice=0, segments=prepared.segments)
+        begun = response_object.begun("resp_" + openai_jobs.answer_id([job]), body, plan.sampling)
+        run = _Run(exchange, job, Reply(prepared.new_parser()), begun, summarizes=body.summarizes)
+        with naming("input"):
+            await run.send(kept if body.is_kept else None, conversation, stream=bool(body.stream))
+
+
+class _Run:
+    """One response that runs."""
+
+    def __init__(self, exchange: Exchange, job: Job, reply: Reply, response: Fields, *, summarizes: bool) -> None:
+        self._exchange = exchange
+        self._job = job
+        self._reply = reply
+        self._response = response
+        self._events = Events()
+        self._output = Output(self._events, summarizes=summarizes)
+        self._headers = generation.headers_of([job])
+        self._pending: list[bytes] = []
+
+    async def send(self, kept: KeptResponses | None, conversation: list[Item], *, stream: bool) -> None:
+        """Sends all of it, and keeps it in `kept`. Raises what the job's iteration raises, unless a stream has begun:
+        then its last event says it."""
+        if not stream:
+            async for delta in self._job:
+                self._take(delta)
+            if kept is not None:
+                kept.add(self._response, conversation)
+            await self._exchange.answer(encode(self._response), headers=self._headers)
+            return
+        try:
+            await self._stream(kept, conversation)
+        except LocalrunError as error:
+            if not self._exchange.started:
+                raise
+            self._response = response_object.failed(self._response, self._output.items, error)
+            await self._close()
+
+    async def _stream(self, kept: KeptResponses | None, conversation: list[Item]) -> None:
+        pending = self._pending
+        async for delta in self._job:
+            if not self._exchange.started:
+                # Not before the first delta: what the engine refuses still gets its own status.
+                await self._exchange.open_stream(self._headers)
+                pending += [self._event("response.created"), self._event("response.in_progress")]
+            news = self._take(delta)
+            if news:
+                pending.append(news)
+            if delta.finish is not None:
+                if kept is not None:
+                    kept.add(self._response, conversation)
+                await self._close()
+            elif pending and not self._job.has_ready:
+                await self._exchange.write(b"".join(pending))
+                pending.clear()
+
+    async def _close(self) -> None:
+        """What was not sent yet, and how it ended. Every number is sent, also when it broke off."""
+        await self._exchange.close_stream(b"".join([*self._pending, self._status_event()]))
+
+    def _take(self, delta: Delta) -> bytes:
+        """The events of a delta. With the final one the response has ended."""
+        told = self._output.take(self._reply.take(delta), delta.logprobs)
+        if delta.finish is None:
+            return told
+        finish, usage = generation.ended(delta)
+        told += self._output.finish(status="incomplete" if finish is Finish.LENGTH else "completed")
+        self._response = response_object.ended(
+            self._response, self._output.items, finish, usage, self._reply.n_thinking
+        )
+        return told
+
+    def _status_event(self) -> bytes:
+        return self._event(f"response.{self._response['status']}")
+
+    def _event(self, kind: str) -> bytes:
+        return self._events.event(kind, {"response": self._response})

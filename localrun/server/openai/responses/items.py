@@ -1,0 +1,171 @@
+"""Input items of a response: what they are in the store, and what messages they make.
+
+A conversation is a list of items in OpenAI's own form, a client's and ours alike, so that what was kept and what is
+sent anew are read by the same code. An assistant's turn is several items there (reasoning, message, function calls) and
+one message in a chat template.
+
+Pure. Does not: keep anything (`kept.py`), or render.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from localrun.errors import BadRequest
+from localrun.server.jobs.prompt import Message
+from localrun.server.openai import messages as openai_messages
+
+Item = dict[str, Any]
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+def new_id(prefix: str) -> str:
+    """An id that no item or response of this machine had before."""
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def items_of(sent: str | Sequence[Item], find: Callable[[str], Item | None]) -> list[Item]:
+    """The items of `input`, each with an id; references are replaced by what `find` knows. Raises BadRequest naming the
+    item."""
+    if isinstance(sent, str):
+        sent = [{"type": "message", "role": "user", "content": sent}]
+    if not sent:
+        raise BadRequest("input: must not be empty", field="input")
+    return [_item(item, f"input[{index}]", find) for index, item in enumerate(sent)]
+
+
+def messages_of(instructions: str | None, items: Sequence[Item]) -> list[Message]:
+    """What the template is given. Raises BadRequest naming the item."""
+    messages: list[Message] = [] if not instructions else [{"role": "system", "content": instructions}]
+    turn = _Turn()
+    names: dict[str, str] = {}
+    for index, item in enumerate(items):
+        where = f"input[{index}]"
+        kind = item["type"]
+        if kind == "function_call":
+            names[item["call_id"]] = item["name"]
+            turn.call(item, where)
+        elif kind == "reasoning":
+            messages += turn.before_thinking()
+            turn.thinking.append(_reasoning_text(item))
+        elif kind == "message" and item["role"] == "assistant":
+            messages += turn.before_content()
+            turn.content.append(openai_messages.text_of(item["content"], f"{where}.content"))
+        else:
+            messages += turn.end()
+            messages.append(_outside(item, where, names))
+    return [*messages, *turn.end()]
+
+
+class _Turn:
+    """An assistant's items so far, until one comes that begins another message."""
+
+    def __init__(self) -> None:
+        self.thinking: list[str] = []
+        self.content: list[str] = []
+        self.calls: list[dict[str, Any]] = []
+
+    def call(self, item: Item, where: str) -> None:
+        arguments = openai_messages.arguments_of(item["arguments"], f"{where}.arguments")
+        function = {"name": item["name"], "arguments": arguments}
+        self.calls.append({"id": item["call_id"], "type": "function", "function": function})
+
+    def before_thinking(self) -> list[Message]:
+        return self.end() if self.content or self.calls else []
+
+    def before_content(self) -> list[Message]:
+        return self.end() if self.calls else []
+
+    def end(self) -> list[Message]:
+        """The message of what is here; nothing when nothing is."""
+        thinking, content, calls = self.thinking, self.content, self.calls
+        self.thinking, self.content, self.calls = [], [], []
+        if not (thinking or content or calls):
+            return []
+        message: Message = {"role": "assistant", "content": "\n".join(content)}
+        if any(thinking):
+            message["thinking"] = "\n".join(thinking)
+        if calls:
+            message["tool_calls"] = calls
+        return [message]
+
+
+def _item(item: Item, where: str, find: Callable[[str], Item | None]) -> Item:
+    kind = item.get("type") or ("message" if "role" in item else None)
+    if kind == "item_reference":
+        found = find(str(item.get("id", "")))
+        if found is None:
+            raise BadRequest(
+                f"{where}.id: item {str(item.get('id'))[:80]!r} is not kept here; send the item itself",
+                field=f"{where}.id",
+            )
+        return found
+    if kind == "message":
+        if not isinstance(item.get("role"), str) or item["role"] not in _ROLES:
+            raise BadRequest(
+                f"{where}.role: {str(item.get('role'))[:40]!r} is not a role; use {', '.join(_ROLES)}",
+                field=f"{where}.role",
+            )
+        return _message(item, where)
+    if kind == "function_call":
+        _check_texts(item, where, "call_id", "name", "arguments")
+        return {"id": new_id("fc"), "status": "completed"} | item
+    if kind == "function_call_output":
+        _check_texts(item, where, "call_id")
+        return {"id": new_id("fco"), "status": "completed"} | item
+    if kind == "reasoning":
+        return {"id": new_id("rs"), "summary": []} | item
+    raise BadRequest(
+        f"{where}.type: {str(kind)[:40]!r} items are not supported; use message, function_call, function_call_output "
+        f"or reasoning",
+        field=f"{where}.type",
+    )
+
+
+def _message(item: Item, where: str) -> Item:
+    content = item.get("content")
+    if isinstance(content, str):
+        kind = "output_text" if item["role"] == "assistant" else "input_text"
+        part: dict[str, Any] = {"type": kind, "text": content}
+        content = [part | {"annotations": []} if kind == "output_text" else part]
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise BadRequest(f"{where}.content: must be a text or a list of parts", field=f"{where}.content")
+    return {"id": new_id("msg"), "status": "completed"} | item | {"type": "message", "content": content}
+
+
+def _check_texts(item: Item, where: str, *names: str) -> None:
+    for name in names:
+        if not isinstance(item.get(name), str):
+            raise BadRequest(f"{where}.{name}: a text is required", field=f"{where}.{name}")
+
+
+def _reasoning_text(item: Item) -> str:
+    """The thinking itself, or where only that came along, its summary."""
+    for parts in (item.get("content"), item.get("summary")):
+        texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+        if texts:
+            return "\n".join(text for text in texts if isinstance(text, str))
+    return ""
+
+
+def _outside(item: Item, where: str, names: dict[str, str]) -> Message:
+    """A message that is not the assistant's."""
+    if item["type"] == "message":
+        return {
+            "role": _ROLES[item["role"]],
+            "content": openai_messages.text_of(item["content"], f"{where}.content"),
+        }
+    output = item.get("output")
+    if not isinstance(output, str | list) or (
+        isinstance(output, list) and not all(isinstance(p, dict) for p in output)
+    ):
+        raise BadRequest(f"{where}.output: must be a text or a list of parts", field=f"{where}.output")
+    return {
+        "role": "tool",
+        "content": openai_messages.text_of(output, f"{where}.output"),
+        "tool_call_id": item["call_id"],
+        "name": names.get(item["call_id"], ""),
+    }

@@ -1,0 +1,81 @@
+"""The responses that are kept: what `previous_response_id`, item references and GET find.
+
+In the daemon's memory, in its event loop; gone when it ends. At most `MAX_RESPONSES` and `MAX_BYTES` are kept, and who
+was not asked for longest goes first. Every kept response holds its whole conversation, so that the going of an older
+one never breaks a newer one.
+
+Does not: run a response, or write to disk: conversations are private, and the client has them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import msgspec
+
+from localrun.errors import NotFound
+from localrun.server.openai.chunks import Fields, encode
+from localrun.server.openai.responses.items import Item
+
+MAX_RESPONSES = 1000
+MAX_BYTES = 64 * 1024 * 1024
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """`input` are all items before the answer, those of earlier responses included."""
+
+    response: Fields
+    input: tuple[Item, ...]
+    size_bytes: int
+
+    @property
+    def conversation(self) -> tuple[Item, ...]:
+        """What a response that follows begins with."""
+        return (*self.input, *self.response["output"])
+
+
+class KeptResponses:
+    """See the module."""
+
+    def __init__(self, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, response: Fields, input_: Sequence[Item]) -> None:
+        """Keeps a finished response; older ones may go for it, and one that is too large is not kept."""
+        kept = Kept(response, tuple(input_), len(encode(response)) + len(encode(input_)))
+        self._kept[response["id"]] = kept
+        self._size_bytes += kept.size_bytes
+        while len(self._kept) > self._max_responses or self._size_bytes > self._max_bytes:
+            self._size_bytes -= self._kept.popitem(last=False)[1].size_bytes
+
+    def get(self, response_id: str, *, field: str | None = None) -> Kept:
+        """Raises NotFound, naming `field`."""
+        kept = self._kept.get(response_id)
+        if kept is None:
+            raise NotFound(
+                f"response '{response_id[:80]}' is not kept here: the last {self._max_responses} are, while the daemon "
+                f"runs, unless store was false; send the whole conversation as input",
+                field=field,
+            )
+        self._kept.move_to_end(response_id)
+        return kept
+
+    def delete(self, response_id: str) -> None:
+        """Raises NotFound."""
+        self._size_bytes -= self.get(response_id).size_bytes
+        del self._kept[response_id]
+
+    def item(self, item_id: str) -> Item | None:
+        """An item of a kept conversation; the newest are looked at first."""
+        for kept in reversed(self._kept.values()):
+            for item in kept.conversation:
+                if item.get("id") == item_id:
+                    return item
+        return None

@@ -1,0 +1,193 @@
+"""The OpenAPI 3.1 document of the whole server, made of the routes' body structs and of the operations.
+
+Pure: built once, when it is first asked for. A limit in a struct is a limit in the document; nothing is written twice.
+
+Does not: know what a route does with a body.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import msgspec
+
+import localrun
+from localrun.errors import LocalrunError
+from localrun.server.openapi import (
+    anthropic_operations,
+    embedding_operations,
+    native_operations,
+    ollama_operations,
+    openai_operations,
+)
+from localrun.server.openapi.field_notes import note_of
+from localrun.server.openapi.operation import JSON, Operation
+from localrun.server.openapi.service_headers import ANSWER_HEADERS, REQUEST_HEADERS
+from localrun.server.openapi.shape_errors import error_type
+
+Json = dict[str, Any]
+
+_REF = "#/components/schemas/"
+# Of any request: a foreign Host or Origin.
+_OF_ALL = (403,)
+_WITH_BODY = (400, 413, 415)
+_WITH_MODEL = (404, 422, 429, 499, 500, 501, 503, 507)
+
+OPERATIONS: tuple[Operation, ...] = (
+    *ollama_operations.OPERATIONS,
+    *openai_operations.OPERATIONS,
+    *anthropic_operations.OPERATIONS,
+    *embedding_operations.OPERATIONS,
+    *native_operations.OPERATIONS,
+)
+
+
+@cache
+def document() -> Json:
+    """The whole document. Not to be changed."""
+    types = _types()
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF + "{name}")
+    names = {name: _short(name) for name in components}
+    schema_of = {id(type_): _renamed(schema, names) for type_, schema in zip(types, schemas, strict=True)}
+    shown = {names[name]: _renamed(schema, names) for name, schema in sorted(components.items())}
+    for name, schema in shown.items():
+        _describe(name, schema)
+    paths: Json = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "localrun",
+            "version": localrun.__version__,
+            "summary": "A local inference daemon that speaks the APIs of Ollama, OpenAI and Anthropic.",
+            "license": {"name": "MIT", "identifier": "MIT"},
+        },
+        "servers": [{"url": "/"}],
+        "tags": [{"name": family} for family in dict.fromkeys(operation.family.value for operation in OPERATIONS)],
+        "paths": paths,
+        "components": {"schemas": shown},
+    }
+
+
+def _types() -> list[Any]:
+    found: dict[int, Any] = {}
+    for operation in OPERATIONS:
+        stream = operation.stream.item if operation.stream else None
+        for type_ in (operation.body, operation.answer, stream, error_type(operation.path)):
+            if type_ is not None:
+                found[id(type_)] = type_
+    return list(found.values())
+
+
+def _operation(operation: Operation, schema_of: dict[int, Json]) -> Json:
+    made: Json = {
+        "operationId": operation.id,
+        "tags": [operation.family.value],
+        "summary": operation.summary,
+    }
+    if operation.description:
+        made["description"] = operation.description
+    parameters = [
+        {"name": one.name, "in": one.place, "schema": dict(one.schema), "description": one.description}
+        | ({"required": True} if one.is_required else {})
+        for one in (*operation.parameters, *(REQUEST_HEADERS if operation.serves else ()))
+    ]
+    if parameters:
+        made["parameters"] = parameters
+    if operation.body is not None:
+        content: Json = {} if operation.body is bytes else {"schema": schema_of[id(operation.body)]}
+        if operation.example is not None:
+            content["example"] = dict(operation.example)
+        made["requestBody"] = {
+            "required": operation.is_body_required,
+            "content": {operation.body_content_type: content},
+        }
+    made["responses"] = _responses(operation, schema_of)
+    return made
+
+
+def _responses(operation: Operation, schema_of: dict[int, Json]) -> Json:
+    errors = {*operation.errors, *_OF_ALL}
+    if operation.body is not None or operation.method in ("POST", "DELETE"):
+        errors |= set(_WITH_BODY)
+    if operation.serves:
+        errors |= set(_WITH_MODEL)
+    responses: Json = {}
+    if operation.status < 400:
+        responses[str(operation.status)] = _success(operation, schema_of)
+        for status in operation.other_statuses:
+            responses[str(status)] = {"description": "Done."}
+    else:
+        errors.add(operation.status)
+    error_schema = schema_of[id(error_type(operation.path))]
+    for status in sorted(errors):
+        answer: Json = {"description": _error_description(status)}
+        if operation.method != "HEAD":
+            answer["content"] = {JSON: {"schema": error_schema}}
+        if status == 429:
+            answer["headers"] = {
+                "Retry-After": {"description": "Seconds, predicted", "schema": {"type": "string", "pattern": "^[0-9]+$"}}
+            }
+        responses[str(status)] = answer
+    return responses
+
+
+def _success(operation: Operation, schema_of: dict[int, Json]) -> Json:
+    content: Json = {}
+    if operation.answer is not None:
+        content[operation.answer_content_type] = {"schema": schema_of[id(operation.answer)]}
+    if operation.stream is not None:
+        content[operation.stream.content_type] = {
+            "schema": {"type": "string", "description": operation.stream.description},
+            # The next version of OpenAPI has a field for it.
+            "x-item-schema": {
+                "anyOf": [schema_of[id(operation.stream.item)], schema_of[id(error_type(operation.path))]]
+            },
+        }
+    made: Json = {"description": "Done." if operation.stream is None else operation.stream.description}
+    if content:
+        made["content"] = content
+    if operation.serves:
+        made["headers"] = ANSWER_HEADERS
+    return made
+
+
+def _error_description(status: int) -> str:
+    codes = sorted({error.code for error in _all_errors(LocalrunError) if error.status == status})
+    return "Errors: " + ", ".join(f"`{code}`" for code in codes) + "."
+
+
+def _all_errors(base: type[LocalrunError]) -> list[type[LocalrunError]]:
+    return [base, *(found for child in base.__subclasses__() for found in _all_errors(child))]
+
+
+def _short(name: str) -> str:
+    """Two families' structs of the same name are told apart by their family."""
+    parts = name.split(".")
+    return parts[0].lstrip("_") if len(parts) == 1 else parts[2].capitalize() + parts[-1].lstrip("_")
+
+
+def _renamed(schema: Any, names: dict[str, str]) -> Any:
+    if isinstance(schema, list):
+        return [_renamed(item, names) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _REF + names[value.removeprefix(_REF)]
+        if key == "$ref"
+        else _renamed(value, names)
+        for key, value in schema.items()
+    }
+
+
+def _describe(name: str, schema: Json) -> None:
+    """What a struct's docstring says to a reader of the code is no description: only its first sentences are."""
+    if "description" in schema:
+        schema["description"] = re.sub(r"\s+", " ", schema["description"])
+    for field, value in schema.get("properties", {}).items():
+        note = note_of(name, field)
+        if note:
+            value["description"] = note

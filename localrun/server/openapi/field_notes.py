@@ -1,0 +1,1 @@
+def note_of(n, f): return ""

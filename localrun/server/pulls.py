@@ -1,0 +1,241 @@
+"""The downloads of models: one per model, however many ask, and they outlive the daemon.
+
+Owner: the event loop. A pull runs in a task of its own; those who ask for a model that is being pulled already watch
+that pull. It is cancelled when the last who asked for it leaves, or by name; what was transferred stays on disk for the
+next one. Pulls that run when the daemon ends, in whatever way, are listed in a small file in the state folder, and go
+on when it starts again; nobody's leaving cancels those.
+
+Does not: transfer anything (models/pull.py does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import msgspec
+
+from localrun.errors import Cancelled, DownloadFailed, LocalrunError, NotFound, Unavailable
+from localrun.models import atomic_file, manifest
+from localrun.models import pull as model_pull
+from localrun.models.download.fetch import FetchLimits, new_client
+from localrun.models.manifest import Key
+from localrun.models.sources.huggingface import Hub
+from localrun.models.store import Store
+from localrun.server.engines import machine
+from localrun.server.engines.gpus import installed_gpus
+from localrun.server.pull_progress import PullProgress
+from localrun.snapshot import PullRow
+
+# Ended pulls that are still listed, so that somebody who looks later sees how they ended.
+MAX_ENDED = 16
+
+_log = logging.getLogger(__name__)
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A pull that is to go on after a restart."""
+
+    model: str
+    is_insecure: bool = False
+
+
+class _Pull:
+    """One pull and those who wait for it."""
+
+    def __init__(self, wanted: Wanted, *, is_detached: bool) -> None:
+        self.wanted = wanted
+        self.progress = PullProgress(wanted.model)
+        self.is_detached = is_detached
+        self.n_watchers = 0
+        self.is_cancelled = False
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return not self.progress.is_over and not self.is_cancelled
+
+    def cancel(self) -> None:
+        """Ends it soon: what it transferred has yet to be written down."""
+        self.is_cancelled = True
+        if self.task is not None:
+            self.task.cancel()
+
+
+class Pulls:
+    """`rate_bytes_per_s` bounds each pull; 0 is as fast as it goes. `journal` is the file of pulls that go on."""
+
+    def __init__(self, store: Store, *, journal: Path, rate_bytes_per_s: int = 0, hub: Hub | None = None) -> None:
+        self._store = store
+        self._journal = journal
+        self._limits = FetchLimits(rate_bytes_per_s=rate_bytes_per_s or None)
+        self._hub = hub
+        self._client: httpx2.AsyncClient | None = None
+        self._pulls: dict[Key, _Pull] = {}
+        self._writing = asyncio.Lock()
+        self._is_stopping = False
+
+    async def start(self) -> None:
+        """Goes on with the pulls of the daemon before."""
+        for wanted in await asyncio.to_thread(_read, self._journal):
+            with contextlib.suppress(LocalrunError):
+                self._pull(wanted, is_detached=True)
+
+    async def stop(self) -> None:
+        """Ends all transfers; they go on when the daemon starts again."""
+        self._is_stopping = True
+        tasks = [pull.task for pull in self._pulls.values() if pull.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._client is not None:
+            await self._client.aclose()
+
+    @property
+    def hub(self) -> Hub:
+        """The hub as the environment says it is."""
+        if self._hub is None:
+            self._hub = Hub.from_environment()
+        return self._hub
+
+    @property
+    def n_running(self) -> int:
+        return sum(pull.is_running for pull in self._pulls.values())
+
+    def rows(self) -> list[PullRow]:
+        """All that run, and the last ones that ended; oldest first."""
+        return [pull.progress.row() for pull in self._pulls.values()]
+
+    @contextlib.contextmanager
+    def joined(self, model: str, *, is_insecure: bool = False) -> Iterator[PullProgress]:
+        """The pull of a model, begun if there is none. Leaving it while nobody else waits for it cancels it.
+
+        Raises BadRequest for what cannot be pulled, Unavailable while the daemon stops.
+        """
+        pull = self._pull(Wanted(model, is_insecure), is_detached=False)
+        pull.n_watchers += 1
+        try:
+            yield pull.progress
+        finally:
+            pull.n_watchers -= 1
+            if not pull.n_watchers and not pull.is_detached:
+                pull.cancel()
+
+    async def cancel(self, model: str) -> None:
+        """Cancels the pull of a model, and waits for its end. Raises NotFound when none runs."""
+        pull = self._pulls.get(Key.of(model))
+        if pull is None or pull.task is None or not pull.is_running:
+            raise NotFound(f"no pull of '{model}' is under way", field="model")
+        pull.cancel()
+        await asyncio.wait([pull.task])
+
+    def _pull(self, wanted: Wanted, *, is_detached: bool) -> _Pull:
+        model_pull.check_name(wanted.model)
+        if self._is_stopping:
+            raise Unavailable("localrun is shutting down")
+        key = Key.of(wanted.model)
+        before = self._pulls.get(key)
+        if before is not None and before.is_running:
+            return before
+        # At the end of the order, as the newest.
+        self._pulls.pop(key, None)
+        pull = self._pulls[key] = _Pull(
+            msgspec.structs.replace(wanted, model=manifest.canonical(wanted.model)), is_detached=is_detached
+        )
+        self._forget_ended()
+        pull.task = asyncio.create_task(self._run(pull, before.task if before is not None else None))
+        return pull
+
+    async def _run(self, pull: _Pull, before: asyncio.Task[None] | None) -> None:
+        """Every way a pull can end is written to its progress; none is raised. `before` is a cancelled pull of the same
+        model, which may still have files open."""
+        error: LocalrunError | None = None
+        try:
+            if before is not None:
+                await asyncio.wait([before])
+            await self._remember()
+            await self._transfer(pull)
+        except LocalrunError as failure:
+            error = failure
+        except asyncio.CancelledError:
+            if self._is_stopping:
+                error = Unavailable("the daemon is stopping; the pull goes on when it starts again")
+            else:
+                error = Cancelled("the pull was cancelled; what was transferred is kept for the next one")
+        except Exception:
+            _log.exception("pulling %s failed", pull.wanted.model)
+            error = LocalrunError("internal error; the daemon's log has the details")
+        pull.progress.end(error)
+        if not self._is_stopping:
+            await self._remember()
+
+    async def _transfer(self, pull: _Pull) -> None:
+        if self._client is None:
+            self._client = new_client()
+        means = model_pull.Means(
+            store=self._store,
+            hub=self.hub,
+            client=self._client,
+            limits=self._limits,
+            memory_bytes=await memory_bytes(),
+        )
+        try:
+            await model_pull.pull(
+                pull.wanted.model, means=means, observer=pull.progress, is_insecure=pull.wanted.is_insecure
+            )
+        except (DownloadFailed, Unavailable) as error:
+            if pull.progress.is_planned or not await asyncio.to_thread(self._is_here, pull.wanted.model):
+                raise
+            # Offline, with the model on disk, there is nothing that the one who asks would miss.
+            pull.progress.status(f"no newer version could be looked for ({error.message}); the one here is kept")
+            pull.progress.status("success")
+
+    def _is_here(self, model: str) -> bool:
+        try:
+            self._store.resolve(model)
+        except LocalrunError:
+            return False
+        return True
+
+    def _forget_ended(self) -> None:
+        ended = [key for key, pull in self._pulls.items() if pull.progress.is_over]
+        for key in ended[: max(0, len(ended) - MAX_ENDED)]:
+            del self._pulls[key]
+
+    async def _remember(self) -> None:
+        """Writes down which pulls run. A full disk costs the resumption, not the pull."""
+        async with self._writing:
+            wanted = [pull.wanted for pull in self._pulls.values() if pull.is_running]
+            try:
+                await asyncio.to_thread(_write, self._journal, wanted)
+            except OSError as error:
+                _log.warning("%s cannot be written: %s", self._journal, error)
+
+
+async def memory_bytes() -> int:
+    """What a model can be laid out in, whatever is loaded now: this machine's memory, or that of its GPUs together if
+    they have more."""
+    ram_bytes = await asyncio.to_thread(machine.total_bytes)
+    return max(ram_bytes, sum(gpu.emptied.free_bytes for gpu in await installed_gpus() if not gpu.is_shared))
+
+
+def _read(journal: Path) -> list[Wanted]:
+    try:
+        return msgspec.json.decode(journal.read_bytes(), type=list[Wanted])
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        _log.warning("%s cannot be read, pulls of before do not go on: %s", journal, error)
+        return []
+
+
+def _write(journal: Path, wanted: list[Wanted]) -> None:
+    if wanted:
+        with atomic_file.replacing(journal) as file:
+            file.write(msgspec.json.encode(wanted))
+    else:
+        journal.unlink(missing_ok=True)

@@ -1,0 +1,128 @@
+"""Quantizes model files in a child process, one at a time.
+
+Owner: one per Runtime, on the daemon's event loop. The child (`python -m localrun.engine.quantize`) writes to a
+temporary file in the blobs' folder; only when it has ended well is the result hashed and named. A caller that stops
+listening ends the child, and nothing is left behind.
+
+Does not: choose a quantization, or name models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from localrun.errors import BadModelFile, DiskFull, EngineFailed
+from localrun.models import atomic_file, blobs, gguf
+from localrun.models.manifest import Place, Role, StoredFile
+from localrun.models.store import Store
+from localrun.server.engines.child import end_in_words
+
+# Of the disk, to be left for others.
+RESERVE_BYTES = 256 * 1024 * 1024
+KILL_AFTER_S = 5.0
+_MAX_STDERR_BYTES = 64 * 1024
+
+
+class Progress(NamedTuple):
+    """Tensors that are done, of how many. `result` comes last, with all of them done."""
+
+    n_done: int
+    n_total: int
+    result: StoredFile | None = None
+
+
+class _Said(msgspec.Struct):
+    """A line of the child."""
+
+    done: int = 0
+    total: int = 0
+    error: str = ""
+
+
+class Quantizer:
+    """`n_threads` 0 is one per core."""
+
+    def __init__(self, store: Store, *, n_threads: int) -> None:
+        self._store = store
+        self._n_threads = n_threads
+        self._turn = asyncio.Lock()
+
+    async def quantize(self, source: Path, file_type: int, *, expected_bytes: int) -> AsyncGenerator[Progress, None]:
+        """Makes a blob of `source` in the quantization `file_type` (a number of `llama_ftype`).
+
+        Raises DiskFull when `expected_bytes` are not free, BadModelFile when llama.cpp refuses the file.
+        """
+        async with self._turn:
+            with atomic_file.temporary(self._store.blobs.folder) as target:
+                free_bytes = shutil.disk_usage(target.parent).free - RESERVE_BYTES
+                if free_bytes < expected_bytes:
+                    raise DiskFull(
+                        f"the quantized file takes about {expected_bytes / 1e9:.1f} GB, but "
+                        f"{max(0, free_bytes) / 1e9:.1f} GB are free in {target.parent}; free some, or put "
+                        f"LOCALRUN_MODELS on another disk"
+                    )
+                n_total = 0
+                async with contextlib.aclosing(self._run(source, target, file_type)) as steps:
+                    async for said in steps:
+                        n_total = said.total
+                        yield Progress(said.done, said.total)
+                yield Progress(n_total, n_total, await asyncio.to_thread(self._keep, target))
+
+    async def _run(self, source: Path, target: Path, file_type: int) -> AsyncGenerator[_Said, None]:
+        """The child's life. Raises BadModelFile or EngineFailed when it does not end well."""
+        argv = [sys.executable, "-P", "-m", "localrun.engine.quantize"]
+        child = await asyncio.create_subprocess_exec(
+            *(*argv, str(source), str(target), str(file_type), str(self._n_threads)),
+            stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True,
+        )  # fmt: skip
+        assert child.stdout is not None
+        assert child.stderr is not None
+        # Read to its end, or the child would stop at a full pipe; of what it says the end is enough.
+        stderr = asyncio.create_task(_tail(child.stderr))
+        try:
+            problem = ""
+            async for line in child.stdout:
+                said = msgspec.json.decode(line, type=_Said)
+                problem = said.error or problem
+                if not said.error:
+                    yield said
+            returncode = await child.wait()
+            if problem:
+                raise BadModelFile(f"llama.cpp cannot quantize {source.name}: {problem}")
+            if returncode != 0:
+                raise EngineFailed(f"the quantizer {end_in_words(returncode)}: {(await stderr)[-300:] or 'no message'}")
+        finally:
+            await _end(child)
+            stderr.cancel()
+
+    def _keep(self, target: Path) -> StoredFile:
+        """In a thread: checks the result, hashes it, and names it by its content."""
+        size_bytes = gguf.read_header(target).size_bytes
+        digest = blobs.adopt(self._store.blobs, target)
+        return StoredFile(role=Role.MODEL, place=Place.BLOB, size_bytes=size_bytes, digest=digest)
+
+
+async def _tail(stream: asyncio.StreamReader) -> str:
+    text = b""
+    while chunk := await stream.read(4096):
+        text = (text + chunk)[-_MAX_STDERR_BYTES:]
+    return text.decode("utf-8", errors="replace").strip()
+
+
+async def _end(child: Process) -> None:
+    if child.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        child.kill()
+    # The temporary file is deleted next; on some systems that needs the child to be gone.
+    with contextlib.suppress(TimeoutError):
+        await asyncio.shield(asyncio.wait_for(child.wait(), KILL_AFTER_S))

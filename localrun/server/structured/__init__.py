@@ -1,0 +1,13 @@
+"""Grammars that an answer must match: from a client's JSON schema, GBNF, lark or regex, or from callable tools.
+
+What is refused here names the field, the keyword and its path, before the engine sees anything. The engine compiles
+the rest, and refuses what it cannot in the same way.
+
+Owner: the daemon's event loop; pure. Does not: compile a grammar (the engine does), or parse an answer.
+See README.md for the features of JSON schema.
+"""
+
+from localrun.server.structured.calls import CallShape, calls
+from localrun.server.structured.grammars import gbnf, json_object, json_schema, lark, regex
+
+__all__ = ["CallShape", "calls", "gbnf", "json_object", "json_schema", "lark", "regex"]

@@ -1,0 +1,80 @@
+"""The grammar of tool calls: literal text around JSON values of the tools' schemas.
+
+Pure. Does not: know a model's format (the reply parsers do), or parse an answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from localrun.server.structured.schema_check import schema_text
+from localrun.wire import Grammar, GrammarKind
+
+
+@dataclass(frozen=True)
+class CallShape:
+    """One callable tool: literal text, a JSON value of `schema`, literal text. In a literal the name of a control token
+    stands for that token. `field` is where the schema came from, for messages."""
+
+    before: str
+    schema: Any
+    after: str
+    field: str = "tools"
+
+
+def calls(
+    shapes: Sequence[CallShape],
+    *,
+    at_least: int,
+    at_most: int | None,
+    separator: str = "",
+    before: str = "",
+    after: str = "",
+    triggers: Sequence[str] = (),
+) -> Grammar:
+    """`before`, then `at_least` to `at_most` (None: any number of) calls of any of `shapes` with `separator` between
+    them, then `after`. With `triggers` the answer is free until one of them was produced and must match from there on.
+
+    Raises BadRequest for a schema with an unsupported keyword, ValueError for counts that make no sense.
+    """
+    if not shapes or at_least < 0 or (at_most is not None and (at_most < at_least or at_most < 1)):
+        raise ValueError(f"{at_least} to {at_most} calls of {len(shapes)} shapes")
+    literals = _Literals()
+    first = literals.rule(before)
+    rules = []
+    for index, shape in enumerate(shapes):
+        rules.append(f"arguments_{index}: %json {schema_text(shape.schema, field=shape.field)}")
+        rules.append(f"call_{index}: {literals.rule(shape.before)} arguments_{index} {literals.rule(shape.after)}")
+    rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(shapes))))
+    many = _repeated(literals.rule(separator), max(at_least, 1), at_most)
+    if at_least == 0:
+        rules += [f"some: {many}", f"start: {first} some? {literals.rule(after)}"]
+    else:
+        rules.append(f"start: {first} {many} {literals.rule(after)}")
+    return Grammar(GrammarKind.LARK, "\n".join((*rules, *literals.rules)) + "\n", tuple(triggers))
+
+
+def _repeated(separator: str, at_least: int, at_most: int | None) -> str:
+    if at_most == 1:
+        return "call"
+    most = "" if at_most is None else str(at_most - 1)
+    return f"call ({separator} call){{{at_least - 1},{most}}}"
+
+
+class _Literals:
+    """Rules for literal texts. The engine looks for control tokens in rules named so."""
+
+    def __init__(self) -> None:
+        self.rules: list[str] = []
+
+    def rule(self, text: str) -> str:
+        """The name of the rule for `text`; nothing for no text."""
+        if not text:
+            return ""
+        name = f"literal_{len(self.rules)}"
+        text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text
+        self.rules.append(f"{name}: {json.dumps(text, ensure_ascii=False)}")
+        return name

@@ -1,0 +1,86 @@
+"""What a service starts: the daemon's command line, and the environment of the shell that installed it.
+
+Settings are taken over from where they were said: flags become flags, variables become the service's variables, and the
+configuration file is read at every start, so that editing it and restarting is enough.
+
+Pure. Does not: know any service manager.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from localrun.config import Folders, Settings, env_name
+from localrun.errors import BadRequest
+
+# Where files lie, how downloads go out, and which devices llama.cpp may use. Programs started by a service manager do
+# not see what a shell's start-up files set.
+_OTHERS = (
+    *("LOCALRUN_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"),
+    *("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN_PATH"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    *("HSA_OVERRIDE_GFX_VERSION", "GGML_VK_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "GOMP_SPINCOUNT"),
+)
+# A token does not belong into a file that service managers show to whoever asks them.
+SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
+
+class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """`command` is the daemon's whole command line, `log` where its output goes where no journal takes it.
+
+    `written` are the folders that the daemon writes to.
+    """
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    log: Path
+    written: tuple[Path, ...]
+
+
+def make_plan(
+    *,
+    python: str,
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    folders: Folders,
+    models_folder: Path,
+    hub_cache: Path,
+) -> ServicePlan:
+    """The plan of a daemon run by the interpreter `python`. `flags` are those the user gave now; None is not given.
+
+    Raises BadRequest for a value that no service file can hold.
+    """
+    # -P: the folder that a service manager starts in must not be a place to import from.
+    command = [python, "-P", "-m", "localrun", "serve"]
+    for field, value in flags.items():
+        if value is not None:
+            command += ["--" + field.replace("_", "-"), str(value)]
+    environment = {name: environ[name] for name in taken_over() if environ.get(name)}
+    for name, value in [*environment.items(), *(("the command", word) for word in command)]:
+        if any(ord(character) < 32 or ord(character) == 127 for character in value):
+            raise BadRequest(f"{name} holds a control character, which a service file cannot; change it and try again")
+    # Listed without those that lie within another one.
+    written = (folders.data, folders.cache, folders.config, folders.state, models_folder, hub_cache)
+    outermost = [path for path in dict.fromkeys(written) if not any(other in path.parents for other in written)]
+    return ServicePlan(
+        command=tuple(command),
+        environment=environment,
+        log=folders.state / "service.log",
+        written=tuple(outermost),
+    )
+
+
+def taken_over() -> Sequence[str]:
+    """The names of the variables that a service gets from the shell that installs it."""
+    return [*(env_name(field) for field in Settings.__struct_fields__), *_OTHERS]
+
+
+def left_out(environ: Mapping[str, str] = os.environ) -> Sequence[str]:
+    """The variables that are set and matter, but are secrets, so the service does not get them."""
+    return [name for name in SECRETS if environ.get(name)]

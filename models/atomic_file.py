@@ -1,0 +1,91 @@
+"""Files that appear under their final name whole or not at all.
+
+Used by the daemon's threads. A file is written under a temporary name in the folder where it will stay, flushed to the
+disk, and renamed; then the folder is flushed too, so that neither a kill nor a power cut leaves half of it. A process
+that is killed leaves at most a temporary file, which names the process that wrote it: `stale` tells the left-behind
+ones from those that are being written.
+
+Does not: lock. Two writers of one name both finish; the later rename stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import psutil
+
+_TEMPORARY = re.compile(r"\.(?P<pid>[0-9]{1,10})-[0-9a-f]{16}\.localrun-temp")
+
+_being_written: set[str] = set()
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def temporary(folder: Path) -> Iterator[Path]:
+    """A name for a new file in `folder`, which is made if need be. Whatever is there at the end is deleted: rename it
+    (`publish`) to keep it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f".{os.getpid()}-{secrets.token_hex(8)}.localrun-temp"
+    with _lock:
+        _being_written.add(path.name)
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+        with _lock:
+            _being_written.discard(path.name)
+
+
+def publish(temporary_path: Path, path: Path) -> None:
+    """Gives a file that is written and closed its final name, once its content is on the disk."""
+    with temporary_path.open("rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary_path, path)
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write; it takes the place of `path` when the block ends without an exception, else it is gone."""
+    with temporary(path.parent) as temporary_path:
+        with temporary_path.open("xb") as file:
+            yield file
+        publish(temporary_path, path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames and deletions in `folder` last. Windows has no such call, and needs none."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def stale(folder: Path) -> Sequence[Path]:
+    """Temporary files in `folder` (not below it) whose writer is gone."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return ()
+    return [folder / name for name in names if _is_stale(name)]
+
+
+def _is_stale(name: str) -> bool:
+    temporary_name = _TEMPORARY.fullmatch(name)
+    if temporary_name is None:
+        return False
+    pid = int(temporary_name["pid"])
+    if pid == os.getpid():
+        with _lock:
+            return name not in _being_written
+    return not psutil.pid_exists(pid)

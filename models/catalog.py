@@ -1,0 +1,82 @@
+"""The catalogue: short names of well-known models, and the hub repositories that they stand for.
+
+`catalog.toml` is read once, and checked when it is read. A name is `family:size`, with or without a quantization at the
+end (`qwen3:0.6b-q8_0`); the bare family, also with `latest`, is the family's first entry.
+
+Does not: say what fits a machine (quant_choice.py), or whether a repository still exists.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from .name import DEFAULT_TAG, Kind, ModelName
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model. `quants` maps a quantization to its approximate size in GB (1e9 bytes); `context_tokens` is what the
+    model was trained for; `memory_gb` is what a machine should have for the smallest quantization listed."""
+
+    name: str
+    repo: str
+    quants: Annotated[dict[str, float], msgspec.Meta(min_length=1)]
+    context_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    licence: str
+    memory_gb: Annotated[float, msgspec.Meta(gt=0)]
+    use: str
+
+    @property
+    def family(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def tag(self) -> str:
+        return self.name.partition(":")[2]
+
+
+class Found(NamedTuple):
+    """An entry that a name stands for, and the quantization that the name asks for (None: whatever fits)."""
+
+    entry: Entry
+    quant: str | None
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    model: tuple[Entry, ...]
+
+
+@cache
+def entries() -> tuple[Entry, ...]:
+    """The catalogue, in its own order."""
+    content = (resources.files(__package__) / "catalog.toml").read_bytes()
+    return msgspec.toml.decode(content, type=_File).model
+
+
+def find(name: ModelName) -> Found | None:
+    """What a bare name stands for; None for other names and for bare names that the catalogue does not have."""
+    if name.kind is not Kind.STORED or "/" in name.name:
+        return None
+    family, tag = name.name.lower(), (name.tag or DEFAULT_TAG).lower()
+    of_family = [entry for entry in entries() if entry.family == family]
+    if of_family and tag == DEFAULT_TAG:
+        return Found(of_family[0], None)
+    for entry in of_family:
+        if tag == entry.tag:
+            return Found(entry, None)
+        if tag.startswith(entry.tag + "-"):
+            return Found(entry, tag[len(entry.tag) + 1 :].upper())
+    return None
+
+
+def search(query: str) -> list[Entry]:
+    """The entries with every word of the query somewhere in their name, repository or use; all for an empty query."""
+    words = query.lower().split()
+    return [entry for entry in entries() if all(word in _text(entry) for word in words)]
+
+
+def _text(entry: Entry) -> str:
+    return f"{entry.name} {entry.repo} {entry.use}".lower()

@@ -1,0 +1,256 @@
+"""The unfinished file and its journal, beside the place where the finished one will be.
+
+`<target>.localrun-partial` has the final size from the start, with holes or old blocks where bytes are missing;
+`<target>.localrun-journal` says which are there. Used by one fetch, which holds the lock of the target: whatever
+touches the disk is called in its threads, perhaps in several at once; `missing` and `add` belong to its event loop.
+
+Invariant: what `missing` does not list was written as the server sent it, and is still so after a kill or a power cut.
+
+Does not: verify the digest of the whole (`digest`), or lock out other processes (`lock`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import zlib
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from localrun.errors import DiskFull, DownloadFailed
+from localrun.models.atomic_file import sync_folder
+
+from . import journal
+from .journal import Header, Journal, Record
+from .ranges import Range, RangeSet
+
+PARTIAL_SUFFIX = ".localrun-partial"
+JOURNAL_SUFFIX = ".localrun-journal"
+LOCK_SUFFIX = ".localrun-lock"
+
+_READ_BYTES = 1024 * 1024
+_BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system
+
+
+class Paths(NamedTuple):
+    partial: Path
+    journal: Path
+    lock: Path
+
+
+def paths_of(target: Path) -> Paths:
+    """Where the unfinished file, its journal and its lock lie."""
+    return Paths(*(target.with_name(target.name + suffix) for suffix in (PARTIAL_SUFFIX, JOURNAL_SUFFIX, LOCK_SUFFIX)))
+
+
+def allocated_bytes(path: Path) -> int:
+    """What a file takes on the disk now; 0 if there is none. Where the system does not say, its size."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0
+    n_blocks: int | None = getattr(status, "st_blocks", None)
+    return status.st_size if n_blocks is None else n_blocks * _BLOCK_BYTES
+
+
+class Partial:
+    """Open from `open` to `close`.
+
+    `is_doubtful`: what is there may be of two contents, because a former attempt left it or the server's ETag changed.
+    """
+
+    def __init__(self, target: Path, file: BinaryIO, header: Header, *, sync_bytes: int) -> None:
+        self.header = header
+        self.is_doubtful = False
+        self._target = target
+        self._paths = paths_of(target)
+        self._file = file
+        self._journal: Journal | None = None
+        self._ranges = RangeSet()
+        # Held while the disk is written, which may take seconds; so the event loop never asks for it.
+        self._disk_lock = threading.Lock()
+        self._sync_bytes = sync_bytes
+        self._n_unsynced_bytes = 0
+
+    @classmethod
+    def open(cls, target: Path, header: Header, *, sync_bytes: int) -> Partial:
+        """Goes on with what a former attempt left, if it was for the same content; else begins anew.
+
+        `header.validator` is ignored here: the journal's is taken over. Content of which neither a digest nor a
+        validator is known is never gone on with. Raises DiskFull, and DownloadFailed for other failures of the disk.
+        """
+        paths = paths_of(target)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # Not "w+b", which would empty what a former attempt left.
+            paths.partial.touch()
+            file = paths.partial.open("r+b", buffering=0)
+        except OSError as error:
+            raise failed(target, error) from error
+        partial = cls(target, file, header, sync_bytes=sync_bytes)
+        try:
+            partial._begin()
+        except OSError as error:
+            partial.close()
+            if not paths.journal.exists():
+                partial.discard()
+            raise failed(target, error) from error
+        return partial
+
+    @property
+    def n_bytes(self) -> int:
+        """How many bytes are there."""
+        return self._ranges.n_bytes
+
+    def missing(self, within: Range | None = None) -> list[Range]:
+        """What is to be transferred yet, of the whole file or a part of it."""
+        return self._ranges.missing(within or Range(0, self.header.size_bytes))
+
+    def write(self, start: int, content: bytes) -> Range:
+        """Writes and records it, and returns what to `add`. Raises DiskFull or DownloadFailed, nothing recorded."""
+        crc32 = zlib.crc32(content)
+        added = Range(start, start + len(content))
+        with self._disk_lock:
+            try:
+                self._file.seek(start)
+                left = memoryview(content)
+                while left:
+                    left = left[self._file.write(left) :]
+                self._opened_journal().append(Record(added, crc32))
+                self._n_unsynced_bytes += len(content)
+                if self._n_unsynced_bytes >= self._sync_bytes:
+                    self._sync()
+            except OSError as error:
+                raise failed(self._target, error) from error
+        return added
+
+    def add(self, written: Range) -> None:
+        """Takes it off what is missing."""
+        self._ranges.add(written)
+
+    def restart(self, validator: str) -> None:
+        """Forgets every range: the content on the server is now what `validator` names ("" if it names nothing).
+
+        Only while nobody writes.
+        """
+        with self._disk_lock:
+            self._ranges = RangeSet()
+            self.header = _with_validator(self.header, validator)
+            self._new_journal()
+
+    def learn_validator(self, validator: str) -> None:
+        """Takes over the name that the server gives the content, if none is known. Ranges that are there stay."""
+        with self._disk_lock:
+            if not self.header.validator and validator and not self.n_bytes:
+                self.header = _with_validator(self.header, validator)
+                self._new_journal()
+
+    def sync(self) -> None:
+        """Makes every recorded range certain. Raises DiskFull or DownloadFailed."""
+        with self._disk_lock:
+            try:
+                self._sync()
+            except OSError as error:
+                raise failed(self._target, error) from error
+
+    def publish(self) -> None:
+        """Gives the file its final name and drops the journal. Only for a complete, verified, synced file."""
+        self.close()
+        try:
+            os.replace(self._paths.partial, self._target)
+            sync_folder(self._target.parent)
+        except OSError as error:
+            raise failed(self._target, error) from error
+        self._paths.journal.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Deletes what was transferred."""
+        self.close()
+        self._paths.partial.unlink(missing_ok=True)
+        self._paths.journal.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        with self._disk_lock:
+            self._file.close()
+            if self._journal is not None:
+                self._journal.close()
+
+    def _begin(self) -> None:
+        found = journal.read(self._paths.journal)
+        _allocate(self._file, self.header.size_bytes)
+        if found is not None and _is_same_content(found.header, self.header):
+            self.header = found.header
+            self._ranges = RangeSet(self._sound(found))
+            self.is_doubtful = self._ranges.n_bytes > 0
+        if found is not None and self.is_doubtful:
+            self._journal = Journal.reopen(self._paths.journal, found.n_sound_bytes)
+        else:
+            self.header = _with_validator(self.header, "")
+            self._new_journal()
+
+    def _sound(self, found: journal.Read) -> list[Range]:
+        """The recorded ranges whose content is certain, or is what it was when it was recorded.
+
+        A record that the power cut belied is not taken back: its range is transferred and recorded again.
+        """
+        certain = [record.range for record in found.records[: found.n_synced]]
+        checked = [
+            record.range for record in found.records[found.n_synced :] if self._crc32(record.range) == record.crc32
+        ]
+        return certain + checked
+
+    def _crc32(self, within: Range) -> int:
+        self._file.seek(within.start)
+        crc32, left = 0, within.size_bytes
+        while left > 0 and (content := self._file.read(min(left, _READ_BYTES))):
+            crc32 = zlib.crc32(content, crc32)
+            left -= len(content)
+        return crc32
+
+    def _new_journal(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+        self._journal = Journal.create(self._paths.journal, self.header)
+        self._n_unsynced_bytes = 0
+
+    def _sync(self) -> None:
+        os.fsync(self._file.fileno())
+        self._opened_journal().content_reached_the_disk()
+        self._n_unsynced_bytes = 0
+
+    def _opened_journal(self) -> Journal:
+        assert self._journal is not None
+        return self._journal
+
+
+def failed(target: Path, error: OSError) -> DownloadFailed:
+    """The error of ours for one of the file system's."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(
+            f"the disk of {target.parent} is full; what was transferred is kept: make room (localrun rm, localrun gc) "
+            f"and pull again"
+        )
+    if error.errno == errno.EFBIG:
+        return DownloadFailed(f"the file system of {target.parent} cannot hold a file as large as {target.name}")
+    return DownloadFailed(f"{target.name} cannot be written in {target.parent}: {error.strerror or error}")
+
+
+def _is_same_content(found: Header, wanted: Header) -> bool:
+    same = (found.size_bytes, found.sha256, found.git_sha1) == (wanted.size_bytes, wanted.sha256, wanted.git_sha1)
+    return same and bool(found.sha256 or found.git_sha1 or found.validator)
+
+
+def _with_validator(header: Header, validator: str) -> Header:
+    return Header(size_bytes=header.size_bytes, sha256=header.sha256, git_sha1=header.git_sha1, validator=validator)
+
+
+def _allocate(file: BinaryIO, size_bytes: int) -> None:
+    """The final size, with room reserved where the file system can: a full disk shows at once. Raises OSError."""
+    if hasattr(os, "posix_fallocate") and size_bytes > 0:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV):
+                raise
+    os.ftruncate(file.fileno(), size_bytes)

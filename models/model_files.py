@@ -1,0 +1,139 @@
+"""GGUF files as they lie on the disk: which ones a folder has, and what their headers say.
+
+Used by the daemon's threads. Folders are read anew on every call, so a file that is copied in or deleted is seen at
+once; headers are parsed once per (path, size, modification time), also those of damaged files.
+
+Does not: read weights, or know names of models.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from localrun.errors import BadModelFile
+
+from . import gguf, shards
+from .header import Header
+
+SUFFIX = ".gguf"
+# How deep, and how many entries, a foreign folder is searched: LM Studio keeps owner/repository/file.
+MAX_DEPTH = 3
+MAX_ENTRIES = 20_000
+
+# Files whose headers are remembered; a header takes some hundred kilobytes at most.
+_MAX_KNOWN = 512
+_LAST_SECOND = datetime.max.replace(tzinfo=UTC).timestamp() - 1
+# A split model is called without its first file's number.
+_FIRST_SHARD = re.compile(r"-00001-of-[0-9]{5}$", re.IGNORECASE)
+# Not models by themselves: further shards of one, and projectors of models that see.
+_LATER_SHARD = re.compile(r".*-(?!00001)[0-9]{5}-of-[0-9]{5}", re.IGNORECASE)
+_PROJECTOR = re.compile(r"(.*[-_.])?mmproj([-_.].*)?", re.IGNORECASE)
+
+
+class ModelFile(NamedTuple):
+    """A sound file."""
+
+    path: Path
+    size_bytes: int
+    modified_at: datetime
+    header: Header
+
+
+class _Stamp(NamedTuple):
+    """What changes when a file does. The change time also tells a new owner or mode, and an edit that kept the rest."""
+
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    later_shards: tuple[int, ...] = ()
+
+
+class ModelFiles:
+    """Headers by path. One object serves all threads."""
+
+    def __init__(self) -> None:
+        # Each entry is replaced as a whole: two threads that meet a new file both parse it, which is harmless.
+        self._known: dict[Path, tuple[_Stamp, ModelFile | BadModelFile]] = {}
+
+    def load(self, path: Path) -> ModelFile | None:
+        """The file at `path`, from memory when it is still the same; None when there is none.
+
+        Raises BadModelFile, from memory as well: a hostile header is not parsed again for every listing.
+        """
+        try:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise BadModelFile(f"{path.name} cannot be read: {error.strerror or error}") from error
+        later = tuple(_changed_at_ns(shard) for shard in shards.later_shards(path))
+        stamp = _Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns, later)
+        known = self._known.get(path)
+        if known is None or known[0] != stamp:
+            known = (stamp, _inspect(path, status.st_mtime))
+            self._known[path] = known
+            while len(self._known) > _MAX_KNOWN:
+                self._known.pop(next(iter(self._known)), None)
+        if isinstance(known[1], BadModelFile):
+            raise BadModelFile(known[1].message)
+        return known[1]
+
+
+def in_folder(folder: Path) -> Sequence[tuple[Path, str]]:
+    """The folder's own `.gguf` entries as (path, name without the ending), by name. Parts of models are left out."""
+    try:
+        entries = sorted(os.listdir(folder))
+    except OSError:
+        return ()
+    stems = [(folder / entry, entry[: -len(SUFFIX)]) for entry in entries if entry.lower().endswith(SUFFIX)]
+    return [(path, _FIRST_SHARD.sub("", stem)) for path, stem in stems if not is_part(stem)]
+
+
+def below_folder(folder: Path) -> Iterator[tuple[Path, str]]:
+    """As `in_folder`, sub-folders included, for a folder that another program fills. Parts of models are left out."""
+    waiting = [(folder, 0)]
+    n_left = MAX_ENTRIES
+    while waiting:
+        current, depth = waiting.pop(0)
+        try:
+            entries = sorted(os.scandir(current), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for entry in entries[: max(0, n_left)]:
+            n_left -= 1
+            stem = entry.name[: -len(SUFFIX)]
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                if depth + 1 < MAX_DEPTH:
+                    waiting.append((Path(entry.path), depth + 1))
+            elif entry.name.lower().endswith(SUFFIX) and not is_part(stem):
+                yield Path(entry.path), _FIRST_SHARD.sub("", stem)
+
+
+def is_part(stem: str) -> bool:
+    """Whether a file of this name (without its ending) is a later shard or a projector, by the customs of the hub."""
+    return bool(_LATER_SHARD.fullmatch(stem) or _PROJECTOR.fullmatch(stem))
+
+
+def _changed_at_ns(path: Path) -> int:
+    """0 for a file that is not there."""
+    try:
+        return path.stat().st_ctime_ns
+    except OSError:
+        return 0
+
+
+def _inspect(path: Path, modified_at_s: float) -> ModelFile | BadModelFile:
+    try:
+        header = gguf.read_header(path)
+    except BadModelFile as error:
+        return error
+    # File systems store times that datetime cannot express.
+    modified_at = datetime.fromtimestamp(min(max(modified_at_s, 0.0), _LAST_SECOND), UTC)
+    return ModelFile(path, header.size_bytes, modified_at, header)

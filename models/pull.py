@@ -1,0 +1,165 @@
+"""Brings a model here: from a name to a manifest that points to complete, verified, sound files.
+
+Runs in the daemon's event loop; the disk is touched in threads. The order is what makes it safe at every point: the
+plan is checked before a path is made of it, files get their final names once their digests are right, headers are read
+by our own bounded code before llama.cpp may see them, and the name is written last. What a cancelled or killed pull
+transferred is found again by the next one.
+
+Does not: keep two pulls of one name apart (server/pulls.py does), or choose among quantizations (quant_choice.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import httpx2
+
+from localrun.errors import BadModelFile, BadRequest
+
+from . import catalog, naming, quant_choice
+from .download.fetch import FetchLimits, Item, fetch
+from .gguf import read_header
+from .header import Header
+from .manifest import Manifest, Place, Role
+from .name import DEFAULT_TAG, Kind, ModelName
+from .sources import huggingface, ollama
+from .sources.huggingface import Hub, HubName
+from .sources.ollama import RegistryName
+from .sources.remote_plan import RemotePlan
+from .store import Store
+
+_MAIN = "main"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """What a pull works with. `memory_bytes` is this machine's, for the choice among quantizations."""
+
+    store: Store
+    hub: Hub
+    client: httpx2.AsyncClient
+    limits: FetchLimits
+    memory_bytes: int
+
+
+class Observer(Protocol):
+    """Told how far a pull is, in the event loop; must be quick. Statuses are those that Ollama's clients know."""
+
+    def status(self, text: str) -> None:
+        """A new phase, or something that a person should know."""
+
+    def planned(self, plan: RemotePlan) -> None:
+        """What will be fetched; said once, before the first `advanced`."""
+
+    def advanced(self, item: Item, n_bytes_done: int) -> None:
+        """As `download.item.Progress`."""
+
+    def verifying(self, item: Item) -> None:
+        """As `download.item.Progress`."""
+
+
+async def pull(name: str, *, means: Means, observer: Observer, is_insecure: bool = False) -> Manifest:
+    """The manifest that `name` points to from now on. Files that are here already are not transferred again.
+
+    `is_insecure` allows plain http to an Ollama registry that is not on this machine. Raises BadRequest for a name that
+    cannot be pulled, NotFound, DownloadFailed and its kinds, Unavailable (offline), and BadModelFile when what came is
+    no model that can run: then the name means what it meant before.
+    """
+    check_name(name)
+    parsed = ModelName.parse(name)
+    await asyncio.to_thread(naming.check_free, means.store, name)
+    observer.status("pulling manifest")
+    plan = await _plan(parsed, means, is_insecure)
+    if plan.reason:
+        observer.status(plan.reason)
+    observer.planned(plan)
+    with _kept(means.store, plan):
+        paths = await _fetch(plan, means, observer)
+        observer.status("verifying sha256 digest")
+        header = await asyncio.to_thread(_check, plan, paths)
+        if not header.chat_template and plan.source.kind == "registry":
+            observer.status("the file brings no chat template, and Ollama's are not used: chats will be sent plainly")
+        observer.status("writing manifest")
+        said = _manifest(name, plan)
+        await asyncio.to_thread(naming.point, means.store, name, said)
+    observer.status("success")
+    return said
+
+
+def check_name(name: str) -> None:
+    """Raises BadRequest for what no source can have: a path, the built-in model, or no name at all."""
+    parsed = ModelName.parse(name)
+    if parsed.kind is Kind.PATH:
+        raise BadRequest(f"'{name[:200]}' is a path; files are used where they lie, and not pulled", field="model")
+    if parsed.kind is Kind.BUILT_IN:
+        raise BadRequest(f"'{name}' is the built-in model; it is always here", field="model")
+
+
+async def _plan(name: ModelName, means: Means, is_insecure: bool) -> RemotePlan:
+    """By the name's form: the catalogue, a repository on the hub, a registry; Ollama's for other bare names."""
+    found = catalog.find(name)
+    if found is not None:
+        return await _plan_of_repo(HubName(found.entry.repo), found.quant, means)
+    if name.is_hub:
+        return await _plan_of_repo(HubName(name.repo, name.revision or _MAIN), name.tag, means)
+    if name.registry_host:
+        registry = RegistryName(name.registry_host, name.repo, name.tag or DEFAULT_TAG, is_insecure)
+    else:
+        repo = f"{ollama.DEFAULT_OWNER}/{name.name}"
+        registry = RegistryName(ollama.DEFAULT_HOST, repo, name.tag or DEFAULT_TAG, is_insecure)
+    return await ollama.plan(registry, models_folder=means.store.folder, client=means.client)
+
+
+async def _plan_of_repo(repo: HubName, tag: str | None, means: Means) -> RemotePlan:
+    choose = partial(quant_choice.choose, tag=tag, memory_bytes=means.memory_bytes, repo=repo.repo)
+    return await huggingface.plan(repo, hub=means.hub, choose=choose)
+
+
+async def _fetch(plan: RemotePlan, means: Means, observer: Observer) -> Sequence[Path]:
+    if plan.source.kind == "hub":
+        return await huggingface.download(
+            plan, hub=means.hub, client=means.client, limits=means.limits, progress=observer
+        )
+    await fetch(plan.items, client=means.client, limits=means.limits, progress=observer)
+    return [item.target for item in plan.items]
+
+
+@contextlib.contextmanager
+def _kept(store: Store, plan: RemotePlan) -> Iterator[None]:
+    """Blobs that come before their manifest are not garbage."""
+    with store.blobs.held([file.stored.digest for file in plan.files if file.stored.place is Place.BLOB]):
+        yield
+
+
+def _check(plan: RemotePlan, paths: Sequence[Path]) -> Header:
+    """The model's header. Raises BadModelFile when a file is not what its role says."""
+    model: Header | None = None
+    for file, path in zip(plan.files, paths, strict=True):
+        role = file.stored.role
+        if role is Role.MODEL and model is None:
+            model = read_header(path)
+        elif role in (Role.PROJECTOR, Role.ADAPTER):
+            read_header(path, kind=role.value)
+    if model is None:
+        raise BadModelFile(f"'{plan.repo}' has no model file")
+    return model
+
+
+def _manifest(name: str, plan: RemotePlan) -> Manifest:
+    return Manifest(
+        name=name,
+        files=tuple(file.stored for file in plan.files),
+        created_at=datetime.now(UTC),
+        source=plan.source,
+        parameters=plan.parameters,
+        system=plan.system,
+        messages=plan.messages,
+        licence_text=plan.licence_text or plan.licence,
+    )

@@ -1,0 +1,232 @@
+"""Which files of a repository make the model that a person asked for: quantization, shards, projector.
+
+Pure. File names are all that a repository says about its quantizations, so they are read as llama.cpp reads them: a
+quantization is a part of the name between separators; shards are named `...-00001-of-00003.gguf`; files whose names say
+that they are companions (projectors, importance matrices, draft heads) are never the model.
+
+The rule without a tag, after the memory that this machine has:
+
+1. `Q8_0` is as good as the full weights for every purpose, so F16, BF16 and F32 are only taken when nothing else is
+   there (or asked for).
+2. More than 4 bits are worth their time only while they leave room: the best quantization up to Q8_0 that takes at most
+   half of the usable memory is taken.
+3. If not even Q4_K_M is within that half, Q4_K_M (else the best of 4 bits) is taken as long as it fits at all.
+4. Below 4 bits quality falls quickly: the best that fits is taken, and the reason says so.
+5. If nothing fits, the smallest is taken, and the reason says that it will not run here as it is.
+
+Does not: ask a network, or know a machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from localrun.errors import BadRequest, NotFound
+
+from .fit import USABLE_FRACTION, rough_bytes
+
+_COMFORTABLE_FRACTION = 0.5
+
+# Best first. Sorted by measured perplexity of llama.cpp's quantizations, not by size.
+QUALITY = (
+    "F32", "BF16", "F16", "Q8_K_XL", "Q8_0", "Q6_K_XL", "Q6_K_L", "Q6_K", "Q5_K_XL", "Q5_K_L", "Q5_K_M", "Q5_K_S",
+    "Q5_1", "Q5_0", "MXFP4_MOE", "MXFP4", "Q4_K_XL", "Q4_K_L", "Q4_K_M", "Q4_K_S", "Q4_K", "IQ4_NL", "IQ4_XS", "Q4_1",
+    "Q4_0", "Q3_K_XL", "Q3_K_L", "Q3_K_M", "IQ3_M", "Q3_K_S", "IQ3_S", "IQ3_XS", "IQ3_XXS", "Q2_K_XL", "Q2_K_L", "Q2_K",
+    "IQ2_M", "Q2_K_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "TQ2_0", "TQ1_0", "IQ1_M", "IQ1_S",
+)  # fmt: skip
+_RANK = {quant: rank for rank, quant in enumerate(QUALITY)}
+_UNQUANTIZED_RANK = _RANK["F16"]
+_FOUR_BITS = range(_RANK["MXFP4_MOE"], _RANK["Q4_0"] + 1)
+_ALIASES = {"Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "Q3_K": "Q3_K_M", "FP16": "F16", "FP32": "F32"}
+
+_QUANT = re.compile(
+    r"(?:^|[-._/])((?:BF16|FP?16|FP?32|I?Q[1-8]_(?:[01]|NL|K_(?:XS|S|M|L|XL)|K|XXS|XS|S|M)|TQ[12]_0|MXFP4(?:_MOE)?))"
+    r"(?=[-._/]|$)",
+    re.IGNORECASE,
+)
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+_COMPANION = re.compile(r"(^|[/._-])(mmproj|imatrix|mtp|eagle3|dflash|dspark|draft|lora|vocab)([._-]|$)", re.IGNORECASE)
+_PROJECTOR = re.compile(r"(^|[/._-])mmproj([._-]|$)", re.IGNORECASE)
+
+
+class RemoteFile(NamedTuple):
+    """A file of a repository; `path` is relative to its root."""
+
+    path: str
+    size_bytes: int
+
+
+class Candidate(NamedTuple):
+    """One model that a repository offers: a file, or all shards of one in order. `quant` is "" if no name says it."""
+
+    quant: str
+    files: tuple[RemoteFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def label(self) -> str:
+        return self.quant or self.files[0].path
+
+
+class Choice(NamedTuple):
+    """What to fetch. `reason` is a sentence for a person; "" where the name left no choice."""
+
+    quant: str
+    model: tuple[RemoteFile, ...]
+    projector: RemoteFile | None
+    reason: str
+
+    @property
+    def files(self) -> tuple[RemoteFile, ...]:
+        return self.model if self.projector is None else (*self.model, self.projector)
+
+
+def quant_of(path: str) -> str:
+    """The quantization that a file's name says, else its folder's, in capitals; "" if neither does."""
+    for text in (path.rpartition("/")[2], path):
+        found = _QUANT.findall(text.removesuffix(".gguf"))
+        if found:
+            name: str = found[-1].upper()
+            return _ALIASES.get(name, name) if name.startswith("FP") else name
+    return ""
+
+
+def candidates(files: Iterable[RemoteFile]) -> list[Candidate]:
+    """The models among a repository's files, best quantization first. A set of shards with gaps is left out."""
+    single: list[Candidate] = []
+    shards: dict[tuple[str, str], dict[int, RemoteFile]] = {}
+    for file in files:
+        if not file.path.lower().endswith(".gguf") or _COMPANION.search(file.path.rpartition("/")[2]):
+            continue
+        shard = _SHARD.fullmatch(file.path)
+        if shard is None:
+            single.append(Candidate(quant_of(file.path), (file,)))
+        else:
+            shards.setdefault((shard["stem"], shard["count"]), {})[int(shard["number"])] = file
+    for (stem, count), parts in shards.items():
+        if set(parts) == set(range(1, int(count) + 1)):
+            single.append(Candidate(quant_of(stem), tuple(parts[number] for number in sorted(parts))))
+    return sorted(single, key=lambda each: (_rank(each.quant), each.size_bytes, each.files[0].path))
+
+
+def choose(
+    files: Sequence[RemoteFile], *, tag: str | None, memory_bytes: int, repo: str, with_projector: bool = True
+) -> Choice:
+    """The files for `tag`: a quantization, a file's name, or None (also "latest") for the rule above.
+
+    `memory_bytes` is what this machine has in all. Raises NotFound for a tag that the repository does not have, naming
+    those it has, and BadRequest for a repository without any model.
+    """
+    offered = candidates(files)
+    if not offered:
+        raise BadRequest(
+            f"'{repo}' has no GGUF model files; look for a GGUF version of it (localrun search)", field="model"
+        )
+    if tag is None or tag.lower() == "latest":
+        picked, reason = _by_memory(offered, memory_bytes)
+    else:
+        picked, reason = _by_tag(offered, tag, repo), ""
+    projector = _projector(files, picked) if with_projector else None
+    return Choice(picked.quant, picked.files, projector, reason)
+
+
+def _by_tag(offered: Sequence[Candidate], tag: str, repo: str) -> Candidate:
+    wanted = tag.lower()
+    for candidate in offered:
+        names = {file.path.lower() for file in candidate.files} | {candidate.files[0].path.lower().rpartition("/")[2]}
+        if wanted in names:
+            return candidate
+    quant = _ALIASES.get(tag.upper(), tag.upper())
+    for name in (tag.upper(), quant):
+        for candidate in offered:
+            if candidate.quant == name:
+                return candidate
+    # A tag that is a part of one file's name, such as UD-Q4_K_XL, or 4b-instruct where a repository has several models.
+    part = re.compile(rf"(^|[-._/]){re.escape(wanted)}([-._/]|$)")
+    for candidate in offered:
+        if part.search(candidate.files[0].path.lower()):
+            return candidate
+    there = list(dict.fromkeys(candidate.label for candidate in offered))
+    more = f" and {len(there) - 20} more" if len(there) > 20 else ""
+    raise NotFound(f"'{repo}' has no '{tag}'; it has {', '.join(there[:20])}{more}", field="model")
+
+
+def _by_memory(offered: Sequence[Candidate], memory_bytes: int) -> tuple[Candidate, str]:
+    """The rule of the module's text; `offered` is sorted best first."""
+    usable = int(memory_bytes * USABLE_FRACTION)
+    quantized = [each for each in offered if _rank(each.quant) > _UNQUANTIZED_RANK] or list(offered)
+    if len(quantized) == 1:
+        only = quantized[0]
+        return only, f"{_named(only)}: the only one there{'' if _fits(only, usable) else _too_big(only, usable)}"
+    # Q8_K_XL keeps many tensors in full: it is larger than Q8_0 without being better.
+    quantized = [each for each in quantized if each.quant != "Q8_K_XL"] or quantized
+    half = int(usable * _COMFORTABLE_FRACTION)
+    comfortable = [each for each in quantized if _rank(each.quant) <= _RANK["Q4_K_M"] and _fits(each, half)]
+    if comfortable:
+        return comfortable[0], (
+            f"{_named(comfortable[0])}: the best that takes at most half of the {_gb(usable)} of memory that a model "
+            f"may use here"
+        )
+    four_bits = sorted(
+        (each for each in quantized if _rank(each.quant) in _FOUR_BITS), key=lambda each: each.quant != "Q4_K_M"
+    )
+    for each in four_bits:
+        if _fits(each, usable):
+            return each, (
+                f"{_named(each)}: fits the {_gb(usable)} of memory that a model may use here; more bits would take "
+                f"more than half of it, or are not there"
+            )
+    fitting = [each for each in quantized if _fits(each, usable)]
+    if fitting:
+        return fitting[0], (
+            f"{_named(fitting[0])}: the best that fits the {_gb(usable)} of memory that a model may use here; there "
+            f"are no 4 bits that fit, so expect weaker answers than from a smaller model of 4 bits or more"
+        )
+    smallest = min(quantized, key=lambda each: each.size_bytes)
+    return smallest, f"{_named(smallest)}: the smallest there{_too_big(smallest, usable)}"
+
+
+def _too_big(candidate: Candidate, usable_bytes: int) -> str:
+    return (
+        f", but it needs about {_gb(rough_bytes(candidate.size_bytes))} of memory and a model may use "
+        f"{_gb(usable_bytes)} here; it will be slow or not load"
+    )
+
+
+def _projector(files: Sequence[RemoteFile], model: Candidate) -> RemoteFile | None:
+    """The projector in the deepest folder shared with the model, then the one nearest to F16, then the smallest."""
+    folder = model.files[0].path.split("/")[:-1]
+
+    def order(file: RemoteFile) -> tuple[int, int, int, str]:
+        shared = 0
+        for ours, theirs in zip(folder, file.path.split("/")[:-1], strict=False):
+            if ours != theirs:
+                break
+            shared += 1
+        quant = quant_of(file.path)
+        return -shared, abs(_rank(quant) - _UNQUANTIZED_RANK), file.size_bytes, file.path
+
+    found = [file for file in files if file.path.lower().endswith(".gguf") and _PROJECTOR.search(file.path)]
+    return min(found, key=order, default=None)
+
+
+def _rank(quant: str) -> int:
+    """Position in `QUALITY`; a name without a quantization may be anything, and comes last."""
+    return _RANK.get(quant, len(QUALITY))
+
+
+def _fits(candidate: Candidate, memory_bytes: int) -> bool:
+    return rough_bytes(candidate.size_bytes) <= memory_bytes
+
+
+def _named(candidate: Candidate) -> str:
+    return f"{candidate.label} ({_gb(candidate.size_bytes)})"
+
+
+def _gb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 95_000_000 else f"{size_bytes / 1e6:.0f} MB"

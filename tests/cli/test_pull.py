@@ -1,0 +1,136 @@
+"""`localrun pull`, `localrun search`, and `localrun run` of a model that is not here, against a real daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from localrun.cli import exits
+from localrun.models import builtin
+from tests.daemon import Daemon, running_daemon
+from tests.hub.repository import Repository
+from tests.hub.server import Hub
+from tests.registry import Layer, Registry
+
+pytestmark = pytest.mark.skipif(not builtin.model_path().is_file(), reason="the built-in model's file is not there")
+
+GGUF = builtin.model_path().read_bytes() if builtin.model_path().is_file() else b""
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with Hub(Repository("unsloth/Qwen3-0.6B-GGUF", {"Qwen3-0.6B-Q4_K_M.gguf": GGUF})) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def real_daemon(tmp_path_factory: pytest.TempPathFactory, hub: Hub) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("hf")
+    with running_daemon(HF_ENDPOINT=hub.endpoint, HF_HOME=str(folder)) as running:
+        yield running
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with Registry() as running:
+        yield running
+
+
+def test_pull_without_a_terminal(localrun, real_daemon: Daemon, registry: Registry):
+    name = registry.add("library/fox", Layer("model", GGUF))
+    ended = localrun("pull", name, port=real_daemon.port)
+    assert (ended.returncode, ended.stdout) == (0, f"{name} is here\n"), ended.stderr
+    said = ended.stderr.splitlines()
+    assert said[0] == "pulling manifest"
+    assert said[-1] == "success"
+    percents = [int(found[1]) for line in said if (found := re.match(r" *(\d+)%", line))]
+    assert percents == sorted(percents)
+    assert percents[-1] == 100
+
+
+def test_an_interrupted_pull_says_how_to_go_on_and_does(localrun, environment, real_daemon: Daemon, registry: Registry):
+    name = registry.add("library/cut", Layer("model", GGUF + b"\0" * 64))
+    registry.bytes_per_s = 500_000
+    variables = environment | {"LOCALRUN_PORT": str(real_daemon.port)}
+    pulling = subprocess.Popen(
+        [sys.executable, "-m", "localrun", "pull", name], env=variables, stderr=subprocess.PIPE, text=True
+    )
+    deadline_s = time.monotonic() + 30
+    while registry.content_bytes < 2_000_000:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    pulling.send_signal(signal.SIGINT)
+    _, said = pulling.communicate(timeout=30)
+    assert pulling.returncode == exits.INTERRUPTED
+    assert f"`localrun pull {name}` goes on from there" in said
+    registry.bytes_per_s = None
+    assert localrun("pull", name, port=real_daemon.port).returncode == 0
+    assert registry.content_bytes < len(GGUF) + 2_500_000
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_a_terminal_gets_one_line_that_moves(environment, real_daemon: Daemon, registry: Registry):
+    import pty
+
+    name = registry.add("library/bar", Layer("model", GGUF + b"\0" * 128))
+    registry.bytes_per_s = 8_000_000
+    ours, theirs = pty.openpty()
+    pulling = subprocess.Popen(
+        [sys.executable, "-m", "localrun", "pull", name], stderr=theirs, stdout=subprocess.DEVNULL,
+        env=environment | {"LOCALRUN_PORT": str(real_daemon.port)},
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(ours, 65536)
+        except OSError:
+            break
+    os.close(ours)
+    assert pulling.wait(timeout=30) == 0
+    bars = [int(percent) for percent in re.findall(r"(\d+)% \[", shown.decode())]
+    assert len(bars) > 3
+    assert bars == sorted(bars)
+    assert bars[-1] == 100
+    assert "\r\x1b[2K" in shown.decode()
+
+
+def test_a_catalogue_name_that_is_not_here_is_pulled_and_run(localrun, real_daemon: Daemon):
+    ended = localrun("run", "qwen3:0.6b", "hi", "--option", "num_predict=2", port=real_daemon.port)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.startswith("qwen3:0.6b is not here yet; pulling it\npulling manifest\n")
+    again = localrun("run", "qwen3:0.6b", "hi", "--option", "num_predict=2", port=real_daemon.port)
+    assert (again.returncode, again.stderr) == (0, "")
+
+
+def test_a_name_from_nowhere_is_not_pulled(localrun, real_daemon: Daemon):
+    ended = localrun("run", "no-such-model", "hi", port=real_daemon.port)
+    assert ended.returncode == exits.MODEL_NOT_FOUND
+    assert "pulling" not in ended.stderr
+
+
+def test_failures_are_one_line_and_a_code(localrun, real_daemon: Daemon, registry: Registry):
+    missing = localrun("pull", f"{registry.host}/library/nothing", port=real_daemon.port)
+    assert missing.returncode == exits.MODEL_NOT_FOUND
+    assert missing.stderr.splitlines()[-1].startswith("error: ")
+    assert localrun("pull", "a/b/c/d", port=real_daemon.port).returncode == exits.ERROR
+
+
+def test_search(localrun, real_daemon: Daemon):
+    ended = localrun("search", "qwen3-0.6b", port=real_daemon.port)
+    assert ended.returncode == 0, ended.stderr
+    first, second = ended.stdout.split("\n\n")
+    assert first.splitlines()[0].split() == ["NAME", "SIZE", "CONTEXT", "MEMORY", "LICENCE", "FOR"]
+    assert first.splitlines()[1].startswith("qwen3:0.6b")
+    assert second.splitlines()[0].split() == ["REPOSITORY", "DOWNLOADS", "LIKES", "UPDATED", "LICENCE"]
+    found = json.loads(localrun("search", "--json", port=real_daemon.port).stdout)
+    assert found["hub"] == []
+    assert len(found["catalog"]) >= 20

@@ -1,0 +1,27 @@
+"""The estimate beside what real engine processes take. Slow: models of up to a billion weights are written and run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.models.engine_memory import CASES, Case, measure
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc"),
+]
+
+
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: f"{case.shape}-{case.file_type}-{case.n_slots}x{case.n_kv_cells}-{case.kv_type}"
+)
+def test_the_estimate_is_within_a_tenth_of_what_an_engine_takes(case: Case, tmp_path: Path) -> None:
+    seen = measure(case, tmp_path)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    assert abs(seen.error) < 0.1, f"estimate {seen.estimate}, measured {seen.peak_bytes}"
+    # What nobody can take away again, from the first moment on, is most of it.
+    assert seen.ready_bytes <= seen.peak_bytes

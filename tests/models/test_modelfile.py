@@ -1,0 +1,110 @@
+"""Modelfiles: Ollama's format, and errors that name the line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localrun.errors import BadRequest
+from localrun.models import modelfile
+
+WHOLE = '''\
+# a fox
+from  ./fox model.gguf
+PARAMETER temperature 0.5
+parameter stop "<|im_end|>"
+PARAMETER stop """two
+lines"""
+TEMPLATE """{% for m in messages %}{{ m.content }}{% endfor %}"""
+
+SYSTEM """
+You are
+  a "fox"."""
+SYSTEM "You are a fox."
+MESSAGE user "hello there"
+message assistant """multi
+line"""
+ADAPTER ./lora.gguf
+LICENSE "MIT"
+LICENSE Apache 2.0
+REQUIRES 0.14.0
+'''
+
+
+def test_every_instruction() -> None:
+    said = modelfile.parse(WHOLE)
+    assert said.base == (2, "./fox model.gguf")
+    assert [tuple(each) for each in said.parameters] == [
+        (3, "temperature", "0.5"), (4, "stop", "<|im_end|>"), (5, "stop", "two\nlines"),
+    ]  # fmt: skip
+    assert said.template == (7, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert said.system == (12, "You are a fox.")
+    assert [tuple(each) for each in said.messages] == [(13, "user", "hello there"), (14, "assistant", "multi\nline")]
+    assert [line.text for line in said.adapters] == ["./lora.gguf"]
+    assert [line.text for line in said.licences] == ["MIT", "Apache 2.0"]
+    assert said.requires == (19, "0.14.0")
+
+
+def test_a_text_in_three_quotes_is_taken_as_it_is() -> None:
+    said = modelfile.parse('FROM x\nSYSTEM """\n a\n# no comment\nFROM y "quoted" """\n')
+    assert said.system == (2, '\n a\n# no comment\nFROM y "quoted" ')
+    assert modelfile.parse('FROM x\nSYSTEM """"fox""""').system == (2, '"fox"')
+    assert modelfile.parse("\ufeffFROM x\r\nSYSTEM hi\r\n").system == (2, "hi")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no FROM line"),
+        ("SYSTEM hi", "no FROM line"),
+        ("FROM", "line 1 of the Modelfile: FROM has no value"),
+        ("\nFROM x\nFROM y", "line 3 of the Modelfile: a second FROM; the first is in line 2"),
+        ("FROM x\nFORM y", "line 2 of the Modelfile: 'FORM' is no instruction; they are FROM, PARAMETER"),
+        ("FROM x\nPARAMETER temperature", "line 2 of the Modelfile: PARAMETER temperature has no value"),
+        ('FROM x\nSYSTEM """open\n\n', "line 2 of the Modelfile: SYSTEM: the text in three quotes is not closed"),
+        ('FROM x\nSYSTEM """a\nb""" c\n', "line 3 of the Modelfile: 'c' stands after the closing quotes"),
+        ('FROM x\nSYSTEM "open', "line 2 of the Modelfile: the quote is not closed"),
+        ("FROM x\nMESSAGE dog hi", "line 2 of the Modelfile: MESSAGE: 'dog' is no role; use system, user, assistant"),
+        ("FROM x\nMESSAGE user", "line 2 of the Modelfile: MESSAGE user has no text"),
+        ("FROM x\nDRAFT y", "line 2 of the Modelfile: DRAFT: draft models are not used"),
+        ("FROM x\nPARSER y", "line 2 of the Modelfile: PARSER: "),
+    ],
+)
+def test_errors_name_the_line(text: str, message: str) -> None:
+    with pytest.raises(BadRequest, match=message) as caught:
+        modelfile.parse(text)
+    assert caught.value.field == "modelfile"
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        said = modelfile.parse(text)
+    except BadRequest:
+        return
+    assert said.base.text
+
+
+_TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0"), min_size=1, max_size=60).filter(
+    lambda text: '"""' not in text and not text.endswith('"')
+)
+
+
+@given(system=_TEXTS, template=_TEXTS, stops=st.lists(_TEXTS, max_size=3), message=_TEXTS)
+def test_what_is_written_is_read_back(system: str, template: str, stops: list[str], message: str) -> None:
+    written = modelfile.write(
+        base="/a b/fox.gguf",
+        template=template,
+        parameters={"temperature": 0.5, "use_mmap": True, "stop": stops},
+        system=system,
+        messages=[("user", message)],
+        licence="MIT",
+        requires="0.14.0",
+    )
+    said = modelfile.parse(written)
+    assert said.base.text == "/a b/fox.gguf"
+    assert (said.template and said.template.text, said.system and said.system.text) == (template, system)
+    assert [each.text for each in said.parameters if each.name == "stop"] == stops
+    assert [each.text for each in said.parameters if each.name != "stop"] == ["0.5", "true"]
+    assert [(each.role, each.text) for each in said.messages] == [("user", message)]

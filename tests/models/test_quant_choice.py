@@ -1,0 +1,111 @@
+"""Which files of a repository are taken, and what is said about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from localrun.errors import BadRequest, NotFound
+from localrun.models.quant_choice import QUALITY, Choice, RemoteFile, candidates, choose, quant_of
+
+GB = 1_000_000_000
+EIGHT_B = {"F16": 16.4, "Q8_0": 8.7, "Q6_K": 6.7, "Q5_K_M": 5.9, "Q4_K_M": 5.0, "Q4_0": 4.8, "Q3_K_M": 4.1, "Q2_K": 3.3}
+
+
+def files(sizes_gb: dict[str, float]) -> list[RemoteFile]:
+    return [RemoteFile(f"model-{quant}.gguf", int(size * GB)) for quant, size in sizes_gb.items()]
+
+
+def chosen(offered: list[RemoteFile], tag: str | None = None, memory_gb: float = 16) -> Choice:
+    return choose(offered, tag=tag, memory_bytes=int(memory_gb * GB), repo="org/repo")
+
+
+@pytest.mark.parametrize(
+    ("path", "quant"),
+    [
+        ("Qwen3-0.6B-Q4_K_M.gguf", "Q4_K_M"),
+        ("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", "Q4_K_M"),
+        ("model-UD-Q4_K_XL.gguf", "Q4_K_XL"),
+        ("phi-4-Q4_K.gguf", "Q4_K"),
+        ("BF16/model-BF16-00001-of-00002.gguf", "BF16"),
+        ("Q4_0/model.gguf", "Q4_0"),
+        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+        ("nomic.f16.gguf", "F16"),
+        ("bge-m3-FP16.gguf", "F16"),
+        ("model-i1-IQ2_M.gguf", "IQ2_M"),
+        ("model.gguf", ""),
+        ("Q4U.gguf", ""),
+    ],
+)
+def test_a_quantization_is_read_from_the_name(path: str, quant: str):
+    assert quant_of(path) == quant
+    assert not quant or quant in QUALITY
+
+
+@pytest.mark.parametrize(
+    ("memory_gb", "quant", "why"),
+    [
+        (4, "Q2_K", "will be slow or not load"),
+        (6, "Q2_K", "weaker answers"),
+        (8, "Q4_0", "fits the 6.4 GB"),
+        (12, "Q4_K_M", "fits the 9.6 GB"),
+        (16, "Q4_K_M", "fits the 12.8 GB"),
+        (24, "Q6_K", "at most half of the 19.2 GB"),
+        (64, "Q8_0", "at most half of the 51.2 GB"),
+        (1000, "Q8_0", "at most half"),
+    ],
+)
+def test_without_a_tag_the_memory_decides(memory_gb: float, quant: str, why: str):
+    choice = chosen(files(EIGHT_B), memory_gb=memory_gb)
+    assert choice.quant == quant
+    assert why in choice.reason
+    assert quant in choice.reason
+    assert chosen(files(EIGHT_B), "latest", memory_gb).model == choice.model
+
+
+def test_more_memory_never_means_a_worse_quantization():
+    ranks = [QUALITY.index(chosen(files(EIGHT_B), memory_gb=each / 2).quant) for each in range(16, 200)]
+    assert ranks == sorted(ranks, reverse=True)
+
+
+def test_full_weights_are_taken_only_where_nothing_else_is():
+    assert chosen(files({"F16": 1.2}), memory_gb=64).quant == "F16"
+    assert "the only one there" in chosen(files({"F16": 1.2})).reason
+    assert chosen(files({"F16": 1.2, "Q2_K": 0.3}), memory_gb=64).quant == "Q2_K"
+
+
+def test_a_tag_is_a_quantization_a_part_of_a_name_or_a_file():
+    offered = [*files(EIGHT_B), RemoteFile("model-UD-Q4_K_XL.gguf", 5 * GB), RemoteFile("sub/Other.gguf", GB)]
+    assert chosen(offered, "q4_k_m").quant == "Q4_K_M"
+    assert chosen(offered, "Q4_K_M").reason == ""
+    assert chosen(offered, "UD-Q4_K_XL").model[0].path == "model-UD-Q4_K_XL.gguf"
+    assert chosen(offered, "model-q2_k.gguf").quant == "Q2_K"
+    assert chosen(offered, "other.gguf").model[0].path == "sub/Other.gguf"
+
+
+def test_a_tag_that_is_not_there_is_answered_with_those_that_are():
+    with pytest.raises(NotFound, match="'org/repo' has no 'Q7_K'; it has F16, Q8_0, Q6_K"):
+        chosen(files(EIGHT_B), "Q7_K")
+    with pytest.raises(BadRequest, match="no GGUF model files"):
+        chosen([RemoteFile("model.safetensors", GB), RemoteFile("mmproj-F16.gguf", GB)])
+
+
+def test_shards_are_one_model_in_order():
+    offered = [RemoteFile(f"Q4_K_M/m-Q4_K_M-0000{n}-of-00003.gguf", n * GB) for n in (3, 1, 2)]
+    offered.append(RemoteFile("m-Q8_0-00001-of-00002.gguf", GB))
+    (only,) = candidates(offered)
+    assert [file.path[-19:-14] for file in only.files] == ["00001", "00002", "00003"]
+    assert only.size_bytes == 6 * GB
+    assert chosen(offered, "Q4_K_M", 4).model == only.files
+
+
+def test_companions_are_no_models_and_the_projector_comes_along():
+    offered = [
+        *(RemoteFile(f"{name}.gguf", 1000) for name in ("mmproj-BF16", "mmproj-model-F16", "mmproj-Q8_0", "imatrix")),
+        *(RemoteFile(f"{name}.gguf", 1000) for name in ("mtp-model-Q8_0", "eagle3-model", "model.imatrix")),
+        *files(EIGHT_B),
+    ]
+    choice = chosen(offered, "Q8_0")
+    assert [file.path for file in choice.files] == ["model-Q8_0.gguf", "mmproj-model-F16.gguf"]
+    assert chosen(files(EIGHT_B), "Q8_0").projector is None
+    near = [RemoteFile("a/x-Q8_0.gguf", GB), RemoteFile("mmproj-F16.gguf", 1), RemoteFile("a/mmproj-Q8_0.gguf", 1)]
+    assert chosen(near).projector == near[2]

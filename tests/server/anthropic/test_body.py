@@ -1,0 +1,128 @@
+"""Bodies of /v1/messages: what is asked of the model, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from localrun.errors import BadRequest
+from localrun.server.anthropic.body import MessagesBody
+from localrun.server.http import bodies
+from localrun.wire import GrammarKind
+
+HELLO = [{"role": "user", "content": "hi"}]
+LOOK = {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {"a": {}}}}
+GUESS = {"name": "guess", "type": "custom", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}
+
+
+def body(**fields: Any) -> MessagesBody:
+    content = {"model": "m", "max_tokens": 2000, "messages": HELLO} | fields
+    decoded = bodies.decode(json.dumps(content).encode(), MessagesBody)
+    decoded.check_supported()
+    return decoded
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, False),
+        ({"thinking": {"type": "disabled"}}, False),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, True),
+        ({"thinking": {"type": "adaptive"}}, None),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, "low"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "max"}}, "high"),
+        ({"output_config": {"effort": "low"}}, False),
+    ],
+)
+def test_thinking(fields: dict[str, Any], expected: bool | str | None) -> None:
+    assert body(**fields).ask().think == expected
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected", "parallel"),
+    [
+        (None, "auto", True),
+        ({"type": "auto", "disable_parallel_tool_use": True}, "auto", False),
+        ({"type": "any"}, "required", True),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
+        ({"type": "tool", "name": "guess"}, ("function", "guess"), True),
+        ({"type": "none"}, "none", True),
+    ],
+)
+def test_tools_and_choices(choice: Any, expected: Any, parallel: bool) -> None:
+    ask = body(tools=[LOOK, GUESS], tool_choice=choice).ask()
+    assert [(tool.name, tool.description) for tool in ask.tools] == [("look", "Looks."), ("guess", "")]
+    assert ask.tools[0].parameters["properties"] == {"a": {}}
+    assert (ask.tool_choice, ask.parallel_calls) == (expected, parallel)
+
+
+def test_a_prefix_of_the_answer() -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "Well,"}]
+    assert body(messages=begun).ask().continue_last
+    assert not body().ask().continue_last
+
+
+@pytest.mark.parametrize("field", ["output_config", "output_format"])
+def test_a_schema_of_the_answer(field: str) -> None:
+    schema = {"type": "json_schema", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    grammar = body(**{field: {"format": schema} if field == "output_config" else schema}).ask().response_grammar
+    assert grammar is not None
+    assert grammar.kind is GrammarKind.JSON_SCHEMA
+    assert "integer" in grammar.text
+
+
+def test_what_is_about_another_service_passes() -> None:
+    body(
+        metadata={"user_id": "x"}, service_tier="auto", container="c", context_management={"edits": []},
+        mcp_servers=[], cache_control={"type": "ephemeral"}, inference_geo="us", speed=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"stop_sequences": "x"}, "stop_sequences"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "much"}}, "thinking.type"),
+        ({"tools": [{"name": "web_search", "type": "web_search_20250305"}]}, "tools[0].type"),
+        ({"tools": [{"name": "look"}]}, "tools[0].input_schema"),
+        ({"tools": [LOOK, LOOK]}, "tools[1].name"),
+        ({"tools": [LOOK | {"name": "a b"}]}, "tools[0].name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
+        ({"tools": [LOOK], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"tools": [LOOK], "tool_choice": {"type": "must"}}, "tool_choice.type"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        (
+            {"output_format": {"type": "json_schema", "schema": {"type": "object", "not": {}}}},
+            "output_format.schema",
+        ),
+        (
+            {"messages": [*HELLO, {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look"}]}]},
+            "messages",
+        ),
+        (
+            {
+                "messages": [*HELLO, {"role": "assistant", "content": "x"}],
+                "tools": [LOOK],
+                "tool_choice": {"type": "any"},
+            },
+            "tool_choice",
+        ),
+    ],
+)
+def test_what_cannot_be_is_named(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        body(**fields).ask()
+    assert caught.value.field == field
+
+
+def test_max_tokens_is_required() -> None:
+    with pytest.raises(BadRequest, match="max_tokens is required"):
+        bodies.decode(json.dumps({"model": "m", "messages": HELLO}).encode(), MessagesBody)

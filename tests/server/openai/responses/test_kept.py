@@ -1,0 +1,55 @@
+"""Responses that are kept, within bounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from localrun.errors import NotFound
+from localrun.server.openai.responses.kept import KeptResponses
+
+
+def response(name: str, text: str = "") -> dict[str, object]:
+    return {"id": name, "output": [{"id": f"msg_{name}", "type": "message", "text": text}]}
+
+
+def test_what_is_kept_is_found_with_its_whole_conversation() -> None:
+    kept = KeptResponses()
+    kept.add(response("a"), [{"id": "in_a"}])
+    kept.add(response("b"), [*kept.get("a").conversation, {"id": "in_b"}])
+    assert [item["id"] for item in kept.get("b").conversation] == ["in_a", "msg_a", "in_b", "msg_b"]
+    kept.delete("a")
+    assert [item["id"] for item in kept.get("b").conversation] == ["in_a", "msg_a", "in_b", "msg_b"]
+    assert kept.item("msg_a") is not None
+    assert kept.item("msg_c") is None
+
+
+def test_the_one_asked_for_longest_ago_goes_first() -> None:
+    kept = KeptResponses(max_responses=2)
+    kept.add(response("a"), [])
+    kept.add(response("b"), [])
+    kept.get("a")
+    kept.add(response("c"), [])
+    assert len(kept) == 2
+    with pytest.raises(NotFound, match="'b'"):
+        kept.get("b")
+    assert kept.get("a")
+
+
+def test_bytes_are_bounded_too() -> None:
+    kept = KeptResponses(max_bytes=10_000)
+    for name in "abcdefgh":
+        kept.add(response(name, "x" * 3000), [])
+    assert len(kept) == 3
+    kept.delete("h")
+    kept.add(response("i", "x" * 3000), [])
+    assert len(kept) == 3, "what was deleted counts no more"
+    kept.add(response("huge", "x" * 20_000), [])
+    assert len(kept) == 0
+
+
+def test_an_unknown_one_names_the_field_and_the_way_out() -> None:
+    with pytest.raises(NotFound, match="whole conversation") as caught:
+        KeptResponses().get("resp_1", field="previous_response_id")
+    assert caught.value.field == "previous_response_id"
+    with pytest.raises(NotFound):
+        KeptResponses().delete("resp_1")

@@ -1,0 +1,111 @@
+"""Thinking over HTTP, with fake engines and a template that opens it: all that such an engine writes is thinking."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.daemon import Daemon, running_daemon
+from tests.models.handmade import ENTRIES, STRING, entry, file_bytes, text
+from tests.server.openai import shapes
+from tests.server.openai.responses.shapes import Event, Response
+
+TEMPLATE = (
+    "{% for message in messages %}[{{ message.role }}]"
+    "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n"
+    "{% endif %}{% endif %}"
+)
+LIMITS: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "thinker.gguf").write_bytes(
+        file_bytes((*ENTRIES, entry("tokenizer.chat_template", STRING, text(TEMPLATE))))
+    )
+    with running_daemon(LOCALRUN_MODELS=str(folder)) as running:
+        yield running
+
+
+def chat(daemon: Daemon, **fields: Any) -> dict[str, Any]:
+    body = {"model": "thinker", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 12} | LIMITS
+    answer = daemon.post("/v1/chat/completions", body | fields)
+    assert answer.status_code == 200, answer.text
+    if not fields.get("stream"):
+        msgspec.json.decode(answer.content, type=shapes.Chat)
+        parsed: dict[str, Any] = answer.json()
+        return parsed
+    chunks = [json.loads(item.removeprefix("data: ")) for item in answer.text.split("\n\n")[:-2]]
+    msgspec.convert(chunks, list[shapes.ChatChunk])
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    return {name: "".join(delta.get(name, "") for delta in deltas) for name in ("content", "reasoning_content")}
+
+
+def respond(daemon: Daemon, **fields: Any) -> Any:
+    body = {"model": "thinker", "input": "hello", "max_output_tokens": 12} | LIMITS
+    return daemon.post("/v1/responses", body | fields)
+
+
+def test_thinking_stands_beside_the_content(daemon: Daemon) -> None:
+    answer = chat(daemon)
+    message = answer["choices"][0]["message"]
+    assert message["content"] == ""
+    assert len(message["reasoning_content"]) >= 10
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] >= 10
+    assert chat(daemon, stream=True) == {"content": "", "reasoning_content": message["reasoning_content"]}
+
+
+@pytest.mark.parametrize("fields", [{"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}])
+def test_thinking_turned_off(daemon: Daemon, fields: dict[str, Any]) -> None:
+    answer = chat(daemon, **fields)
+    message = answer["choices"][0]["message"]
+    assert message["content"]
+    assert "reasoning_content" not in message
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+
+
+def test_an_effort_is_accepted(daemon: Daemon) -> None:
+    assert chat(daemon, reasoning_effort="low")["choices"][0]["message"]["reasoning_content"]
+
+
+def test_thinking_of_an_earlier_turn_goes_back_to_the_template(daemon: Daemon) -> None:
+    def n_prompt(**extra: str) -> int:
+        said = {"role": "assistant", "content": "yes"} | extra
+        messages = [{"role": "user", "content": "a"}, said, {"role": "user", "content": "b"}]
+        return int(chat(daemon, messages=messages)["usage"]["prompt_tokens"])
+
+    assert n_prompt(reasoning_content="because") >= n_prompt() + len("because")
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "place", "kind"),
+    [({}, "content", "reasoning_text"), ({"summary": "auto"}, "summary", "summary_text")],
+)
+def test_reasoning_items(daemon: Daemon, reasoning: dict[str, str], place: str, kind: str) -> None:
+    answer = respond(daemon, reasoning=reasoning)
+    msgspec.json.decode(answer.content, type=Response)
+    (item,) = answer.json()["output"]
+    ((part),) = item[place]
+    assert (item["type"], part["type"]) == ("reasoning", kind)
+    assert answer.json()["usage"]["output_tokens_details"]["reasoning_tokens"] >= 10
+    blocks = respond(daemon, reasoning=reasoning, stream=True).text.split("\n\n")[:-1]
+    events = [json.loads(block.partition("data: ")[2]) for block in blocks]
+    msgspec.convert(events, list[Event])
+    assert "".join(event["delta"] for event in events if "delta" in event) == part["text"]
+    assert any(event["type"].startswith("response.reasoning_summary") for event in events) == bool(reasoning)
+
+
+def test_reasoning_items_can_be_sent_back(daemon: Daemon) -> None:
+    first = respond(daemon).json()
+    whole = [{"role": "user", "content": "hello"}, *first["output"], {"role": "user", "content": "b"}]
+    again = respond(daemon, input=whole)
+    after = respond(daemon, previous_response_id=first["id"], input="b")
+    assert again.status_code == after.status_code == 200
+    assert again.json()["usage"]["input_tokens"] == after.json()["usage"]["input_tokens"]
