@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-fast lint types smoke bench clean
+.PHONY: run test test-fast test-clients lint types smoke generate constraints bench gpu-check clean
 
 # A terminal gets the TUI; without one, a prompt goes through the daemon and the reply is printed with its rate.
 run: $(STAMP)
@@ -16,6 +16,10 @@ test: $(STAMP) lint types
 
 test-fast: $(STAMP) lint types
 	$(BIN)/python -m pytest -m "not slow"
+
+# The official clients and some more, for Python and Node, each installed once in an environment of its own.
+test-clients: $(STAMP)
+	$(BIN)/python -m pytest tests/clients/test_real_clients.py --clients
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -32,16 +36,27 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "localrun needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --editable '.[dev]'
+	$(BIN)/python -m pip install --constraint packaging/constraints.txt --editable '.[dev]'
 	touch $@
 
 # The wheel, installed as a user would, in an environment of its own.
 smoke:
 	PYTHON=$(PYTHON) packaging/smoke.sh
 
+# The pages and the manual page that are made of the program; `make constraints` pins what .venv has.
+generate: $(STAMP)
+	$(BIN)/python packaging/generate.py
+
+constraints: $(STAMP)
+	$(BIN)/python packaging/generate.py constraints
+
 # Needs a quiet machine and about five minutes.
 bench: $(STAMP)
 	$(BIN)/python -m localrun.bench.ceiling
+
+# Needs an NVIDIA card and the CUDA toolkit; without a card it says that it was not run.
+gpu-check:
+	$(PYTHON) packaging/gpu_check.py
 
 clean:
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis

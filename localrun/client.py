@@ -10,29 +10,23 @@ Does not: start a daemon, retry, or go through a proxy.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
 
-import httpx2
 import msgspec
 
-from localrun import __version__, errors
-from localrun.client_pieces import ChatMetrics, ChatPiece, LineBuffer, PullPiece, piece_of, pull_piece_of
+from localrun import errors
+from localrun.client_connection import Connection, lines_of
+from localrun.client_pieces import ChatMetrics, ChatPiece, PullPiece, piece_of, pull_piece_of
 from localrun.snapshot import CacheCleared, CacheReport, LogLine, PullRow, Snapshot
 
 __all__ = ["ChatMetrics", "ChatPiece", "Client", "PullPiece"]
 
-CONNECT_TIMEOUT_S = 5.0
-REPLY_TIMEOUT_S = 30.0
 # Events come at least once a second; a daemon silent for this long hangs.
 EVENTS_TIMEOUT_S = 15.0
-# Below the daemon's own keep-alive of 5 s, so that the client is the one that closes an idle connection.
-KEEPALIVE_EXPIRY_S = 3.0
-
-_STREAM_TIMEOUT = httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S)
 
 
 class Client:
@@ -40,29 +34,20 @@ class Client:
 
     def __init__(self, base_url: str, *, name: str = "localrun") -> None:
         self.base_url = base_url
-        headers = {"User-Agent": f"{name}/{__version__}", "X-Localrun-Client": name, "Accept-Encoding": "identity"}
-        self._http = httpx2.AsyncClient(
-            base_url=base_url,
-            headers=headers,
-            timeout=httpx2.Timeout(REPLY_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-            limits=httpx2.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_EXPIRY_S),
-            # A proxy set for the web cannot reach a daemon on this machine.
-            trust_env=False,
-        )
+        self._daemon = Connection(base_url, name=name)
 
     async def __aenter__(self) -> Self:
-        await self._http.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._http.__aexit__(kind, error, trace)
+        await self._daemon.close()
 
     async def health(self) -> bool:
         """Whether a daemon answers and is well. Never raises for one that does not."""
         try:
-            return (await self._json("GET", "/health")).get("status") == "ok"
+            return (await self._daemon.json("GET", "/health")).get("status") == "ok"
         except errors.LocalrunError:
             return False
 
@@ -102,248 +87,156 @@ class Client:
 
     async def events(self, hz: int = 4) -> AsyncGenerator[Snapshot, None]:
         """The daemon's state, `hz` (1 to 10) times a second, for ever. Raises DaemonUnreachable when it goes."""
-        timeout = httpx2.Timeout(EVENTS_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        with self._reached():
-            async with self._http.stream("GET", "/localrun/v1/events", params={"hz": hz}, timeout=timeout) as response:
-                await _raise_refusal(response)
-                lines = LineBuffer()
-                async for chunk in response.aiter_raw():
-                    for line in lines.feed(chunk):
-                        if line.startswith(b"data:"):
-                            yield _snapshot.decode(line[5:])
+        path = f"/localrun/v1/events?hz={hz}"
+        async with (
+            self._daemon.stream("GET", path, silence_s=EVENTS_TIMEOUT_S) as response,
+            aclosing(lines_of(response)) as lines,
+        ):
+            async for line in lines:
+                if line.startswith(b"data:"):
+                    yield _snapshot.decode(line[5:])
         raise errors.DaemonUnreachable(f"the daemon at {self.base_url} ended its event stream")
 
     async def logs(self, since: int = 0) -> AsyncGenerator[LogLine, None]:
         """The daemon's log: what is kept from after the line with this number, then what comes. Raises
         DaemonUnreachable when the daemon goes."""
-        with self._reached():
-            async with self._http.stream(
-                "GET", "/localrun/v1/logs", params={"since": since}, timeout=_STREAM_TIMEOUT
-            ) as response:
-                await _raise_refusal(response)
-                lines = LineBuffer()
-                async for chunk in response.aiter_raw():
-                    for line in lines.feed(chunk):
-                        if line.startswith(b"data:"):
-                            yield _log_line.decode(line[5:])
+        path = f"/localrun/v1/logs?since={since}"
+        async with self._daemon.stream("GET", path) as response, aclosing(lines_of(response)) as lines:
+            async for line in lines:
+                if line.startswith(b"data:"):
+                    yield _log_line.decode(line[5:])
         raise errors.DaemonUnreachable(f"the daemon at {self.base_url} ended its log stream")
 
     async def snapshot(self) -> Snapshot:
         """The daemon's state now."""
-        return _snapshot.decode(await self._call("GET", "/localrun/v1/snapshot"))
+        return _snapshot.decode(await self._daemon.call("GET", "/localrun/v1/snapshot"))
 
     async def cancel(self, request_id: str) -> bool:
         """Cancel a request; False when it is unknown or has ended."""
         try:
-            await self._call("DELETE", f"/localrun/v1/requests/{request_id}")
+            await self._daemon.call("DELETE", f"/localrun/v1/requests/{request_id}")
         except (errors.NotFound, errors.Conflict):
             return False
         return True
 
     async def cache(self) -> CacheReport:
         """What is kept of each model's prompts."""
-        return _cache_report.decode(await self._call("GET", "/localrun/v1/cache"))
+        return _cache_report.decode(await self._daemon.call("GET", "/localrun/v1/cache"))
 
     async def clear_cache(self, model: str | None = None, *, ram: bool = True, disk: bool = True) -> CacheCleared:
         """Forget what is kept of one model's prompts, or of all, in memory, on disk or both."""
         query = {"model": model} if model is not None else {}
         if ram != disk:
             query["tier"] = "ram" if ram else "disk"
-        return _cache_cleared.decode(await self._call("DELETE", f"/localrun/v1/cache?{urlencode(query)}"))
+        return _cache_cleared.decode(await self._daemon.call("DELETE", f"/localrun/v1/cache?{urlencode(query)}"))
 
     async def models(self) -> list[dict[str, Any]]:
         """The rows of `/api/tags`: every model that can be loaded."""
-        rows: list[dict[str, Any]] = (await self._json("GET", "/api/tags"))["models"]
+        rows: list[dict[str, Any]] = (await self._daemon.json("GET", "/api/tags"))["models"]
         return rows
 
     async def loaded(self) -> list[dict[str, Any]]:
         """The rows of `/api/ps`: every model that is loaded."""
-        rows: list[dict[str, Any]] = (await self._json("GET", "/api/ps"))["models"]
+        rows: list[dict[str, Any]] = (await self._daemon.json("GET", "/api/ps"))["models"]
         return rows
 
     async def show(self, model: str) -> dict[str, Any]:
         """What `/api/show` says of a model. Raises ModelNotFound."""
-        return await self._json("POST", "/api/show", {"model": model})
+        return await self._daemon.json("POST", "/api/show", {"model": model})
 
     async def fit(self, model: str) -> dict[str, Any]:
         """What `/localrun/v1/fit` says: how the model would be opened, and what each device would hold."""
-        return await self._json("GET", f"/localrun/v1/fit?{urlencode({'model': model})}")
+        return await self._daemon.json("GET", f"/localrun/v1/fit?{urlencode({'model': model})}")
 
     async def store(self) -> dict[str, Any]:
         """The whole of `/api/tags`: `models`, and `unusable` files with their problems."""
-        return await self._json("GET", "/api/tags")
+        return await self._daemon.json("GET", "/api/tags")
 
     async def remove(self, model: str) -> dict[str, Any]:
         """Remove a model: `freed_bytes`, the `deleted` files, and those `kept` with the reason. Raises its refusal."""
-        return await self._json("DELETE", "/api/delete", {"model": model})
+        return await self._daemon.json("DELETE", "/api/delete", {"model": model})
 
     async def copy(self, source: str, destination: str) -> None:
         """Give a model a second name."""
-        await self._call("POST", "/api/copy", {"source": source, "destination": destination})
+        await self._daemon.call("POST", "/api/copy", {"source": source, "destination": destination})
 
     async def push(self, model: str) -> None:
         """Raises NotSupported."""
-        await self._call("POST", "/api/push", {"model": model})
+        await self._daemon.call("POST", "/api/push", {"model": model})
 
     async def collect_garbage(self, *, is_all: bool) -> dict[str, Any]:
         """Delete files that nobody needs: `freed_bytes`, the `deleted` files, and the number of `kept_blobs`. Recent
         ones too if `is_all`."""
         body = {"min_age_s": 0, "partial_min_age_s": 0} if is_all else {}
-        return await self._json("POST", "/localrun/v1/gc", body)
+        return await self._daemon.json("POST", "/localrun/v1/gc", body)
 
     async def create(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Make a model, by the body of `/api/create`: the lines that tell how it goes. Raises the daemon's refusal."""
-        with self._reached():
-            async with contextlib.aclosing(self._lines("/api/create", body)) as lines:
-                async for line in lines:
-                    said = msgspec.json.decode(line, type=dict[str, Any])
-                    if "error" in said:
-                        raise errors.by_code(said.get("code", errors.EngineFailed.code), said["error"])
-                    yield said
+        async with self._daemon.stream("POST", "/api/create", body) as response, aclosing(lines_of(response)) as lines:
+            async for line in lines:
+                said = msgspec.json.decode(line, type=dict[str, Any])
+                if "error" in said:
+                    raise errors.by_code(said.get("code", errors.EngineFailed.code), said["error"])
+                yield said
 
     async def load(self, model: str) -> None:
         """Load a model and wait until it is ready."""
-        await self._call("POST", "/api/generate", {"model": model, "stream": False}, wait=_STREAM_TIMEOUT)
+        await self._daemon.call("POST", "/api/generate", {"model": model, "stream": False}, is_patient=True)
 
     async def unload(self, model: str) -> None:
         """Unload a model, as soon as its running requests have ended."""
         body = {"model": model, "stream": False, "keep_alive": 0}
-        await self._call("POST", "/api/generate", body, wait=_STREAM_TIMEOUT)
+        await self._daemon.call("POST", "/api/generate", body, is_patient=True)
 
     async def pull(self, model: str, *, insecure: bool = False) -> AsyncGenerator[PullPiece, None]:
         """Bring a model here; ends after the piece `success`. Raises what the daemon refused or what went wrong."""
         done = False
         body = {"model": model, "insecure": insecure}
-        with self._reached():
-            async with contextlib.aclosing(self._lines("/api/pull", body)) as lines:
-                async for line in lines:
-                    piece = pull_piece_of(line)
-                    done = done or piece.status == "success"
-                    yield piece
+        async with self._daemon.stream("POST", "/api/pull", body) as response, aclosing(lines_of(response)) as lines:
+            async for line in lines:
+                piece = pull_piece_of(line)
+                done = done or piece.status == "success"
+                yield piece
         if not done:
             raise errors.DaemonUnreachable(f"the daemon at {self.base_url} broke off its answer")
 
     async def pulls(self) -> list[PullRow]:
         """The pulls that run, and the last ones that ended."""
-        return _pulls.decode(await self._call("GET", "/localrun/v1/pulls"))["pulls"]
+        return _pulls.decode(await self._daemon.call("GET", "/localrun/v1/pulls"))["pulls"]
 
     async def cancel_pull(self, model: str) -> None:
         """Cancel a pull, whoever asked for it. Raises NotFound when none runs."""
-        await self._call("DELETE", f"/localrun/v1/pulls?{urlencode({'model': model})}")
+        await self._daemon.call("DELETE", f"/localrun/v1/pulls?{urlencode({'model': model})}")
 
     async def catalog(self, model: str | None = None) -> list[dict[str, Any]]:
         """The entries of the catalogue; with `model` the one that this name stands for, if there is one."""
         query = "" if model is None else "?" + urlencode({"model": model})
-        entries: list[dict[str, Any]] = (await self._json("GET", f"/localrun/v1/catalog{query}"))["models"]
+        entries: list[dict[str, Any]] = (await self._daemon.json("GET", f"/localrun/v1/catalog{query}"))["models"]
         return entries
 
     async def search(self, query: str, *, limit: int = 20) -> dict[str, Any]:
         """Models to pull: `catalog` entries, `hub` repositories, and the `problem` that kept the latter away."""
         query_string = urlencode({"query": query, "limit": limit})
-        return await self._json("GET", f"/localrun/v1/search?{query_string}", wait=_STREAM_TIMEOUT)
+        return await self._daemon.json("GET", f"/localrun/v1/search?{query_string}", is_patient=True)
 
     async def shutdown(self) -> None:
         """Ask the daemon to end. It may still be answering others when this returns."""
-        await self._call("POST", "/localrun/v1/shutdown", {})
+        await self._daemon.call("POST", "/localrun/v1/shutdown", {})
 
     async def _stream(self, path: str, body: dict[str, Any], lane: str) -> AsyncGenerator[ChatPiece, None]:
         given = {name: value for name, value in body.items() if value is not None}
-        headers = {"Content-Type": "application/json", "X-Localrun-Lane": lane}
-        content = _encoded(given | {"stream": True})
-        with self._reached():
-            async with self._http.stream(
-                "POST", path, content=content, headers=headers, timeout=_STREAM_TIMEOUT
-            ) as response:
-                await _raise_refusal(response)
-                request_id = response.headers.get("X-Localrun-Request")
-                was_cut = "X-Localrun-Truncated" in response.headers
-                lines = LineBuffer()
-                done = False
-                # Read beyond the last piece, to the end of the body: only then can the connection be used again.
-                async for chunk in response.aiter_raw():
-                    for line in lines.feed(chunk):
-                        piece = piece_of(line, request_id, was_cut=was_cut)
-                        done = done or piece.done
-                        yield piece
+        given["stream"] = True
+        done = False
+        async with self._daemon.stream("POST", path, given, headers={"X-Localrun-Lane": lane}) as response:
+            request_id = response.headers.get("X-Localrun-Request")
+            was_cut = "X-Localrun-Truncated" in response.headers
+            async with aclosing(lines_of(response)) as lines:
+                async for line in lines:
+                    piece = piece_of(line, request_id, was_cut=was_cut)
+                    done = done or piece.done
+                    yield piece
         if not done:
             raise errors.DaemonUnreachable(f"the daemon at {self.base_url} broke off its answer")
-
-    async def _lines(self, path: str, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
-        """The lines of an answer that tells how a long task goes. Raises the daemon's refusal; to be used within
-        `_reached`."""
-        headers = {"Content-Type": "application/json"}
-        async with self._http.stream(
-            "POST", path, content=_encoded(body), headers=headers, timeout=_STREAM_TIMEOUT
-        ) as response:
-            await _raise_refusal(response)
-            lines = LineBuffer()
-            async for chunk in response.aiter_raw():
-                for line in lines.feed(chunk):
-                    yield line
-
-    async def _json(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, wait: httpx2.Timeout | None = None
-    ) -> dict[str, Any]:
-        content = await self._call(method, path, body, wait=wait)
-        try:
-            return msgspec.json.decode(content, type=dict[str, Any])
-        except msgspec.DecodeError:
-            raise errors.DaemonUnreachable(f"what answers at {self.base_url} is not a localrun daemon") from None
-
-    async def _call(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, wait: httpx2.Timeout | None = None
-    ) -> bytes:
-        content = None if body is None else _encoded(body)
-        headers = {} if body is None else {"Content-Type": "application/json"}
-        with self._reached():
-            response = await self._http.request(
-                method, path, content=content, headers=headers, timeout=wait or httpx2.USE_CLIENT_DEFAULT
-            )
-            await _raise_refusal(response)
-            return response.content
-
-    @contextlib.contextmanager
-    def _reached(self) -> Iterator[None]:
-        """Turns what the transport raises into DaemonUnreachable."""
-        try:
-            yield
-        except (httpx2.ConnectError, httpx2.ConnectTimeout):
-            raise errors.DaemonUnreachable(
-                f"no daemon answers at {self.base_url}; `localrun serve` starts one"
-            ) from None
-        except httpx2.HTTPError as error:
-            reason = str(error) or type(error).__name__
-            raise errors.DaemonUnreachable(f"the daemon at {self.base_url} went away: {reason}") from None
-        except msgspec.DecodeError as error:
-            raise errors.DaemonUnreachable(
-                f"what answers at {self.base_url} does not speak localrun's protocol: {error}"
-            ) from None
-
-
-async def _raise_refusal(response: httpx2.Response) -> None:
-    """Raise the error that a response with an error status carries, as the class it had in the daemon."""
-    if response.status_code < 400:
-        return
-    content = await response.aread()
-    try:
-        said = msgspec.json.decode(content, type=dict[str, Any]).get("error")
-    except msgspec.DecodeError:
-        said = None
-    message = said.get("message") if isinstance(said, dict) else said
-    code = response.headers.get("X-Localrun-Error", "")
-    retry_after = response.headers.get("Retry-After", "")
-    raise errors.by_code(
-        code,
-        str(message or f"HTTP status {response.status_code} from {response.url}"),
-        retry_after_s=float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None,
-    )
-
-
-def _encoded(body: dict[str, Any]) -> bytes:
-    try:
-        return msgspec.json.encode(body)
-    except UnicodeEncodeError:
-        raise errors.BadRequest("the text contains half of a surrogate pair") from None
 
 
 _snapshot = msgspec.json.Decoder(Snapshot)

@@ -178,7 +178,7 @@ def load(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-_CHOICES = {"kv_type": KV_TYPES, "log_level": LOG_LEVELS}
+CHOICES = {"kv_type": KV_TYPES, "log_level": LOG_LEVELS}
 
 
 def _from_toml(path: Path) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def _checked(field: str, value: Any, source: str) -> Any:
             latency_target_s(value)
     except (msgspec.ValidationError, ConfigError) as error:
         raise ConfigError(f"{source}: {field}: {error}") from None
-    choices = _CHOICES.get(field)
+    choices = CHOICES.get(field)
     if choices and value not in choices:
         raise ConfigError(f"{source}: {field} is {value!r}; use one of {', '.join(choices)}")
     if isinstance(value, float) and not math.isfinite(value):

@@ -63,8 +63,9 @@ class ContextExceeded(BadRequest):
 
     def __init__(self, n_prompt: int, n_ctx: int) -> None:
         super().__init__(
-            f"the prompt has {n_prompt} tokens but the context of this model holds {n_ctx} here; shorten the prompt "
-            f"(if the model was trained for more, localrun serve --kv-cells gives it more)",
+            # Editors and agents look for "maximum context length": then they shorten the conversation and try again.
+            f"the prompt has {n_prompt} tokens but this model's maximum context length is {n_ctx} tokens here; shorten "
+            f"the prompt (if the model was trained for more, localrun serve --kv-cells gives it more)",
             field="messages",
         )
         self.n_prompt = n_prompt
@@ -269,4 +270,5 @@ _SIMPLE: tuple[type[LocalrunError], ...] = (
     CannotFit,
     PortBusy,
     DaemonUnreachable,
+    ServiceFailed,
 )

@@ -166,8 +166,9 @@ class CacheCleared(msgspec.Struct, kw_only=True):
 
 
 class PullRow(msgspec.Struct, kw_only=True):
-    """One download of a model. `state`: planning, pulling, done, failed, cancelled. `completed_bytes` are on disk, former attempts
-    included, and never decrease; `bytes_per_s` is of the last ten seconds; `eta_s` is None while there is no rate."""
+    """One download of a model. `state`: planning, pulling, done, failed, cancelled. `completed_bytes` are on disk,
+    former attempts included, and never decrease; `bytes_per_s` is of the last ten seconds; `eta_s` is None while there
+    is no rate."""
 
     model: str
     state: str

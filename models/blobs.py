@@ -24,8 +24,6 @@ from localrun.errors import BadRequest, Conflict
 from . import atomic_file
 from .manifest import blob_path, check_digest
 
-CHUNK_BYTES = 1024 * 1024
-
 _BLOB = re.compile(r"sha256-([0-9a-f]{64})")
 
 

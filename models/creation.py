@@ -21,7 +21,7 @@ from localrun.errors import BadModelFile, BadRequest, NotFound
 from . import gguf, naming
 from .header import Header
 from .manifest import Manifest, Message, Place, Role, Source, StoredFile, blob_path, check_digest
-from .model_files import SUFFIX, is_part
+from .model_files import SUFFIX, is_part, is_shard
 from .name import MAX_NAME_CHARS, Kind, ModelName
 from .store import Store
 
@@ -76,14 +76,21 @@ def base_of_files(store: Store, files: Mapping[str, str]) -> Base:
     """The base that uploaded files make, file name -> digest. Raises BadRequest, NotFound, BadModelFile."""
     for name in files:
         check_file_name(name)
+    shard = next((name for name in files if is_shard(name)), None)
+    if shard is not None:
+        raise BadRequest(
+            f"files: {shard[:60]} is one of several files of a model, which are found by names that uploads do "
+            f"not keep; give the path of the first one as FROM, where the daemon runs, or join them before "
+            f"(llama-gguf-split --merge)",
+            field="files",
+        )
     models = [name for name in files if name.lower().endswith(SUFFIX) and not is_part(name[: -len(SUFFIX)])]
     if not models:
         shown = ", ".join(name[:60] for name in files)
         raise BadRequest(f"files: no GGUF file among {shown}; {_CONVERT}", field="files")
     if len(models) > 1:
         raise BadRequest(
-            f"files: {len(models)} GGUF files ({', '.join(models[:4])}); a model is one, so join its shards first "
-            f"(llama-gguf-split --merge)",
+            f"files: {len(models)} GGUF files ({', '.join(models[:4])}); a model is one of them",
             field="files",
         )
     base = base_of_blob(store, files[models[0]], models[0])

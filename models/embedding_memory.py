@@ -12,7 +12,7 @@ from typing import Final
 from .ggml_types import by_name
 from .header import Header
 from .layer_memory import model_memory
-from .memory import MemoryEstimate
+from .memory import MemoryEstimate, process_bytes
 from .pooling import ENCODERS, is_bidirectional
 
 # Tokens of one input: where a text is computed in one piece its memory grows with the square, and where it is not the
@@ -45,6 +45,7 @@ def estimate(header: Header, *, n_tokens: int, n_rows: int, kv_type: str) -> Mem
         weights_bytes=header.weights_bytes,
         kv_bytes=_kv_bytes(header, n_cells, kv_type),
         compute_bytes=mask_bytes + n_rows * row_bytes,
+        process_bytes=process_bytes(header),
     )
 
 

@@ -35,13 +35,14 @@ _Q8_BLOCK = 32
 
 class Wish(NamedTuple):
     """What a person asked for. `n_kv_cells` 0, `kv_type` auto and `n_gpu_layers` -1 leave it to the machine; `n_slots`
-    is the most."""
+    is the most. `adapter_bytes` are those of the LoRA files that come with the model."""
 
     n_slots: int
     n_kv_cells: int = 0
     kv_type: str = AUTO
     n_gpu_layers: int = -1
     n_ubatch: int = 512
+    adapter_bytes: int = 0
 
 
 class Fit(NamedTuple):
@@ -124,7 +125,7 @@ class _Opener:
                 estimate(
                     header, n_kv_cells=n_cells, n_slots=n_slots, n_ubatch=n_ubatch, kv_type=kv_type,
                     may_split=not is_on_gpu,
-                ),
+                )._replace(adapter_bytes=self._wish.adapter_bytes),
                 layers_kv_bytes(header, n_kv_cells=n_cells, n_slots=n_slots, n_ubatch=n_ubatch, kv_type=kv_type),
             )  # fmt: skip
         return known

@@ -54,7 +54,8 @@ class Machine(NamedTuple):
 
 
 class DeviceUse(NamedTuple):
-    """What one device holds. `other_bytes`: the process, its vocabulary, and long prompts in the background."""
+    """What one device holds. `other_bytes`: the process, its vocabulary, long prompts in the background, and
+    adapters."""
 
     name: str
     n_layers: int
@@ -105,7 +106,7 @@ def divide(
     """What each device holds with `n_gpu_layers`: RAM first, then the GPUs.
 
     `needed` is the estimate of the whole model. Compute buffers are counted on every device that has a layer, and in
-    RAM always.
+    RAM always. So are adapters, although each device gets only its layers' part: they are small.
     """
     n_layers = len(weights.layers)
     n_moved = min(n_gpu_layers, n_layers + 1)
@@ -123,7 +124,7 @@ def divide(
                 + (weights.output_bytes if n_layers in own else 0),
                 kv_bytes=sum(layers_kv_bytes[layer] for layer in blocks),
                 compute_bytes=needed.compute_bytes if own else 0,
-                other_bytes=0,
+                other_bytes=needed.adapter_bytes if own else 0,
                 free_bytes=gpu.free_bytes,
                 usable_bytes=gpu.usable_bytes,
             )
@@ -136,7 +137,7 @@ def divide(
         weights_bytes=sum(weights.layers[:first_moved]) + weights.embedding_bytes + (0 if n_moved else rest_bytes),
         kv_bytes=sum(layers_kv_bytes[:first_moved]),
         compute_bytes=needed.compute_bytes,
-        other_bytes=needed.process_bytes + needed.staging_bytes,
+        other_bytes=needed.process_bytes + needed.staging_bytes + needed.adapter_bytes,
         free_bytes=machine.ram_bytes,
         usable_bytes=machine.usable_ram_bytes,
     )

@@ -48,6 +48,7 @@ class MemoryEstimate(NamedTuple):
     `staging_bytes` is for long prompts in the background: cells and buffers that no GPU engine has. `process_bytes` is
     what an engine takes whatever it runs, and its vocabulary. `repacked_bytes` of the weights are copied at load: the
     copy is counted among the weights, and the original, which nobody reads again, only in `resident_bytes`.
+    `adapter_bytes` are left to whoever knows the adapters: they are files of their own.
     """
 
     weights_bytes: int
@@ -56,10 +57,12 @@ class MemoryEstimate(NamedTuple):
     staging_bytes: int = 0
     process_bytes: int = 0
     repacked_bytes: int = 0
+    adapter_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes + self.compute_bytes + self.staging_bytes + self.process_bytes
+        loaded_bytes = self.weights_bytes + self.adapter_bytes + self.kv_bytes
+        return loaded_bytes + self.compute_bytes + self.staging_bytes + self.process_bytes
 
     @property
     def resident_bytes(self) -> int:
@@ -86,6 +89,11 @@ def estimate(
     return pool
 
 
+def process_bytes(header: Header) -> int:
+    """What an engine takes whatever it runs, and its vocabulary."""
+    return PROCESS_BYTES + VOCABULARY_ENTRY_BYTES * header.n_vocab
+
+
 def layers_kv_bytes(header: Header, *, n_kv_cells: int, n_slots: int, n_ubatch: int, kv_type: str) -> list[int]:
     """The `kv_bytes` of the estimate for one pool, layer by layer."""
     n_cells = _whole(n_kv_cells, _CELL_STEP)
@@ -107,7 +115,7 @@ def _pool(
         weights_bytes=header.weights_bytes,
         kv_bytes=sum(_layers_kv_bytes(header, memory, n_cells, n_slots, n_ubatch, kv_type)),
         compute_bytes=compute_bytes(header, memory, Graph(n_ubatch, n_columns, n_sequences)),
-        process_bytes=PROCESS_BYTES + VOCABULARY_ENTRY_BYTES * header.n_vocab,
+        process_bytes=process_bytes(header),
         repacked_bytes=repacked_bytes(header),
     )
 

@@ -21,7 +21,7 @@ import msgspec
 from localrun.errors import BadModelFile
 
 from .header import Header
-from .manifest import Manifest, Message, Source
+from .manifest import Manifest, Message, Role, Source
 
 _CHUNK_BYTES = 1024 * 1024
 
@@ -69,6 +69,12 @@ class Model:
         for field in ("files", "parameters", "system", "template", "messages", "licence_text"):
             digest.update(msgspec.json.encode(getattr(self.manifest, field), order="sorted"))
         return digest.hexdigest()
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Size of its adapters' files."""
+        files = self.manifest.files if self.manifest else ()
+        return sum(file.size_bytes for file in files if file.role is Role.ADAPTER)
 
     @property
     def parameters(self) -> Mapping[str, Any]:

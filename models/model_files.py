@@ -32,6 +32,7 @@ _LAST_SECOND = datetime.max.replace(tzinfo=UTC).timestamp() - 1
 _FIRST_SHARD = re.compile(r"-00001-of-[0-9]{5}$", re.IGNORECASE)
 # Not models by themselves: further shards of one, and projectors of models that see.
 _LATER_SHARD = re.compile(r".*-(?!00001)[0-9]{5}-of-[0-9]{5}", re.IGNORECASE)
+_SHARD = re.compile(r".*-[0-9]{5}-of-[0-9]{5}\.gguf", re.IGNORECASE)
 _PROJECTOR = re.compile(r"(.*[-_.])?mmproj([-_.].*)?", re.IGNORECASE)
 
 
@@ -119,6 +120,11 @@ def below_folder(folder: Path) -> Iterator[tuple[Path, str]]:
 def is_part(stem: str) -> bool:
     """Whether a file of this name (without its ending) is a later shard or a projector, by the customs of the hub."""
     return bool(_LATER_SHARD.fullmatch(stem) or _PROJECTOR.fullmatch(stem))
+
+
+def is_shard(name: str) -> bool:
+    """Whether a file of this name is one of several files of a model, by the customs of the hub."""
+    return bool(_SHARD.fullmatch(name))
 
 
 def _changed_at_ns(path: Path) -> int:

@@ -21,7 +21,7 @@ _BY_NUMBER = {1: MEAN, 2: CLS, 3: LAST, 4: RANK}
 ENCODERS: Final = frozenset(
     {
         *("bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "modern-bert"),
-        *("eurobert", "gemma-embedding"),
+        *("eurobert", "gemma-embedding", "t5encoder"),
     }
 )
 

@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 from localrun.errors import BadRequest, NotFound
 
-from .fit import USABLE_FRACTION, rough_bytes
+from .fit import rough_bytes
+from .fit_devices import USABLE_RAM
 
 _COMFORTABLE_FRACTION = 0.5
 
@@ -158,7 +159,7 @@ def _by_tag(offered: Sequence[Candidate], tag: str, repo: str) -> Candidate:
 
 def _by_memory(offered: Sequence[Candidate], memory_bytes: int) -> tuple[Candidate, str]:
     """The rule of the module's text; `offered` is sorted best first."""
-    usable = int(memory_bytes * USABLE_FRACTION)
+    usable = int(memory_bytes * USABLE_RAM)
     quantized = [each for each in offered if _rank(each.quant) > _UNQUANTIZED_RANK] or list(offered)
     if len(quantized) == 1:
         only = quantized[0]

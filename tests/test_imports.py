@@ -18,19 +18,22 @@ FOLDERS = {"localrun": ROOT / "localrun", "localrun.models": ROOT / "models", "l
 # Nothing of ours, whoever imports them.
 LEAVES = ("localrun.config", "localrun.errors", "localrun.kv_folders", "localrun.snapshot", "localrun.wire")
 CONFIG, ERRORS, KV_FOLDERS, SNAPSHOT, WIRE = LEAVES
-CLIENT = ("localrun.client", "localrun.client_pieces")
+FRAMING = "localrun.framing"
+CLIENT = ("localrun.client", "localrun.client_connection", "localrun.client_pieces")
 
 # A package may import itself and these; a name stands for everything below it.
 ALLOWED = {
-    "localrun.engine": (CONFIG, ERRORS, KV_FOLDERS, WIRE),
-    "localrun.server": (CONFIG, ERRORS, KV_FOLDERS, SNAPSHOT, WIRE, "localrun.models"),
+    "localrun.engine": (CONFIG, ERRORS, FRAMING, KV_FOLDERS, WIRE),
+    "localrun.server": (CONFIG, ERRORS, FRAMING, KV_FOLDERS, SNAPSHOT, WIRE, "localrun.models"),
     "localrun.models": (CONFIG, ERRORS),
     "localrun.tui": (*CLIENT, CONFIG, ERRORS, SNAPSHOT),
     "localrun.cli": (*CLIENT, CONFIG, ERRORS, KV_FOLDERS, SNAPSHOT),
     "localrun.bench": (*CLIENT, CONFIG, ERRORS, SNAPSHOT, "localrun.models"),
     "localrun.service": (CONFIG, ERRORS),
     "localrun.doctor": (CONFIG, ERRORS, KV_FOLDERS, "localrun.models"),
+    "localrun.framing": (WIRE,),
     "localrun.client": (*CLIENT, *LEAVES),
+    "localrun.client_connection": (*CLIENT, *LEAVES),
     "localrun.client_pieces": (*CLIENT, *LEAVES),
     "localrun.__main__": ("localrun.cli",),
 }
@@ -170,7 +173,7 @@ def test_only_the_modules_for_grammars_import_llguidance():
 
 def test_only_the_entry_points_open_the_real_backend():
     users = {found.importer for found in imports() if found.name == "localrun.engine.llama"}
-    assert users == {f"localrun.engine.{name}" for name in ("process", "bare_loop", "gpu_report")}
+    assert users == {f"localrun.engine.{name}" for name in ("process", "bare_loop", "build_report", "gpu_report")}
 
 
 def test_pure_engine_modules_have_no_clock_no_thread_and_no_native_code():

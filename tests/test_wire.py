@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import io
 import math
-import struct
 
-import msgspec
 import pytest
 
-from localrun import wire
+from localrun import framing, wire
 from localrun.wire import (
     Cancel,
     ChosenLogprob,
@@ -15,7 +13,6 @@ from localrun.wire import (
     Counted,
     Delta,
     Finish,
-    FrameError,
     Lane,
     Open,
     OpenFailed,
@@ -91,7 +88,7 @@ STEP = Step(
     "message", [OPEN, SUBMIT, Submit(id=1, tokens=(1, 2)), Cancel(3), Count(id=4, segments=(Segment("a"),))]
 )
 def test_what_the_daemon_sends_arrives_as_it_was(message: wire.ToEngine):
-    assert wire.decode_to_engine(wire.read_body(io.BytesIO(wire.encode(message)))) == message
+    assert framing.decode_to_engine(framing.read_body(io.BytesIO(framing.encode(message)))) == message
 
 
 @pytest.mark.parametrize(
@@ -105,58 +102,17 @@ def test_what_the_daemon_sends_arrives_as_it_was(message: wire.ToEngine):
     ],
 )
 def test_what_the_engine_sends_arrives_as_it_was(message: wire.FromEngine):
-    assert wire.decode_from_engine(wire.read_body(io.BytesIO(wire.encode(message)))) == message
-
-
-def test_frames_come_one_after_the_other_and_end_cleanly():
-    stream = io.BytesIO(wire.encode(Cancel(1)) + wire.encode(Cancel(2)))
-    assert [wire.decode_to_engine(wire.read_body(stream)) for _ in range(2)] == [Cancel(1), Cancel(2)]
-    assert wire.read_body(stream) is None
-
-
-@pytest.mark.parametrize("n_bytes", [1, 3, 4, 7])
-def test_a_frame_that_breaks_off_is_an_error_and_not_an_end(n_bytes: int):
-    with pytest.raises(FrameError, match="ended inside"):
-        wire.read_body(io.BytesIO(wire.encode(Cancel(1))[:n_bytes]))
-
-
-def test_a_length_beyond_the_limit_is_refused_before_it_is_read():
-    assert wire.body_length(struct.pack("<I", wire.MAX_FRAME_BYTES)) == wire.MAX_FRAME_BYTES
-    with pytest.raises(FrameError, match="limit"):
-        wire.body_length(struct.pack("<I", wire.MAX_FRAME_BYTES + 1))
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"\xc1",
-        msgspec.msgpack.encode({"type": "nonsense"}),
-        msgspec.msgpack.encode({"type": "submit"}),
-        msgspec.msgpack.encode({"type": "cancel", "id": "one"}),
-        msgspec.msgpack.encode([1, 2]),
-        wire.encode(READY)[4:],
-        b"\x82\xa4type\xa6cancel\xa2id\xa1\xff",
-    ],
-)
-def test_a_body_that_is_no_message_is_a_frame_error(body: bytes):
-    with pytest.raises(FrameError):
-        wire.decode_to_engine(body)
-
-
-def test_a_message_of_the_wrong_direction_is_a_frame_error():
-    with pytest.raises(FrameError):
-        wire.decode_from_engine(wire.encode(Cancel(1))[4:])
+    assert framing.decode_from_engine(framing.read_body(io.BytesIO(framing.encode(message)))) == message
 
 
 def test_half_a_surrogate_pair_never_gets_into_the_pipe():
     with pytest.raises(UnicodeEncodeError):
-        wire.encode(Count(id=1, segments=(Segment("\ud800"),)))
+        framing.encode(Count(id=1, segments=(Segment("\ud800"),)))
 
 
 def test_a_step_of_eight_streams_is_small():
     deltas = [Delta(request_id, Phase.DECODE, 1000, 100, text=" word", tokens=[1234]) for request_id in range(8)]
-    assert len(wire.encode(Step(sent_at_s=1.5, deltas=deltas, stats=STEP.stats))) < 500
+    assert len(framing.encode(Step(sent_at_s=1.5, deltas=deltas, stats=STEP.stats))) < 500
 
 
 def test_deltas_do_not_share_their_default_list():

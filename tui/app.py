@@ -3,14 +3,15 @@
 Runs in the terminal's process, with one asyncio loop. Owns the client of the daemon for as long as it lives; screens
 get a `Session` with what they share.
 
-Does not: start the daemon.
+Does not: know how a daemon is started; it is given a function for that.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,6 +20,7 @@ from textual.binding import Binding, BindingType
 
 from localrun.client import Client
 from localrun.config import folders
+from localrun.errors import LocalrunError
 from localrun.tui import preferences
 from localrun.tui.daemon import Connect, Daemon
 from localrun.tui.event_feed import RETRY_DELAYS_S, EventFeed
@@ -36,14 +38,24 @@ from localrun.tui.theme import DARK, LIGHT
 
 # In sixteen colours the shades of a theme run together, so such a terminal's own colours are used as they are.
 _SIXTEEN_COLOURS_THEME = "ansi-dark"
+_START = "start"
+# A recording is played again when asked only.
+_NEVER = (1e9,)
 
 
 def _connect(base_url: str, name: str) -> Daemon:
     return Client(base_url, name=name)
 
 
-def own_app(base_url: str, *, first: str = "chat", connect: Connect = _connect) -> LocalrunApp:
-    """The app with the person's own keys, theme and chats."""
+def own_app(
+    base_url: str,
+    *,
+    first: str = "chat",
+    connect: Connect = _connect,
+    start_daemon: Callable[[], object] | None = None,
+    is_replay: bool = False,
+) -> LocalrunApp:
+    """The app with the person's own keys, theme and chats. `start_daemon` and `is_replay` as `LocalrunApp` has them."""
     own = folders()
     return LocalrunApp(
         base_url,
@@ -51,6 +63,8 @@ def own_app(base_url: str, *, first: str = "chat", connect: Connect = _connect) 
         first=first,
         history_file=own.data / "chats.db",
         preferences=preferences.load(own.config / "tui.toml"),
+        start_daemon=start_daemon,
+        is_replay=is_replay,
     )
 
 
@@ -72,7 +86,9 @@ class LocalrunApp(App[None]):
 
     `retry_delays_s` are the pauses between attempts to reach a daemon that does not answer. `first` is the mode to
     begin in. Chats are kept in `history_file`, and without one in memory. `preferences` are the person's own keys and
-    theme.
+    theme. `start_daemon` starts one where none answers, in a thread; it may raise LocalrunError. `is_replay` says
+    that what `connect` makes is a recording, which plays once and again when asked. `clock` gives seconds since the
+    epoch.
     """
 
     TITLE = "localrun"
@@ -81,10 +97,11 @@ class LocalrunApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("app.chat", "show('chat')", show=False),
         bind("app.monitor", "show('monitor')", show=False),
-        bind("app.models", "show('models')", priority=True),
+        bind("app.models", "show('models')", show=False, priority=True),
         bind("app.logs", "show('logs')", show=False),
         bind("app.help", "help"),
         bind("app.reconnect", "reconnect", show=False),
+        bind("app.quit", "quit", priority=True),
     ]
 
     def __init__(
@@ -97,9 +114,13 @@ class LocalrunApp(App[None]):
         first: str = "chat",
         history_file: Path | None = None,
         preferences: Preferences | None = None,
+        start_daemon: Callable[[], object] | None = None,
+        is_replay: bool = False,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
         self._first = first
+        self._start_daemon = start_daemon
         self._preferences = preferences or Preferences()
         history, self._history_trouble = _history(history_file)
         client_name = f"tui-{os.getpid()}"
@@ -111,10 +132,15 @@ class LocalrunApp(App[None]):
             client_name=client_name,
             model=model,
             history=history,
-            clock=time.time,
+            clock=clock,
+            can_start=start_daemon is not None,
+            is_replay=is_replay,
         )
         self._feed = EventFeed(
-            daemon, on_snapshot=self.session.take, on_lost=self.session.lose, retry_delays_s=retry_delays_s
+            daemon,
+            on_snapshot=self.session.take,
+            on_lost=self.session.lose,
+            retry_delays_s=_NEVER if is_replay else retry_delays_s,
         )
 
     def get_key_display(self, binding: Binding) -> str:
@@ -177,4 +203,16 @@ class LocalrunApp(App[None]):
         await self.push_screen(HelpScreen(self._preferences.keys))
 
     def action_reconnect(self) -> None:
+        if self.session.trouble is None or self._start_daemon is None:
+            self._feed.retry_now()
+        elif not any(worker.group == _START and not worker.is_finished for worker in self.workers):
+            self.run_worker(self._start(self._start_daemon), name=_START, group=_START)
+
+    async def _start(self, start_daemon: Callable[[], object]) -> None:
+        self.notify("Starting the daemon…")
+        try:
+            await asyncio.to_thread(start_daemon)
+        except (LocalrunError, OSError) as error:
+            self.notify(line(str(error)), title="The daemon was not started", severity="error", markup=False)
+            return
         self._feed.retry_now()

@@ -70,11 +70,15 @@ class Conversation:
 
     def versions(self, message: Message) -> tuple[int, int]:
         """Which version of a message is shown, from 1 on, and how many there are."""
-        ids = self._sibling_ids(message)
+        try:
+            ids = self._sibling_ids(message)
+        except sqlite3.Error:
+            ids = []
         return (ids.index(message.id) + 1, len(ids)) if message.id in ids else (1, 1)
 
     def show_version(self, message: Message, step: int) -> bool:
-        """Show the next (1) or previous (-1) version of a message, with what followed it. False if there is none."""
+        """Show the next (1) or previous (-1) version of a message, with what followed it. False if there is none.
+        Raises KeyError when the chat was deleted, and sqlite3.Error."""
         if self._chat_id is None or message.id == _UNSTORED:
             return False
         siblings = self._history.siblings(message)

@@ -139,8 +139,11 @@ class History:
         return [_chat(row) for row in rows]
 
     def rename(self, chat_id: int, title: str) -> None:
+        """Raises KeyError when it was deleted."""
         with self._transaction():
-            self._db.execute("UPDATE chats SET title = ? WHERE id = ?", (_one_line(title), chat_id))
+            found = self._db.execute("UPDATE chats SET title = ? WHERE id = ?", (_one_line(title), chat_id))
+        if not found.rowcount:
+            raise KeyError(chat_id)
 
     def configure(self, chat_id: int, *, model: str, system: str, parameters: dict[str, Any]) -> None:
         """What the next answers of this chat are made with."""

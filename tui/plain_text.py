@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from rich.cells import cell_len, set_cell_size
+
 _MARK = "\N{REPLACEMENT CHARACTER}"
 
 # C0 and C1 controls, and the characters that reorder what is displayed around them.
@@ -26,6 +28,13 @@ def line(text: str) -> str:
 
 
 def fit(text: str, width: int) -> str:
-    """One line, cut with an ellipsis when longer than `width` characters."""
+    """One line, cut with an ellipsis when wider than `width` cells (a Chinese character or an emoji takes two)."""
     text = line(text)
-    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+    return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)) + "…"
+
+
+def column(text: str, width: int, *, right: bool = False) -> str:
+    """One line of exactly `width` cells: cut or filled up with spaces."""
+    text = fit(text, width)
+    space = " " * (width - cell_len(text))
+    return space + text if right else text + space

@@ -65,9 +65,9 @@ class Pulls:
 def pull_line(row: PullRow) -> str:
     """One line: how far a pull is, how fast, how long still, or how it ended."""
     if row.state not in ("planning", "pulling"):
-        return line(f"{row.model}  {row.error or row.status or row.state}")
+        return f"{line(row.model)}  {line(row.error or row.status or row.state)}"
     if not row.total_bytes:
-        return line(f"{row.model}  {row.status or 'looking for it'}")
+        return f"{line(row.model)}  {line(row.status or 'looking for it')}"
     facts = [
         quantity.percent(row.completed_bytes / row.total_bytes),
         f"{quantity.size(row.completed_bytes)} of {quantity.size(row.total_bytes)}",

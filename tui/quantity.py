@@ -8,8 +8,6 @@ from __future__ import annotations
 
 NOTHING = "–"
 
-_KIB = 1024
-
 
 def rate(tokens_per_s: float | None) -> str:
     """Tokens per second without the unit: 8.4, 84.2, 842, 12.3k."""
@@ -65,15 +63,15 @@ def count(number: int | None, *, widest: int = 99_999) -> str:
 
 
 def size(size_bytes: int | None) -> str:
-    """Bytes in binary units: 640 B, 12.0 MiB, 3.1 GiB."""
+    """Bytes in decimal units, as the command line and download pages have them: 640 B, 12.0 MB, 3.1 GB."""
     if size_bytes is None:
         return NOTHING
     value = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    for unit in ("B", "KB", "MB", "GB"):
         if value < 999.5:
             return f"{value:.0f} B" if unit == "B" else f"{_three_digits(value)} {unit}"
-        value /= _KIB
-    return f"{_three_digits(value)} TiB"
+        value /= 1000
+    return f"{_three_digits(value)} TB"
 
 
 def percent(share: float | None) -> str:

@@ -25,7 +25,9 @@ from localrun.tui.request_rates import RequestRates
 class Session:
     """`trouble` says why there is no event stream; None while there is one, or before the first attempt has ended.
     `pulled` tells a model that was pulled and what went wrong with it, if anything. `recorder` is where snapshots are
-    written to, if anywhere. `clock` gives seconds since the epoch."""
+    written to, if anywhere. `deleted` tells the number of a chat that is no more. `clock` gives seconds since
+    the epoch. `can_start` says whether a daemon can be started from here, `is_replay` whether a recording stands in for
+    one."""
 
     def __init__(
         self,
@@ -37,7 +39,11 @@ class Session:
         model: str,
         history: History,
         clock: Callable[[], float],
+        can_start: bool = False,
+        is_replay: bool = False,
     ) -> None:
+        self.can_start = can_start
+        self.is_replay = is_replay
         self.history = history
         self.clock = clock
         self.daemon = daemon
@@ -54,6 +60,7 @@ class Session:
         self.connection: Signal[str | None] = Signal(owner, "connection")
         self.models: Signal[str] = Signal(owner, "models")
         self.pulled: Signal[tuple[str, str | None]] = Signal(owner, "pulled")
+        self.deleted: Signal[int] = Signal(owner, "deleted")
         self.recording_failed: Signal[str] = Signal(owner, "recording_failed")
 
     def take(self, snapshot: Snapshot) -> None:

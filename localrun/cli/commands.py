@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("localrun.cli.serve", "Run the daemon in the foreground."),
     "service": ("localrun.cli.service", "Have the daemon start with your session."),
     "doctor": ("localrun.cli.doctor", "Check this machine, the build and the files."),
+    "completion": ("localrun.cli.completion", "Print what a shell needs to complete commands."),
     "bench": ("localrun.cli.bench", "Measure this or another server's speed."),
     "dev": ("localrun.cli.dev", "Tools for developing localrun."),
     "version": ("localrun.cli.version", "Print the versions of this program and of the daemon."),

@@ -49,7 +49,7 @@ def install(host: str | None, port: int | None) -> None:
     settings = load_settings(flags)
     plan = make_plan(
         python=sys.executable, flags=flags, environ=os.environ, folders=config.folders(),
-        models_folder=config.models_folder(settings).absolute(), hub_cache=hub_cache_folder(),
+        models_folder=config.models_folder(settings), hub_cache=hub_cache_folder(), shell_folder=Path.cwd(),
     )  # fmt: skip
     url = base_url(settings)
     manager = _manager()

@@ -51,9 +51,9 @@ def _watch(settings: Settings, replay: Path | None, speed: float) -> None:
     from localrun.tui.recording import Replay
 
     if replay is not None:
-        own_app(str(replay), connect=lambda *_: Replay(replay, speed=speed), first="monitor").run()
+        own_app(str(replay), connect=lambda *_: Replay(replay, speed=speed), first="monitor", is_replay=True).run()
     else:
-        own_app(ensure_daemon(settings), first="monitor").run()
+        own_app(ensure_daemon(settings), first="monitor", start_daemon=lambda: ensure_daemon(settings)).run()
 
 
 async def _snapshot(base_url: str) -> Snapshot:
@@ -64,7 +64,10 @@ async def _snapshot(base_url: str) -> Snapshot:
 async def _record(base_url: str, path: Path) -> None:
     from localrun.tui.recording import Recorder
 
-    recorder = Recorder(path)
+    try:
+        recorder = Recorder(path)
+    except OSError as error:
+        raise click.UsageError(f"cannot record to {path}: {error.strerror or error}") from error
     print(f"recording to {path}; Ctrl-C ends it", file=sys.stderr)
     try:
         async with Client(base_url) as client, aclosing(client.events()) as snapshots:

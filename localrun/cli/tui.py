@@ -21,4 +21,4 @@ def open_tui(host: str | None, port: int | None) -> None:
     base_url = ensure_daemon(settings)
     from localrun.tui.app import own_app
 
-    own_app(base_url).run()
+    own_app(base_url, start_daemon=lambda: ensure_daemon(settings)).run()

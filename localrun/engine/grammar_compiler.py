@@ -9,6 +9,7 @@ Does not: wait for anybody, or read the clock.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 # A second one, so that a grammar that takes long does not keep the others waiting.
 _THREADS = 2
 _CACHED_GRAMMARS = 64
+# Long enough for those who wait for the interpreter's lock to get it.
+_PAUSE_S = 0.02
 
 
 class GrammarCompiler:
@@ -59,7 +62,7 @@ class GrammarCompiler:
 def _read_vocabulary(backend: Backend) -> GrammarVocabulary:
     from localrun.engine.grammar_vocabulary import GrammarVocabulary
 
-    return GrammarVocabulary(backend)
+    return GrammarVocabulary(backend, lambda: time.sleep(_PAUSE_S))
 
 
 def _compile(grammar: Grammar, vocabulary: Future[GrammarVocabulary]) -> Compiled:

@@ -1,6 +1,9 @@
 """A model's vocabulary as the grammar library wants it: a trie over the bytes of all tokens.
 
-Made once per engine, when the first grammar comes: 0.35 s for 152,000 tokens, half of it with the interpreter's lock.
+Made once per engine, when the first grammar comes: 0.35 s and 90 MB for 152,000 tokens, too much for engines that never
+see one. The library keeps the interpreter's lock meanwhile, so it is asked for two things one after the other, and
+streams have a step between.
+
 Owner: made in a thread of the compiler, only read after that.
 Does not: tokenize prompts.
 """
@@ -8,6 +11,7 @@ Does not: tokenize prompts.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
@@ -35,12 +39,14 @@ class _Source:
 
 
 class GrammarVocabulary:
-    """See the module. `pieces` are the bytes of each token, with the names of control tokens."""
+    """See the module. `pause` gives others time to take the interpreter's lock."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, pause: Callable[[], None] = lambda: None) -> None:
         source = _Source(backend)
         eog = sorted(backend.eog_tokens) or [source.eos_token_id]
-        self.tokenizer = LLTokenizer(TokenizerWrapper(source), n_vocab=backend.n_vocab, eos_token=eog)
+        plain = LLTokenizer(TokenizerWrapper(source), n_vocab=backend.n_vocab, eos_token=eog, slices=[])
+        pause()
+        self.tokenizer = plain.with_slices(LLTokenizer.general_slices())
         self.n_tokens = backend.n_vocab
         self._pieces = source.tokens
         self._control_ids = source.control_ids

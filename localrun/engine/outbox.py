@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from localrun import wire
+from localrun import framing
 
 # Windows has no pipes that refuse instead of waiting.
 _CAN_TRY = sys.platform != "win32"
@@ -37,7 +37,7 @@ class Outbox:
 
     def put(self, message: object) -> None:
         """Send a message after all that were put before."""
-        data = wire.encode(message)
+        data = framing.encode(message)
         with self._lock:
             if _CAN_TRY and not self._backlog:
                 try:

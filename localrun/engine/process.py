@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 import psutil
 
-from localrun import wire
+from localrun import framing, wire
 from localrun.engine import devices, prompt
 from localrun.engine.backend import Backend
 from localrun.engine.embedding.embedder import Embedder
@@ -58,9 +58,9 @@ def main(argv: list[str]) -> int:
     frames_in, frames_out = _private_pipes()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     try:
-        body = wire.read_body(frames_in)
-        first = wire.decode_to_engine(body) if body is not None else None
-    except wire.FrameError as error:
+        body = framing.read_body(frames_in)
+        first = framing.decode_to_engine(body) if body is not None else None
+    except framing.FrameError as error:
         log.error("the pipe from the daemon is broken: %s", error)
         return BROKEN_PIPE
     if not isinstance(first, wire.Open):
@@ -109,9 +109,9 @@ def _read(frames_in: BinaryIO, backend: Backend, inbox: Inbox, outbox: Outbox) -
     """Reader thread."""
     exit_code = 0
     try:
-        while (body := wire.read_body(frames_in)) is not None:
-            _take(wire.decode_to_engine(body), backend, inbox, outbox)
-    except (OSError, wire.FrameError) as error:
+        while (body := framing.read_body(frames_in)) is not None:
+            _take(framing.decode_to_engine(body), backend, inbox, outbox)
+    except (OSError, framing.FrameError) as error:
         log.error("the pipe from the daemon broke: %s", error)
         exit_code = BROKEN_PIPE
     except BaseException:
@@ -186,7 +186,7 @@ def _clearing(message: wire.ClearCache, outbox: Outbox) -> Callable[[Engine], No
 
 
 def _send(frames_out: BinaryIO, message: object) -> None:
-    frames_out.write(wire.encode(message))
+    frames_out.write(framing.encode(message))
     frames_out.flush()
 
 

@@ -28,6 +28,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from localrun.config import Settings
@@ -41,6 +42,7 @@ from localrun.server.http.connection import BoundedConnection
 from localrun.server.http.limits import Limits
 from localrun.server.ollama import routes as ollama
 from localrun.server.openai import routes as openai
+from localrun.server.openapi import routes as openapi
 from localrun.server.runtime import Runtime
 from localrun.server.service_notify import READY, STOPPING, ServiceNotify
 
@@ -73,6 +75,7 @@ def build(settings: Settings, runtime: Runtime) -> ASGIApp:
             *openai.routes(runtime),
             *anthropic.routes(runtime),
             *native.routes(runtime),
+            *openapi.routes(runtime),
         ],
         lifespan=lifespan,
         exception_handlers={HTTPException: _unrouted},
@@ -181,14 +184,18 @@ async def _unrouted(request: Request, error: Exception) -> Response:
     """404 and 405 of the router, in the shape of the family that the path belongs to."""
     assert isinstance(error, HTTPException)
     path = request.url.path
+    more = dict(error.headers or {})
     answer: LocalrunError
     if error.status_code == MethodNotAllowed.status:
-        answer = MethodNotAllowed(f"{path} does not take {request.method}")
+        # The router names the methods of the first route alone that has this path.
+        routes = [one for one in request.app.routes if one.matches(request.scope)[0] is not Match.NONE]
+        more["Allow"] = ", ".join(sorted({method for one in routes for method in one.methods}))
+        answer = MethodNotAllowed(f"{path} does not take {request.method}; it takes {more['Allow']}")
     else:
         answer = NotFound(f"{path} is not a route of this server")
     shape = failures.shape_of(path)
     headers = {name.decode("ascii"): value.decode("ascii") for name, value in failures.headers(answer)}
-    return Response(failures.body(answer, shape), answer.status, headers | dict(error.headers or {}))
+    return Response(failures.body(answer, shape), answer.status, headers | more)
 
 
 def _configure_logging(level: str) -> None:

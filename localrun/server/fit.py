@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
 from starlette.routing import Route
 
 from localrun.errors import BadRequest
@@ -49,13 +48,14 @@ async def _fit(runtime: Runtime, exchange: Exchange) -> None:
     pooling_for(model, Use.TEXT)
     idle_bytes = _idle_bytes(runtime, model.name)
     here = Machine(machine.available_bytes() + idle_bytes, await installed_gpus())
-    fit = await asyncio.to_thread(choose, model.header, here, wish_of(runtime.settings))
+    wish = wish_of(runtime.settings, adapter_bytes=model.adapter_bytes)
+    fit = await asyncio.to_thread(choose, model.header, here, wish)
     answer = _answer(model.name, fit) | {
         "idle_bytes": idle_bytes,
         "prefix_cache_bytes": runtime.settings.ram_cache_bytes,
         "problem": None if fit.fits else refusal(model.name, fit, here, 0),
     }
-    await exchange.answer(msgspec.json.encode(answer))
+    await exchange.answer_json(answer)
 
 
 def _idle_bytes(runtime: Runtime, name: str) -> int:

@@ -49,4 +49,4 @@ async def _collect(runtime: Runtime, exchange: Exchange) -> None:
         "deleted": [str(path) for path in collected.files],
         "kept_blobs": collected.kept_blobs,
     }
-    await exchange.answer(msgspec.json.encode(answer))
+    await exchange.answer_json(answer)

@@ -8,14 +8,13 @@ Runs in the daemon's event loop. Does not: filter; a reader knows what it wants 
 
 from __future__ import annotations
 
-from urllib.parse import parse_qs
-
 import msgspec
 from starlette.routing import Route
 
 from localrun.errors import BadRequest
 from localrun.server.http.endpoint import route
 from localrun.server.http.exchange import Exchange
+from localrun.server.http.query import parameter
 from localrun.server.runtime import Runtime
 from localrun.snapshot import LogLine
 
@@ -33,8 +32,7 @@ def routes(runtime: Runtime) -> list[Route]:
 
 
 async def _logs(runtime: Runtime, exchange: Exchange) -> None:
-    query = parse_qs(exchange.scope["query_string"].decode("latin-1"))
-    since, follow = query.get("since", ["0"])[-1], query.get("follow", ["1"])[-1]
+    since, follow = parameter(exchange, "since") or "0", parameter(exchange, "follow") or "1"
     if not since.isascii() or not since.isdigit() or len(since) > 18:
         raise BadRequest(f"since: must be the number of a line, not {since[:40]!r}", field="since")
     if follow not in ("0", "1"):

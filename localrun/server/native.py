@@ -21,9 +21,7 @@ Does not: check Host, Origin or content types (limits.py wraps all routes), or k
 from __future__ import annotations
 
 import asyncio
-from urllib.parse import parse_qs
 
-import msgspec
 from starlette.routing import Route
 
 import localrun
@@ -31,13 +29,12 @@ from localrun.errors import BadRequest, Unavailable
 from localrun.server import fit, garbage, logs, pull_routes
 from localrun.server.http.endpoint import route
 from localrun.server.http.exchange import Exchange
+from localrun.server.http.query import parameter
 from localrun.server.runtime import Runtime
 
 DEFAULT_HZ = 4.0
 MIN_HZ = 1.0
 MAX_HZ = 10.0
-
-_encoder = msgspec.json.Encoder()
 
 
 def routes(runtime: Runtime) -> list[Route]:
@@ -63,11 +60,11 @@ def routes(runtime: Runtime) -> list[Route]:
 async def _health(runtime: Runtime, exchange: Exchange) -> None:
     if runtime.shutdown_requested.is_set():
         raise Unavailable("localrun is shutting down")
-    await _answer(exchange, {"status": "ok", "version": localrun.__version__})
+    await exchange.answer_json({"status": "ok", "version": localrun.__version__})
 
 
 async def _snapshot(runtime: Runtime, exchange: Exchange) -> None:
-    await _answer(exchange, await runtime.telemetry.snapshot())
+    await exchange.answer_json(await runtime.telemetry.snapshot())
 
 
 async def _events(runtime: Runtime, exchange: Exchange) -> None:
@@ -84,43 +81,39 @@ async def _events(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def _list_requests(runtime: Runtime, exchange: Exchange) -> None:
-    await _answer(exchange, {"requests": runtime.registry.rows()})
+    await exchange.answer_json({"requests": runtime.registry.rows()})
 
 
 async def _one_request(runtime: Runtime, exchange: Exchange) -> None:
-    await _answer(exchange, runtime.registry.row(exchange.scope["path_params"]["id"]))
+    await exchange.answer_json(runtime.registry.row(exchange.scope["path_params"]["id"]))
 
 
 async def _cancel_request(runtime: Runtime, exchange: Exchange) -> None:
     job_id: str = exchange.scope["path_params"]["id"]
     runtime.registry.cancel_or_raise(job_id)
-    await _answer(exchange, {"id": job_id, "cancelled": True})
+    await exchange.answer_json({"id": job_id, "cancelled": True})
 
 
 async def _cache(runtime: Runtime, exchange: Exchange) -> None:
-    await _answer(exchange, await runtime.cache.report())
+    await exchange.answer_json(await runtime.cache.report())
 
 
 async def _clear_cache(runtime: Runtime, exchange: Exchange) -> None:
-    tier = _parameter(exchange, "tier")
+    tier = parameter(exchange, "tier")
     if tier not in ("", "ram", "disk"):
         raise BadRequest(f"tier must be ram or disk, not {tier[:40]!r}; leave it out for both", field="tier")
-    model = _parameter(exchange, "model")
-    await _answer(exchange, await runtime.cache.clear(model or None, ram=tier != "disk", disk=tier != "ram"))
+    model = parameter(exchange, "model")
+    await exchange.answer_json(await runtime.cache.clear(model or None, ram=tier != "disk", disk=tier != "ram"))
 
 
 async def _shutdown(runtime: Runtime, exchange: Exchange) -> None:
-    await _answer(exchange, {"status": "stopping"})
+    await exchange.answer_json({"status": "stopping"})
     runtime.request_shutdown()
 
 
 async def _metrics(runtime: Runtime, exchange: Exchange) -> None:
     page, content_type = runtime.telemetry.metrics.page(exchange.header(b"accept"))
     await exchange.answer(page, headers=[(b"content-type", content_type.encode("ascii"))])
-
-
-async def _answer(exchange: Exchange, content: object) -> None:
-    await exchange.answer(_encoder.encode(content))
 
 
 async def _pause(ended: asyncio.Event, seconds: float) -> None:
@@ -130,14 +123,8 @@ async def _pause(ended: asyncio.Event, seconds: float) -> None:
         return
 
 
-def _parameter(exchange: Exchange, name: str) -> str:
-    """The last value of a query parameter; empty without one."""
-    query: dict[str, list[str]] = parse_qs(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    return query.get(name, [""])[-1]
-
-
 def _hz(exchange: Exchange) -> float:
-    text = _parameter(exchange, "hz")
+    text = parameter(exchange, "hz")
     if not text:
         return DEFAULT_HZ
     try:

@@ -11,10 +11,6 @@ Runs in the daemon's event loop. Does not: rank (the hub does, by downloads).
 
 from __future__ import annotations
 
-from typing import Any
-from urllib.parse import parse_qs
-
-import msgspec
 from starlette.routing import Route
 
 from localrun.errors import BadRequest, DownloadFailed, Unavailable
@@ -24,6 +20,7 @@ from localrun.models.sources import huggingface
 from localrun.models.sources.huggingface import HubHit
 from localrun.server.http.endpoint import route
 from localrun.server.http.exchange import Exchange
+from localrun.server.http.query import parameter
 from localrun.server.runtime import Runtime
 
 DEFAULT_LIMIT = 20
@@ -42,26 +39,26 @@ def routes(runtime: Runtime) -> list[Route]:
 
 
 async def _pulls(runtime: Runtime, exchange: Exchange) -> None:
-    await _answer(exchange, {"pulls": runtime.pulls.rows()})
+    await exchange.answer_json({"pulls": runtime.pulls.rows()})
 
 
 async def _cancel(runtime: Runtime, exchange: Exchange) -> None:
-    model = _parameter(exchange, "model")
+    model = parameter(exchange, "model")
     if not model:
         raise BadRequest("model is required: DELETE /localrun/v1/pulls?model=NAME", field="model")
     await runtime.pulls.cancel(model)
-    await _answer(exchange, {"model": model, "cancelled": True})
+    await exchange.answer_json({"model": model, "cancelled": True})
 
 
 async def _catalog(_: Runtime, exchange: Exchange) -> None:
-    model = _parameter(exchange, "model")
+    model = parameter(exchange, "model")
     found = catalog.find(ModelName.parse(model)) if model else None
     entries = catalog.entries() if not model else () if found is None else (found.entry,)
-    await _answer(exchange, {"models": entries})
+    await exchange.answer_json({"models": entries})
 
 
 async def _search(runtime: Runtime, exchange: Exchange) -> None:
-    query = _parameter(exchange, "query").strip()
+    query = parameter(exchange, "query").strip()
     if len(query) > MAX_QUERY_CHARS:
         raise BadRequest(f"query has {len(query)} characters; the limit is {MAX_QUERY_CHARS}", field="query")
     limit = _limit(exchange)
@@ -73,22 +70,12 @@ async def _search(runtime: Runtime, exchange: Exchange) -> None:
         except (DownloadFailed, Unavailable) as error:
             # The catalogue answers without a network.
             problem = error.message
-    await _answer(exchange, {"catalog": catalog.search(query), "hub": hits, "problem": problem})
-
-
-async def _answer(exchange: Exchange, content: Any) -> None:
-    await exchange.answer(msgspec.json.encode(content))
+    await exchange.answer_json({"catalog": catalog.search(query), "hub": hits, "problem": problem})
 
 
 def _limit(exchange: Exchange) -> int:
-    text = _parameter(exchange, "limit") or str(DEFAULT_LIMIT)
+    text = parameter(exchange, "limit") or str(DEFAULT_LIMIT)
     limit = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
     if not 1 <= limit <= MAX_LIMIT:
         raise BadRequest(f"limit must be a number from 1 to {MAX_LIMIT}, not {text[:40]!r}", field="limit")
     return limit
-
-
-def _parameter(exchange: Exchange, name: str) -> str:
-    """The last value of a query parameter; empty without one."""
-    query: dict[str, list[str]] = parse_qs(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    return query.get(name, [""])[-1]

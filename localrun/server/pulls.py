@@ -59,6 +59,11 @@ class _Pull:
     def is_running(self) -> bool:
         return not self.progress.is_over and not self.is_cancelled
 
+    def end_unbegun(self) -> None:
+        """After its task: if that was cancelled before its first turn, nobody has said that it is over."""
+        if not self.progress.is_over:
+            self.progress.end(_cancelled())
+
     def cancel(self) -> None:
         """Ends it soon: what it transferred has yet to be written down."""
         self.is_cancelled = True
@@ -148,6 +153,7 @@ class Pulls:
         )
         self._forget_ended()
         pull.task = asyncio.create_task(self._run(pull, before.task if before is not None else None))
+        pull.task.add_done_callback(lambda _: pull.end_unbegun())
         return pull
 
     async def _run(self, pull: _Pull, before: asyncio.Task[None] | None) -> None:
@@ -165,7 +171,7 @@ class Pulls:
             if self._is_stopping:
                 error = Unavailable("the daemon is stopping; the pull goes on when it starts again")
             else:
-                error = Cancelled("the pull was cancelled; what was transferred is kept for the next one")
+                error = _cancelled()
         except Exception:
             _log.exception("pulling %s failed", pull.wanted.model)
             error = LocalrunError("internal error; the daemon's log has the details")
@@ -214,6 +220,10 @@ class Pulls:
                 await asyncio.to_thread(_write, self._journal, wanted)
             except OSError as error:
                 _log.warning("%s cannot be written: %s", self._journal, error)
+
+
+def _cancelled() -> Cancelled:
+    return Cancelled("the pull was cancelled; what was transferred is kept for the next one")
 
 
 async def memory_bytes() -> int:

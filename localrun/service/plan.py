@@ -27,6 +27,20 @@ _OTHERS = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     *("HSA_OVERRIDE_GFX_VERSION", "GGML_VK_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "GOMP_SPINCOUNT"),
 )
+# Paths among them: a service starts in another folder than the shell was in.
+_PATHS = frozenset(
+    {
+        *(
+            "LOCALRUN_HOME",
+            "LOCALRUN_MODELS",
+            "LOCALRUN_MODEL_DIRS",
+            "LD_LIBRARY_PATH",
+            "SSL_CERT_FILE",
+            "SSL_CERT_DIR",
+        ),
+        *("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN_PATH"),
+    }
+)
 # A token does not belong into a file that service managers show to whoever asks them.
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
@@ -51,8 +65,11 @@ def make_plan(
     folders: Folders,
     models_folder: Path,
     hub_cache: Path,
+    shell_folder: Path,
 ) -> ServicePlan:
     """The plan of a daemon run by the interpreter `python`. `flags` are those the user gave now; None is not given.
+
+    Paths in variables are relative to `shell_folder`, the folder that the command was given in.
 
     Raises BadRequest for a value that no service file can hold.
     """
@@ -62,11 +79,14 @@ def make_plan(
         if value is not None:
             command += ["--" + field.replace("_", "-"), str(value)]
     environment = {name: environ[name] for name in taken_over() if environ.get(name)}
+    for name in _PATHS & set(environment):
+        environment[name] = _absolute(environment[name], shell_folder)
     for name, value in [*environment.items(), *(("the command", word) for word in command)]:
         if any(ord(character) < 32 or ord(character) == 127 for character in value):
             raise BadRequest(f"{name} holds a control character, which a service file cannot; change it and try again")
     # Listed without those that lie within another one.
-    written = (folders.data, folders.cache, folders.config, folders.state, models_folder, hub_cache)
+    places = (folders.data, folders.cache, folders.config, folders.state, models_folder, hub_cache)
+    written = [shell_folder / place for place in places]
     outermost = [path for path in dict.fromkeys(written) if not any(other in path.parents for other in written)]
     return ServicePlan(
         command=tuple(command),
@@ -74,6 +94,12 @@ def make_plan(
         log=folders.state / "service.log",
         written=tuple(outermost),
     )
+
+
+def _absolute(paths: str, folder: Path) -> str:
+    """Each of one or several paths, separated as in PATH; what begins with ~ or $ is somebody else's to expand."""
+    each = paths.split(os.pathsep)
+    return os.pathsep.join(path if not path or path[0] in "~$" else str(folder / path) for path in each)
 
 
 def taken_over() -> Sequence[str]:

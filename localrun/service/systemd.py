@@ -20,15 +20,23 @@ _INSTEAD = "run `localrun serve` yourself, or as the command of the container"
 
 
 class Systemd:
-    """`kernel` is the text of /proc/version, by which WSL is known; None reads it."""
+    """`kernel` holds the text by which WSL is known, `booted` exists where systemd is the first process."""
 
     name = "systemd"
 
-    def __init__(self, *, home: Path, environ: Mapping[str, str], kernel: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        home: Path,
+        environ: Mapping[str, str],
+        kernel: Path = Path("/proc/version"),
+        booted: Path = Path("/run/systemd/system"),
+    ) -> None:
         base = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
         self.path = base / "systemd" / "user" / NAME
         self._environ = environ
         self._kernel = kernel
+        self._booted = booted
 
     def install(self, plan: ServicePlan) -> None:
         """See `Manager`. The folders that the unit may write to are made first: it cannot make them itself."""
@@ -105,7 +113,7 @@ class Systemd:
             )
         if ran.is_missing:
             return NotSupported(f"there is no systemd here (systemctl is not installed); {_INSTEAD}")
-        if "not been booted with systemd" in ran.said or not Path("/run/systemd/system").is_dir():
+        if "not been booted with systemd" in ran.said or not self._booted.is_dir():
             return NotSupported(f"systemd does not run here, as in most containers ({ran.said}); {_INSTEAD}")
         user = self._environ.get("USER") or "USER"
         return NotSupported(
@@ -114,9 +122,7 @@ class Systemd:
         )
 
     def _is_wsl(self) -> bool:
-        if self._kernel is None:
-            try:
-                self._kernel = Path("/proc/version").read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                self._kernel = ""
-        return "microsoft" in self._kernel.lower()
+        try:
+            return "microsoft" in self._kernel.read_text(encoding="utf-8", errors="replace").lower()
+        except OSError:
+            return False

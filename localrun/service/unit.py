@@ -1,11 +1,11 @@
 """The systemd user unit of a plan. Pure: one text for one plan.
 
-What it may do is as little as the daemon needs. Everything is readable but keys, since a model may lie anywhere; only
+What it may do is as little as the daemon needs. Everything is readable, since a model may lie anywhere; only
 the daemon's own folders, the caches of GPU drivers and temporary folders are writable. Where the kernel lets no user
 make namespaces, systemd leaves these path rules out and keeps the others.
 
-Left out on purpose: MemoryDenyWriteExecute (ctypes callbacks and GPU drivers make code at run time), PrivateDevices (the
-GPUs), PrivateTmp (a model may be named by a path in /tmp), MemoryMax (engines measure the memory there is).
+Left out on purpose: MemoryDenyWriteExecute (ctypes callbacks and GPU drivers make code at run time), PrivateDevices
+(the GPUs), PrivateTmp (a model may be named by a path in /tmp), MemoryMax (engines measure the memory there is).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ _FINAL_STATUSES = "2 3"
 _SAFE_WORD = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 # Paths of the unit's own, which need not exist: temporary folders, and where drivers keep compiled kernels.
 _ALSO_WRITTEN = ("-/tmp", "-/var/tmp", "-%C", "-%h/.nv")
-_KEYS = ("-%h/.ssh", "-%h/.gnupg", "-%h/.aws", "-%h/.kube")
 
 
 def unit(plan: ServicePlan) -> str:
@@ -29,7 +28,7 @@ def unit(plan: ServicePlan) -> str:
     written = [_quoted(f"-{path}") for path in plan.written]
     return "\n".join(
         [
-            "# Written by `localrun service install`, which overwrites it; `systemctl --user edit localrun` adds to it.",
+            "# Written by `localrun service install`; make changes with `systemctl --user edit localrun`.",
             "[Unit]",
             "Description=localrun, language models on this machine",
             "StartLimitIntervalSec=60",
@@ -61,8 +60,8 @@ def unit(plan: ServicePlan) -> str:
             "SystemCallFilter=@system-service",
             "SystemCallErrorNumber=EPERM",
             "ProtectSystem=strict",
+            "ProtectHome=read-only",
             f"ReadWritePaths={' '.join([*written, *_ALSO_WRITTEN])}",
-            f"InaccessiblePaths={' '.join(_KEYS)}",
             "",
             "[Install]",
             "WantedBy=default.target",

@@ -29,9 +29,7 @@ class TaskScheduler:
         self.path = folders.state / "service.json"
         self._xml_path = folders.state / "service.xml"
         self._log = folders.state / "service.log"
-        self._user = "\\".join(
-            part for part in (environ.get("USERDOMAIN", ""), environ.get("USERNAME", "")) if part
-        )
+        self._user = "\\".join(part for part in (environ.get("USERDOMAIN", ""), environ.get("USERNAME", "")) if part)
 
     def install(self, plan: ServicePlan) -> None:
         """See `Manager`."""

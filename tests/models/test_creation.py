@@ -15,6 +15,7 @@ from localrun.models.creation import Changes
 from localrun.models.manifest import Message, Place, Role
 from localrun.models.store import Store
 from tests.lora_file import write_lora
+from tests.models.test_shards import split_copy
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -79,6 +80,19 @@ def test_a_folder_with_one_model(store: Store, tmp_path: Path, tiny_gguf: Path) 
         creation.base_of(store, "./folder", tmp_path)
 
 
+def test_a_model_in_several_files(store: Store, tmp_path: Path, tiny_gguf: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    first = split_copy(tiny_gguf, folder)
+    make(store, "by-file", f"./folder/{first.name}", tmp_path, system="Be brief.")
+    make(store, "by-folder", "./folder", tmp_path)
+    for name in ("by-file", "by-folder"):
+        model = store.resolve(name)
+        assert model.path == first
+        assert model.header.shard_paths == tuple(sorted(folder.iterdir()))
+        assert model.size_bytes == sum(path.stat().st_size for path in folder.iterdir())
+
+
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
@@ -119,6 +133,7 @@ def test_uploaded_files(store: Store, tiny_gguf: Path) -> None:
     for files, message in (
         ({"model.safetensors": digest}, "convert it to GGUF"),
         ({"a.gguf": digest, "b.gguf": digest}, "2 GGUF files"),
+        ({"a-00001-of-00002.gguf": digest, "a-00002-of-00002.gguf": digest}, "path of the first one as FROM"),
         ({"../a.gguf": digest}, "climbs out"),
         ({"/etc/a.gguf": digest}, "no relative file name"),
         ({"a.gguf": "sha256:../../x"}, "is no digest"),

@@ -89,7 +89,9 @@ def test_nothing_is_lost_between_the_devices(machine: Machine, wish: Wish) -> No
     assert sum(use.n_layers for use in fit.devices[1:]) == fit.n_gpu_layers
     assert sum(use.weights_bytes for use in fit.devices) == HEADER.weights_bytes
     assert sum(use.kv_bytes for use in fit.devices) == fit.estimate.kv_bytes
-    assert sum(use.other_bytes for use in fit.devices) == fit.estimate.process_bytes + fit.estimate.staging_bytes
+    n_holders = 1 + sum(use.n_layers > 0 for use in fit.devices[1:])
+    other_bytes = fit.estimate.process_bytes + fit.estimate.staging_bytes + n_holders * wish.adapter_bytes
+    assert sum(use.other_bytes for use in fit.devices) == other_bytes
     for use in fit.devices[1:]:
         assert (use.compute_bytes > 0) == (use.n_layers > 0)
 
@@ -193,3 +195,10 @@ def test_wanted_cells() -> None:
     assert wanted_cells(n_ctx_train=4096, n_slots=8, kv_cells=0) == 32_768
     assert wanted_cells(n_ctx_train=4096, n_slots=2, kv_cells=0) == 8192
     assert wanted_cells(n_ctx_train=4096, n_slots=2, kv_cells=1000) == 1024
+
+
+def test_adapters_take_memory_too() -> None:
+    machine = Machine(64 * GIB)
+    plain, adapted = (choose(HEADER, machine, Wish(4, adapter_bytes=size)) for size in (0, GIB))
+    assert adapted.estimate.total_bytes - plain.estimate.total_bytes == GIB
+    assert adapted.devices[0].total_bytes - plain.devices[0].total_bytes == GIB

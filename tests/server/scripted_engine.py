@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from localrun import wire
+from localrun import framing, wire
 
 READY = wire.Ready(
     n_ctx=100, n_ctx_train=100, n_vocab=258, n_slots=2, n_kv_cells=256, n_threads=1, n_gpu_layers=0, model_size_bytes=0,
@@ -18,7 +18,7 @@ STATS = wire.StepStats(*[0] * 15)
 
 
 def _send(message: object) -> None:
-    sys.stdout.buffer.write(wire.encode(message))
+    sys.stdout.buffer.write(framing.encode(message))
     sys.stdout.buffer.flush()
 
 
@@ -45,7 +45,7 @@ def _answer(message: wire.ToEngine, script: str) -> None:
 def main(script: str) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     print("a line for the log", file=sys.stderr, flush=True)
-    wire.read_body(sys.stdin.buffer)
+    framing.read_body(sys.stdin.buffer)
     if script == "abort":
         os.abort()
     if script == "killed":
@@ -68,8 +68,8 @@ def main(script: str) -> int:
         time.sleep(600)
     if script == "long-line":
         os.write(2, b"y" * 1_000_000 + b"\n")
-    while (body := wire.read_body(sys.stdin.buffer)) is not None:
-        _answer(wire.decode_to_engine(body), script)
+    while (body := framing.read_body(sys.stdin.buffer)) is not None:
+        _answer(framing.decode_to_engine(body), script)
     return 0
 
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+from localrun.server.anthropic.output import Output as Blocks
+from localrun.server.ollama.answer_parts import Parts
 from localrun.server.ollama.lines import Kind, Lines
 from localrun.server.openai.chat_chunks import ChatChunks
 from localrun.server.openai.plain_parser import PlainParser
@@ -38,7 +40,7 @@ def body(path: str, n_tokens: int) -> dict[str, Any]:
     common = {"model": "tiny", "stream": True}
     if path == "/v1/responses":
         return common | {"input": "hello", "max_output_tokens": n_tokens}
-    if path == "/v1/chat/completions":
+    if path in ("/v1/chat/completions", "/v1/messages"):
         return common | {"messages": MESSAGES, "max_tokens": n_tokens}
     return common | {"messages": MESSAGES, "options": {"num_predict": n_tokens}}
 
@@ -105,15 +107,20 @@ def encoding(name: str, encode: Callable[[Delta], object]) -> None:
 
 def main() -> None:
     """Prints all rows."""
-    for path in ("/v1/chat/completions", "/v1/responses", "/api/chat"):
+    for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"):
         for n_streams in (8, 32):
             measure(path, n_streams)
     chunks = ChatChunks(request_id="1", model="tiny", include_usage=False, replies=[Reply(PlainParser())])
     encoding("/v1/chat/completions", lambda delta: chunks.news(0, delta))
     reply, output = Reply(PlainParser()), Output(Events(), summarizes=False)
     encoding("/v1/responses", lambda delta: output.take(reply.take(delta), None))
-    lines = Lines("tiny", Kind.CHAT)
-    encoding("/api/chat", lambda delta: lines.text(delta.text))
+    message, blocks = Reply(PlainParser()), Blocks()
+    encoding("/v1/messages", lambda delta: blocks.take(message.take(delta)))
+    lines, parser, parts = Lines("tiny", Kind.CHAT), PlainParser(), Parts()
+    encoding(
+        "/api/chat",
+        lambda delta: [lines.text(part.text) for part in parts.take(parser.feed(delta.text), is_end=False)],
+    )
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import html
 import re
+import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ from textual.app import App
 from textual.pilot import Pilot
 
 from localrun.client import ChatMetrics, ChatPiece, PullPiece
-from localrun.errors import Cancelled, DaemonUnreachable, LocalrunError
+from localrun.errors import Cancelled, DaemonUnreachable, LocalrunError, ModelNotFound
 from localrun.snapshot import (
     Aggregate,
     EngineRow,
@@ -34,6 +35,8 @@ from localrun.snapshot import (
 from localrun.tui.app import LocalrunApp
 
 PATIENCE_S = 20.0
+# What the clock says: 2023-11-14 22:13:20 UTC.
+NOW_S = 1_700_000_000.0
 REQUEST_ID = "req_0123456789ab"
 
 # Of one character in an exported screenshot.
@@ -162,6 +165,9 @@ class FakeDaemon:
         self._pull_pieces.put_nowait(Cancelled("the pull was cancelled"))
 
     async def show(self, model: str) -> dict[str, Any]:
+        self._check_up()
+        if model not in {row["name"].removesuffix(":latest") for row in self.rows}:
+            raise ModelNotFound(f"there is no model {model!r} here")
         return {
             "details": {"parameter_size": "2.4M", "quantization_level": "Q8_0"},
             "model_info": {"general.architecture": "llama", "llama.context_length": 4096},
@@ -283,9 +289,19 @@ class Desk:
 
     def __init__(self, history_file: Path | None = None) -> None:
         self.daemon = FakeDaemon()
+        self.n_starts = 0
+        self.refusal: LocalrunError | None = None
         self.app = LocalrunApp(
-            "http://127.0.0.1:1", connect=self.daemon.connect, retry_delays_s=(0.02,), history_file=history_file
-        )
+            "http://127.0.0.1:1", connect=self.daemon.connect, retry_delays_s=(0.02,), history_file=history_file,
+            start_daemon=self._start_daemon, clock=lambda: NOW_S,
+        )  # fmt: skip
+
+    def _start_daemon(self) -> None:
+        """What Ctrl-R does where no daemon answers; `refusal` is why it cannot."""
+        self.n_starts += 1
+        if self.refusal is not None:
+            raise self.refusal
+        self.daemon.is_up = True
 
     def open(self, size: tuple[int, int]) -> Any:
         """Runs the app in a terminal of this size, as an async context that gives the pilot."""
@@ -300,9 +316,13 @@ class Desk:
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     # The theme and the pictures follow the terminal's colours, which must not be those of whoever runs the tests.
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    return Desk()
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield Desk()
+    monkeypatch.undo()
+    time.tzset()

@@ -79,3 +79,18 @@ async def test_the_client_is_named_after_the_process_and_closed(desk: Any) -> No
     finally:
         desk.daemon.__class__.__aexit__ = kept
     assert closed == [True]
+
+
+async def test_ctrl_r_starts_a_daemon_that_has_ended_and_says_why_it_cannot(desk: Any) -> None:
+    desk.app._feed._retry_delays_s = (3600.0,)
+    desk.refusal = DaemonUnreachable("the disk is full")
+    desk.daemon.is_up = False
+    async with desk.open((100, 30)) as pilot:
+        await desk.see(pilot, "^r starts one")
+        await pilot.press("ctrl+r")
+        await desk.see(pilot, "the disk is full")
+        desk.refusal = None
+        desk.daemon.publish()
+        await pilot.press("ctrl+r")
+        await desk.see(pilot, "● ready")
+        assert desk.n_starts == 2

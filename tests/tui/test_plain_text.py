@@ -27,3 +27,10 @@ def test_fit_cuts_with_an_ellipsis() -> None:
         "openai-pyth…",
         "…",
     ]
+
+
+def test_wide_characters_are_cut_and_aligned_by_cells() -> None:
+    assert fit("狐狸的故事", 10) == "狐狸的故事"
+    assert cell_len(fit("狐狸的故事", 6)) <= 6
+    for text in ("狐狸的故事很長", "🦊🦊🦊", "fox", "x" * 99):
+        assert cell_len(column(text, 8)) == cell_len(column(text, 8, right=True)) == 8

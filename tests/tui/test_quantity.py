@@ -48,8 +48,8 @@ def test_count(value: int | None, widest: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, "–"), (0, "0 B"), (640, "640 B"), (5_400_000, "5.1 MiB"), (312 * 1024**2, "312 MiB"), (1023, "1.0 KiB"),
-        (16 * 1024**3, "16.0 GiB"), (3 * 1024**4, "3.0 TiB"),
+        (None, "–"), (0, "0 B"), (640, "640 B"), (5_400_000, "5.4 MB"), (312_000_000, "312 MB"), (999, "999 B"),
+        (1001, "1.0 KB"), (16 * 10**9, "16.0 GB"), (3 * 10**12, "3.0 TB"),
     ],
 )  # fmt: skip
 def test_size(value: int | None, text: str) -> None:

@@ -8,6 +8,7 @@ Does not: read answers (`conversation_view.py`), or know what a slash command do
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import tempfile
 from pathlib import Path
@@ -81,7 +82,7 @@ class ChatScreen(Screen[None]):
         yield self._attachments
         yield self.prompt
         yield self._status
-        yield Footer()
+        yield Footer(show_command_palette=False)
 
     async def on_mount(self) -> None:
         self._bar.model = self.view.conversation.model
@@ -89,6 +90,7 @@ class ChatScreen(Screen[None]):
         self.session.snapshots.subscribe(self, self._on_snapshot)
         self.session.connection.subscribe(self, self._on_connection)
         self.session.models.subscribe(self, self._on_model)
+        self.session.deleted.subscribe(self, self._on_deleted)
 
     # --- which chats are shown -------------------------------------------------------------------------------------
 
@@ -100,7 +102,8 @@ class ChatScreen(Screen[None]):
         await self._replace(found[0] if found else self._new_view(model))
 
     async def open_chat(self, chat_id: int) -> None:
-        """Show a chat of the history; one that is open already is gone to."""
+        """Show a chat of the history; one that is open already is gone to. Raises KeyError for one that was deleted,
+        and sqlite3.Error."""
         view = next((view for view in self._open if view.conversation.chat_id == chat_id), None)
         if view is None:
             history = self.session.history
@@ -110,6 +113,19 @@ class ChatScreen(Screen[None]):
             self._mark(view)
         else:
             await self._replace(view)
+
+    async def _on_deleted(self, chat_id: int) -> None:
+        """A chat that was deleted leaves the screen, with its answer if one is written; a new one takes its place."""
+        for gone in [view for view in self._open if view.conversation.chat_id == chat_id]:
+            gone.stop()
+            if gone in self._shown:
+                marked, self.view = self.view, gone
+                await self._replace(self._new_view(gone.conversation.model))
+                if marked is not gone:
+                    self._mark(marked)
+            if gone in self._open:
+                self._open.remove(gone)
+                await gone.remove()
 
     def _new_view(self, model: str) -> ConversationView:
         return ConversationView(self.session, Conversation(self.session.history, model, self.session.clock))
@@ -174,8 +190,14 @@ class ChatScreen(Screen[None]):
 
     async def action_chats(self, words: str = "") -> None:
         async def chosen(chat_id: int | None) -> None:
-            if chat_id is not None:
+            if chat_id is None:
+                return
+            try:
                 await self.open_chat(chat_id)
+            except KeyError:
+                self.notify("This chat was deleted in another window.", severity="warning")
+            except sqlite3.Error as error:
+                self.notify(line(str(error)), title="The chat cannot be read", severity="error", markup=False)
 
         await self.app.push_screen(ChatsScreen(self.session, words), chosen)
 
@@ -189,7 +211,7 @@ class ChatScreen(Screen[None]):
 
     def _on_connection(self, trouble: str | None) -> None:
         self._bar.connected = trouble is None
-        self._banner.show(trouble, self.session.base_url)
+        self._banner.show(self.session)
         self._show_status()
 
     @on(ConversationView.Progressed)
@@ -302,8 +324,19 @@ class ChatScreen(Screen[None]):
             await self.edit(event.message)
         elif event.what == "retry":
             await self.retry(event.message)
-        elif self.view.conversation.show_version(event.message, -1 if event.what == "previous" else 1):
-            await self.view.reload()
+        else:
+            await self._show_version(event.message, -1 if event.what == "previous" else 1)
+
+    async def _show_version(self, message: Message, step: int) -> None:
+        if self._refuse_while_answering():
+            return
+        try:
+            if self.view.conversation.show_version(message, step):
+                await self.view.reload()
+        except KeyError:
+            self.notify("This chat was deleted in another window.", severity="warning")
+        except sqlite3.Error as error:
+            self.notify(line(str(error)), title="The history cannot be read", severity="error", markup=False)
 
     @on(AnswerMessage.Wanted)
     def _copy_from_answer(self, event: AnswerMessage.Wanted) -> None:

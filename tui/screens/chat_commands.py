@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from localrun.errors import LocalrunError
 from localrun.tui import export, slash
 from localrun.tui.attachment import BadAttachment, read_attachment
 from localrun.tui.conversation import Conversation
@@ -37,7 +38,10 @@ async def carry_out(screen: ChatScreen, command: Slash) -> None:
         return
     try:
         said = await action(screen, command.argument)
-    except (_RefusedError, BadAttachment, OSError, sqlite3.Error) as error:
+    except KeyError:
+        screen.notify("This chat was deleted in another window.", severity="warning")
+        return
+    except (_RefusedError, BadAttachment, LocalrunError, OSError, sqlite3.Error) as error:
         screen.notify(line(str(error)), severity="warning", markup=False)
         return
     if slash.parse(screen.prompt.text.strip()) == command:
@@ -68,10 +72,12 @@ async def _model(screen: ChatScreen, argument: str) -> str | None:
     if not argument:
         await screen.app.run_action("show('models')")
         return None
-    screen.view.conversation.configure(model=argument)
-    screen.session.model = argument
-    screen.show_model(argument)
-    return f"{argument} answers in this chat from now on."
+    await screen.session.daemon.show(argument)  # a name that is none is refused here, not with the next question
+    model = argument.removesuffix(":latest")
+    screen.view.conversation.configure(model=model)
+    screen.session.model = model
+    screen.show_model(model)
+    return f"{model} answers in this chat from now on."
 
 
 async def _system(screen: ChatScreen, argument: str) -> str:

@@ -8,6 +8,7 @@ Does not: open a chat; it is dismissed with the number of the one that was chose
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import ClassVar
 
@@ -21,10 +22,12 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from localrun.tui.history import Chat
-from localrun.tui.plain_text import fit, line
+from localrun.tui.plain_text import column, fit, line
 from localrun.tui.session import Session
 
+# In a wide terminal; a narrow one leaves the title what the other columns, 42 cells with the frame, do not take.
 _TITLE_WIDTH = 46
+_OTHERS_WIDTH = 42
 _MODEL_WIDTH = 16
 
 
@@ -62,6 +65,14 @@ class ChatsScreen(ModalScreen[int]):
         self._list.can_focus = False
         self._show()
 
+    def on_resize(self) -> None:
+        if self._renaming is None:
+            self._show()
+
+    @property
+    def _title_width(self) -> int:
+        return max(12, min(_TITLE_WIDTH, self.app.size.width * 96 // 100 - _OTHERS_WIDTH))
+
     def _show(self) -> None:
         words = self._input.value.strip()
         try:
@@ -77,7 +88,7 @@ class ChatsScreen(ModalScreen[int]):
         self._note.update(Content("" if options else nothing))
 
     def _all(self) -> list[Option]:
-        return [Option(_row(chat), id=str(chat.id)) for chat in self._session.history.chats()]
+        return [Option(_row(chat, self._title_width), id=str(chat.id)) for chat in self._session.history.chats()]
 
     def _found(self, words: str) -> list[Option]:
         found = []
@@ -97,7 +108,7 @@ class ChatsScreen(ModalScreen[int]):
             return None
         try:
             return self._session.history.chat(int(option.id.split()[0]))
-        except KeyError:
+        except (KeyError, sqlite3.Error):
             return None
 
     @on(Input.Changed)
@@ -108,11 +119,12 @@ class ChatsScreen(ModalScreen[int]):
     @on(Input.Submitted)
     def _choose(self) -> None:
         if self._renaming is not None:
-            if self._input.value.strip():
-                self._session.history.rename(self._renaming.id, self._input.value)
-            self._renaming = None
-            self._input.value = ""
+            chat, self._renaming = self._renaming, None
+            title, self._input.value = self._input.value, ""
+            problem = self._problem_of(lambda: self._session.history.rename(chat.id, title)) if title.strip() else None
             self._show()
+            if problem is not None:
+                self._note.update(Content(problem))
             return
         chat = self._selected()
         self.dismiss(None if chat is None else chat.id)
@@ -144,17 +156,32 @@ class ChatsScreen(ModalScreen[int]):
             self._doomed = chat
             self._note.update(Content(f"^d again deletes “{fit(chat.title, _TITLE_WIDTH)}” for good."))
             return
-        self._session.history.delete(chat.id)
         self._doomed = None
+        problem = self._problem_of(lambda: self._session.history.delete(chat.id))
+        if problem is None:
+            self._session.deleted.publish(chat.id)
         self._show()
+        if problem is not None:
+            self._note.update(Content(problem))
+
+    @staticmethod
+    def _problem_of(change: Callable[[], None]) -> str | None:
+        """Changes the history; what went wrong, None when nothing did."""
+        try:
+            change()
+        except KeyError:
+            return "This chat was deleted in another window."
+        except sqlite3.Error as error:
+            return line(f"The history cannot be changed: {error}")
+        return None
 
 
-def _row(chat: Chat) -> Content:
+def _row(chat: Chat, title_width: int) -> Content:
     when = datetime.fromtimestamp(chat.changed_at_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
     return Content.assemble(
-        fit(chat.title, _TITLE_WIDTH).ljust(_TITLE_WIDTH),
+        column(chat.title, title_width),
         " ",
-        Content.styled(fit(chat.model, _MODEL_WIDTH).ljust(_MODEL_WIDTH), "$foreground 65%"),
+        Content.styled(column(chat.model, _MODEL_WIDTH), "$foreground 65%"),
         " ",
         Content.styled(when, "$foreground 50%"),
     )

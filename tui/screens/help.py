@@ -20,7 +20,7 @@ _SECTIONS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     (
         "app",
         "Everywhere",
-        (("^p", "all commands, themes among them"), ("^q", "quit")),
+        (("^p", "all commands, themes among them"),),
     ),
     (
         "chat",
@@ -44,7 +44,10 @@ _COMMAND_WIDTH = 22
 
 
 class HelpScreen(ModalScreen[None]):
-    """`keymap` are the person's own keys by name."""
+    """`keymap` are the person's own keys by name. Keys and commands stand beside each other where there is room."""
+
+    # textual declares it as an instance variable
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (150, "-wide")]  # noqa: RUF012
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,f10,question_mark,q,enter", "dismiss", "Close"),
@@ -58,17 +61,22 @@ class HelpScreen(ModalScreen[None]):
         with VerticalScroll() as box:
             box.border_title = "Keys"
             box.border_subtitle = "Esc closes"
-            yield Static(_text(self._keymap))
+            yield Static(_keys(self._keymap))
+            yield Static(_commands())
 
 
-def _text(keymap: Mapping[str, str]) -> Content:
+def _keys(keymap: Mapping[str, str]) -> Content:
     lines: list[Content] = []
     for section, title, others in _SECTIONS:
         lines.append(Content.styled(title, "bold $primary"))
         keys = [*of_section(section, keymap), *others]
         lines += [Content.assemble(Content.styled(key.ljust(_KEY_WIDTH), "bold"), what) for key, what in keys]
         lines.append(Content(""))
-    lines.append(Content.styled("Commands, typed in the prompt", "bold $primary"))
+    return Content("\n").join(lines)
+
+
+def _commands() -> Content:
+    lines = [Content.styled("Commands, typed in the prompt", "bold $primary")]
     for name, (arguments, what) in COMMANDS.items():
         usage = f"/{name} {arguments}".strip()
         lines.append(Content.assemble(Content.styled(usage.ljust(_COMMAND_WIDTH), "bold"), " ", what))

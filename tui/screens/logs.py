@@ -27,7 +27,7 @@ from localrun.errors import LocalrunError
 from localrun.snapshot import LogLine
 from localrun.tui.event_feed import RETRY_DELAYS_S
 from localrun.tui.keys import bind
-from localrun.tui.plain_text import block, line
+from localrun.tui.plain_text import block, column, line
 from localrun.tui.session import Session
 from localrun.tui.widgets.banner import Banner
 from localrun.tui.widgets.top_bar import TopBar
@@ -67,7 +67,7 @@ class LogsScreen(Screen[None]):
         yield self._log
         yield self._input
         yield self._settings
-        yield Footer()
+        yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         self._session.connection.subscribe(self, self._on_connection)
@@ -82,7 +82,7 @@ class LogsScreen(Screen[None]):
 
     def _on_connection(self, trouble: str | None) -> None:
         self._bar.connected = trouble is None
-        self._banner.show(trouble, self._session.base_url)
+        self._banner.show(self._session)
 
     async def _follow(self) -> None:
         """Never returns; ends by being cancelled."""
@@ -114,7 +114,7 @@ class LogsScreen(Screen[None]):
 
     def _write(self, found: LogLine) -> None:
         when = datetime.fromtimestamp(found.time_s, UTC).astimezone().strftime("%H:%M:%S")
-        source = line(found.source).removeprefix("localrun.")[-_SOURCE_WIDTH:].ljust(_SOURCE_WIDTH)
+        source = column(line(found.source).removeprefix("localrun.")[-_SOURCE_WIDTH:], _SOURCE_WIDTH)
         colour = _COLOURS.get(found.level)
         style = Style(color=Color.parse(self.app.theme_variables[colour]).rich_color) if colour else Style.null()
         text = Text.assemble(

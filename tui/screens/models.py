@@ -23,7 +23,7 @@ from textual.widgets.option_list import Option
 
 from localrun.errors import LocalrunError
 from localrun.tui import quantity
-from localrun.tui.plain_text import fit, line
+from localrun.tui.plain_text import column, line
 from localrun.tui.pulls import pull_line
 from localrun.tui.screens.model_detail import ModelDetailScreen
 from localrun.tui.session import Session
@@ -153,8 +153,8 @@ class ModelsScreen(ModalScreen[str]):
         engine = self._session.engine_of(name)
         facts = (
             f"{quantity.size(row.get('size')):>9}  "
-            f"{fit(str(details.get('parameter_size') or ''), 6):>6}  "
-            f"{fit(str(details.get('quantization_level') or ''), 7):<7}"
+            f"{column(str(details.get('parameter_size') or ''), 6, right=True)}  "
+            f"{column(str(details.get('quantization_level') or ''), 7)}"
         )
         mark = ("›" if name == self._session.model else " ", "$primary bold")
         loaded = ""
@@ -164,7 +164,7 @@ class ModelsScreen(ModalScreen[str]):
             Content.assemble(
                 mark,
                 " ",
-                fit(name, _NAME_WIDTH).ljust(_NAME_WIDTH),
+                column(name, _NAME_WIDTH),
                 Content.styled(facts, "$foreground 65%"),
                 Content.styled(loaded, "$success"),
             ),
@@ -177,11 +177,11 @@ class ModelsScreen(ModalScreen[str]):
         snapshot = self._session.snapshot
         fits = snapshot is None or entry["memory_gb"] * _GB <= snapshot.system.memory_total_bytes
         verdict = ("fits", "$success") if fits else (f"wants {entry['memory_gb']:g} GB", "$warning")
-        facts = f"{quantity.size(round(smallest_gb * _GB)):>9}  {fit(entry['use'], 22):<22} "
+        facts = f"{quantity.size(round(smallest_gb * _GB)):>9}  {column(entry['use'], 16)} "
         return Option(
             Content.assemble(
                 "  ",
-                fit(entry["name"], _NAME_WIDTH).ljust(_NAME_WIDTH),
+                column(entry["name"], _NAME_WIDTH),
                 Content.styled(facts, "$foreground 65%"),
                 Content.styled(*verdict),
             ),
@@ -284,7 +284,7 @@ def _hit(hit: dict[str, Any]) -> Option:
     gated = "  gated" if hit.get("is_gated") else ""
     facts = f"  {quantity.count(hit.get('n_downloads'), widest=9_999):>6} downloads{gated}"
     name = str(hit["repo"])
-    label = Content.assemble("  ", fit(name, 44).ljust(44), Content.styled(facts, "$foreground 65%"))
+    label = Content.assemble("  ", column(name, 44), Content.styled(facts, "$foreground 65%"))
     return Option(label, id=f"{_THERE}hf.co/{name}")
 
 

@@ -86,7 +86,7 @@ class MonitorScreen(Screen[None]):
         yield self._filter
         yield self._detail
         yield self._engines
-        yield Footer()
+        yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         self._session.snapshots.subscribe(self, self._on_snapshot)
@@ -106,7 +106,7 @@ class MonitorScreen(Screen[None]):
 
     def _on_connection(self, trouble: str | None) -> None:
         self._bar.connected = trouble is None
-        self._banner.show(trouble, self._session.base_url)
+        self._banner.show(self._session)
         self.set_class(trouble is not None, "-stale")
         self._show_nothing()
 

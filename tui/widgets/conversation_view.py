@@ -231,7 +231,8 @@ class ConversationView(VerticalScroll):
                     if not exchange.has_answer:
                         progress.has_text = True
                         question = exchange.question
-                        exchange.asked.message = conversation.asked(question.content, question.extra)
+                        message = conversation.asked(question.content, question.extra)
+                        exchange.asked.belong(message, conversation.versions(message))
                         self.post_message(self.Progressed(self))
                     exchange.text += piece.text
                     exchange.thinking += piece.thinking

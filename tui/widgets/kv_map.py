@@ -30,7 +30,8 @@ _SLOT_COLOURS = (
     "$primary 60%",
     "$accent 60%",
 )
-_LEGEND = "0-9 slot, underlined where shared; ░ kept; · free"
+_SEPARATOR = " · "
+_LEGENDS = ("0-9 slot, underlined where shared, ░ kept, · free", "0-9 slot, ░ kept, · free")
 
 
 class KvMap(Widget):
@@ -55,16 +56,19 @@ class KvMap(Widget):
         marks = kv_picture(engine, self._requests, width * rows)
         lines = [self._title(engine, width)]
         lines += [_line(marks[at : at + width]) for at in range(0, len(marks), width)]
-        lines.append(Content.styled(fit(_tiers(engine), width), "$foreground"))
-        lines.append(Content.styled(fit(_LEGEND, width), "$foreground 55%"))
+        lines.append(Content.styled(_tiers(engine, width), "$foreground"))
+        lines.append(Content.styled(next((text for text in _LEGENDS if len(text) <= width), ""), "$foreground 55%"))
         return Content("\n").join(lines[:height])
 
     def _title(self, engine: EngineRow, width: int) -> Content:
-        text = f"KV cells of {line(engine.model)}: {quantity.count(engine.kv_cells_used)} of "
-        text += f"{quantity.count(engine.kv_cells)}"
+        text = f"KV cells of {line(engine.model)}: {_cells(engine.kv_cells_used)}/{_cells(engine.kv_cells)}"
         if engine.kv_cells_shared:
-            text += f", {quantity.count(engine.kv_cells_shared)} shared"
+            text += f", {_cells(engine.kv_cells_shared)} shared"
         return Content.styled(fit(text, width), "$foreground 70%")
+
+
+def _cells(number: int) -> str:
+    return quantity.count(number, widest=999)
 
 
 def _line(marks: list[Mark]) -> Content:
@@ -83,12 +87,15 @@ def _style(mark: Mark) -> str:
     return "$foreground 45%" if mark.holder is Holder.NOBODY else "$foreground 75%"
 
 
-def _tiers(engine: EngineRow) -> str:
+def _tiers(engine: EngineRow, width: int) -> str:
+    """As many whole facts as fit."""
     found = [f"RAM {quantity.size(engine.ram_cache_bytes)}", f"disk {quantity.size(engine.disk_cache_bytes)}"]
     if engine.prompt_tokens_total:
         share = engine.cached_tokens_total / engine.prompt_tokens_total
-        found.append(f"{quantity.percent(share)} of prompts cached")
+        found.append(f"{quantity.percent(share)} cached")
     restored = engine.ram_restored_tokens_total + engine.disk_restored_tokens_total
     if restored:
         found.append(f"{quantity.count(restored)} restored")
-    return " · ".join(found)
+    while len(found) > 1 and len(_SEPARATOR.join(found)) > width:
+        found.pop()
+    return _SEPARATOR.join(found)

@@ -21,7 +21,7 @@ from rich.text import Text
 from textual import events
 from textual.widgets import DataTable
 
-from localrun.tui.plain_text import fit
+from localrun.tui.plain_text import column as aligned
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,7 @@ class LiveTable(DataTable[KeyedText]):
         return cell
 
     def _aligned(self, text: str, column: Column) -> str:
-        text = fit(text, column.width)
-        text = text.rjust(column.width) if column.right else text
+        text = aligned(text, column.width, right=column.right)
         return _INDENT + text if column is self._shown_columns[0] else text
 
     def _fit_columns(self, width: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from textual.content import Content
 from textual.reactive import reactive
 from textual.widget import Widget
@@ -23,7 +24,7 @@ class RequestDetail(Widget):
     def render(self) -> Content:
         room = self.size.width - len(self.settings) - 2
         left = "" if self.row is None else _fit_facts(_facts(self.row), room)
-        space = " " * max(1, self.size.width - len(left) - len(self.settings))
+        space = " " * max(1, self.size.width - cell_len(left) - len(self.settings))
         return Content.assemble(left, space, Content.styled(self.settings, "$primary"))
 
 
@@ -50,6 +51,6 @@ def _facts(row: RequestRow) -> list[str]:
 def _fit_facts(facts: list[str], width: int) -> str:
     """Whole facts as long as they fit; the last one may be cut when only it and the id are there (an error)."""
     kept = list(facts)
-    while len(kept) > 2 and len(_SEPARATOR.join(kept)) > width:
+    while len(kept) > 2 and cell_len(_SEPARATOR.join(kept)) > width:
         kept.pop()
     return fit(_SEPARATOR.join(kept), width)

@@ -16,7 +16,7 @@ from localrun.tui.plain_text import block
 
 
 class UserMessage(Static, can_focus=True):
-    """Verbatim: no Markdown, no markup. `message` is set once it belongs to the chat. Of several versions the caption
+    """Verbatim: no Markdown, no markup. `message` is None until it belongs to the chat. Of several versions the caption
     says which one this is."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -38,6 +38,11 @@ class UserMessage(Static, can_focus=True):
         self.text = text
         self.message = message
         self._version = version
+
+    def belong(self, message: Message, version: tuple[int, int]) -> None:
+        """It is part of the chat from now on."""
+        self.message, self._version = message, version
+        self.refresh(layout=True)
 
     def render(self) -> Content:
         text = Content(block(self.text))

@@ -71,7 +71,7 @@ class Vitals(Widget):
     def _machine(self, snapshot: Snapshot) -> Content:
         system = snapshot.system
         used = system.memory_total_bytes - system.memory_available_bytes
-        memory = f"{used / 1024**3:.1f} of {system.memory_total_bytes / 1024**3:.1f} GiB"
+        memory = f"{used / 1e9:.1f} of {system.memory_total_bytes / 1e9:.1f} GB"
         return _line("CPU", f"{system.cpu_percent:.0f}%".ljust(5) + f"RAM {memory}")
 
 

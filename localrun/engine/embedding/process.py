@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
-from localrun import wire
+from localrun import framing, wire
 from localrun.engine.embedding.embedder import Embedder
 from localrun.engine.embedding.engine import EmbeddingEngine
 from localrun.engine.inbox import Inbox
@@ -71,9 +71,9 @@ def _read(frames_in: BinaryIO, embedder: Embedder, inbox: Inbox[EmbeddingEngine]
     """Reader thread."""
     exit_code = 0
     try:
-        while (body := wire.read_body(frames_in)) is not None:
-            take(wire.decode_to_engine(body), embedder, inbox, outbox)
-    except (OSError, wire.FrameError) as error:
+        while (body := framing.read_body(frames_in)) is not None:
+            take(framing.decode_to_engine(body), embedder, inbox, outbox)
+    except (OSError, framing.FrameError) as error:
         log.error("the pipe from the daemon broke: %s", error)
         exit_code = BROKEN_PIPE
     except BaseException:
@@ -129,7 +129,7 @@ def _leave(inbox: Inbox[EmbeddingEngine], error: BaseException) -> None:
 
 
 def _send(frames_out: BinaryIO, message: object) -> None:
-    frames_out.write(wire.encode(message))
+    frames_out.write(framing.encode(message))
     frames_out.flush()
 
 

@@ -5,8 +5,6 @@ Loads the model, as its message would; generates nothing.
 
 from __future__ import annotations
 
-import msgspec
-
 from localrun.server.anthropic.body import CountBody
 from localrun.server.anthropic.preparing import prepared_of
 from localrun.server.http import bodies, caller, keep_alive
@@ -22,4 +20,4 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     async with exchange.while_connected(), runtime.job(who) as job:
         prepared, headers = await prepared_of(runtime, job, ask, body)
         tokens = await job.count(prepared.segments)
-        await exchange.answer(msgspec.json.encode({"input_tokens": len(tokens)}), headers=headers)
+        await exchange.answer_json({"input_tokens": len(tokens)}, headers=headers)

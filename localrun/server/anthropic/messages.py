@@ -11,6 +11,7 @@ import time
 from localrun.errors import Cancelled, EngineFailed
 from localrun.server.anthropic.body import MessagesBody
 from localrun.server.anthropic.events import MESSAGE_STOP, PING, Fields, encode, event
+from localrun.server.anthropic.field_names import naming
 from localrun.server.anthropic.output import Output
 from localrun.server.anthropic.preparing import prepared_of
 from localrun.server.http import bodies, caller, keep_alive
@@ -46,10 +47,8 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
         )
         await plan.submit(job, choice=0, segments=prepared.segments)
         message = _Message(exchange, job, body, Reply(prepared.new_parser()), headers)
-        if body.stream:
-            await message.stream()
-        else:
-            await message.whole()
+        with naming():
+            await (message.stream() if body.stream else message.whole())
 
 
 class _Message:

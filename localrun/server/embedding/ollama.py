@@ -55,4 +55,4 @@ async def legacy_embeddings(runtime: Runtime, exchange: Exchange) -> None:
     )
     async with work.done(runtime, exchange, wanted) as (job, results):
         found = numbers.values(results.vectors[0]) if results.vectors else []
-        await exchange.answer(msgspec.json.encode({"embedding": found}), headers=work.headers(job, results))
+        await exchange.answer_json({"embedding": found}, headers=work.headers(job, results))

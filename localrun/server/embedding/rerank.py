@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from localrun.server.embedding import numbers, work
 from localrun.server.embedding.bodies import RerankBody
 from localrun.server.embedding.work import Work
@@ -46,4 +44,4 @@ async def rerank(runtime: Runtime, exchange: Exchange) -> None:
             "usage": {"prompt_tokens": results.n_tokens, "total_tokens": results.n_tokens},
             "meta": {"tokens": {"input_tokens": results.n_tokens}},
         }
-        await exchange.answer(msgspec.json.encode(answer), headers=work.headers(job, results))
+        await exchange.answer_json(answer, headers=work.headers(job, results))

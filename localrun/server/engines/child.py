@@ -18,7 +18,7 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from localrun import wire
+from localrun import framing
 from localrun.server.engines.frame_buffer import FrameBuffer
 
 PIPES_GRACE_S = 0.5
@@ -111,7 +111,7 @@ class EngineChild(asyncio.SubprocessProtocol):
             try:
                 for body in self._frames.feed(data):
                     self._on_body(body)
-            except wire.FrameError as error:
+            except framing.FrameError as error:
                 self.frame_error = str(error)
                 self.kill()
 

@@ -24,7 +24,7 @@ def place_embeddings(model: Model, settings: Settings, available_bytes: int) -> 
     def estimate(n_cells: int) -> MemoryEstimate:
         return embedding_memory.estimate(
             header, n_tokens=min(n_cells, most), n_rows=settings.batch_tokens, kv_type=settings.plain_kv_type
-        )
+        )._replace(adapter_bytes=model.adapter_bytes)
 
     placement = place(
         name=model.name,

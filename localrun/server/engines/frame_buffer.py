@@ -3,7 +3,7 @@
 Owner: one engine child, on the event loop. A pipe delivers whatever it likes: half a length prefix, or forty frames at
 once. What is not yet a whole frame stays here.
 
-Invariant: the bytes kept are less than one frame, so at most `wire.MAX_FRAME_BYTES` and one read.
+Invariant: the bytes kept are less than one frame, so at most `framing.MAX_FRAME_BYTES` and one read.
 
 Does not: decode the bodies.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from localrun import wire
+from localrun import framing
 
 PREFIX_BYTES = 4
 
@@ -31,14 +31,14 @@ class FrameBuffer:
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The bodies that `data` completes. Consume the iterator to its end before the next call.
 
-        Raises wire.FrameError when a length beyond the limit is announced.
+        Raises framing.FrameError when a length beyond the limit is announced.
         """
         self._bytes += data
         start = 0
         try:
             while len(self._bytes) - start >= PREFIX_BYTES:
                 body_start = start + PREFIX_BYTES
-                end = body_start + wire.body_length(bytes(self._bytes[start:body_start]))
+                end = body_start + framing.body_length(bytes(self._bytes[start:body_start]))
                 if end > len(self._bytes):
                     break
                 # Before the yield: a body that its taker fails on must not come again.

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from localrun import wire
+from localrun import framing, wire
 from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, Unavailable, by_code
 from localrun.server.engines.child import EngineChild, end_in_words
 from localrun.snapshot import KvRunRow
@@ -115,7 +115,7 @@ class EngineLink:
         self._opened = asyncio.get_running_loop().create_future()
         try:
             await self._child.spawn(self._command)
-            self._child.write(wire.encode(message))
+            self._child.write(framing.encode(message))
             self.ready = await asyncio.wait_for(self._opened, timeout_s)
         except TimeoutError:
             self.kill(f"did not load the model within {timeout_s:g} seconds (setting load_timeout_s)")
@@ -214,7 +214,7 @@ class EngineLink:
         ]
 
     def _send(self, message: wire.ToEngine) -> None:
-        self._child.write(wire.encode(message))
+        self._child.write(framing.encode(message))
 
     def _check_usable(self) -> None:
         if self.error is not None:
@@ -225,7 +225,7 @@ class EngineLink:
     # --- from the child ------------------------------------------------------------------------------------------
 
     def _on_body(self, body: bytes) -> None:
-        message = wire.decode_from_engine(body)
+        message = framing.decode_from_engine(body)
         self.last_frame_s = time.monotonic()
         if isinstance(message, wire.Step):
             self._take_step(message)

@@ -4,7 +4,7 @@ Pure: numbers in, a `Placement` or a refusal out. Models that generate have a ru
 
 The rule. With `kv_cells` set, exactly that many (rounded up to `CELL_STEP`) or a refusal: a person who chose a number
 shall not find another one. With `kv_cells` 0, `min(n_ctx_train * n_slots, DEFAULT_POOL_CELLS)`. If that does not fit
-into `USABLE_FRACTION` of the available memory, it is halved until it does, down to `FLOOR_CELLS` or one trained
+into `USABLE_RAM` of the available memory, it is halved until it does, down to `FLOOR_CELLS` or one trained
 context, whichever is smaller.
 
 Does not: read the machine's memory (machine.py), or decide who is evicted (room.py).
@@ -19,8 +19,6 @@ from localrun.errors import CannotFit
 from localrun.models.fit_choice import CELL_STEP, FLOOR_CELLS, wanted_cells
 from localrun.models.fit_devices import USABLE_RAM
 
-USABLE_FRACTION = USABLE_RAM
-
 _GIB = 1024**3
 
 
@@ -34,7 +32,7 @@ class Estimate(Protocol):
     @property
     def compute_bytes(self) -> int: ...
     @property
-    def staging_bytes(self) -> int: ...
+    def process_bytes(self) -> int: ...
     @property
     def total_bytes(self) -> int: ...
 
@@ -66,7 +64,7 @@ def place(
 
     Raises CannotFit with both sides of the comparison, and what would help.
     """
-    budget_bytes = int(available_bytes * USABLE_FRACTION)
+    budget_bytes = int(available_bytes * USABLE_RAM)
     cells = wanted_cells(n_ctx_train=n_ctx_train, n_slots=n_slots, kv_cells=kv_cells)
     floor = cells if kv_cells else min(cells, _whole_steps(min(n_ctx_train, FLOOR_CELLS)))
     while (needed := estimate(cells)).total_bytes > budget_bytes:
@@ -99,8 +97,8 @@ def _refusal(name: str, needed: Estimate, cells: int, available_bytes: int, fitt
         ways.append("take a smaller model or a stronger quantization")
     return (
         f"model '{name}' needs {_gib(needed.total_bytes)} of memory (weights {_gib(needed.weights_bytes)}, KV cache of "
-        f"{cells} cells {_gib(needed.kv_bytes)}, compute {_gib(needed.compute_bytes)}, long prompts in the background "
-        f"{_gib(needed.staging_bytes)}) but {_gib(available_bytes)} is available, of which {USABLE_FRACTION:.0%} may "
+        f"{cells} cells {_gib(needed.kv_bytes)}, compute {_gib(needed.compute_bytes)}, the process "
+        f"{_gib(needed.process_bytes)}) but {_gib(available_bytes)} is available, of which {USABLE_RAM:.0%} may "
         f"be used; {', '.join(ways[:-1])}, or {ways[-1]}"
     )
 

@@ -126,10 +126,11 @@ class Room:
         return now
 
     def _place(self, newcomer: Resident, available_bytes: int, gpus: tuple[Gpu, ...]) -> Placement:
-        settings, header = self._settings, newcomer.model.header
+        settings, model = self._settings, newcomer.model
         if newcomer.pooling is not None:
-            return place_embeddings(newcomer.model, settings, max(0, available_bytes))
-        return place_text(newcomer.model.name, header, settings, Machine(max(0, available_bytes), gpus))
+            return place_embeddings(model, settings, max(0, available_bytes))
+        here = Machine(max(0, available_bytes), gpus)
+        return place_text(model.name, model.header, settings, here, adapter_bytes=model.adapter_bytes)
 
     async def _wait(self, timeout_s: float) -> None:
         try:

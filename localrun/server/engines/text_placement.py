@@ -18,24 +18,25 @@ from localrun.server.engines.placement import Placement
 _GIB = 1024**3
 
 
-def wish_of(settings: Settings) -> Wish:
-    """What the settings leave open, and what they do not."""
+def wish_of(settings: Settings, *, adapter_bytes: int = 0) -> Wish:
+    """What the settings leave open, and what they do not, for a model with so much in adapters."""
     return Wish(
         n_slots=settings.slots,
         n_kv_cells=settings.kv_cells,
         kv_type=settings.kv_type,
         n_gpu_layers=settings.gpu_layers,
         n_ubatch=settings.batch_tokens,
+        adapter_bytes=adapter_bytes,
     )
 
 
-def place_text(name: str, header: Header, settings: Settings, machine: Machine) -> Placement:
+def place_text(name: str, header: Header, settings: Settings, machine: Machine, *, adapter_bytes: int = 0) -> Placement:
     """The placement of a model on a machine.
 
     Without known GPUs the number of layers there is left to the engine. Raises CannotFit with both sides of the
     comparison, and what would help.
     """
-    wish = wish_of(settings)
+    wish = wish_of(settings, adapter_bytes=adapter_bytes)
     fit = choose(header, machine, wish)
     if not fit.fits:
         raise CannotFit(refusal(name, fit, machine, _fitting_cells(header, machine, wish)))
@@ -57,7 +58,7 @@ def refusal(name: str, fit: Fit, machine: Machine, fitting_cells: int) -> str:
     else:
         ways.append("take a smaller model or a stronger quantization")
     needed = fit.estimate
-    rest_bytes = needed.staging_bytes + needed.process_bytes
+    rest_bytes = needed.staging_bytes + needed.process_bytes + needed.adapter_bytes
     on_gpus = "".join(f", and {_gib(gpu.free_bytes)} on {gpu.name}" for gpu in machine.gpus)
     return (
         f"model '{name}' needs {_gib(needed.total_bytes)} of memory (weights {_gib(needed.weights_bytes)}, KV cache of "

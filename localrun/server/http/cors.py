@@ -21,7 +21,9 @@ _ALLOWED_HEADERS = (
     "x-stainless-timeout"
 )
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9\-_, ]{1,2048}", re.ASCII)
-_EXPOSED_HEADERS = b"x-localrun-request, x-localrun-error, x-localrun-truncated, retry-after"
+_EXPOSED_HEADERS = (
+    b"x-localrun-request, x-localrun-error, x-localrun-truncated, x-localrun-ignored, request-id, retry-after"
+)
 _PREFLIGHT_AGE_S = b"600"
 
 

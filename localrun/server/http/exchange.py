@@ -16,6 +16,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from localrun.errors import LocalrunError
@@ -92,6 +93,10 @@ class Exchange:
             answer_headers += _JSON
         await self._start(status, answer_headers)
         await self._end(body)
+
+    async def answer_json(self, content: object, *, headers: Headers | None = None) -> None:
+        """A whole answer, encoded here."""
+        await self.answer(msgspec.json.encode(content), headers=headers)
 
     async def open_stream(self, headers: Headers | None = None) -> None:
         """Sends the status line and headers of a stream in the family's format."""

@@ -25,8 +25,7 @@ Message = dict[str, Any]
 def template_of(job: Job) -> str:
     """The model's chat template: its manifest's, else its file's, else the one of its family."""
     header = job.model.header
-    own: str | None = getattr(job.model, "template", None)
-    return own or header.chat_template or fallback_template(header.architecture, job.control_tokens)
+    return job.model.template or fallback_template(header.architecture, job.control_tokens)
 
 
 async def render(

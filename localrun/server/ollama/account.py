@@ -5,8 +5,6 @@ Clients ask to know what to offer. Nothing here leaves the machine.
 
 from __future__ import annotations
 
-import msgspec
-
 from localrun.errors import NotSupported, Unauthorized
 from localrun.server.http.exchange import Exchange
 from localrun.server.runtime import Runtime
@@ -14,7 +12,7 @@ from localrun.server.runtime import Runtime
 
 async def status(_: Runtime, exchange: Exchange) -> None:
     """GET /api/status: whether there are remote models."""
-    await exchange.answer(msgspec.json.encode({"cloud": {"disabled": True, "source": "config"}}))
+    await exchange.answer_json({"cloud": {"disabled": True, "source": "config"}})
 
 
 async def me(_: Runtime, exchange: Exchange) -> None:

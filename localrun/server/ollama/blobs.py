@@ -54,7 +54,7 @@ async def blob(runtime: Runtime, exchange: Exchange) -> None:
 
 def _check_room(runtime: Runtime, exchange: Exchange) -> None:
     announced = exchange.header(b"content-length")
-    n_bytes = int(announced) if announced.isdigit() else 0
+    n_bytes = int(announced) if announced.isascii() and announced.isdigit() else 0
     folder = runtime.store.blobs.folder
     folder.mkdir(parents=True, exist_ok=True)
     free_bytes = shutil.disk_usage(folder).free - RESERVE_BYTES

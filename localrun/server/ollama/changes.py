@@ -45,7 +45,7 @@ async def delete(runtime: Runtime, exchange: Exchange) -> None:
     with suppress(ModelNotFound, BadModelFile, BadRequest):
         await runtime.supervisor.unload(name)
     removed = await asyncio.to_thread(removal.remove, runtime.store, name)
-    await exchange.answer(msgspec.json.encode(_shown(removed)))
+    await exchange.answer_json(_shown(removed))
 
 
 async def push(_: Runtime, exchange: Exchange) -> None:

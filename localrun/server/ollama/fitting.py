@@ -68,9 +68,9 @@ async def fit_chat(runtime: Runtime, job: Job, ask: ChatAsk, options: Options, *
         shorter = await prepare(runtime, job, msgspec.structs.replace(ask, messages=part))
         return await job.count(shorter.segments)
 
-    tokens, n_cut = await truncation.cut_messages(ask.messages, tokens_of, limit=limit)
+    tokens, kept = await truncation.cut_messages(ask.messages, tokens_of, limit=limit)
+    n_cut = len(ask.messages) - len(kept)
     if n_cut:
-        kept = truncation.without_oldest(ask.messages, n_cut)
         prepared = await prepare(runtime, job, msgspec.structs.replace(ask, messages=kept))
     fitting = truncation.cut_tokens(tokens, limit=limit, n_keep=options.n_keep)
     return Fitted(prepared, fitting, n_cut or len(tokens) - len(fitting))

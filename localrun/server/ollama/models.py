@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound
 from localrun.models.store import DamagedFile, Model, Store
@@ -35,13 +34,13 @@ async def tags(runtime: Runtime, exchange: Exchange) -> None:
     residents = [resident for resident in runtime.supervisor.residents() if resident.is_loaded]
     loaded = {(resident.key, resident.model.adapters) for resident in residents}
     rows, unusable = await asyncio.to_thread(_tags_rows, runtime.store, loaded)
-    await exchange.answer(msgspec.json.encode({"models": rows, "unusable": unusable}))
+    await exchange.answer_json({"models": rows, "unusable": unusable})
 
 
 async def ps(runtime: Runtime, exchange: Exchange) -> None:
     """GET /api/ps: the models that are loaded."""
     engines = [engine for engine in runtime.supervisor.loaded() if engine.state == "ready"]
-    await exchange.answer(msgspec.json.encode({"models": await asyncio.to_thread(_ps_rows, runtime.store, engines)}))
+    await exchange.answer_json({"models": await asyncio.to_thread(_ps_rows, runtime.store, engines)})
 
 
 def _tags_rows(store: Store, loaded: set[Files]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
@@ -59,10 +58,13 @@ def _tags_rows(store: Store, loaded: set[Files]) -> tuple[list[dict[str, Any]], 
 
 def _ps_rows(store: Store, engines: list[EngineRow]) -> list[dict[str, Any]]:
     """In a thread. A loaded model whose file is gone still runs, but there is nothing left to say about it."""
-    rows = []
+    by_name: dict[str, list[EngineRow]] = {}
     for engine in engines:
+        by_name.setdefault(engine.model, []).append(engine)
+    rows = []
+    for name, its_engines in by_name.items():
         with suppress(BadModelFile, ModelNotFound, BadRequest):
-            rows.append(_ps_row(engine, store.resolve(engine.model)))
+            rows.append(_ps_row(its_engines, store.resolve(name)))
     return rows
 
 
@@ -86,17 +88,18 @@ def _source(model: Model) -> str:
     return named if source.kind in ("hub", "registry") else source.kind
 
 
-def _ps_row(engine: EngineRow, model: Model) -> dict[str, Any]:
-    remaining_s = _FOR_EVER_S if engine.expires_in_s is None else engine.expires_in_s
+def _ps_row(engines: Sequence[EngineRow], model: Model) -> dict[str, Any]:
+    """One row for a model, also if it is loaded twice: for text and for embeddings."""
+    remaining_s = max(_FOR_EVER_S if engine.expires_in_s is None else engine.expires_in_s for engine in engines)
     return {
         "name": model.name,
         "model": model.name,
-        "size": engine.size_bytes,
+        "size": sum(engine.size_bytes for engine in engines),
         "digest": model.digest,
         "details": details(model),
         "expires_at": ollama_lines.rfc3339(round((time.time() + remaining_s) * 1e9)).decode("ascii"),
-        "size_vram": _vram_bytes(engine),
-        "context_length": engine.n_ctx,
+        "size_vram": sum(map(_vram_bytes, engines)),
+        "context_length": max(engine.n_ctx for engine in engines),
     }
 
 

@@ -8,7 +8,6 @@ Does not: hold any logic; each route's module does.
 
 from __future__ import annotations
 
-import msgspec
 from starlette.routing import Route
 
 from localrun import __version__
@@ -54,4 +53,4 @@ async def _root(_: Runtime, exchange: Exchange) -> None:
 
 
 async def _version(_: Runtime, exchange: Exchange) -> None:
-    await exchange.answer(msgspec.json.encode({"version": OLLAMA_API_LEVEL, "localrun": __version__}))
+    await exchange.answer_json({"version": OLLAMA_API_LEVEL, "localrun": __version__})

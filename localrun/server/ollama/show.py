@@ -40,7 +40,7 @@ async def show(runtime: Runtime, exchange: Exchange) -> None:
     body = bodies.decode(await exchange.read_body(), ModelBody)
     loaded = {row.model: row.n_ctx for row in runtime.supervisor.loaded() if row.n_ctx}
     answer = await asyncio.to_thread(_answer, runtime, body, loaded)
-    await exchange.answer(msgspec.json.encode(answer))
+    await exchange.answer_json(answer)
 
 
 def _answer(runtime: Runtime, body: ModelBody, loaded: dict[str, int]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Fitting a prompt into the context, by the rules of Ollama's `/api`.
 
-A chat loses its oldest messages, never the system messages and never the last user's message with what follows it,
-until the rest fits with room for an answer; what then begins, after the system messages, is a user's message wherever
-there is one, because many templates refuse anything else. A plain prompt, and what is too long even so, lose tokens:
-the first `num_keep` stay, and as many of the last as fit.
+A chat loses its oldest messages, never the system messages, the last user's message and the last one, until the rest
+fits with room for an answer. First whole turns go, so that what then begins, after the system messages, is a user's
+message wherever there is one, because many templates refuse anything else; then the oldest calls of the last turn, each
+with its results. A plain prompt, and what is too long even so, lose tokens: the first `num_keep` stay, and as many of
+the last as fit.
 
 Pure, but for asking how long a rendered conversation is. Does not: apply to `/v1`, where too long is an error.
 """
@@ -11,6 +12,7 @@ Pure, but for asking how long a rendered conversation is. Does not: apply to `/v
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from localrun.server.jobs.prompt import Message
 
@@ -37,50 +39,51 @@ def cut_tokens(tokens: Tokens, *, limit: int, n_keep: int) -> Tokens:
 
 async def cut_messages(
     messages: Sequence[Message], tokens_of: Callable[[Sequence[Message]], Awaitable[Tokens]], *, limit: int
-) -> tuple[Tokens, int]:
-    """The tokens of the longest part of a chat that fits, and how many messages were left out.
+) -> tuple[Tokens, Sequence[Message]]:
+    """The longest part of a chat that fits: its tokens, and its messages.
 
     Asks for the whole first, then by bisection: a conversation of a hundred messages costs eight renderings, not a
     hundred. The result may still be over `limit` when even the shortest part is.
     """
     tokens = await tokens_of(messages)
-    if len(tokens) <= limit:
-        return tokens, 0
-    cuts = _cuts(messages)
-    best, n_left_out = tokens, 0
+    best, kept = tokens, messages
+    cuts = _cuts(messages) if len(tokens) > limit else []
     low, high = 0, len(cuts) - 1
     while low <= high:
         middle = (low + high) // 2
-        tokens = await tokens_of(without_oldest(messages, cuts[middle]))
+        part = cuts[middle].applied(messages)
+        tokens = await tokens_of(part)
         if len(tokens) <= limit:
-            best, n_left_out = tokens, cuts[middle]
+            best, kept = tokens, part
             high = middle - 1
         else:
             if len(best) > limit:
-                best, n_left_out = tokens, cuts[middle]
+                best, kept = tokens, part
             low = middle + 1
-    return best, n_left_out
+    return best, kept
 
 
-def _cuts(messages: Sequence[Message]) -> list[int]:
-    """How many of the oldest messages may go, ascending, 0 not among them."""
-    droppable = [index for index, message in enumerate(messages[:-1]) if message["role"] != "system"]
-    first_kept = [*droppable[1:], len(messages) - 1] if droppable else []
-    has_question = any(message["role"] == "user" for message in messages)
-    return [
-        n_dropped
-        for n_dropped, index in enumerate(first_kept, start=1)
-        # A tool's result without the call that it answers would stand for nothing.
-        if messages[index]["role"] == "user" or (n_dropped == len(droppable) and not has_question)
-    ]
+class _Cut(NamedTuple):
+    """Of the messages before `start` only the system's and the `question` stay."""
+
+    start: int
+    question: int | None = None
+
+    def applied(self, messages: Sequence[Message]) -> list[Message]:
+        return [
+            message
+            for index, message in enumerate(messages)
+            if index >= self.start or index == self.question or message["role"] == "system"
+        ]
 
 
-def without_oldest(messages: Sequence[Message], n_dropped: int) -> list[Message]:
-    """What is left when that many of the oldest go that are no system messages."""
-    kept = []
-    for index, message in enumerate(messages):
-        if n_dropped and message["role"] != "system" and index < len(messages) - 1:
-            n_dropped -= 1
-        else:
-            kept.append(message)
-    return kept
+def _cuts(messages: Sequence[Message]) -> list[_Cut]:
+    """What may be cut, what leaves most first."""
+    others = [index for index, message in enumerate(messages) if message["role"] != "system"]
+    questions = [index for index in others if messages[index]["role"] == "user"]
+    if not questions:
+        return [_Cut(len(messages) - 1)] if others and others[0] < len(messages) - 1 else []
+    # A tool's result without the call that it answers would stand for nothing: calls and results go together.
+    answers = [index for index in others if index > questions[-1] and messages[index]["role"] == "assistant"]
+    turns = [_Cut(index) for index in questions if index > others[0]]
+    return turns + [_Cut(index, questions[-1]) for index in answers[1:]]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
-
 from localrun.models.store import Model
 from localrun.server.http.exchange import Exchange
 from localrun.server.runtime import Runtime
@@ -16,14 +14,14 @@ async def list_(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/models."""
     models = await asyncio.to_thread(runtime.store.list)
     rows = [_row(model, model.name) for model in models]
-    await exchange.answer(msgspec.json.encode({"object": "list", "data": rows}))
+    await exchange.answer_json({"object": "list", "data": rows})
 
 
 async def one(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/models/{id}."""
     name: str = exchange.scope["path_params"]["id"]
     model = await asyncio.to_thread(runtime.store.resolve, name)
-    await exchange.answer(msgspec.json.encode(_row(model, name)))
+    await exchange.answer_json(_row(model, name))
 
 
 def _row(model: Model, name: str) -> dict[str, Any]:

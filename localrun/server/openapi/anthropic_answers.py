@@ -24,7 +24,7 @@ class AnthropicError(msgspec.Struct, frozen=True, kw_only=True):
 
     type: Literal["error"]
     error: AnthropicErrorBody
-    request_id: str | None | UnsetType = UNSET
+    request_id: str | UnsetType | None = UNSET
 
 
 class AnthropicUsage(msgspec.Struct, frozen=True, kw_only=True):

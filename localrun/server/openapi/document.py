@@ -30,6 +30,11 @@ from localrun.server.openapi.shape_errors import error_type
 Json = dict[str, Any]
 
 _REF = "#/components/schemas/"
+_AREAS = {"openai": "OpenAI"}
+# Met by programs that use the daemon, and never its answer.
+_NEVER_SENT = {"port_busy", "daemon_unreachable", "service_failed"}
+# Of use to readers of the code alone.
+_SEE_MODULE = re.compile(r"^See the module\. ?")
 # Of any request: a foreign Host or Origin.
 _OF_ALL = (403,)
 _WITH_BODY = (400, 413, 415)
@@ -129,7 +134,10 @@ def _responses(operation: Operation, schema_of: dict[int, Json]) -> Json:
             answer["content"] = {JSON: {"schema": error_schema}}
         if status == 429:
             answer["headers"] = {
-                "Retry-After": {"description": "Seconds, predicted", "schema": {"type": "string", "pattern": "^[0-9]+$"}}
+                "Retry-After": {
+                    "description": "Seconds, predicted",
+                    "schema": {"type": "string", "pattern": "^[0-9]+$"},
+                }
             }
         responses[str(status)] = answer
     return responses
@@ -141,8 +149,7 @@ def _success(operation: Operation, schema_of: dict[int, Json]) -> Json:
         content[operation.answer_content_type] = {"schema": schema_of[id(operation.answer)]}
     if operation.stream is not None:
         content[operation.stream.content_type] = {
-            "schema": {"type": "string", "description": operation.stream.description},
-            # The next version of OpenAPI has a field for it.
+            # OpenAPI 3.1 has no schema for one piece of a stream; 3.2 has a field for it.
             "x-item-schema": {
                 "anyOf": [schema_of[id(operation.stream.item)], schema_of[id(error_type(operation.path))]]
             },
@@ -156,7 +163,7 @@ def _success(operation: Operation, schema_of: dict[int, Json]) -> Json:
 
 
 def _error_description(status: int) -> str:
-    codes = sorted({error.code for error in _all_errors(LocalrunError) if error.status == status})
+    codes = sorted({error.code for error in _all_errors(LocalrunError) if error.status == status} - _NEVER_SENT)
     return "Errors: " + ", ".join(f"`{code}`" for code in codes) + "."
 
 
@@ -167,7 +174,9 @@ def _all_errors(base: type[LocalrunError]) -> list[type[LocalrunError]]:
 def _short(name: str) -> str:
     """Two families' structs of the same name are told apart by their family."""
     parts = name.split(".")
-    return parts[0].lstrip("_") if len(parts) == 1 else parts[2].capitalize() + parts[-1].lstrip("_")
+    if len(parts) == 1:
+        return name.lstrip("_")
+    return _AREAS.get(parts[2], parts[2].capitalize()) + parts[-1].lstrip("_")
 
 
 def _renamed(schema: Any, names: dict[str, str]) -> Any:
@@ -176,17 +185,15 @@ def _renamed(schema: Any, names: dict[str, str]) -> Any:
     if not isinstance(schema, dict):
         return schema
     return {
-        key: _REF + names[value.removeprefix(_REF)]
-        if key == "$ref"
-        else _renamed(value, names)
+        key: _REF + names[value.removeprefix(_REF)] if key == "$ref" else _renamed(value, names)
         for key, value in schema.items()
     }
 
 
 def _describe(name: str, schema: Json) -> None:
-    """What a struct's docstring says to a reader of the code is no description: only its first sentences are."""
+    """In place: the docstring as one paragraph, and the notes of the fields."""
     if "description" in schema:
-        schema["description"] = re.sub(r"\s+", " ", schema["description"])
+        schema["description"] = _SEE_MODULE.sub("", re.sub(r"\s+", " ", schema["description"]))
     for field, value in schema.get("properties", {}).items():
         note = note_of(name, field)
         if note:

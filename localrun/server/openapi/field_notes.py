@@ -1,1 +1,185 @@
-def note_of(n, f): return ""
+"""What each field of a request's body does, for the document: the one place where it is said to users.
+
+A key is a field's name, or `Struct.field` where the same name means something else in one struct. A test holds that
+every field of every body has a note, and that no note is left over.
+
+Pure data.
+"""
+
+from __future__ import annotations
+
+_SERVICE = {
+    "lane": "interactive, default or batch: who goes first where slots are short. Also a header.",
+    "latency": "How long other prompts may hold this stream up between two tokens: interactive, balanced, throughput, "
+    "or milliseconds. Also a header.",
+    "deadline_s": "Seconds from arrival until the first token is wanted; the answer is 429 at once where that "
+    "cannot be. Also a header.",
+    "keep_alive": "How long the model stays loaded afterwards: seconds, or a duration such as `30m` or `1h30m`; "
+    "negative for ever, 0 not at all.",
+    "model": "The model's name, as `localrun list` shows it, or the path of a GGUF file.",
+    "stream": "Whether the answer comes in pieces. Ollama's routes stream unless it is false, the others only if it is "
+    "true.",
+}
+
+_SAMPLING = {
+    "temperature": "0 always takes the most probable token. Without it the model's own parameter, else 1; on Ollama's "
+    "routes 0.8.",
+    "top_k": "Only the k most probable tokens; 0 or -1 is off.",
+    "top_p": "Only the most probable tokens that together have this probability.",
+    "min_p": "Only tokens that have at least this fraction of the most probable one's probability.",
+    "typical_p": "Locally typical sampling; 1 is off.",
+    "repeat_penalty": "Divides the score of tokens that were there lately; 1 is off.",
+    "repetition_penalty": "vLLM's name of `repeat_penalty`; that one counts if both are there.",
+    "repeat_last_n": "How many tokens count as lately; -1 is the whole context, 0 is off.",
+    "presence_penalty": "Subtracted once from the score of tokens that were there lately.",
+    "frequency_penalty": "Subtracted from the score of tokens for each time that they were there lately.",
+    "logit_bias": "Added to the score of tokens, by their id; -100 bans one.",
+    "mirostat": "Mirostat sampling, version 1 or 2; 0 is off.",
+    "mirostat_tau": "Mirostat's target surprise.",
+    "mirostat_eta": "Mirostat's rate of learning.",
+    "seed": "Same seed, same prompt: same answer, but for rounding. -1 is random.",
+    "stop": "A text or up to 16, at which the answer ends; they are not part of it.",
+    "ignore_eos": "Whether to go on after the model's own end, up to the limit. For measurements.",
+}
+
+_TEXT = {
+    "n": "How many answers. All share the computed prompt.",
+    "max_tokens": "Most tokens to generate; without it until the model ends or the context is full.",
+    "max_completion_tokens": "The newer name of `max_tokens`; counts if both are there.",
+    "max_output_tokens": "Most tokens to generate, thinking included.",
+    "stream_options": "What else the stream tells.",
+    "StreamOptions.include_usage": "Whether the last chunk has the usage.",
+    "messages": "The conversation, oldest first. An assistant's last message is gone on with on Ollama's and "
+    "Anthropic's routes, and with `prefix` on OpenAI's.",
+    "prompt": "What the answer is to.",
+    "CompletionBody.prompt": "A text, several, token ids, or several lists of them; each gets `n` answers, up to 64 in "
+    "all.",
+    "InfillBody.prompt": "What stands right before the cursor, after `input_prefix`.",
+    "ResponsesBody.prompt": "Refused: there are no stored prompts.",
+    "suffix": "What stands after the gap. Only with models that have FIM tokens.",
+    "echo": "Whether the answer begins with the prompt.",
+    "best_of": "How many candidates to generate, of which the `n` most probable are sent.",
+    "logprobs": "Whether each token's log-probability comes along; in `/v1/completions` a number of alternatives.",
+    "top_logprobs": "How many alternatives each token comes with.",
+    "response_format": "text, json_object, or json_schema with a schema that the answer keeps to.",
+    "json_schema": "A JSON schema that the answer keeps to.",
+    "grammar": "A GBNF grammar that the answer keeps to; not together with the other formats.",
+    "tools": "The functions that the model may call.",
+    "ResponsesBody.tools": "The functions that the model may call. Tools that OpenAI runs itself are left out.",
+    "tool_choice": "auto, none, required, or an object that names a function or allows some. What is forced is "
+    "constrained while it is decoded, so its arguments always parse.",
+    "MessagesBody.tool_choice": "auto, any, tool with a name, or none.",
+    "CountBody.tool_choice": "auto, any, tool with a name, or none.",
+    "parallel_tool_calls": "False allows one call in an answer at most.",
+    "functions": "The older form of `tools`.",
+    "function_call": "The older form of `tool_choice`: auto, none, or an object that names a function.",
+    "reasoning_effort": "How much to think: none, minimal, low, medium, high, xhigh or max. Only with models that "
+    "think.",
+    "modalities": "Only text is possible.",
+    "audio": "Refused: there is no sound.",
+    "continue_final_message": "Whether the answer goes on where the last message, the assistant's, ends; vLLM's.",
+    "add_generation_prompt": "False only together with `continue_final_message`.",
+    "chat_template_kwargs": "Variables for the model's chat template, such as `enable_thinking`. `messages`, `tools`, "
+    "`add_generation_prompt` and `*_token` are refused: they are the template's own.",
+    "documents": "Documents for templates that know them.",
+    "RerankBody.documents": "Texts, or objects with `text`.",
+    "random_seed": "Mistral's name of `seed`.",
+    "input_prefix": "What stands before the cursor.",
+    "input_suffix": "What stands after the cursor.",
+    "input_extra": "Other files, for context.",
+    "n_predict": "Most tokens to generate; -1 until the model ends.",
+    "response_fields": "Only these fields of the answer, such as `content` or `timings/predicted_n`.",
+}
+
+_OLLAMA = {
+    "name": "Older name of `model`.",
+    "verbose": "Whether the tensors are listed.",
+    "truncate": "False refuses what is too long, where otherwise a chat loses its oldest messages and a text its end.",
+    "EmbeddingsBody.truncate": "True cuts the end of an input that is too long, which is an error otherwise.",
+    "shift": "Has no effect: an answer ends where the context does.",
+    "options": "How to sample, and limits.",
+    "EmbedBody.options": "Has no effect on vectors.",
+    "LegacyEmbeddingsBody.options": "Has no effect on vectors.",
+    "format": "`json`, or a JSON schema that the answer keeps to.",
+    "think": "Whether to think: true, false, or low, medium, high or max. Only with models that think.",
+    "_debug_render_only": "True answers with the prompt that the template makes, and generates nothing.",
+    "system": "A system prompt, instead of the model's own.",
+    "template": "A Jinja chat template instead of the model's own; Go templates are refused.",
+    "context": "The `context` of the former answer, whose conversation goes on.",
+    "raw": "Whether the prompt goes to the model as it is, without a template. Special tokens in it count.",
+    "images": "Refused: no model here sees.",
+    "num_predict": "Most tokens to generate; negative until the model ends.",
+    "num_keep": "How many tokens from the start stay when a prompt is cut; -1 all.",
+    "num_ctx": "Has no effect: every request has the whole context that the model was loaded with. `/api/show` says "
+    "how much that is.",
+    "num_batch": "Has no effect; `--batch-tokens` of the daemon.",
+    "num_gpu": "Has no effect; `--gpu-layers` of the daemon.",
+    "main_gpu": "Has no effect.",
+    "num_thread": "Has no effect; `--threads` of the daemon.",
+    "draft_num_predict": "Has no effect.",
+    "use_mmap": "Has no effect.",
+    "insecure": "Whether plain http to a registry elsewhere is allowed.",
+    "source": "The model's name.",
+    "destination": "The second name.",
+    "from": "The model or the path of the file that it is made of.",
+    "files": "Uploaded files, by name: their digests.",
+    "adapters": "Uploaded adapters (LoRA), by name: their digests.",
+    "parameters": "Parameters that count where a request says nothing.",
+    "CreateBody.messages": "Messages that every conversation begins with.",
+    "license": "The licence's text, or several.",
+    "requires": "A version; kept and shown.",
+    "quantize": "The type to convert the weights to, such as `q4_K_M`.",
+    "quantization": "Older name of `quantize`.",
+    "modelfile": "A Modelfile instead of the other fields.",
+    "modelfile_folder": "The folder that paths in `modelfile` count from.",
+    "draft_files": "Refused: there are no draft models.",
+    "draft_quantize": "Refused: there are no draft models.",
+    "renderer": "Refused: the chat template renders.",
+    "parser": "Refused: the parser is chosen by the chat template.",
+    "remote_host": "Refused: models run here.",
+}
+
+_OTHERS = {
+    "ResponsesBody.input": "A text, or items: messages, function calls and their outputs, reasoning, references.",
+    "EmbedBody.input": "A text or up to 2,048.",
+    "EmbeddingsBody.input": "A text, texts, token ids, or lists of them, up to 2,048.",
+    "encoding_format": "float or base64.",
+    "dimensions": "How many numbers of each vector; it has length 1 again afterwards.",
+    "query": "What the documents are to answer.",
+    "top_n": "How many of the best.",
+    "return_documents": "Whether the documents' texts come along.",
+    "instructions": "A system prompt.",
+    "previous_response_id": "The response whose conversation goes on.",
+    "store": "False does not keep the response.",
+    "text": "The shape of the answer, in `format`.",
+    "reasoning": "How much to think, and whether the thinking comes as a summary.",
+    "include": "`message.output_text.logprobs`; others have no effect.",
+    "metadata": "Kept with the response.",
+    "truncation": "disabled; auto is refused: a conversation that is too long is refused, never cut.",
+    "background": "True is refused.",
+    "conversation": "Refused; use `previous_response_id`.",
+    "thinking": "enabled with `budget_tokens`, adaptive or disabled. The budget is checked, and has no effect. A model "
+    "that does not think answers all the same, and the header `X-Localrun-Ignored` says so.",
+    "output_config": "`effort` of the thinking, and `format` with a JSON schema.",
+    "output_format": "Older place of `output_config.format`.",
+    "stop_sequences": "Up to 16 texts at which the answer ends.",
+    "MessagesBody.max_tokens": "Most tokens to generate; 0 reads the prompt into the cache and says nothing.",
+    "MessagesBody.system": "A system prompt: a text, or blocks of text.",
+    "CountBody.system": "A system prompt: a text, or blocks of text.",
+    "min_age_s": "How old an uploaded file must be that no model names.",
+    "partial_min_age_s": "How long ago a download must have been broken off.",
+}
+
+NOTES: dict[str, str] = _SERVICE | _SAMPLING | _TEXT | _OLLAMA | _OTHERS
+# What many routes take; readers look for a route's own fields first.
+COMMON = (_SERVICE.keys() | _SAMPLING.keys()) - {"model", "stream"}
+# Structs inside bodies whose fields are explained by their own text.
+INNER = frozenset({"Options", "StreamOptions"})
+
+
+def note_of(struct: str, field: str) -> str:
+    """The note of a body's field; empty for a field of any other struct."""
+    own = NOTES.get(f"{struct}.{field}")
+    if own is not None:
+        return own
+    return NOTES.get(field, "") if struct.endswith("Body") or struct in INNER else ""

@@ -18,9 +18,9 @@ _ID = path_parameter("id", "The request's id, as answers have it in `X-Localrun-
 
 
 def _model(description: str, *, is_required: bool = False) -> Parameter:
-    return Parameter(
-        name="model", schema={"type": "string", "minLength": 1}, description=description, is_required=is_required
-    )
+    """Empty is as if it were left out."""
+    schema: dict[str, Any] = {"type": "string"} | ({"minLength": 1} if is_required else {})
+    return Parameter(name="model", schema=schema, description=description, is_required=is_required)
 
 
 _HZ: dict[str, Any] = {"type": "number", "minimum": native.MIN_HZ, "maximum": native.MAX_HZ}
@@ -50,7 +50,7 @@ OPERATIONS = (
     Operation(
         family=_FAMILY, method="DELETE", path="/localrun/v1/cache", summary="Forget what is kept of prompts",
         parameters=(_model("Of this model alone"),
-                    Parameter(name="tier", schema={"type": "string", "enum": ["ram", "disk"]},
+                    Parameter(name="tier", schema={"type": "string", "enum": ["ram", "disk", ""]},
                               description="In memory or on disk alone")),
         answer=CacheCleared, errors=(400, 404, 422),
     ),

@@ -53,7 +53,8 @@ OPERATIONS = (
     ),
     Operation(
         family=_FAMILY, method="POST", path="/api/pull", summary="Download a model", body=PullBody,
-        description="Streams unless `stream` is false. However many ask for a model, it is fetched once.",
+        description="Streams unless `stream` is false. However many ask for a model, it is fetched once. "
+        "`username` and `password` are not read: localrun signs in to no registry.",
         answer=answers.Status, stream=_TASK, errors=(404, 409, 422, 502, 503, 507),
         example={"model": "qwen3:0.6b"},
     ),

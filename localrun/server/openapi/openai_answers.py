@@ -107,8 +107,8 @@ class OpenAIReply(msgspec.Struct, frozen=True, kw_only=True):
     """The model's message, or the part of it that a chunk adds."""
 
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | None | UnsetType = UNSET
-    refusal: str | None | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    refusal: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[OpenAICall] | UnsetType = UNSET
     function_call: OpenAICalledFunction | UnsetType = UNSET
@@ -152,7 +152,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     system_fingerprint: str
     object: str
-    usage: OpenAIUsage | None | UnsetType = UNSET
+    usage: OpenAIUsage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
 
 
@@ -256,7 +256,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float
     truncation: str
     usage: ResponseUsage | None
-    completed_at: int | None | UnsetType = UNSET
+    completed_at: int | UnsetType | None = UNSET
 
 
 class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -173,5 +173,3 @@ class FitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     idle_bytes: int
     notes: list[str]
     problem: str | None
-
-

@@ -9,22 +9,11 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 from localrun.errors import BadModelFile
+from localrun.models import pooling
 from localrun.models.header import Header
 from localrun.models.store import Model
 from localrun.server.replies import formats, recognise, thinking_tags
 from localrun.server.replies.infill import fim_tokens
-
-# Encoders: they give vectors and no text.
-_ENCODERS = (
-    "bert",
-    "nomic-bert",
-    "nomic-bert-moe",
-    "jina-bert-v2",
-    "jina-bert-v3",
-    "t5encoder",
-    "neo-bert",
-    "modern-bert",
-)
 
 
 def capabilities(model: Model) -> tuple[str, ...]:
@@ -32,7 +21,7 @@ def capabilities(model: Model) -> tuple[str, ...]:
 
     "tools" is for models whose own template knows them; others can be given tools all the same.
     """
-    template = getattr(model, "template", None) or model.header.chat_template or ""
+    template = model.template
     known = _known.setdefault(model.header, {})
     if template not in known:
         known[template] = _capabilities(model.header, template)
@@ -43,9 +32,7 @@ _known: WeakKeyDictionary[Header, dict[str, tuple[str, ...]]] = WeakKeyDictionar
 
 
 def _capabilities(header: Header, template: str) -> tuple[str, ...]:
-    is_encoder = header.architecture in _ENCODERS
-    pools = header.count("pooling_type") > 0
-    if is_encoder or pools:
+    if not pooling.generates(header):
         return ("embedding",)
     result = ["completion"]
     if recognise.takes_tools(template):

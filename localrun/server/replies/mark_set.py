@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+
+from localrun.server.templates import literals
 
 # White space in front of a mark belongs to it, up to so many characters; more of it cannot be waited for.
 MAX_GLUED_SPACE = 64
@@ -20,10 +21,10 @@ class MarkSet:
     def __init__(self, marks: Iterable[str]) -> None:
         self.marks = frozenset(mark for mark in marks if mark)
         self.longest = max(map(len, self.marks), default=0)
-        tree = _tree(self.marks)
-        self._whole = re.compile(_alternatives(tree) if self.marks else "(?!)")
+        marks_tree = literals.tree(self.marks)
+        self._whole = re.compile(literals.alternatives(marks_tree) if self.marks else "(?!)")
         # Leftmost, so the longest beginning of a mark that the text ends with.
-        self._beginning = re.compile(f"(?:{_beginnings(tree)})\\Z" if self.marks else "(?!)")
+        self._beginning = re.compile(f"(?:{_beginnings(marks_tree)})\\Z" if self.marks else "(?!)")
         self._longer = _longer(sorted(self.marks))
 
     def find(self, text: str, start: int, *, is_ended: bool) -> re.Match[str] | None:
@@ -52,16 +53,6 @@ def mark_set(marks: frozenset[str]) -> MarkSet:
     return MarkSet(marks)
 
 
-def _tree(marks: Iterable[str]) -> dict[str, Any]:
-    root: dict[str, Any] = {}
-    for mark in marks:
-        node = root
-        for character in mark:
-            node = node.setdefault(character, {})
-        node[""] = {}
-    return root
-
-
 def _longer(ordered: Sequence[str]) -> dict[str, list[str]]:
     """Of each mark the longer ones that begin with it; in order they follow it."""
     result: dict[str, list[str]] = {}
@@ -73,15 +64,7 @@ def _longer(ordered: Sequence[str]) -> dict[str, list[str]]:
     return result
 
 
-def _alternatives(node: dict[str, Any]) -> str:
-    branches = [re.escape(character) + _alternatives(child) for character, child in node.items() if character]
-    if not branches:
-        return ""
-    body = branches[0] if len(branches) == 1 and "" not in node else f"(?:{'|'.join(branches)})"
-    return body + "?" if "" in node else body
-
-
-def _beginnings(node: dict[str, Any]) -> str:
+def _beginnings(node: literals.Tree) -> str:
     """A pattern for every proper beginning of a mark below `node`, longest first."""
     branches = []
     for character, child in node.items():

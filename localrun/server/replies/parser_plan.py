@@ -11,12 +11,14 @@ from functools import cached_property
 from typing import Any
 
 from localrun.server.replies.formats import CallFormat
-from localrun.server.replies.mark_set import mark_set
 from localrun.server.replies.pieces import ReplyParser
 from localrun.server.replies.reading import Layout, read_reply
 from localrun.server.replies.reply import Reply, StreamingParser
 from localrun.server.replies.source import Read
 from localrun.server.replies.thinking_tags import ThinkingTags
+
+# A longer control token is no tokenizer's, and patterns nest as deep as texts are long.
+MAX_TOKEN_CHARS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +37,19 @@ class ParserPlan:
     @cached_property
     def shows_control(self) -> bool:
         """Whether control tokens must come as text: a mark is one of them, or has one in it."""
-        controls = mark_set(frozenset(self.control_tokens))
         marks = [*self.answer_marks]
         if self.call_format is not None:
             marks += (*self.call_format.marks, *self.call_format.own_marks)
         if self.tags is not None:
             marks += (self.tags.opening, self.tags.closing)
-        return any(controls.find(mark, 0, is_ended=True) is not None for mark in marks)
+        return any(token in mark for token in self.control_tokens if token for mark in marks)
+
+    def warm(self) -> None:
+        """Make what the parsers share, which is remembered: with a thousand control tokens it takes 0.1 s, so a thread
+        had better do it before the first parser is made."""
+        self.parser({}).feed("x")
+        for _, closing in self._layout.thinking:
+            self._layout.thinking_marks(closing)
 
     def parser(
         self, schemas: Mapping[str, Mapping[str, Any]], *, opened: str = "", thinking_open: str | None = None
@@ -60,7 +68,9 @@ class ParserPlan:
 
     @cached_property
     def _shown(self) -> frozenset[str]:
-        return frozenset(self.control_tokens) if self.shows_control else frozenset()
+        if not self.shows_control:
+            return frozenset()
+        return frozenset(token for token in self.control_tokens if len(token) <= MAX_TOKEN_CHARS)
 
     @cached_property
     def _layout(self) -> Layout:

@@ -8,6 +8,7 @@ Does not: tokenize (the engine does), shorten, or know an API's bodies.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,8 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
         calls_are_constrained=ending.calls_are_constrained,
         most_calls=None if ask.parallel_calls else 1,
     )
+    if plan.shows_control:
+        await asyncio.to_thread(plan.warm)
     schemas: dict[str, dict[str, Any]] = {tool.name: tool.parameters for tool in tools}
     return Prepared(
         segments=ending.segments,

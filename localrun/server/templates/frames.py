@@ -1,6 +1,6 @@
 """The two messages between the daemon and the template worker.
 
-They travel as the frames of `wire.py` (length prefix, msgpack) on the worker's stdin and stdout: one request, one
+They travel as the frames of `framing.py` (length prefix, msgpack) on the worker's stdin and stdout: one request, one
 reply, in order. A reply without segments and without an error is also the worker's first frame, which says that it is
 ready.
 
@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from localrun.errors import BadTemplate
-from localrun.wire import FrameError, Segment
+from localrun.framing import FrameError
+from localrun.wire import Segment
 
 
 class RenderRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ from urllib.parse import quote
 import msgspec
 
 from localrun.errors import BadRequest
+from localrun.server.templates import literals
 from localrun.wire import Segment
 
 _PRIVATE_USE = range(0xE000, 0xF900)
@@ -158,23 +159,6 @@ def _two_unused(texts: Sequence[str]) -> tuple[str, str]:
 
 @lru_cache(maxsize=8)
 def _any_of(tokens: tuple[str, ...]) -> re.Pattern[str] | None:
-    """A pattern for the longest of `tokens` at a place, or None without tokens.
-
-    Built as a tree of common prefixes: with a plain alternation a text of "<<<<" would try thousands of tokens at every
-    character.
-    """
-    root: dict[str, Any] = {}
-    for token in filter(None, tokens):
-        node = root
-        for character in token:
-            node = node.setdefault(character, {})
-        node[""] = {}
-    return re.compile(_alternatives(root)) if root else None
-
-
-def _alternatives(node: dict[str, Any]) -> str:
-    branches = [re.escape(character) + _alternatives(child) for character, child in node.items() if character]
-    if not branches:
-        return ""
-    body = branches[0] if len(branches) == 1 and "" not in node else f"(?:{'|'.join(branches)})"
-    return body + "?" if "" in node else body
+    """A pattern for the longest of `tokens` at a place, or None without tokens."""
+    known = literals.tree(filter(None, tokens))
+    return re.compile(literals.alternatives(known)) if known else None

@@ -18,7 +18,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from typing import Any
 
-from localrun import errors, wire
+from localrun import errors, framing, wire
 from localrun.server.templates.frames import RenderReply, RenderRequest, decode_reply
 
 START_TIMEOUT_S = 60.0
@@ -70,7 +70,7 @@ class TemplateRenderer:
             cpu_s=math.ceil(self._timeout_s) + 1,
         )
         try:
-            frame = wire.encode(request)
+            frame = framing.encode(request)
         except UnicodeEncodeError:
             raise errors.BadRequest("the messages contain half of a surrogate pair", field="messages") from None
         except RecursionError:
@@ -103,7 +103,7 @@ class TemplateRenderer:
                 raise errors.BadTemplate(
                     f"the chat template ran longer than {self._timeout_s:g} s (setting template_timeout_s)"
                 ) from None
-            except (asyncio.IncompleteReadError, ConnectionError, wire.FrameError):
+            except (asyncio.IncompleteReadError, ConnectionError, framing.FrameError):
                 await self._discard()
         if self._stopped:
             raise errors.Unavailable("the daemon is shutting down")
@@ -116,7 +116,7 @@ class TemplateRenderer:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await _read_reply(worker)
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, wire.FrameError):
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, framing.FrameError):
             await _end(worker)
             raise errors.Unavailable("the template worker did not start; the daemon's log says why") from None
         return worker
@@ -137,7 +137,7 @@ async def _ask(worker: Process, frame: bytes) -> RenderReply:
 async def _read_reply(worker: Process) -> RenderReply:
     assert worker.stdout is not None
     prefix = await worker.stdout.readexactly(4)
-    return decode_reply(await worker.stdout.readexactly(wire.body_length(prefix)))
+    return decode_reply(await worker.stdout.readexactly(framing.body_length(prefix)))
 
 
 async def _end(worker: Process) -> None:

@@ -17,7 +17,7 @@ import sys
 
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
-from localrun import wire
+from localrun import framing
 from localrun.errors import BadRequest, LocalrunError
 from localrun.server.templates import environment as template_environment
 from localrun.server.templates import marks as template_marks
@@ -40,7 +40,7 @@ def main() -> None:
     answer(RenderRequest(template=_WARM_UP, variables={"messages": []}, control_tokens=(), output_bytes=1000, cpu_s=1))
     _close_limits()
     _send(RenderReply())
-    while (body := wire.read_body(sys.stdin.buffer)) is not None:
+    while (body := framing.read_body(sys.stdin.buffer)) is not None:
         _send(_answer_body(body))
 
 
@@ -81,9 +81,9 @@ def _answer_body(body: bytes) -> RenderReply:
 
 def _send(reply: RenderReply) -> None:
     try:
-        frame = wire.encode(reply)
+        frame = framing.encode(reply)
     except UnicodeEncodeError:
-        frame = wire.encode(refusal("the chat template's prompt is not valid Unicode"))
+        frame = framing.encode(refusal("the chat template's prompt is not valid Unicode"))
     sys.stdout.buffer.write(frame)
     sys.stdout.buffer.flush()
 

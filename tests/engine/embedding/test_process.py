@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from localrun import wire
+from localrun import framing, wire
 
 COMMAND = [sys.executable, "-P", "-m", "localrun.engine.process", "--fake"]
 
@@ -24,13 +24,13 @@ class Engine:
         self._vectors: dict[int, list[wire.Vector]] = {}
 
     def send(self, message: wire.ToEngine) -> None:
-        self._in.write(wire.encode(message))
+        self._in.write(framing.encode(message))
         self._in.flush()
 
     def read(self) -> Any:
-        body = wire.read_body(self._out)
+        body = framing.read_body(self._out)
         assert body is not None
-        return wire.decode_from_engine(body)
+        return framing.decode_from_engine(body)
 
     def final(self, request_id: int) -> tuple[wire.Delta, list[wire.Vector]]:
         """A request's last delta, and all of its vectors."""

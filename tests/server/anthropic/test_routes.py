@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -125,8 +126,9 @@ def test_a_message_and_its_stream(daemon: Daemon) -> None:
     made = put_together(events)
     assert same(made, whole)
     assert "ping" in [event["type"] for event in events]
-    assert made["usage"]["cache_read_input_tokens"] == N_HELLO - 1, "of the message before it"
-    assert events[0]["message"]["usage"]["cache_read_input_tokens"] == N_HELLO - 1
+    assert made["usage"]["input_tokens"] + made["usage"]["cache_read_input_tokens"] == N_HELLO
+    told = [events[0]["message"]["usage"], events[-2]["usage"]]
+    assert told[0]["cache_read_input_tokens"] == told[1]["cache_read_input_tokens"]
 
 
 def test_the_headers_name_the_request(daemon: Daemon) -> None:
@@ -222,20 +224,26 @@ def test_system_tools_and_results_are_part_of_the_prompt(daemon: Daemon) -> None
     assert count(daemon, messages=failed) == count(daemon, messages=answered) + len("Error: ")
 
 
-def test_a_system_message_in_the_middle_leaves_the_cached_prefix_as_it_is(daemon: Daemon) -> None:
-    turns = [
-        {"role": "user", "content": "remember this " * 20},
-        {"role": "assistant", "content": "I will"},
-        {"role": "user", "content": "and now?"},
-    ]
-    before = message(daemon, system="be kind", messages=turns, max_tokens=1)["usage"]
-    n_before = before["input_tokens"] + before["cache_read_input_tokens"]
-    more = [*turns, {"role": "assistant", "content": "Now"}, {"role": "system", "content": "be brief"}, *turns[-1:]]
-    after = message(daemon, system="be kind", messages=more, max_tokens=1)["usage"]
-    assert after["cache_read_input_tokens"] >= n_before - 1
+def test_a_system_message_in_the_middle_leaves_the_cached_prefix_as_it_is() -> None:
     header = {"type": "text", "text": "x-anthropic-billing-header: cch=fa690;"}
-    again = message(daemon, system=[header, {"type": "text", "text": "be kind"}], messages=more, max_tokens=1)["usage"]
-    assert again["input_tokens"] == 1
+    kind = {"type": "text", "text": "be kind"}
+
+    def n_computed(daemon: Daemon, number: int) -> list[int]:
+        turns = [
+            {"role": "user", "content": f"remember {number} " * 20},
+            {"role": "assistant", "content": "I will"},
+            {"role": "user", "content": "and now?"},
+        ]
+        more = [*turns, {"role": "assistant", "content": "Now"}, {"role": "system", "content": "be brief"}, turns[-1]]
+        return [
+            message(daemon, system=system, messages=messages, max_tokens=1)["usage"]["input_tokens"]
+            for system, messages in (("be kind", turns), ("be kind", more), ([header, kind], more))
+        ]
+
+    with running_daemon() as daemon:
+        n_after = len("Now>\n<system\nbe brief>\n<user\nand now?>\n<assistant\n")
+        # An engine may find it quicker to compute a prefix again; never that it differs.
+        assert any(n_computed(daemon, number)[1:] == [n_after, 1] for number in range(10))
 
 
 def test_an_answer_that_was_begun_goes_on(daemon: Daemon) -> None:
@@ -316,6 +324,72 @@ def test_a_model_that_does_not_think_answers_and_says_so(daemon: Daemon) -> None
     assert "x-localrun-ignored" not in post(daemon, max_tokens=5).headers
 
 
+def test_the_shape_of_claude_code_s_requests(daemon: Daemon) -> None:
+    """As it sends them: with everything that only Anthropic knows, and schemas with keywords that nothing enforces."""
+    ephemeral = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "properties": {
+            "command": {"type": "string", "description": "The command"},
+            "timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 9007199254740991},
+            "todos": {
+                "type": "array",
+                "items": {"type": "object", "properties": {"status": {"type": "string", "enum": ["a", "b"]}}},
+            },
+            "env": {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}},
+        },
+        "required": ["command"],
+        "additionalProperties": False,
+    }
+    call = {
+        "type": "tool_use",
+        "id": "toolu_01",
+        "name": "Bash",
+        "input": {"command": "ls"},
+        "caller": {"type": "direct"},
+    }
+    result = {"type": "tool_result", "tool_use_id": "toolu_01", "content": "README.md", "is_error": False} | ephemeral
+    body = {
+        "model": "tiny",
+        "max_tokens": 32000,
+        "stream": True,
+        "system": [
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=fa690;"},
+            {"type": "text", "text": "You are a coder."} | ephemeral,
+        ],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "<system-reminder>x</system-reminder>"}]},
+            {"role": "user", "content": [{"type": "text", "text": "what is here?"} | ephemeral]},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "x"}, call]},
+            {"role": "user", "content": [result, {"type": "text", "text": "<system-reminder>y</system-reminder>"}]},
+            {"role": "system", "content": "The date has changed."},
+        ],
+        "tools": [
+            {"name": name, "description": "Does it.", "input_schema": schema, "eager_input_streaming": True}
+            for name in ("Bash", "mcp__server__tool")
+        ],
+        "tool_choice": {"type": "auto"},
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "medium"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "metadata": {"user_id": "user_x_account__session_y"},
+        "temperature": 1,
+    }
+    headers = {
+        "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14",
+        "anthropic-version": "2023-06-01",
+        "authorization": "Bearer x",
+        "user-agent": "claude-cli/2.1 (external, cli)",
+    }
+    with daemon.http.stream("POST", "/v1/messages?beta=true", json=body, headers=headers) as response:
+        assert response.status_code == 200, response.read()
+        assert next(response.iter_lines()) == "event: message_start"
+    count = {name: body[name] for name in ("model", "messages", "system", "tools")}
+    counted = daemon.http.post("/v1/messages/count_tokens?beta=true", json=count, headers=headers)
+    assert counted.json()["input_tokens"] > 500
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
@@ -355,7 +429,8 @@ def test_errors_before_any_route(daemon: Daemon) -> None:
 def test_a_prompt_that_is_too_long_is_refused_before_the_stream(daemon: Daemon) -> None:
     answer = post(daemon, messages=[{"role": "user", "content": "x" * 3 * N_CTX}], stream=True)
     assert answer.status_code == 400
-    assert str(N_CTX) in answer.json()["error"]["message"]
+    assert re.match(rf"prompt is too long: \d+ tokens > {N_CTX} maximum; ", answer.json()["error"]["message"])
+    assert answer.headers["x-localrun-error"] == "context_length_exceeded"
 
 
 def test_a_schema_that_nothing_can_be_held_to_is_named_as_the_client_knows_it(daemon: Daemon) -> None:

@@ -173,24 +173,27 @@ def test_a_model_of_another_kind_says_what_it_is_for(
     assert body["model"] in answer.text
 
 
+def n_engines(daemon: Daemon, model: str) -> int:
+    return [row["model"] for row in daemon.http.get("/localrun/v1/snapshot").json()["engines"]].count(model)
+
+
 def test_a_chat_model_embeds_beside_its_chats(daemon: Daemon) -> None:
     assert daemon.post("/api/generate", model="chat", prompt="x", stream=False, options={"num_predict": 3}).is_success
     assert norm(openai(daemon, model="chat", input="x")["data"][0]["embedding"]) == pytest.approx(1, abs=1e-6)
-    listed = [row["name"] for row in daemon.http.get("/api/ps").json()["models"]]
-    assert listed.count("chat") == 2
+    assert n_engines(daemon, "chat") == 2
+    (row,) = (row for row in daemon.http.get("/api/ps").json()["models"] if row["name"] == "chat")
+    engines = daemon.http.get("/localrun/v1/snapshot").json()["engines"]
+    assert row["size"] == sum(engine["size_bytes"] for engine in engines if engine["model"] == "chat")
 
 
 def test_unloading_ends_both_engines_of_a_model(daemon: Daemon) -> None:
-    def loaded() -> int:
-        return [row["name"] for row in daemon.http.get("/api/ps").json()["models"]].count("chat")
-
     assert daemon.post("/api/generate", model="chat").is_success
     assert daemon.post("/api/embed", model="chat", input="x").is_success
-    assert loaded() == 2
+    assert n_engines(daemon, "chat") == 2
     assert daemon.post("/api/generate", model="chat", keep_alive=0).json()["done_reason"] == "unload"
-    assert loaded() == 0
+    assert n_engines(daemon, "chat") == 0
     assert daemon.post("/api/embed", model="chat", input="x", keep_alive=0).is_success
-    wait_until(lambda: loaded() == 0)
+    wait_until(lambda: n_engines(daemon, "chat") == 0)
 
 
 def test_an_unknown_model_is_not_found(daemon: Daemon) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrun import wire
+from localrun import framing
 from localrun.server.engines.frame_buffer import FrameBuffer
 
 
@@ -44,5 +44,5 @@ def test_a_frame_that_its_taker_fails_on_does_not_come_again() -> None:
 
 def test_an_absurd_length_is_refused_before_it_is_awaited() -> None:
     buffer = FrameBuffer()
-    with pytest.raises(wire.FrameError, match="limit"):
-        list(buffer.feed(struct.pack("<I", wire.MAX_FRAME_BYTES + 1)))
+    with pytest.raises(framing.FrameError, match="limit"):
+        list(buffer.feed(struct.pack("<I", framing.MAX_FRAME_BYTES + 1)))

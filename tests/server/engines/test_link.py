@@ -218,13 +218,13 @@ def test_stopping_ends_what_runs_with_unavailable(run: Run) -> None:
 def test_nothing_is_left_open(run: Run) -> None:
     async def main() -> None:
         this = psutil.Process()
-        before = this.num_fds()
+        before, children_before = this.num_fds(), set(this.children())
         for _ in range(5):
             link = _link("echo")
             await link.open(OPEN, 30)
             await link.stop()
         assert this.num_fds() <= before + 2  # the loop's own, made at first use
-        assert this.children() == []
+        assert set(this.children()) <= children_before
 
     run(main())
 

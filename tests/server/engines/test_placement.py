@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from localrun.errors import CannotFit
 from localrun.models.fit_choice import CELL_STEP
-from localrun.server.engines.placement import USABLE_FRACTION, Placement, place
+from localrun.models.fit_devices import USABLE_RAM
+from localrun.server.engines.placement import Placement, place
 
 WEIGHTS_BYTES = 1_000_000
 CELL_BYTES = 1_000
@@ -20,7 +21,7 @@ class _Estimate(NamedTuple):
     weights_bytes: int
     kv_bytes: int
     compute_bytes: int
-    staging_bytes: int = 0
+    process_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -86,6 +87,6 @@ def test_what_is_placed_fits_and_is_in_whole_steps(
         placement = _place(available_bytes, n_ctx_train=n_ctx_train, n_slots=n_slots, kv_cells=kv_cells)
     except CannotFit:
         return
-    assert placement.needed_bytes <= available_bytes * USABLE_FRACTION
+    assert placement.needed_bytes <= available_bytes * USABLE_RAM
     assert placement.n_kv_cells % CELL_STEP == 0
     assert placement.n_kv_cells >= min(kv_cells or 256, 256)

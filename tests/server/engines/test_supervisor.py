@@ -253,12 +253,12 @@ async def test_a_model_that_cannot_load_does_not_disturb_another(supervising: An
     script.write_text(
         f"import sys; sys.path.insert(0, {str(Path(SCRIPT).parent)!r})\n"
         "import io, os, struct, scripted_engine\n"
-        "from localrun import wire\n"
-        "body = wire.read_body(sys.stdin.buffer)\n"
-        "if 'beta' in wire.decode_to_engine(body).model_path: os.abort()\n"
+        "from localrun import framing\n"
+        "body = framing.read_body(sys.stdin.buffer)\n"
+        "if 'beta' in framing.decode_to_engine(body).model_path: os.abort()\n"
         "sys.stdin = type('In', (), {'buffer': io.BufferedReader(sys.stdin.buffer.raw)})\n"
         "scripted_engine._send(scripted_engine.READY)\n"
-        "while wire.read_body(sys.stdin.buffer) is not None: pass\n"
+        "while framing.read_body(sys.stdin.buffer) is not None: pass\n"
     )
     async with supervising() as (supervisor, _):
         supervisor._command = [sys.executable, str(script)]

@@ -30,7 +30,8 @@ class Recorder:
 
 def stubs(header: Header) -> tuple[Recorder, Runtime, Job]:
     recorder = Recorder()
-    job = SimpleNamespace(model=SimpleNamespace(header=header), control_tokens=("<|im_start|>",))
+    model = SimpleNamespace(header=header, template=header.chat_template or "")
+    job = SimpleNamespace(model=model, control_tokens=("<|im_start|>",))
     return recorder, cast(Runtime, SimpleNamespace(renderer=recorder)), cast(Job, job)
 
 
@@ -54,3 +55,9 @@ async def test_a_model_without_a_template_gets_its_family_s(small_model: Path) -
     recorder, runtime, job = stubs(header)
     await prompt.render(runtime, job, [])
     assert "<|im_start|>" in recorder.asked[0][0]
+
+
+async def test_a_template_in_place_of_the_model_s(small_model: Path) -> None:
+    recorder, runtime, job = stubs(read_header(small_model))
+    await prompt.render(runtime, job, [], template="{{ messages }}")
+    assert recorder.asked[0][0] == "{{ messages }}"

@@ -14,7 +14,7 @@ from localrun.server.ollama import truncation
 
 def chat(*turns: str) -> list[Message]:
     """ "u12" is a user's message of 12 characters; s and a stand for the other roles."""
-    roles = {"s": "system", "u": "user", "a": "assistant"}
+    roles = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
     return [{"role": roles[turn[0]], "content": turn[0] * int(turn[1:])} for turn in turns]
 
 
@@ -31,9 +31,10 @@ class Tokenizer:
 
 async def cut(messages: list[Message], limit: int) -> tuple[list[str], int]:
     tokenizer = Tokenizer()
-    tokens, n_left_out = await truncation.cut_messages(messages, tokenizer, limit=limit)
-    text = "".join(map(chr, tokens))
-    return next(asked for asked in tokenizer.asked if "".join(asked) == text), n_left_out
+    tokens, kept = await truncation.cut_messages(messages, tokenizer, limit=limit)
+    texts = [message["content"] for message in kept]
+    assert "".join(map(chr, tokens)) == "".join(texts)
+    return texts, len(messages) - len(kept)
 
 
 @pytest.mark.parametrize(
@@ -72,13 +73,23 @@ async def test_system_messages_and_the_last_one_always_stay() -> None:
 async def test_a_long_conversation_is_bisected() -> None:
     tokenizer = Tokenizer()
     messages = chat(*["u10", "a10"] * 500, "u10")
-    tokens, n_left_out = await truncation.cut_messages(messages, tokenizer, limit=1000)
+    tokens, kept = await truncation.cut_messages(messages, tokenizer, limit=1000)
     assert len(tokens) == 990
-    assert n_left_out == 902
+    assert len(messages) - len(kept) == 902
     assert len(tokenizer.asked) < 13
 
 
-@given(st.lists(st.tuples(st.sampled_from("sua"), st.integers(1, 30)), min_size=1, max_size=12), st.integers(0, 200))
+async def test_an_agent_s_turn_loses_its_oldest_calls_with_their_results() -> None:
+    messages = chat("s3", "u5", "a5", "u5", "a1", "t9", "t9", "a1", "t9", "a1", "t9")
+    question, call, result = "uuuuu", "a", "t" * 9
+    whole_turn = ["sss", question, call, result, result, call, result, call, result]
+    assert await cut(messages, 50) == (whole_turn, 2)
+    assert await cut(messages, 40) == (["sss", question, call, result, call, result], 5)
+    assert await cut(messages, 20) == (["sss", question, call, result], 7)
+    assert await cut(messages, 5) == (["sss", question, call, result], 7), "too long even so"
+
+
+@given(st.lists(st.tuples(st.sampled_from("suat"), st.integers(1, 30)), min_size=1, max_size=12), st.integers(0, 200))
 async def test_the_longest_allowed_part_that_fits_is_taken(turns: list[tuple[str, int]], limit: int) -> None:
     messages = chat(*[f"{role}{length}" for role, length in turns])
     allowed = _allowed_parts(messages)
@@ -89,16 +100,27 @@ async def test_the_longest_allowed_part_that_fits_is_taken(turns: list[tuple[str
 
 
 def _allowed_parts(messages: list[Message]) -> list[list[str]]:
-    """The whole, and what is left when the oldest others go and a user begins; where there is none, the last alone."""
-    has_question = any(message["role"] == "user" for message in messages)
-    others = [message for message in messages[:-1] if message["role"] != "system"]
+    """The whole, and what is left when the oldest others go one by one, where that is a conversation: a user begins it,
+    or it is the last question and calls from some call on; where there is no question, the last message alone."""
+    numbered = list(enumerate(messages))
+    questions = [index for index, message in numbered if message["role"] == "user"]
     parts = [[message["content"] for message in messages]]
-    for n_dropped in range(1, len(others) + 1):
-        dropped = {id(message) for message in others[:n_dropped]}
-        kept = [message for message in messages if id(message) not in dropped]
-        begins = [message for message in kept[:-1] if message["role"] != "system"] or kept[-1:]
-        if begins[0]["role"] == "user" or (n_dropped == len(others) and not has_question):
-            parts.append([message["content"] for message in kept])
+    for start in range(1, len(messages)):
+        if all(message["role"] == "system" for message in messages[:start]):
+            continue
+        role, last = messages[start]["role"], questions[-1] if questions else len(messages)
+        is_later_call = role == "assistant" and any(
+            message["role"] == "assistant" for message in messages[last + 1 : start]
+        )
+        if role == "user" or is_later_call or (not questions and start == len(messages) - 1):
+            kept_question = last if is_later_call else None
+            parts.append(
+                [
+                    message["content"]
+                    for index, message in numbered
+                    if index >= start or index == kept_question or message["role"] == "system"
+                ]
+            )
     return parts
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -39,4 +39,4 @@ def _model(path: Path, template: str, *, architecture: str = "", pooling: int = 
     if pooling:
         header.metadata[f"{header.architecture}.pooling_type"] = pooling
     header.metadata["tokenizer.chat_template"] = template
-    return cast(Model, SimpleNamespace(header=header))
+    return Model("m", path, header.size_bytes, datetime.now(UTC), header)

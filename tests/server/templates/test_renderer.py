@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from localrun import errors, wire
+from localrun import errors, framing
 from localrun.server.templates.fallback import fallback_template
 from localrun.server.templates.frames import RenderRequest
 from localrun.server.templates.renderer import TemplateRenderer
@@ -201,7 +201,7 @@ def test_a_worker_without_its_daemon_ends_by_itself():
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     request = RenderRequest(template=endless, variables={}, control_tokens=(), output_bytes=1000, cpu_s=1)
     command = [sys.executable, "-m", "localrun.server.templates.worker"]
-    ended = subprocess.run(command, input=wire.encode(request), capture_output=True, check=False)
+    ended = subprocess.run(command, input=framing.encode(request), capture_output=True, check=False)
     assert ended.returncode == -signal.SIGXCPU
     assert subprocess.run(command, input=b"", capture_output=True, check=True).stderr == b""
 

@@ -257,7 +257,7 @@ async def test_the_daemon_goes_and_comes_back(desk: Any) -> None:
         await desk.see(pilot, "● done")
         await pilot.press(*"draft")
         desk.daemon.go_away()
-        await desk.see(pilot, "No daemon at 127.0.0.1:1, retrying (^r now). localrun serve starts one.")
+        await desk.see(pilot, "No daemon at 127.0.0.1:1, retrying; ^r starts one.")
         await pilot.press("enter")
         await desk.see(pilot, "no daemon answers")
         await desk.until(pilot, lambda: _prompt(desk) == "draft")

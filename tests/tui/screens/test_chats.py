@@ -238,3 +238,40 @@ async def test_a_damaged_history_is_said_and_put_aside(tmp_path: Path) -> None:
         await desk.see(pilot, "was damaged")
         await _talk(desk, pilot, "one", "first")
     assert any(name.startswith("chats.damaged-") for name in os.listdir(tmp_path))
+
+
+async def test_a_chat_that_is_deleted_while_it_is_open_leaves_the_screen(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await _talk(desk, pilot, "about foxes", "They are red.")
+        await pilot.press(*"draft", "ctrl+l")
+        await desk.see(pilot, "Enter opens")
+        await pilot.press("ctrl+d", "ctrl+d", "escape")
+        await desk.see(pilot, "Type below")
+        assert "They are red." not in desk.seen(desk.app)
+        assert desk.app.screen.query_one(Prompt).text == "draft"
+        await _talk(desk, pilot, "", "Hello.")
+        assert _sent(desk) == ["draft"]
+
+
+async def test_two_windows_on_one_history(tmp_path: Path) -> None:
+    first, second = Desk(tmp_path / "chats.db"), Desk(tmp_path / "chats.db")
+    async with first.open(SIZE) as pilot, second.open(SIZE) as other:
+        await _talk(first, pilot, "about foxes", "They are red.")
+        await other.press("ctrl+l")
+        await second.see(other, "about foxes")
+        await other.press("ctrl+d", "ctrl+d")
+        await second.see(other, "There are no chats yet.")
+        await _type(first, pilot, "/title Foxes")
+        await first.see(pilot, "deleted in another window")
+        first.app.screen.query_one(Prompt).put("")
+        await _talk(first, pilot, "more", "Much more.")
+        await first.see(pilot, "no longer kept")
+        await first.see(pilot, "Much more.")
+
+
+async def test_an_unknown_model_is_refused_and_the_command_stays(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await _type(desk, pilot, "/model nobody")
+        await desk.see(pilot, "there is no model 'nobody'")
+        assert desk.app.session.model == "tiny"
+        assert desk.app.screen.query_one(Prompt).text == "/model nobody"

@@ -103,7 +103,7 @@ async def test_a_model_of_the_catalogue_is_pulled_by_enter_and_goes_on_when_this
             completed_bytes=500_000_000, bytes_per_s=10_000_000, eta_s=150.0,
         )  # fmt: skip
         desk.daemon.pull_rows = [row]
-        await desk.see(pilot, "qwen3:4b  25% · 477 MiB of 1.9 GiB · 9.5 MiB/s · 2m 30s left")
+        await desk.see(pilot, "qwen3:4b  25% · 500 MB of 2.0 GB · 10.0 MB/s · 2m 30s left")
         await pilot.press("escape")
         desk.daemon.rows.append({"name": "qwen3:4b", "size": 2_000_000_000, "details": {}})
         desk.daemon.end_pull()
@@ -144,7 +144,7 @@ async def test_details_load_unload_and_delete(desk: Any) -> None:
         await desk.see(pilot, "qwen3:0.6b")
         await pilot.press(*"0.6", "ctrl+g")
         await desk.see(pilot, "completion, tools")
-        await desk.see(pilot, "14.0 MiB of 8.0 GiB: weights 5.0 MiB, kv 8.0 MiB")
+        await desk.see(pilot, "14.7 MB of 8.6 GB: weights 5.2 MB, kv 8.4 MB")
         await pilot.press("escape", "ctrl+u")
         await desk.until(pilot, lambda: desk.daemon.loads == ["qwen3:0.6b"])
         await pilot.press("ctrl+d")

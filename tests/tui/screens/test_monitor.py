@@ -76,13 +76,13 @@ async def test_aggregate_numbers(desk: Any) -> None:
             "1,204 of 32.8k",
             "63% cached   queue 3",
             "18 ms of 100 ms target",
-            "CPU    87%  RAM 5.0 of 16.0 GiB",
+            "CPU    87%  RAM 5.4 of 17.2 GB",
             "-2 min",
             "now",
         ):
             await desk.see(pilot, text)
         engine = next(text for text in desk.seen(desk.app).split("\n") if "4321" in text)
-        assert engine.split() == ["tiny", "4321", "ready", "2/8", "1.2k/32.8k", "18", "ms", "312", "MiB", "4m", "52s"]
+        assert engine.split() == ["tiny", "4321", "ready", "2/8", "1.2k/32.8k", "18", "ms", "327", "MB", "4m", "52s"]
 
 
 async def test_rows_change_in_place_and_leave(desk: Any) -> None:

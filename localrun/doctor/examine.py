@@ -1,0 +1,112 @@
+"""All checks, in the order in which a person would ask. Findings come as they are found."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from localrun import __version__, config, kv_folders
+from localrun.doctor import caches, machine
+from localrun.doctor.accelerator import COMPILERS, check_gpu
+from localrun.doctor.finding import Finding, fail, ok, warn
+from localrun.doctor.graphics import cards
+from localrun.doctor.llama_build import ask_build, check_build, check_cpu, cpu_flags
+from localrun.doctor.network import check_network
+from localrun.doctor.places import check_places
+from localrun.doctor.port import check_port
+from localrun.doctor.python import check_packages, check_python, own_requirements
+from localrun.doctor.stored_models import check_models
+from localrun.models.store import Store
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line knows already: the settings, or why they are bad, and who answers at the port."""
+
+    settings: config.Settings
+    settings_problem: str = ""
+    daemon_version: str | None = None
+    port_problem: str = ""
+    is_stopping: bool = False
+
+
+def examine(seen: Seen, *, is_deep: bool, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Every check. One that breaks is a finding itself, and the others go on."""
+    for check in (_software, _settings, _daemon, _build, _machine, _files, _models, _network):
+        try:
+            yield from check(seen, is_deep, environ)
+        except Exception as error:
+            name = check.__name__.strip("_")
+            yield fail(name, f"this check broke: {type(error).__name__}: {error}", "report it, with this line")
+
+
+def _software(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
+    yield check_python()
+    yield from check_packages(own_requirements())
+
+
+def _settings(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
+    path = config.folders(environ).config / "localrun.toml"
+    if seen.settings_problem:
+        yield fail("settings", seen.settings_problem, f"correct it there ({path}, or the variable named)")
+    else:
+        yield ok("settings", str(path) if path.is_file() else f"no file ({path}), so defaults and variables")
+
+
+def _daemon(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
+    if seen.settings.port == 0:
+        yield ok("daemon", "port 0 is set, so every daemon picks a free one")
+        return
+    yield check_port(
+        seen.settings.host, seen.settings.port, own_version=__version__, daemon_version=seen.daemon_version,
+        problem=seen.port_problem, is_stopping=seen.is_stopping,
+    )  # fmt: skip
+
+
+def _build(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
+    report = ask_build()
+    if isinstance(report, Finding):
+        yield report
+        for card in cards():
+            yield warn("gpu", f"{card.name} is here", "mend llama.cpp first (above), then run this again")
+        return
+    yield check_build(report)
+    yield check_cpu(report, cpu_flags(), machine=platform.machine())
+    yield check_gpu(cards(), report, compilers=[name for name in COMPILERS if shutil.which(name)])
+
+
+def _machine(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
+    available_bytes, total_bytes = machine.memory()
+    yield machine.check_memory(available_bytes, total_bytes)
+    folder = config.models_folder(seen.settings, environ)
+    kv = kv_folders.survey(kv_folders.kv_folder(config.folders(environ).cache))
+    yield from machine.check_disk(
+        folder, machine.free_bytes(folder), kv_limit_bytes=seen.settings.disk_cache_bytes,
+        kv_used_bytes=sum(each.size_bytes for each in kv),
+    )  # fmt: skip
+
+
+def _files(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
+    folders = config.folders(environ)
+    names = ("data", "cache", "config", "state")
+    places = {name: getattr(folders, name) for name in names}
+    yield from check_places({**places, "models": config.models_folder(seen.settings, environ)})
+    for folder in config.model_dirs(seen.settings):
+        if not folder.is_dir():
+            yield warn("folders", f"model_dirs names {folder}, which is no folder", "correct LOCALRUN_MODEL_DIRS")
+
+
+def _models(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
+    store = Store(config.models_folder(seen.settings, environ), model_dirs=config.model_dirs(seen.settings))
+    yield from check_models(store, now_s=time.time(), is_deep=is_deep)
+    root = kv_folders.kv_folder(config.folders(environ).cache)
+    yield from caches.check_kv_cache(kv_folders.survey(root), limit_bytes=seen.settings.disk_cache_bytes, root=root)
+    yield caches.check_hub_cache(store.hub_cache_folder)
+
+
+def _network(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
+    yield from check_network(environ)

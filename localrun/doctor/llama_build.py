@@ -1,0 +1,107 @@
+"""The build of llama.cpp: what a short-lived process of the engine's side says about it.
+
+Does not: load the native library into this process.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import msgspec
+
+from localrun.doctor.finding import Finding, fail, ok, warn
+from localrun.doctor.python import pip
+
+TIMEOUT_S = 60.0
+COMMAND = (sys.executable, "-P", "-m", "localrun.engine.build_report")
+# As POSIX and as Windows tell it.
+_ILLEGAL_INSTRUCTION = (-signal.SIGILL, 0xC000001D)
+# What llama.cpp calls a feature, and what Linux does. The ones that change its speed much.
+_FEATURES = {
+    "AVX": "avx", "AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "AVX512": "avx512f", "AVX_VNNI": "avx_vnni",
+    "AVX512_VNNI": "avx512_vnni", "AVX512_BF16": "avx512_bf16", "DOTPROD": "asimddp", "MATMUL_INT8": "i8mm",
+    "SVE": "sve",
+}  # fmt: skip
+
+
+class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `localrun.engine.build_report` prints."""
+
+    version: str
+    library: str
+    backends: tuple[str, ...]
+    gpu_offload: bool
+    cpu_features: tuple[str, ...]
+    devices: tuple[tuple[str, int, bool, int], ...]
+    ggml: str = ""
+
+
+def rebuild(cmake_args: str, *, version: str = "", platform: str = sys.platform) -> str:
+    """The one command that builds llama.cpp again, with these options of CMake."""
+    package = "llama-cpp-python" + (f"=={version}" if version else "")
+    # Without --no-deps every other package would be installed anew, too.
+    command = pip(f"--force-reinstall --no-cache-dir --no-deps --no-binary llama-cpp-python {package}")
+    if platform == "win32":
+        return f'$env:CMAKE_ARGS="{cmake_args}"; & {command}'
+    return f'CMAKE_ARGS="{cmake_args}" {command}'
+
+
+def ask_build(command: Sequence[str] = COMMAND, *, timeout_s: float = TIMEOUT_S) -> BuildReport | Finding:
+    """The report, or why there is none."""
+    remedy = rebuild("-DGGML_NATIVE=ON")
+    try:
+        ended = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return fail(
+            "llama.cpp", f"loading it takes more than {timeout_s:g} s",
+            "a GPU's driver may hang: restart the machine, or hide the GPU (CUDA_VISIBLE_DEVICES= for NVIDIA)",
+        )  # fmt: skip
+    if ended.returncode in _ILLEGAL_INSTRUCTION:
+        return fail("llama.cpp", "it was built for another CPU than this one: illegal instruction", remedy)
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines()
+        return fail("llama.cpp", f"it cannot be loaded: {lines[-1] if lines else f'status {ended.returncode}'}", remedy)
+    try:
+        return msgspec.json.decode(ended.stdout.strip().splitlines()[-1], type=BuildReport)
+    except (IndexError, msgspec.DecodeError) as error:
+        return fail("llama.cpp", f"its report cannot be read: {error}", remedy)
+
+
+def check_build(report: BuildReport) -> Finding:
+    """The line about a build that loads."""
+    ggml = f", ggml {report.ggml}" if report.ggml else ""
+    return ok("llama.cpp", f"llama-cpp-python {report.version}{ggml}, backends {', '.join(report.backends)}")
+
+
+def check_cpu(report: BuildReport, cpu_flags: Collection[str], *, machine: str) -> Finding:
+    """`cpu_flags` are Linux's names of what the CPU can do; empty where the system does not tell."""
+    used = [feature for feature in _FEATURES if feature in report.cpu_features]
+    known = [feature for feature, flag in _FEATURES.items() if flag in cpu_flags]
+    missing = [feature for feature in known if feature not in report.cpu_features]
+    if missing:
+        return warn(
+            "cpu", f"the build does not use {', '.join(missing)}, which this CPU has; engines are slower for it",
+            rebuild("-DGGML_NATIVE=ON", version=report.version),
+        )  # fmt: skip
+    shown = ", ".join(used) or "no vector instructions that llama.cpp names"
+    return ok("cpu", f"{machine}: {shown}")
+
+
+def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """What Linux says that the CPU can do; empty elsewhere."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()

@@ -1,0 +1,101 @@
+"""The model store: damaged files, blobs that are missing, cut short or not what their name says, and leftovers.
+
+Does not: delete or repair anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from localrun.doctor.finding import Finding, fail, ok, size, warn
+from localrun.errors import LocalrunError
+from localrun.models import manifest
+from localrun.models.blobs import hash_file
+from localrun.models.download import stale
+from localrun.models.manifest import StoredFile
+from localrun.models.store import Model, Store
+
+PARTIAL_MIN_AGE_S = 3600.0
+
+
+def check_models(store: Store, *, now_s: float, is_deep: bool) -> Iterator[Finding]:
+    """`now_s` is Unix time. With `is_deep` every file with a digest is read whole, which takes a while."""
+    n_models, n_bytes, n_problems = 0, 0, 0
+    for found in store.survey():
+        if isinstance(found, Model):
+            n_models += 1
+            n_bytes += found.size_bytes
+            continue
+        n_problems += 1
+        if store.folder / manifest.FOLDER in found.path.parents:
+            yield fail("models", found.problem, f"pull the model again, or `localrun rm` it ({found.path})")
+        else:
+            yield warn("models", f"{found.path}: {found.problem}", "pull or copy the file again, or delete it")
+    yield ok("models", f"{n_models} with {size(n_bytes)}, {store.folder}")
+    yield from _check_files(store, is_deep=is_deep)
+    yield from _check_leftovers(store, now_s=now_s)
+
+
+def _check_files(store: Store, *, is_deep: bool) -> Iterator[Finding]:
+    """Sizes, and with `is_deep` digests, of what manifests name; then of blobs that none does."""
+    survey = manifest.read_all(store.folder)
+    seen: dict[Path, str] = {}
+    n_read = 0
+    for said in survey.manifests.values():
+        for file in said.files:
+            path = _path(store, file)
+            if path is None or path in seen:
+                continue
+            seen[path] = file.digest
+            actual_bytes = path.stat().st_size
+            if actual_bytes != file.size_bytes:
+                yield fail(
+                    "blobs", f"{path} of model '{said.name}' has {actual_bytes} bytes instead of {file.size_bytes}",
+                    f"localrun rm {said.name}, then pull it again",
+                )  # fmt: skip
+            elif is_deep and file.digest:
+                n_read += 1
+                yield from _check_digest(path, file.digest, f"localrun rm {said.name}, then pull it again")
+    for blob in store.blobs.all():
+        if is_deep and blob.path not in seen:
+            n_read += 1
+            yield from _check_digest(blob.path, blob.digest, f"delete it: {blob.path}")
+    if is_deep:
+        yield ok("digests", f"{n_read} files were read whole")
+
+
+def _check_digest(path: Path, digest: str, remedy: str) -> Iterator[Finding]:
+    try:
+        found = hash_file(path)
+    except (OSError, LocalrunError) as error:
+        yield warn("digests", f"{path} cannot be read whole: {error}", "run this again when nothing writes to it")
+        return
+    if found != digest:
+        yield fail("digests", f"{path} is not what it was: {found} instead of {digest}", remedy)
+
+
+def _check_leftovers(store: Store, *, now_s: float) -> Iterator[Finding]:
+    survey = manifest.read_all(store.folder)
+    named = {file.digest for said in survey.manifests.values() for file in said.files}
+    unnamed = [blob for blob in store.blobs.all() if blob.digest not in named]
+    folders = (store.blobs.folder, store.hub_cache_folder)
+    partial = list(stale.find(folders, now_s=now_s, min_age_s=PARTIAL_MIN_AGE_S))
+    if unnamed and not survey.damaged:
+        n_bytes = sum(blob.size_bytes for blob in unnamed)
+        yield warn("leftovers", f"{len(unnamed)} blobs ({size(n_bytes)}) that no model names", "localrun gc")
+    if partial:
+        yield warn(
+            "leftovers",
+            f"{len(partial)} downloads that were broken off",
+            "go on with `localrun pull`, or `localrun gc`",
+        )
+
+
+def _path(store: Store, file: StoredFile) -> Path | None:
+    """None for a file that is missing, which the survey has told of, or that has no fixed content."""
+    try:
+        path = store.path_of(file)
+    except LocalrunError:
+        return None
+    return path if file.place is not manifest.Place.BUILT_IN and path.is_file() else None

@@ -1,0 +1,116 @@
+"""What is known and refused, family by family: the fields, and the way out.
+
+Pure data. A test sends what each row shows and expects an error that names its field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from localrun.server.openapi.operation import Family
+
+_MESSAGES = [{"role": "user", "content": "Hi"}]
+_CHAT = {"model": "tiny", "messages": _MESSAGES}
+_TEXT = {"model": "tiny", "prompt": "Hi"}
+_RESPONSE = {"model": "tiny", "input": "Hi"}
+_CLAUDE: dict[str, Any] = {"model": "tiny", "max_tokens": 8, "messages": _MESSAGES}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """`body` is an example that is refused by `path`; the error names `named`, where the family's errors do."""
+
+    family: Family
+    what: str
+    why: str
+    path: str
+    body: Mapping[str, Any] = field(default_factory=dict)
+    named: str = ""
+
+
+def _openai(what: str, why: str, path: str, body: Mapping[str, Any], named: str) -> Refusal:
+    return Refusal(family=Family.OPENAI, what=what, why=why, path=path, body=body, named=named)
+
+
+def _ollama(what: str, why: str, path: str, body: Mapping[str, Any], named: str) -> Refusal:
+    return Refusal(family=Family.OLLAMA, what=what, why=why, path=path, body=body, named=named)
+
+
+def _anthropic(what: str, why: str, body: dict[str, Any], named: str) -> Refusal:
+    return Refusal(family=Family.ANTHROPIC, what=what, why=why, path="/v1/messages", body=_CLAUDE | body, named=named)
+
+
+REFUSALS = (
+    _ollama("`images`", "no model here sees; send text", "/api/generate", _TEXT | {"images": ["aGk="]}, "images"),
+    _ollama("`template` in Go's language", "templates are Jinja; leave it out, and the model's own counts",
+            "/api/generate", _TEXT | {"template": "{{ .Prompt }}"}, "template"),
+    _ollama("`system`, `template`, `context` or `think` with `raw` or `suffix`", "these prompts have no template",
+            "/api/generate", _TEXT | {"raw": True, "system": "Hi"}, "system"),
+    _ollama("`think` with models that do not think", "leave it out, or false", "/api/chat", _CHAT | {"think": True},
+            "think"),
+    _ollama("`suffix`", "only with models that have FIM tokens", "/api/generate", _TEXT | {"suffix": "x"}, "model"),
+    _ollama("`format` with keywords of JSON schema that nothing can be held to", "the error names the keyword",
+            "/api/chat", _CHAT | {"format": {"type": "object", "unevaluatedProperties": False, "if": {}}}, "format"),
+    _ollama("`draft_files`, `draft_quantize`, `renderer`, `parser`, `remote_host` (create)", "leave them out",
+            "/api/create", {"model": "new", "from": "tiny", "renderer": "x"}, "renderer"),
+    _ollama("`/api/push`, `/api/experimental/*`", "501: nothing is uploaded, no service elsewhere is used",
+            "/api/push", {"model": "tiny"}, "push"),
+    _openai("`audio`, `modalities` other than text, parts of content that are not text", "text models only",
+            "/v1/chat/completions", _CHAT | {"modalities": ["audio"]}, "modalities"),
+    _openai("`echo` with `logprobs`", "the log-probabilities of a prompt are not computed", "/v1/completions",
+            _TEXT | {"echo": True, "logprobs": 1}, "echo"),
+    _openai("`echo` and `suffix` with a prompt of token ids", "they need its text", "/v1/completions",
+            {"model": "tiny", "prompt": [1, 2], "echo": True}, "echo"),
+    _openai("`best_of` above `n` with `stream`", "the best is known at the end only", "/v1/completions",
+            _TEXT | {"best_of": 2, "stream": True}, "best_of"),
+    _openai("`tools` of another type than `function`",
+            "there is nobody to run them; in responses those that OpenAI runs itself are left out instead",
+            "/v1/chat/completions", _CHAT | {"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type"),
+    _openai("`background` (responses)", "this is no service that runs on; stream instead", "/v1/responses",
+            _RESPONSE | {"background": True}, "background"),
+    _openai("`conversation` (responses)", "use `previous_response_id`, or send the items", "/v1/responses",
+            _RESPONSE | {"conversation": "x"}, "conversation"),
+    _openai("`prompt` (responses)", "nothing is stored under a name; send `instructions` and `input`",
+            "/v1/responses", _RESPONSE | {"prompt": {"id": "x"}}, "prompt"),
+    _openai("`truncation: auto` (responses)", "a conversation that is too long is refused, never cut",
+            "/v1/responses", _RESPONSE | {"truncation": "auto"}, "truncation"),
+    _openai("`reasoning_effort`, `reasoning.effort` other than `none`", "only with models that think",
+            "/v1/chat/completions", _CHAT | {"reasoning_effort": "low"}, "reasoning_effort"),
+    _openai("`tool_choice` that forces a call, with a prefix of the answer",
+            "what has begun as text cannot be a call", "/v1/chat/completions",
+            {"model": "tiny", "messages": [{"role": "assistant", "content": "I", "prefix": True}],
+             "tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tool_choice"),
+    _openai("`chat_template_kwargs` named `messages`, `tools`, `add_generation_prompt` or `*_token`",
+            "they are the template's own", "/v1/chat/completions", _CHAT | {"chat_template_kwargs": {"bos_token": ""}},
+            "chat_template_kwargs.bos_token"),
+    _openai("`suffix`, `/v1/fim/completions`, `/infill`", "only with models that have FIM tokens",
+            "/v1/fim/completions", _TEXT, "model"),
+    _anthropic("`image` blocks; `document` blocks other than text", "text models only",
+               {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+               "messages[0].content[0]"),
+    _anthropic("`tools` with a `type` other than `custom` (`bash_...`, `web_search_...`)",
+               "they are Anthropic's own, and there is nobody to run them; describe a tool with an `input_schema`",
+               {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+    _anthropic("`server_tool_use`, results of such tools, `container_upload`", "the same; leave these blocks out",
+               {"messages": [{"role": "user", "content": [{"type": "container_upload", "id": "x"}]}]},
+               "messages[0].content[0].type"),
+    _anthropic("`stop_sequences` beyond 16", "send fewer", {"stop_sequences": [str(number) for number in range(17)]},
+               "stop_sequences"),
+    _anthropic("a schema of `output_config.format`, or of a tool that must be called, with an unsupported keyword",
+               "the error names the keyword",
+               {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object", "if": {}}}}},
+               "output_config.format.schema"),
+    _anthropic("`tool_choice` `any` or `tool`, with a last message of the assistant",
+               "what has begun as text cannot be a call",
+               {"messages": [*_MESSAGES, {"role": "assistant", "content": "I"}], "tool_choice": {"type": "any"},
+                "tools": [{"name": "f", "input_schema": {"type": "object"}}]}, "tool_choice"),
+    _anthropic("`thinking.budget_tokens` that is missing, or not below `max_tokens`", "as Anthropic has it",
+               {"thinking": {"type": "enabled", "budget_tokens": 8}}, "thinking.budget_tokens"),
+    Refusal(family=Family.EMBEDDING, what="`dimensions` above the model's", why="Ollama ignores them",
+            path="/v1/embeddings", body={"model": "tiny", "input": "Hi", "dimensions": 99999}, named="dimensions"),
+    Refusal(family=Family.EMBEDDING, what="Models of another kind",
+            why="those made for vectors or ranking do nothing else, and only rerankers rank", path="/v1/rerank",
+            body={"model": "tiny", "query": "Hi", "documents": ["Hi"]}, named="model"),
+)  # fmt: skip

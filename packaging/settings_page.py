@@ -1,0 +1,94 @@
+"""`localrun/docs/settings.md`: every setting with its names, default, unit and range, from `config.py`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from localrun import config
+
+HEAD = """\
+# Settings
+
+A setting has one name, spelt in three ways: `kv_cells` in `localrun.toml` in the configuration folder, `--kv-cells` for
+`localrun serve`, `LOCALRUN_KV_CELLS` in the environment. (A few variables are shorter; the table has them.) The
+command line wins over the environment, the environment over the file, the file over the default. A setting that is
+unknown or out of its range is refused with its name and where it came from. The daemon reads them once, when it starts.
+
+The table is written by `packaging/generate.py` from `localrun/config.py`; a test holds it to the code.
+
+| setting | environment | default | unit | range | |
+|---|---|---|---|---|---|
+"""
+
+TAIL = """
+Units follow the names: `_s` is seconds, `_bytes` bytes. In `localrun.toml` numbers are numbers and texts are in quotes:
+
+```toml
+slots = 4
+latency = "interactive"
+disk_cache_bytes = 0
+```
+
+## Settings that only the environment has
+
+| variable | |
+|---|---|
+| `LOCALRUN_HOME` | the data, cache, configuration and state folders lie below it ([data-formats.md](data-formats.md)) |
+| `LOCALRUN_DEBUG` | `1` shows the whole traceback instead of one line when a command fails |
+| `HF_HOME`, `HF_HUB_CACHE` | where the shared cache of hub files lies |
+| `HF_ENDPOINT` | another hub than the public one |
+| `HF_TOKEN` | the token for gated and private repositories |
+| `HF_HUB_OFFLINE` | `1` refuses every download |
+"""
+
+UNITS = {
+    "kv_cells": "tokens",
+    "batch_tokens": "tokens",
+    "latency": "mode or ms",
+    "slots": "requests",
+    "max_queue": "requests",
+    "max_models": "models",
+    "threads": "threads",
+    "gpu_layers": "layers",
+}
+
+
+def text() -> str:
+    """The page."""
+    hints = get_type_hints(config.Settings, include_extras=True)
+    defaults = config.Settings()
+    rows = [
+        f"| `{field}` | `{config.env_name(field)}` | {_default(getattr(defaults, field))} | {_unit(field)} "
+        f"| {_range(field, hints[field])} | {config.HELP[field].replace('|', chr(92) + '|')} |\n"
+        for field in config.Settings.__struct_fields__
+    ]
+    return HEAD + "".join(rows) + TAIL
+
+
+def _default(value: Any) -> str:
+    if value == "":
+        return "empty"
+    return f"`{value}`"
+
+
+def _unit(field: str) -> str:
+    for suffix, unit in (("_bytes_per_s", "bytes/s"), ("_bytes", "bytes"), ("_s", "seconds")):
+        if field.endswith(suffix):
+            return unit
+    return UNITS.get(field, "")
+
+
+def _range(field: str, hint: Any) -> str:
+    if field in config.CHOICES:
+        return ", ".join(config.CHOICES[field])
+    if field == "latency":
+        return "interactive, balanced, throughput, or up to 60000"
+    if get_origin(hint) is not Annotated:
+        return ""
+    limits = [one for one in get_args(hint)[1:] if isinstance(one, msgspec.Meta)]
+    bounds = {"from": "ge", "above": "gt", "to": "le", "below": "lt"}
+    said = [f"{word} {value}" for one in limits for word, name in bounds.items()
+            if (value := getattr(one, name)) is not None]  # fmt: skip
+    return " ".join(said)

@@ -1,0 +1,95 @@
+"""`localrun top`: one look for people and scripts, recordings, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from localrun.cli import exits
+from localrun.tui.recording import snapshots
+from tests.daemon import running_daemon
+
+PATIENCE_S = 60.0
+REQUEST = {
+    "id": "req_1", "client": "zed", "api": "/api/chat", "model": "tiny", "lane": "default", "state": "decode",
+    "prompt_tokens": 512, "cached_tokens": 480, "output_tokens": 40, "tokens_per_s": 42.0, "ttft_s": 0.31, "age_s": 3.0,
+}  # fmt: skip
+SNAPSHOT = {
+    "time_s": 1.0, "uptime_s": 1.0, "version": "1", "engines": [], "requests": [REQUEST],
+    "aggregate": {"decode_tokens_per_s": 42.0, "running": 1, "queued": 2}, "system": {"cpu_percent": 87.0},
+}  # fmt: skip
+
+
+def test_once_prints_the_numbers_of_the_snapshot(localrun, daemon):
+    daemon.answers["/localrun/v1/snapshot"] = SNAPSHOT
+    total, header, row = localrun("top", "--once", port=daemon.port).stdout.splitlines()
+    assert total == "decode 42.0 tok/s  prefill 0.0 tok/s  running 1  queued 2  CPU 87%"
+    assert header.split() == ["STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", "TOK/S", "TTFT", "AGE"]
+    assert row.split() == ["decode", "zed", "/api/chat", "tiny", "512", "480", "40", "42.0", "0.310", "s", "3.00", "s"]
+
+
+def test_once_json_is_the_snapshot_of_the_api(localrun, daemon):
+    daemon.answers["/localrun/v1/snapshot"] = SNAPSHOT
+    found = json.loads(localrun("top", "--once", "--json", port=daemon.port).stdout)
+    assert {name: found["requests"][0][name] for name in REQUEST} == REQUEST
+    assert found["aggregate"]["queued"] == 2
+
+
+def test_without_a_daemon_none_is_started(localrun, daemon):
+    port = daemon.port
+    daemon.leave()
+    assert localrun("top", "--once", port=port).returncode == exits.DAEMON_UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--json"], "--json goes with --once"),
+        (["--once", "--record", "x"], "exclude each other"),
+        ([], "needs a terminal"),
+        (["--replay", "missing"], "does not exist"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(localrun, daemon, arguments, said):
+    ended = localrun("top", *arguments, port=daemon.port)
+    assert ended.returncode == 2
+    assert said in ended.stderr
+
+
+def test_a_recording_is_never_written_over(localrun, daemon, tmp_path):
+    path = tmp_path / "kept.jsonl"
+    path.write_text("mine")
+    ended = localrun("top", "--record", str(path), port=daemon.port)
+    assert ended.returncode == 2
+    assert "File exists" in ended.stderr
+    assert path.read_text() == "mine"
+
+
+def test_record_writes_what_the_events_say_until_ctrl_c(tmp_path: Path) -> None:
+    path = tmp_path / "recorded.jsonl"
+    with running_daemon() as daemon:
+        environment = os.environ | {"LOCALRUN_HOME": str(tmp_path), "LOCALRUN_PORT": str(daemon.port)}
+        recording = subprocess.Popen(
+            [sys.executable, "-m", "localrun", "top", "--record", str(path)],
+            env=environment, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        daemon.post("/v1/completions", {"model": "tiny", "prompt": "go on", "max_tokens": 5})
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not (path.exists() and b"req_" in path.read_bytes()):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        recording.send_signal(signal.SIGINT)
+        assert recording.wait(timeout=PATIENCE_S) == 0
+        assert recording.stderr is not None
+        assert "Ctrl-C ends it" in recording.stderr.read()
+        recording.stderr.close()
+    found = list(snapshots(path))
+    assert found[-1].requests[-1].model == "tiny"
+    assert path.stat().st_mode & 0o077 == 0

@@ -1,0 +1,58 @@
+"""The two daemons that every real client speaks with.
+
+The first has the built-in model `tiny`, an encoder `bert`, and `caller`: `tiny` with a template that knows tools. The
+second has the same models on fake engines that write what a prompt tells them (`SAY[[text]]`), slowly enough to be
+cancelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from localrun.models.synthesize_embedding import synthesize_embedding
+from tests.daemon import Daemon, running_daemon
+
+TOOL_TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+You may call these functions:
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}To call one, write <tool_call>
+{"name": "its name", "arguments": {}}
+</tool_call><|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ 'user' if message.role == 'tool' else message.role }}
+{% if message.role == 'tool' %}<tool_response>
+{% endif %}{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{{ call.function | tojson }}
+</tool_call>
+{%- endfor %}
+{%- if message.role == 'tool' %}
+</tool_response>
+{%- endif %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@contextmanager
+def real_daemons(folder: Path) -> Iterator[tuple[Daemon, Daemon]]:
+    """With real weights, and with fake engines. `folder` is an empty one for the models."""
+    models = [folder / "real", folder / "fake"]
+    for each in models:
+        each.mkdir()
+        synthesize_embedding("tiny-bert", each / "bert.gguf")
+    with (
+        running_daemon(fake=False, LOCALRUN_MODELS=str(models[0])) as real,
+        running_daemon(
+            LOCALRUN_MODELS=str(models[1]), LOCALRUN_FAKE_SCRIPTS="1", LOCALRUN_FAKE_STEP_MS="2",
+            LOCALRUN_KV_CELLS="16384",
+        ) as fake,
+    ):  # fmt: skip
+        for daemon in (real, fake):
+            made = daemon.post("/api/create", model="caller", **{"from": "tiny"}, template=TOOL_TEMPLATE, stream=False)
+            assert made.json() == {"status": "success"}, made.text
+        yield real, fake

@@ -1,0 +1,98 @@
+"""Asking the build of llama.cpp in a process of its own, whatever becomes of that."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from localrun.doctor.finding import Finding, Level
+from localrun.doctor.llama_build import BuildReport, ask_build, check_build, check_cpu, cpu_flags, rebuild
+from localrun.engine.build_report import cpu_features
+
+
+def child(program: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", program)
+
+
+def failed(program: str, **more: float) -> Finding:
+    found = ask_build(child(program), **more)
+    assert isinstance(found, Finding)
+    assert found.level is Level.FAIL
+    return found
+
+
+def report(*features: str) -> BuildReport:
+    return BuildReport(
+        version="0.3.36", library="/lib", backends=("CUDA", "CPU"), gpu_offload=True, cpu_features=features, devices=(),
+        ggml="1.2",
+    )  # fmt: skip
+
+
+def test_the_real_build_reports_itself():
+    found = ask_build()
+    assert isinstance(found, BuildReport)
+    assert "CPU" in found.backends
+    assert found.version
+    assert Path(found.library).is_dir()
+    assert check_build(found).level is Level.OK
+
+
+def test_lines_of_a_library_before_the_report_are_no_harm():
+    program = "import json; print('ggml_init: found 1 device');" + (
+        "print(json.dumps(dict(version='1',library='/l',backends=['CPU'],gpu_offload=False,cpu_features=[],devices=[])))"
+    )
+    found = ask_build(child(program))
+    assert isinstance(found, BuildReport)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_a_build_for_another_cpu_is_named():
+    found = failed("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    assert "built for another CPU" in found.text
+    assert "-DGGML_NATIVE=ON" in found.remedy
+    assert "llama-cpp-python" in found.remedy
+
+
+def test_a_library_that_is_missing_is_quoted():
+    found = failed("import sys; print('ImportError: libcudart.so.12: not found', file=sys.stderr); sys.exit(1)")
+    assert found.text == "it cannot be loaded: ImportError: libcudart.so.12: not found"
+    assert "status 3" in failed("import sys; sys.exit(3)").text
+
+
+def test_nonsense_and_silence_are_failures():
+    assert "cannot be read" in failed("print('{}')").text
+    assert "cannot be read" in failed("pass").text
+    assert "more than 0.5 s" in failed("import time; time.sleep(60)", timeout_s=0.5).text
+
+
+def test_features_that_the_build_leaves_unused_are_named():
+    flags = {"avx", "avx2", "fma", "f16c", "avx512f"}
+    slow = check_cpu(report("AVX", "F16C"), flags, machine="x86_64")
+    assert slow.level is Level.WARN
+    assert "does not use AVX2, FMA, AVX512" in slow.text
+    assert "llama-cpp-python==0.3.36" in slow.remedy
+    fine = check_cpu(report("SSE3", "AVX", "AVX2", "FMA", "F16C", "AVX512"), flags, machine="x86_64")
+    assert (fine.level, fine.text) == (Level.OK, "x86_64: AVX, AVX2, FMA, F16C, AVX512")
+    assert check_cpu(report("AVX2"), set(), machine="AMD64").level is Level.OK
+
+
+def test_flags_of_linux(tmp_path: Path):
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor\t: 0\nmodel name\t: Some\nflags\t\t: fpu avx avx2\n\nprocessor\t: 1\nflags\t\t: fpu\n")
+    assert cpu_flags(path) == {"fpu", "avx", "avx2"}
+    path.write_text("processor\t: 0\nFeatures\t: fp asimd asimddp\n")
+    assert cpu_flags(path) == {"fp", "asimd", "asimddp"}
+    assert cpu_flags(tmp_path / "none") == frozenset()
+
+
+def test_features_of_llama_cpps_own_line():
+    line = "CUDA : ARCHS = 890 | USE_GRAPHS = 1 | CPU : SSE3 = 1 | AVX2 = 1 | AVX512 = 0 | REPACK = 1 | "
+    assert cpu_features(line) == ["SSE3", "AVX2", "REPACK"]
+    assert cpu_features("") == []
+
+
+def test_the_command_fits_the_shell():
+    assert rebuild("-DX=on", platform="linux").startswith(f'CMAKE_ARGS="-DX=on" {sys.executable} -m pip install ')
+    assert rebuild("-DX=on", platform="win32").startswith(f'$env:CMAKE_ARGS="-DX=on"; & {sys.executable} -m pip ')

@@ -1,0 +1,183 @@
+"""Python, memory, disk, folders, port, network settings and caches."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from localrun import kv_folders
+from localrun.doctor.caches import check_hub_cache, check_kv_cache
+from localrun.doctor.finding import Finding, Level
+from localrun.doctor.machine import check_disk, check_memory, existing, memory
+from localrun.doctor.network import check_network
+from localrun.doctor.places import check_places
+from localrun.doctor.port import check_port
+from localrun.doctor.python import check_packages, check_python
+from localrun.kv_folders import About
+
+OK, WARN, FAIL = Level.OK, Level.WARN, Level.FAIL
+
+
+def levels(findings: object) -> list[Level]:
+    return [each.level for each in findings]  # type: ignore[attr-defined]
+
+
+# --- Python ----------------------------------------------------------------------------------------------------------
+
+
+def test_python():
+    assert check_python().level is OK
+    assert check_python((3, 10, 9)).level is FAIL
+    assert check_python((3, 14, 0)).level is OK
+    assert "32-bit" in check_python(is_64_bit=False).text
+
+
+def test_pinned_packages_are_compared():
+    required = ["llama-cpp-python==0.3.36", "numpy>=1.26", "textual==8.2.8; extra == 'dev'", "gone==1"]
+
+    def installed(name: str) -> str:
+        if name == "gone":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "0.3.35+cu124"
+
+    wrong = list(check_packages(required, installed))
+    assert [each.text for each in wrong] == [
+        "llama-cpp-python is 0.3.35; this version needs 0.3.36".replace("0.3.35", "0.3.35+cu124"),
+        "gone is missing; this version needs 1",
+    ]
+    assert wrong[0].remedy == f"{sys.executable} -m pip install llama-cpp-python==0.3.36"
+    assert levels(check_packages(["llama-cpp-python==0.3.35"], installed)) == [OK]
+
+
+# --- the machine -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("available", "level"), [(8e9, OK), (1e9, WARN), (1e8, FAIL)])
+def test_memory(available, level):
+    assert check_memory(int(available), 16_000_000_000).level is level
+
+
+def test_a_containers_limit_counts(tmp_path: Path):
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    assert memory(tmp_path) == (600_000, 1_000_000)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory(tmp_path)[1] > 1_000_000
+
+
+def test_disk(tmp_path: Path):
+    def found(free: float, limit: float = 0.0, used: float = 0.0) -> list[Level]:
+        return levels(check_disk(tmp_path, int(free), kv_limit_bytes=int(limit), kv_used_bytes=int(used)))
+
+    assert found(1e12) == [OK]
+    assert found(5e9) == [WARN]
+    assert found(1e8) == [FAIL]
+    assert found(2e10, limit=3e10) == [OK, WARN]
+    assert found(2e10, limit=3e10, used=1.5e10) == [OK]
+    assert existing(tmp_path / "a" / "b") == tmp_path
+
+
+# --- folders ---------------------------------------------------------------------------------------------------------
+
+
+def test_sound_folders_share_a_line(tmp_path: Path):
+    (found,) = check_places({"data": tmp_path, "cache": tmp_path / "not" / "yet"})
+    assert (found.level, found.text) == (OK, "data, cache can be written")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no permission bits")
+def test_folders_that_are_not_sound(tmp_path: Path):
+    file = tmp_path / "file"
+    file.touch()
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    found = list(check_places({"data": file, "cache": shared, "state": file / "below"}))
+    assert levels(found) == [FAIL, WARN, FAIL]
+    assert found[1].remedy == f"chmod go-w {shared}"
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.getuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written(tmp_path: Path):
+    tmp_path.chmod(0o500)
+    try:
+        assert levels(check_places({"data": tmp_path, "cache": tmp_path / "new"})) == [FAIL, FAIL]
+    finally:
+        tmp_path.chmod(0o700)
+
+
+# --- the port --------------------------------------------------------------------------------------------------------
+
+
+def test_the_port():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        # Bound by somebody who does not answer at all.
+        assert check_port("127.0.0.1", port, own_version="2", daemon_version=None).level is FAIL
+        same = check_port("127.0.0.1", port, own_version="2", daemon_version="2")
+        assert (same.level, same.text) == (OK, f"localrun 2 answers at 127.0.0.1:{port}, as new as this program")
+        old = check_port("127.0.0.1", port, own_version="2", daemon_version="1")
+        assert (old.level, "localrun stop --daemon" in old.remedy) == (WARN, True)
+        other = check_port("127.0.0.1", port, own_version="2", daemon_version=None, problem="Ollama has it")
+        assert (other.level, other.text) == (FAIL, "Ollama has it")
+        ending = check_port("::1", port, own_version="2", daemon_version=None, problem="ends", is_stopping=True)
+        assert ending.level is WARN
+    assert check_port("127.0.0.1", port, own_version="2", daemon_version=None).text.endswith(" is free")
+
+
+# --- the network -----------------------------------------------------------------------------------------------------
+
+
+def network(**environ: str) -> list[Finding]:
+    return list(check_network(environ))
+
+
+def test_offline_is_a_warning_that_names_the_variable():
+    (found,) = network(HF_HUB_OFFLINE="1")
+    assert (found.level, found.remedy) == (WARN, "unset HF_HUB_OFFLINE to pull models")
+    assert levels(network(HF_HUB_OFFLINE="0")) == [OK]
+
+
+def test_proxies_are_shown_without_their_passwords():
+    (found,) = network(HTTPS_PROXY="http://kim:secret@proxy:3128", NO_PROXY="corp, 127.0.0.1")
+    assert found.text == "https_proxy http://***@proxy:3128"
+    assert levels(network(http_proxy="http://proxy", no_proxy="corp")) == [OK, WARN]
+    assert levels(network(http_proxy="http://proxy", no_proxy="*")) == [OK]
+    assert network()[0].text == "direct, no proxy set"
+    assert network(HF_ENDPOINT="https://mirror")[0].text == "HF_ENDPOINT https://mirror"
+
+
+# --- caches ----------------------------------------------------------------------------------------------------------
+
+
+def test_state_of_models_that_are_gone(tmp_path: Path):
+    folder = tmp_path / ("1" * 32)
+    folder.mkdir()
+    (folder / kv_folders.entry_name(b"k" * 16)).write_bytes(b"x" * 2_000_000)
+    model = tmp_path / "some.gguf"
+    model.touch()
+    kv_folders.write_about(folder, About(model="some", model_path=str(model), build="b", created_at_s=0.0))
+    found = list(check_kv_cache(kv_folders.survey(tmp_path), limit_bytes=4_000_000_000, root=tmp_path))
+    assert found[0].text == f"2 MB of saved prompts (at most 4.0 GB), {tmp_path}"
+    assert levels(found) == [OK]
+    model.unlink()
+    found = list(check_kv_cache(kv_folders.survey(tmp_path), limit_bytes=0, root=tmp_path))
+    assert levels(found) == [OK, WARN]
+    assert "switched off" in found[0].text
+    assert found[1].remedy == "localrun cache prune"
+
+
+def test_the_hub_cache_counts_contents_once(tmp_path: Path):
+    blobs = tmp_path / "models--a--b" / "blobs"
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "c"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    (blobs / "etag").write_bytes(b"x" * 3_000_000)
+    (snapshot / "file").symlink_to(blobs / "etag")
+    assert check_hub_cache(tmp_path).text.startswith("3 MB ")
+    assert check_hub_cache(tmp_path / "none").text.startswith("0 MB ")

@@ -1,0 +1,56 @@
+"""The daemon's document for a fuzzer: the same, but for names that lead somewhere.
+
+A random name of a model is refused before anything of interest happens, so requests name one that is there and of the
+right kind. What would be looked for on the network, or anywhere on this machine, is left out.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+# Ends the daemon; the others never end themselves.
+LEFT_OUT = ("/localrun/v1/shutdown", "/localrun/v1/events", "/localrun/v1/logs")
+MODELS = {
+    # Of a registry on this machine that refuses connections.
+    "PullBody": ["localhost:1/nobody/nothing", "tiny"],
+    "RerankBody": ["ranker"],
+    "EmbedBody": ["bert", "tiny"],
+    "EmbeddingsBody": ["bert", "tiny"],
+    "LegacyEmbeddingsBody": ["bert"],
+    "FimBody": ["code"],
+    "InfillBody": ["code"],
+    "GenerateBody": ["tiny", "code"],
+    "CompletionBody": ["tiny", "code"],
+    # Removed while others use them, and made again.
+    "ModelBody": ["made", "copied", "tiny"],
+    "CreateBody": ["made"],
+}
+# Paths of this machine's files.
+PATHS = ("from", "source", "modelfile", "modelfile_folder")
+# A long answer is no better test than a short one.
+LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict", "n_predict")
+
+
+def finite(document: dict[str, Any]) -> dict[str, Any]:
+    """A copy without the routes that nobody comes back from."""
+    made = copy.deepcopy(document)
+    for path in LEFT_OUT:
+        del made["paths"][path]
+    return made
+
+
+def narrowed(document: dict[str, Any]) -> dict[str, Any]:
+    """A copy in which names are those of models."""
+    made = finite(document)
+    for name, schema in made["components"]["schemas"].items():
+        if not name.endswith("Body") and name != "Options":
+            continue
+        properties = schema["properties"]
+        models = MODELS.get(name, ["tiny"])
+        narrow = {"model": models, "name": models, "destination": ["copied"]}
+        narrow |= {path: ["tiny", "missing"] for path in PATHS} | {length: [1, 8, 16] for length in LENGTHS}
+        for field, values in narrow.items():
+            if field in properties:
+                properties[field] = {"enum": values}
+    return made

@@ -1,0 +1,82 @@
+"""The document against the app: what is served is described, and what is described is served."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from localrun.config import Settings
+from localrun.server import app
+from localrun.server.http import fields
+from localrun.server.openapi import field_notes
+from localrun.server.openapi.document import OPERATIONS, document
+from localrun.server.runtime import Runtime
+
+
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
+    """Methods and paths of the app's routes. HEAD beside GET is what GET is."""
+    monkeypatch.setenv("LOCALRUN_HOME", str(tmp_path))
+    settings = Settings(port=0)
+    behind_limits: Any = app.build(settings, Runtime(settings))
+    found = set()
+    for route in behind_limits._app.routes:
+        path = re.sub(r":\w+}", "}", route.path)
+        methods = set(route.methods)
+        found |= {(method, path) for method in methods if method != "HEAD" or "GET" not in methods}
+    return found
+
+
+def bodies(operation: dict[str, Any]) -> list[dict[str, Any]]:
+    """The schemas of its body, where it has one with a schema."""
+    content = operation.get("requestBody", {}).get("content", {})
+    return [one["schema"] for one in content.values() if "schema" in one]
+
+
+def test_it_is_valid():
+    assert list(OpenAPIV31SpecValidator(document()).iter_errors()) == []
+
+
+def test_every_route_is_in_it_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    described = {(method.upper(), path) for path, item in document()["paths"].items() for method in item}
+    assert described == served(tmp_path, monkeypatch)
+    assert len(described) == len(OPERATIONS)
+
+
+def test_limits_come_from_the_structs():
+    body = document()["components"]["schemas"]["OpenAIChatBody"]["properties"]
+    assert body["top_logprobs"]["anyOf"][0] == {"type": "integer", "minimum": 0, "maximum": fields.MAX_TOP_LOGPROBS}
+    assert document()["components"]["schemas"]["MessagesBody"]["required"] == ["model", "messages", "max_tokens"]
+
+
+def test_structs_of_one_name_are_told_apart():
+    schemas = document()["components"]["schemas"]
+    assert {"OllamaChatBody", "OpenAIChatBody"} <= set(schemas)
+    assert not any("." in name for name in schemas)
+
+
+def test_every_field_of_every_body_has_a_note_and_no_note_is_left_over():
+    described = [content for path in document()["paths"].values() for item in path.values() for content in bodies(item)]
+    names = {schema["$ref"].rpartition("/")[2] for schema in described} | field_notes.INNER
+    missing, used = [], set()
+    for name in names:
+        for field in document()["components"]["schemas"][name]["properties"]:
+            key = f"{name}.{field}" if f"{name}.{field}" in field_notes.NOTES else field
+            used.add(key)
+            if key not in field_notes.NOTES:
+                missing.append(f"{name}.{field}")
+    assert missing == []
+    assert set(field_notes.NOTES) - used == set()
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions", "/v1/messages", "/infill"])
+def test_errors_have_the_shape_of_their_family(path: str):
+    answer = document()["paths"][path]["post"]["responses"]["429"]
+    shape = answer["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    wanted = {"/api/chat": "Ollama", "/v1/chat/completions": "OpenAI", "/v1/messages": "Anthropic", "/infill": "Native"}
+    assert shape == wanted[path] + "Error"
+    assert "queue_full" in answer["description"]
+    assert "Retry-After" in answer["headers"]

@@ -1,0 +1,181 @@
+"""The whole program in a real terminal: `localrun` under tmux, keys typed into the pane and the pane read back."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from localrun.snapshot import Snapshot
+from localrun.tui.recording import Recorder
+from tests.daemon import Daemon, running_daemon
+
+PATIENCE_S = 60.0
+
+pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+
+
+class Terminal:
+    """A pane of a tmux server of its own, in which a command runs."""
+
+    def __init__(self, folder: Path, command: list[str], environment: dict[str, str], size: tuple[int, int]) -> None:
+        self._socket = str(folder / f"tmux-{uuid.uuid4().hex[:8]}")
+        width, height = map(str, size)
+        settings = [f"{name}={value}" for name, value in environment.items()]
+        self._tmux("-f", "/dev/null", "new-session", "-d", "-x", width, "-y", height, "env", *settings, *command)
+        self._tmux("set-option", "-g", "remain-on-exit", "on")
+
+    def _tmux(self, *arguments: str) -> str:
+        found = subprocess.run(["tmux", "-S", self._socket, *arguments], capture_output=True, text=True, check=True)
+        return found.stdout
+
+    def press(self, *keys: str) -> None:
+        self._tmux("send-keys", *keys)
+
+    def type(self, text: str) -> None:
+        self._tmux("send-keys", "-l", text)
+
+    def resize(self, width: int, height: int) -> None:
+        self._tmux("resize-window", "-x", str(width), "-y", str(height))
+
+    @property
+    def pane(self) -> str:
+        return self._tmux("capture-pane", "-p")
+
+    @property
+    def colours(self) -> str:
+        """The pane with its escape sequences."""
+        return self._tmux("capture-pane", "-p", "-e")
+
+    def see(self, text: str) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while text not in self.pane:
+            assert time.monotonic() < deadline_s, f"{text!r} did not appear on:\n{self.pane}"
+            time.sleep(0.05)
+
+    def see_it_end(self) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while self._tmux("display-message", "-p", "#{pane_dead} #{pane_dead_status}").split() != ["1", "0"]:
+            assert time.monotonic() < deadline_s, f"the program did not end well:\n{self.pane}"
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        subprocess.run(["tmux", "-S", self._socket, "kill-server"], capture_output=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running_daemon(fake=False) as running:
+        yield running
+
+
+def _terminal(daemon: Daemon, folder: Path, *arguments: str, size: tuple[int, int] = (80, 24), **more: str) -> Terminal:
+    own = os.environ | {"LOCALRUN_HOME": str(folder / "home"), "LOCALRUN_PORT": str(daemon.port)} | more
+    wanted = ("LOCALRUN_HOME", "LOCALRUN_PORT", "PATH", "HOME", *more)
+    command = [sys.executable, "-m", "localrun", *arguments]
+    return Terminal(folder, command, {name: own[name] for name in wanted}, size)
+
+
+def test_ask_look_at_the_monitor_resize_and_leave(daemon: Daemon, tmp_path: Path) -> None:
+    terminal = _terminal(daemon, tmp_path)
+    try:
+        terminal.see("Enter asks the marked question")
+        terminal.press("Enter")
+        terminal.see("● done")
+        assert "fox" in terminal.pane
+        terminal.see("TTFT")
+        terminal.type("What is 3 + 4?")
+        terminal.press("Enter")
+        terminal.resize(100, 30)
+        terminal.see("^q Quit")
+        terminal.press("F2")
+        terminal.see("decode tok/s")
+        terminal.see("tui-")
+        terminal.press("F4")
+        terminal.see("level debug and above")
+        terminal.press("F1")
+        terminal.see("● done")
+        terminal.press("C-q")
+        terminal.see_it_end()
+        assert "Traceback" not in terminal.pane
+    finally:
+        terminal.close()
+
+
+def test_top_opens_the_monitor_and_says_that_the_daemon_is_idle(daemon: Daemon, tmp_path: Path) -> None:
+    terminal = _terminal(daemon, tmp_path, "top")
+    try:
+        terminal.see("decode tok/s")
+        terminal.see("F2 Monitor")
+        terminal.press("q", "C-q")
+        terminal.see_it_end()
+    finally:
+        terminal.close()
+
+
+@pytest.mark.parametrize("settings", [{"NO_COLOR": "1", "COLORTERM": "truecolor"}, {"TERM": "xterm", "COLORTERM": ""}])
+def test_without_colours_and_with_sixteen_it_reads_as_well(
+    daemon: Daemon, tmp_path: Path, settings: dict[str, str]
+) -> None:
+    terminal = _terminal(daemon, tmp_path, **settings)
+    try:
+        terminal.see("Enter asks the marked question")
+        terminal.see("● ready")
+        colours = re.findall(r"[34]8;2;(\d+);(\d+);(\d+)", terminal.colours)
+        if "NO_COLOR" in settings:
+            assert all(len(set(colour)) == 1 for colour in colours), "a hue was sent, not a shade of grey"
+            assert not re.search(r"\x1b\[(3|4|9)[1-6]m", terminal.colours)
+        else:
+            assert not colours, "true colour was sent to a terminal that has sixteen"
+        terminal.press("F2")
+        terminal.see("decode tok/s")
+        terminal.press("C-q")
+        terminal.see_it_end()
+    finally:
+        terminal.close()
+
+
+def test_ctrl_r_starts_a_daemon_that_was_stopped(tmp_path: Path) -> None:
+    with running_daemon(fake=False) as first:
+        terminal = _terminal(first, tmp_path, size=(100, 30))
+        try:
+            terminal.see("● ready")
+            terminal.type("draft")
+            first.stop()
+            terminal.see("No daemon at")
+            terminal.press("C-r")
+            terminal.see("● ready")
+            terminal.see("draft")
+            assert "No daemon" not in terminal.pane
+            terminal.press("C-q")
+            terminal.see_it_end()
+        finally:
+            terminal.close()
+            settings = os.environ | {"LOCALRUN_HOME": str(tmp_path / "home"), "LOCALRUN_PORT": str(first.port)}
+            stop = [sys.executable, "-m", "localrun", "stop", "--daemon"]
+            subprocess.run(stop, env=settings, capture_output=True, check=False)
+
+
+def test_a_recording_is_replayed_once_and_again_when_asked(daemon: Daemon, tmp_path: Path) -> None:
+    recording = tmp_path / "recorded.jsonl"
+    snapshot = daemon.http.get("/localrun/v1/snapshot").json()
+    recorder = Recorder(recording)
+    recorder.write(msgspec.convert(snapshot, Snapshot))
+    recorder.close()
+    terminal = _terminal(daemon, tmp_path, "top", "--replay", str(recording), size=(100, 30))
+    try:
+        terminal.see("the recording is over; Ctrl-R plays it again")
+        terminal.press("C-r")
+        terminal.see("the recording is over")
+        assert "No daemon" not in terminal.pane
+    finally:
+        terminal.close()
