@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from localrun.errors import DaemonUnreachable
 from localrun.tui.app import LocalrunApp
 from localrun.tui.theme import DARK, LIGHT
 

@@ -19,7 +19,7 @@ from localrun.snapshot import Snapshot
 from localrun.tui.recording import Recorder
 from tests.daemon import Daemon, running_daemon
 
-PATIENCE_S = 60.0
+PATIENCE_S = 20.0
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from localrun.tui.plain_text import block, fit, line
+from rich.cells import cell_len
+
+from localrun.tui.plain_text import block, column, fit, line
 
 _HOSTILE = "zed\x1b[2J\x9b31m\x07\u202emodel"
 
