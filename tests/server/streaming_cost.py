@@ -22,10 +22,10 @@ from localrun.server.anthropic.output import Output as Blocks
 from localrun.server.ollama.answer_parts import Parts
 from localrun.server.ollama.lines import Kind, Lines
 from localrun.server.openai.chat_chunks import ChatChunks
-from localrun.server.openai.plain_parser import PlainParser
-from localrun.server.openai.reply import Reply
 from localrun.server.openai.responses.events import Events
 from localrun.server.openai.responses.output import Output
+from localrun.server.replies.gathered import Reply
+from localrun.server.replies.plain_parser import PlainParser
 from localrun.wire import Delta, Phase
 from tests.daemon import Daemon, running_daemon
 

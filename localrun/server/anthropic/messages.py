@@ -17,10 +17,10 @@ from localrun.server.anthropic.preparing import prepared_of
 from localrun.server.http import bodies, caller, keep_alive
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
+from localrun.server.jobs import plan as job_plan
 from localrun.server.jobs.job import Job
-from localrun.server.openai import jobs as openai_jobs
-from localrun.server.openai.model_defaults import defaults_of
-from localrun.server.openai.reply import Reply
+from localrun.server.jobs.model_defaults import defaults_of
+from localrun.server.replies.gathered import Reply
 from localrun.server.runtime import Runtime
 from localrun.wire import Delta, Finish, Usage
 
@@ -36,7 +36,7 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
     who = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)
     async with exchange.while_connected(), runtime.job(who) as job:
         prepared, headers = await prepared_of(runtime, job, ask, body)
-        plan = openai_jobs.plan(
+        plan = job_plan.plan(
             body,
             job,
             defaults_of(job.model),

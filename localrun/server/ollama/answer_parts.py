@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 
 from localrun.server.ollama.lines import Said, ToolCall
-from localrun.server.openai.reply import Call
+from localrun.server.replies.gathered import Call
 from localrun.server.replies.pieces import CallArguments, CallStart, Content, Piece, Thinking
 
 

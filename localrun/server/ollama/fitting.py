@@ -17,9 +17,9 @@ from localrun.server.jobs.prompt import Message
 from localrun.server.ollama import truncation
 from localrun.server.ollama.options import Options
 from localrun.server.ollama.truncation import Tokens
-from localrun.server.openai.plain_parser import PlainParser
 from localrun.server.replies.capabilities import capabilities
 from localrun.server.replies.infill import infill
+from localrun.server.replies.plain_parser import PlainParser
 from localrun.server.replies.prepare import ChatAsk, Prepared, prepare
 from localrun.server.runtime import Runtime
 from localrun.wire import Grammar, Segment

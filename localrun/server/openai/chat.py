@@ -13,13 +13,13 @@ import msgspec
 from localrun.server.http import bodies
 from localrun.server.http.exchange import Exchange
 from localrun.server.jobs import beginning
-from localrun.server.openai import jobs as openai_jobs
+from localrun.server.jobs import plan as job_plan
+from localrun.server.jobs.model_defaults import defaults_of
 from localrun.server.openai.chat_body import ChatBody
 from localrun.server.openai.chat_chunks import ChatChunks
 from localrun.server.openai.generation import Answer
-from localrun.server.openai.model_defaults import defaults_of
 from localrun.server.openai.prompt_field import naming
-from localrun.server.openai.reply import Reply
+from localrun.server.replies.gathered import Reply
 from localrun.server.replies.prepare import prepare
 from localrun.server.runtime import Runtime
 
@@ -30,11 +30,11 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
     body.check_supported()
     ask = body.ask()
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        jobs = await openai_jobs.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=body.n_choices)
+        jobs = await job_plan.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=body.n_choices)
         messages = beginning.begun(jobs[0].model, ask.messages)
         with naming("messages"):
             prepared = await prepare(runtime, jobs[0], msgspec.structs.replace(ask, messages=messages))
-        plan = openai_jobs.plan(
+        plan = job_plan.plan(
             body,
             jobs[0],
             defaults_of(jobs[0].model),
@@ -48,7 +48,7 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
         for index, job in enumerate(jobs):
             await plan.submit(job, choice=index, segments=prepared.segments)
         chunks = ChatChunks(
-            request_id=openai_jobs.answer_id(jobs),
+            request_id=job_plan.answer_id(jobs),
             model=body.model,
             include_usage=body.include_usage,
             replies=[Reply(prepared.new_parser()) for _ in jobs],

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from localrun.server.openai.chunks import Chunks, Fields, encode, entries
-from localrun.server.openai.reply import Call, Reply
+from localrun.server.replies.gathered import Call, Reply
 from localrun.server.replies.pieces import CallArguments, CallStart, Content, Thinking
 from localrun.wire import ChosenLogprob, Delta, Finish
 

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from localrun.server.http import fields
+from localrun.server.http.sampling_fields import MaxTokens
 from localrun.server.openai.answer_format import FormatFields
-from localrun.server.openai.sampling_fields import MaxTokens
 
 # Each answer is a job; this many may come of one request, whatever `n` and the number of prompts.
 MAX_ANSWERS = 64

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from localrun.errors import BadRequest
 from localrun.server.http import fields
+from localrun.server.http.sampling_fields import MaxTokens, SamplingFields
 from localrun.server.openai.common_fields import MAX_ANSWERS, Choices, CommonFields
-from localrun.server.openai.sampling_fields import MaxTokens, SamplingFields
 
 Prompt = str | list[int]
 

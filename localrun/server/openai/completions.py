@@ -12,14 +12,14 @@ from contextlib import AsyncExitStack
 
 from localrun.server.http import bodies
 from localrun.server.http.exchange import Exchange
+from localrun.server.jobs import plan as job_plan
 from localrun.server.jobs.job import Job
+from localrun.server.jobs.model_defaults import defaults_of
 from localrun.server.openai import completion_body
-from localrun.server.openai import jobs as openai_jobs
 from localrun.server.openai.chunks import Fields
 from localrun.server.openai.completion_body import CompletionBody, Prompt
 from localrun.server.openai.completion_chunks import CompletionChunks
 from localrun.server.openai.generation import Answer
-from localrun.server.openai.model_defaults import defaults_of
 from localrun.server.replies.infill import infill
 from localrun.server.runtime import Runtime
 from localrun.wire import Segment
@@ -32,10 +32,10 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
     prompts = [prompt for prompt in body.prompts() for _ in range(body.n_candidates)]
     grammar = body.answer_grammar()
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        jobs = await openai_jobs.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=len(prompts))
+        jobs = await job_plan.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=len(prompts))
         completion_body.check_tokens(prompts, jobs[0].n_vocab)
         chooses = body.n_candidates > body.n_choices
-        plan = openai_jobs.plan(
+        plan = job_plan.plan(
             body,
             jobs[0],
             defaults_of(jobs[0].model),
@@ -52,7 +52,7 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
                 tokens=None if isinstance(prompt, str) else prompt,
             )
         chunks = CompletionChunks(
-            request_id=openai_jobs.answer_id(jobs),
+            request_id=job_plan.answer_id(jobs),
             model=body.model,
             include_usage=body.include_usage,
             echoes=[prompt for prompt in prompts if isinstance(prompt, str)] if body.echo else (),

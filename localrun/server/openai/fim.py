@@ -12,14 +12,14 @@ import msgspec
 
 from localrun.server.http import bodies
 from localrun.server.http.exchange import Exchange
-from localrun.server.openai import jobs as openai_jobs
+from localrun.server.jobs import plan as job_plan
+from localrun.server.jobs.model_defaults import defaults_of
 from localrun.server.openai.chat_chunks import ChatChunks
 from localrun.server.openai.completion_body import FimBody
 from localrun.server.openai.generation import Answer
-from localrun.server.openai.model_defaults import defaults_of
-from localrun.server.openai.plain_parser import PlainParser
-from localrun.server.openai.reply import Reply
+from localrun.server.replies.gathered import Reply
 from localrun.server.replies.infill import infill
+from localrun.server.replies.plain_parser import PlainParser
 from localrun.server.runtime import Runtime
 
 
@@ -29,12 +29,12 @@ async def fill_in(runtime: Runtime, exchange: Exchange) -> None:
     if body.seed is None and body.random_seed is not None:
         body = msgspec.structs.replace(body, seed=body.random_seed)
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        jobs = await openai_jobs.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=1)
+        jobs = await job_plan.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=1)
         segments = infill(jobs[0].model.header, body.prompt, body.suffix or "", field="model")
-        plan = openai_jobs.plan(body, jobs[0], defaults_of(jobs[0].model), max_output=body.max_tokens)
+        plan = job_plan.plan(body, jobs[0], defaults_of(jobs[0].model), max_output=body.max_tokens)
         await plan.submit(jobs[0], choice=0, segments=segments)
         chunks = ChatChunks(
-            request_id=openai_jobs.answer_id(jobs),
+            request_id=job_plan.answer_id(jobs),
             model=body.model,
             include_usage=False,
             replies=[Reply(PlainParser())],

@@ -18,14 +18,14 @@ from localrun.errors import BadRequest
 from localrun.server.engines.resident import ResidentState
 from localrun.server.http import bodies, fields
 from localrun.server.http.exchange import Exchange
+from localrun.server.http.sampling_fields import SamplingFields
+from localrun.server.jobs import plan as job_plan
 from localrun.server.jobs.job import Job
+from localrun.server.jobs.model_defaults import defaults_of
 from localrun.server.openai import generation
-from localrun.server.openai import jobs as openai_jobs
 from localrun.server.openai import usage as openai_usage
 from localrun.server.openai.chunks import Fields, encode
-from localrun.server.openai.model_defaults import defaults_of
 from localrun.server.openai.prompt_field import naming
-from localrun.server.openai.sampling_fields import SamplingFields
 from localrun.server.replies.infill import infill
 from localrun.server.runtime import Runtime
 from localrun.wire import Delta, Finish
@@ -58,7 +58,7 @@ async def fill_in(runtime: Runtime, exchange: Exchange) -> None:
     body = bodies.decode(await exchange.read_body(), InfillBody)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         model = body.model or _loaded_model(runtime)
-        (job,) = await openai_jobs.enter(runtime, exchange, stack, model=model, fields=body, n_jobs=1)
+        (job,) = await job_plan.enter(runtime, exchange, stack, model=model, fields=body, n_jobs=1)
         segments = infill(
             job.model.header,
             body.input_prefix + body.prompt,
@@ -66,7 +66,7 @@ async def fill_in(runtime: Runtime, exchange: Exchange) -> None:
             extra_files=[(file.filename, file.text) for file in body.input_extra or ()],
             field="model",
         )
-        plan = openai_jobs.plan(body, job, defaults_of(job.model), max_output=body.n_predict)
+        plan = job_plan.plan(body, job, defaults_of(job.model), max_output=body.n_predict)
         await plan.submit(job, choice=0, segments=segments)
         with naming("input_prefix"):
             await _send(exchange, job, model, body)

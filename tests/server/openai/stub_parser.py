@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from localrun.server.openai.reply import Reply
+from localrun.server.replies.gathered import Reply
 from localrun.server.replies.pieces import CallArguments, CallStart, Content, Piece, Thinking
 from localrun.wire import ChosenLogprob, Delta, Finish, Phase, Usage
 

@@ -15,13 +15,13 @@ from msgspec import Meta
 
 from localrun.errors import BadRequest
 from localrun.server.http import fields
+from localrun.server.http.sampling_fields import MaxTokens, SamplingFields
 from localrun.server.openai import answer_format
-from localrun.server.openai import tools as openai_tools
 from localrun.server.openai.answer_format import JsonSchema, ResponseFormat
 from localrun.server.openai.chat_body import Effort
-from localrun.server.openai.sampling_fields import MaxTokens, SamplingFields
-from localrun.server.openai.tools import MAX_TOOLS, Choice, Function
+from localrun.server.replies import function_tools
 from localrun.server.replies.chat_ask import Tool
+from localrun.server.replies.function_tools import MAX_TOOLS, Choice, Function
 from localrun.wire import Grammar
 
 # What OpenAI runs on its own machines, or a client's own program under a fixed name. A model here may not call it.
@@ -127,7 +127,7 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
 
     def function_tools(self) -> tuple[Tool, ...]:
         """The tools that the model is given. Raises BadRequest naming the tool."""
-        return openai_tools.checked(
+        return function_tools.checked(
             [
                 (f"tools[{index}]", _function(tool, f"tools[{index}]"))
                 for index, tool in enumerate(self.tools or ())

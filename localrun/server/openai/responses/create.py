@@ -12,15 +12,13 @@ from localrun.errors import LocalrunError
 from localrun.server.http import bodies, caller, keep_alive
 from localrun.server.http.exchange import Exchange
 from localrun.server.jobs import beginning
+from localrun.server.jobs import plan as job_plan
 from localrun.server.jobs.job import Job
+from localrun.server.jobs.model_defaults import defaults_of
 from localrun.server.openai import generation
-from localrun.server.openai import jobs as openai_jobs
-from localrun.server.openai import tools as openai_tools
 from localrun.server.openai.chat_body import think_of
 from localrun.server.openai.chunks import Fields, encode
-from localrun.server.openai.model_defaults import defaults_of
 from localrun.server.openai.prompt_field import naming
-from localrun.server.openai.reply import Reply
 from localrun.server.openai.responses import items as response_items
 from localrun.server.openai.responses import response as response_object
 from localrun.server.openai.responses.body import ResponsesBody
@@ -28,6 +26,8 @@ from localrun.server.openai.responses.events import Events
 from localrun.server.openai.responses.items import Item
 from localrun.server.openai.responses.kept import KeptResponses
 from localrun.server.openai.responses.output import Output
+from localrun.server.replies import function_tools
+from localrun.server.replies.gathered import Reply
 from localrun.server.replies.prepare import ChatAsk, prepare
 from localrun.server.runtime import Runtime
 from localrun.wire import Delta, Finish
@@ -44,7 +44,7 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
     # Checked as what was sent, so that an error names the item of this body.
     response_items.messages_of(None, sent)
     conversation = [*before, *sent]
-    tools, choice = openai_tools.choose(body.tool_choice, body.function_tools())
+    tools, choice = function_tools.choose(body.tool_choice, body.function_tools())
     ask = ChatAsk(
         messages=response_items.messages_of(body.instructions, conversation),
         tools=tools,
@@ -59,7 +59,7 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
         with naming("input", effort="reasoning.effort"):
             prepared = await prepare(runtime, job, msgspec.structs.replace(ask, messages=messages))
         defaults = defaults_of(job.model)
-        plan = openai_jobs.plan(
+        plan = job_plan.plan(
             body,
             job,
             defaults,
@@ -71,7 +71,7 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
             n_probs=body.top_logprobs or 0,
         )
         await plan.submit(job, choice=0, segments=prepared.segments)
-        begun = response_object.begun("resp_" + openai_jobs.answer_id([job]), body, plan.sampling)
+        begun = response_object.begun("resp_" + job_plan.answer_id([job]), body, plan.sampling)
         run = _Run(exchange, job, Reply(prepared.new_parser()), begun, summarizes=body.summarizes)
         with naming("input"):
             await run.send(kept if body.is_kept else None, conversation, stream=bool(body.stream))

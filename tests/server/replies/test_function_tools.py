@@ -8,37 +8,37 @@ import msgspec
 import pytest
 
 from localrun.errors import BadRequest
-from localrun.server.openai import tools as openai_tools
-from localrun.server.openai.tools import ChatTool, Choice, Function
+from localrun.server.replies import function_tools
 from localrun.server.replies.chat_ask import Tool
+from localrun.server.replies.function_tools import ChatTool, Choice, Function
 
 TOOLS = (Tool("a"), Tool("b"), Tool("c"))
 
 
 def choose(choice: Any, tools: tuple[Tool, ...] = TOOLS) -> tuple[list[str], Any]:
-    allowed, wanted = openai_tools.choose(msgspec.convert(choice, Choice | None), tools)
+    allowed, wanted = function_tools.choose(msgspec.convert(choice, Choice | None), tools)
     return [tool.name for tool in allowed], wanted
 
 
 def test_a_tool_without_parameters_takes_none() -> None:
     tool = ChatTool(function=Function(name="now", description="the time"))
-    assert openai_tools.from_chat([tool]) == (Tool("now", "the time", {"type": "object", "properties": {}}),)
+    assert function_tools.from_chat([tool]) == (Tool("now", "the time", {"type": "object", "properties": {}}),)
 
 
 def test_parameters_are_kept_as_they_are() -> None:
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
-    assert openai_tools.from_functions([Function(name="f", parameters=schema)])[0].parameters == schema
+    assert function_tools.from_functions([Function(name="f", parameters=schema)])[0].parameters == schema
 
 
 @pytest.mark.parametrize("name", ["", "a b", "é", "x" * 129, "a\n", 'a"'])
 def test_names_that_are_none(name: str) -> None:
     with pytest.raises(BadRequest, match=r"functions\[0\]\.name"):
-        openai_tools.from_functions([Function(name=name)])
+        function_tools.from_functions([Function(name=name)])
 
 
 def test_the_same_name_twice() -> None:
     with pytest.raises(BadRequest, match="twice") as caught:
-        openai_tools.from_functions([Function(name="f"), Function(name="f")])
+        function_tools.from_functions([Function(name="f"), Function(name="f")])
     assert caught.value.field == "functions[1].name"
 
 

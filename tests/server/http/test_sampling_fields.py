@@ -10,8 +10,8 @@ import pytest
 
 from localrun.errors import BadRequest
 from localrun.server.http import bodies
+from localrun.server.jobs.model_defaults import ModelDefaults
 from localrun.server.openai.chat_body import ChatBody
-from localrun.server.openai.model_defaults import ModelDefaults
 from localrun.wire import Sampling
 
 N_VOCAB = 1000

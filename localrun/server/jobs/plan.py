@@ -12,9 +12,9 @@ import msgspec
 
 from localrun.server.http import caller, keep_alive
 from localrun.server.http.exchange import Exchange
+from localrun.server.http.sampling_fields import SamplingFields
 from localrun.server.jobs.job import Job
-from localrun.server.openai.model_defaults import ModelDefaults
-from localrun.server.openai.sampling_fields import SamplingFields
+from localrun.server.jobs.model_defaults import ModelDefaults
 from localrun.server.runtime import Runtime
 from localrun.wire import Grammar, Sampling, Segment
 

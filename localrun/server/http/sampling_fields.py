@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from localrun.errors import BadRequest
 from localrun.server.http import fields
-from localrun.server.openai.model_defaults import ModelDefaults
+from localrun.server.jobs.model_defaults import ModelDefaults
 from localrun.wire import Sampling
 
 MaxTokens = Annotated[int, Meta(ge=1, le=fields.MAX_TOKENS)]

@@ -9,7 +9,7 @@ import pytest
 
 from localrun.errors import BadModelFile
 from localrun.models.store import Model
-from localrun.server.openai.model_defaults import ModelDefaults, defaults_of
+from localrun.server.jobs.model_defaults import ModelDefaults, defaults_of
 
 
 def of(**parameters: Any) -> ModelDefaults:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localrun.server.openai.reply import Reply
+from localrun.server.replies.gathered import Reply
 from localrun.wire import Finish
 from tests.server.openai.stub_parser import StubParser, delta
 
