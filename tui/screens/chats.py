@@ -119,9 +119,11 @@ class ChatsScreen(ModalScreen[int]):
     @on(Input.Submitted)
     def _choose(self) -> None:
         if self._renaming is not None:
-            chat, self._renaming = self._renaming, None
+            renamed, self._renaming = self._renaming, None
             title, self._input.value = self._input.value, ""
-            problem = self._problem_of(lambda: self._session.history.rename(chat.id, title)) if title.strip() else None
+            problem = (
+                self._problem_of(lambda: self._session.history.rename(renamed.id, title)) if title.strip() else None
+            )
             self._show()
             if problem is not None:
                 self._note.update(Content(problem))

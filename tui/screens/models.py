@@ -34,6 +34,7 @@ _LOOK_EVERY_S = 0.5
 _SEARCH_AFTER_S = 0.5
 _FEWEST_LETTERS = 3
 _GB = 1_000_000_000
+_ASKING, _NOTHING = "Asking the daemon…", "No model has this in its name."
 # Prefixes of option ids: what Enter does with one.
 _HERE, _THERE = "here ", "there "
 
@@ -60,6 +61,7 @@ class ModelsScreen(ModalScreen[str]):
         self._catalog: list[dict[str, Any]] = []
         self._hub: list[dict[str, Any]] = []
         self._doomed: str | None = None
+        self._said = ""
         self._input = Input(placeholder="Type to narrow or to search the hub, or a path to a .gguf file")
         self._list = OptionList()
         self._note = Static(id="note")
@@ -76,7 +78,7 @@ class ModelsScreen(ModalScreen[str]):
 
     def on_mount(self) -> None:
         self._list.can_focus = False
-        self._say("Asking the daemon…")
+        self._say(_ASKING)
         self.run_worker(self._load(), name="models", group="models", exclusive=True)
         self.set_interval(_LOOK_EVERY_S, self._look)
 
@@ -107,6 +109,7 @@ class ModelsScreen(ModalScreen[str]):
     def _typed(self) -> None:
         self._hub = []
         self._doomed = None
+        self._say("")
         self._narrow()
         self.run_worker(self._search(self._input.value.strip()), name="search", group="search", exclusive=True)
 
@@ -145,7 +148,11 @@ class ModelsScreen(ModalScreen[str]):
         chosen = [index for index, name in enumerate(ids) if name in (before, _HERE + self._session.model)]
         if ids:
             self._list.highlighted = chosen[0] if chosen and (before in ids or not wanted) else 0
-        self._say("" if ids else "No model has this in its name.")
+        # What was said of something else (a pull, a model about to be deleted) stays: the hub answers when it likes.
+        if not ids:
+            self._say(_NOTHING)
+        elif self._said in (_NOTHING, _ASKING):
+            self._say("")
 
     def _option(self, row: dict[str, Any]) -> Option:
         name = _name(row)
@@ -189,6 +196,7 @@ class ModelsScreen(ModalScreen[str]):
         )
 
     def _say(self, text: str) -> None:
+        self._said = text
         self._note.update(Content(text))
         self._note.display = bool(text)
 

@@ -24,7 +24,7 @@ class Banner(Static):
 
 def _no_daemon(session: Session) -> Content:
     place = session.base_url.removeprefix("http://")
-    way_out = [" starts one."]
+    way_out: list[str | Content] = [" starts one."]
     if not session.can_start:
         way_out = [" now. ", Content.styled("localrun serve", "bold"), " starts one."]
     return Content.assemble(
