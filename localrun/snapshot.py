@@ -102,6 +102,8 @@ class EngineRow(msgspec.Struct, kw_only=True):
     rss_bytes: int | None = None
     size_bytes: int = 0
     backend: str = ""
+    gpu_layers: int = 0
+    layers: int = 0
     load_s: float | None = None
     expires_in_s: float | None = None
     preemptions_total: int = 0
@@ -201,14 +203,25 @@ class Aggregate(msgspec.Struct, kw_only=True):
     itl_s: Percentiles = Percentiles()
 
 
+class GpuRow(msgspec.Struct, kw_only=True):
+    """One GPU, as its driver says. `memory_used_bytes` are everybody's, not only the engines'."""
+
+    name: str
+    busy_percent: float
+    memory_used_bytes: int
+    memory_total_bytes: int
+
+
 class SystemRow(msgspec.Struct, kw_only=True):
-    """The machine. `daemon_rss_bytes` is the daemon's own process; percentages are of all cores (0 to 100)."""
+    """The machine. `daemon_rss_bytes` is the daemon's own process; percentages are of all cores (0 to 100). `gpus` are
+    those that can be asked: NVIDIA's, with the extra `nvidia`."""
 
     cpu_percent: float = 0.0
     memory_total_bytes: int = 0
     memory_available_bytes: int = 0
     daemon_rss_bytes: int = 0
     cores: int = 0
+    gpus: list[GpuRow] = []
 
 
 class Snapshot(msgspec.Struct, kw_only=True):

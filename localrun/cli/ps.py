@@ -14,7 +14,7 @@ from localrun.client import Client
 from localrun.config import Settings
 from localrun.snapshot import EngineRow
 
-_HEADER = ("NAME", "PID", "STATE", "SIZE", "SLOTS", "KV CELLS", "CONTEXT", "BACKEND", "UNLOADS IN")
+_HEADER = ("NAME", "PID", "STATE", "SIZE", "SLOTS", "KV CELLS", "CONTEXT", "BACKEND", "LAYERS", "UNLOADS IN")
 
 
 @click.command("ps")
@@ -39,8 +39,20 @@ def _cells(engine: EngineRow) -> tuple[str, ...]:
         f"{engine.kv_cells_used}/{engine.kv_cells}",
         str(engine.n_ctx),
         engine.backend or "-",
+        _where(engine),
         "never" if engine.expires_in_s is None else duration(engine.expires_in_s),
     )
+
+
+def _where(engine: EngineRow) -> str:
+    """What lies where: layers on GPUs of all layers; the KV cells of a layer lie with it."""
+    if not engine.layers:
+        return "-"
+    if not engine.gpu_layers:
+        return f"{engine.layers} in RAM"
+    on_gpu = min(engine.gpu_layers, engine.layers)
+    in_ram = f", {engine.layers - on_gpu} in RAM" if on_gpu < engine.layers else ""
+    return f"{on_gpu} on GPU{in_ram}"
 
 
 async def _engines(base_url: str) -> list[EngineRow]:

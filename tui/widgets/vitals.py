@@ -29,6 +29,8 @@ class Vitals(Widget):
             self._step(self.snapshot),
             self._machine(self.snapshot),
         ]
+        if self.snapshot.system.gpus:  # the table of engines has the step too
+            lines[-2] = self._gpus(self.snapshot)
         return Content("\n").join(lines)
 
     def _percentiles(self, label: str, percentiles: Percentiles) -> Content:
@@ -67,6 +69,13 @@ class Vitals(Widget):
         step_s, target_itl_s = max(timed, key=lambda pair: pair[0])
         target = f" of {quantity.seconds(target_itl_s)} target" if target_itl_s else ", no target"
         return _line("step", quantity.seconds(step_s) + target)
+
+    def _gpus(self, snapshot: Snapshot) -> Content:
+        """All GPUs together: the busiest one, and the memory of all."""
+        gpus = snapshot.system.gpus
+        used, total = sum(gpu.memory_used_bytes for gpu in gpus), sum(gpu.memory_total_bytes for gpu in gpus)
+        busy = max(gpu.busy_percent for gpu in gpus)
+        return _line("GPU", f"{busy:.0f}%".ljust(5) + f"VRAM {used / 1e9:.1f} of {total / 1e9:.1f} GB")
 
     def _machine(self, snapshot: Snapshot) -> Content:
         system = snapshot.system

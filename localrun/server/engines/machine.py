@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from localrun.server.engines.gpu_load import GpuLoad
 from localrun.snapshot import SystemRow
 
 SAMPLE_EVERY_S = 1.0
@@ -83,6 +84,7 @@ class MachineSampler:
 
     def __init__(self) -> None:
         self._cores = psutil.cpu_count() or 1
+        self._gpu_load = GpuLoad()
         self._sample: MachineSample | None = None
         self._sampling: asyncio.Future[MachineSample] | None = None
         self.n_samples = 0
@@ -106,6 +108,7 @@ class MachineSampler:
             memory_available_bytes=available_bytes(),
             daemon_rss_bytes=_rss(os.getpid()) or 0,
             cores=self._cores,
+            gpus=self._gpu_load.rows(),
         )
         rss = {pid: size for pid in pids if (size := _rss(pid)) is not None}
         return MachineSample(system, rss, pids, time.monotonic())

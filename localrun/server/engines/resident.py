@@ -137,6 +137,8 @@ class Resident:
             row.kv_cells = ready.n_kv_cells
             row.size_bytes = ready.model_size_bytes + ready.kv_size_bytes
             row.backend = ready.backend
+            row.gpu_layers = ready.n_gpu_layers
+            row.layers = self.model.header.n_layers
             row.load_s = ready.load_s
         stats = self.link.stats
         if stats is not None:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from textual.widgets import DataTable
 
-from localrun.snapshot import KvRunRow
+from localrun.snapshot import GpuRow, KvRunRow
 from localrun.tui.recording import Recorder, snapshots
 from localrun.tui.screens.request import RequestScreen
 from localrun.tui.widgets.request_table import RequestTable
@@ -311,3 +311,14 @@ async def test_keys_reach_a_table_that_was_empty_at_first(desk: Any) -> None:
         await desk.see(pilot, "aider")
         await pilot.press("enter")
         await desk.see(pilot, "between tokens")
+
+
+async def test_gpus_are_shown_where_there_are_any(desk: Any) -> None:
+    card = GpuRow(name="Card", busy_percent=40, memory_used_bytes=6 * 10**9, memory_total_bytes=24 * 10**9)
+    gpus = [card, replace(card, busy_percent=45)]
+    async with desk.open(NARROW) as pilot:
+        await _open(desk, pilot)
+        snapshot = desk.snapshot_of(desk.row("a"))
+        snapshot.system.gpus = gpus
+        desk.daemon._snapshots.put_nowait(snapshot)
+        await desk.see(pilot, "45%  VRAM 12.0 of 48.0 GB")
