@@ -71,7 +71,7 @@ def test_every_piece_of_a_stream_has_the_shape_that_is_told(shared_daemon: Daemo
     assert operation.stream is not None
     described = content(operation)[operation.stream.content_type]["x-item-schema"]
     pieces = items(answer)
-    assert len(pieces) > 1
+    assert pieces, "a quick answer may be a single piece"
     for piece in pieces:
         assert "error" not in piece or piece["error"] is None
         check(piece, described)
