@@ -19,16 +19,17 @@ from localrun.server.runtime import Runtime
 from localrun.snapshot import RequestState
 
 
-def _children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
 
 
 async def test_stop_leaves_no_process_behind(running: Any, generate: Any) -> None:
+    before = _children()  # a library that another test used may have one for good
     async with running() as runtime:
         await asyncio.gather(*(generate(runtime, model) for model in ("alpha", "beta", "gamma")))
         assert len(runtime.supervisor.loaded()) == 3
-        assert len(_children()) >= 3
-    assert _children() == []
+        assert len(_children() - before) >= 3
+    assert _children() <= before
 
 
 async def test_running_jobs_may_end_in_peace(running: Any, submit: Any) -> None:
@@ -92,6 +93,7 @@ async def test_the_environment_can_ask_for_fake_engines(
 
 
 async def test_real_weights_through_llama_cpp(models_dir: Path, submit: Any) -> None:
+    before = _children()
     runtime = Runtime(Settings(models_dir=str(models_dir), threads=1))
     await runtime.start()
     try:
@@ -111,4 +113,4 @@ async def test_real_weights_through_llama_cpp(models_dir: Path, submit: Any) -> 
         assert runtime.supervisor.loaded() == []
     finally:
         await runtime.stop()
-    assert _children() == []
+    assert _children() <= before

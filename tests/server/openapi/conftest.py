@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,8 +34,9 @@ def started(models: Path) -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def daemon(models_of_each_kind: Path) -> Iterator[Daemon]:
-    with started(models_of_each_kind) as running:
+def daemon(models_of_each_kind: Path, tmp_path: Path) -> Iterator[Daemon]:
+    """With files of its own: whoever sends anything at all deletes models, too."""
+    with started(shutil.copytree(models_of_each_kind, tmp_path / "models")) as running:
         yield running
 
 
