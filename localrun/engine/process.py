@@ -1,7 +1,6 @@
 """Entry point of the engine process: `python -m localrun.engine.process [--fake]`.
 
-Three threads. The *reader* takes frames from the daemon, tokenizes (reading a vocabulary is safe beside a step) and
-fills the inbox. The *main* thread does nothing but empty the inbox and step. The *writer* encodes and sends. ctypes
+Its threads are those of `serving.py`; the reader tokenizes too (reading a vocabulary is safe beside a step). ctypes
 releases the interpreter lock during native calls, so reader and writer work while a step computes.
 
 At start the frame pipe moves to private descriptors, stdin becomes empty and stdout points at stderr, so that no
@@ -14,7 +13,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import BinaryIO
@@ -22,7 +20,7 @@ from typing import BinaryIO
 import psutil
 
 from localrun import framing, wire
-from localrun.engine import devices, prompt
+from localrun.engine import devices, prompt, serving
 from localrun.engine.backend import Backend
 from localrun.engine.embedding.embedder import Embedder
 from localrun.engine.engine import Engine, Limits
@@ -30,12 +28,11 @@ from localrun.engine.inbox import Inbox as EngineInbox
 from localrun.engine.kv_disk_open import open_disk
 from localrun.engine.kv_fingerprint import library_build
 from localrun.engine.outbox import Outbox
+from localrun.engine.serving import BROKEN_PIPE
 from localrun.errors import EngineFailed, LocalrunError
 
 log = logging.getLogger("localrun.engine")
 
-# A native call cannot be interrupted; if one outlives the daemon by this long the process leaves without it.
-ORPHAN_GRACE_S = 5.0
 # Parked prefixes come on top of the running requests.
 SPARE_SEQUENCES = 64
 MAX_SEQUENCES = 256
@@ -44,8 +41,6 @@ SPARE_ROWS = 32
 
 # What may still be written to disk at the end. The daemon waits longer than this before it kills.
 FLUSH_TIMEOUT_S = 2.0
-
-FAILED, BROKEN_PIPE = 1, 2
 
 Inbox = EngineInbox[Engine]
 
@@ -76,50 +71,17 @@ def main(argv: list[str]) -> int:
         backend = _fake_backend(first) if "--fake" in argv else _llama_backend(first)
         disk = open_disk(first, backend, _fake_build if "--fake" in argv else _llama_build)
         engine = Engine(backend, limits, time.monotonic, disk)
-    except LocalrunError as error:
-        _send(frames_out, wire.OpenFailed(code=error.code, message=error.message))
-        return FAILED
     except Exception as error:
-        log.exception("the engine cannot start")
-        _send(frames_out, wire.OpenFailed(code=EngineFailed.code, message=f"the engine cannot start: {error!r}"))
-        return FAILED
-    _send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))
-    exit_code = _run(engine, backend, frames_in, frames_out)
+        return serving.refuse(frames_out, error)
+    serving.send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))
+    exit_code = serving.serve(
+        engine, frames_in, frames_out, lambda message, inbox, outbox: _take(message, backend, inbox, outbox)
+    )
     if exit_code == 0:
         engine.close()
     engine.pool.store.flush(FLUSH_TIMEOUT_S, time.monotonic)
     backend.close()
     return exit_code
-
-
-def _run(engine: Engine, backend: Backend, frames_in: BinaryIO, frames_out: BinaryIO) -> int:
-    """The life of the process between `Ready` and the end. Returns the exit code."""
-    inbox = Inbox()
-    outbox = Outbox(frames_out.fileno(), lambda error: _leave(inbox, error))
-    signal.signal(signal.SIGTERM, lambda *_: inbox.leave(0))
-    threading.Thread(target=_read, args=(frames_in, backend, inbox, outbox), name="reader", daemon=True).start()
-    while inbox.drain(engine, wait=engine.is_idle):
-        step = engine.step()
-        if step is not None:
-            outbox.put(step)
-    return inbox.exit_code
-
-
-def _read(frames_in: BinaryIO, backend: Backend, inbox: Inbox, outbox: Outbox) -> None:
-    """Reader thread."""
-    exit_code = 0
-    try:
-        while (body := framing.read_body(frames_in)) is not None:
-            _take(framing.decode_to_engine(body), backend, inbox, outbox)
-    except (OSError, framing.FrameError) as error:
-        log.error("the pipe from the daemon broke: %s", error)
-        exit_code = BROKEN_PIPE
-    except BaseException:
-        log.exception("the reader failed")
-        exit_code = FAILED
-    inbox.leave(exit_code)
-    time.sleep(ORPHAN_GRACE_S)
-    os._exit(exit_code)
 
 
 def _take(message: wire.ToEngine, backend: Backend, inbox: Inbox, outbox: Outbox) -> None:
@@ -152,13 +114,6 @@ def _count(message: wire.Count, backend: Backend) -> wire.Counted:
     return wire.Counted(id=message.id, tokens=tuple(tokens))
 
 
-def _leave(inbox: Inbox, error: BaseException) -> None:
-    """Nothing can be said to the daemon any more."""
-    if not isinstance(error, OSError):
-        log.error("the writer failed", exc_info=error)
-    inbox.leave(0 if isinstance(error, OSError) else FAILED)
-
-
 def _submission(message: wire.Submit, tokens: list[int]) -> Callable[[Engine], None]:
     return lambda engine: engine.submit(message, tokens)
 
@@ -183,11 +138,6 @@ def _clearing(message: wire.ClearCache, outbox: Outbox) -> Callable[[Engine], No
         )
 
     return clear
-
-
-def _send(frames_out: BinaryIO, message: object) -> None:
-    frames_out.write(framing.encode(message))
-    frames_out.flush()
 
 
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:

@@ -16,7 +16,7 @@ FOLDERS = Folders(Path("/h/data"), Path("/h/cache"), Path("/h/config"), Path("/h
 def plan(flags: dict[str, object] | None = None, environ: dict[str, str] | None = None) -> ServicePlan:
     return make_plan(
         python="/py", flags=flags or {}, environ=environ or {}, folders=FOLDERS,
-        models_folder=Path("/h/data/models"), hub_cache=Path("/h/hub"), shell_folder=Path("/work"),
+        models_folder=Path("/h/data/models"), hub_cache=Path("/h/hub"), shell_folder=Path("/shell"),
     )  # fmt: skip
 
 
@@ -46,8 +46,8 @@ def test_relative_paths_mean_what_they_meant_in_the_shell():
         "LOCALRUN_ORIGINS": "app",
     }  # fmt: skip
     assert plan(environ=environ).environment == {
-        "LOCALRUN_HOME": "/work/home", "LOCALRUN_MODELS": "/models", "HF_HOME": "~/hf",
-        "LOCALRUN_MODEL_DIRS": "/work/a:/b:~/c", "LOCALRUN_ORIGINS": "app",
+        "LOCALRUN_HOME": "/shell/home", "LOCALRUN_MODELS": "/models", "HF_HOME": "~/hf",
+        "LOCALRUN_MODEL_DIRS": "/shell/a:/b:~/c", "LOCALRUN_ORIGINS": "app",
     }  # fmt: skip
 
 

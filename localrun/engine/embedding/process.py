@@ -12,28 +12,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import BinaryIO
 
-from localrun import framing, wire
+from localrun import wire
+from localrun.engine import serving
 from localrun.engine.embedding.embedder import Embedder
 from localrun.engine.embedding.engine import EmbeddingEngine
 from localrun.engine.inbox import Inbox
 from localrun.engine.outbox import Outbox
-from localrun.errors import EngineFailed, LocalrunError
+from localrun.errors import EngineFailed
 
 log = logging.getLogger("localrun.engine")
 
-# A native call cannot be interrupted; if one outlives the daemon by this long the process leaves without it.
-ORPHAN_GRACE_S = 5.0
 # Steps on the scale of `nice`: with 5 a stream of the same lane has about three quarters of a shared core.
 NICENESS = 5
-
-FAILED, BROKEN_PIPE = 1, 2
 
 
 def run(
@@ -44,44 +39,17 @@ def run(
     _step_back()
     try:
         embedder = new_embedder(opened)
-    except LocalrunError as error:
-        _send(frames_out, wire.OpenFailed(code=error.code, message=error.message))
-        return FAILED
     except Exception as error:
-        log.exception("the engine cannot start")
-        _send(frames_out, wire.OpenFailed(code=EngineFailed.code, message=f"the engine cannot start: {error!r}"))
-        return FAILED
+        return serving.refuse(frames_out, error)
     engine = EmbeddingEngine(embedder, max_queue=opened.max_queue, clock=time.monotonic)
-    _send(frames_out, _ready(embedder, opened, time.monotonic() - began_s))
-    inbox: Inbox[EmbeddingEngine] = Inbox()
-    outbox = Outbox(frames_out.fileno(), lambda error: _leave(inbox, error))
-    signal.signal(signal.SIGTERM, lambda *_: inbox.leave(0))
-    threading.Thread(target=_read, args=(frames_in, embedder, inbox, outbox), name="reader", daemon=True).start()
-    while inbox.drain(engine, wait=engine.is_idle):
-        step = engine.step()
-        if step is not None:
-            outbox.put(step)
-    if inbox.exit_code == 0:
+    serving.send(frames_out, _ready(embedder, opened, time.monotonic() - began_s))
+    exit_code = serving.serve(
+        engine, frames_in, frames_out, lambda message, inbox, outbox: take(message, embedder, inbox, outbox)
+    )
+    if exit_code == 0:
         engine.close()
     embedder.close()
-    return inbox.exit_code
-
-
-def _read(frames_in: BinaryIO, embedder: Embedder, inbox: Inbox[EmbeddingEngine], outbox: Outbox) -> None:
-    """Reader thread."""
-    exit_code = 0
-    try:
-        while (body := framing.read_body(frames_in)) is not None:
-            take(framing.decode_to_engine(body), embedder, inbox, outbox)
-    except (OSError, framing.FrameError) as error:
-        log.error("the pipe from the daemon broke: %s", error)
-        exit_code = BROKEN_PIPE
-    except BaseException:
-        log.exception("the reader failed")
-        exit_code = FAILED
-    inbox.leave(exit_code)
-    time.sleep(ORPHAN_GRACE_S)
-    os._exit(exit_code)
+    return exit_code
 
 
 def take(message: wire.ToEngine, embedder: Embedder, inbox: Inbox[EmbeddingEngine], outbox: Outbox) -> None:
@@ -119,18 +87,6 @@ def _step_back() -> None:
     if sys.platform != "win32":
         with contextlib.suppress(OSError):
             os.nice(NICENESS)
-
-
-def _leave(inbox: Inbox[EmbeddingEngine], error: BaseException) -> None:
-    """Nothing can be said to the daemon any more."""
-    if not isinstance(error, OSError):
-        log.error("the writer failed", exc_info=error)
-    inbox.leave(0 if isinstance(error, OSError) else FAILED)
-
-
-def _send(frames_out: BinaryIO, message: object) -> None:
-    frames_out.write(framing.encode(message))
-    frames_out.flush()
 
 
 def _ready(embedder: Embedder, opened: wire.Open, load_s: float) -> wire.Ready:

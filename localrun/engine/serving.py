@@ -1,0 +1,96 @@
+"""The life of an engine process between `Ready` and the end, whatever its engine computes.
+
+Three threads: the *reader*, made here, takes frames from the daemon and hands each message to `take`, which fills the
+inbox; the *main* thread does nothing but empty the inbox and step; the outbox's *writer* encodes and sends. The loop
+ends within a step when the daemon closes the pipe, or on SIGTERM.
+
+Does not: open a model, or know what a message asks for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import BinaryIO, Protocol, TypeVar
+
+from localrun import framing, wire
+from localrun.engine.inbox import Inbox
+from localrun.engine.outbox import Outbox
+from localrun.errors import EngineFailed, LocalrunError
+
+log = logging.getLogger("localrun.engine")
+
+# A native call cannot be interrupted; if one outlives the daemon by this long the process leaves without it.
+ORPHAN_GRACE_S = 5.0
+
+FAILED, BROKEN_PIPE = 1, 2
+
+
+class Steps(Protocol):
+    """An engine, as the loop sees it."""
+
+    @property
+    def is_idle(self) -> bool: ...
+
+    def step(self) -> wire.Step | None: ...
+
+
+E = TypeVar("E", bound=Steps)
+Take = Callable[[wire.ToEngine, Inbox[E], Outbox], None]
+
+
+def send(frames_out: BinaryIO, message: object) -> None:
+    """One frame, before there is an outbox."""
+    frames_out.write(framing.encode(message))
+    frames_out.flush()
+
+
+def refuse(frames_out: BinaryIO, error: Exception) -> int:
+    """Tell the daemon why the model cannot be opened. Returns the exit code. Called while `error` is handled."""
+    if isinstance(error, LocalrunError):
+        send(frames_out, wire.OpenFailed(code=error.code, message=error.message))
+    else:
+        log.exception("the engine cannot start")
+        send(frames_out, wire.OpenFailed(code=EngineFailed.code, message=f"the engine cannot start: {error!r}"))
+    return FAILED
+
+
+def serve(engine: E, frames_in: BinaryIO, frames_out: BinaryIO, take: Take[E]) -> int:
+    """Runs until the end; `take` is called in the reader's thread. Returns the exit code."""
+    inbox: Inbox[E] = Inbox()
+    outbox = Outbox(frames_out.fileno(), lambda error: _leave(inbox, error))
+    signal.signal(signal.SIGTERM, lambda *_: inbox.leave(0))
+    threading.Thread(target=_read, args=(frames_in, inbox, outbox, take), name="reader", daemon=True).start()
+    while inbox.drain(engine, wait=engine.is_idle):
+        step = engine.step()
+        if step is not None:
+            outbox.put(step)
+    return inbox.exit_code
+
+
+def _read(frames_in: BinaryIO, inbox: Inbox[E], outbox: Outbox, take: Take[E]) -> None:
+    """Reader thread."""
+    exit_code = 0
+    try:
+        while (body := framing.read_body(frames_in)) is not None:
+            take(framing.decode_to_engine(body), inbox, outbox)
+    except (OSError, framing.FrameError) as error:
+        log.error("the pipe from the daemon broke: %s", error)
+        exit_code = BROKEN_PIPE
+    except BaseException:
+        log.exception("the reader failed")
+        exit_code = FAILED
+    inbox.leave(exit_code)
+    time.sleep(ORPHAN_GRACE_S)
+    os._exit(exit_code)
+
+
+def _leave(inbox: Inbox[E], error: BaseException) -> None:
+    """Nothing can be said to the daemon any more."""
+    if not isinstance(error, OSError):
+        log.error("the writer failed", exc_info=error)
+    inbox.leave(0 if isinstance(error, OSError) else FAILED)
