@@ -17,12 +17,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
-from textual.widgets import Input, OptionList, Static
+from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from localrun.tui.history import Chat
 from localrun.tui.plain_text import column, fit, line
+from localrun.tui.screens.picker import Picker
 from localrun.tui.session import Session
 
 # In a wide terminal; a narrow one leaves the title what the other columns, 42 cells with the frame, do not take.
@@ -31,25 +31,18 @@ _OTHERS_WIDTH = 42
 _MODEL_WIDTH = 16
 
 
-class ChatsScreen(ModalScreen[int]):
+class ChatsScreen(Picker[int]):
     """Dismissed with a chat's number, or with None. `words` are searched for at first."""
-
-    AUTO_FOCUS = "Input"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,ctrl+l", "dismiss", "Close"),
-        Binding("down", "move(1)", "Next", show=False),
-        Binding("up", "move(-1)", "Previous", show=False),
         Binding("ctrl+r", "rename", "Rename", priority=True),
         Binding("ctrl+d,delete", "delete", "Delete", priority=True),
     ]
 
     def __init__(self, session: Session, words: str = "") -> None:
-        super().__init__()
+        super().__init__(Input(words, placeholder="Words to search for in all chats"))
         self._session = session
-        self._input = Input(words, placeholder="Words to search for in all chats")
-        self._list = OptionList()
-        self._note = Static(id="note")
         self._renaming: Chat | None = None
         self._doomed: Chat | None = None
 
@@ -62,7 +55,6 @@ class ChatsScreen(ModalScreen[int]):
             yield self._note
 
     def on_mount(self) -> None:
-        self._list.can_focus = False
         self._show()
 
     def on_resize(self) -> None:
@@ -137,10 +129,7 @@ class ChatsScreen(ModalScreen[int]):
 
     def action_move(self, step: int) -> None:
         self._doomed = None
-        if step > 0:
-            self._list.action_cursor_down()
-        else:
-            self._list.action_cursor_up()
+        super().action_move(step)
 
     def action_rename(self) -> None:
         chat = self._selected()

@@ -17,7 +17,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -26,6 +25,7 @@ from localrun.tui import quantity
 from localrun.tui.plain_text import column, line
 from localrun.tui.pulls import pull_line
 from localrun.tui.screens.model_detail import ModelDetailScreen
+from localrun.tui.screens.picker import Picker
 from localrun.tui.session import Session
 
 _NAME_WIDTH = 28
@@ -39,15 +39,11 @@ _ASKING, _NOTHING = "Asking the daemon…", "No model has this in its name."
 _HERE, _THERE = "here ", "there "
 
 
-class ModelsScreen(ModalScreen[str]):
+class ModelsScreen(Picker[str]):
     """Dismissed with the chosen name, or with None."""
-
-    AUTO_FOCUS = "Input"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,f3,ctrl+o", "dismiss", "Close"),
-        Binding("down", "move(1)", "Next", show=False),
-        Binding("up", "move(-1)", "Previous", show=False),
         Binding("ctrl+g", "detail", "Details", priority=True),
         Binding("ctrl+u", "load", "Load / unload", priority=True),
         Binding("ctrl+x", "cancel", "Cancel the pull", priority=True),
@@ -55,16 +51,13 @@ class ModelsScreen(ModalScreen[str]):
     ]
 
     def __init__(self, session: Session) -> None:
-        super().__init__()
+        super().__init__(Input(placeholder="Type to narrow or to search the hub, or a path to a .gguf file"))
         self._session = session
         self._rows: list[dict[str, Any]] = []
         self._catalog: list[dict[str, Any]] = []
         self._hub: list[dict[str, Any]] = []
         self._doomed: str | None = None
         self._said = ""
-        self._input = Input(placeholder="Type to narrow or to search the hub, or a path to a .gguf file")
-        self._list = OptionList()
-        self._note = Static(id="note")
         self._pulls = Static(id="pulls")
 
     def compose(self) -> ComposeResult:
@@ -77,7 +70,6 @@ class ModelsScreen(ModalScreen[str]):
             yield self._pulls
 
     def on_mount(self) -> None:
-        self._list.can_focus = False
         self._say(_ASKING)
         self.run_worker(self._load(), name="models", group="models", exclusive=True)
         self.set_interval(_LOOK_EVERY_S, self._look)
@@ -204,10 +196,7 @@ class ModelsScreen(ModalScreen[str]):
 
     def action_move(self, step: int) -> None:
         self._doomed = None
-        if step > 0:
-            self._list.action_cursor_down()
-        else:
-            self._list.action_cursor_up()
+        super().action_move(step)
 
     @on(Input.Submitted)
     def _choose_marked(self) -> None:

@@ -1,0 +1,38 @@
+"""A dialog with a list that is narrowed by typing: the keys go to the box, up and down to the list.
+
+Does not: know what is listed, or what Enter does with it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeVar
+
+from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+
+Chosen = TypeVar("Chosen")
+
+
+class Picker(ModalScreen[Chosen]):
+    """`box` is typed into. Subclasses compose it with `_list`, and `_note` for a sentence below."""
+
+    AUTO_FOCUS = "Input"
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down", "move(1)", "Next", show=False),
+        Binding("up", "move(-1)", "Previous", show=False),
+    ]
+
+    def __init__(self, box: Input) -> None:
+        super().__init__()
+        self._input = box
+        self._list = OptionList()
+        self._list.can_focus = False
+        self._note = Static(id="note")
+
+    def action_move(self, step: int) -> None:
+        if step > 0:
+            self._list.action_cursor_down()
+        else:
+            self._list.action_cursor_up()
