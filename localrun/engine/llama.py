@@ -9,7 +9,8 @@ meant. On a GPU there is one pool, and prompts and streams go into one batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,12 @@ from localrun.engine.llama_model import load_model
 from localrun.engine.llama_native import log_callback, native
 from localrun.engine.llama_sampler import LlamaSampler
 from localrun.engine.llama_staging import LlamaStaging
+from localrun.engine.llama_threadpool import Threadpool
 from localrun.engine.llama_vocabulary import LlamaVocabulary
 from localrun.engine.sampling_threads import SamplingThreads
 from localrun.engine.state_blob import StateLayout
 from localrun.errors import EngineFailed
+from localrun.thread_choice import Threads
 from localrun.wire import Sampling, TokenLogprob
 
 # Long prompts that are computed at once, in the background. More of them share one batch; each has a stream of cells.
@@ -74,6 +77,8 @@ class LlamaBackend:
         self.can_split = may_split and is_attention and n_seqs > 1 and not self.mixes_rows
         self._layout: StateLayout | None = None
         self._staging: LlamaStaging | None = None
+        self._threads = Threads(n_threads, n_threads)
+        self._threadpool = Threadpool(native._lib, n_threads)
         self._open(split=self.can_split)
         self._layout = self._probe_layout()
         self.cuts_states = is_attention and self._layout is not None
@@ -125,6 +130,35 @@ class LlamaBackend:
         best = best[np.argsort(-logprobs[best], kind="stable")]
         top = tuple(TokenLogprob(int(other), self.piece(int(other)), float(logprobs[other])) for other in best)
         return float(logprobs[token]), top
+
+    # --- threads -----------------------------------------------------------------------------------------------
+
+    def set_threads(self, threads: Threads) -> None:
+        """For everything from now on; nothing may be being computed. The threads are made anew where their number
+        differs: those that a graph leaves out look for work all the same."""
+        contexts = [self._main, *([self._staging.context] if self._staging else [])]
+        if threads.most != self._threads.most:
+            old, self._threadpool = self._threadpool, Threadpool(native._lib, threads.most)
+            for context in contexts:
+                self._threadpool.attach(context.native)
+            old.close()
+        self._threads, self.n_threads = threads, threads.decode
+        for context in contexts:
+            context.set_threads(threads)
+
+    @contextmanager
+    def measured_context(self, n_threads: int, *, n_cells: int, n_seqs: int, n_batch: int) -> Iterator[LlamaContext]:
+        """An empty context with threads of its own, for whoever wants to measure; it must end before the backend."""
+        shape = ContextShape(n_cells, n_seqs, n_batch, n_threads, self._kv_type, is_split=False)
+        kind, window = self.memory_kind, self._n_window
+        context = LlamaContext(self._model, shape, kind=kind, n_window=window, n_vocab=self.n_vocab)
+        threadpool = Threadpool(native._lib, n_threads)
+        threadpool.attach(context.native)
+        try:
+            yield context
+        finally:
+            context.close()
+            threadpool.close()
 
     # --- long prompts in the background ------------------------------------------------------------------------
 
@@ -185,6 +219,7 @@ class LlamaBackend:
     def close(self) -> None:
         self._sampling.close()
         self._close_contexts()
+        self._threadpool.close()
         native.llama_model_free(self._model)
 
     # --- opening -----------------------------------------------------------------------------------------------
@@ -229,15 +264,23 @@ class LlamaBackend:
                 n_staging = min(self._n_slots, STAGING_SEQUENCES)
                 cells = self.n_cells // self._n_slots * n_staging
                 n_batch = STAGING_BATCHES * self._n_batch
-                self._staging = LlamaStaging(self._new_context(cells, n_staging, n_batch, split=True))
+                self._staging = LlamaStaging(
+                    lambda cb_eval: self._new_context(cells, n_staging, n_batch, split=True, cb_eval=cb_eval)
+                )
         except EngineFailed:
+            self._threadpool.close()
             native.llama_model_free(self._model)
             raise
 
-    def _new_context(self, n_cells: int, n_seqs: int, n_batch: int, *, split: bool) -> LlamaContext:
-        shape = ContextShape(n_cells, n_seqs, n_batch, self.n_threads, self._kv_type, split and n_seqs > 1)
+    def _new_context(
+        self, n_cells: int, n_seqs: int, n_batch: int, *, split: bool, cb_eval: Any = None
+    ) -> LlamaContext:
+        n_threads = self._threads.most
+        shape = ContextShape(n_cells, n_seqs, n_batch, n_threads, self._kv_type, split and n_seqs > 1)
         kind, window = self.memory_kind, self._n_window
-        context = LlamaContext(self._model, shape, kind=kind, n_window=window, n_vocab=self.n_vocab)
+        context = LlamaContext(self._model, shape, kind=kind, n_window=window, n_vocab=self.n_vocab, cb_eval=cb_eval)
+        context.set_threads(self._threads)
+        self._threadpool.attach(context.native)
         self._adapters.apply(context.native)
         return context
 

@@ -27,8 +27,11 @@ from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, Sta
 from localrun.engine.llama_native import last_problem, native
 from localrun.engine.state_blob import StateLayout
 from localrun.errors import EngineFailed
+from localrun.thread_choice import Threads
 
 GGML_TYPES = {"f16": native.GGML_TYPE_F16, "q8_0": native.GGML_TYPE_Q8_0, "q4_0": native.GGML_TYPE_Q4_0}
+# A step of more rows is a prompt's: it computes more than it reads.
+STREAM_ROWS = 16
 ABORTED = 2  # what llama_decode returns then
 
 
@@ -45,15 +48,23 @@ class ContextShape:
 
 
 class LlamaContext:
-    """See the module. Raises EngineFailed when llama.cpp cannot make it."""
+    """See the module. `cb_eval` is asked about the nodes of every graph, and called between pieces of it.
 
-    def __init__(self, model: Any, shape: ContextShape, *, kind: MemoryKind, n_window: int, n_vocab: int) -> None:
+    Raises EngineFailed when llama.cpp cannot make the context.
+    """
+
+    def __init__(
+        self, model: Any, shape: ContextShape, *, kind: MemoryKind, n_window: int, n_vocab: int, cb_eval: Any = None
+    ) -> None:
         self.kind = kind
         self.n_seqs = shape.n_seqs
         self._n_window = n_window
         self._n_vocab = n_vocab
         self._n_streams = shape.n_seqs if shape.is_split else 1
-        self.native = native.llama_init_from_model(model, _params(shape, kind))
+        params = _params(shape, kind)
+        if cb_eval is not None:
+            params.cb_eval = cb_eval
+        self.native = native.llama_init_from_model(model, params)
         if not self.native:
             raise EngineFailed(f"llama.cpp cannot make a context of {shape.n_cells} KV cells: {last_problem()}")
         self._memory = native.llama_get_memory(self.native)
@@ -61,6 +72,12 @@ class LlamaContext:
         self.batch = Batch(int(native.llama_n_batch(self.native)))
         self._native_batch, self._batch_memory = native_batch(self.batch)
         self._state_buffer = bytearray()
+        self._threads = Threads(shape.n_threads, shape.n_threads)
+        self._n_threads = shape.n_threads
+
+    def set_threads(self, threads: Threads) -> None:
+        """For the decodes from now on."""
+        self._threads = threads
 
     def decode(self, n_rows: int) -> None:
         """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed."""
@@ -72,6 +89,11 @@ class LlamaContext:
         check_range("position", batch.pos[:n_rows], self.n_cells)
         if np.count_nonzero(batch.wants_logits[:n_rows]) > self.n_seqs:
             raise ValueError(f"more than {self.n_seqs} rows want logits")
+        # llama.cpp has two numbers as well, but takes that for prompts wherever a batch has more than one row.
+        n_threads = self._threads.decode if n_rows <= STREAM_ROWS else self._threads.prompt
+        if n_threads != self._n_threads:
+            self._n_threads = n_threads
+            native.llama_set_n_threads(self.native, n_threads, n_threads)
         self._native_batch.n_tokens = n_rows
         code = native.llama_decode(self.native, self._native_batch)
         if code == 0:

@@ -1,38 +1,67 @@
 """Computes long prompts in a context of their own, in a thread of their own, in a way that can be paused.
 
-A prompt is computed fastest in large batches, and a large batch is a long time without a token for everybody else. A
-context on the CPU asks a callback after every operation of its graph whether to go on; here that callback waits while
-streams are being decoded. So a stream waits for one operation, some milliseconds, and not for hundreds of rows, and the
-batch is as large as the kernels like it. Measured with a 135M model on two cores, 2,400 tokens beside three streams: in
-pieces of 64 rows between decodes 3.7 to 4.0 s with gaps of up to 170 ms; paused every 80 ms 3.05 s, with gaps of 96 ms.
+A prompt is computed fastest in large batches, and a large batch is a long time without a token for everybody else. So
+the graph of a batch is computed piece by piece (llama.cpp's evaluation callback), and between two pieces the worker
+waits while streams are being decoded. A stream waits for one piece, some milliseconds, and not for hundreds of rows,
+and the batch is as large as the kernels like it.
 
-Two threads: the engine's main thread calls everything here, the *worker* is inside `llama_decode`. OpenMP gives each of
-them a team of its own; while one computes the other's sleeps.
+Between two pieces no thread is inside of the graph, so that none waits for another at a barrier: ggml's barriers spin,
+and a thread that spins keeps a processor from the streams for as long as the batch is paused. For the same reason both
+contexts may share their threads (`llama_threadpool.py`).
+
+Two threads: the engine's main thread calls everything here, the *worker* is inside `llama_decode`.
 
 Invariants: the context belongs to the worker between `start` and `finish`, and to the main thread otherwise. Who pauses
 resumes: nothing else waits for anything.
-Does not: choose rows or moments (`staging.py`). It works on the CPU backend only: GPUs do not ask.
+Does not: choose rows or moments (`staging.py`).
 """
 
 from __future__ import annotations
 
-import ctypes
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
+from typing import Any
 
 from localrun.engine.llama_context import LlamaContext
 from localrun.engine.llama_native import native
 
-_Callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
+# A piece takes about this long: cutting costs some 20 us, and streams wait for half a piece on average.
+PIECE_S = 0.004
+_go_on = native.ggml_abort_callback()
+_give_up = native.ggml_abort_callback(lambda _data: True)
+
+
+class Pieces:
+    """How many nodes of a graph make a piece of `PIECE_S`: learned, because nodes differ by model, batch and depth."""
+
+    def __init__(self) -> None:
+        self._n_nodes = 1.0
+        self._n_asked = 0
+
+    def is_end(self) -> bool:
+        """Whether the next node of the graph is the last of its piece."""
+        self._n_asked += 1
+        return self._n_asked >= self._n_nodes
+
+    def note(self, piece_s: float) -> None:
+        """A piece was computed in so many seconds. Its successor is at most twice as long, or half."""
+        ratio = PIECE_S / max(piece_s, 1e-6)
+        self._n_nodes = max(1.0, self._n_asked * min(2.0, max(0.5, ratio)))
+        self._n_asked = 0
 
 
 class LlamaStaging:
-    """See the module."""
+    """See the module. `open_context` makes the context, with this evaluation callback."""
 
-    def __init__(self, context: LlamaContext) -> None:
-        self.context = context
+    def __init__(self, open_context: Callable[[Any], LlamaContext]) -> None:
+        # Native code holds a bare pointer to it.
+        self._callback = native.ggml_backend_sched_eval_callback(self._between_pieces)
+        self.context = open_context(self._callback)
+        self._pieces = Pieces()
+        self._piece_began_at_s = 0.0
         self.is_busy = False
         self._work: SimpleQueue[int | None] = SimpleQueue()
         self._done = threading.Event()
@@ -41,8 +70,6 @@ class LlamaStaging:
         self._is_pause_wanted = False
         self._is_abort_wanted = False
         self._error: Exception | None = None
-        self._callback = _Callback(self._after_operation)  # native code holds a bare pointer to it
-        native.llama_set_abort_callback(context.native, ctypes.cast(self._callback, native.ggml_abort_callback), None)
         self._thread = threading.Thread(target=self._serve, name="staging", daemon=True)
         self._thread.start()
 
@@ -67,7 +94,7 @@ class LlamaStaging:
             raise self._error
 
     def abort(self) -> None:
-        """Give up what was started, after the operation at hand, and take the context back."""
+        """Give up what was started, after the piece at hand, and take the context back."""
         self._is_abort_wanted = True
         self._done.wait()
         self.is_busy = False
@@ -101,16 +128,26 @@ class LlamaStaging:
     def _serve(self) -> None:
         """Worker thread."""
         while (n_rows := self._work.get()) is not None:
+            self._piece_began_at_s = time.perf_counter()
             try:
                 self.context.decode(n_rows)
             except Exception as error:
                 self._error = error
+            if self._is_abort_wanted:
+                native.llama_set_abort_callback(self.context.native, _go_on, None)
             self._done.set()
             self._paused.set()
 
-    def _after_operation(self, _data: object) -> bool:
-        """Worker thread, from native code. True gives up."""
+    def _between_pieces(self, _tensor: object, is_question: bool, _data: object) -> bool:
+        """Worker thread, from native code: whether a piece ends with this node, and then, once it was computed."""
+        if is_question:
+            return self._pieces.is_end()
+        self._pieces.note(time.perf_counter() - self._piece_began_at_s)
         if self._is_pause_wanted:
             self._paused.set()
             self._may_run.wait()
-        return self._is_abort_wanted
+        if self._is_abort_wanted:
+            # A graph that stops here would pass for one that was computed; the next operation gives up instead.
+            native.llama_set_abort_callback(self.context.native, _give_up, None)
+        self._piece_began_at_s = time.perf_counter()
+        return True

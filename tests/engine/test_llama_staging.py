@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from localrun.engine.llama import LlamaBackend
+from localrun.engine.llama_staging import PIECE_S, Pieces
 from tests.engine.conftest import compute, open_tiny
 
 PROMPT = [300 + at * 7 % 900 for at in range(180)]
@@ -110,3 +111,34 @@ def test_a_stream_has_its_share_of_the_cells_and_no_more(backend: LlamaBackend):
     compute(backend, 0, [5] * 128)
     compute(backend, 0, [5] * 128, start=128)
     compute(backend, 1, [6] * 8)
+
+
+def pieces_of(pieces: Pieces, n_nodes: int, node_s: float) -> list[int]:
+    """The sizes of the pieces into which a graph of so many nodes is cut."""
+    found, size = [], 0
+    for _ in range(n_nodes):
+        size += 1
+        if pieces.is_end():
+            found.append(size)
+            pieces.note(size * node_s)
+            size = 0
+    return found
+
+
+def test_pieces_become_as_long_as_they_should_be():
+    pieces = Pieces()
+    assert pieces_of(pieces, 600, PIECE_S / 10)[-3:] == [10, 10, 10]
+    assert pieces_of(pieces, 600, PIECE_S / 40)[-3:] == [40, 40, 40]
+
+
+def test_a_node_that_takes_longer_than_a_piece_is_one_by_itself():
+    pieces = Pieces()
+    pieces_of(pieces, 600, PIECE_S / 40)
+    assert pieces_of(pieces, 600, PIECE_S * 3)[-3:] == [1, 1, 1]
+
+
+def test_one_quick_piece_at_most_doubles_the_next():
+    pieces = Pieces()
+    pieces.is_end()
+    pieces.note(0.0)
+    assert pieces_of(pieces, 6, 0.0) == [2, 4]
