@@ -46,6 +46,15 @@ async def measure(endpoint: Endpoint, options: Options) -> Measured:
 WORKLOAD = define(
     "chat",
     "short chats in an open loop: goodput under a TTFT and an inter-token limit",
-    ("goodput_requests_per_s", "goodput_ratio", "ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s", "longest_gap_s"),
+    (
+        "goodput_requests_per_s",
+        "goodput_ratio",
+        "ttft_p50_s",
+        "ttft_p99_s",
+        "itl_p50_s",
+        "itl_p99_s",
+        "longest_gap_s",
+        "wall_s",
+    ),
     measure,
 )

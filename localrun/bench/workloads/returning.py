@@ -42,6 +42,6 @@ async def measure(endpoint: Endpoint, options: Options) -> Measured:
 WORKLOAD = define(
     "returning",
     f"{N_CONVERSATIONS} or more conversations in turn, {N_ROUNDS} rounds, together {POOLS} times the KV pool",
-    ("round*_ttft_p50_s", "round*_cached_tokens"),
+    ("round*_ttft_p50_s", "round*_wall_s", "round*_cached_tokens"),
     measure,
 )

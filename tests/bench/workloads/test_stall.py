@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from localrun.bench.results import Options, RunResult
-from localrun.bench.workloads.stall import N_LONG, STEADY_PIECES, WORKLOAD
+from localrun.bench.workloads.stall import N_LONG, N_STREAM_OUTPUT, STEADY_PIECES, WORKLOAD
 from tests.bench.conftest import Asked, FakeServer, Reply
 
 PACE_S = 0.005
@@ -37,7 +37,7 @@ def scripted(server: FakeServer, pieces: Callable[[threading.Event], Iterator[tu
 
 def test_the_silence_while_the_prompt_is_computed_is_found(server: FakeServer) -> None:
     def standing_still(is_computing: threading.Event) -> Iterator[tuple[float, str]]:
-        for _ in range(1500):
+        for _ in range(N_STREAM_OUTPUT):
             yield (PREFILL_S if is_computing.is_set() else PACE_S), "x"
 
     result = scripted(server, standing_still)
@@ -50,10 +50,12 @@ def test_the_silence_while_the_prompt_is_computed_is_found(server: FakeServer) -
     long = next(record for record in result.records if record.group == "long")
     assert long.n_prompt == N_LONG
     assert all(record.arrivals_s[STEADY_PIECES - 1] < long.sent_at_s for record in streams)
+    assert result.metrics["wall_s"] == max(record.ended_at_s for record in result.records) - long.sent_at_s
+    assert result.metrics["wall_s"] > result.metrics["long_ttft_s"]
 
 
 def test_streams_that_go_on_have_no_such_gap(server: FakeServer) -> None:
-    result = scripted(server, lambda _: iter([(PACE_S, "x")] * 1500))
+    result = scripted(server, lambda _: iter([(PACE_S, "x")] * N_STREAM_OUTPUT))
     assert result.metrics["during_itl_p50_s"] < PREFILL_S / 2
     assert result.metrics["during_itl_p50_s"] == pytest.approx(result.metrics["before_itl_p50_s"], rel=3.0)
 
