@@ -76,6 +76,15 @@ def model_memory(header: Header, *, n_kv_cells: int) -> ModelMemory:
     return ModelMemory(layers, n_window, _state_elements(header) if any(with_state) else 0)
 
 
+def memory_kind(header: Header) -> str:
+    """`attention`, `window`, `recurrent` or `hybrid`: what the engine calls the memory of such a model."""
+    if header.architecture in _RECURRENT:
+        return "recurrent"
+    if any(_layers_with_state(header)):
+        return "hybrid"
+    return "window" if any(_windowed_layers(header)) else "attention"
+
+
 def _layers_with_state(header: Header) -> list[bool]:
     layers = range(header.n_layers)
     if header.architecture in _RECURRENT | _HYBRID_THROUGHOUT:

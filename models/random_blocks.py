@@ -22,8 +22,11 @@ from .ggml_types import GgmlType
 
 Bytes = npt.NDArray[np.uint8]
 
-# Each is prime. The smallest above the vocabulary size of a shape keeps the smallest shape quick to write.
-_POOL_UNITS = (8_209, 65_537, 262_147)
+# `kvalues_iq4nl` of ggml-common.h.
+_IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+# Each is prime. The smallest above the vocabulary size of a shape keeps small shapes quick to write.
+_POOL_UNITS = (1_031, 8_209, 65_537, 262_147)
 
 # Types whose elements are not grouped are drawn in units of this many.
 _PLAIN_UNIT_ELEMENTS = 32
@@ -53,8 +56,12 @@ class BlockPool:
 def _random_blocks(tensor_type: GgmlType, n_elements: int, std: float, rng: np.random.Generator) -> Bytes:
     if tensor_type.name == "Q4_K":
         return _random_q4_k(n_elements // 256, std, rng)
+    if tensor_type.name == "Q5_K":
+        return _random_q5_k(n_elements // 256, std, rng)
     if tensor_type.name == "Q6_K":
         return _random_q6_k(n_elements // 256, std, rng)
+    if tensor_type.name == "IQ4_XS":
+        return _random_iq4_xs(n_elements // 256, std, rng)
     # One row per block, because the quantizer works on rows. 64-bit normals would take twice the memory.
     values = rng.standard_normal(n_elements, dtype=np.float32).reshape(-1, _PLAIN_UNIT_ELEMENTS)
     values *= np.float32(std)
@@ -69,15 +76,30 @@ def _random_q4_k(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes:
     128 bytes of 4-bit values; weight = d * scale * q - dmin * minimum. With minimum = scale and dmin = 7.5 d, a uniform
     q in 0..15 gives mean 0 and the standard deviation d * rms(scale) * sqrt((16^2 - 1) / 12).
     """
-    scales = rng.integers(32, 64, size=(n_blocks, 8), dtype=np.uint8)
-    d = std / (_rms(32, 63) * math.sqrt(255 / 12))
     blocks = np.empty((n_blocks, 144), dtype=np.uint8)
-    blocks[:, 0:4] = np.array([d, 7.5 * d], dtype="<f2").view(np.uint8)
-    low, high = scales[:, :4], scales[:, 4:]
-    blocks[:, 4:8] = blocks[:, 8:12] = low | (high >> 4 << 6)
-    blocks[:, 12:16] = (high & 15) | (high << 4)
+    blocks[:, :16] = _scales_and_minima(n_blocks, std, 16, rng)
     blocks[:, 16:] = rng.integers(0, 256, size=(n_blocks, 128), dtype=np.uint8)
     return blocks.reshape(-1)
+
+
+def _random_q5_k(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes:
+    """Q5_K super-blocks (block_q5_K): as Q4_K, with 32 bytes of fifth bits before the 4-bit values."""
+    blocks = np.empty((n_blocks, 176), dtype=np.uint8)
+    blocks[:, :16] = _scales_and_minima(n_blocks, std, 32, rng)
+    blocks[:, 16:] = rng.integers(0, 256, size=(n_blocks, 160), dtype=np.uint8)
+    return blocks.reshape(-1)
+
+
+def _scales_and_minima(n_blocks: int, std: float, n_values: int, rng: np.random.Generator) -> Bytes:
+    """The first 16 bytes of Q4_K and Q5_K blocks, for a uniform q below `n_values`."""
+    scales = rng.integers(32, 64, size=(n_blocks, 8), dtype=np.uint8)
+    d = std / (_rms(32, 63) * math.sqrt((n_values**2 - 1) / 12))
+    head = np.empty((n_blocks, 16), dtype=np.uint8)
+    head[:, 0:4] = np.array([d, (n_values - 1) / 2 * d], dtype="<f2").view(np.uint8)
+    low, high = scales[:, :4], scales[:, 4:]
+    head[:, 4:8] = head[:, 8:12] = low | (high >> 4 << 6)
+    head[:, 12:16] = (high & 15) | (high << 4)
+    return head
 
 
 def _random_q6_k(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes:
@@ -94,6 +116,24 @@ def _random_q6_k(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes:
     blocks[:, 192:208] = scales.view(np.uint8)
     d = std / (_rms(32, 63) * math.sqrt(4095 / 12))
     blocks[:, 208:210] = np.array([d], dtype="<f2").view(np.uint8)
+    return blocks.reshape(-1)
+
+
+def _random_iq4_xs(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes:
+    """IQ4_XS super-blocks, drawn as bytes for the same reason.
+
+    Layout (block_iq4_xs): fp16 d, 2 bytes with the high 2 bits of eight scales, 4 bytes with their low 4 bits, 128 bytes
+    of indices; weight = d * (scale - 32) * _IQ4_VALUES[index]. Scales of both signs make the mean 0.
+    """
+    scales = rng.integers(16, 32, size=(n_blocks, 8), dtype=np.uint8)
+    scales = np.where(rng.integers(0, 2, size=scales.shape, dtype=np.uint8) > 0, scales, 64 - scales).astype(np.uint16)
+    blocks = np.empty((n_blocks, 136), dtype=np.uint8)
+    d = std / (_rms(1, 16) * math.sqrt(sum(value**2 for value in _IQ4_VALUES) / len(_IQ4_VALUES)))
+    blocks[:, 0:2] = np.array([d], dtype="<f2").view(np.uint8)
+    high = (scales >> 4 << 2 * np.arange(8, dtype=np.uint16)).sum(axis=1, dtype=np.uint16)
+    blocks[:, 2:4] = high.astype("<u2").view(np.uint8).reshape(-1, 2)
+    blocks[:, 4:8] = (scales[:, 0::2] & 15) | (scales[:, 1::2] & 15) << 4
+    blocks[:, 8:] = rng.integers(0, 256, size=(n_blocks, 128), dtype=np.uint8)
     return blocks.reshape(-1)
 
 

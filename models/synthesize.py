@@ -22,10 +22,10 @@ from localrun.errors import BadRequest
 
 from .random_blocks import BlockPool
 from .shapes import SHAPES, Shape
-from .synthetic_tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, END_OF_TEXT, TURN_END, make_vocabulary
+from .synthetic_tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, END_OF_TEXT, TURN_END, Vocabulary, make_vocabulary
 from .tensor_plan import TYPES, TensorPlan, plan_tensors
 
-__all__ = ["SHAPES", "TYPES", "synthesize"]
+__all__ = ["SHAPES", "TYPES", "synthesize", "write_model"]
 
 _ALIGNMENT = 32
 
@@ -42,23 +42,32 @@ def synthesize(shape: str, type: str, out: Path, seed: int = 0) -> None:  # noqa
     plans = list(plan_tensors(SHAPES[shape], type))
     partial = out.with_name(out.name + ".part")
     try:
-        _write_header(partial, SHAPES[shape], type, plans)
-        with partial.open("ab") as file:
-            _pad(file)
-            _write_tensors(file, plans, seed)
-            file.flush()
+        write_model(partial, SHAPES[shape], plans, type, make_vocabulary(SHAPES[shape].n_vocab), seed)
+        with partial.open("rb+") as file:
             os.fsync(file.fileno())
         partial.replace(out)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def _write_header(path: Path, shape: Shape, file_type: str, plans: list[TensorPlan]) -> None:
-    vocabulary = make_vocabulary(shape.n_vocab)
+def write_model(
+    path: Path, shape: Shape, plans: list[TensorPlan], file_type: str, vocabulary: Vocabulary | None, seed: int
+) -> None:
+    """Write a file of these tensors. Without a vocabulary its tokens have numbers and no texts."""
+    _write_header(path, shape, plans, file_type, vocabulary)
+    with path.open("ab") as file:
+        _pad(file)
+        _write_tensors(file, plans, seed)
+
+
+def _write_header(
+    path: Path, shape: Shape, plans: list[TensorPlan], file_type: str, vocabulary: Vocabulary | None
+) -> None:
     writer = gguf.GGUFWriter(path, shape.architecture)
     writer.add_name(f"synthetic {shape.name} {file_type}")
     writer.add_description("random weights for tests and benchmarks")
-    writer.add_file_type(TYPES[file_type])
+    if file_type in TYPES:
+        writer.add_file_type(TYPES[file_type])
     writer.add_quantization_version(2)
     writer.add_context_length(shape.n_ctx_train)
     writer.add_embedding_length(shape.n_embd)
@@ -68,6 +77,20 @@ def _write_header(path: Path, shape: Shape, file_type: str, plans: list[TensorPl
     _add_recurrence(writer, shape)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.n_vocab)
+    if vocabulary is None:
+        writer.add_tokenizer_model("no_vocab")
+    else:
+        _add_tokenizer(writer, vocabulary)
+    for plan in plans:
+        number = gguf.GGMLQuantizationType(plan.type.number)
+        writer.add_tensor_info(plan.name, plan.shape[::-1], np.dtype(np.float32), plan.size_bytes, raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, vocabulary: Vocabulary) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(vocabulary.tokens)
@@ -79,13 +102,6 @@ def _write_header(path: Path, shape: Shape, file_type: str, plans: list[TensorPl
     writer.add_pad_token_id(CONTROL_TOKENS.index(END_OF_TEXT))
     writer.add_add_bos_token(False)
     writer.add_chat_template(CHAT_TEMPLATE)
-    for plan in plans:
-        number = gguf.GGMLQuantizationType(plan.type.number)
-        writer.add_tensor_info(plan.name, plan.shape[::-1], np.dtype(np.float32), plan.size_bytes, raw_dtype=number)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
 
 
 def _add_attention(writer: gguf.GGUFWriter, shape: Shape) -> None:

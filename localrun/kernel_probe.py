@@ -1,0 +1,199 @@
+"""Tries the native library's quick kernels on this processor and keeps what came of it.
+
+`python -m localrun.kernel_probe [--polite]`, started by the daemon in a quiet moment; the doctor calls `probe` itself.
+It writes small models of random weights to a temporary folder and has `localrun.engine.probe`, a process of its own,
+compute each of them with and without extra buffers. That process may die in any case; it is then started again behind
+it, so that one crash hides nothing.
+
+How far apart right kernels may be: both ways round activations to 8 bits, each in its own order, so that now and then
+one value falls on the other side of a step; kernels for other processors round whole rows instead of blocks. On AVX-512
+with interleaved rows most logits agreed to 3e-7 and the worst row to 1.6 % of its size, over 80 pairs of runs. Logits
+that have nothing to do with each other are 140 % apart, and one matrix of the smallest model computed as zeros 30 % at
+least. `TOLERANCE` lies between.
+
+Does not: load the library into its own process, or decide what a model may use (`kernels.Verdict`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from localrun import config, kernels
+from localrun.kernels import Fault, Verdict
+from localrun.models.probe_models import write_probe_models
+
+TOLERANCE = 0.1
+# The whole takes two seconds on two cores of 2024; a machine may be busy, and old.
+TIMEOUT_S = 120.0
+# What is split among threads is a way of its own to be wrong; more of them prove nothing more.
+N_THREADS = 2
+COMMAND = (sys.executable, "-P", "-m", "localrun.engine.probe")
+_POLITENESS = 19
+
+
+class ProbeFailed(Exception):
+    """The probe came to no result: nothing is known about the kernels. Says why."""
+
+
+class Said(msgspec.Struct, frozen=True):
+    """A line of `localrun.engine.probe`."""
+
+    case: int
+    path: str = ""
+    difference: float | None = None
+    buffers: tuple[str, ...] = ()
+    signal: int = 0
+    error: str = ""
+
+
+class Case(msgspec.Struct, frozen=True):
+    weight_type: str
+    memory: str
+    path: Path
+
+
+def probe(command: Sequence[str] = COMMAND, *, timeout_s: float = TIMEOUT_S) -> Verdict:
+    """Computes everything and judges. Raises ProbeFailed when the process can compute nothing, or takes too long."""
+    n_threads = min(N_THREADS, os.cpu_count() or 1)
+    with tempfile.TemporaryDirectory(prefix="localrun-probe-") as folder:
+        cases = [Case(*written) for written in write_probe_models(Path(folder))]
+        seen = _Seen(cases)
+        while not seen.is_done:
+            seen.run([*command, str(n_threads)], timeout_s)
+    return seen.verdict()
+
+
+class _Seen:
+    """What was found of each case until now."""
+
+    def __init__(self, cases: Sequence[Case]) -> None:
+        self._cases = cases
+        self._n_tried = 0
+        self._faults: dict[tuple[str, str], Fault] = {}
+        self._quick_types: dict[str, None] = {}
+        self._broken = ""
+
+    @property
+    def is_done(self) -> bool:
+        return self._n_tried == len(self._cases)
+
+    def verdict(self) -> Verdict:
+        return Verdict(
+            is_probed=True,
+            quick_types=tuple(self._quick_types),
+            faults=tuple(self._faults.values()),
+            broken=self._broken,
+        )
+
+    def run(self, command: Sequence[str], timeout_s: float) -> None:
+        """One process over the cases that are left, until its end. Raises ProbeFailed."""
+        first = self._n_tried
+        paths = "".join(f"{case.path}\n" for case in self._cases[first:])
+        try:
+            ended = subprocess.run(
+                command, input=paths, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise ProbeFailed(f"it took more than {timeout_s:g} s") from None
+        last = None
+        for line in ended.stdout.splitlines():
+            with contextlib.suppress(msgspec.DecodeError):
+                said = msgspec.json.decode(line, type=Said)
+                self._take(self._cases[first + said.case], said, last)
+                last = said
+        if last is None:
+            raise ProbeFailed(_last_line(ended.stderr) or _end_in_words(-ended.returncode))
+        is_open = last.difference is None and not last.signal and not last.error
+        if is_open:
+            self._died(self._cases[first + last.case], last.path, -ended.returncode)
+        self._n_tried = first + last.case + 1
+
+    def _take(self, case: Case, said: Said, before: Said | None) -> None:
+        for_quick = "quick" if before is None else before.path
+        if said.signal:
+            self._died(case, for_quick, said.signal)
+        elif said.error:
+            self._failed(case, for_quick, f"fail ({said.error})")
+        elif said.difference is not None:
+            if said.buffers:
+                self._quick_types[case.weight_type] = None
+            if not 0 <= said.difference <= TOLERANCE:
+                off = f"{said.difference:.0%} off" if said.difference >= 0 else "not numbers"
+                self._failed(case, "quick", f"compute wrong logits ({off})")
+
+    def _died(self, case: Case, path: str, signal_number: int) -> None:
+        self._failed(case, path, f"crash ({_end_in_words(signal_number)})")
+
+    def _failed(self, case: Case, path: str, how: str) -> None:
+        if path == "plain":
+            self._broken = self._broken or how
+        else:
+            self._quick_types[case.weight_type] = None
+            self._faults.setdefault((case.weight_type, case.memory), Fault(case.weight_type, case.memory, how))
+
+
+def probe_and_keep(verdicts: Path, command: Sequence[str] = COMMAND) -> Verdict:
+    """As `probe`; what engines told before stays. Raises ProbeFailed."""
+    pair = kernels.present_pair()
+    if pair is None:
+        raise ProbeFailed("there is no llama.cpp")
+    found = probe(command)
+    verdict = msgspec.structs.replace(found, crashes=kernels.read(verdicts, pair).crashes)
+    with contextlib.suppress(OSError):  # a disk that is full costs the next one a second probe
+        kernels.keep(verdicts, pair, verdict)
+    return verdict
+
+
+def _end_in_words(signal_number: int) -> str:
+    try:
+        return signal.Signals(signal_number).name
+    except ValueError:
+        return f"status {-signal_number}"
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def _step_back() -> None:
+    """Whoever answers somebody goes first. The probe's own child inherits it."""
+    process = psutil.Process()
+    with contextlib.suppress(OSError, psutil.Error):
+        process.nice(psutil.IDLE_PRIORITY_CLASS if sys.platform == "win32" else _POLITENESS)
+
+
+def _leave_with_parent() -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 1024):
+            pass
+    os._exit(1)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 0 when a verdict was kept, whatever it says. Ends with its parent, which holds stdin open."""
+    if "--polite" in argv:
+        _step_back()
+        threading.Thread(target=_leave_with_parent, daemon=True).start()
+    try:
+        verdict = probe_and_keep(kernels.folder(config.folders().cache))
+    except ProbeFailed as error:
+        print(f"the native library cannot be probed: {error}", file=sys.stderr)
+        return 1
+    print(msgspec.json.encode(verdict).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
