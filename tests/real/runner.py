@@ -1,0 +1,105 @@
+"""An engine on a real model, asked for greedy answers: in one process, as `engine/process.py` puts it together.
+
+After every step the engine's books are checked against each other. Does not: judge the answers (`verdict.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from localrun.engine.engine import Engine, Limits
+from localrun.engine.kv_disk_open import open_disk
+from localrun.engine.kv_fingerprint import library_build
+from localrun.engine.llama import LlamaBackend
+from localrun.engine.llama_native import library_folder
+from localrun.wire import Delta, Finish, Open, Sampling, Submit, Usage
+
+GREEDY = Sampling(temperature=0)
+RAM_CACHE_BYTES = 1 << 29
+
+
+class Runner:
+    """`usages` by request, in the order of asking. With `kv_folder` prefixes are kept there on disk."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        n_threads: int,
+        n_cells: int = 8192,
+        n_slots: int = 8,
+        split: bool = True,
+        kv_type: str = "f16",
+        kv_folder: Path | None = None,
+        ram_cache_bytes: int = RAM_CACHE_BYTES,
+    ) -> None:
+        opened = Open(
+            model_path=str(path), n_slots=n_slots, n_kv_cells=n_cells, n_batch=512, n_threads=n_threads,
+            n_gpu_layers=0, kv_type=kv_type, target_itl_s=0.14, ram_cache_bytes=ram_cache_bytes, max_queue=256,
+            model=path.stem, disk_cache_bytes=(1 << 32) if kv_folder else 0, kv_folder=str(kv_folder or ""),
+        )  # fmt: skip
+        self.backend = LlamaBackend(
+            opened.model_path, n_cells=n_cells, n_seqs=n_slots, n_spare_seqs=64, n_batch=512, n_threads=n_threads,
+            n_gpu_layers=0, kv_type=kv_type, may_split=split,
+        )  # fmt: skip
+        disk = open_disk(opened, self.backend, lambda: library_build("llama-cpp-python", library_folder()))
+        assert (disk is not None) == (kv_folder is not None)
+        limits = Limits(n_slots, opened.max_queue, opened.target_itl_s, ram_cache_bytes)
+        self.engine = Engine(self.backend, limits, time.monotonic, disk)
+        self.usages: dict[int, Usage] = {}
+        self._n_asked = 0
+
+    def ask(self, *prompts: list[int], n_tokens: int = 48) -> list[list[int]]:
+        """What follows each prompt; they are submitted at once."""
+        return [
+            [token for delta in deltas for token in delta.tokens] for deltas in self._ask(prompts, n_tokens, GREEDY)
+        ]
+
+    def ask_one_by_one(self, prompts: list[list[int]], *, n_tokens: int = 48) -> list[list[int]]:
+        """Each prompt when the one before has ended, and what is kept of it was put away."""
+        return [self.ask(prompt, n_tokens=n_tokens)[0] for prompt in prompts]
+
+    def logprob(self, prompt: list[int], token: int) -> float:
+        """The log-probability of one token after a prompt: the request's only choice is that token."""
+        forced = Sampling(temperature=0, logit_bias=((token, 1e6),))
+        (deltas,) = self._ask((prompt,), 1, forced)
+        (chosen,) = [logprob for delta in deltas for logprob in delta.logprobs or ()]
+        assert chosen.token == token
+        return chosen.logprob
+
+    def forget(self) -> None:
+        """Nothing that was computed before is used again."""
+        self.engine.clear_cache(ram=True, disk=True)
+
+    @property
+    def n_cached(self) -> list[int]:
+        """The cached tokens of each request so far."""
+        return [self.usages[request].n_cached for request in sorted(self.usages)]
+
+    def close(self) -> None:
+        """As at the end of a process: what was computed is written to disk."""
+        self.engine.close()
+        self.engine.pool.store.flush(60.0, time.monotonic)
+        self.backend.close()
+
+    def _ask(self, prompts: tuple[list[int], ...], n_tokens: int, sampling: Sampling) -> list[list[Delta]]:
+        first, self._n_asked = self._n_asked, self._n_asked + len(prompts)
+        found: dict[int, list[Delta]] = {}
+        for request, prompt in enumerate(prompts, first):
+            found[request] = []
+            submit = Submit(
+                id=request, sampling=sampling, n_predict=n_tokens, ignore_eos=sampling is GREEDY,
+                logprobs=sampling is not GREEDY,
+            )  # fmt: skip
+            self.engine.submit(submit, list(prompt))
+        while not self.engine.is_idle:
+            step = self.engine.step()
+            self.engine.pool.check_integrity()
+            for delta in step.deltas if step else ():
+                found[delta.id].append(delta)
+                if delta.finish is not None:
+                    assert delta.finish is Finish.LENGTH, delta.error_message
+                    assert delta.usage is not None
+                    self.usages[delta.id] = delta.usage
+        return list(found.values())

@@ -1,0 +1,125 @@
+"""Greedy answers of real models are those of plain llama.cpp, wherever the prompt's state comes from.
+
+What differs must be rounding, by `verdict.py`, and rare. Every verdict is printed at the end of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.real.conftest import N_TOKENS, RealModel
+from tests.real.prompts import fixed_text, opening, turn
+from tests.real.verdict import LIKE_THE_ENGINE, judge
+
+Say = Callable[[str], None]
+# What is kept of a prompt has at least so many tokens, and a request waits for nothing shorter.
+KEPT_TOKENS = 32
+
+
+def test_cold_cached_and_after_a_restart(model: RealModel, tmp_path: Path, say: Say) -> None:
+    first = model.run(kv_folder=tmp_path)
+    cold = model.judge("cold and shared beginnings", first.ask_one_by_one(model.prompts, n_tokens=N_TOKENS))
+    n_shared = sum(cached >= KEPT_TOKENS for cached in first.n_cached)
+    cached = model.judge("the same prompts again", first.ask_one_by_one(model.prompts, n_tokens=N_TOKENS))
+    first.close()
+    second = model.run(kv_folder=tmp_path)
+    restarted = model.judge("after a restart", second.ask_one_by_one(model.prompts, n_tokens=N_TOKENS))
+    second.close()
+    for verdict in (cold, cached, restarted):
+        say(str(verdict))
+    again, from_disk = first.n_cached[len(model.prompts) :], second.n_cached
+    say(f"{model.name}, prompts that began with cached tokens: {n_shared} at first, then {sum(map(bool, again))}, "
+        f"{sum(map(bool, from_disk))} after the restart, of {len(model.prompts)}")  # fmt: skip
+    assert n_shared >= 2
+    for prompt, in_memory, on_disk in zip(model.prompts, again, from_disk, strict=True):
+        if len(prompt) > 2 * KEPT_TOKENS:
+            assert in_memory >= len(prompt) - KEPT_TOKENS
+            assert on_disk >= len(prompt) - KEPT_TOKENS
+    assert all(verdict.is_sound for verdict in (cold, cached, restarted))
+
+
+def test_in_one_pool(model: RealModel, say: Say) -> None:
+    if model.is_window:
+        pytest.skip("a sliding window is never split")
+    runner = model.run(split=False)
+    verdicts = [
+        model.judge(f"one pool, {when}", runner.ask_one_by_one(model.prompts, n_tokens=N_TOKENS))
+        for when in ("cold and shared beginnings", "the same prompts again")
+    ]
+    runner.close()
+    for verdict in verdicts:
+        say(str(verdict))
+        assert verdict.is_sound
+
+
+def test_with_a_q8_0_cache(model: RealModel, say: Say) -> None:
+    plain = model.open_plain("q8_0")
+    expected = [plain.greedy(prompt, N_TOKENS, LIKE_THE_ENGINE) for prompt in model.prompts]
+    runner = model.run(kv_type="q8_0")
+    verdicts = [
+        judge(f"{model.name}, q8_0 {when}", plain, model.prompts,
+              runner.ask_one_by_one(model.prompts, n_tokens=N_TOKENS), expected)
+        for when in ("cold and shared beginnings", "the same prompts again")
+    ]  # fmt: skip
+    runner.close()
+    plain.close()
+    for verdict in verdicts:
+        say(str(verdict))
+        assert verdict.is_sound
+
+
+def test_eight_at_once(model: RealModel, say: Say) -> None:
+    """Rows of eight streams are computed together, in other shapes than one alone."""
+    runner = model.run()
+    verdict = model.judge("eight at once", runner.ask(*model.prompts, n_tokens=N_TOKENS))
+    runner.close()
+    say(str(verdict))
+    assert verdict.is_sound
+
+
+def test_after_preemption(model: RealModel, say: Say) -> None:
+    """The pool holds five of the eight that want to run, so some are set aside and come back."""
+    short = [at for at, prompt in enumerate(model.prompts) if len(prompt) < 60]
+    prompts, expected = [model.prompts[at] for at in short], [model.expected[at] for at in short]
+    runner = model.run(split=False, n_cells=5 * 80)
+    answers = runner.ask(*prompts, n_tokens=N_TOKENS)
+    n_preempted = runner.engine.totals.preemptions
+    runner.close()
+    verdict = judge(f"{model.name}, {n_preempted} preemptions", model.plain, prompts, answers, expected)
+    say(str(verdict))
+    assert n_preempted > 0
+    assert verdict.is_sound
+
+
+def test_a_conversation_that_grows_over_the_window(model: RealModel, say: Say) -> None:
+    """Seven turns of some 200 tokens. Each goes on from the state that the one before left, and Gemma's window of 512
+    has moved on by then."""
+    runner = model.run()
+    words, history = fixed_text().split(), model.plain.tokenize("")
+    prompts, answers, expected = [], [], []
+    for at in range(7):
+        said = " ".join(words[150 * at : 150 * (at + 1)]) + "\nWhat is this about?"
+        text = turn(model.name, "user", said) + opening(model.name)
+        prompt = history + _without_bos(model, text)
+        (answer,) = runner.ask(prompt, n_tokens=N_TOKENS)
+        prompts.append(prompt)
+        answers.append(answer)
+        expected.append(model.plain.greedy(prompt, N_TOKENS, LIKE_THE_ENGINE))
+        history = prompt + answer + _without_bos(model, "<end_of_turn>\n" if model.is_window else "<|im_end|>\n")
+    n_cached = runner.n_cached
+    runner.close()
+    verdict = judge(
+        f"{model.name}, a conversation of {len(prompts[-1])} tokens", model.plain, prompts, answers, expected
+    )
+    say(str(verdict))
+    for before, prompt, cached in zip(prompts, prompts[1:], n_cached[1:], strict=True):
+        assert len(before) <= cached < len(prompt), "a turn did not go on from the one before"
+    assert verdict.is_sound
+
+
+def _without_bos(model: RealModel, text: str) -> list[int]:
+    bos = model.plain.tokenize("")
+    return model.plain.tokenize(text)[len(bos) :]
