@@ -110,7 +110,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     """First frame: load this model. Answered by `Ready` or `OpenFailed`.
 
     `n_gpu_layers` -1 means as many as fit, by `n_layers`, `weights_bytes` and `kv_bytes` of the file's header.
-    `kv_type` is a GGML type name (f16, q8_0). `n_threads` 0 means one per physical core. `model` is its name.
+    `kv_type` is a GGML type name (f16, q8_0). `n_threads` 0 means as many as were measured to be good, which
+    is kept in `threads_file`, or one for each fast core. `model` is its name.
     `disk_cache_bytes` is for what all models keep in `kv_folder` together; without a folder nothing is kept on disk.
     `adapters` are paths of LoRA files that are in effect for every request.
     With `pooling` the engine takes `Embed` and nothing generates; without, it takes `Submit`.
@@ -135,6 +136,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     kv_folder: str = ""
     pooling: Pooling | None = None
     adapters: tuple[str, ...] = ()
+    threads_file: str = ""
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):

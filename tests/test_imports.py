@@ -16,21 +16,24 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = {"localrun": ROOT / "localrun", "localrun.models": ROOT / "models", "localrun.tui": ROOT / "tui"}
 
 # Nothing of ours, whoever imports them.
-LEAVES = ("localrun.config", "localrun.errors", "localrun.kv_folders", "localrun.snapshot", "localrun.wire")
-CONFIG, ERRORS, KV_FOLDERS, SNAPSHOT, WIRE = LEAVES
+LEAVES = (
+    *("localrun.config", "localrun.errors", "localrun.kv_folders", "localrun.processors", "localrun.snapshot"),
+    *("localrun.thread_choice", "localrun.wire"),
+)
+CONFIG, ERRORS, KV_FOLDERS, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE = LEAVES
 FRAMING = "localrun.framing"
 CLIENT = ("localrun.client", "localrun.client_connection", "localrun.client_pieces")
 
 # A package may import itself and these; a name stands for everything below it.
 ALLOWED = {
-    "localrun.engine": (CONFIG, ERRORS, FRAMING, KV_FOLDERS, WIRE),
-    "localrun.server": (CONFIG, ERRORS, FRAMING, KV_FOLDERS, SNAPSHOT, WIRE, "localrun.models"),
+    "localrun.engine": (CONFIG, ERRORS, FRAMING, KV_FOLDERS, PROCESSORS, THREAD_CHOICE, WIRE),
+    "localrun.server": (CONFIG, ERRORS, FRAMING, KV_FOLDERS, SNAPSHOT, THREAD_CHOICE, WIRE, "localrun.models"),
     "localrun.models": (CONFIG, ERRORS),
     "localrun.tui": (*CLIENT, CONFIG, ERRORS, SNAPSHOT),
-    "localrun.cli": (*CLIENT, CONFIG, ERRORS, KV_FOLDERS, SNAPSHOT),
-    "localrun.bench": (*CLIENT, CONFIG, ERRORS, SNAPSHOT, "localrun.models"),
+    "localrun.cli": (*CLIENT, CONFIG, ERRORS, KV_FOLDERS, PROCESSORS, SNAPSHOT, THREAD_CHOICE),
+    "localrun.bench": (*CLIENT, CONFIG, ERRORS, PROCESSORS, SNAPSHOT, THREAD_CHOICE, "localrun.models"),
     "localrun.service": (CONFIG, ERRORS),
-    "localrun.doctor": (CONFIG, ERRORS, KV_FOLDERS, "localrun.models"),
+    "localrun.doctor": (CONFIG, ERRORS, KV_FOLDERS, PROCESSORS, THREAD_CHOICE, "localrun.models"),
     "localrun.framing": (WIRE,),
     "localrun.client": (*CLIENT, *LEAVES),
     "localrun.client_connection": (*CLIENT, *LEAVES),
@@ -56,7 +59,7 @@ NOT_PURE = {
     *("engine", "process", "serving", "devices", "gpu_report", "build_report", "fake", "bare_loop", "__init__"),
     *("llama", "llama_context", "llama_model", "llama_native", "llama_sampler", "llama_staging", "llama_vocabulary"),
     *("background", "kv_disk", "kv_disk_files", "kv_disk_open", "outbox"),
-    *("llama_adapters", "quantize"),
+    *("llama_adapters", "quantize", "thread_rates"),
     *("gbnf", "grammar_compiler", "grammar_library", "grammar_queue", "grammar_source"),
 }
 IMPURE = {"asyncio", "ctypes", "multiprocessing", "selectors", "signal", "socket", "subprocess", "threading", "time"}
@@ -173,7 +176,8 @@ def test_only_the_modules_for_grammars_import_llguidance():
 
 def test_only_the_entry_points_open_the_real_backend():
     users = {found.importer for found in imports() if found.name == "localrun.engine.llama"}
-    assert users == {f"localrun.engine.{name}" for name in ("process", "bare_loop", "build_report", "gpu_report")}
+    entries = ("process", "bare_loop", "build_report", "gpu_report", "thread_rates")
+    assert users == {f"localrun.engine.{name}" for name in entries}
 
 
 def test_pure_engine_modules_have_no_clock_no_thread_and_no_native_code():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import psutil
 
 
 class ServerFlags(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,8 +15,3 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True):
     kv_cells: int
     threads: int
     latency: str
-
-
-def physical_cores() -> int:
-    """What both sides are best run with; logical cores where the system does not tell."""
-    return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1

@@ -29,7 +29,7 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 class _BenchCommand(click.Command):
-    """Its words are workloads, except `peer` as the first, which is a command of its own."""
+    """Its words are workloads, except `peer` and `tune` as the first, which are commands of their own."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -38,6 +38,10 @@ class _BenchCommand(click.Command):
             from localrun.cli.bench_peer import command as peer
 
             return peer.make_context(f"{info_name} peer", args[1:], parent=parent, **extra)
+        if args[:1] == ["tune"]:
+            from localrun.cli.bench_tune import command as tune
+
+            return tune.make_context(f"{info_name} tune", args[1:], parent=parent, **extra)
         return super().make_context(info_name, args, parent=parent, **extra)
 
 
@@ -90,7 +94,8 @@ def command(
     fairness   one client keeps the server full, another asks for little
     overload   many requests at once, then twice the rate that fits
 
-    `localrun bench peer` runs them against localrun and llama-server in turn.
+    `localrun bench peer` runs them against localrun and llama-server in turn; `localrun bench tune` finds out how many
+    threads are best.
     """
     from localrun.bench.decode_curve import decode_curves
     from localrun.bench.table import table
@@ -158,7 +163,7 @@ def _limit(session: Session, settings: Settings, reporting: Reporting) -> Roofli
     given."""
     from localrun.bench.discover import holds_of
     from localrun.bench.roofline import roofline
-    from localrun.bench.server_flags import physical_cores
+    from localrun.processors import usable
 
     target = session.target
     path = Path(target.model)
@@ -169,7 +174,7 @@ def _limit(session: Session, settings: Settings, reporting: Reporting) -> Roofli
         if holds is None or not holds.backend.endswith("CPU"):
             return None
         _say("measuring the memory bandwidth")
-    return roofline(path, settings.threads or physical_cores(), reporting.bandwidth_bytes_per_s)
+    return roofline(path, settings.threads or usable().usual_threads, reporting.bandwidth_bytes_per_s)
 
 
 def _keep(results: list[RunResult], result: RunResult) -> None:

@@ -41,7 +41,7 @@ def _latency(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.option("--slots", type=click.IntRange(1, 256), default=8, show_default=True, help="Slots of both servers.")
 @click.option("--kv-cells", type=click.IntRange(min=256), default=32768, show_default=True,
               help="KV cells of both servers.")  # fmt: skip
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of both servers. Default: the physical cores.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of both servers. Default: the fast cores.")
 @click.option("--latency", callback=_latency, default="balanced", show_default=True, metavar="MODE",
               help="Latency mode of localrun.")  # fmt: skip
 @click.option("--streams", type=NumberList(), default=(), help="decode: numbers of streams. Default: rising.")
@@ -72,11 +72,12 @@ def command(
     from localrun.bench.peer_build import build_folder, build_llama_server
     from localrun.bench.results import Options
     from localrun.bench.roofline import roofline
-    from localrun.bench.server_flags import ServerFlags, physical_cores
+    from localrun.bench.server_flags import ServerFlags
     from localrun.bench.session import random_seed
     from localrun.bench.workloads import WORKLOADS
     from localrun.bench.workloads.workload import INTERRUPTED
     from localrun.models.synthesize import synthesize
+    from localrun.processors import usable
 
     unknown = [name for name in workloads if name not in WORKLOADS]
     if unknown:
@@ -85,7 +86,7 @@ def command(
     # Servers must be ended on the way out, which the default action would not do.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     binary = (binary or build_llama_server(build_folder(), _progress)).absolute()
-    n_threads = threads or physical_cores()
+    n_threads = threads or usable().usual_threads
     with tempfile.TemporaryDirectory(prefix="localrun-bench-") as folder:
         path = model or Path(folder, "135m-q4_0.gguf")
         if model is None:

@@ -13,7 +13,7 @@ import time
 import msgspec
 
 from localrun.engine.llama import LlamaBackend
-from localrun.engine.process import physical_cores
+from localrun.processors import usable
 from localrun.wire import Sampling
 
 
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
         n_cells=args.kv_cells,
         n_seqs=args.streams,
         n_batch=512,
-        n_threads=args.threads or physical_cores(),
+        n_threads=args.threads or usable().usual_threads,
         n_gpu_layers=args.gpu_layers,
         kv_type="f16",
     )

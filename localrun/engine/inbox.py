@@ -28,10 +28,11 @@ class Inbox(Generic[E]):
         self.exit_code = self.exit_code or exit_code
         self._items.put(None)
 
-    def drain(self, engine: E, *, wait: bool) -> bool:
-        """Run everything that waits; first sleep until there is something if `wait`. False when it is time to go."""
+    def drain(self, engine: E, *, wait: bool, timeout_s: float | None = None) -> bool:
+        """Run everything that waits; first sleep until there is something, or for so long, if `wait`. False when it is
+        time to go."""
         try:
-            while (item := self._items.get(block=wait)) is not None:
+            while (item := self._items.get(wait, timeout_s)) is not None:
                 item(engine)
                 wait = False
         except queue.Empty:

@@ -15,11 +15,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import BinaryIO
 
-import psutil
-
-from localrun import framing, wire
+from localrun import framing, processors, thread_choice, wire
 from localrun.engine import devices, prompt, serving
 from localrun.engine.backend import Backend
 from localrun.engine.embedding.embedder import Embedder
@@ -29,7 +28,9 @@ from localrun.engine.kv_disk_open import open_disk
 from localrun.engine.kv_fingerprint import library_build
 from localrun.engine.outbox import Outbox
 from localrun.engine.serving import BROKEN_PIPE
+from localrun.engine.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial, plan_threads
 from localrun.errors import EngineFailed, LocalrunError
+from localrun.thread_choice import Threads
 
 log = logging.getLogger("localrun.engine")
 
@@ -68,15 +69,17 @@ def main(argv: list[str]) -> int:
     started_at_s = time.monotonic()
     limits = Limits(first.n_slots, first.max_queue, first.target_itl_s, first.ram_cache_bytes)
     try:
-        backend = _fake_backend(first) if "--fake" in argv else _llama_backend(first)
+        backend, trial = (_fake_backend(first), None) if "--fake" in argv else _llama_backend(first)
         disk = open_disk(first, backend, _fake_build if "--fake" in argv else _llama_build)
         engine = Engine(backend, limits, time.monotonic, disk)
     except Exception as error:
         return serving.refuse(frames_out, error)
     serving.send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))
     exit_code = serving.serve(
-        engine, frames_in, frames_out, lambda message, inbox, outbox: _take(message, backend, inbox, outbox)
+        engine, frames_in, frames_out, lambda message, inbox, outbox: _take(message, backend, inbox, outbox), trial
     )
+    if trial is not None:
+        trial.close()
     if exit_code == 0:
         engine.close()
     engine.pool.store.flush(FLUSH_TIMEOUT_S, time.monotonic)
@@ -164,20 +167,41 @@ def _fake_backend(opened: wire.Open) -> Backend:
     return FakeBackend(n_cells=opened.n_kv_cells, n_seqs=n_seqs, n_batch=_n_rows(opened))
 
 
-def _llama_backend(opened: wire.Open) -> Backend:
+def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
+    """The backend, and what finds out how many threads are good for it if nobody knows."""
     # Imported late: loading the native library takes a while and the fake must run without it.
     from localrun.engine import llama
 
-    return llama.LlamaBackend(
+    plan = plan_threads(opened, processors.usable(), _llama_build)
+    backend = llama.LlamaBackend(
         opened.model_path,
         n_cells=opened.n_kv_cells,
         n_seqs=opened.n_slots,
         n_spare_seqs=_n_spare_sequences(opened),
         n_batch=_n_rows(opened),
-        n_threads=opened.n_threads or physical_cores(),
+        n_threads=plan.start.most,
         n_gpu_layers=_gpu_layers(opened, llama.gpu_free_bytes()),
         kv_type=opened.kv_type,
         adapters=opened.adapters,
+    )
+    backend.set_threads(plan.start)
+    if plan.kept is None or backend.n_gpu_layers:
+        return backend, None
+    entry, path = plan.kept, Path(opened.threads_file)
+
+    def use(threads: Threads) -> None:
+        log.info("measured: %d threads are good for streams, %d for prompts", threads.decode, threads.prompt)
+        backend.set_threads(threads)
+        try:
+            thread_choice.keep(path, entry(threads, time.time()))
+        except OSError as error:
+            log.warning("what was measured cannot be kept: %s", error)
+
+    return backend, ThreadTrial(
+        plan.candidates,
+        lambda: backend.measured_context(max(plan.candidates), n_cells=N_CELLS, n_seqs=N_SEQS, n_batch=N_BATCH),
+        use,
+        time.perf_counter,
     )
 
 
@@ -198,7 +222,7 @@ def _llama_embedder(opened: wire.Open) -> Embedder:
         pooling=opened.pooling,
         n_ctx=opened.n_kv_cells,
         n_rows=opened.n_batch,
-        n_threads=opened.n_threads or physical_cores(),
+        n_threads=plan_threads(opened, processors.usable(), _llama_build).start.prompt,
         n_gpu_layers=_gpu_layers(opened, llama.gpu_free_bytes()),
         kv_type=opened.kv_type,
     )
@@ -226,12 +250,6 @@ def _gpu_layers(opened: wire.Open, free_bytes: int | None) -> int:
         kv_bytes=opened.kv_bytes,
         free_bytes=free_bytes,
     )
-
-
-def physical_cores() -> int:
-    """Physical cores that this process may use: a second thread on one core only waits for the first."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
 
 
 def _ready(backend: Backend, opened: wire.Open, load_s: float) -> wire.Ready:

@@ -19,6 +19,7 @@ import threading
 from typing import TextIO
 
 from localrun.engine.llama_native import last_problem, log_callback, native
+from localrun.processors import usable
 
 NICENESS = 10
 # The quantizer's own words for a tensor: "[  12/ 291]  blk.1.ffn_up.weight - [ 576, 1536, 1, 1], ...".
@@ -44,7 +45,7 @@ def main(argv: list[str], lines: TextIO) -> int:
     native.llama_backend_init()
     params = native.llama_model_quantize_default_params()
     params.ftype = int(file_type)
-    params.nthread = int(n_threads)
+    params.nthread = int(n_threads) or usable().most_threads
     if native.llama_model_quantize(os.fsencode(source), os.fsencode(target), params) != 0:
         _say(lines, error=last_problem())
         return 1

@@ -41,6 +41,9 @@ class Steps(Protocol):
 
 E = TypeVar("E", bound=Steps)
 Take = Callable[[wire.ToEngine, Inbox[E], Outbox], None]
+# Told after every step whether the engine is idle, it may do something short. Returns how long to wait for a message
+# until the next call, None for as long as it takes.
+SpareTime = Callable[[bool], float | None]
 
 
 def send(frames_out: BinaryIO, message: object) -> None:
@@ -59,16 +62,21 @@ def refuse(frames_out: BinaryIO, error: Exception) -> int:
     return FAILED
 
 
-def serve(engine: E, frames_in: BinaryIO, frames_out: BinaryIO, take: Take[E]) -> int:
+def serve(
+    engine: E, frames_in: BinaryIO, frames_out: BinaryIO, take: Take[E], spare_time: SpareTime | None = None
+) -> int:
     """Runs until the end; `take` is called in the reader's thread. Returns the exit code."""
     inbox: Inbox[E] = Inbox()
     outbox = Outbox(frames_out.fileno(), lambda error: _leave(inbox, error))
     signal.signal(signal.SIGTERM, lambda *_: inbox.leave(0))
     threading.Thread(target=_read, args=(frames_in, inbox, outbox, take), name="reader", daemon=True).start()
-    while inbox.drain(engine, wait=engine.is_idle):
+    is_idle, pause_s = engine.is_idle, None
+    while inbox.drain(engine, wait=is_idle, timeout_s=pause_s):
         step = engine.step()
         if step is not None:
             outbox.put(step)
+        is_idle = engine.is_idle
+        pause_s = spare_time(is_idle) if spare_time is not None else None
     return inbox.exit_code
 
 

@@ -49,7 +49,7 @@ class _Said(msgspec.Struct):
 
 
 class Quantizer:
-    """`n_threads` 0 is one per core."""
+    """`n_threads` 0 is one for each processor that may be used."""
 
     def __init__(self, store: Store, *, n_threads: int) -> None:
         self._store = store

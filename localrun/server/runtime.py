@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import os
 
-from localrun import kv_folders
+from localrun import kv_folders, thread_choice
 from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import Unavailable
 from localrun.models.store import Store
@@ -61,6 +61,7 @@ class Runtime:
             on_loaded=self.telemetry.engine_loaded,
             on_ended=self.telemetry.engine_ended,
             kv_folder=kv_folder,
+            threads_file=folders().cache / thread_choice.FILE_NAME,
         )
         self.cache = Cache(settings, self.store, residents=self.supervisor.residents, folder=kv_folder)
         self.pulls = Pulls(

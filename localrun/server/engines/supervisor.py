@@ -43,7 +43,7 @@ LinkSeen = Callable[[EngineLink], None]
 
 class Supervisor:
     """See the module. `on_step` sees every step of every engine, `on_loaded` and `on_ended` their coming and going.
-    Without `kv_folder` nothing is kept on disk."""
+    Without `kv_folder` no state is kept on disk, and without `threads_file` engines try no numbers of threads."""
 
     def __init__(
         self,
@@ -56,11 +56,13 @@ class Supervisor:
         on_ended: LinkSeen,
         available_bytes: Callable[[], int] = machine.available_bytes,
         kv_folder: Path | None = None,
+        threads_file: Path | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
         self._command = command or engine_command(fake=False)
         self._kv_folder = kv_folder
+        self._threads_file = threads_file
         self._on_step = on_step
         self._on_loaded = on_loaded
         self._on_ended = on_ended
@@ -256,6 +258,7 @@ class Supervisor:
             kv_folder=str(self._kv_folder) if self._kv_folder is not None else "",
             pooling=resident.pooling,
             adapters=tuple(str(path) for path in resident.model.adapters),
+            threads_file=str(self._threads_file or ""),
         )
 
     # --- ending --------------------------------------------------------------------------------------------------

@@ -1,0 +1,117 @@
+"""What `localrun bench tune` measures: a model with each number of threads that may suit it, and which is best.
+
+The measuring is an engine's (`localrun.engine.thread_rates`, a process of its own), the rule the one that engines use
+(`localrun.thread_choice`). Does not: print, or keep anything unless told to.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from localrun import thread_choice
+from localrun.config import Settings, model_dirs, models_folder
+from localrun.errors import EngineFailed
+from localrun.models.model import Model
+from localrun.models.store import Store
+from localrun.processors import Processors
+from localrun.thread_choice import Kept, Shape, Threads
+
+STREAMS = (1, 4, 8)
+# Parts of the usual number that are tried besides what an engine tries by itself.
+PARTS = (1, 2, 4, 8)
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the engine's side. `seconds` is of one step, which has `rows` rows for each of `streams` streams."""
+
+    threads: int
+    streams: int
+    rows: int
+    seconds: float
+
+
+class Tuning(msgspec.Struct, frozen=True, kw_only=True):
+    """What came out. `build` names the library that was measured."""
+
+    model: str
+    shape: Shape
+    processors: Processors
+    build: str
+    measured: list[Measured]
+    best: Threads
+
+    def tokens_per_s(self, n_threads: int, streams: int, *, is_prompt: bool = False) -> float:
+        """The median over the rounds, of all streams together."""
+        rows = [m for m in self.measured if (m.threads, m.streams, m.rows > 1) == (n_threads, streams, is_prompt)]
+        return streams * rows[0].rows / statistics.median(m.seconds for m in rows)
+
+    def keep(self, path: Path, now_s: float) -> None:
+        """For engines that open a model of this shape from now on. Raises OSError."""
+        tried = tuple(sorted({m.threads for m in self.measured}))
+        thread_choice.keep(
+            path,
+            Kept(
+                processors=self.processors.identity, build=self.build, shape=self.shape, threads=self.best,
+                model=self.model, n_tried=tried, at_s=now_s,
+            ),
+        )  # fmt: skip
+
+
+class _Build(msgspec.Struct):
+    build: str
+
+
+def find_model(name: str, settings: Settings) -> Model:
+    """By name or path. Raises ModelNotFound, BadRequest or BadModelFile."""
+    return Store(models_folder(settings), model_dirs=model_dirs(settings)).resolve(name)
+
+
+def counts_to_try(processors: Processors) -> list[int]:
+    """What an engine would try, and some smaller numbers."""
+    usual = processors.usual_threads
+    return sorted({each.n_threads for each in processors.candidates()} | {max(1, usual // part) for part in PARTS})
+
+
+def tune(
+    model: Model, processors: Processors, counts: Sequence[int], *, rounds: int,
+    on_measured: Callable[[Measured], None],
+) -> Tuning:  # fmt: skip
+    """Runs the engine's side to its end. Raises EngineFailed when that does not go well."""
+    command = [sys.executable, "-P", "-m", "localrun.engine.thread_rates", str(model.path), "--rounds", str(rounds)]
+    command += ["--streams", *map(str, STREAMS), "--threads", *map(str, counts)]
+    measured: list[Measured] = []
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        try:
+            first = child.stdout.readline()
+            for line in child.stdout:
+                measured.append(msgspec.json.decode(line, type=Measured))
+                on_measured(measured[-1])
+        except BaseException:
+            child.terminate()
+            raise
+    if child.returncode != 0 or not measured:
+        raise EngineFailed(f"{model.name} cannot be measured: its process ended with status {child.returncode}")
+    return Tuning(
+        model=model.name,
+        shape=Shape(model.header.n_layers, model.header.weights_bytes),
+        processors=processors,
+        build=msgspec.json.decode(first, type=_Build).build,
+        measured=measured,
+        best=Threads(decode=thread_choice.best(_samples(measured, is_prompt=False)),
+                     prompt=thread_choice.best(_samples(measured, is_prompt=True))),
+    )  # fmt: skip
+
+
+def _samples(measured: Sequence[Measured], *, is_prompt: bool) -> Mapping[int, Mapping[int, Sequence[float]]]:
+    samples: dict[int, dict[int, list[float]]] = {}
+    for each in measured:
+        if (each.rows > 1) == is_prompt:
+            samples.setdefault(each.threads, {}).setdefault(each.streams, []).append(each.seconds)
+    return samples
