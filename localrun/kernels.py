@@ -136,7 +136,9 @@ def present_pair(library: Path | None = None) -> Pair | None:
     if found is None:
         return None
     try:
-        files = [f"{file.name} {(status := file.stat()).st_size} {status.st_mtime_ns}" for file in sorted(found.iterdir())]
+        files = [
+            f"{file.name} {(status := file.stat()).st_size} {status.st_mtime_ns}" for file in sorted(found.iterdir())
+        ]
     except OSError:
         return None
     return Pair(_digest(files), processor())

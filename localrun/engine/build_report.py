@@ -13,17 +13,20 @@ from typing import Any
 
 
 def main() -> None:
-    """One object: `version` of the bindings, `ggml`, `library`, `backends`, `gpu_offload`, `cpu_features`, and
-    `devices` as lists of `[name, free_bytes, is_shared, total_bytes]`."""
+    """One object: `version` of the bindings, `ggml`, `library`, `backends`, `modules` (files of backends that were
+    opened for this processor) and `skipped` ones with the reason, `gpu_offload`, `cpu_features`, and `devices` as lists
+    of `[name, free_bytes, is_shared, total_bytes]`."""
     from localrun.engine import llama
-    from localrun.engine.llama_native import library_folder, native
+    from localrun.engine.llama_native import ggml, library_folder, loaded_modules, native, skipped_modules
 
     devices = llama.gpus()
     report: dict[str, Any] = {
         "version": importlib.metadata.version("llama-cpp-python"),
-        "ggml": _text(native._lib, "ggml_version"),
+        "ggml": _text(ggml(), "ggml_version"),
         "library": str(library_folder()),
-        "backends": backends(native._lib),
+        "backends": backends(ggml()),
+        "modules": loaded_modules,
+        "skipped": skipped_modules(),
         "gpu_offload": bool(native.llama_supports_gpu_offload()),
         "cpu_features": cpu_features(native.llama_print_system_info().decode()),
         "devices": devices,

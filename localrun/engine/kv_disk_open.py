@@ -27,6 +27,8 @@ def open_disk(opened: Open, backend: Backend, library_build: Callable[[], str]) 
     if not opened.disk_cache_bytes or not opened.kv_folder:
         return None
     parameters = {"kv_type": opened.kv_type, "memory": backend.memory_kind.value, "backend": backend.name}
+    if not opened.use_extra_bufts:  # what the quick kernels computed may be the reason for doing without them
+        parameters["kernels"] = "plain"
     try:
         build = library_build()
         if opened.adapters:

@@ -17,9 +17,11 @@ _UNSUPPORTED_KINDS = {
 }
 
 
-def load_model(path: str, n_gpu_layers: int) -> Any:
-    """A model handle. The file is mapped into memory, not read. Raises BadModelFile."""
+def load_model(path: str, n_gpu_layers: int, *, use_extra_bufts: bool = True) -> Any:
+    """A model handle. The file is mapped into memory, not read; with `use_extra_bufts` weights that have quicker
+    kernels in another layout are copied into it. Raises BadModelFile."""
     params = native.llama_model_default_params()
+    params.use_extra_bufts = use_extra_bufts
     params.n_gpu_layers = n_gpu_layers
     model = native.llama_model_load_from_file(path.encode(), params)
     if not model:

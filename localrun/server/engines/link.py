@@ -5,6 +5,12 @@ Runs in the daemon's event loop. One frame per step is decoded once; each delta 
 Invariants: request ids are never reused on a link; every sink gets a final delta or `on_engine_gone`, once; after
 `on_engine_gone` nothing is called. An engine that ends unasked ends all its jobs with EngineDied at that moment.
 
+But for one case: an engine that crashes before it has said a single token most likely met a kernel that is wrong on
+this processor. It is started once more without the quick kernels (`wire.Open.use_extra_bufts`), and what it was asked
+is asked again, in the same order; nobody notices but the log, and `on_recovered` when it answers. All crashes count:
+besides SIGSEGV and SIGILL kernels end in SIGBUS (alignment, on Arm), SIGFPE and SIGABRT (their own assertions about
+shapes). Where the cause is another one, that costs a second load, and the second crash is the error.
+
 Does not: choose what to load or when (supervisor.py), or keep deltas (job.py).
 """
 
@@ -20,19 +26,25 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from localrun import framing, wire
+import msgspec
+
+from localrun import framing, library_problems, wire
 from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, Unavailable, by_code
 from localrun.server.engines.child import EngineChild, end_in_words
 from localrun.snapshot import KvRunRow
 
 KEPT_LINES = 20
 
-# What a damaged file does to native code. Other ends (SIGKILL, SIGTERM) say nothing about the file.
-_CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE} | {getattr(signal, "SIGBUS", signal.SIGSEGV)})
+# What a damaged file or a wrong kernel does to native code. Other ends (SIGKILL, SIGTERM) say nothing about either.
+_CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL}) | {
+    getattr(signal, "SIGBUS", signal.SIGSEGV)
+}
 
 _KILLED = -9  # the signal has no name on Windows
 
 _log = logging.getLogger("localrun.engine")
+
+Asked = wire.Submit | wire.Embed | wire.Cancel | wire.Count | wire.ClearCache
 
 
 class Sink(Protocol):
@@ -51,7 +63,8 @@ def engine_command(*, fake: bool) -> list[str]:
 
 
 class EngineLink:
-    """See the module. `on_end` is called when the process is gone, however it went."""
+    """See the module. `on_end` is called when the process is gone, however it went; `on_recovered`, with how the first
+    process ended, when a second one without quick kernels has said something."""
 
     ready: wire.Ready
 
@@ -62,6 +75,7 @@ class EngineLink:
         command: list[str],
         on_step: Callable[[EngineLink, wire.Step], None],
         on_end: Callable[[EngineLink], None],
+        on_recovered: Callable[[EngineLink, str], None] = lambda link, how: None,
     ) -> None:
         self.model = model
         self.stats: wire.StepStats | None = None
@@ -70,7 +84,8 @@ class EngineLink:
         self._command = command
         self._on_step = on_step
         self._on_end = on_end
-        self._child = EngineChild(on_body=self._on_body, on_line=self._on_line, on_exit=self._on_exit)
+        self._on_recovered = on_recovered
+        self._child = self._new_child()
         self._ids = itertools.count(1)
         self._opened: asyncio.Future[wire.Ready] | None = None
         self._sinks: dict[int, Sink] = {}
@@ -84,6 +99,15 @@ class EngineLink:
         self._is_ready = False
         self._is_stopping = False
         self._kill_reason: str | None = None
+        # For a second start: how to open, what was asked since, until the first token; and how the first one ended.
+        self._message: wire.Open | None = None
+        self._timeout_s = 0.0
+        self._asked: list[Asked] = []
+        self._has_answered = False
+        self._first_end: str | None = None
+        self._is_loaded_again = False
+        self._starting_again: asyncio.Task[None] | None = None
+        self._too_late: asyncio.TimerHandle | None = None
 
     @property
     def pid(self) -> int | None:
@@ -100,6 +124,11 @@ class EngineLink:
         return len(self._sinks) + len(self._counts) + len(self._clearings)
 
     @property
+    def is_starting_again(self) -> bool:
+        """Whether a second process loads the model, while requests wait for it."""
+        return self._first_end is not None and not self._is_loaded_again
+
+    @property
     def died(self) -> bool:
         """Whether it ended without being asked to."""
         return self.error is not None and not self._is_stopping
@@ -113,6 +142,7 @@ class EngineLink:
         ended otherwise, EngineFailed when it took longer than `timeout_s`. After an error no process is left.
         """
         self._opened = asyncio.get_running_loop().create_future()
+        self._message, self._timeout_s = message, timeout_s
         try:
             await self._child.spawn(self._command)
             self._child.write(framing.encode(message))
@@ -134,6 +164,8 @@ class EngineLink:
     async def stop(self) -> None:
         """Ends the process. Jobs that are still running end with Unavailable. Returns when it is reaped."""
         self._is_stopping = True
+        if self._starting_again is not None:
+            await asyncio.wait({self._starting_again})
         await self._child.stop()
 
     def kill(self, reason: str) -> None:
@@ -213,8 +245,17 @@ class EngineLink:
             for run in self._kv_map
         ]
 
-    def _send(self, message: wire.ToEngine) -> None:
+    def _new_child(self) -> EngineChild:
+        return EngineChild(on_body=self._on_body, on_line=self._on_line, on_exit=self._on_exit)
+
+    def _send(self, message: Asked) -> None:
+        if not self._has_answered:
+            self._asked = [*self._unanswered(), message]
         self._child.write(framing.encode(message))
+
+    def _unanswered(self) -> list[Asked]:
+        outstanding = self._sinks.keys() | self._counts.keys() | self._clearings.keys()
+        return [asked for asked in self._asked if asked.id in outstanding]
 
     def _check_usable(self) -> None:
         if self.error is not None:
@@ -241,12 +282,22 @@ class EngineLink:
             clearing = self._clearings.pop(message.id, None)
             if clearing is not None and not clearing.done():
                 clearing.set_result(message)
+        elif isinstance(message, wire.Ready):
+            self._take_ready(message)
         elif self._opened is not None and not self._opened.done():
-            if isinstance(message, wire.Ready):
-                self._is_ready = True
-                self._opened.set_result(message)
-            else:
-                self._opened.set_exception(by_code(message.code, message.message))
+            self._opened.set_exception(by_code(message.code, message.message))
+        else:
+            self._kill_reason = f"could not be started again: {message.message}"
+
+    def _take_ready(self, message: wire.Ready) -> None:
+        self._is_ready = True
+        if self._too_late is not None:
+            self._too_late.cancel()
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_result(message)
+        else:
+            self._is_loaded_again = True
+            self.ready = message
 
     def _take_step(self, step: wire.Step) -> None:
         self.stats = step.stats
@@ -254,6 +305,11 @@ class EngineLink:
             self._queue, self._waits_s, self._queue_at_s = step.queue, step.waits_s, step.sent_at_s
         if step.kv_map is not None:
             self._kv_map = step.kv_map
+        if not self._has_answered and any(map(_is_answer, step.deltas)):
+            self._has_answered = True
+            self._asked.clear()
+            if self._first_end is not None:
+                self._on_recovered(self, self._first_end)
         for started in step.started:
             sink = self._sinks.get(started.id)
             if sink is not None:
@@ -269,6 +325,12 @@ class EngineLink:
         _log.info("[%s] %s", self.model, line)
 
     def _on_exit(self, returncode: int | None) -> None:
+        if self._may_start_again(returncode):
+            self._first_end = end_in_words(returncode)
+            self._starting_again = asyncio.create_task(self._start_again(self._first_end))
+            return
+        if self._too_late is not None:
+            self._too_late.cancel()
         self.error = error = self._end_as_error(returncode)
         if self.died:
             last = "".join(f"\n    {line}" for line in self._lines)
@@ -285,6 +347,44 @@ class EngineLink:
             sink.on_engine_gone(error)
         self._on_end(self)
 
+    def _may_start_again(self, returncode: int | None) -> bool:
+        return (
+            self._message is not None
+            and self._message.use_extra_bufts
+            and self._first_end is None
+            and not (self._has_answered or self._is_stopping)
+            and self._kill_reason is None
+            and self._child.frame_error is None
+            and returncode is not None
+            and -returncode in _CRASHES
+        )
+
+    async def _start_again(self, how: str) -> None:
+        assert self._message is not None
+        message = msgspec.structs.replace(self._message, use_extra_bufts=False)
+        _log.warning(
+            "the engine of model '%s' %s before its first token; it is started once more without the quick kernels "
+            "(`localrun doctor` looks into it)", self.model, how,
+        )  # fmt: skip
+        self._child = child = self._new_child()
+        try:
+            await child.spawn(self._command)
+        except OSError as error:
+            self._kill_reason = f"{how}, and cannot be started again: {error}"
+            self._on_exit(None)
+            return
+        finally:
+            self._starting_again = None
+        self.last_frame_s = time.monotonic()
+        if self._is_ready:
+            self._too_late = asyncio.get_running_loop().call_later(
+                self._timeout_s, self.kill, f"{how}, and did not load again within {self._timeout_s:g} seconds"
+            )
+        child.write(framing.encode(message))
+        # The engine reads on when it has loaded. What has ended meanwhile, such as a refused request, stays ended.
+        for asked in self._unanswered():
+            child.write(framing.encode(asked))
+
     def _end_as_error(self, returncode: int | None) -> LocalrunError:
         if self._is_stopping:
             return Unavailable(f"model '{self.model}' was unloaded before the request ended; send it again")
@@ -293,6 +393,12 @@ class EngineLink:
             how = f"broke the protocol ({self._child.frame_error})"
         elif self._kill_reason is not None:
             how = self._kill_reason
+        if self._first_end is not None and not self._has_answered:
+            how += " again, without the quick kernels too"
+        if returncode is not None and -returncode == signal.SIGILL:
+            return EngineDied(f"the engine of model '{self.model}' {how}: {library_problems.OTHER_PROCESSOR.line}")
+        if self._is_ready and self._first_end is not None and not self._has_answered:
+            return EngineDied(f"the engine of model '{self.model}' {how}; `localrun doctor` tries what is wrong")
         if self._is_ready:
             return EngineDied(f"the engine of model '{self.model}' {how}; the next request starts a new one")
         if returncode is not None and -returncode in _CRASHES:
@@ -303,3 +409,8 @@ class EngineLink:
             )
         hint = "; most likely the system ran out of memory" if returncode == _KILLED else ""
         return EngineDied(f"the engine of model '{self.model}' {how} while loading{hint}")
+
+
+def _is_answer(delta: wire.Delta) -> bool:
+    """Whether something was computed for it: a token, a vector, or an end that the model chose at once."""
+    return bool(delta.tokens or delta.vectors) or delta.finish in (wire.Finish.STOP, wire.Finish.LENGTH)

@@ -78,6 +78,8 @@ class Resident:
         self.keep_alive_s = keep_alive_s
         self.state = ResidentState.LOADING
         self.placement: Placement | None = None
+        # Whether it was opened with the quick kernels, and needed no second start without.
+        self.is_quick = True
         self.n_leases = 0
         self.n_waiting = 0
         self.n_behind = 0

@@ -40,7 +40,7 @@ class StallWatch:
         seen: dict[int, float] = {}
         for link in list(self._links()):
             pid = link.pid
-            if pid is None or not link.n_outstanding or now_s - link.last_frame_s < SILENT_S:
+            if pid is None or link.is_starting_again or not link.n_outstanding or now_s - link.last_frame_s < SILENT_S:
                 continue
             cpu_s = _cpu_seconds(pid)
             if cpu_s is None:

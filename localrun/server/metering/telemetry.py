@@ -93,6 +93,8 @@ class Telemetry:
         n_output = sum(len(delta.tokens) for delta in step.deltas)
         if n_output:
             meter.decode.add(step.sent_at_s, stats.step_s, n_output)
+        if stats.prefill_tokens_total < meter.prefill_total:  # the link started another process
+            meter.prefill_total = 0
         n_prefill = stats.prefill_tokens_total - meter.prefill_total
         if n_prefill:
             meter.prefill.add(step.sent_at_s, stats.step_s, n_prefill)

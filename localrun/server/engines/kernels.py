@@ -1,0 +1,138 @@
+"""Decides which models load without the quick kernels, and has the kernels probed when nobody waits.
+
+Runs in the daemon's event loop. The rule is that of `localrun.kernels.Verdict`. It is read anew for every load, in a
+thread and in a millisecond, so a library that was replaced or probed by somebody else meanwhile is noticed.
+
+As long as nothing is known models load with all kernels: the first answer waits for nothing. The link answers a crash
+by a second start, and the probe follows in the first quiet moment: no load and no request for `QUIET_S`, or at last
+after `LONGEST_WAIT_S`. It takes two seconds of processor time at the lowest priority, once for each library. What it
+finds wrong concerns models that are loaded already, too: `on_found` is called, and the supervisor sees to them.
+
+Does not: compute (`localrun.kernel_probe`, a process), or start engines again (link.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from localrun import kernels
+from localrun.kernels import Verdict
+from localrun.models.header import Header
+from localrun.models.layer_memory import memory_kind
+
+QUIET_S = 2.0
+LOOK_EVERY_S = 0.5
+LONGEST_WAIT_S = 300.0
+PROBE_COMMAND = (sys.executable, "-P", "-m", "localrun.kernel_probe", "--polite")
+
+_log = logging.getLogger(__name__)
+
+
+class Kernels:
+    """See the module. Without `folder` everything is allowed and nothing is probed: engines are fakes.
+
+    `is_quiet` says whether nobody waits for anything; `on_found` is given a verdict that forbids something.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        is_quiet: Callable[[], bool],
+        on_found: Callable[[Verdict], None],
+        command: Sequence[str] = PROBE_COMMAND,
+    ) -> None:
+        self._folder = folder
+        self._is_quiet = is_quiet
+        self._on_found = on_found
+        self._command = command
+        self._probing: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._folder is not None:
+            self._probing = asyncio.create_task(self._probe(self._folder))
+
+    async def stop(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._probing
+
+    async def allow_quick(self, header: Header) -> bool:
+        """Whether a model may use the quick kernels, as far as anybody knows."""
+        if self._folder is None:
+            return True
+        verdict = await asyncio.to_thread(_known, self._folder)
+        return is_allowed(verdict, header)
+
+    async def learn(self, header: Header, how: str, model: str) -> None:
+        """An engine died as `how` says, and the next one answered without the quick kernels."""
+        if self._folder is not None:
+            await asyncio.to_thread(_keep_crash, self._folder, header, how, model)
+
+    async def _probe(self, folder: Path) -> None:
+        try:
+            await self._probe_when_quiet(folder)
+        except Exception:
+            _log.exception("the quick kernels were not probed")
+
+    async def _probe_when_quiet(self, folder: Path) -> None:
+        if await asyncio.to_thread(kernels.present_pair) is None or (await asyncio.to_thread(_known, folder)).is_probed:
+            return
+        await self._quiet_moment()
+        process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        try:
+            assert process.stderr is not None
+            said = (await process.stderr.read()).decode(errors="replace").strip()
+            if await process.wait():
+                _log.warning("the quick kernels were not probed: %s", said.rpartition("\n")[2])
+                return
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        verdict = await asyncio.to_thread(_known, folder)
+        for fault in verdict.faults:
+            _log.warning("the quick kernels for %s in %s models %s", fault.weight_type, fault.memory, fault.how)
+        if verdict.broken:
+            _log.error("llama.cpp cannot compute on this processor: its kernels %s", verdict.broken)
+        if verdict.faults:
+            self._on_found(verdict)
+
+    async def _quiet_moment(self) -> None:
+        clock = asyncio.get_running_loop().time
+        last_busy_s = began_s = clock()
+        while clock() - last_busy_s < QUIET_S and clock() - began_s < LONGEST_WAIT_S:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if not self._is_quiet():
+                last_busy_s = clock()
+
+
+def is_allowed(verdict: Verdict, header: Header) -> bool:
+    """Whether a verdict lets a model use the quick kernels."""
+    return verdict.allows_quick({tensor.type_name for tensor in header.tensors}, memory_kind(header))
+
+
+def _known(folder: Path) -> Verdict:
+    """In a thread: reads the disk."""
+    pair = kernels.present_pair()
+    return Verdict() if pair is None else kernels.read(folder, pair)
+
+
+def _keep_crash(folder: Path, header: Header, how: str, model: str) -> None:
+    pair = kernels.present_pair()
+    if pair is None:
+        return
+    types = {tensor.type_name for tensor in header.tensors}
+    try:
+        kernels.keep(folder, pair, kernels.read(folder, pair).with_crash(types, memory_kind(header), how, model))
+    except OSError as error:
+        _log.warning("what was learned about the kernels cannot be kept: %s", error)
