@@ -1,13 +1,17 @@
-# `make run` and `make test` need Python 3.11+, make and a C++ compiler; everything else goes into .venv.
+# `make run` needs Python 3.11+, make and a C++ compiler, or instead of that a folder or an index of ready wheels:
+# `make run WHEELS=FOLDER`. Everything goes into .venv; what only tests need, when `make test` is called.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+RUN_STAMP := $(VENV)/.installed
+STAMP := $(VENV)/.installed-dev
+WHEELS ?= $(LOCALRUN_WHEELS)
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint packaging/constraints.txt
 
-.PHONY: run test test-fast test-clients lint types smoke generate constraints bench gpu-check clean
+.PHONY: run test test-fast test-clients lint types smoke generate constraints bench native-wheel gpu-check clean
 
 # A terminal gets the TUI; without one, a prompt goes through the daemon and the reply is printed with its rate.
-run: $(STAMP)
+run: $(RUN_STAMP)
 	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/localrun; \
 	else $(BIN)/localrun run tiny "Tell me a story about a fox." --verbose </dev/null; fi
 
@@ -31,17 +35,21 @@ types: $(STAMP)
 	@ln -s $(CURDIR)/localrun/* $(CURDIR)/models $(CURDIR)/tui build/types/localrun/
 	MYPYPATH=build/types $(BIN)/mypy -p localrun
 
-# llama-cpp-python is compiled here once, about five minutes on two cores; pip keeps the wheel for the next time.
-$(STAMP): pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "localrun needs Python 3.11 or newer")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --constraint packaging/constraints.txt --editable '.[dev]'
-	touch $@
+# llama.cpp is compiled here once, some minutes on two cores, and the wheel kept for other checkouts and environments.
+$(RUN_STAMP): pyproject.toml packaging/constraints.txt $(wildcard localrun/native_build/*.py)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "localrun needs Python 3.11 or newer")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m localrun.native_build install --python $(BIN)/python $(if $(WHEELS),--wheels '$(WHEELS)')
+	$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(STAMP): $(RUN_STAMP)
+	$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@
 
 # The wheel, installed as a user would, in an environment of its own.
 smoke:
-	PYTHON=$(PYTHON) packaging/smoke.sh
+	PYTHON=$(PYTHON) LOCALRUN_WHEELS='$(WHEELS)' packaging/smoke.sh
 
 # The pages and the manual page that are made of the program; `make constraints` pins what .venv has.
 generate: $(STAMP)
@@ -53,6 +61,10 @@ constraints: $(STAMP)
 # Needs a quiet machine and about five minutes.
 bench: $(STAMP)
 	$(BIN)/python -m localrun.bench.ceiling
+
+# llama.cpp for all processors of this architecture in one wheel; see packaging/README.md.
+native-wheel:
+	$(PYTHON) packaging/native_wheel.py --out wheels
 
 # Needs an NVIDIA card and the CUDA toolkit; without a card it says that it was not run.
 gpu-check:

@@ -63,11 +63,6 @@ def parse_card(line: str) -> Card:
     return Card(name, driver, int(total) * 1024**2, int(used) * 1024**2, capability)
 
 
-def cmake_args(card: Card) -> str:
-    """Only for this card's generation: building for all of them takes many times as long."""
-    return f"-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES={card.compute_capability.replace('.', '')}"
-
-
 def memory_bandwidth(clock_mhz: int, bus_bits: int) -> float:
     """Bytes per second that the card's memory delivers at most."""
     return _TRANSFERS_PER_CLOCK * clock_mhz * 1e6 * bus_bits / 8
@@ -86,26 +81,16 @@ def card_bandwidth() -> float:
         pynvml.nvmlShutdown()
 
 
-def build(card: Card, folder: Path) -> Path:
+def build(folder: Path) -> Path:
     """The interpreter of an environment with localrun and a CUDA build. Raises CalledProcessError."""
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    environ = os.environ | {"CMAKE_ARGS": cmake_args(card)}
-    install = [str(python), "-m", "pip", "install", "--quiet"]
-    # Not from pip's cache, where a wheel of a build for the CPU may lie.
-    native = [*install, "--no-cache-dir", "--no-binary", "llama-cpp-python", _pinned_native()]
-    print(f"gpu-check: building llama.cpp with {environ['CMAKE_ARGS']}, which takes some minutes", flush=True)
-    subprocess.run(native, check=True, env=environ)
-    subprocess.run([*install, "--editable", f"{ROOT}[dev,bench,nvidia]"], check=True, env=environ)
+    native = [sys.executable, "-m", "localrun.native_build", "install", "--backend", "cuda", "--python", str(python)]
+    subprocess.run(native, check=True, cwd=ROOT)
+    install = [str(python), "-m", "pip", "install", "--quiet", "--editable", f"{ROOT}[dev,bench,nvidia]"]
+    subprocess.run(install, check=True)
     return python
-
-
-def _pinned_native() -> str:
-    import tomllib
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return next(line for line in project["dependencies"] if line.startswith("llama-cpp-python"))
 
 
 class UsedMemory(threading.Thread):
@@ -287,7 +272,7 @@ def main(argv: list[str]) -> int:
         return 0
     if not args.built:
         try:
-            python = build(card, args.out / "venv")
+            python = build(args.out / "venv")
         except subprocess.CalledProcessError as error:
             _write(args.out, {"ran": True, "problems": [f"the build failed: {error}"], "card": card._asdict()})
             print(f"gpu-check: FAILED: the build failed (is the CUDA toolkit installed?): {error}")

@@ -3,10 +3,11 @@
 #
 # Looks at the machine, says what it will do, and does it: a virtual environment of its own, a link to the command, the
 # man page and the completions, all below one prefix. --dry-run stops after saying it. --uninstall takes away what an
-# installation put there, and leaves models, caches and settings alone.
+# installation put there, and leaves models, caches and settings alone. How llama.cpp is built is not said here but in
+# localrun/native_build.
 #
-# Invariants: nothing is written outside of the prefix (but pip's own cache); an unusable accelerator is said, never
-# chosen. Does not: install compilers or drivers, use root's rights, or know the address of any package index.
+# Invariants: nothing is written outside of the prefix but pip's cache and the compiled wheel's; an unusable accelerator
+# is said, never chosen. Does not: install compilers or drivers, use root's rights, or know the address of any package index.
 set -euo pipefail
 
 usage() {
@@ -22,7 +23,8 @@ Usage: packaging/install.sh [OPTION]...
   --uninstall      remove what an installation with the same --prefix put there
   --help           show this
 
-The environment variable PYTHON names the interpreter; CMAKE_ARGS is passed on in front of what this script adds.
+The environment variable PYTHON names the interpreter; what CMAKE_ARGS says wins
+over what this script chooses. LOCALRUN_WHEELS is the default of --index.
 TEXT
 }
 
@@ -31,17 +33,15 @@ checkout=${here%/*}
 backend=auto
 prefix=$HOME/.local
 package=$checkout
-index=
+index=${LOCALRUN_WHEELS:-}
 is_dry_run=
 is_uninstall=
 problems=()
-notes=()
 
 fail() { echo "install: $*" >&2; exit 1; }
 wrong_use() { echo "install: $*; see --help" >&2; exit 2; }
 has() { command -v "$1" >/dev/null 2>&1; }
 problem() { problems[${#problems[@]}]=$1; }
-note() { notes[${#notes[@]}]=$1; }
 
 while [[ $# -gt 0 ]]; do
     case $1 in
@@ -66,6 +66,7 @@ auto | cpu | cuda | metal | vulkan | rocm) ;;
 *) wrong_use "--backend is '$backend'; use auto, cpu, cuda, metal, vulkan or rocm" ;;
 esac
 [[ $prefix == /* ]] || prefix=$PWD/$prefix
+[[ ! -d $index ]] || index=$(cd "$index" && pwd)
 
 environment=$prefix/lib/localrun
 command_link=$prefix/bin/localrun
@@ -96,114 +97,6 @@ if [[ -n $is_uninstall ]]; then
     exit 0
 fi
 
-system=$(uname -s)
-machine=$(uname -m)
-
-# --- What the machine has: each function sets `device` and says by its status whether there is one ---
-
-find_metal() {
-    device="an Apple GPU"
-    [[ $system == Darwin && $machine == arm64 ]]
-}
-
-find_cuda() {
-    has nvidia-smi || return 1
-    device=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | sort -u | paste -s -d , -) || return 1
-    [[ -n $device ]]
-}
-
-find_rocm() {
-    has rocminfo || return 1
-    # Agents are CPUs too; a GPU's is named by its instruction set.
-    device=$(rocminfo 2>/dev/null | sed -n 's/^ *Name: *\(gfx[0-9a-f]*\) *$/\1/p' | sort -u | paste -s -d ';' -) || return 1
-    [[ -n $device ]]
-}
-
-find_vulkan() {
-    has vulkaninfo || return 1
-    # A Vulkan device may be a program that computes on the CPU, which llama.cpp itself does faster.
-    device=$(vulkaninfo --summary 2>/dev/null | awk -F' *= *' '
-        /deviceType/ { is_gpu = ($2 ~ /DISCRETE_GPU|INTEGRATED_GPU/) }
-        /deviceName/ { if (is_gpu) print $2 }' | sort -u | paste -s -d , -) || return 1
-    [[ -n $device ]]
-}
-
-find_cpu() { device="the processor"; }
-
-# --- What compiling for it takes: each function sets `missing`, empty if all is there ---
-
-cuda_compiler() {
-    if has nvcc; then command -v nvcc; return; fi
-    local path=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
-    [[ -x $path ]] && echo "$path"
-}
-
-rocm_compiler() {
-    if has hipcc; then command -v hipcc; return; fi
-    local path=${ROCM_PATH:-/opt/rocm}/bin/hipcc
-    [[ -x $path ]] && echo "$path"
-}
-
-missing_for() {
-    missing=
-    [[ -z $index ]] || return 0
-    case $1 in
-    cuda) [[ -n $(cuda_compiler || true) ]] || missing="the CUDA toolkit (nvcc)" ;;
-    rocm) [[ -n $(rocm_compiler || true) ]] || missing="ROCm's compiler (hipcc)" ;;
-    vulkan) has glslc || missing="Vulkan's shader compiler (glslc), headers and SPIRV-Headers" ;;
-    metal) has xcrun || missing="the Xcode command line tools (xcode-select --install)" ;;
-    esac
-}
-
-choose() {
-    local candidate
-    for candidate in metal cuda rocm vulkan; do
-        "find_$candidate" || continue
-        missing_for "$candidate"
-        if [[ -z $missing ]]; then backend=$candidate; return; fi
-        note "$device could be used with $candidate, but $missing is missing: install it, or pass --index"
-    done
-    backend=cpu
-    find_cpu
-}
-
-if [[ $backend == auto ]]; then
-    choose
-else
-    "find_$backend" || { device="no device that was found"; note "no device for $backend was found here"; }
-    missing_for "$backend"
-    [[ -z $missing ]] || problem "$missing is missing, which compiling for $backend needs; install it, or pass --index"
-fi
-
-# --- How llama.cpp is compiled ---
-
-variables=()
-cmake_args=${CMAKE_ARGS:-}
-add_cmake() { cmake_args="${cmake_args:+$cmake_args }$*"; }
-
-case $backend in
-cpu)
-    add_cmake -DGGML_NATIVE=on
-    [[ $system != Darwin ]] || add_cmake -DGGML_METAL=off
-    ;;
-metal) add_cmake -DGGML_METAL=on ;;
-vulkan) add_cmake -DGGML_NATIVE=on -DGGML_VULKAN=on ;;
-cuda)
-    add_cmake -DGGML_NATIVE=on -DGGML_CUDA=on
-    # Without the list every architecture is compiled, which takes many times as long. "9.0" is 90.
-    architectures=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null |
-        sed -n 's/^ *\([0-9][0-9]*\)\.\([0-9]\) *$/\1\2/p' | sort -u | paste -s -d ';' -) || architectures=
-    [[ -z $architectures ]] || add_cmake "-DCMAKE_CUDA_ARCHITECTURES=$architectures"
-    has nvcc || variables+=("CUDACXX=$(cuda_compiler || true)")
-    ;;
-rocm)
-    add_cmake -DGGML_NATIVE=on -DGGML_HIP=on
-    [[ $device != gfx* ]] || add_cmake "-DGPU_TARGETS=$device"
-    if has hipconfig; then variables+=("HIPCXX=$(hipconfig -l)/clang" "HIP_PATH=$(hipconfig -R)"); fi
-    ;;
-esac
-[[ -n $index ]] || variables+=("CMAKE_ARGS=$cmake_args")
-
 # --- Python ---
 
 find_python() {
@@ -223,9 +116,6 @@ if ! python=$(find_python); then
 elif ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
     problem "$python cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"
 fi
-if [[ -z $index ]] && ! { has c++ || has g++ || has clang++; }; then
-    problem "no C++ compiler was found; on Debian and Ubuntu: apt install g++, on macOS: xcode-select --install"
-fi
 if [[ -e $command_link && ! -L $command_link ]]; then
     problem "$command_link is a file that this script did not make; remove it, or choose another --prefix"
 fi
@@ -235,21 +125,21 @@ fi
 
 # --- The plan, and doing it ---
 
-pip=("$environment/bin/python" -m pip install --quiet)
+native=("$python" -B -m localrun.native_build)
+library=(install --python "$environment/bin/python" --backend "$backend")
+[[ -z $index ]] || library+=(--wheels "$index")
+pip=("$environment/bin/python" -m pip install --quiet --disable-pip-version-check)
 [[ ! -f $here/constraints.txt ]] || pip+=(--constraint "$here/constraints.txt")
-if [[ -z $index ]]; then
-    # pip's cache does not tell a build for one accelerator from that for another.
-    library=("${pip[@]}" --no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python)
-elif [[ -d $index ]]; then
-    library=("${pip[@]}" --no-index --find-links "$index" --force-reinstall --no-deps --only-binary llama-cpp-python)
-else
-    library=("${pip[@]}" --no-cache-dir --index-url "$index" --force-reinstall --no-deps
-        --only-binary llama-cpp-python)
+
+# What the machine has, what of it can be used, and how llama.cpp is built for it. Without Python nobody can say.
+chosen=
+is_refused=
+if [[ ${#problems[@]} -eq 0 ]]; then
+    # Its problems are lines like ours.
+    chosen=$(cd "$checkout" && "${native[@]}" plan --backend "$backend" --wheels "$index") || is_refused=1
 fi
-pinned=$(sed -n 's/^ *"\(llama-cpp-python==[0-9.]*\)".*/\1/p' "$checkout/pyproject.toml" 2>/dev/null || true)
-library+=("${pinned:-llama-cpp-python}")
 extra=
-[[ $backend != cuda ]] || extra="[nvidia]"
+[[ $chosen != *"backend:  cuda"* ]] || extra="[nvidia]"
 
 quoted() {
     local word line=
@@ -260,21 +150,13 @@ quoted() {
 }
 
 say_plan() {
-    echo "system:   $system $machine"
-    echo "backend:  $backend, for $device"
-    if [[ -z $index ]]; then
-        echo "compile:  llama.cpp, CMAKE_ARGS=\"$cmake_args\" (about five minutes on two cores, longer for GPUs)"
-    else
-        echo "compile:  nothing; llama-cpp-python comes from $index"
-    fi
-    echo "program:  $environment, linked as $command_link"
     local text
-    for text in ${notes[@]+"${notes[@]}"}; do echo "note:     $text"; done
+    [[ -z $chosen ]] || printf '%s\n' "$chosen"
+    echo "program:  $environment, linked as $command_link"
     for text in ${problems[@]+"${problems[@]}"}; do echo "problem:  $text"; done
     echo "commands:"
     quoted "$python" -m venv "$environment"
-    quoted "${pip[@]}" --upgrade pip
-    quoted ${variables[@]+"${variables[@]}"} "${library[@]}"
+    quoted "${native[@]}" "${library[@]}"
     quoted "${pip[@]}" "$package$extra"
     quoted ln -sfn "$environment/bin/localrun" "$command_link"
 }
@@ -288,7 +170,7 @@ write_output() {
 }
 
 say_plan
-if [[ ${#problems[@]} -gt 0 ]]; then fail "not installed; see the problems above"; fi
+if [[ -n $is_refused || ${#problems[@]} -gt 0 ]]; then fail "not installed; see the problems above"; fi
 [[ -z $is_dry_run ]] || exit 0
 
 if [[ $package == "$checkout" ]]; then
@@ -299,8 +181,7 @@ if [[ $package == "$checkout" ]]; then
     package=$source
 fi
 "$python" -m venv "$environment"
-"${pip[@]}" --upgrade pip
-env ${variables[@]+"${variables[@]}"} "${library[@]}"
+(cd "$checkout" && "${native[@]}" "${library[@]}")
 "${pip[@]}" "$package$extra"
 mkdir -p "$(dirname "$command_link")"
 ln -sfn "$environment/bin/localrun" "$command_link"

@@ -4,7 +4,8 @@
 # Builds the source package and from it the wheel, installs that into an empty environment, starts a daemon by asking the
 # built-in model something, pulls from a hub on loopback, lists, measures for five seconds, stops and uninstalls, with an
 # empty home folder. Then no process may be left, and no file outside of the folders that localrun names. Everything
-# lives in one temporary folder. Needs python3 (3.11+) with venv, and curl; compiles llama.cpp if pip has not kept it.
+# lives in one temporary folder. Needs python3 (3.11+) with venv, and curl; compiles llama.cpp if no wheel of it was kept
+# or is named by LOCALRUN_WHEELS.
 set -euo pipefail
 
 checkout=$(cd "$(dirname "$0")/.." && pwd)
@@ -53,6 +54,7 @@ done
 
 step "installing"
 "$python" -m venv "$work/venv"
+(cd "$work/source" && "$python" -m localrun.native_build install --python "$work/venv/bin/python")
 "$work/venv/bin/pip" install --quiet --constraint "$work/source/packaging/constraints.txt" "$wheel"
 
 cd "$work/tmp"

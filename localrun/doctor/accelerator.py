@@ -12,8 +12,6 @@ from localrun.doctor.llama_build import BuildReport, rebuild
 NVCC, HIPCC, GLSLC = "nvcc", "hipcc", "glslc"
 COMPILERS = (NVCC, HIPCC, GLSLC)
 
-_CUDA, _HIP, _VULKAN, _METAL = "-DGGML_CUDA=on", "-DGGML_HIP=on", "-DGGML_VULKAN=on", "-DGGML_METAL=on"
-
 
 def check_gpu(cards: Sequence[Card], report: BuildReport, *, compilers: Collection[str]) -> Finding:
     """`compilers` are those of `COMPILERS` that are installed."""
@@ -39,20 +37,20 @@ def check_gpu(cards: Sequence[Card], report: BuildReport, *, compilers: Collecti
     return warn(
         "gpu",
         f"{card.name} ({card.driver}) is here, but this build of llama.cpp cannot use it",
-        _build_remedy(card.vendor, report.version, compilers),
+        _build_remedy(card.vendor, compilers),
     )
 
 
-def _build_remedy(vendor: Vendor, version: str, compilers: Collection[str]) -> str:
+def _build_remedy(vendor: Vendor, compilers: Collection[str]) -> str:
     if vendor is Vendor.APPLE:
-        return rebuild(_METAL, version=version)
+        return rebuild("metal")
     if vendor is Vendor.NVIDIA:
         first = "" if NVCC in compilers else "install the CUDA toolkit (nvcc), then: "
-        return first + rebuild(_CUDA, version=version)
+        return first + rebuild("cuda")
     if HIPCC in compilers:
-        return rebuild(_HIP, version=version)
+        return rebuild("rocm")
     first = "" if GLSLC in compilers else "install the Vulkan SDK (glslc and its headers), then: "
-    return first + rebuild(_VULKAN, version=version)
+    return first + rebuild("vulkan")
 
 
 def _driver_remedy(vendor: Vendor) -> str:

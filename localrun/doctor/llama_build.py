@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from localrun.doctor.finding import Finding, fail, ok, warn
-from localrun.doctor.python import pip
 
 TIMEOUT_S = 60.0
 COMMAND = (sys.executable, "-P", "-m", "localrun.engine.build_report")
@@ -40,19 +39,17 @@ class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
     ggml: str = ""
 
 
-def rebuild(cmake_args: str, *, version: str = "", platform: str = sys.platform) -> str:
-    """The one command that builds llama.cpp again, with these options of CMake."""
-    package = "llama-cpp-python" + (f"=={version}" if version else "")
-    # Without --no-deps every other package would be installed anew, too.
-    command = pip(f"--force-reinstall --no-cache-dir --no-deps --no-binary llama-cpp-python {package}")
-    if platform == "win32":
-        return f'$env:CMAKE_ARGS="{cmake_args}"; & {command}'
-    return f'CMAKE_ARGS="{cmake_args}" {command}'
+def rebuild(backend: str = "", *, python: str = sys.executable, platform: str = sys.platform) -> str:
+    """The one command that builds llama.cpp again, for this processor or for a GPU; `localrun.native_build` has the
+    flags."""
+    program = f'"{python}"' if " " in python else python
+    called = f"& {program}" if platform == "win32" and program != python else program
+    return f"{called} -m localrun.native_build install --force" + (f" --backend {backend}" if backend else "")
 
 
 def ask_build(command: Sequence[str] = COMMAND, *, timeout_s: float = TIMEOUT_S) -> BuildReport | Finding:
     """The report, or why there is none."""
-    remedy = rebuild("-DGGML_NATIVE=ON")
+    remedy = rebuild()
     try:
         ended = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s,
@@ -85,10 +82,13 @@ def check_cpu(report: BuildReport, cpu_flags: Collection[str], *, machine: str) 
     used = [feature for feature in _FEATURES if feature in report.cpu_features]
     known = [feature for feature, flag in _FEATURES.items() if flag in cpu_flags]
     missing = [feature for feature in known if feature not in report.cpu_features]
+    # Half as wide as the other, which is used instead; the ready wheel's modules have one of them.
+    if "AVX512_VNNI" in report.cpu_features:
+        missing = [feature for feature in missing if feature != "AVX_VNNI"]
     if missing:
         return warn(
             "cpu", f"the build does not use {', '.join(missing)}, which this CPU has; engines are slower for it",
-            rebuild("-DGGML_NATIVE=ON", version=report.version),
+            rebuild(),
         )  # fmt: skip
     shown = ", ".join(used) or "no vector instructions that llama.cpp names"
     return ok("cpu", f"{machine}: {shown}")

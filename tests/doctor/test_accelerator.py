@@ -15,10 +15,7 @@ NVIDIA = Card(vendor=Vendor.NVIDIA, name="NVIDIA RTX 4090", driver="driver 560.1
 AMD = Card(vendor=Vendor.AMD, name="AMD GPU", driver="amdgpu")
 INTEL = Card(vendor=Vendor.INTEL, name="Intel GPU", driver="i915")
 APPLE = Card(vendor=Vendor.APPLE, name="Apple GPU", driver="Metal")
-REINSTALL = (
-    f"{sys.executable} -m pip install --force-reinstall --no-cache-dir --no-deps --no-binary llama-cpp-python "
-    "llama-cpp-python==0.3.36"
-)
+REBUILD = f"{sys.executable} -m localrun.native_build install --force --backend"
 
 
 def report(*devices: tuple[str, int, bool, int], backends: tuple[str, ...] = ("CPU",)) -> BuildReport:
@@ -28,15 +25,14 @@ def report(*devices: tuple[str, int, bool, int], backends: tuple[str, ...] = ("C
     )  # fmt: skip
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the command is PowerShell's there")
 @pytest.mark.parametrize(
     ("card", "compilers", "remedy"),
     [
-        (NVIDIA, ["nvcc"], f'CMAKE_ARGS="-DGGML_CUDA=on" {REINSTALL}'),
-        (NVIDIA, [], f'install the CUDA toolkit (nvcc), then: CMAKE_ARGS="-DGGML_CUDA=on" {REINSTALL}'),
-        (AMD, ["hipcc", "glslc"], f'CMAKE_ARGS="-DGGML_HIP=on" {REINSTALL}'),
-        (AMD, ["glslc"], f'CMAKE_ARGS="-DGGML_VULKAN=on" {REINSTALL}'),
-        (APPLE, [], f'CMAKE_ARGS="-DGGML_METAL=on" {REINSTALL}'),
+        (NVIDIA, ["nvcc"], f"{REBUILD} cuda"),
+        (NVIDIA, [], f"install the CUDA toolkit (nvcc), then: {REBUILD} cuda"),
+        (AMD, ["hipcc", "glslc"], f"{REBUILD} rocm"),
+        (AMD, ["glslc"], f"{REBUILD} vulkan"),
+        (APPLE, [], f"{REBUILD} metal"),
     ],
 )
 def test_a_gpu_that_the_build_cannot_use_comes_with_the_one_command(card, compilers, remedy):

@@ -27,6 +27,7 @@ class Machine:
             assert found is not None, f"this test needs {name}"
             (self.bin / name).symlink_to(found)
         self.add("python3", f'exec {sys.executable} "$@"')
+        self.add("cc", "exit 0")
         self.add("c++", "exit 0")
         self.is_system("Linux", "x86_64")
 

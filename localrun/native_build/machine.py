@@ -1,0 +1,139 @@
+"""What there is to build for and with: the system, the processor, and the GPUs that programs of the system tell of."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+
+def run(command: Sequence[str], *, text: str = "", environ: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+    """Status, output and complaints of a short command; status 127 when it cannot be started."""
+    try:
+        ended = subprocess.run(
+            command, input=text, capture_output=True, text=True, errors="replace", timeout=60, check=False,
+            env=None if environ is None else dict(environ),
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 127, "", str(error)
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is to build for and with."""
+
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    system: str = field(default_factory=lambda: run(["uname", "-s"])[1].strip() or platform.system())
+    processor: str = field(default_factory=lambda: run(["uname", "-m"])[1].strip() or platform.machine())
+
+    def which(self, name: str) -> str | None:
+        return shutil.which(name, path=self.environ.get("PATH"))
+
+    @property
+    def is_x86(self) -> bool:
+        return self.processor.lower() in ("x86_64", "amd64")
+
+    @property
+    def is_apple_silicon(self) -> bool:
+        return self.system == "Darwin" and self.processor == "arm64"
+
+    @property
+    def is_musl(self) -> bool:
+        return "musl" in str(sysconfig.get_config_var("HOST_GNU_TYPE") or sysconfig.get_config_var("SOABI"))
+
+    @property
+    def is_translated(self) -> bool:
+        """Whether this is an x86 program that Rosetta runs on an Apple processor."""
+        if self.system != "Darwin":
+            return False
+        return run(["sysctl", "-n", "sysctl.proc_translated"], environ=self.environ)[1].strip() == "1"
+
+    @cached_property
+    def cpu(self) -> dict[str, str]:
+        """The fields of the first processor in /proc/cpuinfo, or what other systems tell of it."""
+        try:
+            text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+        except OSError:
+            _, name, _ = run(["sysctl", "-n", "machdep.cpu.brand_string"], environ=self.environ)
+            return {"model name": name.strip() or platform.processor() or self.processor}
+        pairs = (line.partition(":") for line in text.splitlines())
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
+    @property
+    def cpu_name(self) -> str:
+        cpu = self.cpu
+        arm = " ".join(cpu[name] for name in ("CPU implementer", "CPU part") if name in cpu)
+        return cpu.get("model name") or arm or self.processor
+
+    def how_to_get(self, what: str) -> str:
+        """The command that installs the compiler or Python's venv on this system."""
+        if self.system == "Darwin":
+            return "xcode-select --install" if what == "compiler" else "brew install python"
+        if self.system == "Windows":
+            return "winget install Microsoft.VisualStudio.2022.BuildTools"
+        managers = {
+            "apt-get": ("apt install g++", "apt install python3-venv"),
+            "dnf": ("dnf install gcc-c++", "dnf install python3"),
+            "pacman": ("pacman -S gcc", "pacman -S python"),
+            "zypper": ("zypper install gcc-c++", "zypper install python3"),
+            "apk": ("apk add build-base linux-headers", "apk add python3"),
+        }
+        for manager, commands in managers.items():
+            if self.which(manager):
+                return commands[what != "compiler"]
+        return "install g++ or clang++" if what == "compiler" else "install Python's venv"
+
+
+def cpu_device(_: Machine) -> str:
+    return "the processor"
+
+
+def metal_device(machine: Machine) -> str:
+    return "an Apple GPU" if machine.is_apple_silicon else ""
+
+
+def cuda_device(machine: Machine) -> str:
+    return ", ".join(nvidia(machine, "name"))
+
+
+def rocm_device(machine: Machine) -> str:
+    # Agents are CPUs too; a GPU's is named by its instruction set.
+    status, text, _ = ask(machine, "rocminfo")
+    found = re.findall(r"^ *Name: *(gfx[0-9a-f]+) *$", text, re.MULTILINE)
+    return "" if status else ";".join(sorted(set(found)))
+
+
+def vulkan_device(machine: Machine) -> str:
+    # A Vulkan device may be a program that computes on the CPU, which llama.cpp itself does faster.
+    status, text, _ = ask(machine, "vulkaninfo", "--summary")
+    found = re.findall(r"deviceType *= *\w*(?:DISCRETE|INTEGRATED)_GPU\s+deviceName *= *(.+)", text)
+    return "" if status else ", ".join(sorted(set(found)))
+
+
+DEVICES: dict[str, Callable[[Machine], str]] = {
+    "metal": metal_device, "cuda": cuda_device, "rocm": rocm_device, "vulkan": vulkan_device, "cpu": cpu_device,
+}  # fmt: skip
+
+
+def ask(machine: Machine, program: str, *arguments: str) -> tuple[int, str, str]:
+    path = machine.which(program)
+    return run([path, *arguments], environ=machine.environ) if path else (127, "", "")
+
+
+def nvidia(machine: Machine, what: str) -> list[str]:
+    status, text, _ = ask(machine, "nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader")
+    return [] if status else sorted({line.strip() for line in text.splitlines() if line.strip()})
+
+
+def tool(machine: Machine, name: str, variable: str, default: str) -> str:
+    """A toolkit's program: on PATH, or in the toolkit's folder, which often is not on it."""
+    path = Path(machine.environ.get(variable) or default, "bin", name)
+    return machine.which(name) or (str(path) if os.access(path, os.X_OK) else "")

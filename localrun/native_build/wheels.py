@@ -1,0 +1,247 @@
+"""Wheels of llama-cpp-python: compiled, kept for the next time, taken ready-made, and installed.
+
+Invariant: a compiled wheel is kept by what it was made of and for (processor, compiler, flags), and used for nothing
+else. pip's own cache knows none of these, so it stays out of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from localrun.native_build.machine import Machine, run
+from localrun.native_build.plan import VERSION, Plan, make_plan
+
+PACKAGE = "llama-cpp-python"
+# Lies in the wheels that are made here, and says what they were made of.
+RECORD = "llama_cpp/build.json"
+N_KEPT_WHEELS = 4
+
+
+class BuildError(Exception):
+    """One line: what is wrong, and what to type."""
+
+
+def rewrite_wheel(
+    source: Path, folder: Path, *, keep: Callable[[str], bool], add: Mapping[str, bytes], tag: str = ""
+) -> Path:
+    """A copy of a wheel with some of its files and some more, perhaps for another platform. Returns its path.
+
+    RECORD is made anew. The copy has its final name only when it is whole.
+    """
+    name = source.name if not tag else "-".join([*source.stem.split("-")[:2], tag]) + ".whl"
+    lines: list[tuple[str, str, int | str]] = []
+    part = folder / f".{name}.part"
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as new:
+        record = next(entry for entry in old.namelist() if re.fullmatch(r"[^/]+\.dist-info/RECORD", entry))
+        infos = [info for info in old.infolist() if keep(info.filename) and not info.is_dir()]
+        files = [(info, old.read(info)) for info in infos if info.filename != record]
+        files += [(_zip_info(path), data) for path, data in add.items()]
+        for info, data in files:
+            if tag and info.filename == record.replace("RECORD", "WHEEL"):
+                data = re.sub(rb"(?m)^Tag: .*$", b"Tag: " + tag.encode(), data)
+            new.writestr(info, data, zipfile.ZIP_DEFLATED)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            lines.append((info.filename, f"sha256={digest}", len(data)))
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([*lines, (record, "", "")])
+        new.writestr(_zip_info(record), text.getvalue())
+    return part.replace(folder / name)
+
+
+def _zip_info(path: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(path, (1980, 1, 1, 0, 0, 0))
+    info.external_attr = 0o100644 << 16
+    return info
+
+
+def is_needed(path: str) -> bool:
+    """Beside the package CMake installs headers, programs and every library once more."""
+    return not path.startswith(("lib/", "lib64/", "include/", "bin/", "share/"))
+
+
+def cache_folder(environ: Mapping[str, str], system: str) -> Path:
+    """Where compiled wheels are kept: below the folder that the program itself uses as its cache."""
+    if home := environ.get("LOCALRUN_HOME"):
+        base = Path(home).expanduser() / "cache"
+    elif system == "Windows":
+        base = Path(environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local", "localrun", "Cache")
+    elif system == "Darwin":
+        base = Path.home() / "Library" / "Caches" / "localrun"
+    else:
+        base = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "localrun")
+    return base / "native-wheels"
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time, where the system has such locks; elsewhere two compile, and the later one's is kept."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            tell("another process compiles the same; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def kept_wheel(folder: Path, key: str) -> Path | None:
+    """The wheel of that key, which thereby becomes the newest."""
+    found = next(iter((folder / key).glob("*.whl")), None)
+    if found is not None:
+        with contextlib.suppress(OSError):
+            os.utime(folder / key)
+    return found
+
+
+def keep_newest(folder: Path, n_kept: int = N_KEPT_WHEELS) -> None:
+    """Remove what has not been used for the longest time."""
+    ages = []
+    for entry in folder.iterdir():
+        with contextlib.suppress(OSError):
+            ages.append((entry.stat().st_mtime, entry))
+    whole = sorted(((age, entry) for age, entry in ages if entry.is_dir() and not entry.name.startswith(".")))
+    for _, entry in whole[: max(0, len(whole) - n_kept)]:
+        shutil.rmtree(entry, ignore_errors=True)
+        (folder / f"{entry.name}.lock").unlink(missing_ok=True)
+    for age, entry in ages:
+        # A build that was killed; a living one is not a day old.
+        if entry.name.startswith(".") and time.time() - age > 24 * 3600:
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def compiled_wheel(plan: Plan, machine: Machine, python: str, *, anew: bool = False) -> Path:
+    """The wheel of this plan, from the cache or compiled now. Raises BuildError."""
+    if plan.problems:
+        raise BuildError("\n".join(plan.problems))
+    record = plan.record(machine.environ)
+    key = str(record["key"])
+    folder = cache_folder(machine.environ, machine.system)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / f"{key}.lock"):
+        found = None if anew else kept_wheel(folder, key)
+        if found is not None:
+            tell(f"llama.cpp was compiled earlier, for this processor and with these flags: {found}")
+            return found
+        with tempfile.TemporaryDirectory(prefix=".", dir=folder) as work_name:
+            work = Path(work_name)
+            whole = work / "whole"
+            whole.mkdir()
+            made = compile_wheel(plan.environment(machine.environ, write_hook(plan, work)), work, builder(python, work))
+            add = {RECORD: json.dumps(record, indent=1, sort_keys=True).encode()}
+            wheel = rewrite_wheel(made, whole, keep=is_needed, add=add)
+            target = folder / key
+            if anew and target.exists():
+                shutil.rmtree(target)
+            with contextlib.suppress(OSError):  # on a system without locks another may have been faster
+                whole.rename(target)
+        keep_newest(folder)
+        return target / wheel.name
+
+
+def write_hook(plan: Plan, folder: Path) -> Path:
+    path = folder / "hook.cmake"
+    path.write_text(plan.hook, encoding="utf-8")
+    return path
+
+
+def compile_wheel(environ: Mapping[str, str], folder: Path, python: Sequence[str], source: str = "") -> Path:
+    """Let pip build the wheel into the folder. Its own cache stays out of it: that one knows neither flags nor CPUs."""
+    tell(f'compiling llama.cpp, about four minutes on two cores: CMAKE_ARGS="{environ.get("CMAKE_ARGS", "")}"')
+    command = [*python, "-m", "pip", "wheel", "--no-deps", "--no-cache-dir", "--no-binary", PACKAGE]
+    command += ["--wheel-dir", str(folder), source or f"{PACKAGE}=={VERSION}"]
+    started_s = time.monotonic()
+    if subprocess.run(command, env=dict(environ), stdout=sys.stderr, check=False).returncode:
+        raise BuildError("llama.cpp did not compile; pip's lines above say why. Without compiling: --wheels WHERE")
+    tell(f"compiled in {time.monotonic() - started_s:.0f} s")
+    return next(folder.glob("*.whl"))
+
+
+def builder(python: str, folder: Path) -> list[str]:
+    """An interpreter with pip: that of the environment, this one, or one of an environment that is made for it."""
+    for candidate in (python, sys.executable):
+        if run([candidate, "-m", "pip", "--version"])[0] == 0:
+            return [candidate]
+    if run([python, "-m", "venv", str(folder / "venv")])[0]:
+        raise BuildError(f"{python} has no pip and cannot make environments; type: {Machine().how_to_get('venv')}")
+    return [str(folder / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python")]
+
+
+def pip_install(python: str, *arguments: str) -> int:
+    """Install into an environment, by uv where that has no pip."""
+    uv = shutil.which("uv")
+    if uv and run([python, "-m", "pip", "--version"])[0]:
+        command = [uv, "pip", "install", "--quiet", "--python", python, "--reinstall"]
+    else:
+        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--force-reinstall"]
+    return subprocess.run([*command, "--no-deps", *arguments], stdout=sys.stderr, check=False).returncode
+
+
+def wheel_from(where: str, python: str) -> bool:
+    """Install the ready wheel from a folder or an index; False when there is none for this system."""
+    command = ["--only-binary", PACKAGE, f"{PACKAGE}=={VERSION}"]
+    if "://" in where:
+        return pip_install(python, "--no-cache-dir", "--index-url", where, *command) == 0
+    if not Path(where).is_dir():
+        raise BuildError(f"--wheels: there is no folder {where}; name a folder of wheels or the URL of an index")
+    return pip_install(python, "--no-index", "--find-links", where, *command) == 0
+
+
+def installed(python: str) -> dict[str, object]:
+    """The version in an environment, and how it was built if it was built here; empty without one."""
+    program = (
+        "import importlib.metadata as m, json, pathlib; d = m.distribution('llama-cpp-python'); "
+        f"p = pathlib.Path(d.locate_file({RECORD!r})); "
+        "print(json.dumps({'version': d.version} | (json.loads(p.read_text()) if p.exists() else {})))"
+    )
+    status, text, _ = run([python, "-c", program])
+    return {} if status else dict(json.loads(text))
+
+
+def install(machine: Machine, backend: str, wheels: str, python: str, *, force: bool) -> None:
+    """Put llama-cpp-python into an environment, unless what is there is what would be put there."""
+    there = {} if force else installed(python)
+    is_version = there.get("version") == VERSION
+    if wheels:
+        if problems := make_plan(machine, backend, is_ready=True).problems:
+            raise BuildError("\n".join(problems))
+        if is_version and there.get("portable"):
+            return tell("the ready wheel is installed already")
+        if not wheel_from(wheels, python):
+            tell(f"{wheels} has no wheel of {PACKAGE} {VERSION} for this system; compiling instead")
+        elif installed(python).get("backend", backend) in (backend, "cpu" if backend in ("", "auto") else backend):
+            return tell(f"installed the ready wheel from {wheels}")
+        else:
+            tell(f"the wheel from {wheels} is not for {backend}; compiling instead")
+    plan = make_plan(machine, backend)
+    for note in plan.notes:
+        tell(note)
+    if is_version and not plan.problems and there.get("key") == plan.record(machine.environ)["key"]:
+        return tell("llama.cpp is installed already, compiled for this processor and with these flags")
+    wheel = compiled_wheel(plan, machine, python, anew=force)
+    if pip_install(python, "--no-index", str(wheel)):
+        raise BuildError(f"{wheel} could not be installed into {python}; see above")
+    return tell("installed llama.cpp as compiled here")
+
+
+def tell(line: str) -> None:
+    print(f"native: {line}", file=sys.stderr, flush=True)
