@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed-dev
 WHEELS ?= $(LOCALRUN_WHEELS)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint packaging/constraints.txt
 
-.PHONY: run test test-fast test-clients lint types smoke generate constraints bench native-wheel gpu-check clean
+.PHONY: run test test-fast test-clients test-real lint types smoke generate constraints bench native-wheel gpu-check clean
 
 # A terminal gets the TUI; without one, a prompt goes through the daemon and the reply is printed with its rate.
 run: $(RUN_STAMP)
@@ -24,6 +24,11 @@ test-fast: $(STAMP) lint types
 # The official clients and some more, for Python and Node, each installed once in an environment of its own.
 test-clients: $(STAMP)
 	$(BIN)/python -m pytest tests/clients/test_real_clients.py --clients
+
+# Two real models, fetched once as Python packages, against plain llama.cpp. REAL=all is the long run.
+REAL ?= core
+test-real: $(STAMP)
+	$(BIN)/python -m tests.real $(REAL)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -20,6 +20,7 @@ import os
 from localrun import kv_folders, thread_choice
 from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import Unavailable
+from localrun.models import packaged
 from localrun.models.store import Store
 from localrun.server.cache import Cache
 from localrun.server.engines.link import engine_command
@@ -45,7 +46,7 @@ class Runtime:
         fake = fake_engines or os.environ.get("LOCALRUN_FAKE_ENGINE") == "1"
         kv_folder = kv_folders.kv_folder(folders().cache)
         self.settings = settings
-        self.store = store if store is not None else Store(models_folder(settings), model_dirs=model_dirs(settings))
+        self.store = store if store is not None else _store(settings)
         self.quantizer = Quantizer(self.store, n_threads=settings.threads)
         self.renderer = TemplateRenderer(
             timeout_s=settings.template_timeout_s, output_bytes=settings.template_output_bytes
@@ -106,3 +107,8 @@ class Runtime:
 
     def _engine_rows(self) -> list[EngineRow]:
         return self.supervisor.loaded()
+
+
+def _store(settings: Settings) -> Store:
+    dirs = (*model_dirs(settings), *packaged.model_dirs(folders().cache))
+    return Store(models_folder(settings), model_dirs=dirs)

@@ -1,7 +1,8 @@
 """The models that come as Python packages, each fetched once into a cache folder of its own.
 
 They are never installed beside localrun: `pip --target` puts a package into an empty folder, without what it depends
-on, and the GGUF file is taken out of it. `LOCALRUN_REAL_MODELS` is the folder, by default one in the user's cache.
+on, and the GGUF file is taken out of it. The folder is the one in which a daemon looks as well (`models/packaged.py`),
+so that these models can be chatted with; `LOCALRUN_REAL_MODELS` names another.
 
 Does not: trust what was fetched (every file is checked against its digest), or remove old versions.
 """
@@ -18,7 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import filelock
-import platformdirs
+
+from localrun.config import folders
+from localrun.models import packaged
 
 FETCH_TIMEOUT_S = 900
 
@@ -69,7 +72,7 @@ PACKAGES = (SMOLLM2, GEMMA3)
 def root() -> Path:
     """The folder of all models."""
     chosen = os.environ.get("LOCALRUN_REAL_MODELS")
-    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("localrun-real-models"))
+    return Path(chosen) if chosen else packaged.cache_folder(folders().cache)
 
 
 def model_file(package: Package) -> Path:
@@ -106,18 +109,3 @@ def _install(package: Package, target: Path) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def main() -> int:
-    """Fetch all of them. The exit code is 0 when they are here and 3 when they cannot be had."""
-    for package in PACKAGES:
-        try:
-            print(f"{package.model}: {model_file(package)}")
-        except CannotFetch as error:
-            print(f"{package.model} cannot be had: {error}")
-            return 3
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

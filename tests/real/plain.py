@@ -72,15 +72,28 @@ class Plain:
         """What each token of `output` is chosen from when all before it are given. Ends are -inf."""
         return [logits for _, logits in self._generate(prompt, len(output), shape, forced=output)]
 
-    def logprobs(self, tokens: list[int], first: int) -> NDArray[np.float64]:
-        """The natural logarithm of the probability of each token from position `first` on, given those before it."""
+    def logprobs(self, tokens: list[int], first: int, step: int) -> NDArray[np.float64]:
+        """The natural logarithm of the probability of the tokens at positions `first`, `first + step`, ..., given those
+        before them: what stands before `first` in full batches, then in batches of `step` rows."""
+        self._clear()
+        for start in range(0, first - step, 512):
+            self._decode(tokens[start : min(start + 512, first - step)], [])
+        found: list[float] = []
+        for at in range(first, len(tokens), step):
+            self._decode(tokens[at - step : at], [step - 1])
+            logits = self._row(step - 1).astype(np.float64)
+            logits -= logits.max()
+            found.append(float(logits[tokens[at]] - np.log(np.exp(logits).sum())))
+        return np.array(found)
+
+    def logprobs_in_full_batches(self, tokens: list[int]) -> NDArray[np.float64]:
+        """The same of every token but the first, all computed in batches of 512 rows."""
         self._clear()
         found: list[float] = []
         for start in range(0, len(tokens) - 1, 512):
             part = tokens[start : min(start + 512, len(tokens) - 1)]
-            wanted = [at for at in range(len(part)) if start + at + 1 >= first]
-            self._decode(part, wanted)
-            for at in wanted:
+            self._decode(part, list(range(len(part))))
+            for at in range(len(part)):
                 logits = self._row(at).astype(np.float64)
                 logits -= logits.max()
                 found.append(float(logits[tokens[start + at + 1]] - np.log(np.exp(logits).sum())))

@@ -63,6 +63,8 @@ class FakeDaemon:
             {"name": "tiny:latest", "size": 5_400_000, "details": {"parameter_size": "2.4M"}},
             {"name": "qwen3:0.6b", "size": 640_000_000, "details": {"quantization_level": "Q8_0"}},
         ]
+        self.templates: dict[str, str | LocalrunError] = {}
+        self.n_shown = 0
         self._pieces: asyncio.Queue[ChatPiece | Exception] = asyncio.Queue()
         self.log_starts: list[int] = []
         self.searches: list[str] = []
@@ -168,7 +170,12 @@ class FakeDaemon:
         self._check_up()
         if model not in {row["name"].removesuffix(":latest") for row in self.rows}:
             raise ModelNotFound(f"there is no model {model!r} here")
+        self.n_shown += 1
+        template = self.templates.get(model, "{{ messages }}")
+        if isinstance(template, LocalrunError):
+            raise template
         return {
+            "template": template,
             "details": {"parameter_size": "2.4M", "quantization_level": "Q8_0"},
             "model_info": {"general.architecture": "llama", "llama.context_length": 4096},
             "capabilities": ["completion", "tools"],

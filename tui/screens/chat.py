@@ -21,6 +21,7 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Footer
 
+from localrun.errors import LocalrunError
 from localrun.snapshot import Snapshot
 from localrun.tui import quantity, slash
 from localrun.tui.answer_progress import Fact
@@ -29,6 +30,7 @@ from localrun.tui.conversation import Conversation
 from localrun.tui.editor import edited
 from localrun.tui.history import Message
 from localrun.tui.keys import bind
+from localrun.tui.offers import chat_models
 from localrun.tui.plain_text import fit, line
 from localrun.tui.screens.chat_commands import carry_out
 from localrun.tui.screens.chats import ChatsScreen
@@ -41,7 +43,7 @@ from localrun.tui.widgets.prompt import Prompt
 from localrun.tui.widgets.status_line import StatusLine
 from localrun.tui.widgets.top_bar import TopBar
 from localrun.tui.widgets.user_message import UserMessage
-from localrun.tui.widgets.welcome import Suggestion
+from localrun.tui.widgets.welcome import BUILT_IN, Choice, Offer, Suggestion
 
 # Chats that stay mounted though nobody looks at them; older ones are opened again from the history.
 MAX_IDLE_VIEWS = 6
@@ -74,6 +76,7 @@ class ChatScreen(Screen[None]):
         self.prompt = Prompt()
         self._status = StatusLine()
         self._was_answering = False
+        self._has_offered = False
 
     def compose(self) -> ComposeResult:
         yield self._bar
@@ -204,6 +207,9 @@ class ChatScreen(Screen[None]):
     # --- what is going on --------------------------------------------------------------------------------------------
 
     def _on_snapshot(self, snapshot: Snapshot) -> None:
+        if not self._has_offered:
+            self._has_offered = True
+            self.run_worker(self._offer_models(), name="offer", group="offer")
         for view in self._open:
             view.see(snapshot)
         if self.is_current:
@@ -220,7 +226,10 @@ class ChatScreen(Screen[None]):
         facts = view.progress.facts() if view.progress else self._idle_facts(view)
         # The top bar names the model too, so it is the first to go.
         self._status.facts = (*facts, Fact(fit(view.conversation.model, 24), 9))
-        placeholder = "Enter asks the marked question" if view.welcome else "Ask something, or / for commands"
+        placeholder = "Ask something, or / for commands"
+        if view.welcome:
+            is_offer = isinstance(view.welcome.marked, Offer)
+            placeholder = "Enter chats with the marked model" if is_offer else "Enter asks the marked question"
         self.prompt.placeholder = "Answering… Esc stops it" if view.is_answering else placeholder
         if view.is_answering != self._was_answering:
             self._was_answering = view.is_answering
@@ -242,6 +251,19 @@ class ChatScreen(Screen[None]):
             facts.append(Fact(engine.backend, 2))
         return facts
 
+    async def _offer_models(self) -> None:
+        """Once, when the daemon is there: the chat that the program begins with also offers other models."""
+        view = self.view
+        if view.conversation.model != BUILT_IN:
+            return
+        try:
+            offers = await chat_models(self.session.daemon)
+        except LocalrunError:
+            return  # the banner says so, and F3 lists models whenever one likes
+        if offers and view.welcome:
+            await view.welcome.offer(offers)
+            self._show_status()
+
     # --- asking ------------------------------------------------------------------------------------------------------
 
     @on(Prompt.Submitted)
@@ -251,15 +273,25 @@ class ChatScreen(Screen[None]):
             await carry_out(self, command)
         else:
             text = slash.unescaped(event.text)
-            self._ask(text or (self.view.welcome.marked if self.view.welcome and not self._attachments.files else ""))
+            if text or self._attachments.files or not self.view.welcome:
+                self._ask(text)
+            else:
+                self._take(self.view.welcome.marked)
 
     @on(Prompt.Changed)
     def _suggest(self) -> None:
         self._attachments.commands = slash.suggestions(self.prompt.text)
 
-    @on(Suggestion.Chosen)
-    def _ask_suggestion(self, event: Suggestion.Chosen) -> None:
-        self._ask(event.text)
+    @on(Choice.Chosen)
+    def _take_clicked(self, event: Choice.Chosen) -> None:
+        self._take(event.choice)
+
+    def _take(self, choice: Choice) -> None:
+        """Ask the question of an empty chat, or go to its model."""
+        if isinstance(choice, Suggestion):
+            self._ask(choice.text)
+        elif isinstance(choice, Offer):
+            self.session.choose(choice.model)
 
     def _ask(self, question: str) -> None:
         if not question:
@@ -306,6 +338,7 @@ class ChatScreen(Screen[None]):
     def _browse(self, event: Prompt.Browsed) -> None:
         if self.view.welcome:
             self.view.welcome.move(event.step)
+            self._show_status()
 
     @on(ConversationView.Unsent)
     def _give_back(self, event: ConversationView.Unsent) -> None:

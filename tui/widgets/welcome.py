@@ -1,10 +1,12 @@
-"""What an empty conversation shows: one sentence, and questions to begin with.
+"""What an empty conversation shows: one sentence, and what to begin with: questions, and models to chat with.
 
-The marked question is sent by Enter in the empty prompt, so the first answer is one key away.
+Enter in the empty prompt takes what is marked: it asks the question, or goes to the model. So the first answer is one
+key away, and where there is a better model than the built-in one, two.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from textual import events
@@ -15,12 +17,13 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widgets import Static
 
-from localrun.tui.plain_text import fit
+from localrun.tui.plain_text import column, fit
 
-_TINY = "tiny"
+BUILT_IN = "tiny"
+_NAME_WIDTH = 44
 
 _SUGGESTIONS = {
-    _TINY: ("Tell me a story about a fox.", "What is 3 + 4?", "What is localrun?"),
+    BUILT_IN: ("Tell me a story about a fox.", "What is 3 + 4?", "What is localrun?"),
     "": (
         "What can you help me with?",
         "Explain what a KV cache is, in two sentences.",
@@ -29,26 +32,42 @@ _SUGGESTIONS = {
 }
 
 
-class Suggestion(Static):
-    """One question. `marked` shows that Enter would send it."""
+class Choice(Static):
+    """One line that can be marked. `marked` shows that Enter would take it."""
 
     marked: reactive[bool] = reactive(False)
 
     @dataclass
     class Chosen(Message):
-        text: str
+        choice: Choice
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, label: str) -> None:
         super().__init__()
-        self.text = text
+        self._label = label
 
     def render(self) -> Content:
         style = "bold $primary" if self.marked else "$foreground 80%"
-        return Content.styled(("› " if self.marked else "  ") + self.text, style)
+        return Content.styled(("› " if self.marked else "  ") + self._label, style)
 
     def on_click(self, event: events.Click) -> None:
         event.stop()
-        self.post_message(self.Chosen(self.text))
+        self.post_message(self.Chosen(self))
+
+
+class Suggestion(Choice):
+    """A question."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
+class Offer(Choice):
+    """A model to chat with, and a few words about it."""
+
+    def __init__(self, model: str, about: str) -> None:
+        super().__init__(f"{column(fit(model, _NAME_WIDTH), _NAME_WIDTH)} {about}")
+        self.model = model
 
 
 class Welcome(Vertical):
@@ -57,25 +76,44 @@ class Welcome(Vertical):
     def __init__(self, model: str) -> None:
         super().__init__()
         self._model = model
-        self._suggestions = [Suggestion(text) for text in _SUGGESTIONS.get(model, _SUGGESTIONS[""])]
-        self._suggestions[0].marked = True
+        self._hint = Static(Content("Type below, or press Enter to ask:"), classes="hint")
+        self._choices: list[Choice] = [Suggestion(text) for text in _SUGGESTIONS.get(model, _SUGGESTIONS[""])]
+        self._choices[0].marked = True
+        self._was_moved = False
 
     def compose(self) -> ComposeResult:
-        if self._model == _TINY:
+        if self._model == BUILT_IN:
             text = "This is tiny, the small model that comes with localrun. It runs on this machine alone."
         else:
             text = f"This is {fit(self._model, 60)}. It runs on this machine alone."
         yield Static(Content(text), classes="greeting")
-        yield Static(Content("Type below, or press Enter to ask:"), classes="hint")
-        yield from self._suggestions
+        yield self._hint
+        yield from self._choices
 
     @property
-    def marked(self) -> str:
-        """The question that Enter sends."""
-        return next(suggestion.text for suggestion in self._suggestions if suggestion.marked)
+    def marked(self) -> Choice:
+        """What Enter takes."""
+        return next(choice for choice in self._choices if choice.marked)
 
     def move(self, step: int) -> None:
-        """Marks the next (1) or previous (-1) question, round and round."""
-        index = next(i for i, suggestion in enumerate(self._suggestions) if suggestion.marked)
-        self._suggestions[index].marked = False
-        self._suggestions[(index + step) % len(self._suggestions)].marked = True
+        """Marks the next (1) or previous (-1) choice, round and round."""
+        self._was_moved = True
+        index = self._choices.index(self.marked)
+        self._mark((index + step) % len(self._choices))
+
+    async def offer(self, models: Sequence[tuple[str, str]]) -> None:
+        """Also offer to chat with these models (name, a few words), above the questions. The first is marked, unless
+        the mark was moved already."""
+        offers = [Offer(model, about) for model, about in models]
+        hint = Static(
+            Content("There are other models on this machine. Enter chats with the marked one:"), classes="hint"
+        )
+        await self.mount(hint, *offers, Static(""), before=self._hint)
+        self._hint.update(Content("Or type below and ask tiny:"))
+        self._choices = [*offers, *self._choices]
+        if not self._was_moved:
+            self._mark(0)
+
+    def _mark(self, index: int) -> None:
+        for at, choice in enumerate(self._choices):
+            choice.marked = at == index
