@@ -1,7 +1,7 @@
 """Why the native library cannot be loaded, in one line that also says what to type.
 
-Pure: from the text of the error alone. The engine puts the line into its refusal, which the API hands on, and the doctor
-shows it: both say the same.
+Pure: from the text of the error alone. The engine puts the line into its refusal, which the API hands on, and the
+doctor shows it: both say the same.
 
 Does not: load anything, or know errors of model files.
 """
@@ -32,7 +32,6 @@ OTHER_PROCESSOR = Problem(
     "llama.cpp was built for another processor than this one (illegal instruction)", f"build it anew: {BUILD_ANEW}"
 )
 _BUILD_FOR_CPU = f"{BUILD_ANEW} --backend cpu"
-_CUDA_PACKAGES = "nvidia-cuda-runtime-cu12 nvidia-cublas-cu12"
 
 
 def explain(error: str) -> Problem | None:
@@ -49,8 +48,8 @@ def explain(error: str) -> Problem | None:
 def _cuda(found: re.Match[str]) -> Problem:
     return Problem(
         f"this build of llama.cpp computes with CUDA, whose library {found[1]} is missing",
-        f"install CUDA (where its folder is known to ldconfig or in LD_LIBRARY_PATH; or: {sys.executable} -m pip install "
-        f"{_CUDA_PACKAGES}), or build for the processor alone: {_BUILD_FOR_CPU}",
+        f"install CUDA's runtime and name its folder in LD_LIBRARY_PATH, or build for the processor alone: "
+        f"{_BUILD_FOR_CPU}",
     )
 
 
@@ -76,7 +75,7 @@ def _always(text: str, remedy: str = f"build it anew: {BUILD_ANEW}") -> Callable
 _KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Problem]], ...] = (
     (r"No module named '?llama_cpp'?", _always("llama-cpp-python is not installed", f"install it: {BUILD_ANEW}")),
     (r"base name '\w+' not found", _always("llama-cpp-python is installed without its native library")),
-    (r"libc\.musl|ld-musl", _always("this llama.cpp was built for musl (Alpine), and this system has another C library")),
+    (r"libc\.musl|ld-musl", _always("this llama.cpp was built for musl (Alpine), which is not here")),
     (r"ld-linux[-\w.]*: cannot open|Error (?:loading|relocating) .*(?:libc\.so\.6|libm\.so\.6|ld-linux|__\w+_chk)",
      _always("this llama.cpp was built for glibc, and this system has musl")),
     (r"version [`'](GLIBC(?:XX)?_[\d.]+)'? not found",
@@ -85,7 +84,7 @@ _KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Problem]], ...] = (
     (r"((?:libcudart|libcublas\w*|libnccl|libcufft|libnvrtc\w*)\.so[.\d]*|cudart64_\d+\.dll|cublas64_\d+\.dll)", _cuda),
     (r"((?:libamdhip64|librocblas|libhipblas|libhsa-runtime64|libvulkan|libsycl|libOpenCL|libmusa)\.so[.\d]*)", _gpu),
     (r"libgomp\.so[.\d]*: cannot open",
-     _always("this llama.cpp needs OpenMP (libgomp), which is missing", "apt install libgomp1, or build without: " + BUILD_ANEW)),
+     _always("this llama.cpp needs OpenMP, which is missing", f"apt install libgomp1, or build without: {BUILD_ANEW}")),
     (r"incompatible architecture \(have '(\w+)', need '(\w+)'",
      _always(r"this Python is a program for \2, and llama.cpp was built for \1",
              f"use a Python for this machine's own processor, or build it anew: {BUILD_ANEW}")),

@@ -113,7 +113,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     `kv_type` is a GGML type name (f16, q8_0). `n_threads` 0 means as many as were measured to be good, which
     is kept in `threads_file`, or one for each fast core. `model` is its name.
     `disk_cache_bytes` is for what all models keep in `kv_folder` together; without a folder nothing is kept on disk.
-    `adapters` are paths of LoRA files that are in effect for every request.
+    `adapters` are paths of LoRA files that are in effect for every request. Without `use_extra_bufts` no weights are
+    laid out anew for the quickest kernels.
     With `pooling` the engine takes `Embed` and nothing generates; without, it takes `Submit`.
     """
 
@@ -137,6 +138,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     pooling: Pooling | None = None
     adapters: tuple[str, ...] = ()
     threads_file: str = ""
+    use_extra_bufts: bool = True
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):

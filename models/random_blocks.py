@@ -122,8 +122,8 @@ def _random_q6_k(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes:
 def _random_iq4_xs(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes:
     """IQ4_XS super-blocks, drawn as bytes for the same reason.
 
-    Layout (block_iq4_xs): fp16 d, 2 bytes with the high 2 bits of eight scales, 4 bytes with their low 4 bits, 128 bytes
-    of indices; weight = d * (scale - 32) * _IQ4_VALUES[index]. Scales of both signs make the mean 0.
+    Layout (block_iq4_xs): fp16 d, 2 bytes with the high 2 bits of eight scales, 4 bytes with their low 4 bits, 128
+    bytes of indices; weight = d * (scale - 32) * _IQ4_VALUES[index]. Scales of both signs make the mean 0.
     """
     scales = rng.integers(16, 32, size=(n_blocks, 8), dtype=np.uint8)
     scales = np.where(rng.integers(0, 2, size=scales.shape, dtype=np.uint8) > 0, scales, 64 - scales).astype(np.uint16)

@@ -17,24 +17,33 @@ FOLDERS = {"localrun": ROOT / "localrun", "localrun.models": ROOT / "models", "l
 
 # Nothing of ours, whoever imports them.
 LEAVES = (
-    *("localrun.config", "localrun.errors", "localrun.kv_folders", "localrun.processors", "localrun.snapshot"),
-    *("localrun.thread_choice", "localrun.wire"),
+    *("localrun.config", "localrun.errors", "localrun.kernels", "localrun.kv_folders", "localrun.library_problems"),
+    *("localrun.processors", "localrun.snapshot", "localrun.thread_choice", "localrun.wire"),
 )
-CONFIG, ERRORS, KV_FOLDERS, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE = LEAVES
+CONFIG, ERRORS, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE = LEAVES
+KERNEL_PROBE = "localrun.kernel_probe"
 FRAMING = "localrun.framing"
 CLIENT = ("localrun.client", "localrun.client_connection", "localrun.client_pieces")
 
 # A package may import itself and these; a name stands for everything below it.
 ALLOWED = {
-    "localrun.engine": (CONFIG, ERRORS, FRAMING, KV_FOLDERS, PROCESSORS, THREAD_CHOICE, WIRE),
-    "localrun.server": (CONFIG, ERRORS, FRAMING, KV_FOLDERS, SNAPSHOT, THREAD_CHOICE, WIRE, "localrun.models"),
+    "localrun.engine": (CONFIG, ERRORS, FRAMING, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSORS, THREAD_CHOICE, WIRE),
+    "localrun.server": (
+        *(CONFIG, ERRORS, FRAMING, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, SNAPSHOT, THREAD_CHOICE, WIRE),
+        "localrun.models",
+    ),
     "localrun.models": (CONFIG, ERRORS),
     "localrun.tui": (*CLIENT, CONFIG, ERRORS, SNAPSHOT),
     "localrun.cli": (*CLIENT, CONFIG, ERRORS, KV_FOLDERS, PROCESSORS, SNAPSHOT, THREAD_CHOICE),
     "localrun.bench": (*CLIENT, CONFIG, ERRORS, PROCESSORS, SNAPSHOT, THREAD_CHOICE, "localrun.models"),
     "localrun.service": (CONFIG, ERRORS),
-    "localrun.doctor": (CONFIG, ERRORS, KV_FOLDERS, PROCESSORS, THREAD_CHOICE, "localrun.models"),
+    "localrun.doctor": (
+        *(CONFIG, ERRORS, KERNEL_PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSORS, THREAD_CHOICE),
+        "localrun.models",
+    ),
+    KERNEL_PROBE: (CONFIG, KERNELS, "localrun.models"),
     "localrun.framing": (WIRE,),
+    "localrun.native_build": (),
     "localrun.client": (*CLIENT, *LEAVES),
     "localrun.client_connection": (*CLIENT, *LEAVES),
     "localrun.client_pieces": (*CLIENT, *LEAVES),
@@ -59,7 +68,7 @@ NOT_PURE = {
     *("engine", "process", "serving", "devices", "gpu_report", "build_report", "fake", "bare_loop", "__init__"),
     *("llama", "llama_context", "llama_model", "llama_native", "llama_sampler", "llama_staging", "llama_vocabulary"),
     *("background", "kv_disk", "kv_disk_files", "kv_disk_open", "outbox"),
-    *("llama_adapters", "quantize", "thread_rates"),
+    *("llama_adapters", "probe", "quantize", "thread_rates"),
     *("gbnf", "grammar_compiler", "grammar_library", "grammar_queue", "grammar_source"),
 }
 IMPURE = {"asyncio", "ctypes", "multiprocessing", "selectors", "signal", "socket", "subprocess", "threading", "time"}

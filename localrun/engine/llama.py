@@ -58,11 +58,12 @@ class LlamaBackend:
         n_spare_seqs: int = 0,
         may_split: bool = True,
         adapters: Sequence[str] = (),
+        use_extra_bufts: bool = True,
     ) -> None:
         native.llama_log_set(log_callback, None)
         native.llama_backend_init()
         self.n_gpu_layers = n_gpu_layers
-        self._model = load_model(path, n_gpu_layers)
+        self._model = load_model(path, n_gpu_layers, use_extra_bufts=use_extra_bufts)
         self._adapters = LlamaAdapters(self._model, adapters)
         self._vocabulary = LlamaVocabulary(self._model)
         self.n_vocab = self._vocabulary.n_tokens

@@ -183,6 +183,7 @@ def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
         n_gpu_layers=_gpu_layers(opened, llama.gpu_free_bytes()),
         kv_type=opened.kv_type,
         adapters=opened.adapters,
+        use_extra_bufts=opened.use_extra_bufts,
     )
     backend.set_threads(plan.start)
     if plan.kept is None or backend.n_gpu_layers:
@@ -225,6 +226,7 @@ def _llama_embedder(opened: wire.Open) -> Embedder:
         n_threads=plan_threads(opened, processors.usable(), _llama_build).start.prompt,
         n_gpu_layers=_gpu_layers(opened, llama.gpu_free_bytes()),
         kv_type=opened.kv_type,
+        use_extra_bufts=opened.use_extra_bufts,
     )
 
 

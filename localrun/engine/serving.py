@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO, Protocol, TypeVar
 
-from localrun import framing, wire
+from localrun import framing, library_problems, wire
 from localrun.engine.inbox import Inbox
 from localrun.engine.outbox import Outbox
 from localrun.errors import EngineFailed, LocalrunError
@@ -58,7 +58,9 @@ def refuse(frames_out: BinaryIO, error: Exception) -> int:
         send(frames_out, wire.OpenFailed(code=error.code, message=error.message))
     else:
         log.exception("the engine cannot start")
-        send(frames_out, wire.OpenFailed(code=EngineFailed.code, message=f"the engine cannot start: {error!r}"))
+        problem = library_problems.explain(str(error))
+        message = problem.line if problem else f"the engine cannot start: {error!r}"
+        send(frames_out, wire.OpenFailed(code=EngineFailed.code, message=message))
     return FAILED
 
 

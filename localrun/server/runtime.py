@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import os
 
-from localrun import kv_folders, thread_choice
+from localrun import kernels, kv_folders, thread_choice
 from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import Unavailable
 from localrun.models import packaged
@@ -63,6 +63,7 @@ class Runtime:
             on_ended=self.telemetry.engine_ended,
             kv_folder=kv_folder,
             threads_file=folders().cache / thread_choice.FILE_NAME,
+            kernels_folder=None if fake else kernels.folder(folders().cache),
         )
         self.cache = Cache(settings, self.store, residents=self.supervisor.residents, folder=kv_folder)
         self.pulls = Pulls(

@@ -54,10 +54,11 @@ class LlamaEmbedder:
         n_threads: int,
         n_gpu_layers: int = 0,
         kv_type: str = "f16",
+        use_extra_bufts: bool = True,
     ) -> None:
         native.llama_log_set(log_callback, None)
         native.llama_backend_init()
-        self._model = load_model(path, n_gpu_layers)
+        self._model = load_model(path, n_gpu_layers, use_extra_bufts=use_extra_bufts)
         self._vocabulary = LlamaVocabulary(self._model)
         self.pooling = pooling
         self.n_vocab = self._vocabulary.n_tokens

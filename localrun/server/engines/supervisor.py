@@ -22,9 +22,11 @@ from typing import Any
 from localrun import wire
 from localrun.config import Settings
 from localrun.errors import LocalrunError, ModelNotFound, QueueFull, Unavailable, by_code
+from localrun.kernels import Verdict
 from localrun.models.store import Model, Store
 from localrun.server.engines import machine
 from localrun.server.engines.breaker import EARLY_S, Breaker
+from localrun.server.engines.kernels import Kernels, is_allowed
 from localrun.server.engines.link import EngineLink, engine_command
 from localrun.server.engines.placement import Placement
 from localrun.server.engines.resident import EngineLease, FileStamp, Resident, ResidentState
@@ -43,7 +45,8 @@ LinkSeen = Callable[[EngineLink], None]
 
 class Supervisor:
     """See the module. `on_step` sees every step of every engine, `on_loaded` and `on_ended` their coming and going.
-    Without `kv_folder` no state is kept on disk, and without `threads_file` engines try no numbers of threads."""
+    Without `kv_folder` no state is kept on disk, without `threads_file` engines try no numbers of threads, and without
+    `kernels_folder` nobody asks whether the quick kernels are right."""
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Supervisor:
         available_bytes: Callable[[], int] = machine.available_bytes,
         kv_folder: Path | None = None,
         threads_file: Path | None = None,
+        kernels_folder: Path | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -71,6 +75,7 @@ class Supervisor:
         self._breakers: dict[tuple[Key, FileStamp], Breaker] = {}
         self._room = Room(settings, residents=self.residents, end=self._end, available_bytes=available_bytes)
         self._stalls = StallWatch(lambda: [r.link for r in self.residents() if r.state is ResidentState.READY])
+        self._kernels = Kernels(kernels_folder, is_quiet=self._is_quiet, on_found=self._on_kernels_found)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stall_task: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -79,12 +84,14 @@ class Supervisor:
 
     def start(self) -> None:
         self._stall_task = asyncio.create_task(self._stalls.run())
+        self._kernels.start()
 
     async def stop(self) -> None:
         """Ends every engine; loads in progress are given up. Nothing is lent afterwards."""
         self._is_closed = True
         if self._stall_task is not None:
             self._stall_task.cancel()
+        await self._kernels.stop()
         for resident in self.residents():
             if resident.state is ResidentState.LOADING:
                 resident.loading.cancel()
@@ -168,7 +175,10 @@ class Supervisor:
         breaker = self._breakers.get(((key, model.adapters, pooling), stamp))
         if breaker is not None:
             _check_closed(model.name, breaker)
-        link = EngineLink(model=model.name, command=self._command, on_step=self._on_step, on_end=self._on_link_end)
+        link = EngineLink(
+            model=model.name, command=self._command, on_step=self._on_step, on_end=self._on_link_end,
+            on_recovered=self._on_recovered,
+        )  # fmt: skip
         resident = Resident(
             key=key, pooling=pooling, model=model, stamp=stamp, link=link, keep_alive_s=self._settings.keep_alive_s
         )
@@ -216,6 +226,9 @@ class Supervisor:
         try:
             await asyncio.sleep(delay_s)
             placement = await self._room.make(resident)
+            resident.is_quick = await self._kernels.allow_quick(resident.model.header)
+            if not resident.is_quick:
+                _log.info("%s is loaded without the quick kernels (`localrun doctor` says why)", resident.model.name)
             try:
                 await resident.link.open(self._open_message(resident, placement), self._settings.load_timeout_s)
             except LocalrunError as error:
@@ -259,7 +272,26 @@ class Supervisor:
             pooling=resident.pooling,
             adapters=tuple(str(path) for path in resident.model.adapters),
             threads_file=str(self._threads_file or ""),
+            use_extra_bufts=resident.is_quick,
         )
+
+    # --- kernels that are wrong ----------------------------------------------------------------------------------
+
+    def _is_quiet(self) -> bool:
+        return all(resident.can_be_evicted for resident in self.residents())
+
+    def _on_kernels_found(self, verdict: Verdict) -> None:
+        """What runs with kernels that are wrong is loaded anew for the next request after it is idle."""
+        for resident in self.residents():
+            if resident.is_quick and not is_allowed(verdict, resident.model.header):
+                resident.unload_when_idle = True
+                self._if_idle(resident)
+
+    def _on_recovered(self, link: EngineLink, how: str) -> None:
+        for resident in self.residents():
+            if resident.link is link:
+                resident.is_quick = False
+                self._spawn(self._kernels.learn(resident.model.header, how, resident.model.name))
 
     # --- ending --------------------------------------------------------------------------------------------------
 
