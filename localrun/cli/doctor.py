@@ -14,12 +14,12 @@ from localrun.config import Settings
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-@click.option("--deep", "is_deep", is_flag=True, help="Read all model files and compare their digests.")
+@click.option("--deep", "is_deep", is_flag=True, help="Read all model files and compare their digests; probe the kernels anew.")
 @click.option("--host", help="Address of the daemon (LOCALRUN_HOST).")
 @click.option("--port", type=int, help="Port of the daemon (LOCALRUN_PORT).")
 @click.pass_context
 def command(context: click.Context, as_json: bool, is_deep: bool, host: str | None, port: int | None) -> int:
-    """Check Python, llama.cpp, the GPU, memory, disk, the port, folders, models and caches.
+    """Check Python, llama.cpp, the GPU, threads, memory, disk, the port, folders, models and caches.
 
     Each line is ok, warn or fail, with what to do about it. Nothing is changed. The exit code is 1 if anything fails.
     """

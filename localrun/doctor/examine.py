@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from localrun import __version__, config, kv_folders
+from localrun import __version__, config, kernels, kv_folders, processors, thread_choice
 from localrun.doctor import caches, machine
 from localrun.doctor.accelerator import COMPILERS, check_gpu
 from localrun.doctor.finding import Finding, fail, ok, warn
@@ -20,7 +21,9 @@ from localrun.doctor.network import check_network
 from localrun.doctor.places import check_places
 from localrun.doctor.port import check_port
 from localrun.doctor.python import check_packages, check_python, own_requirements
+from localrun.doctor.quick_kernels import check_kernels
 from localrun.doctor.stored_models import check_models
+from localrun.doctor.threads import check_threads
 from localrun.models.store import Store
 
 
@@ -45,7 +48,8 @@ def examine(seen: Seen, *, is_deep: bool, environ: Mapping[str, str] = os.enviro
 
 
 def _software(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
-    yield check_python()
+    is_translated = sys.platform == "darwin" and processors.run_sysctl("sysctl.proc_translated") == "1"
+    yield check_python(is_translated=is_translated)
     yield from check_packages(own_requirements())
 
 
@@ -74,13 +78,18 @@ def _build(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Fi
         for card in cards():
             yield warn("gpu", f"{card.name} is here", "mend llama.cpp first (above), then run this again")
         return
-    yield check_build(report)
+    yield from check_build(report)
+    yield from check_kernels(kernels.folder(config.folders(environ).cache), is_deep=is_deep)
     yield check_cpu(report, cpu_flags(), machine=platform.machine())
     yield check_gpu(cards(), report, compilers=[name for name in COMPILERS if shutil.which(name)])
 
 
 def _machine(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
     available_bytes, total_bytes = machine.memory()
+    yield check_threads(
+        processors.usable(), thread_choice.read(config.folders(environ).cache / thread_choice.FILE_NAME),
+        wanted=seen.settings.threads,
+    )  # fmt: skip
     yield machine.check_memory(available_bytes, total_bytes)
     folder = config.models_folder(seen.settings, environ)
     kv = kv_folders.survey(kv_folders.kv_folder(config.folders(environ).cache))

@@ -21,6 +21,7 @@ from localrun.engine.kv_fingerprint import library_build
 from localrun.engine.llama import LlamaBackend
 from localrun.engine.llama_native import library_folder
 from localrun.engine.threads import step_s
+from localrun.errors import LocalrunError
 from localrun.thread_choice import Threads
 
 PROMPT_ROWS = 512
@@ -37,9 +38,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args(argv)
     n_seqs, n_most = max(args.streams), max(args.threads)
-    backend = LlamaBackend(
-        args.model, n_cells=256, n_seqs=1, n_batch=32, n_threads=1, n_gpu_layers=0, kv_type="f16", may_split=False
-    )
+    try:
+        backend = LlamaBackend(
+            args.model, n_cells=256, n_seqs=1, n_batch=32, n_threads=1, n_gpu_layers=0, kv_type="f16", may_split=False
+        )
+    except LocalrunError as error:
+        print(error.message, file=sys.stderr)
+        return 1
     _print({"build": library_build("llama-cpp-python", library_folder())})
     n_cells = PROMPT_ROWS + n_seqs * (MOST_STEPS + 1)
     with backend.measured_context(n_most, n_cells=n_cells, n_seqs=n_seqs, n_batch=PROMPT_ROWS) as context:
