@@ -19,6 +19,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -125,6 +126,17 @@ def usable() -> Processors:
         return of_macos(run_sysctl)
     bound: list[int] = psutil.Process().cpu_affinity() if hasattr(psutil.Process, "cpu_affinity") else []
     return elsewhere(platform.processor() or platform.machine(), os.cpu_count() or 1, bound, _psutil_cores())
+
+
+def others_busy_s() -> float:
+    """Processor seconds that other programs took of what this process may use, counted from some moment in the past;
+    exact to some hundredths. What disturbs a measurement is the difference of two."""
+    allowed = os.sched_getaffinity(0) if sys.platform == "linux" else None
+    busy_s = 0.0
+    for number, times in enumerate(psutil.cpu_times(percpu=True)):
+        if allowed is None or number in allowed:
+            busy_s += sum(getattr(times, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq", "steal"))
+    return busy_s - time.process_time()
 
 
 def of_linux(

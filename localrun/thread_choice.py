@@ -24,8 +24,9 @@ FILE_NAME = "threads.json"
 LEAST_GAIN = 0.04
 # So much when it was measured less than three times.
 LEAST_GAIN_ONCE = 0.10
-# On a quiet machine a median is no further above the quickest time than this.
+# On a quiet machine a median is no further above the quickest time than this, and others take no more processors.
 MOST_SPREAD = 1.3
+MOST_OTHERS = 0.25
 MAX_ENTRIES = 100
 MAX_FILE_BYTES = 1_000_000
 

@@ -37,7 +37,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
-    """What came out. `build` names the library that was measured."""
+    """What came out. `build` names the library that was measured, `others` is how many processors other programs took
+    meanwhile."""
 
     model: str
     shape: Shape
@@ -45,6 +46,12 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     build: str
     measured: list[Measured]
     best: Threads
+    others: float
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the numbers mean little."""
+        return self.others > thread_choice.MOST_OTHERS
 
     def tokens_per_s(self, n_threads: int, streams: int, *, is_prompt: bool = False) -> float:
         """The median over the rounds, of all streams together."""
@@ -63,8 +70,11 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
         )  # fmt: skip
 
 
-class _Build(msgspec.Struct):
-    build: str
+class _About(msgspec.Struct):
+    """The first and the last line."""
+
+    build: str = ""
+    others: float = 0.0
 
 
 def find_model(name: str, settings: Settings) -> Model:
@@ -89,8 +99,10 @@ def tune(
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         try:
-            first = child.stdout.readline()
+            first = line = child.stdout.readline()
             for line in child.stdout:
+                if line.startswith(b'{"others"'):
+                    break
                 measured.append(msgspec.json.decode(line, type=Measured))
                 on_measured(measured[-1])
         except BaseException:
@@ -102,7 +114,8 @@ def tune(
         model=model.name,
         shape=Shape(model.header.n_layers, model.header.weights_bytes),
         processors=processors,
-        build=msgspec.json.decode(first, type=_Build).build,
+        build=msgspec.json.decode(first, type=_About).build,
+        others=msgspec.json.decode(line, type=_About).others,
         measured=measured,
         best=Threads(decode=thread_choice.best(_samples(measured, is_prompt=False)),
                      prompt=thread_choice.best(_samples(measured, is_prompt=True))),

@@ -34,8 +34,9 @@ def command(model: str | None, counts: tuple[int, ...], rounds: int, dry_run: bo
     A MODEL is a name or the path of a GGUF. Each number of threads computes a prompt of 512 tokens and 1, 4 and 8
     streams, on the CPU. Without a MODEL, a random one of the size of 135M Q4_0 is measured and nothing is kept.
 
-    An engine tries some numbers by itself when it is idle after its first load; this is more thorough. Run it while the
-    machine is quiet, and with the limits (container, affinity) that the daemon has: what is kept holds for these.
+    An engine tries some numbers by itself when it is idle after its first load; this is more thorough. Run it with the
+    limits (container, affinity) that the daemon has: what is kept holds for these. Nothing is kept while other programs
+    compute.
     """
     import msgspec
 
@@ -54,7 +55,7 @@ def command(model: str | None, counts: tuple[int, ...], rounds: int, dry_run: bo
         tuning = tune(found, processors, counts or counts_to_try(processors), rounds=rounds, on_measured=_show)
     kept_at = config.folders().cache / thread_choice.FILE_NAME
     before = thread_choice.find(kept_at, processors.identity, tuning.build, tuning.shape)
-    is_kept = not dry_run and model is not None
+    is_kept = not dry_run and model is not None and not tuning.is_disturbed
     if is_kept:
         tuning.keep(kept_at, time.time())
     if as_json:
@@ -78,6 +79,8 @@ def _report(
     else:
         now = f"{usual}, one for each fast core" if not processors.limit else f"{usual}, by the limit"
     lines += [f"best        {_words(best)}", f"until now   {now}"]
+    if tuning.is_disturbed:
+        lines.append(f"disturbed   other programs took {tuning.others:.1f} processors meanwhile; measure again without")
     if kept_at is None:
         return [*lines, "kept        nothing"]
     return [*lines, f"kept        in {kept_at}; an engine takes it up when it opens the model (`localrun stop`)"]

@@ -203,6 +203,7 @@ def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
         lambda: backend.measured_context(max(plan.candidates), n_cells=N_CELLS, n_seqs=N_SEQS, n_batch=N_BATCH),
         use,
         time.perf_counter,
+        processors.others_busy_s,
     )
 
 

@@ -2,7 +2,8 @@
 
 What `localrun bench tune` runs. The first line on stdout is `{"build": ...}`, the name that the library has in
 `threads.json`; then comes one for each measurement, `{"threads", "streams", "rows", "seconds"}`: the median time of a
-step with so many rows for each of so many streams. Every other round goes through the numbers backwards. A process of
+step with so many rows for each of so many streams; and at the end `{"others"}`, how many processors other programs
+took meanwhile. Every other round goes through the numbers backwards. A process of
 its own, because loading the native library is for engines alone.
 
 Does not: sample, or choose.
@@ -22,6 +23,7 @@ from localrun.engine.llama import LlamaBackend
 from localrun.engine.llama_native import library_folder
 from localrun.engine.threads import step_s
 from localrun.errors import LocalrunError
+from localrun.processors import others_busy_s
 from localrun.thread_choice import Threads
 
 PROMPT_ROWS = 512
@@ -47,6 +49,7 @@ def main(argv: list[str]) -> int:
         return 1
     _print({"build": library_build("llama-cpp-python", library_folder())})
     n_cells = PROMPT_ROWS + n_seqs * (MOST_STEPS + 1)
+    began_s, others_s = time.perf_counter(), others_busy_s()
     with backend.measured_context(n_most, n_cells=n_cells, n_seqs=n_seqs, n_batch=PROMPT_ROWS) as context:
         for index in range(args.rounds):
             for n_threads in args.threads[:: -1 if index % 2 else 1]:
@@ -58,6 +61,7 @@ def main(argv: list[str]) -> int:
                     _print(_row(n_threads, n_streams, 1, seconds))
                 seconds = step_s(context, time.perf_counter, n_seqs=1, n_each=PROMPT_ROWS)
                 _print(_row(n_threads, 1, PROMPT_ROWS, seconds))
+    _print({"others": max(0.0, others_busy_s() - others_s) / (time.perf_counter() - began_s)})
     backend.close()
     return 0
 

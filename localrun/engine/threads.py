@@ -20,7 +20,7 @@ from typing import Protocol
 
 from localrun.engine.backend import Batch
 from localrun.processors import Processors
-from localrun.thread_choice import Kept, Shape, Threads, best, find, is_steady
+from localrun.thread_choice import MOST_OTHERS, Kept, Shape, Threads, best, find, is_steady
 from localrun.wire import Open
 
 log = logging.getLogger("localrun.engine")
@@ -112,7 +112,8 @@ def step_s(context: MeasuredContext, clock: Clock, *, n_seqs: int, n_each: int, 
 
 class ThreadTrial:
     """See the module. `open_context` makes what is computed in, and `use` takes the result; without one, because the
-    model is too slow, the machine is busy or something failed, it is not called."""
+    model is too slow, the machine is busy or something failed, it is not called. `others_busy_s` is the processor time
+    that other programs have taken so far."""
 
     def __init__(
         self,
@@ -120,14 +121,16 @@ class ThreadTrial:
         open_context: Callable[[], AbstractContextManager[MeasuredContext]],
         use: Callable[[Threads], None],
         clock: Clock,
+        others_busy_s: Clock = lambda: 0.0,
     ) -> None:
         self._candidates = candidates
         self._open_context = open_context
         self._use = use
         self._clock = clock
+        self._others_busy_s = others_busy_s
         self._begins_at_s: float | None = None
         self._pieces: Generator[None] | None = self._measure()
-        self._spent_s = 0.0
+        self._spent_s = self._disturbed_s = 0.0
         self._of_streams: dict[int, dict[int, list[float]]] = {n: {rows: [] for rows in STREAMS} for n in candidates}
         self._of_prompt: dict[int, dict[int, list[float]]] = {n: {PROMPT_ROWS: []} for n in candidates}
 
@@ -175,7 +178,8 @@ class ThreadTrial:
                         return
                 if self._spent_s * (index + 2) / (index + 1) > LIMIT_S:
                     break
-        if is_steady(self._of_streams) and is_steady(self._of_prompt):
+        is_quiet = self._disturbed_s <= MOST_OTHERS * self._spent_s
+        if is_quiet and is_steady(self._of_streams) and is_steady(self._of_prompt):
             self._use(Threads(decode=best(self._of_streams), prompt=best(self._of_prompt)))
         else:
             log.info("this machine is too busy to tell how many threads are best")
@@ -193,10 +197,11 @@ class ThreadTrial:
 
     def _piece(self, context: MeasuredContext, *, n_seqs: int, n_each: int) -> list[float]:
         """Seconds of some steps, after one of a single row that wakes the threads."""
-        began_s = self._clock()
+        began_s, others_s = self._clock(), self._others_busy_s()
         step_s(context, self._clock, n_seqs=1, n_each=1)
         seconds: list[float] = []
         while not seconds or (len(seconds) < N_STEPS and sum(seconds) + seconds[-1] < PIECE_S):
             seconds += step_s(context, self._clock, n_seqs=n_seqs, n_each=n_each)
         self._spent_s += self._clock() - began_s
+        self._disturbed_s += self._others_busy_s() - others_s
         return [min(seconds)]

@@ -54,7 +54,10 @@ def test_rates_are_medians_of_all_streams_together():
         Measured(threads=2, streams=1, rows=512, seconds=2.0),
         Measured(threads=2, streams=1, rows=1, seconds=1),
     ]
-    tuning = Tuning(model="m", shape=Shape(1, 1), processors=HERE, build="b", measured=measured, best=Threads(2, 2))
+    tuning = Tuning(
+        model="m", shape=Shape(1, 1), processors=HERE, build="b", measured=measured, best=Threads(2, 2), others=0.3
+    )
+    assert tuning.is_disturbed
     assert tuning.tokens_per_s(2, 4) == 20
     assert tuning.tokens_per_s(2, 1) == 1
     assert tuning.tokens_per_s(2, 1, is_prompt=True) == 256

@@ -78,12 +78,16 @@ class MadeContext:
 
 
 class Trial:
-    """A trial over a made context, and what came out."""
+    """A trial over a made context, and what came out; other programs take so many processors meanwhile."""
 
-    def __init__(self, context: MadeContext, candidates: tuple[int, ...] = (USUAL, ALL)) -> None:
+    def __init__(
+        self, context: MadeContext, candidates: tuple[int, ...] = (USUAL, ALL), *, others: float = 0.0
+    ) -> None:
         self.context = context
         self.results: list[Threads] = []
-        self.trial = ThreadTrial(candidates, context.opened, self.results.append, context.clock)
+        self.trial = ThreadTrial(
+            candidates, context.opened, self.results.append, context.clock, lambda: others * context.now_s
+        )
 
     def call(self, *, is_idle: bool = True) -> float | None:
         """What the engine's loop does: a call, and then it waits for as long as the answer says."""
@@ -169,6 +173,11 @@ def test_a_busy_machine_tells_nothing(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.INFO):
         assert Trial(MadeContext(lambda n_threads, n_rows: float(next(times)))).run() == []
     assert "too busy" in caplog.text
+
+
+def test_nor_does_one_where_others_compute_steadily():
+    assert Trial(MadeContext(), others=0.2).run() == [Threads(decode=USUAL, prompt=ALL)]
+    assert Trial(MadeContext(), others=0.3).run() == []
 
 
 def test_a_failure_ends_the_trial_and_nothing_else(caplog: pytest.LogCaptureFixture):
@@ -271,7 +280,7 @@ from localrun.engine import process, threads
 from localrun.processors import Processors
 made = Processors(name="made", n_machine=3, n_allowed=3, performance_cores=1, efficiency_cores=1)
 processors.usable = lambda: made
-threads.is_steady = lambda samples: True  # whoever else computes here now
+threads.is_steady, threads.MOST_OTHERS = lambda samples: True, 99  # whoever else computes here now
 sys.exit(process.main([]))
 """
 
