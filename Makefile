@@ -6,7 +6,9 @@ BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed
 STAMP := $(VENV)/.installed-dev
 WHEELS ?= $(LOCALRUN_WHEELS)
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint packaging/constraints.txt
+# Without compiling all modules ahead: those that are used compile when they are first imported.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
+	--constraint packaging/constraints.txt
 
 .PHONY: run test test-fast test-clients test-real lint types smoke generate constraints bench native-wheel gpu-check clean
 

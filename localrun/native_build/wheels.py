@@ -192,7 +192,8 @@ def pip_install(python: str, *arguments: str) -> int:
     if uv and run([python, "-m", "pip", "--version"])[0]:
         command = [uv, "pip", "install", "--quiet", "--python", python, "--reinstall"]
     else:
-        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--force-reinstall"]
+        command = [python, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
+        command += ["--force-reinstall"]
     return subprocess.run([*command, "--no-deps", *arguments], stdout=sys.stderr, check=False).returncode
 
 
