@@ -24,7 +24,7 @@ from localrun.engine.llama_model import load_model
 from localrun.engine.llama_native import log_callback, native
 from localrun.engine.llama_sampler import LlamaSampler
 from localrun.engine.llama_staging import LlamaStaging
-from localrun.engine.llama_threadpool import Threadpool
+from localrun.engine.llama_threadpool import Threadpools
 from localrun.engine.llama_vocabulary import LlamaVocabulary
 from localrun.engine.sampling_threads import SamplingThreads
 from localrun.engine.state_blob import StateLayout
@@ -78,8 +78,8 @@ class LlamaBackend:
         self.can_split = may_split and is_attention and n_seqs > 1 and not self.mixes_rows
         self._layout: StateLayout | None = None
         self._staging: LlamaStaging | None = None
-        self._threads = Threads(n_threads, n_threads)
-        self._threadpool = Threadpool(native._lib, n_threads)
+        self._threads, self._may_use_fewer = Threads(n_threads, n_threads), False
+        self._pools = Threadpools(native._lib)
         self._open(split=self.can_split)
         self._layout = self._probe_layout()
         self.cuts_states = is_attention and self._layout is not None
@@ -134,32 +134,24 @@ class LlamaBackend:
 
     # --- threads -----------------------------------------------------------------------------------------------
 
-    def set_threads(self, threads: Threads) -> None:
-        """For everything from now on; nothing may be being computed. The threads are made anew where their number
-        differs: those that a graph leaves out look for work all the same."""
-        contexts = [self._main, *([self._staging.context] if self._staging else [])]
-        if threads.most != self._threads.most:
-            old, self._threadpool = self._threadpool, Threadpool(native._lib, threads.most)
-            for context in contexts:
-                self._threadpool.attach(context.native)
-            old.close()
-        self._threads, self.n_threads = threads, threads.decode
-        for context in contexts:
-            context.set_threads(threads)
+    def set_threads(self, threads: Threads, *, may_use_fewer: bool = False) -> None:
+        """For everything from now on; nothing may be being computed. See `LlamaContext.set_threads`."""
+        self._threads, self._may_use_fewer = threads, may_use_fewer
+        self.n_threads = threads.decode
+        self._main.set_threads(threads, may_use_fewer=may_use_fewer)
+        if self._staging is not None:
+            self._staging.context.set_threads(threads)
 
     @contextmanager
     def measured_context(self, n_threads: int, *, n_cells: int, n_seqs: int, n_batch: int) -> Iterator[LlamaContext]:
-        """An empty context with threads of its own, for whoever wants to measure; it must end before the backend."""
+        """An empty context for whoever wants to measure; it must end before the backend."""
         shape = ContextShape(n_cells, n_seqs, n_batch, n_threads, self._kv_type, is_split=False)
         kind, window = self.memory_kind, self._n_window
-        context = LlamaContext(self._model, shape, kind=kind, n_window=window, n_vocab=self.n_vocab)
-        threadpool = Threadpool(native._lib, n_threads)
-        threadpool.attach(context.native)
+        context = LlamaContext(self._model, shape, self._pools, kind=kind, n_window=window, n_vocab=self.n_vocab)
         try:
             yield context
         finally:
             context.close()
-            threadpool.close()
 
     # --- long prompts in the background ------------------------------------------------------------------------
 
@@ -220,7 +212,7 @@ class LlamaBackend:
     def close(self) -> None:
         self._sampling.close()
         self._close_contexts()
-        self._threadpool.close()
+        self._pools.close()
         native.llama_model_free(self._model)
 
     # --- opening -----------------------------------------------------------------------------------------------
@@ -269,7 +261,7 @@ class LlamaBackend:
                     lambda cb_eval: self._new_context(cells, n_staging, n_batch, split=True, cb_eval=cb_eval)
                 )
         except EngineFailed:
-            self._threadpool.close()
+            self._pools.close()
             native.llama_model_free(self._model)
             raise
 
@@ -279,9 +271,10 @@ class LlamaBackend:
         n_threads = self._threads.most
         shape = ContextShape(n_cells, n_seqs, n_batch, n_threads, self._kv_type, split and n_seqs > 1)
         kind, window = self.memory_kind, self._n_window
-        context = LlamaContext(self._model, shape, kind=kind, n_window=window, n_vocab=self.n_vocab, cb_eval=cb_eval)
-        context.set_threads(self._threads)
-        self._threadpool.attach(context.native)
+        context = LlamaContext(
+            self._model, shape, self._pools, kind=kind, n_window=window, n_vocab=self.n_vocab, cb_eval=cb_eval
+        )
+        context.set_threads(self._threads, may_use_fewer=self._may_use_fewer and cb_eval is None)
         self._adapters.apply(context.native)
         return context
 

@@ -17,6 +17,7 @@ Does not: know the vocabulary's texts, or sample.
 from __future__ import annotations
 
 import ctypes
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,9 @@ from numpy.typing import NDArray
 
 from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, State
 from localrun.engine.llama_native import last_problem, native
+from localrun.engine.llama_threadpool import Threadpools
 from localrun.engine.state_blob import StateLayout
+from localrun.engine.step_threads import StepThreads
 from localrun.errors import EngineFailed
 from localrun.thread_choice import Threads
 
@@ -54,7 +57,15 @@ class LlamaContext:
     """
 
     def __init__(
-        self, model: Any, shape: ContextShape, *, kind: MemoryKind, n_window: int, n_vocab: int, cb_eval: Any = None
+        self,
+        model: Any,
+        shape: ContextShape,
+        pools: Threadpools,
+        *,
+        kind: MemoryKind,
+        n_window: int,
+        n_vocab: int,
+        cb_eval: Any = None,
     ) -> None:
         self.kind = kind
         self.n_seqs = shape.n_seqs
@@ -72,12 +83,14 @@ class LlamaContext:
         self.batch = Batch(int(native.llama_n_batch(self.native)))
         self._native_batch, self._batch_memory = native_batch(self.batch)
         self._state_buffer = bytearray()
-        self._threads = Threads(shape.n_threads, shape.n_threads)
-        self._n_threads = shape.n_threads
+        self._pools = pools
+        self._n_threads = 0
+        self.set_threads(Threads(shape.n_threads, shape.n_threads))
 
-    def set_threads(self, threads: Threads) -> None:
-        """For the decodes from now on."""
+    def set_threads(self, threads: Threads, *, may_use_fewer: bool = False) -> None:
+        """For the decodes from now on. Steps of streams may be found to be quicker with fewer threads."""
         self._threads = threads
+        self._step_threads = StepThreads(threads.decode) if may_use_fewer else None
 
     def decode(self, n_rows: int) -> None:
         """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed."""
@@ -87,15 +100,18 @@ class LlamaContext:
         check_range("token", batch.token[:n_rows], self._n_vocab)
         check_range("sequence", batch.seq[:n_rows], self.n_seqs)
         check_range("position", batch.pos[:n_rows], self.n_cells)
-        if np.count_nonzero(batch.wants_logits[:n_rows]) > self.n_seqs:
+        n_wanted = int(np.count_nonzero(batch.wants_logits[:n_rows]))
+        if n_wanted > self.n_seqs:
             raise ValueError(f"more than {self.n_seqs} rows want logits")
-        # llama.cpp has two numbers as well, but takes that for prompts wherever a batch has more than one row.
-        n_threads = self._threads.decode if n_rows <= STREAM_ROWS else self._threads.prompt
-        if n_threads != self._n_threads:
-            self._n_threads = n_threads
-            native.llama_set_n_threads(self.native, n_threads, n_threads)
         self._native_batch.n_tokens = n_rows
-        code = native.llama_decode(self.native, self._native_batch)
+        if self._step_threads is not None and n_wanted == n_rows:
+            self._use_threads(self._step_threads.choose(n_rows))
+            began_at_s = time.perf_counter()
+            code = native.llama_decode(self.native, self._native_batch)
+            self._step_threads.note(n_rows, time.perf_counter() - began_at_s)
+        else:
+            self._use_threads(self._threads.decode if n_rows <= STREAM_ROWS else self._threads.prompt)
+            code = native.llama_decode(self.native, self._native_batch)
         if code == 0:
             return
         if code == 1:
@@ -169,6 +185,12 @@ class LlamaContext:
     def close(self) -> None:
         """Free it."""
         native.llama_free(self.native)
+
+    def _use_threads(self, n_threads: int) -> None:
+        # llama.cpp has two numbers as well, but takes that for prompts wherever a batch has more than one row.
+        if n_threads != self._n_threads:
+            self._n_threads = n_threads
+            self._pools.use(self.native, n_threads)
 
     def _reserve(self, size: int) -> None:
         """The buffer is kept for the next time: touching fresh memory takes ten times as long as copying into it."""

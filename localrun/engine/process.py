@@ -185,14 +185,14 @@ def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
         adapters=opened.adapters,
         use_extra_bufts=opened.use_extra_bufts,
     )
-    backend.set_threads(plan.start)
+    backend.set_threads(plan.start, may_use_fewer=True)
     if plan.kept is None or backend.n_gpu_layers:
         return backend, None
     entry, path = plan.kept, Path(opened.threads_file)
 
     def use(threads: Threads) -> None:
         log.info("measured: %d threads are good for streams, %d for prompts", threads.decode, threads.prompt)
-        backend.set_threads(threads)
+        backend.set_threads(threads, may_use_fewer=True)
         try:
             thread_choice.keep(path, entry(threads, time.time()))
         except OSError as error:

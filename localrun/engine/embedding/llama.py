@@ -19,7 +19,7 @@ from localrun.engine.embedding.embedder import FloatVector, PairFormat
 from localrun.engine.llama_context import ABORTED, GGML_TYPES, check_range, native_batch
 from localrun.engine.llama_model import load_model
 from localrun.engine.llama_native import last_problem, log_callback, native
-from localrun.engine.llama_threadpool import Threadpool
+from localrun.engine.llama_threadpool import Threadpools
 from localrun.engine.llama_vocabulary import LlamaVocabulary
 from localrun.errors import EngineFailed
 from localrun.wire import Pooling
@@ -73,8 +73,8 @@ class LlamaEmbedder:
         is_stateful = native.llama_model_is_recurrent(self._model) or native.llama_model_is_hybrid(self._model)
         self.n_seqs = MAX_RECURRENT_SEQUENCES if is_stateful else MAX_SEQUENCES
         self._context = self._open(kv_type)
-        self._threadpool = Threadpool(native._lib, n_threads)
-        self._threadpool.attach(self._context)
+        self._pools = Threadpools(native._lib)
+        self._pools.use(self._context, n_threads)
         self._memory = native.llama_get_memory(self._context)
         self.can_split = bool(self._memory) and bool(native.llama_get_causal_attn(self._context))
         self.n_cells = int(native.llama_n_ctx(self._context)) if self._memory else 0
@@ -115,7 +115,7 @@ class LlamaEmbedder:
 
     def close(self) -> None:
         native.llama_free(self._context)
-        self._threadpool.close()
+        self._pools.close()
         native.llama_model_free(self._model)
 
     # --- opening -----------------------------------------------------------------------------------------------
