@@ -1,10 +1,20 @@
-"""What every test may be asked: whether the suites of real clients run, which install packages."""
+"""What every test may be asked: whether the suites of real clients run, which install packages. And what all that open
+a model themselves need: kernels that are right on this processor."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from localrun.kernel_probe import probe
+from localrun.kernels import Verdict
+from localrun.models.gguf import read_header
+from localrun.models.layer_memory import memory_kind
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -18,3 +28,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("clients"):
             item.add_marker(skip)
+
+
+@cache
+def _verdict() -> Verdict:
+    return probe()
+
+
+@pytest.fixture(scope="session")
+def sound_kernels() -> Iterator[None]:
+    """Models that tests open by themselves do without quick kernels that crash or compute nonsense here, as they would
+    in the daemon. Where all are right, and that is found out by the first model, this changes nothing."""
+    from localrun.engine import llama
+    from localrun.engine.embedding import llama as embedding
+    from localrun.engine.llama_model import load_model
+
+    def load(path: str, n_gpu_layers: int, *, use_extra_bufts: bool = True) -> Any:
+        header = read_header(Path(path))
+        types = {tensor.type_name for tensor in header.tensors}
+        is_right = _verdict().allows_quick(types, memory_kind(header))
+        return load_model(path, n_gpu_layers, use_extra_bufts=use_extra_bufts and is_right)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llama, "load_model", load)
+        patch.setattr(embedding, "load_model", load)
+        yield

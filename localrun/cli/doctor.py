@@ -14,7 +14,7 @@ from localrun.config import Settings
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-@click.option("--deep", "is_deep", is_flag=True, help="Read all model files and compare their digests; probe the kernels anew.")
+@click.option("--deep", "is_deep", is_flag=True, help="Compare the digests of all model files; probe the kernels anew.")
 @click.option("--host", help="Address of the daemon (LOCALRUN_HOST).")
 @click.option("--port", type=int, help="Port of the daemon (LOCALRUN_PORT).")
 @click.pass_context

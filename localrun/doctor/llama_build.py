@@ -8,12 +8,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from localrun.doctor.finding import Finding, fail, ok, warn
+from localrun.library_problems import Problem, explain
 
 TIMEOUT_S = 60.0
 COMMAND = (sys.executable, "-P", "-m", "localrun.engine.build_report")
@@ -37,6 +38,8 @@ class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
     cpu_features: tuple[str, ...]
     devices: tuple[tuple[str, int, bool, int], ...]
     ggml: str = ""
+    modules: tuple[str, ...] = ()
+    skipped: dict[str, str] = {}
 
 
 def rebuild(backend: str = "", *, python: str = sys.executable, platform: str = sys.platform) -> str:
@@ -64,6 +67,9 @@ def ask_build(command: Sequence[str] = COMMAND, *, timeout_s: float = TIMEOUT_S)
         return fail("llama.cpp", "it was built for another CPU than this one: illegal instruction", remedy)
     if ended.returncode:
         lines = ended.stderr.strip().splitlines()
+        problem = explain(lines[-1]) if lines else None
+        if problem is not None:
+            return fail("llama.cpp", problem.text, problem.remedy)
         return fail("llama.cpp", f"it cannot be loaded: {lines[-1] if lines else f'status {ended.returncode}'}", remedy)
     try:
         return msgspec.json.decode(ended.stdout.strip().splitlines()[-1], type=BuildReport)
@@ -71,10 +77,18 @@ def ask_build(command: Sequence[str] = COMMAND, *, timeout_s: float = TIMEOUT_S)
         return fail("llama.cpp", f"its report cannot be read: {error}", remedy)
 
 
-def check_build(report: BuildReport) -> Finding:
-    """The line about a build that loads."""
+def check_build(report: BuildReport) -> Iterator[Finding]:
+    """The line about a build that loads, and one about each of its backends that does not."""
     ggml = f", ggml {report.ggml}" if report.ggml else ""
-    return ok("llama.cpp", f"llama-cpp-python {report.version}{ggml}, backends {', '.join(report.backends)}")
+    text = f"llama-cpp-python {report.version}{ggml}, backends {', '.join(report.backends)}"
+    modules = f" ({', '.join(report.modules)})" if report.modules else ""
+    if "CPU" not in report.backends:
+        yield fail("llama.cpp", f"{text}: none of its modules computes on this processor", rebuild())
+    else:
+        yield ok("llama.cpp", text + modules)
+    for name, reason in report.skipped.items():
+        problem = explain(reason) or Problem(f"{name} could not be used: {reason}", f"build it anew: {rebuild()}")
+        yield warn("llama.cpp", f"{problem.text}, so it computes on the CPU alone", problem.remedy)
 
 
 def check_cpu(report: BuildReport, cpu_flags: Collection[str], *, machine: str) -> Finding:

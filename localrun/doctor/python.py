@@ -8,20 +8,28 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from localrun.doctor.finding import Finding, fail, ok
+from localrun.doctor.finding import Finding, fail, ok, warn
 
 OLDEST = (3, 11)
 _RUNNING = tuple(sys.version_info[:3])
 _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^;\s]+)")
 
 
-def check_python(version: Sequence[int] = _RUNNING, *, is_64_bit: bool = sys.maxsize > 2**32) -> Finding:
-    """Whether the interpreter is one that localrun runs on."""
+def check_python(
+    version: Sequence[int] = _RUNNING, *, is_64_bit: bool = sys.maxsize > 2**32, is_translated: bool = False
+) -> Finding:
+    """Whether the interpreter is one that localrun runs on. Rosetta `is_translated` programs for Intel processors."""
     shown = ".".join(str(part) for part in version[:3])
     if tuple(version[:2]) < OLDEST:
         return fail("python", f"Python {shown} is too old", "install Python 3.11 or newer and localrun with it")
     if not is_64_bit:
         return fail("python", f"Python {shown} is a 32-bit program", "install a 64-bit Python and localrun with it")
+    if is_translated:
+        return warn(
+            "python", f"Python {shown} is an Intel program under Rosetta: engines are some ten times slower",
+            "get a Python for Apple silicon (brew install python) and install localrun with it: "
+            "PYTHON=/opt/homebrew/bin/python3 packaging/install.sh",
+        )  # fmt: skip
     return ok("python", f"{shown} ({platform.machine() or 'unknown machine'}, {sys.executable})")
 
 

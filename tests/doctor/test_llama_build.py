@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from localrun.doctor.finding import Finding, Level
@@ -37,7 +38,7 @@ def test_the_real_build_reports_itself():
     assert "CPU" in found.backends
     assert found.version
     assert Path(found.library).is_dir()
-    assert check_build(found).level is Level.OK
+    assert [line.level for line in check_build(found)] == [Level.OK]
 
 
 def test_lines_of_a_library_before_the_report_are_no_harm():
@@ -56,9 +57,25 @@ def test_a_build_for_another_cpu_is_named():
 
 
 def test_a_library_that_is_missing_is_quoted():
-    found = failed("import sys; print('ImportError: libcudart.so.12: not found', file=sys.stderr); sys.exit(1)")
-    assert found.text == "it cannot be loaded: ImportError: libcudart.so.12: not found"
+    found = failed("import sys; print('ImportError: libx.so.1: gone', file=sys.stderr); sys.exit(1)")
+    assert found.text == "it cannot be loaded: ImportError: libx.so.1: gone"
+    cuda = failed("import sys; print('RuntimeError: libcudart.so.12: not found', file=sys.stderr); sys.exit(1)")
+    assert "CUDA, whose library libcudart.so.12 is missing" in cuda.text
+    assert "--backend cpu" in cuda.remedy
     assert "status 3" in failed("import sys; sys.exit(3)").text
+
+
+def test_backends_that_were_passed_over_are_named():
+    lines = list(check_build(msgspec.structs.replace(
+        report(), modules=("libggml-cpu-zen4.so",),
+        skipped={"libggml-cuda.so": "libcublas.so.12: cannot open shared object file: No such file or directory"},
+    )))  # fmt: skip
+    assert [line.level for line in lines] == [Level.OK, Level.WARN]
+    assert "libggml-cpu-zen4.so" in lines[0].text
+    assert "libcublas.so.12 is missing, so it computes on the CPU alone" in lines[1].text
+    (no_cpu,) = check_build(msgspec.structs.replace(report(), backends=()))
+    assert no_cpu.level is Level.FAIL
+    assert "native_build install" in no_cpu.remedy
 
 
 def test_nonsense_and_silence_are_failures():

@@ -17,6 +17,11 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _right_kernels(sound_kernels: None) -> None:
+    """Models are opened here without a daemon that knows which kernels to do without."""
+
+
 @pytest.fixture(scope="session")
 def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("synthesized") / "tiny.gguf"

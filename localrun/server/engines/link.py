@@ -293,10 +293,10 @@ class EngineLink:
         self._is_ready = True
         if self._too_late is not None:
             self._too_late.cancel()
+        self._is_loaded_again = self._first_end is not None
         if self._opened is not None and not self._opened.done():
             self._opened.set_result(message)
         else:
-            self._is_loaded_again = True
             self.ready = message
 
     def _take_step(self, step: wire.Step) -> None:
