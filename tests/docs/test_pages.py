@@ -1,4 +1,4 @@
-"""The documentation's pages: links lead somewhere, and quoted messages are those of the program."""
+"""The documentation's pages: links lead somewhere, quoted messages are those of the program, recommended models fit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+from localrun.models import catalog
+from localrun.models.fit import rough_bytes
+from localrun.models.fit_devices import USABLE_RAM
+from localrun.models.name import ModelName
+from localrun.models.quant_choice import RemoteFile, choose
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "localrun" / "docs"
@@ -75,3 +81,30 @@ def test_the_readmes_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / "README.md").read_text(encoding="utf-8")):
         if not re.match(r"[a-z]+:|#", target):
             assert (ROOT / target.partition("#")[0]).exists(), f"README.md links to {target}"
+
+
+def recommended() -> list[tuple[str, ...]]:
+    """The README's table of models by memory: memory in GB, name, download in GB, quantization, what it takes in GB."""
+    row = r"^\| (\d+) GB \| `localrun pull (\S+)` \| ([\d.]+) GB, (\w+) \| ([\d.]+) GB \|$"
+    return re.findall(row, (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_a_model_is_recommended_for_each_size_of_memory():
+    assert [int(row[0]) for row in recommended()] == [8, 16, 24, 64]
+
+
+@pytest.mark.parametrize(("memory_gb", "name", "download_gb", "quant", "takes_gb"), recommended())
+def test_a_recommended_model_fits_and_is_what_pull_would_choose(
+    memory_gb: str, name: str, download_gb: str, quant: str, takes_gb: str
+):
+    found = catalog.find(ModelName.parse(name))
+    assert found is not None
+    files = [RemoteFile(f"model-{each}.gguf", round(size * 1e9)) for each, size in found.entry.quants.items()]
+    # A machine has a little less than what is written on the box.
+    memory_bytes = int(memory_gb) * 1_000_000_000
+    choice = choose(files, tag=found.quant, memory_bytes=memory_bytes, repo=found.entry.repo)
+    size_bytes = sum(file.size_bytes for file in choice.files)
+    assert choice.quant == quant
+    assert size_bytes / 1e9 == pytest.approx(float(download_gb))
+    assert rough_bytes(size_bytes) / 1e9 == pytest.approx(float(takes_gb), abs=0.5)
+    assert rough_bytes(size_bytes) <= memory_bytes * USABLE_RAM

@@ -1,6 +1,6 @@
 """The models of `packages.py` with plain llama.cpp's answers, computed once, and what came of every comparison.
 
-`make test-real` fetches the models and runs this folder with `LOCALRUN_REAL=core`: fourteen of the forty prompts.
+`make test-real` fetches the models and runs this folder with `LOCALRUN_REAL=core`: fifteen of the forty prompts.
 `make test-real REAL=all` takes all of them. Without the variable nothing here runs.
 """
 
@@ -17,7 +17,7 @@ from tests.real import packages
 from tests.real.plain import Plain
 from tests.real.prompts import prompts, rendered
 from tests.real.runner import Runner
-from tests.real.verdict import LIKE_THE_ENGINE, Verdict, judge
+from tests.real.verdict import ALONE, Verdict, judge
 
 HOW_MUCH = os.environ.get("LOCALRUN_REAL", "")
 N_THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -69,11 +69,11 @@ class RealModel:
     @cached_property
     def expected(self) -> list[list[int]]:
         """Plain llama.cpp's answers to the prompts."""
-        return [self.plain.greedy(prompt, N_TOKENS, LIKE_THE_ENGINE) for prompt in self.prompts]
+        return [self.plain.greedy(prompt, N_TOKENS, ALONE) for prompt in self.prompts]
 
-    def judge(self, mode: str, answers: list[list[int]]) -> Verdict:
+    def judge(self, mode: str, answers: list[list[int]], *, together: bool = False) -> Verdict:
         """The answers to all prompts."""
-        return judge(f"{self.name}, {mode}", self.plain, self.prompts, answers, self.expected)
+        return judge(f"{self.name}, {mode}", self.plain, self.prompts, answers, self.expected, together=together)
 
 
 @pytest.fixture(scope="session", params=packages.PACKAGES, ids=lambda package: package.model)

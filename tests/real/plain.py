@@ -11,7 +11,6 @@ says how the prompt is cut, so that the size of that effect can be measured by l
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,13 +24,12 @@ _TYPES = {"f16": native.GGML_TYPE_F16, "q8_0": native.GGML_TYPE_Q8_0}
 
 
 class Shape(NamedTuple):
-    """How a prompt is cut into batches: `n_rows` rows each; and whether its last token is a batch of its own."""
+    """How a prompt is cut into batches: `n_rows` rows each, and whether its last token is a batch of its own. Tokens of
+    an answer that are given, not chosen, come in batches of `n_answer_rows`."""
 
     n_rows: int
-    last_alone: bool = False
-
-
-FULL_BATCHES = Shape(n_rows=512)
+    last_alone: bool
+    n_answer_rows: int = 1
 
 
 class Plain:
@@ -64,13 +62,23 @@ class Plain:
         assert count >= 0
         return list(room[:count])
 
-    def greedy(self, prompt: list[int], n_tokens: int, shape: Shape = FULL_BATCHES) -> list[int]:
+    def greedy(self, prompt: list[int], n_tokens: int, shape: Shape) -> list[int]:
         """The tokens that follow a prompt. The end of a text is never chosen, so that there are always so many."""
-        return [token for token, _ in self._generate(prompt, n_tokens, shape)]
+        answer = [int(self._after(prompt, shape).argmax())]
+        while len(answer) < n_tokens:
+            self._decode(answer[-1:], [0])
+            answer.append(int(self._open_ended(0).argmax()))
+        return answer
 
-    def logits_along(self, prompt: list[int], output: list[int], shape: Shape = FULL_BATCHES) -> list[Logits]:
-        """What each token of `output` is chosen from when all before it are given. Ends are -inf."""
-        return [logits for _, logits in self._generate(prompt, len(output), shape, forced=output)]
+    def logits_along(self, prompt: list[int], answer: list[int], shape: Shape) -> list[Logits]:
+        """What each token of `answer` is chosen from when all before it are given. Ends are -inf."""
+        found = [self._after(prompt, shape)]
+        given = answer[:-1]
+        for start in range(0, len(given), shape.n_answer_rows):
+            part = given[start : start + shape.n_answer_rows]
+            self._decode(part, list(range(len(part))))
+            found += [self._open_ended(row) for row in range(len(part))]
+        return found
 
     def logprobs(self, tokens: list[int], first: int, step: int) -> NDArray[np.float64]:
         """The natural logarithm of the probability of the tokens at positions `first`, `first + step`, ..., given those
@@ -103,24 +111,20 @@ class Plain:
         native.llama_free(self._context)
         native.llama_model_free(self._model)
 
-    def _generate(
-        self, prompt: list[int], n_tokens: int, shape: Shape, forced: list[int] | None = None
-    ) -> Iterator[tuple[int, Logits]]:
+    def _after(self, prompt: list[int], shape: Shape) -> Logits:
+        """What the first token of an answer is chosen from."""
         self._clear()
         end = len(prompt) - 1 if shape.last_alone else len(prompt)
         pieces = [prompt[start : min(start + shape.n_rows, end)] for start in range(0, end, shape.n_rows)]
-        for piece in [*pieces, prompt[end:]]:
-            if piece:
-                self._decode(piece, [len(piece) - 1])
-                row = len(piece) - 1
-        for at in range(n_tokens):
-            logits = self._row(row)
-            logits[self.eog] = -np.inf
-            token = forced[at] if forced is not None else int(logits.argmax())
-            yield token, logits
-            if at < n_tokens - 1:
-                self._decode([token], [0])
-                row = 0
+        pieces += [prompt[end:]] if prompt[end:] else []
+        for piece in pieces:
+            self._decode(piece, [len(piece) - 1])
+        return self._open_ended(len(pieces[-1]) - 1)
+
+    def _open_ended(self, row: int) -> Logits:
+        logits = self._row(row)
+        logits[self.eog] = -np.inf
+        return logits
 
     def _clear(self) -> None:
         native.llama_memory_clear(self._memory, True)

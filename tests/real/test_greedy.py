@@ -12,7 +12,7 @@ import pytest
 
 from tests.real.conftest import N_TOKENS, RealModel
 from tests.real.prompts import fixed_text, opening, turn
-from tests.real.verdict import LIKE_THE_ENGINE, judge
+from tests.real.verdict import ALONE, judge
 
 Say = Callable[[str], None]
 # What is kept of a prompt has at least so many tokens, and a request waits for nothing shorter.
@@ -33,7 +33,8 @@ def test_cold_cached_and_after_a_restart(model: RealModel, tmp_path: Path, say: 
     again, from_disk = first.n_cached[len(model.prompts) :], second.n_cached
     say(f"{model.name}, prompts that began with cached tokens: {n_shared} at first, then {sum(map(bool, again))}, "
         f"{sum(map(bool, from_disk))} after the restart, of {len(model.prompts)}")  # fmt: skip
-    assert n_shared >= 2
+    # Whole states are saved where a second prompt parts from the first, so that the third goes on from there.
+    assert n_shared >= (1 if model.is_window else 3)
     for prompt, in_memory, on_disk in zip(model.prompts, again, from_disk, strict=True):
         if len(prompt) > 2 * KEPT_TOKENS:
             assert in_memory >= len(prompt) - KEPT_TOKENS
@@ -57,7 +58,7 @@ def test_in_one_pool(model: RealModel, say: Say) -> None:
 
 def test_with_a_q8_0_cache(model: RealModel, say: Say) -> None:
     plain = model.open_plain("q8_0")
-    expected = [plain.greedy(prompt, N_TOKENS, LIKE_THE_ENGINE) for prompt in model.prompts]
+    expected = [plain.greedy(prompt, N_TOKENS, ALONE) for prompt in model.prompts]
     runner = model.run(kv_type="q8_0")
     verdicts = [
         judge(f"{model.name}, q8_0 {when}", plain, model.prompts,
@@ -74,7 +75,7 @@ def test_with_a_q8_0_cache(model: RealModel, say: Say) -> None:
 def test_eight_at_once(model: RealModel, say: Say) -> None:
     """Rows of eight streams are computed together, in other shapes than one alone."""
     runner = model.run()
-    verdict = model.judge("eight at once", runner.ask(*model.prompts, n_tokens=N_TOKENS))
+    verdict = model.judge("eight at once", runner.ask(*model.prompts, n_tokens=N_TOKENS), together=True)
     runner.close()
     say(str(verdict))
     assert verdict.is_sound
@@ -88,7 +89,7 @@ def test_after_preemption(model: RealModel, say: Say) -> None:
     answers = runner.ask(*prompts, n_tokens=N_TOKENS)
     n_preempted = runner.engine.totals.preemptions
     runner.close()
-    verdict = judge(f"{model.name}, {n_preempted} preemptions", model.plain, prompts, answers, expected)
+    verdict = judge(f"{model.name}, {n_preempted} preemptions", model.plain, prompts, answers, expected, together=True)
     say(str(verdict))
     assert n_preempted > 0
     assert verdict.is_sound
@@ -107,7 +108,7 @@ def test_a_conversation_that_grows_over_the_window(model: RealModel, say: Say) -
         (answer,) = runner.ask(prompt, n_tokens=N_TOKENS)
         prompts.append(prompt)
         answers.append(answer)
-        expected.append(model.plain.greedy(prompt, N_TOKENS, LIKE_THE_ENGINE))
+        expected.append(model.plain.greedy(prompt, N_TOKENS, ALONE))
         history = prompt + answer + _without_bos(model, "<end_of_turn>\n" if model.is_window else "<|im_end|>\n")
     n_cached = runner.n_cached
     runner.close()

@@ -3,9 +3,9 @@
 Each request is the text up to one position; its only choice is the token that comes there, and the log-probability
 that it reports is what counts. So every one of them goes on from what the one before left in the cache.
 
-Plain llama.cpp gives the same perplexity only where its batches have the same shape: SmolLM2's is another by a
-thousandth in batches of 512 rows and in batches of two, by rounding alone. So it is compared with both: very closely
-with batches of as many rows as a request adds, and as closely as llama.cpp agrees with itself with full ones.
+Plain llama.cpp agrees with itself only in batches of the same shape. In others single tokens are more or less likely
+by up to e^0.7 (Gemma), in both directions, which leaves a mean that scatters by the standard error. So the perplexities
+must agree within a thousandth and twice that error, which the long run makes small: all tokens instead of every eighth.
 """
 
 from __future__ import annotations
@@ -18,24 +18,27 @@ from tests.real.conftest import HOW_MUCH, RealModel
 from tests.real.prompts import fixed_text
 
 FIRST = 64
-MOST_OFF, MOST_OFF_FULL = 0.001, 0.005
+MOST_OFF = 0.001
 
 
 def test_perplexity(model: RealModel, say: Callable[[str], None]) -> None:
     tokens = model.plain.tokenize(fixed_text())
     step = 1 if HOW_MUCH == "all" else 8
-    full = model.plain.logprobs_in_full_batches(tokens)[FIRST - 1 :: step]
-    plain = model.plain.logprobs(tokens, FIRST, step)
+    plain = {
+        f"batches of {step}": model.plain.logprobs(tokens, FIRST, step),
+        "batches of 512": model.plain.logprobs_in_full_batches(tokens)[FIRST - 1 :: step],
+    }
     runner = model.run(n_slots=1, n_cells=len(tokens) + 64)
     ours = np.array([runner.logprob(tokens[:at], tokens[at]) for at in range(FIRST, len(tokens), step)])
     n_cached = runner.n_cached
     runner.close()
-    perplexity, expected, in_full = (float(np.exp(-logprobs.mean())) for logprobs in (ours, plain, full))
-    off, off_full = perplexity / expected - 1, perplexity / in_full - 1
-    say(f"{model.name}, perplexity of {len(ours)} of {len(tokens)} tokens: {perplexity:.4f}")
-    for shape, its, by, its_logprobs in (("such", expected, off, plain), ("full", in_full, off_full, full)):
-        most = np.abs(ours - its_logprobs).max()
-        say(f"  plain llama.cpp in {shape} batches: {its:.4f} ({by:+.4%}), one token by up to {most:.3f}")
     assert sum(n_cached) > 0.9 * sum(range(FIRST, len(tokens), step)), "most of the text came from the cache"
-    assert abs(off) < MOST_OFF
-    assert abs(off_full) < MOST_OFF_FULL
+    say(f"{model.name}, perplexity of {len(ours)} of {len(tokens)} tokens: {np.exp(-ours.mean()):.4f}")
+    allowed = []
+    for shape, theirs in plain.items():
+        differences = theirs - ours
+        off, error = float(np.expm1(differences.mean())), float(differences.std() / np.sqrt(len(ours)))
+        say(f"  plain llama.cpp in {shape}: {np.exp(-theirs.mean()):.4f}, off by {off:+.4%}, standard error {error:.4%}, "
+            f"one token by up to {np.abs(differences).max():.3f}")  # fmt: skip
+        allowed.append(abs(off) < MOST_OFF + 2 * error)
+    assert all(allowed)

@@ -5,9 +5,15 @@ position what it would have chosen from: the *gap* is how far the answer's token
 below `MAX_GAP` the answer *rounds* differently; otherwise it is *wrong*. So tokens after the first difference are
 judged as well.
 
-Where `MAX_GAP` comes from: llama.cpp alone, given the same tokens in batches of another size, preferred other tokens
-with gaps of up to 0.19 (SmolLM2 135M Q4_1; 10 of 1,920 tokens, each logit off by up to 1.4). It is some two and a half
-times that. A wrong cell, position or mask gives gaps of several logits at once.
+llama.cpp's kernels for one row and for several do not give the same logits, and those of attention depend on the number
+of rows too. llama.cpp alone, given the same 40 tokens of Gemma 3 270M Q4_K_M one by one and in batches of four or more,
+differs in the median logit of every position by up to 0.8, the largest by 1.2, and prefers another token at one or two
+positions. So streams that are computed together are also held against given tokens in batches of eight rows, and what
+counts at a position is the smaller gap.
+
+Where `MAX_GAP` comes from: the largest gap of a token that llama.cpp preferred in other batches was 0.19 (SmolLM2 135M
+Q4_1, 1,920 tokens, four shapes), and the largest of an engine's answer 0.33. A wrong cell, position or mask gives gaps
+of several logits at once.
 """
 
 from __future__ import annotations
@@ -17,15 +23,16 @@ from typing import NamedTuple
 from tests.real.plain import Plain, Shape
 
 MAX_GAP = 0.5
-# Of all tokens, those that are not plain llama.cpp's first choice: what it does to itself (0.5 %), four times.
-MAX_OFF_SHARE = 0.02
-
-# How the engine computes most prompts of its own: the last token among the streams, all others in the background.
-LIKE_THE_ENGINE = Shape(n_rows=512, last_alone=True)
+# How the engine computes a prompt alone: the last token among the streams, all others in the background.
+ALONE = Shape(n_rows=512, last_alone=True)
+# Several at once: whole prompts among the streams, and their answers in one batch.
+TOGETHER = Shape(n_rows=512, last_alone=False, n_answer_rows=8)
+# Of all tokens, those that are not the first choice of plain llama.cpp, one row at a time.
+MAX_OFF_ALONE, MAX_OFF_TOGETHER = 0.02, 0.08
 
 
 class Verdict(NamedTuple):
-    """`n_off` counts tokens that are not plain llama.cpp's first choice, `gap` is the largest of them."""
+    """`n_off` counts tokens that are not plain llama.cpp's first choice one row at a time, `gap` is the largest gap."""
 
     mode: str
     n_equal: int
@@ -34,6 +41,7 @@ class Verdict(NamedTuple):
     n_tokens: int
     n_off: int
     gap: float
+    most_off: float
 
     def __str__(self) -> str:
         counts = f"{self.n_equal} equal, {self.n_rounded} rounded, {len(self.wrong)} wrong"
@@ -41,28 +49,40 @@ class Verdict(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """Nothing is wrong, and no more is rounded than llama.cpp does to itself. A handful may always be off."""
-        return not self.wrong and self.n_off <= max(3, MAX_OFF_SHARE * self.n_tokens)
+        """Nothing is wrong, and no more is rounded than may be. A handful of tokens may always be off."""
+        return not self.wrong and self.n_off <= max(3, self.most_off * self.n_tokens)
 
 
 def judge(
-    mode: str, plain: Plain, prompts: list[list[int]], answers: list[list[int]], expected: list[list[int]]
+    mode: str,
+    plain: Plain,
+    prompts: list[list[int]],
+    answers: list[list[int]],
+    expected: list[list[int]],
+    *,
+    together: bool = False,
 ) -> Verdict:
-    """Compare `answers` with those that plain llama.cpp gave to the same prompts."""
-    n_equal = n_rounded = n_off = 0
+    """Compare `answers` with those that plain llama.cpp gave to the same prompts one row at a time."""
+    n_equal = n_off = 0
     worst, wrong = 0.0, []
     for at, (prompt, answer, plain_answer) in enumerate(zip(prompts, answers, expected, strict=True)):
         assert len(answer) == len(plain_answer)
         if answer == plain_answer:
             n_equal += 1
             continue
-        logits = plain.logits_along(prompt, answer, LIKE_THE_ENGINE)
-        gaps = [float(row.max() - row[token]) for row, token in zip(logits, answer, strict=True)]
+        gaps = _gaps(plain, prompt, answer, ALONE)
         n_off += sum(gap > 0 for gap in gaps)
+        if together:
+            gaps = [min(pair) for pair in zip(gaps, _gaps(plain, prompt, answer, TOGETHER), strict=True)]
         worst = max(worst, *gaps)
-        if max(gaps) < MAX_GAP:
-            n_rounded += 1
-        else:
+        if max(gaps) >= MAX_GAP:
             first = next(index for index, gap in enumerate(gaps) if gap >= MAX_GAP)
             wrong.append(f"prompt {at} ({len(prompt)} tokens) at token {first}: gap {gaps[first]:.3f}")
-    return Verdict(mode, n_equal, n_rounded, tuple(wrong), sum(map(len, answers)), n_off, worst)
+    most_off = MAX_OFF_TOGETHER if together else MAX_OFF_ALONE
+    n_rounded = len(answers) - n_equal - len(wrong)
+    return Verdict(mode, n_equal, n_rounded, tuple(wrong), sum(map(len, answers)), n_off, worst, most_off)
+
+
+def _gaps(plain: Plain, prompt: list[int], answer: list[int], shape: Shape) -> list[float]:
+    logits = plain.logits_along(prompt, answer, shape)
+    return [float(row.max() - row[token]) for row, token in zip(logits, answer, strict=True)]
