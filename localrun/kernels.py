@@ -95,7 +95,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     def with_crash(self, weight_types: Collection[str], memory: str, how: str, model: str) -> Verdict:
         """This verdict and one more crash."""
         crash = Crash(tuple(sorted(frozenset(weight_types) - _PLAIN_TYPES)), memory, how, model)
-        others = [known for known in self.crashes if (known.weight_types, known.memory) != crash[:2]]
+        alike = (crash.weight_types, memory)
+        others = [known for known in self.crashes if (known.weight_types, known.memory) != alike]
         return msgspec.structs.replace(self, crashes=(*others, crash)[-MAX_CRASHES:])
 
 

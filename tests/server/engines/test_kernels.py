@@ -1,0 +1,125 @@
+"""When the daemon has the kernels probed, and what it does with the verdict. The probe is a child that writes one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from localrun import kernels
+from localrun.kernels import Fault, Verdict
+from localrun.models.gguf import read_header
+from localrun.server.engines import kernels as of_daemon
+from localrun.server.engines.kernels import Kernels
+from tests.server.waiting import until
+
+FAULTY = Verdict(is_probed=True, quick_types=("Q4_0",), faults=(Fault("Q4_0", "attention", "crash (SIGSEGV)"),))
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_daemon, "QUIET_S", 0.05)
+    monkeypatch.setattr(of_daemon, "LOOK_EVERY_S", 0.01)
+
+
+def writing(folder: Path, verdict: Verdict, mark: Path) -> list[str]:
+    """A probe that comes to this verdict, and leaves a mark."""
+    program = (
+        "import sys; from pathlib import Path; import msgspec; from localrun import kernels\n"
+        "kernels.keep(Path(sys.argv[1]), kernels.present_pair(), msgspec.json.decode(sys.argv[2], type=kernels.Verdict))\n"
+        "open(sys.argv[3], 'a').write('probed ')"
+    )
+
+    return [sys.executable, "-c", program, str(folder), msgspec.json.encode(verdict).decode(), str(mark)]
+
+
+async def test_it_is_probed_once_in_a_quiet_moment(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder, mark, found = tmp_path / "kernels", tmp_path / "mark", []
+    is_quiet = False
+    command = writing(folder, FAULTY, mark)
+    watching = Kernels(folder, is_quiet=lambda: is_quiet, on_found=found.append, command=command)
+    watching.start()
+    await asyncio.sleep(0.3)
+    assert not mark.exists(), "somebody is waiting for an answer"
+    is_quiet = True
+    with caplog.at_level(logging.WARNING):
+        await until(lambda: bool(found))
+    assert found == [FAULTY]
+    assert "the quick kernels for Q4_0 in attention models crash (SIGSEGV)" in caplog.messages
+    await watching.stop()
+    again = Kernels(folder, is_quiet=lambda: True, on_found=found.append, command=command)
+    again.start()
+    assert again._probing is not None
+    await again._probing
+    await again.stop()
+    assert mark.read_text() == "probed "
+
+
+async def test_a_daemon_that_is_never_quiet_probes_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_daemon, "LONGEST_WAIT_S", 0.2)
+    found: list[Verdict] = []
+    command = writing(tmp_path / "kernels", FAULTY, tmp_path / "mark")
+    watching = Kernels(tmp_path / "kernels", is_quiet=lambda: False, on_found=found.append, command=command)
+    watching.start()
+    await until(lambda: bool(found))
+    await watching.stop()
+
+
+async def test_a_probe_that_fails_is_a_line_in_the_log_and_forbids_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, models_dir: Path
+) -> None:
+    command = [sys.executable, "-c", "import sys; sys.exit('it cannot be: no memory')"]
+    watching = Kernels(tmp_path, is_quiet=lambda: True, on_found=lambda verdict: pytest.fail("found"), command=command)
+    watching.start()
+    assert watching._probing is not None
+    with caplog.at_level(logging.WARNING):
+        await watching._probing
+    assert "the quick kernels were not probed: it cannot be: no memory" in caplog.messages
+    assert await watching.allow_quick(read_header(models_dir / "alpha.gguf"))
+    await watching.stop()
+
+
+async def test_stopping_ends_a_probe_that_runs(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    command = [sys.executable, "-c", f"open({str(mark)!r}, 'w'); import time; time.sleep(600)"]
+    watching = Kernels(tmp_path, is_quiet=lambda: True, on_found=lambda verdict: None, command=command)
+    watching.start()
+    await until(mark.exists)
+    await asyncio.wait_for(watching.stop(), 20)
+
+
+async def test_what_an_engine_told_counts_for_the_next_load(tmp_path: Path, models_dir: Path) -> None:
+    header = read_header(models_dir / "alpha.gguf")
+    knowing = Kernels(tmp_path, is_quiet=lambda: True, on_found=lambda verdict: None)
+    assert await knowing.allow_quick(header)
+    await knowing.learn(header, "was killed by SIGSEGV", "alpha")
+    assert not await knowing.allow_quick(header)
+    pair = kernels.present_pair()
+    assert pair is not None
+    assert not kernels.read(tmp_path, pair).is_probed, "the probe is still to come"
+
+
+async def test_fake_engines_are_asked_nothing(models_dir: Path) -> None:
+    knowing = Kernels(None, is_quiet=lambda: True, on_found=lambda verdict: None, command=["/none"])
+    knowing.start()
+    assert await knowing.allow_quick(read_header(models_dir / "alpha.gguf"))
+    await knowing.stop()
+
+
+async def test_a_model_that_runs_with_wrong_kernels_is_unloaded_when_it_is_idle(supervising: Any) -> None:
+    async with supervising() as (supervisor, watch):
+        busy = await supervisor.acquire("alpha", None)
+        idle = await supervisor.acquire("beta", None)
+        idle.release()
+        supervisor._on_kernels_found(FAULTY)
+        await until(lambda: watch.ended == ["beta"])
+        assert [row.model for row in supervisor.loaded()] == ["alpha"], "it still answers somebody"
+        busy.release()
+        await until(lambda: watch.ended == ["beta", "alpha"])
