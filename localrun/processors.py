@@ -4,7 +4,7 @@ A machine's number of processors says little: a container may have 2 of 64, a ta
 (affinity), two may be hyperthreads of one core, and some cores may be slow ones that save power. On Linux all of that
 is read from files, below a root that is an argument, so that tests can make any machine. A quota is the least of those
 on the way from the process's own cgroup up, in version 1 or 2, and is rounded down: threads beyond it are stopped
-together with all others until the next period. Elsewhere `sysctl` (macOS) or psutil say what they know.
+for a part of every period, which harms streams. Elsewhere `sysctl` (macOS) or psutil say what they know.
 
 psutil alone counts cores of the whole machine and knows no quota and no kinds of cores. loky's `cpu_count` looks at one
 cgroup and not at those above it, rounds up, counts hyperthreads as cores where an affinity is set, and gives one number

@@ -26,7 +26,7 @@ LEAST_GAIN = 0.04
 LEAST_GAIN_ONCE = 0.10
 # On a quiet machine a median is no further above the quickest time than this, and others take no more processors.
 MOST_SPREAD = 1.3
-MOST_OTHERS = 0.25
+MOST_OTHERS = 0.15
 MAX_ENTRIES = 100
 MAX_FILE_BYTES = 1_000_000
 

@@ -6,6 +6,7 @@ The measuring is an engine's (`localrun.engine.thread_rates`, a process of its o
 
 from __future__ import annotations
 
+import math
 import statistics
 import subprocess
 import sys
@@ -83,9 +84,14 @@ def find_model(name: str, settings: Settings) -> Model:
 
 
 def counts_to_try(processors: Processors) -> list[int]:
-    """What an engine would try, and some smaller numbers."""
+    """What an engine would try, some smaller numbers, and under a quota such as 1.5 also 2: whether it pays although
+    all are stopped for a part of each period shows in a second of computing, not in the moments that an engine tries.
+    """
     usual = processors.usual_threads
-    return sorted({each.n_threads for each in processors.candidates()} | {max(1, usual // part) for part in PARTS})
+    counts = {each.n_threads for each in processors.candidates()} | {max(1, usual // part) for part in PARTS}
+    if processors.quota is not None:
+        counts.add(max(1, min(math.ceil(processors.quota), processors.n_allowed)))
+    return sorted(counts)
 
 
 def tune(

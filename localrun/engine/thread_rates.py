@@ -1,10 +1,10 @@
 """How fast a model is with each number of threads: `python -m localrun.engine.thread_rates MODEL --threads 1 2 4`.
 
 What `localrun bench tune` runs. The first line on stdout is `{"build": ...}`, the name that the library has in
-`threads.json`; then comes one for each measurement, `{"threads", "streams", "rows", "seconds"}`: the median time of a
-step with so many rows for each of so many streams; and at the end `{"others"}`, how many processors other programs
-took meanwhile. Every other round goes through the numbers backwards. A process of
-its own, because loading the native library is for engines alone.
+`threads.json`; then comes one for each measurement, `{"threads", "streams", "rows", "seconds"}`: the mean time of a
+step, pauses by a quota included, with so many rows for each of so many streams; and at the end `{"others"}`, how many
+processors other programs took meanwhile. Every other round goes through the numbers backwards. A process of its own,
+because loading the native library is for engines alone.
 
 Does not: sample, or choose.
 """
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 
 def _row(n_threads: int, n_streams: int, n_rows: int, seconds: list[float]) -> dict[str, object]:
-    return {"threads": n_threads, "streams": n_streams, "rows": n_rows, "seconds": statistics.median(seconds)}
+    return {"threads": n_threads, "streams": n_streams, "rows": n_rows, "seconds": statistics.mean(seconds)}
 
 
 def _print(row: dict[str, object]) -> None:

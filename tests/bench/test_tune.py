@@ -29,7 +29,7 @@ def test_smaller_numbers_are_tried_besides_those_of_an_engine():
     assert counts_to_try(HERE) == [1, 2]
     hybrid = Processors(name="made", n_machine=24, n_allowed=24, performance_cores=8, efficiency_cores=8)
     assert counts_to_try(hybrid) == [1, 2, 4, 8, 16, 24]
-    assert counts_to_try(Processors(name="made", n_machine=64, n_allowed=64, performance_cores=64, quota=1.5)) == [1]
+    assert counts_to_try(Processors(name="made", n_machine=64, n_allowed=64, performance_cores=64, quota=1.5)) == [1, 2]
 
 
 def test_a_real_model_is_measured_with_every_number_and_the_best_kept(model: Model, tmp_path: Path):
