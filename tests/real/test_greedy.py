@@ -81,6 +81,26 @@ def test_eight_at_once(model: RealModel, say: Say) -> None:
     assert verdict.is_sound
 
 
+@pytest.mark.xfail(
+    strict=True,
+    raises=ValueError,
+    reason="admission.py keeps the number of split streams, so in one pool sequences from 8 on count as staged",
+)
+def test_eight_at_once_when_one_needs_more_than_a_stream(model: RealModel, say: Say) -> None:
+    """The streams become one pool in the middle, with more sequences in use than there were streams."""
+    if model.is_window:
+        pytest.skip("a sliding window is never split")
+    runner = model.run(n_cells=8 * 512)
+    verdict = model.judge(
+        "eight at once, streams too short", runner.ask(*model.prompts, n_tokens=N_TOKENS), together=True
+    )
+    is_split = runner.backend.is_split
+    runner.close()
+    say(str(verdict))
+    assert not is_split
+    assert verdict.is_sound
+
+
 def test_after_preemption(model: RealModel, say: Say) -> None:
     """The pool holds five of the eight that want to run, so some are set aside and come back."""
     short = [at for at, prompt in enumerate(model.prompts) if len(prompt) < 60]

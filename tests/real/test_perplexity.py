@@ -38,7 +38,9 @@ def test_perplexity(model: RealModel, say: Callable[[str], None]) -> None:
     for shape, theirs in plain.items():
         differences = theirs - ours
         off, error = float(np.expm1(differences.mean())), float(differences.std() / np.sqrt(len(ours)))
-        say(f"  plain llama.cpp in {shape}: {np.exp(-theirs.mean()):.4f}, off by {off:+.4%}, standard error {error:.4%}, "
-            f"one token by up to {np.abs(differences).max():.3f}")  # fmt: skip
+        say(
+            f"  plain llama.cpp in {shape}: {np.exp(-theirs.mean()):.4f}, off by {off:+.4%}, "
+            f"standard error {error:.4%}, one token by up to {np.abs(differences).max():.3f}"
+        )
         allowed.append(abs(off) < MOST_OFF + 2 * error)
     assert all(allowed)
