@@ -9,8 +9,8 @@ Does not: compute (`localrun.engine.probe`), or hold texts: the files have no vo
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from .ggml_types import by_name
@@ -21,32 +21,31 @@ from .tensor_plan import plan_tensors
 # What published files are made of: F16, the simple ones, and the parts of the mixes Q4_K_M, Q5_K_M and IQ4_XS.
 WEIGHT_TYPES = ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 
-_COMMON = {
-    "n_embd": 256, "n_heads": 4, "n_heads_kv": 2, "head_dim": 64, "n_ff": 256, "n_vocab": 512, "n_ctx_train": 256,
-    "rope_freq_base": 10_000.0, "tied": True,
-}  # fmt: skip
+_LLAMA = Shape(
+    name="probe-llama", n_layers=1, n_embd=256, n_heads=4, n_heads_kv=2, head_dim=64, n_ff=256, n_vocab=512,
+    n_ctx_train=256, rope_freq_base=10_000.0, tied=True,
+)  # fmt: skip
 # By kind of memory (`layer_memory.memory_kind`), in the order in which they are probed. Hybrids differ in what their
 # other layers are.
 PROBE_SHAPES: dict[str, tuple[Shape, ...]] = {
-    "attention": (Shape(name="probe-llama", n_layers=1, **_COMMON),),
+    "attention": (_LLAMA,),
     "window": (
-        Shape(name="probe-gemma3", architecture="gemma3", n_layers=2, attention_every=6, n_window=32, **_COMMON),
+        replace(_LLAMA, name="probe-gemma3", architecture="gemma3", n_layers=2, attention_every=6, n_window=32),
     ),
     "recurrent": (
-        Shape(
-            name="probe-mamba", architecture="mamba", n_layers=1, attention_every=0,
-            recurrence=Recurrence(n_conv=4, n_state=16, n_inner=512, n_rank=16),
-            **_COMMON | {"n_heads": 0, "n_heads_kv": 0, "head_dim": 0, "n_ff": 0},
+        replace(
+            _LLAMA, name="probe-mamba", architecture="mamba", attention_every=0, n_heads=0, n_heads_kv=0, head_dim=0,
+            n_ff=0, recurrence=Recurrence(n_conv=4, n_state=16, n_inner=512, n_rank=16),
         ),
     ),
     "hybrid": (
-        Shape(
-            name="probe-qwen35", architecture="qwen35", n_layers=2, attention_every=2,
-            recurrence=Recurrence(n_conv=4, n_state=64, n_inner=256, n_rank=4, n_groups=2), **_COMMON,
+        replace(
+            _LLAMA, name="probe-qwen35", architecture="qwen35", n_layers=2, attention_every=2,
+            recurrence=Recurrence(n_conv=4, n_state=64, n_inner=256, n_rank=4, n_groups=2),
         ),
-        Shape(
-            name="probe-lfm2", architecture="lfm2", n_layers=2, attention_every=2, recurrence=Recurrence(n_conv=3),
-            **_COMMON,
+        replace(
+            _LLAMA, name="probe-lfm2", architecture="lfm2", n_layers=2, attention_every=2,
+            recurrence=Recurrence(n_conv=3),
         ),
     ),
 }  # fmt: skip
@@ -59,7 +58,7 @@ def write_probe_models(folder: Path) -> Iterator[tuple[str, str, Path]]:
             for shape in shapes:
                 path = folder / f"{shape.name}-{weight_type}.gguf"
                 plans = [
-                    dataclasses.replace(plan, type=by_name(weight_type)) if plan.type.name == "F16" else plan
+                    replace(plan, type=by_name(weight_type)) if plan.type.name == "F16" else plan
                     for plan in plan_tensors(shape, "F16")
                 ]
                 write_model(path, shape, plans, weight_type, None, seed=0)

@@ -68,7 +68,7 @@ NOT_PURE = {
     *("engine", "process", "serving", "devices", "gpu_report", "build_report", "fake", "bare_loop", "__init__"),
     *("llama", "llama_context", "llama_model", "llama_native", "llama_sampler", "llama_staging", "llama_vocabulary"),
     *("background", "kv_disk", "kv_disk_files", "kv_disk_open", "outbox"),
-    *("llama_adapters", "probe", "quantize", "thread_rates"),
+    *("llama_adapters", "llama_threadpool", "probe", "quantize", "thread_rates"),
     *("gbnf", "grammar_compiler", "grammar_library", "grammar_queue", "grammar_source"),
 }
 IMPURE = {"asyncio", "ctypes", "multiprocessing", "selectors", "signal", "socket", "subprocess", "threading", "time"}

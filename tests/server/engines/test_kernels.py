@@ -31,7 +31,8 @@ def writing(folder: Path, verdict: Verdict, mark: Path) -> list[str]:
     """A probe that comes to this verdict, and leaves a mark."""
     program = (
         "import sys; from pathlib import Path; import msgspec; from localrun import kernels\n"
-        "kernels.keep(Path(sys.argv[1]), kernels.present_pair(), msgspec.json.decode(sys.argv[2], type=kernels.Verdict))\n"
+        "verdict = msgspec.json.decode(sys.argv[2], type=kernels.Verdict)\n"
+        "kernels.keep(Path(sys.argv[1]), kernels.present_pair(), verdict)\n"
         "open(sys.argv[3], 'a').write('probed ')"
     )
 
