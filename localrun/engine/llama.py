@@ -140,7 +140,7 @@ class LlamaBackend:
         self.n_threads = threads.decode
         self._main.set_threads(threads, may_use_fewer=may_use_fewer)
         if self._staging is not None:
-            self._staging.context.set_threads(threads)
+            self._staging.context.set_threads(threads, may_use_fewer=may_use_fewer)
 
     @contextmanager
     def measured_context(self, n_threads: int, *, n_cells: int, n_seqs: int, n_batch: int) -> Iterator[LlamaContext]:
@@ -274,7 +274,7 @@ class LlamaBackend:
         context = LlamaContext(
             self._model, shape, self._pools, kind=kind, n_window=window, n_vocab=self.n_vocab, cb_eval=cb_eval
         )
-        context.set_threads(self._threads, may_use_fewer=self._may_use_fewer and cb_eval is None)
+        context.set_threads(self._threads, may_use_fewer=self._may_use_fewer)
         self._adapters.apply(context.native)
         return context
 

@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, State
 from localrun.engine.llama_native import last_problem, native
 from localrun.engine.llama_threadpool import Threadpools
 from localrun.engine.state_blob import StateLayout
-from localrun.engine.step_threads import StepThreads
+from localrun.engine.step_threads import PromptThreads, StepThreads, Usage
 from localrun.errors import EngineFailed
 from localrun.thread_choice import Threads
 
@@ -82,15 +83,16 @@ class LlamaContext:
         self.n_cells = int(native.llama_n_ctx(self.native))
         self.batch = Batch(int(native.llama_n_batch(self.native)))
         self._native_batch, self._batch_memory = native_batch(self.batch)
-        self._state_buffer = bytearray()
+        self._state_buffer = np.empty(0, np.uint8)
         self._pools = pools
         self._n_threads = 0
         self.set_threads(Threads(shape.n_threads, shape.n_threads))
 
     def set_threads(self, threads: Threads, *, may_use_fewer: bool = False) -> None:
-        """For the decodes from now on. Steps of streams may be found to be quicker with fewer threads."""
+        """For the decodes from now on, or at most so many where fewer are quicker."""
         self._threads = threads
         self._step_threads = StepThreads(threads.decode) if may_use_fewer else None
+        self._prompt_threads = PromptThreads(_usage) if may_use_fewer else None
 
     def decode(self, n_rows: int) -> None:
         """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed."""
@@ -110,7 +112,8 @@ class LlamaContext:
             code = native.llama_decode(self.native, self._native_batch)
             self._step_threads.note(n_rows, time.perf_counter() - began_at_s)
         else:
-            self._use_threads(self._threads.decode if n_rows <= STREAM_ROWS else self._threads.prompt)
+            n_threads = self._threads.decode if n_rows <= STREAM_ROWS else self._threads.prompt
+            self._use_threads(self._prompt_threads.choose(n_threads) if self._prompt_threads else n_threads)
             code = native.llama_decode(self.native, self._native_batch)
         if code == 0:
             return
@@ -164,7 +167,7 @@ class LlamaContext:
         size = int(native.llama_state_seq_get_size(self.native, seq))
         self._reserve(size)
         written = self._save(seq, self._state_buffer, size)
-        state = np.frombuffer(self._state_buffer, np.uint8, written)
+        state = self._state_buffer[:written]
         return [layout.slice(state, start, end) for start, end in ranges]
 
     def state_join(self, layout: StateLayout, pieces: list[tuple[State, int, int, int]]) -> State:
@@ -193,17 +196,22 @@ class LlamaContext:
             self._pools.use(self.native, n_threads)
 
     def _reserve(self, size: int) -> None:
-        """The buffer is kept for the next time: touching fresh memory takes ten times as long as copying into it."""
-        if size > len(self._state_buffer):
-            self._state_buffer = bytearray(size + size // 4)
+        """The buffer is kept for the next time: touching fresh memory takes ten times as long as copying into it. numpy
+        asks for huge pages, a bytearray does not: the first 57 MB took 100 to 140 ms in small ones."""
+        if size > self._state_buffer.size:
+            self._state_buffer = np.empty(size + size // 4, np.uint8)
 
-    def _save(self, seq: int, target: bytearray, size: int) -> int:
+    def _save(self, seq: int, target: bytearray | NDArray[np.uint8], size: int) -> int:
         buffer = (ctypes.c_uint8 * size).from_buffer(target)
         return int(native.llama_state_seq_get_data(self.native, buffer, size, seq))
 
     def _check_seq(self, seq: int) -> None:
         if not 0 <= seq < self.n_seqs:
             raise ValueError(f"sequence {seq} is not below {self.n_seqs}")
+
+
+def _usage() -> Usage:
+    return Usage(time.monotonic(), time.process_time(), psutil.cpu_times().idle)
 
 
 def _params(shape: ContextShape, kind: MemoryKind) -> Any:

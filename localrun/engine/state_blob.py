@@ -107,7 +107,11 @@ class StateLayout:
         return size + sum(_TENSOR.size + n_cells * row_bytes for _, row_bytes in self.tensors)
 
     def join(
-        self, pieces: Iterable[tuple[Bytes | bytes | bytearray, int, int, int]], *, n_streams: int, into: bytearray
+        self,
+        pieces: Iterable[tuple[Bytes | bytes | bytearray, int, int, int]],
+        *,
+        n_streams: int,
+        into: bytearray | Bytes,
     ) -> Bytes:
         """A state of the positions [0, n) from (slice, its first position, start, end) that follow each other.
 

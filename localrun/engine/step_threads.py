@@ -1,33 +1,44 @@
-"""How many threads compute a step of streams: as few as are quickest, found out while steps are computed. Pure.
+"""How many threads compute: as few as are quickest, found out while the engine is at work. Pure.
 
 More threads are not always quicker. A step of one stream reads all weights for little work, and waits at some hundred
 barriers; beside the daemon, its clients and whatever else runs, each of these waits for a thread that another program
 keeps from its processor. Measured with a 135M model on two processors: one stream made 231 tokens/s with two threads
 on a quiet machine and 208 with one; beside one busy process 56 with two and 185 to 208 with one.
 
-So now and then some steps are computed with another number of threads, and the quicker number stays. Steps of similar
-numbers of rows are one `_Kind`. A trial that changed nothing makes the next one come later; steps that suddenly take
-much longer make it come at once.
+`StepThreads`: now and then some steps of streams are computed with another number of threads, and the quicker number
+stays. Steps of similar numbers of rows are one `_Kind`. A trial that changed nothing makes the next one come later;
+steps that suddenly take much longer make it come at once.
 
-Does not: measure time, or set threads (`llama.py`); decide about prompts, whose operations are long and barriers few.
+`PromptThreads`: a batch of prompts is too long for trials. It gets as many threads as there are processors to be had:
+those that this process used lately, and those that nobody used. Beside four busy processes on two processors, a prompt
+of 1,024 tokens was computed at 325 to 516 tokens/s by one thread, and at 143 to 284 by two.
+
+Does not: read a clock, or set threads (`llama_context.py`).
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
 
 # Steps of a trial, after one that finds the threads asleep.
 TRIAL_STEPS = 3
 # Another number of threads must be quicker by this, or fewer would come and go with the noise.
 LEAST_GAIN = 0.03
-# Steps between two trials: at first, and at most. So trials are at most one step in a hundred, in the long run.
+# Steps between two trials: at first, and at most. So trials are less than one step in a hundred, in the long run.
 FIRST_PAUSE, LONGEST_PAUSE = 16, 512
-# A first step that takes so many times the usual ends a trial.
-HOPELESS = 2.0
+# A step that takes so many times the usual ends a trial, and the next one comes much later.
+HOPELESS = 1.25
 # Recent steps that take so many times as long as those at the last trial did: something has changed.
 CHANGED = 1.3
 _N_RECENT = 7
+# Processors are counted over at least so long; the clocks tick a hundred times a second.
+WINDOW_S = 0.2
+# A processor is to be had if less than so much of it is missing: the daemon and its clients need some.
+SPARE = 0.35
 
 
 class StepThreads:
@@ -103,11 +114,40 @@ class _Kind:
         if len(self._trial_times) <= TRIAL_STEPS and not is_hopeless:
             return
         assert self._trial is not None
-        if not is_hopeless and statistics.median(self._trial_times[1:]) < (1 - LEAST_GAIN) * self._usual_s:
+        if is_hopeless:
+            self._pause = min(LONGEST_PAUSE, 4 * self._pause)
+        elif statistics.median(self._trial_times[1:]) >= (1 - LEAST_GAIN) * self._usual_s:
+            self._pause = min(LONGEST_PAUSE, 2 * self._pause)
+        else:
             self._current = self._trial
             self._recent.clear()
             self._pause = FIRST_PAUSE
-        else:
-            self._pause = min(LONGEST_PAUSE, 2 * self._pause)
         self._n_until_trial = self._pause
         self._trial = None
+
+
+class Usage(NamedTuple):
+    """Three clocks: the time, how long the threads of this process have computed, and how long the processors of this
+    machine were idle, both in all."""
+
+    at_s: float
+    own_s: float
+    idle_s: float
+
+
+class PromptThreads:
+    """See the module. `read` tells what the clocks say."""
+
+    def __init__(self, read: Callable[[], Usage]) -> None:
+        self._read = read
+        self._before = read()
+        self._n_available = math.inf
+
+    def choose(self, most: int) -> int:
+        """Threads for a batch of prompts, from 1 to `most`."""
+        now = self._read()
+        seconds = now.at_s - self._before.at_s
+        if seconds >= WINDOW_S:
+            self._n_available = (now.own_s - self._before.own_s + now.idle_s - self._before.idle_s) / seconds
+            self._before = now
+        return most if self._n_available + SPARE >= most else max(1, int(self._n_available + SPARE))

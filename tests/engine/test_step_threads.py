@@ -6,7 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from localrun.engine.step_threads import FIRST_PAUSE, LONGEST_PAUSE, TRIAL_STEPS, StepThreads
+from localrun.engine.step_threads import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    TRIAL_STEPS,
+    WINDOW_S,
+    PromptThreads,
+    StepThreads,
+    Usage,
+)
 
 Machine = Callable[[int], float]
 
@@ -88,3 +96,62 @@ def test_one_slow_step_is_no_reason():
 
 def test_a_single_processor_has_no_choice():
     assert set(run(StepThreads(1), quiet, 2 * LONGEST_PAUSE)) == {1}
+
+
+class Clocks:
+    """A machine of `n_processors`, over seconds that pass when told."""
+
+    def __init__(self, n_processors: int) -> None:
+        self.n_processors = n_processors
+        self.now = Usage(100.0, 7.0, 5000.0)
+
+    def __call__(self) -> Usage:
+        return self.now
+
+    def go_by(self, seconds: float, *, own: float, others: float = 0.0) -> None:
+        """We and others used so many processors."""
+        idle = self.n_processors - own - others
+        self.now = Usage(
+            self.now.at_s + seconds, self.now.own_s + own * seconds, self.now.idle_s + max(0.0, idle) * seconds
+        )
+
+
+def test_prompts_get_every_processor_of_a_quiet_machine():
+    clocks = Clocks(16)
+    threads = PromptThreads(clocks)
+    assert threads.choose(16) == 16
+    for own in (0.0, 16.0, 3.5):
+        clocks.go_by(1.0, own=own)
+        assert threads.choose(16) == 16
+
+
+def test_the_daemon_and_its_clients_take_no_processor_away():
+    clocks = Clocks(2)
+    threads = PromptThreads(clocks)
+    clocks.go_by(1.0, own=1.75, others=0.25)
+    assert threads.choose(2) == 2
+
+
+def test_prompts_leave_the_processors_that_others_compute_on_and_come_back():
+    clocks = Clocks(2)
+    threads = PromptThreads(clocks)
+    clocks.go_by(1.0, own=4 / 3, others=2 / 3)  # two threads of ours and one of theirs share alike
+    assert threads.choose(2) == 1
+    clocks.go_by(1.0, own=1.0, others=1.0)
+    assert threads.choose(2) == 1
+    clocks.go_by(1.0, own=1.0)
+    assert threads.choose(2) == 2
+
+
+def test_there_is_always_a_thread():
+    clocks = Clocks(2)
+    threads = PromptThreads(clocks)
+    clocks.go_by(1.0, own=0.2, others=1.8)
+    assert threads.choose(2) == 1
+
+
+def test_a_moment_says_nothing():
+    clocks = Clocks(2)
+    threads = PromptThreads(clocks)
+    clocks.go_by(WINDOW_S / 2, own=0.1, others=1.9)
+    assert threads.choose(2) == 2
