@@ -120,9 +120,10 @@ class Processors(msgspec.Struct, frozen=True, kw_only=True):
 
 def usable() -> Processors:
     """Of the calling process, now."""
-    if sys.platform == "linux":
+    system: str = sys.platform  # a plain text, or type checkers leave out what follows on their own system
+    if system == "linux":
         return of_linux(Path("/"), os.sched_getaffinity(0), n_machine=os.cpu_count(), n_cores=_psutil_cores())
-    if sys.platform == "darwin":
+    if system == "darwin":
         return of_macos(run_sysctl)
     bound: list[int] = psutil.Process().cpu_affinity() if hasattr(psutil.Process, "cpu_affinity") else []
     return elsewhere(platform.processor() or platform.machine(), os.cpu_count() or 1, bound, _psutil_cores())

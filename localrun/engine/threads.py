@@ -61,6 +61,8 @@ def plan_threads(opened: Open, usable: Processors, build: Callable[[], str]) -> 
     if opened.n_threads or not opened.threads_file or not opened.weights_bytes:
         return plan
     shape, library = Shape(opened.n_layers, opened.weights_bytes), build()
+    if not opened.use_extra_bufts:
+        library += ", plain kernels"
     kept = find(Path(opened.threads_file), usable.identity, library, shape)
     if kept is not None:
         return ThreadPlan(kept)

@@ -226,6 +226,7 @@ def test_what_is_kept_is_used_and_nothing_is_tried(tmp_path: Path):
     assert plan_threads(opened, WITH_SMT, lambda: "b").start == Threads(4, 8)
     assert plan_threads(opened, WITH_SMT, lambda: "b").kept is None
     assert plan_threads(opened, WITH_SMT, lambda: "another").kept is not None
+    assert plan_threads(replace(opened, use_extra_bufts=False), WITH_SMT, lambda: "b").kept is not None
 
 
 def test_without_knowledge_one_thread_for_each_core_and_a_trial_where_there_is_a_choice(tmp_path: Path):
