@@ -136,7 +136,7 @@ def test_a_conversation_that_grows_over_the_window(model: RealModel, say: Say) -
         f"{model.name}, a conversation of {len(prompts[-1])} tokens", model.plain, prompts, answers, expected
     )
     say(str(verdict))
-    for before, prompt, cached in zip(prompts, prompts[1:], n_cached[1:], strict=True):
+    for before, prompt, cached in zip(prompts[:-1], prompts[1:], n_cached[1:], strict=True):
         assert len(before) <= cached < len(prompt), "a turn did not go on from the one before"
     assert verdict.is_sound
 
