@@ -1,6 +1,7 @@
 """Whether llama.cpp computes rightly here: the probe of its kernels, or what it found before.
 
-The only check that computes. It takes two seconds, and none where a verdict is kept; `--deep` asks for a new one.
+The only check that computes. It takes two seconds, and none where a verdict is kept; `--deep` asks for a new one. Where
+localrun has no cache folder yet none is made for the verdict: the doctor only looks.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 from localrun import kernels
 from localrun.doctor.finding import Finding, fail, ok, warn
 from localrun.doctor.llama_build import rebuild
-from localrun.kernel_probe import ProbeFailed, probe_and_keep
+from localrun.kernel_probe import ProbeFailed, probe, probe_and_keep
 from localrun.kernels import Verdict
 from localrun.library_problems import OTHER_PROCESSOR
 
@@ -22,14 +23,19 @@ _MEMORY = {
 }  # fmt: skip
 
 
+def find_out(verdicts: Path) -> Verdict:
+    """A new verdict. Raises ProbeFailed."""
+    return probe_and_keep(verdicts) if verdicts.parent.is_dir() else probe()
+
+
 def check_kernels(
-    verdicts: Path, *, is_deep: bool, probe: Callable[[Path], Verdict] = probe_and_keep
+    verdicts: Path, *, is_deep: bool, find_out: Callable[[Path], Verdict] = find_out
 ) -> Iterator[Finding]:
     """`verdicts` is the folder where they are kept."""
     pair = kernels.present_pair()
     known = Verdict() if pair is None or is_deep else kernels.read(verdicts, pair)
     try:
-        verdict = known if known.is_probed else probe(verdicts)
+        verdict = known if known.is_probed else find_out(verdicts)
     except ProbeFailed as error:
         yield fail(NAME, f"llama.cpp was to compute something, and did not: {error}", rebuild())
         return

@@ -31,7 +31,7 @@ def quiet_surroundings(environment: dict[str, str], tmp_path: Path) -> None:
 
 CHECKS = {
     *("python", "packages", "settings", "daemon", "llama.cpp", "cpu", "gpu", "memory", "disk", "folders", "models"),
-    *("digests", "cache", "network", "threads"),
+    *("digests", "cache", "kernels", "network", "threads"),
 }
 
 

@@ -59,7 +59,7 @@ def test_it_is_probed_once_and_again_if_that_is_asked_for(tmp_path: Path) -> Non
         return SOUND
 
     for is_deep, expected in ((False, 1), (False, 1), (True, 2)):
-        assert [line.level for line in check_kernels(tmp_path, is_deep=is_deep, probe=probe)] == [Level.OK]
+        assert [line.level for line in check_kernels(tmp_path, is_deep=is_deep, find_out=probe)] == [Level.OK]
         assert n_probes == expected
 
 
@@ -67,6 +67,6 @@ def test_a_probe_that_fails_is_a_finding(tmp_path: Path) -> None:
     def probe(folder: Path) -> Verdict:
         raise ProbeFailed("it took more than 120 s")
 
-    (line,) = check_kernels(tmp_path, is_deep=False, probe=probe)
+    (line,) = check_kernels(tmp_path, is_deep=False, find_out=probe)
     assert line.level is Level.FAIL
     assert "more than 120 s" in line.text

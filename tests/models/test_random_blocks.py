@@ -10,7 +10,7 @@ from localrun.models.ggml_types import by_name
 from localrun.models.random_blocks import BlockPool
 
 
-@pytest.mark.parametrize("name", ["F16", "Q4_0", "Q5_0", "Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["F16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
 def test_weights_have_mean_0_and_keep_activations_their_size(name: str) -> None:
     n_rows, fan_in = 512, 1024
     pool = BlockPool(by_name(name), fan_in, n_rows, np.random.default_rng(0))
