@@ -24,9 +24,8 @@ from .repacked import repacked_bytes
 # A unified pool has more sequence ids than slots, for prefixes that wait in the cache.
 SPARE_SEQUENCES: Final = 64
 MAX_SEQUENCES: Final = 256
-# On a CPU long prompts are computed in a second context, this many at once, in batches of so many times the rows.
+# On a CPU long prompts are computed in a second context, this many at once.
 STAGING_SEQUENCES: Final = 4
-STAGING_BATCHES: Final = 2
 # Python, numpy, llama.cpp and the heap of an engine that has served, measured on Linux; and per entry of the vocabulary
 # what llama.cpp's tables of tokens and merges take.
 PROCESS_BYTES: Final = 56 * 1024 * 1024
@@ -126,7 +125,7 @@ def _streams(
     """The same cells as a stream for every slot, and streams as long in the background."""
     n_stream_cells = n_cells // n_slots
     n_staging = min(STAGING_SEQUENCES, n_slots)
-    staging = Graph(STAGING_BATCHES * n_ubatch, n_stream_cells, n_staging)
+    staging = Graph(n_ubatch, n_stream_cells, n_staging)
     stream_bytes = pool.kv_bytes // n_slots
     return pool._replace(
         compute_bytes=compute_bytes(header, memory, Graph(n_ubatch, n_stream_cells, n_slots)),

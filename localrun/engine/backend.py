@@ -158,6 +158,9 @@ class Backend(Protocol):
     def state_set(self, seq: int, state: State) -> bool:
         """Put a saved state into an empty sequence. False, leaving it empty, if it does not fit or is damaged."""
 
+    def seq_copy(self, source: int, target: int) -> bool:
+        """Give an empty sequence all that another one holds; only where `cuts_states`. False if it does not fit."""
+
     # Some backends compute long prompts in the background, in sequences numbered from `n_seqs` on. While they do
     # (`is_staging`), nobody may touch these; a `decode` makes them pause.
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -253,6 +254,11 @@ class FakeBackend:
             joined += [entry for entry in saved if start <= entry[0] < end]
         assert [pos for pos, _ in joined] == list(range(len(joined))), "pieces that do not follow each other"
         return bytearray(msgspec.msgpack.encode(joined))
+
+    def seq_copy(self, source: int, target: int) -> bool:
+        state = self.state_get(source, limit_bytes=sys.maxsize)
+        assert state is not None
+        return self.state_set(target, state)
 
     def rebuild(self, *, split: bool) -> None:
         self.is_split = split

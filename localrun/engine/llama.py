@@ -34,8 +34,6 @@ from localrun.wire import Sampling, TokenLogprob
 
 # Long prompts that are computed at once, in the background. More of them share one batch; each has a stream of cells.
 STAGING_SEQUENCES = 4
-# Twice the rows of a step: nobody waits for them, and 2,400 tokens took 2.4 s in batches of 768 or 1,024, 2.8 in 512.
-STAGING_BATCHES = 2
 
 
 class LlamaBackend:
@@ -205,6 +203,11 @@ class LlamaBackend:
         context, seq = self._place(seq)
         return context.state_set(seq, state)
 
+    def seq_copy(self, source: int, target: int) -> bool:
+        from_context, from_seq = self._place(source)
+        to_context, to_seq = self._place(target)
+        return to_context.state_set(to_seq, from_context.state_for(self._cut, from_seq, to_context.n_streams))
+
     def rebuild(self, *, split: bool) -> None:
         self._close_contexts()
         self._open(split=split)
@@ -256,9 +259,9 @@ class LlamaBackend:
             if split:
                 n_staging = min(self._n_slots, STAGING_SEQUENCES)
                 cells = self.n_cells // self._n_slots * n_staging
-                n_batch = STAGING_BATCHES * self._n_batch
                 self._staging = LlamaStaging(
-                    lambda cb_eval: self._new_context(cells, n_staging, n_batch, split=True, cb_eval=cb_eval)
+                    lambda cb_eval: self._new_context(cells, n_staging, self._n_batch, split=True, cb_eval=cb_eval),
+                    lambda: self._layout.token_bytes if self._layout else 0,
                 )
         except EngineFailed:
             self._pools.close()

@@ -36,6 +36,8 @@ from localrun.thread_choice import Threads
 GGML_TYPES = {"f16": native.GGML_TYPE_F16, "q8_0": native.GGML_TYPE_Q8_0, "q4_0": native.GGML_TYPE_Q4_0}
 # A step of more rows is a prompt's: it computes more than it reads.
 STREAM_ROWS = 16
+# A huge page. Its first touch takes about as long as a piece of the background's graph.
+WARM_UP_BYTES = 2 << 20
 ABORTED = 2  # what llama_decode returns then
 
 
@@ -72,7 +74,7 @@ class LlamaContext:
         self.n_seqs = shape.n_seqs
         self._n_window = n_window
         self._n_vocab = n_vocab
-        self._n_streams = shape.n_seqs if shape.is_split else 1
+        self.n_streams = shape.n_seqs if shape.is_split else 1
         params = _params(shape, kind)
         if cb_eval is not None:
             params.cb_eval = cb_eval
@@ -84,6 +86,7 @@ class LlamaContext:
         self.batch = Batch(int(native.llama_n_batch(self.native)))
         self._native_batch, self._batch_memory = native_batch(self.batch)
         self._state_buffer = np.empty(0, np.uint8)
+        self._n_warm_bytes = 0
         self._pools = pools
         self._n_threads = 0
         self.set_threads(Threads(shape.n_threads, shape.n_threads))
@@ -135,8 +138,8 @@ class LlamaContext:
         self._check_seq(target)
         if not 0 <= start <= end <= self.n_cells:
             raise ValueError(f"positions [{start}, {end}) are not within [0, {self.n_cells})")
-        if self.kind is not MemoryKind.ATTENTION or self._n_streams > 1:
-            raise ValueError(f"sequences of {self.kind} memory in {self._n_streams} streams share no cells")
+        if self.kind is not MemoryKind.ATTENTION or self.n_streams > 1:
+            raise ValueError(f"sequences of {self.kind} memory in {self.n_streams} streams share no cells")
         native.llama_memory_seq_cp(self._memory, source, target, start, end)
 
     def seq_remove(self, seq: int, start: int, end: int = -1) -> bool:
@@ -172,8 +175,26 @@ class LlamaContext:
 
     def state_join(self, layout: StateLayout, pieces: list[tuple[State, int, int, int]]) -> State:
         """See `Backend.state_join`."""
-        self._reserve(layout.size_bytes(pieces[-1][3], n_streams=self._n_streams))
-        return layout.join(pieces, n_streams=self._n_streams, into=self._state_buffer)
+        self._reserve(layout.size_bytes(pieces[-1][3], n_streams=self.n_streams))
+        return layout.join(pieces, n_streams=self.n_streams, into=self._state_buffer)
+
+    def state_for(self, layout: StateLayout, seq: int, n_streams: int) -> State:
+        """The saved state of a sequence for a context of so many streams, good until the next call of anything with
+        states."""
+        self._check_seq(seq)
+        size = int(native.llama_state_seq_get_size(self.native, seq))
+        self._reserve(size + layout.head_bytes(n_streams))
+        written = self._save(seq, self._state_buffer, size)
+        return layout.for_streams(self._state_buffer, written, n_streams=n_streams)
+
+    def warm_up(self, size_bytes: int, most_bytes: int) -> None:
+        """Touch a little more of the buffer for states, up to `size_bytes` of the `most_bytes` that it may ever need:
+        memory is slow when it is written for the first time (57 MB: 100 to 400 ms)."""
+        if self._state_buffer.size < most_bytes:
+            self._state_buffer, self._n_warm_bytes = np.empty(most_bytes, np.uint8), 0
+        if self._n_warm_bytes < size_bytes:
+            begin, self._n_warm_bytes = self._n_warm_bytes, min(most_bytes, self._n_warm_bytes + WARM_UP_BYTES)
+            self._state_buffer[begin : self._n_warm_bytes] = 0
 
     def state_set(self, seq: int, state: State) -> bool:
         """See `Backend.state_set`."""
@@ -196,13 +217,12 @@ class LlamaContext:
             self._pools.use(self.native, n_threads)
 
     def _reserve(self, size: int) -> None:
-        """The buffer is kept for the next time: touching fresh memory takes ten times as long as copying into it. numpy
-        asks for huge pages, a bytearray does not: the first 57 MB took 100 to 140 ms in small ones."""
+        """The buffer is kept for the next time: touching fresh memory takes ten times as long as copying into it."""
         if size > self._state_buffer.size:
             self._state_buffer = np.empty(size + size // 4, np.uint8)
 
     def _save(self, seq: int, target: bytearray | NDArray[np.uint8], size: int) -> int:
-        buffer = (ctypes.c_uint8 * size).from_buffer(target)
+        buffer = np.frombuffer(target, np.uint8).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         return int(native.llama_state_seq_get_data(self.native, buffer, size, seq))
 
     def _check_seq(self, seq: int) -> None:

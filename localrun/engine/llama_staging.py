@@ -30,6 +30,9 @@ from localrun.engine.llama_native import native
 
 # A piece takes about this long: cutting costs some 20 us, and streams wait for half a piece on average.
 PIECE_S = 0.004
+# Of a saved state: at most so much for each token besides its keys and values, and for everything else.
+CELL_BYTES = 16
+SPARE_BYTES = 1 << 16
 _go_on = native.ggml_abort_callback()
 _give_up = native.ggml_abort_callback(lambda _data: True)
 
@@ -54,12 +57,15 @@ class Pieces:
 
 
 class LlamaStaging:
-    """See the module. `open_context` makes the context, with this evaluation callback."""
+    """See the module. `open_context` makes the context, with this evaluation callback; `token_bytes` are those of a
+    saved state, 0 while they are not known."""
 
-    def __init__(self, open_context: Callable[[Any], LlamaContext]) -> None:
+    def __init__(self, open_context: Callable[[Any], LlamaContext], token_bytes: Callable[[], int]) -> None:
         # Native code holds a bare pointer to it.
         self._callback = native.ggml_backend_sched_eval_callback(self._between_pieces)
         self.context = open_context(self._callback)
+        self._token_bytes = token_bytes
+        self._needed_bytes = self._most_bytes = 0
         self._pieces = Pieces()
         self._piece_began_at_s = 0.0
         self.is_busy = False
@@ -79,6 +85,10 @@ class LlamaStaging:
         self.is_busy = True
         self._is_abort_wanted = False
         self._error = None
+        n_tokens = int(self.context.batch.pos[:n_rows].max()) + 1
+        token_bytes = self._token_bytes()
+        self._needed_bytes = n_tokens * (token_bytes + CELL_BYTES) if token_bytes else 0
+        self._most_bytes = self.context.n_cells // self.context.n_seqs * (token_bytes + CELL_BYTES) + SPARE_BYTES
         self._done.clear()
         self._work.put(n_rows)
 
@@ -149,5 +159,8 @@ class LlamaStaging:
         if self._is_abort_wanted:
             # A graph that stops here would pass for one that was computed; the next operation gives up instead.
             native.llama_set_abort_callback(self.context.native, _give_up, None)
+        elif self._needed_bytes:
+            # The prompt's state is copied to the streams when it is done, and they wait for that.
+            self.context.warm_up(self._needed_bytes, self._most_bytes)
         self._piece_began_at_s = time.perf_counter()
         return True

@@ -101,6 +101,24 @@ class StateLayout:
             at += n_cells * row_bytes
         return result
 
+    def for_streams(self, buffer: Bytes, size: int, *, n_streams: int) -> Bytes:
+        """The state in the first `size` bytes of a buffer, changed in place into one for a context of so many streams.
+        The buffer has `head_bytes(n_streams)` more; the result lies in it."""
+        _, _, n_before = _HEAD.unpack(buffer[: _HEAD.size].tobytes())
+        at, n_cells = _skip_to_cells(buffer[:size], n_before)
+        end = size - (4 * n_before - (at - _HEAD.size))
+        begin = at - 4 - _HEAD.size
+        _HEAD.pack_into(buffer.data, begin, self.magic, 0, n_streams)
+        np.frombuffer(buffer.data, _CELL, n_cells, at)["seq"] = 0
+        n_rest = 4 * (n_streams - 1)
+        buffer[end : end + n_rest] = 0  # the other streams have no cells
+        return buffer[begin : end + n_rest]
+
+    @staticmethod
+    def head_bytes(n_streams: int) -> int:
+        """What a state begins with before its cells."""
+        return _HEAD.size + 4 * n_streams
+
     def size_bytes(self, n_cells: int, *, n_streams: int) -> int:
         """Bytes of a joined state."""
         size = _HEAD.size + 4 * n_streams + n_cells * _CELL.itemsize + _LAYERS.size

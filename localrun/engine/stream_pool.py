@@ -215,7 +215,7 @@ class StreamPool:
     def _move(self, seq: int, target: int) -> None:
         """A running sequence goes to an empty stream."""
         n_tokens = self.cells.length(seq)
-        if n_tokens and not self._keeper.copy(seq, target, n_tokens):
+        if n_tokens and not self._backend.seq_copy(seq, target):
             raise RuntimeError(f"stream {target} refused the state of stream {seq}")
         self._free.discard(target)
         self._running[target] = self._running.pop(seq)

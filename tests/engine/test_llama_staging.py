@@ -17,7 +17,7 @@ PROMPT = [300 + at * 7 % 900 for at in range(180)]
 
 @pytest.fixture(scope="module")
 def split(tiny_gguf: Path) -> Iterator[LlamaBackend]:
-    backend = open_tiny(tiny_gguf, n_cells=1024, n_seqs=4, n_batch=128, may_split=True)
+    backend = open_tiny(tiny_gguf, n_cells=1024, n_seqs=4, n_batch=192, may_split=True)
     yield backend
     backend.close()
 
@@ -45,8 +45,13 @@ def finish(backend: LlamaBackend) -> None:
 
 
 def move(backend: LlamaBackend, source: int, target: int, n_tokens: int) -> None:
+    """By pieces and at once: the same."""
     (data,) = backend.state_slices(source, [(0, n_tokens)])
+    assert backend.seq_copy(source, target)
+    np.testing.assert_array_equal(backend.state_slices(target, [(0, n_tokens)])[0], data)
+    assert backend.seq_remove(target, 0)
     assert backend.state_set(target, backend.state_join(target, [(data, 0, 0, n_tokens)]))
+    np.testing.assert_array_equal(backend.state_slices(target, [(0, n_tokens)])[0], data)
 
 
 def test_a_staged_prompt_goes_on_in_a_stream_with_the_same_logits(backend: LlamaBackend):

@@ -1,7 +1,7 @@
 """The models of `packages.py` with plain llama.cpp's answers, computed once, and what came of every comparison.
 
-`make test-real` fetches the models and runs this folder with `LOCALRUN_REAL=core`: fifteen of the forty prompts.
-`make test-real REAL=all` takes all of them. Without the variable nothing here runs.
+`make test-real` fetches the models and runs this folder with `LOCALRUN_REAL=core`: fifteen of the forty prompts, and
+answers of 24 tokens. `make test-real REAL=all` takes all prompts and 48 tokens. Without the variable nothing here runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.real.verdict import ALONE, Verdict, judge
 HOW_MUCH = os.environ.get("LOCALRUN_REAL", "")
 N_THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 N_CTX = 4096
-N_TOKENS = 48
+N_TOKENS = 48 if HOW_MUCH == "all" else 24
 # Eight slots, each with room for the longest prompt and its answer.
 N_CELLS = 8 * 1408
 

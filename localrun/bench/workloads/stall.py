@@ -1,5 +1,5 @@
-"""Streams are running when a long prompt arrives: how long they stand still, how long the newcomer waits, and how long it
-takes until all of them are done, because a server may pay for short gaps with throughput.
+"""Streams are running when a long prompt arrives: how long they stand still, how long the newcomer waits, and how long
+it takes until all of them are done, because a server may pay for short gaps with throughput.
 """
 
 from __future__ import annotations
