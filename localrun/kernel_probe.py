@@ -174,10 +174,11 @@ def _step_back() -> None:
 
 
 def _leave_with_parent() -> None:
+    """As Ctrl-C does, which removes the models on the way out."""
     with contextlib.suppress(OSError):
         while os.read(0, 1024):
             pass
-    os._exit(1)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -189,6 +190,8 @@ def main(argv: Sequence[str]) -> int:
         verdict = probe_and_keep(kernels.folder(config.folders().cache))
     except ProbeFailed as error:
         print(f"the native library cannot be probed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
         return 1
     print(msgspec.json.encode(verdict).decode())
     return 0

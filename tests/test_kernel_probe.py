@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -84,6 +85,19 @@ def test_the_program_keeps_its_verdict_and_what_engines_said(tmp_path: Path) -> 
 
 
 # --- a process that misbehaves ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there it is terminated, and its files stay")
+def test_a_daemon_that_goes_leaves_no_models_behind(tmp_path: Path) -> None:
+    environ = os.environ | {"LOCALRUN_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
+    program = [sys.executable, "-P", "-m", "localrun.kernel_probe", "--polite"]
+    with subprocess.Popen(program, env=environ, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as running:
+        while not list(tmp_path.glob("localrun-probe-*")) and running.poll() is None:
+            time.sleep(0.005)
+        assert running.stdin is not None
+        running.stdin.close()
+        assert running.wait() == 1
+    assert not list(tmp_path.glob("localrun-probe-*"))
 
 
 def test_a_process_that_dies_is_started_again_behind_the_case_and_hides_nothing() -> None:

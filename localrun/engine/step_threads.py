@@ -7,7 +7,7 @@ on a quiet machine and 208 with one; beside one busy process 56 with two and 185
 
 `StepThreads`: now and then some steps of streams are computed with another number of threads, and the quicker number
 stays. Steps of similar numbers of rows are one `_Kind`. A trial that changed nothing makes the next one come later;
-steps that suddenly take much longer make it come at once.
+steps that suddenly take much longer, or much less, make it come at once.
 
 `PromptThreads`: a batch of prompts is too long for trials. It gets as many threads as there are processors to be had:
 those that this process used lately, and those that nobody used. Beside four busy processes on two processors, a prompt
@@ -29,10 +29,10 @@ TRIAL_STEPS = 3
 # Another number of threads must be quicker by this, or fewer would come and go with the noise.
 LEAST_GAIN = 0.03
 # Steps between two trials: at first, and at most. So trials are less than one step in a hundred, in the long run.
-FIRST_PAUSE, LONGEST_PAUSE = 16, 512
+FIRST_PAUSE, LONGEST_PAUSE = 16, 256
 # A step that takes so many times the usual ends a trial, and the next one comes much later.
 HOPELESS = 1.25
-# Recent steps that take so many times as long as those at the last trial did: something has changed.
+# Recent steps take so many times as long as before the last trial, or as little: others have come or gone.
 CHANGED = 1.3
 _N_RECENT = 7
 # Processors are counted over at least so long; the clocks tick a hundred times a second.
@@ -95,7 +95,8 @@ class _Kind:
         if len(self._recent) < _N_RECENT or self._n_counts == 1:
             return
         recent_s = statistics.median(self._recent)
-        if self._usual_s and recent_s > CHANGED * self._usual_s and self._pause > FIRST_PAUSE:
+        has_changed = not self._usual_s / CHANGED < recent_s < self._usual_s * CHANGED
+        if has_changed and self._pause > FIRST_PAUSE:
             self._pause, self._n_until_trial = FIRST_PAUSE, 0
         if self._n_until_trial <= 0:
             self._usual_s = recent_s

@@ -64,6 +64,14 @@ def test_other_programs_that_come_are_noticed_soon_and_when_they_go_too():
     assert run(threads, quiet, 2 * LONGEST_PAUSE)[-1] == 2
 
 
+def test_others_that_go_are_noticed_by_steps_that_take_less():
+    """One thread had to share its processor, too, so it gets quicker when it need not."""
+    threads = StepThreads(2)
+    run(threads, lambda n: 0.030 if n == 1 else 0.200, 20 * LONGEST_PAUSE)
+    assert threads.choose(1) == 1
+    assert run(threads, quiet, 2 * FIRST_PAUSE)[-1] == 2
+
+
 def test_kinds_of_steps_are_apart():
     threads = StepThreads(2)
     for _ in range(4 * FIRST_PAUSE):

@@ -28,6 +28,8 @@ from localrun.models.layer_memory import memory_kind
 QUIET_S = 2.0
 LOOK_EVERY_S = 0.5
 LONGEST_WAIT_S = 300.0
+# A probe that is told to go has so long to remove its files.
+LEAVE_S = 2.0
 PROBE_COMMAND = (sys.executable, "-P", "-m", "localrun.kernel_probe", "--polite")
 
 _log = logging.getLogger(__name__)
@@ -97,8 +99,7 @@ class Kernels:
                 return
         finally:
             if process.returncode is None:
-                process.kill()
-                await process.wait()
+                await _end(process)
         verdict = await asyncio.to_thread(_known, folder)
         for fault in verdict.faults:
             _log.warning("the quick kernels for %s in %s models %s", fault.weight_type, fault.memory, fault.how)
@@ -136,3 +137,14 @@ def _keep_crash(folder: Path, header: Header, how: str, model: str) -> None:
         kernels.keep(folder, pair, kernels.read(folder, pair).with_crash(types, memory_kind(header), how, model))
     except OSError as error:
         _log.warning("what was learned about the kernels cannot be kept: %s", error)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """It removes its models when its stdin is closed."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        await asyncio.wait_for(process.wait(), LEAVE_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
