@@ -26,11 +26,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from localrun import config, kernels
 from localrun.kernels import Fault, Verdict
 from localrun.models.probe_models import write_probe_models
+from localrun.priority import step_back
 
 TOLERANCE = 0.1
 # The whole takes less than two seconds on two cores; a machine may be busy, and old.
@@ -166,13 +166,6 @@ def _last_line(text: str) -> str:
     return lines[-1] if lines else ""
 
 
-def _step_back() -> None:
-    """Whoever answers somebody goes first. The probe's own child inherits it."""
-    process = psutil.Process()
-    with contextlib.suppress(OSError, psutil.Error):
-        process.nice(psutil.IDLE_PRIORITY_CLASS if sys.platform == "win32" else _POLITENESS)
-
-
 def _leave_with_parent() -> None:
     """As Ctrl-C does, which removes the models on the way out."""
     with contextlib.suppress(OSError):
@@ -184,7 +177,7 @@ def _leave_with_parent() -> None:
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 when a verdict was kept, whatever it says. Ends with its parent, which holds stdin open."""
     if "--polite" in argv:
-        _step_back()
+        step_back(_POLITENESS)
         threading.Thread(target=_leave_with_parent, daemon=True).start()
     try:
         verdict = probe_and_keep(kernels.folder(config.folders().cache))

@@ -18,16 +18,18 @@ FOLDERS = {"localrun": ROOT / "localrun", "localrun.models": ROOT / "models", "l
 # Nothing of ours, whoever imports them.
 LEAVES = (
     *("localrun.config", "localrun.errors", "localrun.kernels", "localrun.kv_folders", "localrun.library_problems"),
-    *("localrun.processors", "localrun.snapshot", "localrun.thread_choice", "localrun.wire"),
+    *("localrun.priority", "localrun.processors", "localrun.snapshot", "localrun.thread_choice", "localrun.wire"),
 )
-CONFIG, ERRORS, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE = LEAVES
+CONFIG, ERRORS, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PRIORITY, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE = LEAVES
 KERNEL_PROBE = "localrun.kernel_probe"
 FRAMING = "localrun.framing"
 CLIENT = ("localrun.client", "localrun.client_connection", "localrun.client_pieces")
 
 # A package may import itself and these; a name stands for everything below it.
 ALLOWED = {
-    "localrun.engine": (CONFIG, ERRORS, FRAMING, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSORS, THREAD_CHOICE, WIRE),
+    "localrun.engine": (
+        *(CONFIG, ERRORS, FRAMING, KV_FOLDERS, LIBRARY_PROBLEMS, PRIORITY, PROCESSORS, THREAD_CHOICE, WIRE),
+    ),
     "localrun.server": (
         *(CONFIG, ERRORS, FRAMING, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, SNAPSHOT, THREAD_CHOICE, WIRE),
         "localrun.models",
@@ -41,7 +43,7 @@ ALLOWED = {
         *(CONFIG, ERRORS, KERNEL_PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSORS, THREAD_CHOICE),
         "localrun.models",
     ),
-    KERNEL_PROBE: (CONFIG, KERNELS, "localrun.models"),
+    KERNEL_PROBE: (CONFIG, KERNELS, PRIORITY, "localrun.models"),
     "localrun.framing": (WIRE,),
     "localrun.native_build": (),
     "localrun.client": (*CLIENT, *LEAVES),

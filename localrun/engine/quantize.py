@@ -19,6 +19,7 @@ import threading
 from typing import TextIO
 
 from localrun.engine.llama_native import last_problem, log_callback, native
+from localrun.priority import step_back
 from localrun.processors import usable
 
 NICENESS = 10
@@ -30,8 +31,7 @@ def main(argv: list[str], lines: TextIO) -> int:
     """Exit code 0 when the target is complete, 1 when it is not. `lines` is where the parent listens."""
     source, target, file_type, n_threads = argv
     threading.Thread(target=_leave_with_parent, daemon=True).start()
-    with contextlib.suppress(OSError, AttributeError):
-        os.nice(NICENESS)
+    step_back(NICENESS)
 
     def take_log_line(level: int, text: bytes, data: object) -> None:
         tensor = _TENSOR.match(text)

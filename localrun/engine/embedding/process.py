@@ -9,10 +9,7 @@ beside a large batch of documents keep their pace; on a machine that is otherwis
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import sys
 import time
 from collections.abc import Callable
 from typing import BinaryIO
@@ -24,6 +21,7 @@ from localrun.engine.embedding.engine import EmbeddingEngine
 from localrun.engine.inbox import Inbox
 from localrun.engine.outbox import Outbox
 from localrun.errors import EngineFailed
+from localrun.priority import step_back
 
 log = logging.getLogger("localrun.engine")
 
@@ -36,7 +34,7 @@ def run(
 ) -> int:
     """From the `Open` frame to the end. Returns the exit code, as `engine.process.main` does."""
     began_s = time.monotonic()
-    _step_back()
+    step_back(NICENESS)
     try:
         embedder = new_embedder(opened)
     except Exception as error:
@@ -81,12 +79,6 @@ def _count(message: wire.Count, embedder: Embedder) -> wire.Counted:
         log.exception("a text cannot be tokenized")
         return wire.Counted(id=message.id, error=f"the text cannot be tokenized: {error!r}")
     return wire.Counted(id=message.id, tokens=(*before, *tokens[: wire.MAX_COUNTED_TOKENS], *after))
-
-
-def _step_back() -> None:
-    if sys.platform != "win32":
-        with contextlib.suppress(OSError):
-            os.nice(NICENESS)
 
 
 def _ready(embedder: Embedder, opened: wire.Open, load_s: float) -> wire.Ready:
