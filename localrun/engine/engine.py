@@ -148,8 +148,10 @@ class Engine:
     def step(self) -> Step | None:
         """Compute one step and return its news; None if there was neither anything to do nor to say."""
         now_s = self._clock()
-        if self._staging.is_over() and not self._staging.is_turn_near(self.scheduler.target_s):
-            self._harvest()
+        if self._staging.is_over():
+            is_late = self._staging.completes_prompt and self._staging.is_turn_near(self.scheduler.target_s)
+            if not is_late:
+                self._harvest()
         self._settle_grammars(now_s)
         self._settle_late()
         self._fit_kv(now_s)

@@ -51,6 +51,11 @@ class Staging:
         """Where in their prompts the rows begin, on average over the rows."""
         return sum(request.n_computed * n_tokens for request, n_tokens in self.grants) / max(1, self.n_rows)
 
+    @property
+    def completes_prompt(self) -> bool:
+        """Whether finishing the batch takes a copy: that of a prompt that is done then but for its last token."""
+        return any(request.n_pending == n_tokens + 1 for request, n_tokens in self.grants)
+
     def start(self, grants: Sequence[Grant]) -> None:
         """Begin a batch."""
         self.grants = tuple(grants)
@@ -78,8 +83,10 @@ class Staging:
     def wait_for_turn(self, target_s: float | None) -> bool:
         """Whether streams that want a token every `target_s` may have a step now; if not, some time went by waiting
         for that. 0: they are in no hurry, and wait for the batch. None: there are only prompts, which take turns with
-        it."""
-        left_s = self.left_s(target_s) if self.is_busy else 0.0
+        it. A batch that is over and was left lying (`is_turn_near`) makes it their turn."""
+        if not self.is_busy or self.is_over():
+            return True
+        left_s = self.left_s(target_s)
         if left_s <= 0:
             return True
         self.wait(left_s)

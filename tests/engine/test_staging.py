@@ -144,9 +144,9 @@ class Clock:
         return self.now_s
 
 
-def under_way(clock: Clock) -> Staging:
+def under_way(clock: Clock, *, waits: int = 10**6) -> Staging:
     """A staging whose background is busy, after a streams' step of 10 ms that ended now."""
-    backend = FakeBackend(n_cells=256, n_seqs=4, n_batch=16, n_slots=4, n_staging_seqs=1, staging_waits=10**6)
+    backend = FakeBackend(n_cells=256, n_seqs=4, n_batch=16, n_slots=4, n_staging_seqs=1, staging_waits=waits)
     staging = Staging(backend, clock)
     staging.start([])
     staging.note_step(0.01, has_streams=True)
@@ -163,6 +163,27 @@ def test_streams_have_their_turn_when_their_token_is_due():
     assert staging.is_turn_near(0.1)
     clock.now_s += FINISH_S / 2
     assert staging.wait_for_turn(0.1), "the step itself takes the last 10 ms of the target"
+
+
+def test_a_batch_that_is_over_waits_for_nothing():
+    clock = Clock()
+    staging = under_way(clock, waits=1)
+    assert staging.is_over()
+    assert staging.wait_for_turn(0.1), "a wait would be a busy one"
+
+
+def test_a_batch_in_the_middle_of_a_prompt_goes_on_at_once():
+    run = harness(staging_waits=1)
+    start_streams(run, 1)
+    run.submit(9, LONG, n_predict=4)
+    batches = []
+    while not run.tokens.get(9):
+        run.step()
+        staging = run.engine._staging
+        if staging.is_busy:
+            batches.append(staging.completes_prompt)
+    assert batches[0] is False
+    assert batches[-1] is True
 
 
 def test_the_background_gets_as_long_as_a_step_takes_whatever_the_target():
