@@ -136,7 +136,7 @@ def test_prompts_get_every_processor_of_a_quiet_machine():
 def test_the_daemon_and_its_clients_take_no_processor_away():
     clocks = Clocks(2)
     threads = PromptThreads(clocks)
-    clocks.go_by(1.0, own=1.75, others=0.25)
+    clocks.go_by(1.0, own=1.5, others=0.5)
     assert threads.choose(2) == 2
 
 
