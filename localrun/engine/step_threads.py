@@ -37,8 +37,8 @@ CHANGED = 1.3
 _N_RECENT = 7
 # Processors are counted over at least so long; the clocks tick a hundred times a second.
 WINDOW_S = 0.2
-# A processor is to be had if less than so much of it is missing. The daemon and its clients need some; and a program that
-# computes all the time leaves 1.33 of two processors to two threads.
+# A processor is to be had if less than so much of it is missing. The daemon and its clients need some; and a program
+# that computes all the time leaves 1.33 of two processors to two threads.
 SPARE = 0.6
 
 

@@ -72,7 +72,7 @@ def judge(
             continue
         gaps = _gaps(plain, prompt, answer, ALONE)
         n_off += sum(gap > 0 for gap in gaps)
-        if together:
+        if together and max(gaps) >= MAX_GAP:
             others = [_gaps(plain, prompt, answer, shape) for shape in TOGETHER]
             gaps = [min(each) for each in zip(gaps, *others, strict=True)]
         worst = max(worst, *gaps)
