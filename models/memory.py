@@ -34,9 +34,8 @@ VOCABULARY_ENTRY_BYTES: Final = 200
 # llama_context rounds n_ctx up to this many cells, and llama_kv_cache_iswa the cells of windows.
 _CELL_STEP = 256
 _F32_BYTES = 4
-# Copies of a stream through which a long prompt goes from the background to its slot: a buffer on either side, and the
-# pieces between them. As measured.
-_TRANSFERS = 3
+# Copies of a stream through which a long prompt goes from the background to its slot: one buffer. As measured.
+_TRANSFERS = 1
 
 KV_TYPES: Final = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 

@@ -30,7 +30,7 @@ class Admission:
     """See the module."""
 
     def __init__(self, backend: Backend, scheduler: Scheduler, preempt: Callable[[Request], None]) -> None:
-        self._n_stream_seqs = backend.n_seqs
+        self._backend = backend
         self._scheduler = scheduler
         self._preempt = preempt
 
@@ -51,7 +51,8 @@ class Admission:
                 break
             is_first = not request.was_started
             self._scheduler.start(request, lease.seq, lease.n_cached, now_s)
-            request.is_staged = lease.seq >= self._n_stream_seqs
+            # Asked each time: one pool has more sequences than split streams have.
+            request.is_staged = lease.seq >= self._backend.n_seqs
             yield Admitted(request, is_first)
 
     def _make_way(self, request: Request, pool: Pool) -> bool:

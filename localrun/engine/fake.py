@@ -274,6 +274,8 @@ class FakeBackend:
 
     def staging_start(self, n_rows: int) -> None:
         assert not self.is_staging, "one batch at a time"
+        if self.n_staging_seqs == 0:
+            raise ValueError("this backend computes nothing in the background")
         if self.staging_batch.wants_logits[:n_rows].any():
             raise ValueError("staged rows have no logits")
         self.is_staging = True

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
+from localrun.engine.backend import DecodeFailed
 from localrun.engine.llama_context import LlamaContext
 from localrun.engine.llama_native import native
 
@@ -72,6 +73,8 @@ class LlamaStaging:
         self._work: SimpleQueue[int | None] = SimpleQueue()
         self._done = threading.Event()
         self._paused = threading.Event()
+        # Held while a batch ends and while one begins: a late "paused" of the one would answer for the other.
+        self._ending = threading.Lock()
         self._may_run = threading.Event()
         self._is_pause_wanted = False
         self._is_abort_wanted = False
@@ -89,7 +92,8 @@ class LlamaStaging:
         token_bytes = self._token_bytes()
         self._needed_bytes = n_tokens * (token_bytes + CELL_BYTES) if token_bytes else 0
         self._most_bytes = self.context.n_cells // self.context.n_seqs * (token_bytes + CELL_BYTES) + SPARE_BYTES
-        self._done.clear()
+        with self._ending:
+            self._done.clear()
         self._work.put(n_rows)
 
     def wait(self, timeout_s: float) -> bool:
@@ -142,25 +146,34 @@ class LlamaStaging:
             try:
                 self.context.decode(n_rows)
             except Exception as error:
-                self._error = error
-            if self._is_abort_wanted:
+                self._error = self._error or error
+            if self._is_abort_wanted or self._error is not None:
                 native.llama_set_abort_callback(self.context.native, _go_on, None)
-            self._done.set()
-            self._paused.set()
+            with self._ending:
+                self._done.set()
+                self._paused.set()
 
     def _between_pieces(self, _tensor: object, is_question: bool, _data: object) -> bool:
         """Worker thread, from native code: whether a piece ends with this node, and then, once it was computed."""
         if is_question:
             return self._pieces.is_end()
+        try:
+            self._end_piece()
+        except Exception as error:
+            # ctypes would print it and go on with half of a graph.
+            self._error = DecodeFailed(f"the background failed between two pieces: {error!r}", is_fatal=True)
+        if self._is_abort_wanted or self._error is not None:
+            # A graph that stops here would pass for one that was computed; the next operation gives up instead.
+            native.llama_set_abort_callback(self.context.native, _give_up, None)
+        self._piece_began_at_s = time.perf_counter()
+        return True
+
+    def _end_piece(self) -> None:
+        """Wait if streams want a step, and be ready for the prompt's end."""
         self._pieces.note(time.perf_counter() - self._piece_began_at_s)
         if self._is_pause_wanted:
             self._paused.set()
             self._may_run.wait()
-        if self._is_abort_wanted:
-            # A graph that stops here would pass for one that was computed; the next operation gives up instead.
-            native.llama_set_abort_callback(self.context.native, _give_up, None)
-        elif self._needed_bytes:
+        if self._needed_bytes and not self._is_abort_wanted:
             # The prompt's state is copied to the streams when it is done, and they wait for that.
             self.context.warm_up(self._needed_bytes, self._most_bytes)
-        self._piece_began_at_s = time.perf_counter()
-        return True

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
             return 1 if plan.problems else 0
         args.out.mkdir(parents=True, exist_ok=True)
         print(shutil.copy2(compiled_wheel(plan, machine, args.python, anew=args.force), args.out))
-    except (BuildError, OSError) as error:
+    except (BuildError, OSError, ValueError) as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         return 1

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from localrun.engine.backend import DecodeFailed
 from localrun.engine.llama import LlamaBackend
 from localrun.engine.llama_staging import PIECE_S, Pieces
 from tests.engine.conftest import compute, open_tiny
@@ -87,6 +88,20 @@ def test_what_is_under_way_can_be_given_up_and_begun_anew(backend: LlamaBackend)
     stage(backend, PROMPT[:-1])
     finish(backend)
     move(backend, backend.n_seqs, 1, len(PROMPT) - 1)
+
+
+def test_a_failure_between_two_pieces_is_an_error_and_no_answer(backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(backend._stage.context, "warm_up", fail)
+    stage(backend, PROMPT[:-1])
+    with pytest.raises(DecodeFailed, match="MemoryError"):
+        finish(backend)
+    monkeypatch.undo()
+    assert backend.seq_remove(backend.n_seqs, 0)
+    stage(backend, PROMPT[:-1])
+    finish(backend)
 
 
 def test_nobody_touches_a_staged_sequence_while_it_is_computed(backend: LlamaBackend):

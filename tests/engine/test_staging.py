@@ -137,6 +137,24 @@ def step_often(run: Harness) -> None:
         run.engine.step()
 
 
+def test_one_pool_has_no_background_for_its_many_sequences():
+    """A request that outgrows its share brings one pool about, whose sequences have numbers that split streams lack."""
+    run = harness(ram_cache_bytes=0)
+    run.submit(0, [65 + at % 9 for at in range(300)], n_predict=400)
+    for request_id in range(1, 12):
+        run.submit(request_id, [66 + request_id, 70 + request_id, 80 + request_id] * 5, n_predict=2)
+        for _ in range(8):
+            run.step()
+    run.run()
+    assert all(run.finals[request_id].n_output == 2 for request_id in range(1, 12))
+
+
+def test_the_fake_refuses_a_background_that_it_has_not_as_llama_cpp_does():
+    backend = FakeBackend(n_cells=256, n_seqs=4, n_batch=16, n_slots=4)
+    with pytest.raises(ValueError, match="nothing in the background"):
+        backend.staging_start(1)
+
+
 class Clock:
     now_s = 100.0
 
