@@ -93,8 +93,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return not any(crash.memory == memory and types.issuperset(crash.weight_types) for crash in self.crashes)
 
     def with_crash(self, weight_types: Collection[str], memory: str, how: str, model: str) -> Verdict:
-        """This verdict and one more crash."""
-        crash = Crash(tuple(sorted(frozenset(weight_types) - _PLAIN_TYPES)), memory, how, model)
+        """This verdict and one more crash, unless no weight of the model can have met a quick kernel."""
+        types = frozenset(weight_types) - _PLAIN_TYPES
+        if not types or (self.is_probed and types.isdisjoint(self.quick_types)):
+            return self
+        crash = Crash(tuple(sorted(types)), memory, how, model)
         alike = (crash.weight_types, memory)
         others = [known for known in self.crashes if (known.weight_types, known.memory) != alike]
         return msgspec.structs.replace(self, crashes=(*others, crash)[-MAX_CRASHES:])

@@ -11,7 +11,7 @@ from localrun import kernels
 from localrun.kernels import Crash, Fault, Pair, Verdict
 
 PAIR = Pair("1" * 16, "2" * 16)
-FAULTY = Verdict(is_probed=True, quick_types=("F16", "Q4_0"), faults=(Fault("F16", "recurrent", "crash (SIGSEGV)"),))
+FAULTY = Verdict(is_probed=True, quick_types=("F16", "Q4_0", "Q4_K"), faults=(Fault("F16", "recurrent", "crash (SIGSEGV)"),))
 
 
 @pytest.fixture
@@ -99,3 +99,12 @@ def test_a_processor_is_what_it_can_do_and_not_what_it_does(tmp_path: Path) -> N
     assert lines(text.format(1000, "")) == lines(text.format(3000, ""))
     assert lines(text.format(1000, "")) != lines(text.format(1000, " amx_int8"))
     assert kernels._processor_lines(tmp_path / "none"), "a system without the file has another word for it"
+
+
+def test_a_crash_of_a_model_without_quick_kernels_says_nothing_about_them():
+    assert Verdict().with_crash({"F32"}, "attention", "was killed by SIGSEGV", "some") == Verdict()
+    known = Verdict(is_probed=True, quick_types=("Q4_0", "Q4_K"))
+    assert known.with_crash({"F16", "F32"}, "attention", "was killed by SIGSEGV", "tiny") == known
+    assert not known.with_crash({"Q4_0"}, "attention", "was killed by SIGSEGV", "some").allows_quick(
+        {"Q4_0"}, "attention"
+    )
