@@ -176,10 +176,10 @@ def _leave_with_parent() -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 when a verdict was kept, whatever it says. Ends with its parent, which holds stdin open."""
-    if "--polite" in argv:
-        step_back(_POLITENESS)
-        threading.Thread(target=_leave_with_parent, daemon=True).start()
     try:
+        if "--polite" in argv:
+            step_back(_POLITENESS)
+            threading.Thread(target=_leave_with_parent, daemon=True).start()
         verdict = probe_and_keep(kernels.folder(config.folders().cache))
     except ProbeFailed as error:
         print(f"the native library cannot be probed: {error}", file=sys.stderr)
