@@ -11,7 +11,9 @@ from localrun import kernels
 from localrun.kernels import Crash, Fault, Pair, Verdict
 
 PAIR = Pair("1" * 16, "2" * 16)
-FAULTY = Verdict(is_probed=True, quick_types=("F16", "Q4_0", "Q4_K"), faults=(Fault("F16", "recurrent", "crash (SIGSEGV)"),))
+FAULTY = Verdict(
+    is_probed=True, quick_types=("F16", "Q4_0", "Q4_K"), faults=(Fault("F16", "recurrent", "crash (SIGSEGV)"),)
+)
 
 
 @pytest.fixture
