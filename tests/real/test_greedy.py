@@ -81,11 +81,6 @@ def test_eight_at_once(model: RealModel, say: Say) -> None:
     assert verdict.is_sound
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=ValueError,
-    reason="admission.py keeps the number of split streams, so in one pool sequences from 8 on count as staged",
-)
 def test_eight_at_once_when_one_needs_more_than_a_stream(model: RealModel, say: Say) -> None:
     """The streams become one pool in the middle, with more sequences in use than there were streams."""
     if model.is_window:
