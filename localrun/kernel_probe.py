@@ -35,8 +35,8 @@ from localrun.priority import step_back
 TOLERANCE = 0.1
 # The whole takes less than two seconds on two cores; a machine may be busy, and old.
 TIMEOUT_S = 120.0
-# What is split among threads is a way of its own to be wrong; more of them prove nothing more.
-N_THREADS = 2
+# More threads wait for each other at every barrier: beside a busy program two took more than 25 s, one has no barriers.
+N_THREADS = 1
 COMMAND = (sys.executable, "-P", "-m", "localrun.engine.probe")
 _POLITENESS = 19
 
@@ -64,12 +64,11 @@ class Case(msgspec.Struct, frozen=True):
 
 def probe(command: Sequence[str] = COMMAND, *, timeout_s: float = TIMEOUT_S) -> Verdict:
     """Computes everything and judges. Raises ProbeFailed when the process can compute nothing, or takes too long."""
-    n_threads = min(N_THREADS, os.cpu_count() or 1)
     with tempfile.TemporaryDirectory(prefix="localrun-probe-") as folder:
         cases = [Case(*written) for written in write_probe_models(Path(folder))]
         seen = _Seen(cases)
         while not seen.is_done:
-            seen.run([*command, str(n_threads)], timeout_s)
+            seen.run([*command, str(N_THREADS)], timeout_s)
     return seen.verdict()
 
 
