@@ -118,6 +118,8 @@ class LlamaContext:
             n_threads = self._threads.decode if n_rows <= STREAM_ROWS else self._threads.prompt
             self._use_threads(self._prompt_threads.choose(n_threads) if self._prompt_threads else n_threads)
             code = native.llama_decode(self.native, self._native_batch)
+            if self._prompt_threads is not None:
+                self._prompt_threads.note_end(time.monotonic())
         if code == 0:
             return
         if code == 1:
@@ -231,7 +233,9 @@ class LlamaContext:
 
 
 def _usage() -> Usage:
-    return Usage(time.monotonic(), time.process_time(), psutil.cpu_times().idle)
+    times = psutil.cpu_times()
+    # Linux counts apart when a processor is idle and a program waits for a disk.
+    return Usage(time.monotonic(), time.process_time(), times.idle + getattr(times, "iowait", 0.0))
 
 
 def _params(shape: ContextShape, kind: MemoryKind) -> Any:

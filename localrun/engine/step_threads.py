@@ -37,6 +37,8 @@ CHANGED = 1.3
 _N_RECENT = 7
 # Processors are counted over at least so long; the clocks tick a hundred times a second.
 WINDOW_S = 0.2
+# After so long without a prompt, what others used meanwhile says nothing about now.
+STALE_S = 1.0
 # A processor is to be had if less than so much of it is missing. The daemon and its clients need some; and a program
 # that computes all the time leaves 1.33 of two processors to two threads.
 SPARE = 0.6
@@ -142,14 +144,21 @@ class PromptThreads:
 
     def __init__(self, read: Callable[[], Usage]) -> None:
         self._read = read
-        self._before = read()
+        self._before = Usage(0.0, 0.0, 0.0)
+        self._ended_at_s = -math.inf
         self._n_available = math.inf
 
     def choose(self, most: int) -> int:
         """Threads for a batch of prompts, from 1 to `most`."""
         now = self._read()
         seconds = now.at_s - self._before.at_s
-        if seconds >= WINDOW_S:
+        if now.at_s - self._ended_at_s > STALE_S:
+            self._n_available, self._before = math.inf, now
+        elif seconds >= WINDOW_S:
             self._n_available = (now.own_s - self._before.own_s + now.idle_s - self._before.idle_s) / seconds
             self._before = now
         return most if self._n_available + SPARE >= most else max(1, int(self._n_available + SPARE))
+
+    def note_end(self, at_s: float) -> None:
+        """The batch that `choose` was asked about has been computed."""
+        self._ended_at_s = at_s

@@ -9,6 +9,7 @@ import pytest
 from localrun.engine.step_threads import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
+    STALE_S,
     TRIAL_STEPS,
     WINDOW_S,
     PromptThreads,
@@ -124,42 +125,60 @@ class Clocks:
         )
 
 
+class Prompts:
+    """Batches of prompts, each beside what others compute meanwhile."""
+
+    def __init__(self, n_processors: int) -> None:
+        self.clocks = Clocks(n_processors)
+        self._most = n_processors
+        self._threads = PromptThreads(self.clocks)
+
+    def choose(self) -> int:
+        return self._threads.choose(self._most)
+
+    def compute(self, seconds: float, *, own: float, others: float = 0.0) -> int:
+        """A batch was computed. The threads of the next one."""
+        self.choose()
+        self.clocks.go_by(seconds, own=own, others=others)
+        self._threads.note_end(self.clocks.now.at_s)
+        return self.choose()
+
+
 def test_prompts_get_every_processor_of_a_quiet_machine():
-    clocks = Clocks(16)
-    threads = PromptThreads(clocks)
-    assert threads.choose(16) == 16
+    prompts = Prompts(16)
+    assert prompts.choose() == 16
     for own in (0.0, 16.0, 3.5):
-        clocks.go_by(1.0, own=own)
-        assert threads.choose(16) == 16
+        assert prompts.compute(1.0, own=own) == 16
 
 
 def test_the_daemon_and_its_clients_take_no_processor_away():
-    clocks = Clocks(2)
-    threads = PromptThreads(clocks)
-    clocks.go_by(1.0, own=1.5, others=0.5)
-    assert threads.choose(2) == 2
+    assert Prompts(2).compute(1.0, own=1.5, others=0.5) == 2
 
 
 def test_prompts_leave_the_processors_that_others_compute_on_and_come_back():
-    clocks = Clocks(2)
-    threads = PromptThreads(clocks)
-    clocks.go_by(1.0, own=4 / 3, others=2 / 3)  # two threads of ours and one of theirs share alike
-    assert threads.choose(2) == 1
-    clocks.go_by(1.0, own=1.0, others=1.0)
-    assert threads.choose(2) == 1
-    clocks.go_by(1.0, own=1.0)
-    assert threads.choose(2) == 2
+    prompts = Prompts(2)
+    # Two threads of ours and one of theirs share alike.
+    assert prompts.compute(1.0, own=4 / 3, others=2 / 3) == 1
+    assert prompts.compute(1.0, own=1.0, others=1.0) == 1
+    assert prompts.compute(1.0, own=1.0) == 2
+
+
+def test_a_batch_of_a_large_model_takes_long_and_counts():
+    assert Prompts(2).compute(30.0, own=4 / 3, others=2 / 3) == 1
+
+
+def test_what_others_computed_while_there_were_no_prompts_does_not_count():
+    prompts = Prompts(2)
+    prompts.clocks.go_by(10.0, own=0.0, others=2.0)
+    assert prompts.choose() == 2
+    assert prompts.compute(1.0, own=1.0, others=1.0) == 1
+    prompts.clocks.go_by(2 * STALE_S, own=0.0, others=2.0)
+    assert prompts.choose() == 2
 
 
 def test_there_is_always_a_thread():
-    clocks = Clocks(2)
-    threads = PromptThreads(clocks)
-    clocks.go_by(1.0, own=0.2, others=1.8)
-    assert threads.choose(2) == 1
+    assert Prompts(2).compute(1.0, own=0.2, others=1.8) == 1
 
 
 def test_a_moment_says_nothing():
-    clocks = Clocks(2)
-    threads = PromptThreads(clocks)
-    clocks.go_by(WINDOW_S / 2, own=0.1, others=1.9)
-    assert threads.choose(2) == 2
+    assert Prompts(2).compute(WINDOW_S / 2, own=0.1, others=1.9) == 2
