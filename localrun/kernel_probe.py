@@ -141,13 +141,13 @@ class _Seen:
             self._faults.setdefault((case.weight_type, case.memory), Fault(case.weight_type, case.memory, how))
 
 
-def probe_and_keep(verdicts: Path, command: Sequence[str] = COMMAND) -> Verdict:
-    """As `probe`; what engines told before stays. Raises ProbeFailed."""
+def probe_and_keep(verdicts: Path, command: Sequence[str] = COMMAND, *, anew: bool = False) -> Verdict:
+    """As `probe`; what engines told before stays, unless everything is to be found out `anew`. Raises ProbeFailed."""
     pair = kernels.present_pair()
     if pair is None:
         raise ProbeFailed("there is no llama.cpp")
     found = probe(command)
-    verdict = msgspec.structs.replace(found, crashes=kernels.read(verdicts, pair).crashes)
+    verdict = found if anew else msgspec.structs.replace(found, crashes=kernels.read(verdicts, pair).crashes)
     with contextlib.suppress(OSError):  # a disk that is full costs the next one a second probe
         kernels.keep(verdicts, pair, verdict)
     return verdict

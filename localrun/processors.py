@@ -20,18 +20,18 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import msgspec
 import psutil
 
+from localrun.config import MOST_THREADS
+
 # A core that has less than this part of the best one's capacity is one to save power: 0.25 to 0.52 is usual for these,
 # 0.83 and more for the middle ones of three kinds.
 EFFICIENCY_SHARE = 0.7
-# llama.cpp makes no more.
-MOST_THREADS = 512
 # With fewer threads than this a half of them is not worth trying.
 LEAST_HALVES = 4
 
@@ -134,10 +134,18 @@ def others_busy_s() -> float:
     exact to some hundredths. What disturbs a measurement is the difference of two."""
     allowed = os.sched_getaffinity(0) if sys.platform == "linux" else None
     busy_s = 0.0
-    for number, times in enumerate(psutil.cpu_times(percpu=True)):
+    counted = psutil.cpu_times(percpu=True)
+    for number, times in zip(counted_processors(len(counted), Path("/")), counted, strict=True):
         if allowed is None or number in allowed:
             busy_s += sum(getattr(times, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq", "steal"))
     return busy_s - time.process_time()
+
+
+def counted_processors(n_counted: int, root: Path) -> Sequence[int]:
+    """The numbers of those that the system counts the time of, in order: processors that are switched off are left out
+    there."""
+    online = sorted(_numbers(_text(root / "sys/devices/system/cpu/online")))
+    return online if len(online) == n_counted else range(n_counted)
 
 
 def of_linux(

@@ -82,6 +82,8 @@ def test_the_program_keeps_its_verdict_and_what_engines_said(tmp_path: Path) -> 
     kept = kernels.read(folder, pair)
     assert kept.is_probed
     assert kept.crashes == told.crashes
+    assert not probe_and_keep(folder, anew=True).crashes
+    assert not kernels.read(folder, pair).crashes
 
 
 # --- a process that misbehaves ---------------------------------------------------------------------------------------

@@ -349,6 +349,12 @@ def test_a_ready_wheel_comes_first_and_compiling_after_it(
     install(here, "", str(shelf), environment, force=False)
     assert "has no wheel of llama-cpp-python" in capfd.readouterr().err
     assert pip.n_built == 1
+    damaged = shelf / f"llama_cpp_python-{VERSION}-py3-none-any.whl"
+    damaged.write_bytes(b"half of a whe")
+    with pytest.raises(BuildError, match=f"{damaged} is no whole wheel; fetch it again"):
+        install(here, "", str(shelf), environment, force=False)
+    damaged.unlink()
+    assert pip.n_built == 1
     made = pip({}, tmp_path, [])
     record = json.dumps({"portable": True, "backend": "cpu", "key": "x"}).encode()
     wheels.rewrite_wheel(made, shelf, keep=wheels.is_needed, add={RECORD: record})

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.processors import Processors, elsewhere, of_linux, of_macos, run_sysctl, usable
+from localrun.processors import Processors, counted_processors, elsewhere, of_linux, of_macos, run_sysctl, usable
 
 V2_ROOT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
 V1_ROOT = "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct"
@@ -241,6 +241,12 @@ def test_windows_by_what_psutil_says():
 
 
 # --- this machine ----------------------------------------------------------------------------------------------------
+
+
+def test_processors_that_are_switched_off_are_not_counted(machine: Machine):
+    machine.write("sys/devices/system/cpu/online", "0,2-3")
+    assert list(counted_processors(3, machine.root)) == [0, 2, 3]
+    assert list(counted_processors(4, machine.root)) == [0, 1, 2, 3], "one was switched on meanwhile"
 
 
 def test_this_machine_has_something():

@@ -7,6 +7,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from localrun.bench.gaps import gaps_s, longest_s
 from localrun.bench.percentiles import percentile, summary
@@ -61,10 +62,26 @@ def wall_s(records: Sequence[StreamRecord]) -> float:
 
 
 def decode_tokens_per_s(records: Sequence[StreamRecord]) -> float | None:
-    """All tokens but the first of each stream, over the time between the first token of any and the last of any."""
-    first_s = min(record.arrivals_s[0] for record in records)
-    seconds = max(record.arrivals_s[-1] for record in records) - first_s
-    n_tokens = sum(record.n_output - 1 for record in records)
+    """The tokens that came while the most streams were decoding at once, over the time for which they were.
+
+    A stream decodes from its first token to its last. The time in which some still wait for their first does not count:
+    a server that answers the first stream early would seem slower than one that lets all wait for the last. All pieces
+    of a stream count as equally many tokens.
+    """
+    bounds = sorted(bound for record in records for bound in ((record.arrivals_s[0], 1), (record.arrivals_s[-1], -1)))
+    at_once = list(accumulate(change for _, change in bounds))
+    most = max(at_once)
+    windows = [
+        (start, end)
+        for n_streams, (start, _), (end, _) in zip(at_once[:-1], bounds[:-1], bounds[1:], strict=True)
+        if n_streams == most
+    ]
+    seconds = sum(end - start for start, end in windows)
+    n_tokens = sum(
+        sum(start < arrival <= end for arrival in record.arrivals_s for start, end in windows)
+        * record.n_output / len(record.arrivals_s)
+        for record in records
+    )  # fmt: skip
     return n_tokens / seconds if seconds > 0 and n_tokens > 0 else None
 
 

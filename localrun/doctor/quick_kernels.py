@@ -1,7 +1,8 @@
 """Whether llama.cpp computes rightly here: the probe of its kernels, or what it found before.
 
-The only check that computes. It takes two seconds, and none where a verdict is kept; `--deep` asks for a new one. Where
-localrun has no cache folder yet none is made for the verdict: the doctor only looks.
+The only check that computes. It takes two seconds, and none where a verdict is kept; `--deep` asks for a new one, in
+which no crash of an engine is remembered. Where localrun has no cache folder yet none is made for the verdict: the
+doctor only looks.
 """
 
 from __future__ import annotations
@@ -23,19 +24,17 @@ _MEMORY = {
 }  # fmt: skip
 
 
-def find_out(verdicts: Path) -> Verdict:
+def find_out(verdicts: Path, *, anew: bool) -> Verdict:
     """A new verdict. Raises ProbeFailed."""
-    return probe_and_keep(verdicts) if verdicts.parent.is_dir() else probe()
+    return probe_and_keep(verdicts, anew=anew) if verdicts.parent.is_dir() else probe()
 
 
-def check_kernels(
-    verdicts: Path, *, is_deep: bool, find_out: Callable[[Path], Verdict] = find_out
-) -> Iterator[Finding]:
+def check_kernels(verdicts: Path, *, is_deep: bool, find_out: Callable[..., Verdict] = find_out) -> Iterator[Finding]:
     """`verdicts` is the folder where they are kept."""
     pair = kernels.present_pair()
     known = Verdict() if pair is None or is_deep else kernels.read(verdicts, pair)
     try:
-        verdict = known if known.is_probed else find_out(verdicts)
+        verdict = known if known.is_probed else find_out(verdicts, anew=is_deep)
     except ProbeFailed as error:
         yield fail(NAME, f"llama.cpp was to compute something, and did not: {error}", rebuild())
         return

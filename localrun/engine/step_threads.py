@@ -30,7 +30,7 @@ TRIAL_STEPS = 3
 LEAST_GAIN = 0.03
 # Steps between two trials: at first, and at most. So trials are less than one step in a hundred, in the long run.
 FIRST_PAUSE, LONGEST_PAUSE = 16, 256
-# A step that takes so many times the usual ends a trial, and the next one comes much later.
+# A step, but for the first, that takes so many times the usual ends a trial, and the next one comes much later.
 HOPELESS = 1.25
 # Recent steps take so many times as long as before the last trial, or as little: others have come or gone.
 CHANGED = 1.3
@@ -114,7 +114,8 @@ class _Kind:
 
     def _note_trial(self, seconds: float) -> None:
         self._trial_times.append(seconds)
-        is_hopeless = seconds > HOPELESS * self._usual_s
+        # The first step may have to wake threads, and says nothing.
+        is_hopeless = len(self._trial_times) > 1 and seconds > HOPELESS * self._usual_s
         if len(self._trial_times) <= TRIAL_STEPS and not is_hopeless:
             return
         assert self._trial is not None

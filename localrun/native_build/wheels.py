@@ -207,6 +207,22 @@ def wheel_from(where: str, python: str) -> bool:
     return pip_install(python, "--no-index", "--find-links", where, *command) == 0
 
 
+def damaged_wheels(where: str) -> list[Path]:
+    """Wheels in a folder that cannot be read to their end; none in an index, whose files have digests."""
+    if "://" in where:
+        return []
+    damaged = []
+    for wheel in sorted(Path(where).glob(f"{PACKAGE.replace('-', '_')}-{VERSION}-*.whl")):
+        try:
+            with zipfile.ZipFile(wheel) as opened:
+                is_whole = opened.testzip() is None
+        except (OSError, zipfile.BadZipFile, EOFError):
+            is_whole = False
+        if not is_whole:
+            damaged.append(wheel)
+    return damaged
+
+
 def installed(python: str) -> dict[str, object]:
     """The version in an environment, and how it was built if it was built here; empty without one."""
     program = (
@@ -227,6 +243,8 @@ def install(machine: Machine, backend: str, wheels: str, python: str, *, force: 
             raise BuildError("\n".join(problems))
         if is_version and there.get("portable"):
             return tell("the ready wheel is installed already")
+        if damaged := damaged_wheels(wheels):
+            raise BuildError(f"{damaged[0]} is no whole wheel; fetch it again, or leave --wheels out to compile")
         if not wheel_from(wheels, python):
             tell(f"{wheels} has no wheel of {PACKAGE} {VERSION} for this system; compiling instead")
         elif installed(python).get("backend", backend) in (backend, "cpu" if backend in ("", "auto") else backend):

@@ -50,8 +50,9 @@ def test_a_library_that_computes_nothing_is_a_failure() -> None:
 def test_it_is_probed_once_and_again_if_that_is_asked_for(tmp_path: Path) -> None:
     n_probes = 0
 
-    def probe(folder: Path) -> Verdict:
+    def probe(folder: Path, *, anew: bool) -> Verdict:
         nonlocal n_probes
+        assert anew == (n_probes == 1)
         n_probes += 1
         pair = kernels.present_pair()
         assert pair is not None
@@ -64,7 +65,7 @@ def test_it_is_probed_once_and_again_if_that_is_asked_for(tmp_path: Path) -> Non
 
 
 def test_a_probe_that_fails_is_a_finding(tmp_path: Path) -> None:
-    def probe(folder: Path) -> Verdict:
+    def probe(folder: Path, *, anew: bool) -> Verdict:
         raise ProbeFailed("it took more than 120 s")
 
     (line,) = check_kernels(tmp_path, is_deep=False, find_out=probe)

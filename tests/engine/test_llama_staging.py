@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +104,36 @@ def test_a_failure_between_two_pieces_is_an_error_and_no_answer(backend: LlamaBa
     assert backend.seq_remove(backend.n_seqs, 0)
     stage(backend, PROMPT[:-1])
     finish(backend)
+
+
+class SlowToSay(threading.Event):
+    """As if the thread that says it lost its processor right after."""
+
+    def set(self) -> None:
+        super().set()
+        time.sleep(0.005)
+
+
+def test_the_end_of_one_batch_does_not_answer_for_a_pause_of_the_next(
+    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+):
+    staging = backend._staging
+    assert staging is not None
+    done = SlowToSay()
+    done.set()
+    monkeypatch.setattr(staging, "_done", done)
+    for _ in range(5):
+        backend.seq_remove(backend.n_seqs, 0)
+        for start in (0, 90):
+            stage(backend, PROMPT[:90], start=start)
+            with staging.paused():
+                assert not staging._may_run.is_set()
+                asked = staging._pieces._n_asked
+                time.sleep(0.01)
+                assert staging._pieces._n_asked == asked, "the background computes while it is paused"
+            while not staging.wait(0.0):
+                pass
+            backend.staging_finish()
 
 
 def test_nobody_touches_a_staged_sequence_while_it_is_computed(backend: LlamaBackend):

@@ -83,11 +83,11 @@ def test_kinds_of_steps_are_apart():
     assert threads.choose(5) == 2
 
 
-def test_a_hopeless_trial_is_one_step():
+def test_a_hopeless_trial_is_two_steps():
     used = run(StepThreads(2), lambda n: 0.010 if n == 2 else 0.050, 4 * FIRST_PAUSE)
     trials = "".join("t" if n == 1 else "." for n in used)
     assert "t" in trials
-    assert "tt" not in trials
+    assert "ttt" not in trials
 
 
 def test_a_close_call_changes_nothing():
@@ -101,6 +101,16 @@ def test_one_slow_step_is_no_reason():
     threads.choose(1)
     threads.note(1, 1.0)
     assert set(run(threads, quiet, TRIAL_STEPS)) == {2}
+
+
+def test_threads_that_must_be_woken_first_get_their_trial():
+    """The first step with another number takes long, and is the only one."""
+    threads, before = StepThreads(4), 4
+    for _ in range(4 * FIRST_PAUSE):
+        n_threads = threads.choose(1)
+        threads.note(1, contended(n_threads) + (0.2 if n_threads != before else 0.0))
+        before = n_threads
+    assert threads.choose(1) < 4
 
 
 def test_a_single_processor_has_no_choice():

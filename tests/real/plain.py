@@ -80,18 +80,16 @@ class Plain:
             found += [self._open_ended(row) for row in range(len(part))]
         return found
 
-    def logprobs(self, tokens: list[int], first: int, step: int) -> NDArray[np.float64]:
-        """The natural logarithm of the probability of the tokens at positions `first`, `first + step`, ..., given those
-        before them: what stands before `first` in full batches, then in batches of `step` rows."""
+    def logprobs(self, tokens: list[int], first: int) -> NDArray[np.float64]:
+        """The natural logarithm of the probability of every token from position `first` on, given those before it:
+        the first of these in full batches, then one row at a time."""
         self._clear()
-        for start in range(0, first - step, 512):
-            self._decode(tokens[start : min(start + 512, first - step)], [])
+        for start in range(0, first - 1, 512):
+            self._decode(tokens[start : min(start + 512, first - 1)], [])
         found: list[float] = []
-        for at in range(first, len(tokens), step):
-            self._decode(tokens[at - step : at], [step - 1])
-            logits = self._row(step - 1).astype(np.float64)
-            logits -= logits.max()
-            found.append(float(logits[tokens[at]] - np.log(np.exp(logits).sum())))
+        for at in range(first, len(tokens)):
+            self._decode([tokens[at - 1]], [0])
+            found.append(_logprob(self._row(0), tokens[at]))
         return np.array(found)
 
     def logprobs_in_full_batches(self, tokens: list[int]) -> NDArray[np.float64]:
@@ -101,10 +99,7 @@ class Plain:
         for start in range(0, len(tokens) - 1, 512):
             part = tokens[start : min(start + 512, len(tokens) - 1)]
             self._decode(part, list(range(len(part))))
-            for at in range(len(part)):
-                logits = self._row(at).astype(np.float64)
-                logits -= logits.max()
-                found.append(float(logits[tokens[start + at + 1]] - np.log(np.exp(logits).sum())))
+            found += [_logprob(self._row(at), tokens[start + at + 1]) for at in range(len(part))]
         return np.array(found)
 
     def close(self) -> None:
@@ -150,3 +145,8 @@ class Plain:
         pointer = native.llama_get_logits_ith(self._context, row)
         memory = (ctypes.c_float * self.n_vocab).from_address(ctypes.addressof(pointer.contents))
         return np.frombuffer(memory, np.float32).copy()
+
+
+def _logprob(logits: Logits, token: int) -> float:
+    shifted = logits.astype(np.float64) - logits.max()
+    return float(shifted[token] - np.log(np.exp(shifted).sum()))

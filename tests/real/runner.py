@@ -20,7 +20,8 @@ RAM_CACHE_BYTES = 1 << 29
 
 
 class Runner:
-    """`usages` by request, in the order of asking. With `kv_folder` prefixes are kept there on disk."""
+    """`usages` by request, in the order of asking. With `kv_folder` prefixes are kept there on disk. `was_one_pool`: at
+    some time all streams shared one pool of cells."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Runner:
         limits = Limits(n_slots, opened.max_queue, opened.target_itl_s, ram_cache_bytes)
         self.engine = Engine(self.backend, limits, time.monotonic, disk)
         self.usages: dict[int, Usage] = {}
+        self.was_one_pool = False
         self._n_asked = 0
 
     def ask(self, *prompts: list[int], n_tokens: int = 48) -> list[list[int]]:
@@ -96,6 +98,7 @@ class Runner:
         while not self.engine.is_idle:
             step = self.engine.step()
             self.engine.pool.check_integrity()
+            self.was_one_pool |= not self.backend.is_split
             for delta in step.deltas if step else ():
                 found[delta.id].append(delta)
                 if delta.finish is not None:

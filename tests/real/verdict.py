@@ -2,8 +2,8 @@
 
 An answer is *equal* if all its tokens are. If not, plain llama.cpp is given the answer's own tokens and asked at every
 position what it would have chosen from: the *gap* is how far the answer's token lies below the best one. With all gaps
-below `MAX_GAP` the answer *rounds* differently; otherwise it is *wrong*. So tokens after the first difference are
-judged as well.
+below a bound the answer *rounds* differently; otherwise it is *wrong*. So tokens after the first difference are judged
+as well.
 
 llama.cpp's kernels for one row and for several do not give the same logits, and those of attention depend on the number
 of rows too. llama.cpp alone, given the same 40 tokens of Gemma 3 270M Q4_K_M one by one and in batches of four or more,
@@ -11,9 +11,10 @@ differs in the median logit of every position by up to 0.8, the largest by 1.2, 
 positions. So streams that are computed together are also held against given tokens in batches of two, four and eight
 rows, and what counts at a position is the smallest gap.
 
-Where `MAX_GAP` comes from: the largest gap of a token that llama.cpp preferred in other batches was 0.19 (SmolLM2 135M
-Q4_1, 1,920 tokens, four shapes), and the largest of an engine's answer 0.33. A wrong cell, position or mask gives gaps
-of several logits at once.
+Where the bounds come from: the largest gap of a token that llama.cpp preferred in other batches was 0.19 (SmolLM2 135M
+Q4_1, 1,920 tokens, four shapes), and the largest of an engine's answer 0.43 alone (Gemma with a q8_0 cache) and 0.60
+among others (Gemma). Of prompts that lost the token in their middle, the short ones give gaps of 0.2 to 7 and the long
+ones none: so a verdict is about all answers, and a single lost cell of a long prompt is for `test_perplexity.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import NamedTuple
 
 from tests.real.plain import Plain, Shape
 
-MAX_GAP = 0.5
+MAX_GAP_ALONE, MAX_GAP_TOGETHER = 0.5, 1.0
 # How the engine computes a prompt alone: the last token among the streams, all others in the background.
 ALONE = Shape(n_rows=512, last_alone=True)
 # Several at once: whole prompts among the streams or not, and answers in batches of few or many rows.
@@ -63,6 +64,7 @@ def judge(
     together: bool = False,
 ) -> Verdict:
     """Compare `answers` with those that plain llama.cpp gave to the same prompts one row at a time."""
+    max_gap = MAX_GAP_TOGETHER if together else MAX_GAP_ALONE
     n_equal = n_off = 0
     worst, wrong = 0.0, []
     for at, (prompt, answer, plain_answer) in enumerate(zip(prompts, answers, expected, strict=True)):
@@ -72,12 +74,12 @@ def judge(
             continue
         gaps = _gaps(plain, prompt, answer, ALONE)
         n_off += sum(gap > 0 for gap in gaps)
-        if together and max(gaps) >= MAX_GAP:
+        if together and max(gaps) >= max_gap:
             others = [_gaps(plain, prompt, answer, shape) for shape in TOGETHER]
             gaps = [min(each) for each in zip(gaps, *others, strict=True)]
         worst = max(worst, *gaps)
-        if max(gaps) >= MAX_GAP:
-            first = next(index for index, gap in enumerate(gaps) if gap >= MAX_GAP)
+        if max(gaps) >= max_gap:
+            first = next(index for index, gap in enumerate(gaps) if gap >= max_gap)
             wrong.append(f"prompt {at} ({len(prompt)} tokens) at token {first}: gap {gaps[first]:.3f}")
     most_off = MAX_OFF_TOGETHER if together else MAX_OFF_ALONE
     n_rounded = len(answers) - n_equal - len(wrong)

@@ -6,7 +6,8 @@ thread and in a millisecond, so a library that was replaced or probed by somebod
 As long as nothing is known models load with all kernels: the first answer waits for nothing. The link answers a crash
 by a second start, and the probe follows in the first quiet moment: no load and no request for `QUIET_S`, or at last
 after `LONGEST_WAIT_S`. It takes two seconds of processor time at the lowest priority, once for each library. What it
-finds wrong concerns models that are loaded already, too: `on_found` is called, and the supervisor sees to them.
+finds wrong concerns models that are loaded already, too: `on_found` is called, and the supervisor sees to them. What
+cannot be written to the cache folder counts until the daemon ends.
 
 Does not: compute (`localrun.kernel_probe`, a process), or start engines again (link.py).
 """
@@ -20,8 +21,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from localrun import kernels
-from localrun.kernels import Verdict
+from localrun.kernels import Pair, Verdict
 from localrun.models.header import Header
 from localrun.models.layer_memory import memory_kind
 
@@ -54,6 +57,7 @@ class Kernels:
         self._on_found = on_found
         self._command = command
         self._probing: asyncio.Task[None] | None = None
+        self._unkept: dict[Pair, Verdict] = {}
 
     def start(self) -> None:
         if self._folder is not None:
@@ -69,13 +73,13 @@ class Kernels:
         """Whether a model may use the quick kernels, as far as anybody knows."""
         if self._folder is None:
             return True
-        verdict = await asyncio.to_thread(_known, self._folder)
+        verdict = await asyncio.to_thread(self._known, self._folder)
         return is_allowed(verdict, header)
 
     async def learn(self, header: Header, how: str, model: str) -> None:
         """An engine died as `how` says, and the next one answered without the quick kernels."""
         if self._folder is not None:
-            await asyncio.to_thread(_keep_crash, self._folder, header, how, model)
+            await asyncio.to_thread(self._keep_crash, self._folder, header, how, model)
 
     async def _probe(self, folder: Path) -> None:
         try:
@@ -84,29 +88,56 @@ class Kernels:
             _log.exception("the quick kernels were not probed")
 
     async def _probe_when_quiet(self, folder: Path) -> None:
-        if await asyncio.to_thread(kernels.present_pair) is None or (await asyncio.to_thread(_known, folder)).is_probed:
+        pair = await asyncio.to_thread(kernels.present_pair)
+        if pair is None or (await asyncio.to_thread(self._known, folder)).is_probed:
             return
         await self._quiet_moment()
         process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
+            *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         try:
+            assert process.stdout is not None
             assert process.stderr is not None
-            said = (await process.stderr.read()).decode(errors="replace").strip()
+            found, said = await asyncio.gather(process.stdout.read(), process.stderr.read())
             if await process.wait():
-                _log.warning("the quick kernels were not probed: %s", said.rpartition("\n")[2])
+                reason = said.decode(errors="replace").strip().rpartition("\n")[2]
+                _log.warning("the quick kernels were not probed: %s", reason)
                 return
         finally:
             if process.returncode is None:
                 await _end(process)
-        verdict = await asyncio.to_thread(_known, folder)
+        verdict = msgspec.json.decode(found, type=Verdict)
+        if not (await asyncio.to_thread(kernels.read, folder, pair)).is_probed:
+            self._unkept[pair] = verdict
+            _log.warning("what was found about the kernels cannot be kept in %s", folder)
         for fault in verdict.faults:
             _log.warning("the quick kernels for %s in %s models %s", fault.weight_type, fault.memory, fault.how)
         if verdict.broken:
             _log.error("llama.cpp cannot compute on this processor: its kernels %s", verdict.broken)
         if verdict.faults:
             self._on_found(verdict)
+
+    def _known(self, folder: Path) -> Verdict:
+        """In a thread: reads the disk."""
+        pair = kernels.present_pair()
+        if pair is None:
+            return Verdict()
+        return self._unkept.get(pair) or kernels.read(folder, pair)
+
+    def _keep_crash(self, folder: Path, header: Header, how: str, model: str) -> None:
+        """In a thread: writes to the disk."""
+        pair = kernels.present_pair()
+        if pair is None:
+            return
+        types = {tensor.type_name for tensor in header.tensors}
+        verdict = self._known(folder).with_crash(types, memory_kind(header), how, model)
+        try:
+            kernels.keep(folder, pair, verdict)
+            self._unkept.pop(pair, None)
+        except OSError as error:
+            self._unkept[pair] = verdict
+            _log.warning("what was learned about the kernels cannot be kept: %s", error)
 
     async def _quiet_moment(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -120,23 +151,6 @@ class Kernels:
 def is_allowed(verdict: Verdict, header: Header) -> bool:
     """Whether a verdict lets a model use the quick kernels."""
     return verdict.allows_quick({tensor.type_name for tensor in header.tensors}, memory_kind(header))
-
-
-def _known(folder: Path) -> Verdict:
-    """In a thread: reads the disk."""
-    pair = kernels.present_pair()
-    return Verdict() if pair is None else kernels.read(folder, pair)
-
-
-def _keep_crash(folder: Path, header: Header, how: str, model: str) -> None:
-    pair = kernels.present_pair()
-    if pair is None:
-        return
-    types = {tensor.type_name for tensor in header.tensors}
-    try:
-        kernels.keep(folder, pair, kernels.read(folder, pair).with_crash(types, memory_kind(header), how, model))
-    except OSError as error:
-        _log.warning("what was learned about the kernels cannot be kept: %s", error)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

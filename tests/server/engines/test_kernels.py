@@ -28,14 +28,15 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def writing(folder: Path, verdict: Verdict, mark: Path) -> list[str]:
-    """A probe that comes to this verdict, and leaves a mark."""
+    """A probe that comes to this verdict, keeps it if it can, says it, and leaves a mark."""
     program = (
-        "import sys; from pathlib import Path; import msgspec; from localrun import kernels\n"
+        "import contextlib, sys; from pathlib import Path; import msgspec; from localrun import kernels\n"
         "verdict = msgspec.json.decode(sys.argv[2], type=kernels.Verdict)\n"
-        "kernels.keep(Path(sys.argv[1]), kernels.present_pair(), verdict)\n"
+        "with contextlib.suppress(OSError):\n"
+        "    kernels.keep(Path(sys.argv[1]), kernels.present_pair(), verdict)\n"
+        "print(sys.argv[2])\n"
         "open(sys.argv[3], 'a').write('probed ')"
     )
-
     return [sys.executable, "-c", program, str(folder), msgspec.json.encode(verdict).decode(), str(mark)]
 
 
@@ -94,6 +95,32 @@ async def test_stopping_ends_a_probe_that_runs(tmp_path: Path) -> None:
     watching.start()
     await until(mark.exists)
     await asyncio.wait_for(watching.stop(), 20)
+
+
+async def test_what_cannot_be_kept_counts_until_the_daemon_ends(
+    tmp_path: Path, models_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, found = tmp_path / "a file", []
+    folder.write_text("where the folder should be")
+    header = read_header(models_dir / "alpha.gguf")
+    weight_type = min({tensor.type_name for tensor in header.tensors} - {"F32"})
+    fault = Fault(weight_type, "attention", "crash (SIGSEGV)")
+    faulty = Verdict(is_probed=True, quick_types=(weight_type,), faults=(fault,))
+    watching = Kernels(
+        folder, is_quiet=lambda: True, on_found=found.append, command=writing(folder, faulty, tmp_path / "mark")
+    )
+    assert await watching.allow_quick(header)
+    watching.start()
+    with caplog.at_level(logging.WARNING):
+        await until(lambda: bool(found))
+    assert "cannot be kept" in caplog.text
+    assert not await watching.allow_quick(header)
+    await watching.stop()
+
+    unprobed = Kernels(folder, is_quiet=lambda: True, on_found=found.append)
+    assert await unprobed.allow_quick(header)
+    await unprobed.learn(header, "was killed by SIGSEGV", "alpha")
+    assert not await unprobed.allow_quick(header)
 
 
 async def test_what_an_engine_told_counts_for_the_next_load(tmp_path: Path, models_dir: Path) -> None:
