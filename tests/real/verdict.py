@@ -29,7 +29,7 @@ ALONE = Shape(n_rows=512, last_alone=True)
 # Several at once: whole prompts among the streams or not, and answers in batches of few or many rows.
 TOGETHER = [Shape(512, last_alone, n_answer_rows) for last_alone in (False, True) for n_answer_rows in (2, 4, 8)]
 # Of all tokens, those that are not the first choice of plain llama.cpp, one row at a time.
-MAX_OFF_ALONE, MAX_OFF_TOGETHER = 0.02, 0.08
+MAX_OFF_ALONE, MAX_OFF_TOGETHER = 0.05, 0.08
 
 
 class Verdict(NamedTuple):
