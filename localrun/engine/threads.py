@@ -56,7 +56,10 @@ class ThreadPlan:
 
 def plan_threads(opened: Open, usable: Processors, build: Callable[[], str]) -> ThreadPlan:
     """What the daemon wants comes first, then what was measured. `build` names the library of llama.cpp."""
-    n_usual = opened.n_threads or usable.usual_threads
+    if opened.n_threads > usable.n_machine:
+        # Each would wait for the others at every barrier, and keep everybody else from the processors meanwhile.
+        log.warning("%d threads were asked for; %d compute, one per processor", opened.n_threads, usable.n_machine)
+    n_usual = min(opened.n_threads, usable.n_machine) or usable.usual_threads
     plan = ThreadPlan(Threads(n_usual, n_usual))
     if opened.n_threads or not opened.threads_file or not opened.weights_bytes:
         return plan

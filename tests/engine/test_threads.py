@@ -219,6 +219,12 @@ def test_a_number_that_is_asked_for_comes_before_all_else(tmp_path: Path):
     assert (plan.start, plan.kept) == (Threads(7, 7), None)
 
 
+def test_there_are_no_more_threads_than_processors(caplog: pytest.LogCaptureFixture):
+    plan = plan_threads(replace(SMALL, n_threads=512), WITH_SMT, lambda: "b")
+    assert plan.start == Threads(ALL, ALL)
+    assert f"512 threads were asked for; {ALL} compute" in caplog.text
+
+
 def test_what_is_kept_is_used_and_nothing_is_tried(tmp_path: Path):
     path = tmp_path / "threads.json"
     thread_choice.keep(path, entry(Threads(4, 8)))
