@@ -87,8 +87,8 @@ HELP: dict[str, str] = {
     "slots": "requests of one model that run at once, fewer where memory is short; more wait in the queue",
     "kv_cells": "KV cells (tokens) of one model's pool, shared by its slots; 0 chooses by the model and the memory",
     "kv_type": "type of the KV cache: f16, q8_0 or q4_0; auto is f16 where it fits, else q8_0",
-    "threads": "compute threads of one engine, at most one per processor; 0 is what was measured to be best, and before "
-    "that one per fast core",
+    "threads": "compute threads of one engine, at most one per processor; 0 is what was measured to be best, and "
+    "before that one per fast core",
     "gpu_layers": "layers placed on the GPU; -1 is as many as fit",
     "batch_tokens": "most rows of one step, and of one micro-batch",
     "latency": "interactive, balanced, throughput, or a number of milliseconds: how long prefill may hold up streams",
