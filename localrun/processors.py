@@ -15,8 +15,10 @@ Does not: bind threads to processors; the system's scheduler prefers fast cores 
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -27,11 +29,11 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from localrun.config import MOST_THREADS
-
 # A core that has less than this part of the best one's capacity is one to save power: 0.25 to 0.52 is usual for these,
 # 0.83 and more for the middle ones of three kinds.
 EFFICIENCY_SHARE = 0.7
+# llama.cpp makes no more.
+MOST_THREADS = 512
 # With fewer threads than this a half of them is not worth trying.
 LEAST_HALVES = 4
 
@@ -139,6 +141,35 @@ def others_busy_s() -> float:
         if allowed is None or number in allowed:
             busy_s += sum(getattr(times, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq", "steal"))
     return busy_s - time.process_time()
+
+
+def idle_s() -> float:
+    """Seconds that processors of this machine were idle, of all together, since some moment in the past."""
+    times = psutil.cpu_times()
+    # Linux counts apart when a processor is idle and a program waits for a disk.
+    return float(times.idle + getattr(times, "iowait", 0.0))
+
+
+def unused_now(root: Path = Path("/"), *, n_looks: int = 3, pause_s: float = 0.001) -> float:
+    """Processors that no other process has work for at this moment; infinite where the system does not tell.
+
+    The most of some looks: whoever asked for something just now is still awake, and done a millisecond later.
+    """
+    unused = -math.inf
+    for look in range(n_looks):
+        if look:
+            time.sleep(pause_s)
+        runnable = re.search(r"^procs_running (\d+)$", _text(root / "proc/stat") or "", re.MULTILINE)
+        if runnable is None:
+            return math.inf
+        own = sum(_is_running(_text(path)) for path in (root / "proc/self/task").glob("*/stat"))
+        unused = max(unused, (os.cpu_count() or 1) - max(0, int(runnable[1]) - own))
+    return unused
+
+
+def _is_running(stat: str | None) -> bool:
+    """By a thread's line in /proc, where its state follows its name in brackets."""
+    return (stat or "").rpartition(") ")[2].startswith("R")
 
 
 def counted_processors(n_counted: int, root: Path) -> Sequence[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -11,7 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from localrun.processors import Processors, counted_processors, elsewhere, of_linux, of_macos, run_sysctl, usable
+from localrun.processors import (
+    Processors,
+    counted_processors,
+    elsewhere,
+    idle_s,
+    of_linux,
+    of_macos,
+    run_sysctl,
+    unused_now,
+    usable,
+)
 
 V2_ROOT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
 V1_ROOT = "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct"
@@ -241,6 +252,20 @@ def test_windows_by_what_psutil_says():
 
 
 # --- this machine ----------------------------------------------------------------------------------------------------
+
+
+def test_processors_that_nobody_else_uses(machine: Machine, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert unused_now(machine.root) == math.inf, "the system does not say"
+    machine.write("proc/stat", "cpu  1 2 3\nprocs_running 4\nprocs_blocked 0")
+    machine.write("proc/self/task/7/stat", "7 (a (strange) name) R 1 2")
+    machine.write("proc/self/task/8/stat", "8 (python) S 1 2")
+    assert unused_now(machine.root, pause_s=0.0) == 8 - 3
+
+
+def test_this_machine_says_what_is_idle_and_unused():
+    assert idle_s() >= 0
+    assert unused_now() <= (os.cpu_count() or 1) or sys.platform != "linux"
 
 
 def test_processors_that_are_switched_off_are_not_counted(machine: Machine):

@@ -9,12 +9,14 @@ meant. On a GPU there is one pool, and prompts and streams go into one batch.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from localrun import processors
 from localrun.engine import devices
 from localrun.engine import sampling as stages
 from localrun.engine.backend import Batch, MemoryKind, Sampler, State
@@ -28,6 +30,7 @@ from localrun.engine.llama_threadpool import Threadpools
 from localrun.engine.llama_vocabulary import LlamaVocabulary
 from localrun.engine.sampling_threads import SamplingThreads
 from localrun.engine.state_blob import StateLayout
+from localrun.engine.step_threads import FewerThreads, PromptThreads, StepThreads, Usage
 from localrun.errors import EngineFailed
 from localrun.thread_choice import Threads
 from localrun.wire import Sampling, TokenLogprob
@@ -76,7 +79,8 @@ class LlamaBackend:
         self.can_split = may_split and is_attention and n_seqs > 1 and not self.mixes_rows
         self._layout: StateLayout | None = None
         self._staging: LlamaStaging | None = None
-        self._threads, self._may_use_fewer = Threads(n_threads, n_threads), False
+        self._threads = Threads(n_threads, n_threads)
+        self._fewer: FewerThreads | None = None
         self._pools = Threadpools(native._lib)
         self._open(split=self.can_split)
         self._layout = self._probe_layout()
@@ -134,11 +138,13 @@ class LlamaBackend:
 
     def set_threads(self, threads: Threads, *, may_use_fewer: bool = False) -> None:
         """For everything from now on; nothing may be being computed. See `LlamaContext.set_threads`."""
-        self._threads, self._may_use_fewer = threads, may_use_fewer
+        self._threads, self._fewer = threads, None
+        if may_use_fewer:
+            self._fewer = FewerThreads(StepThreads(threads.decode), PromptThreads(_usage, processors.unused_now))
         self.n_threads = threads.decode
-        self._main.set_threads(threads, may_use_fewer=may_use_fewer)
+        self._main.set_threads(threads, self._fewer)
         if self._staging is not None:
-            self._staging.context.set_threads(threads, may_use_fewer=may_use_fewer)
+            self._staging.context.set_threads(threads, self._fewer)
 
     @contextmanager
     def measured_context(self, n_threads: int, *, n_cells: int, n_seqs: int, n_batch: int) -> Iterator[LlamaContext]:
@@ -277,7 +283,7 @@ class LlamaBackend:
         context = LlamaContext(
             self._model, shape, self._pools, kind=kind, n_window=window, n_vocab=self.n_vocab, cb_eval=cb_eval
         )
-        context.set_threads(self._threads, may_use_fewer=self._may_use_fewer)
+        context.set_threads(self._threads, self._fewer)
         self._adapters.apply(context.native)
         return context
 
@@ -305,3 +311,7 @@ def gpus() -> list[tuple[str, int, bool, int]]:
     """See `devices.gpus`; empty where this build cannot use a GPU."""
     native.llama_backend_init()
     return devices.gpus(native._lib) if native.llama_supports_gpu_offload() else []
+
+
+def _usage() -> Usage:
+    return Usage(time.perf_counter(), time.process_time(), processors.idle_s())

@@ -22,14 +22,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, State
 from localrun.engine.llama_native import last_problem, native
 from localrun.engine.llama_threadpool import Threadpools
 from localrun.engine.state_blob import StateLayout
-from localrun.engine.step_threads import PromptThreads, StepThreads, Usage
+from localrun.engine.step_threads import FewerThreads
 from localrun.errors import EngineFailed
 from localrun.thread_choice import Threads
 
@@ -91,11 +90,10 @@ class LlamaContext:
         self._n_threads = 0
         self.set_threads(Threads(shape.n_threads, shape.n_threads))
 
-    def set_threads(self, threads: Threads, *, may_use_fewer: bool = False) -> None:
-        """For the decodes from now on, or at most so many where fewer are quicker."""
+    def set_threads(self, threads: Threads, fewer: FewerThreads | None = None) -> None:
+        """For the decodes from now on; at most so many if `fewer` finds that fewer are quicker."""
         self._threads = threads
-        self._step_threads = StepThreads(threads.decode) if may_use_fewer else None
-        self._prompt_threads = PromptThreads(_usage) if may_use_fewer else None
+        self._fewer = fewer
 
     def decode(self, n_rows: int) -> None:
         """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed."""
@@ -109,17 +107,20 @@ class LlamaContext:
         if n_wanted > self.n_seqs:
             raise ValueError(f"more than {self.n_seqs} rows want logits")
         self._native_batch.n_tokens = n_rows
-        if self._step_threads is not None and n_wanted == n_rows:
-            self._use_threads(self._step_threads.choose(n_rows))
+        fewer = self._fewer
+        if fewer is not None and n_wanted == n_rows:
+            self._use_threads(fewer.steps.choose(n_rows, fewer.prompts.limit(self._threads.decode)))
             began_at_s = time.perf_counter()
             code = native.llama_decode(self.native, self._native_batch)
-            self._step_threads.note(n_rows, time.perf_counter() - began_at_s)
+            ended_at_s = time.perf_counter()
+            fewer.steps.note(n_rows, ended_at_s - began_at_s)
+            fewer.prompts.note_step(ended_at_s)
         else:
             n_threads = self._threads.decode if n_rows <= STREAM_ROWS else self._threads.prompt
-            self._use_threads(self._prompt_threads.choose(n_threads) if self._prompt_threads else n_threads)
+            self._use_threads(fewer.prompts.choose(n_threads) if fewer is not None else n_threads)
             code = native.llama_decode(self.native, self._native_batch)
-            if self._prompt_threads is not None:
-                self._prompt_threads.note_end(time.monotonic())
+            if fewer is not None:
+                fewer.prompts.note_batch(time.perf_counter())
         if code == 0:
             return
         if code == 1:
@@ -230,12 +231,6 @@ class LlamaContext:
     def _check_seq(self, seq: int) -> None:
         if not 0 <= seq < self.n_seqs:
             raise ValueError(f"sequence {seq} is not below {self.n_seqs}")
-
-
-def _usage() -> Usage:
-    times = psutil.cpu_times()
-    # Linux counts apart when a processor is idle and a program waits for a disk.
-    return Usage(time.monotonic(), time.process_time(), times.idle + getattr(times, "iowait", 0.0))
 
 
 def _params(shape: ContextShape, kind: MemoryKind) -> Any:

@@ -20,11 +20,13 @@ from localrun.engine.step_threads import (
 Machine = Callable[[int], float]
 
 
-def run(threads: StepThreads, machine: Machine, n_steps: int, *, n_rows: int = 1) -> list[int]:
+def run(
+    threads: StepThreads, machine: Machine, n_steps: int, *, n_rows: int = 1, limit: int | None = None
+) -> list[int]:
     """The numbers of threads of so many steps."""
     used = []
     for _ in range(n_steps):
-        used.append(threads.choose(n_rows))
+        used.append(threads.choose(n_rows, limit))
         threads.note(n_rows, machine(used[-1]))
     return used
 
@@ -68,9 +70,8 @@ def test_other_programs_that_come_are_noticed_soon_and_when_they_go_too():
 def test_others_that_go_are_noticed_by_steps_that_take_less():
     """One thread had to share its processor, too, so it gets quicker when it need not."""
     threads = StepThreads(2)
-    run(threads, lambda n: 0.030 if n == 1 else 0.200, 20 * LONGEST_PAUSE)
-    assert threads.choose(1) == 1
-    assert run(threads, quiet, 2 * FIRST_PAUSE)[-1] == 2
+    assert run(threads, lambda n: 0.030 if n == 1 else 0.200, 20 * LONGEST_PAUSE)[-9:].count(1) >= 8
+    assert run(threads, quiet, 2 * FIRST_PAUSE)[-9:].count(2) >= 8
 
 
 def test_kinds_of_steps_are_apart():
@@ -95,12 +96,12 @@ def test_a_close_call_changes_nothing():
     assert used[-1] == 2
 
 
-def test_one_slow_step_is_no_reason():
+def test_one_slow_step_is_soon_forgotten():
     threads = StepThreads(2)
     run(threads, quiet, 20 * LONGEST_PAUSE)
     threads.choose(1)
     threads.note(1, 1.0)
-    assert set(run(threads, quiet, TRIAL_STEPS)) == {2}
+    assert run(threads, quiet, 4 * FIRST_PAUSE)[2 * FIRST_PAUSE :].count(1) <= TRIAL_STEPS
 
 
 def test_threads_that_must_be_woken_first_get_their_trial():
@@ -108,9 +109,39 @@ def test_threads_that_must_be_woken_first_get_their_trial():
     threads, before = StepThreads(4), 4
     for _ in range(4 * FIRST_PAUSE):
         n_threads = threads.choose(1)
-        threads.note(1, contended(n_threads) + (0.2 if n_threads != before else 0.0))
+        threads.note(1, contended(n_threads) + (0.1 if n_threads != before else 0.0))
         before = n_threads
     assert threads.choose(1) < 4
+
+
+def test_a_step_that_is_stuck_is_the_last_with_so_many_threads():
+    threads = StepThreads(2)
+    run(threads, quiet, 3)
+    assert run(threads, lambda n: 3.0 if n == 2 else 0.012, 8 * LONGEST_PAUSE, limit=1).count(2) == 1
+    assert run(threads, quiet, 2 * LONGEST_PAUSE, limit=2)[-1] == 2
+
+
+def test_more_threads_than_are_to_be_had_are_not_begun_with():
+    assert set(run(StepThreads(16), quiet, LONGEST_PAUSE, limit=5)) <= {2, 4}
+
+
+def test_a_trial_that_is_stuck_is_one_step():
+    used = run(StepThreads(2), lambda n: 0.010 if n == 2 else 3.0, 4 * FIRST_PAUSE)
+    assert used.count(1) == 1
+
+
+def test_steps_that_take_longer_are_no_reason_for_more_threads():
+    """Others have come, or the context has grown."""
+    threads = StepThreads(2)
+    run(threads, contended, 4 * FIRST_PAUSE)
+    before = run(threads, contended, LONGEST_PAUSE).count(2)
+    assert run(threads, lambda n: 3 * contended(n), LONGEST_PAUSE).count(2) <= before
+
+
+def test_a_new_kind_of_steps_begins_with_what_its_neighbours_know():
+    threads = StepThreads(2)
+    run(threads, contended, 4 * FIRST_PAUSE, n_rows=4)
+    assert (threads.choose(2), threads.choose(16)) == (1, 1)
 
 
 def test_a_single_processor_has_no_choice():
@@ -141,7 +172,8 @@ class Prompts:
     def __init__(self, n_processors: int) -> None:
         self.clocks = Clocks(n_processors)
         self._most = n_processors
-        self._threads = PromptThreads(self.clocks)
+        self.n_free = float(n_processors)
+        self._threads = PromptThreads(self.clocks, lambda: self.n_free)
 
     def choose(self) -> int:
         return self._threads.choose(self._most)
@@ -150,8 +182,13 @@ class Prompts:
         """A batch was computed. The threads of the next one."""
         self.choose()
         self.clocks.go_by(seconds, own=own, others=others)
-        self._threads.note_end(self.clocks.now.at_s)
+        self._threads.note_batch(self.clocks.now.at_s)
         return self.choose()
+
+    def step(self, seconds: float, *, own: float, others: float = 0.0) -> None:
+        """Streams were computed."""
+        self.clocks.go_by(seconds, own=own, others=others)
+        self._threads.note_step(self.clocks.now.at_s)
 
 
 def test_prompts_get_every_processor_of_a_quiet_machine():
@@ -183,6 +220,25 @@ def test_what_others_computed_while_there_were_no_prompts_does_not_count():
     assert prompts.choose() == 2
     assert prompts.compute(1.0, own=1.0, others=1.0) == 1
     prompts.clocks.go_by(2 * STALE_S, own=0.0, others=2.0)
+    assert prompts.choose() == 2
+
+
+def test_after_a_pause_what_others_do_at_this_moment_counts():
+    prompts = Prompts(4)
+    prompts.n_free = 2.0
+    assert prompts.choose() == 2
+    prompts.clocks.go_by(2 * STALE_S, own=0.0)
+    prompts.n_free = -3.0
+    assert prompts.choose() == 1
+
+
+def test_what_others_did_beside_streams_counts_for_the_prompt_that_comes_then():
+    prompts = Prompts(2)
+    for _ in range(20):
+        prompts.step(0.1, own=1.0, others=1.0)
+    assert prompts.choose() == 1
+    for _ in range(20):
+        prompts.step(0.1, own=1.0)
     assert prompts.choose() == 2
 
 
