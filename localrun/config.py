@@ -205,7 +205,7 @@ def _parse(field: str, text: str, source: str) -> Any:
     try:
         return plain(text)
     except ValueError:
-        raise ConfigError(f"{source}: {field} is {text!r}, which is not a {plain.__name__}") from None
+        raise ConfigError(f"{source}: {field} is {text!r}, which is no {plain.__name__}") from None
 
 
 def _checked(field: str, value: Any, source: str) -> Any:
@@ -214,7 +214,7 @@ def _checked(field: str, value: Any, source: str) -> Any:
         if field == "latency":
             latency_target_s(value)
     except (msgspec.ValidationError, ConfigError) as error:
-        raise ConfigError(f"{source}: {field}: {error}") from None
+        raise ConfigError(f"{source}: {field} is {value!r}: {error}") from None
     choices = CHOICES.get(field)
     if choices and value not in choices:
         raise ConfigError(f"{source}: {field} is {value!r}; use one of {', '.join(choices)}")

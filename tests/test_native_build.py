@@ -353,6 +353,13 @@ def test_a_ready_wheel_comes_first_and_compiling_after_it(
     damaged.write_bytes(b"half of a whe")
     with pytest.raises(BuildError, match=f"{damaged} is no whole wheel; fetch it again"):
         install(here, "", str(shelf), environment, force=False)
+    with zipfile.ZipFile(damaged, "w", zipfile.ZIP_DEFLATED) as whole:
+        whole.writestr("a", b"many zeros, once: " + bytes(10_000))
+    content = bytearray(damaged.read_bytes())
+    content[45:55] = b"\xff" * 10
+    damaged.write_bytes(content)
+    with pytest.raises(BuildError, match="is no whole wheel"):
+        install(here, "", str(shelf), environment, force=False)
     damaged.unlink()
     assert pip.n_built == 1
     made = pip({}, tmp_path, [])
@@ -367,3 +374,47 @@ def test_a_ready_wheel_comes_first_and_compiling_after_it(
     monkeypatch.setattr(wheels, "make_plan", lambda *_, **__: plan_of(backend="cuda"))
     install(here, "cuda", str(shelf), environment, force=True)
     assert wheels.installed(environment)["backend"] == "cuda"
+    assert pip.n_built == 3
+    install(here, "cpu", str(shelf), environment, force=True)
+    install(here, "cuda", str(shelf), environment, force=False)
+    assert wheels.installed(environment)["backend"] == "cuda", "a ready wheel for the processor is not what is wanted"
+
+
+def test_a_kept_wheel_that_is_damaged_is_compiled_anew(tmp_path: Path, pip: FakePip, capfd: pytest.CaptureFixture[str]):
+    here = machine(tmp_path)
+    kept = compiled_wheel(plan_of(), here, sys.executable)
+    kept.write_bytes(kept.read_bytes()[:300])
+    again = compiled_wheel(plan_of(), here, sys.executable)
+    assert (pip.n_built, wheels.is_whole(again)) == (2, True)
+    assert "is damaged, and is compiled anew" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["install", "--python", "/no/python"], "--python: /no/python does not run"),
+        (["plan", "--wheels", "/no/folder"], "--wheels: there is no folder /no/folder"),
+        (["wheel", "--out", __file__], "is no folder; name another one"),
+    ],
+)
+def test_an_argument_that_cannot_be_is_one_line(arguments: list[str], said: str):
+    ran = subprocess.run(
+        [sys.executable, "-m", "localrun.native_build", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 1
+    (line,) = ran.stderr.splitlines()
+    assert said in line
+
+
+def test_a_quotation_that_is_not_closed_is_named():
+    environ = os.environ | {"CMAKE_ARGS": "-DX='a"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "localrun.native_build", "plan"], cwd=ROOT, capture_output=True, text=True, timeout=60,
+        env=environ,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert "CMAKE_ARGS is" in ran.stderr

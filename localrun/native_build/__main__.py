@@ -16,7 +16,7 @@ from pathlib import Path
 
 from localrun.native_build.machine import Machine
 from localrun.native_build.plan import BACKENDS, make_plan, say
-from localrun.native_build.wheels import BuildError, compiled_wheel, install
+from localrun.native_build.wheels import BuildError, check_where, compiled_wheel, install
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,8 +40,12 @@ def main(argv: Sequence[str]) -> int:
             return 0
         plan = make_plan(machine, args.backend, is_ready=bool(args.wheels and args.command == "plan"))
         if args.command == "plan":
+            if args.wheels:
+                check_where(args.wheels)
             print("\n".join(say(plan, machine, args.wheels)))
             return 1 if plan.problems else 0
+        if args.out.exists() and not args.out.is_dir():
+            raise BuildError(f"--out: {args.out} is no folder; name another one")
         args.out.mkdir(parents=True, exist_ok=True)
         print(shutil.copy2(compiled_wheel(plan, machine, args.python, anew=args.force), args.out))
     except (BuildError, OSError, ValueError) as error:

@@ -6,14 +6,13 @@ Every question is answered by compiling something, not by version numbers: distr
 from __future__ import annotations
 
 import re
-import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from localrun.native_build.machine import Machine, run
+from localrun.native_build.machine import Machine, run, words
 
 # Uses what makes compilers and assemblers stumble that are older than the processor.
 NATIVE_SOURCE = """
@@ -132,7 +131,7 @@ class Compiler:
 def find_compiler(machine: Machine, variable: str, names: Sequence[str], language: str, chosen: str) -> Compiler | None:
     """CMake's way: an option of CMake's, the variable, the usual names in the usual order."""
     named = chosen or machine.environ.get(variable, "")
-    for command in [shlex.split(named)] if named else [[name] for name in names]:
+    for command in [words("CMAKE_ARGS" if chosen else variable, named)] if named else [[name] for name in names]:
         path = machine.which(command[0]) if command else None
         if path:
             return Compiler((path, *command[1:]), language, machine.environ)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -12,6 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+
+
+def words(variable: str, text: str) -> list[str]:
+    """What a variable says, as a shell would split it. Raises ValueError that names it."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{variable} is {text!r}: {error}; close the quotation, or unset it") from None
 
 
 def run(command: Sequence[str], *, text: str = "", environ: Mapping[str, str] | None = None) -> tuple[int, str, str]:

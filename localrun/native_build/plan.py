@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localrun.native_build.compiler import NATIVE_SOURCE, VULKAN_SOURCE, Compiler, find_compiler
-from localrun.native_build.machine import DEVICES, Machine, ask, nvidia, run, tool
+from localrun.native_build.machine import DEVICES, Machine, ask, nvidia, run, tool, words
 
 # The ctypes structures of the bindings follow this release's headers; pyproject.toml pins the same.
 VERSION = "0.3.36"
@@ -238,7 +238,7 @@ def _choose_flags(plan: Plan, machine: Machine, cc: Compiler, cxx: Compiler) -> 
 
 def option(arguments: str, name: str) -> str:
     """The value that `-DNAME=VALUE` gives last, or nothing."""
-    found = [part for part in shlex.split(arguments) if re.match(rf"-D{re.escape(name)}(:\w+)?=", part)]
+    found = [part for part in words("CMAKE_ARGS", arguments) if re.match(rf"-D{re.escape(name)}(:\w+)?=", part)]
     return found[-1].partition("=")[2] if found else ""
 
 

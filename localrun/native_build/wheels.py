@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -105,8 +106,12 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def kept_wheel(folder: Path, key: str) -> Path | None:
-    """The wheel of that key, which thereby becomes the newest."""
+    """The wheel of that key, which thereby becomes the newest; one that is damaged is removed."""
     found = next(iter((folder / key).glob("*.whl")), None)
+    if found is not None and not is_whole(found):
+        tell(f"{found} is damaged, and is compiled anew")
+        shutil.rmtree(folder / key)
+        return None
     if found is not None:
         with contextlib.suppress(OSError):
             os.utime(folder / key)
@@ -197,13 +202,17 @@ def pip_install(python: str, *arguments: str) -> int:
     return subprocess.run([*command, "--no-deps", *arguments], stdout=sys.stderr, check=False).returncode
 
 
+def check_where(where: str) -> None:
+    """Raises BuildError where no wheels can be."""
+    if "://" not in where and not Path(where).is_dir():
+        raise BuildError(f"--wheels: there is no folder {where}; name a folder of wheels or the URL of an index")
+
+
 def wheel_from(where: str, python: str) -> bool:
     """Install the ready wheel from a folder or an index; False when there is none for this system."""
     command = ["--only-binary", PACKAGE, f"{PACKAGE}=={VERSION}"]
     if "://" in where:
         return pip_install(python, "--no-cache-dir", "--index-url", where, *command) == 0
-    if not Path(where).is_dir():
-        raise BuildError(f"--wheels: there is no folder {where}; name a folder of wheels or the URL of an index")
     return pip_install(python, "--no-index", "--find-links", where, *command) == 0
 
 
@@ -211,16 +220,17 @@ def damaged_wheels(where: str) -> list[Path]:
     """Wheels in a folder that cannot be read to their end; none in an index, whose files have digests."""
     if "://" in where:
         return []
-    damaged = []
-    for wheel in sorted(Path(where).glob(f"{PACKAGE.replace('-', '_')}-{VERSION}-*.whl")):
-        try:
-            with zipfile.ZipFile(wheel) as opened:
-                is_whole = opened.testzip() is None
-        except (OSError, zipfile.BadZipFile, EOFError):
-            is_whole = False
-        if not is_whole:
-            damaged.append(wheel)
-    return damaged
+    wheels = sorted(Path(where).glob(f"{PACKAGE.replace('-', '_')}-{VERSION}-*.whl"))
+    return [wheel for wheel in wheels if not is_whole(wheel)]
+
+
+def is_whole(wheel: Path) -> bool:
+    """Whether all of its files can be read."""
+    try:
+        with zipfile.ZipFile(wheel) as opened:
+            return opened.testzip() is None
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError):
+        return False
 
 
 def installed(python: str) -> dict[str, object]:
@@ -236,18 +246,22 @@ def installed(python: str) -> dict[str, object]:
 
 def install(machine: Machine, backend: str, wheels: str, python: str, *, force: bool) -> None:
     """Put llama-cpp-python into an environment, unless what is there is what would be put there."""
+    if run([python, "-c", ""])[0]:
+        raise BuildError(f"--python: {python} does not run; name the interpreter of an environment")
     there = {} if force else installed(python)
     is_version = there.get("version") == VERSION
+    suits = (backend, "cpu") if backend in ("", "auto") else (backend,)
     if wheels:
         if problems := make_plan(machine, backend, is_ready=True).problems:
             raise BuildError("\n".join(problems))
-        if is_version and there.get("portable"):
+        if is_version and there.get("portable") and there.get("backend") in suits:
             return tell("the ready wheel is installed already")
+        check_where(wheels)
         if damaged := damaged_wheels(wheels):
             raise BuildError(f"{damaged[0]} is no whole wheel; fetch it again, or leave --wheels out to compile")
         if not wheel_from(wheels, python):
             tell(f"{wheels} has no wheel of {PACKAGE} {VERSION} for this system; compiling instead")
-        elif installed(python).get("backend", backend) in (backend, "cpu" if backend in ("", "auto") else backend):
+        elif installed(python).get("backend", backend) in suits:
             return tell(f"installed the ready wheel from {wheels}")
         else:
             tell(f"the wheel from {wheels} is not for {backend}; compiling instead")
