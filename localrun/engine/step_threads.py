@@ -31,9 +31,9 @@ from typing import NamedTuple
 # Steps of a trial, after one that finds the threads asleep.
 TRIAL_STEPS = 3
 # Another number of threads must be quicker by this, or fewer would come and go with the noise.
-LEAST_GAIN = 0.03
+LEAST_GAIN = 0.05
 # Steps between two trials: at first, and at most. So trials are less than one step in a hundred, in the long run.
-FIRST_PAUSE, LONGEST_PAUSE = 8, 256
+FIRST_PAUSE, LONGEST_PAUSE = 16, 256
 # A step that takes so many times the usual ends a trial, and the next one comes much later. The first step of a trial
 # may have to wake threads, and is given more time.
 HOPELESS, HOPELESS_AT_FIRST = 1.25, 4.0
@@ -92,6 +92,7 @@ class _Kind:
         self._trial: int | None = None
         self._trial_times: list[float] = []
         self._tries_fewer = False
+        self._last_change = 0
         self._pause = FIRST_PAUSE
         self._n_until_trial = FIRST_PAUSE
 
@@ -130,7 +131,6 @@ class _Kind:
         """Others have come, so that fewer threads may be better, or gone."""
         to = self.current + direction
         if 0 <= to < self._n_counts:
-            self._pause = FIRST_PAUSE
             self._begin(to, recent_s)
         else:
             self._usual_s = recent_s
@@ -157,10 +157,13 @@ class _Kind:
         elif statistics.median(self._trial_times[1:]) >= (1 - LEAST_GAIN) * self._usual_s:
             self._pause = min(LONGEST_PAUSE, 2 * self._pause)
         else:
+            change = 1 if self._trial > self.current else -1
+            # To and fro is a close call, which is not worth many trials.
+            self._pause = min(LONGEST_PAUSE, 2 * self._pause) if change == -self._last_change else FIRST_PAUSE
+            self._last_change = change
             self.current = self._trial
             self._usual_s = statistics.median(self._trial_times[1:])
             self._recent.clear()
-            self._pause = FIRST_PAUSE
         self._n_until_trial = self._pause
         self._trial = None
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from itertools import pairwise
+from statistics import mode
 
 import pytest
 
@@ -50,13 +53,13 @@ def test_a_machine_that_gains_by_threads_keeps_all_of_them():
 @pytest.mark.parametrize("most", [2, 3, 8, 12])
 def test_a_machine_where_one_is_quickest_gets_there_step_by_step(most: int):
     used = run(StepThreads(most), contended, 40 * FIRST_PAUSE)
-    assert used[-1] == 1
+    assert mode(used[-FIRST_PAUSE:]) == 1
     assert max(used) == most
 
 
 def test_the_middle_is_found_from_above():
     used = run(StepThreads(16), lambda n: abs(n - 4) * 0.001 + 0.005, 40 * FIRST_PAUSE)
-    assert used[-1] == 4
+    assert mode(used[-FIRST_PAUSE:]) == 4
 
 
 def test_other_programs_that_come_are_noticed_soon_and_when_they_go_too():
@@ -142,6 +145,14 @@ def test_a_new_kind_of_steps_begins_with_what_its_neighbours_know():
     threads = StepThreads(2)
     run(threads, contended, 4 * FIRST_PAUSE, n_rows=4)
     assert (threads.choose(2), threads.choose(16)) == (1, 1)
+
+
+def test_two_numbers_that_are_as_good_are_not_tried_all_the_time():
+    """Noise of a tenth, and no difference but that."""
+    noise = random.Random(5)
+    used = run(StepThreads(2), lambda n: 0.010 * noise.uniform(0.9, 1.1), 20 * LONGEST_PAUSE)
+    n_changes = sum(before != after for before, after in pairwise(used))
+    assert n_changes < len(used) / 16
 
 
 def test_a_single_processor_has_no_choice():
