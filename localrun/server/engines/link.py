@@ -40,8 +40,6 @@ _CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE, signal.SIGI
     getattr(signal, "SIGBUS", signal.SIGSEGV)
 }
 
-# What a message about an engine that ended ends with, unless the next one is refused.
-NEXT_STARTS = "; the next request starts a new one"
 _KILLED = -9  # the signal has no name on Windows
 
 _log = logging.getLogger("localrun.engine")
@@ -402,7 +400,7 @@ class EngineLink:
         if self._is_ready and self._first_end is not None and not self._has_answered:
             return EngineDied(f"the engine of model '{self.model}' {how}; `localrun doctor` tries what is wrong")
         if self._is_ready:
-            return EngineDied(f"the engine of model '{self.model}' {how}{NEXT_STARTS}")
+            return EngineDied(f"the engine of model '{self.model}' {how}; the next request starts a new one")
         if returncode is not None and -returncode in _CRASHES:
             return BadModelFile(
                 f"llama.cpp crashed while loading model '{self.model}' (the engine {how}); the file is damaged, or of "

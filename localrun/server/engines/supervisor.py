@@ -27,7 +27,7 @@ from localrun.models.store import Model, Store
 from localrun.server.engines import machine
 from localrun.server.engines.breaker import EARLY_S, Breaker
 from localrun.server.engines.kernels import Kernels, is_allowed
-from localrun.server.engines.link import NEXT_STARTS, EngineLink, engine_command
+from localrun.server.engines.link import EngineLink, engine_command
 from localrun.server.engines.placement import Placement
 from localrun.server.engines.resident import EngineLease, FileStamp, Resident, ResidentState
 from localrun.server.engines.room import Room
@@ -376,5 +376,5 @@ def _check_closed(name: str, breaker: Breaker) -> None:
         raise by_code(
             breaker.last_error.code,
             f"model '{name}' failed {breaker.n_early_deaths} times in a row and is not tried again for "
-            f"{closed_for_s:.0f} seconds; the last time: {breaker.last_error.message.removesuffix(NEXT_STARTS)}",
+            f"{closed_for_s:.0f} seconds; the last time: {breaker.last_error.message.partition('; the next request')[0]}",
         )
