@@ -373,8 +373,10 @@ def _check_closed(name: str, breaker: Breaker) -> None:
     """Raises the last error again while starting is refused."""
     closed_for_s = breaker.closed_for_s(time.monotonic())
     if closed_for_s > 0 and breaker.last_error is not None:
+        # Its end says that the next request starts a new engine, and here none is started.
+        last = breaker.last_error.message.partition("; the next request")[0]
         raise by_code(
             breaker.last_error.code,
             f"model '{name}' failed {breaker.n_early_deaths} times in a row and is not tried again for "
-            f"{closed_for_s:.0f} seconds; the last time: {breaker.last_error.message.partition('; the next request')[0]}",
+            f"{closed_for_s:.0f} seconds; the last time: {last}",
         )
