@@ -48,7 +48,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     slots: Annotated[int, msgspec.Meta(ge=1, le=256)] = 8
     kv_cells: NonNegative = 0
     kv_type: str = AUTO_KV_TYPE
-    threads: Annotated[int, msgspec.Meta(ge=0, le=512)] = 0
+    threads: Annotated[int, msgspec.Meta(ge=0, le=512)] = 0  # llama.cpp makes no more
     gpu_layers: Annotated[int, msgspec.Meta(ge=-1)] = -1
     batch_tokens: Annotated[int, msgspec.Meta(ge=32, le=16384)] = 512
     latency: str = "balanced"

@@ -87,11 +87,11 @@ def test_kinds_of_steps_are_apart():
     assert threads.choose(5) == 2
 
 
-def test_a_hopeless_trial_is_two_steps():
+def test_a_hopeless_trial_is_one_step():
     used = run(StepThreads(2), lambda n: 0.010 if n == 2 else 0.050, 4 * FIRST_PAUSE)
     trials = "".join("t" if n == 1 else "." for n in used)
     assert "t" in trials
-    assert "ttt" not in trials
+    assert "tt" not in trials
 
 
 def test_a_close_call_changes_nothing():

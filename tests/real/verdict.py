@@ -14,7 +14,8 @@ rows, and what counts at a position is the smallest gap.
 Where the bounds come from: the largest gap of a token that llama.cpp preferred in other batches was 0.19 (SmolLM2 135M
 Q4_1, 1,920 tokens, four shapes), and the largest of an engine's answer 0.43 alone (Gemma with a q8_0 cache) and 0.60
 among others (Gemma). Of prompts that lost the token in their middle, the short ones give gaps of 0.2 to 7 and the long
-ones none: so a verdict is about all answers, and a single lost cell of a long prompt is for `test_perplexity.py`.
+ones none: so a verdict is about all answers, and a single lost cell of a long prompt is for `test_perplexity.py`. Of
+360 tokens of Gemma's answers alone 4 to 9 were off, from run to run; of answers to prompts that lost a token 29 to 34.
 """
 
 from __future__ import annotations
