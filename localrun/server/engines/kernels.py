@@ -109,7 +109,9 @@ class Kernels:
                 await _end(process)
         verdict = msgspec.json.decode(found, type=Verdict)
         if not (await asyncio.to_thread(kernels.read, folder, pair)).is_probed:
-            self._unkept[pair] = verdict
+            # As the probe does with those that were kept.
+            crashes = (await asyncio.to_thread(self._known, folder)).crashes
+            self._unkept[pair] = msgspec.structs.replace(verdict, crashes=crashes)
             _log.warning("what was found about the kernels cannot be kept in %s", folder)
         for fault in verdict.faults:
             _log.warning("the quick kernels for %s in %s models %s", fault.weight_type, fault.memory, fault.how)

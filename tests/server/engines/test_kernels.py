@@ -121,6 +121,11 @@ async def test_what_cannot_be_kept_counts_until_the_daemon_ends(
     assert await unprobed.allow_quick(header)
     await unprobed.learn(header, "was killed by SIGSEGV", "alpha")
     assert not await unprobed.allow_quick(header)
+    sound = Verdict(is_probed=True, quick_types=(weight_type,))
+    unprobed._command = writing(folder, sound, tmp_path / "another")
+    await unprobed._probe(folder)
+    assert (tmp_path / "another").exists()
+    assert not await unprobed.allow_quick(header), "a probe that finds nothing does not forget the crash"
 
 
 async def test_what_an_engine_told_counts_for_the_next_load(tmp_path: Path, models_dir: Path) -> None:
