@@ -92,7 +92,7 @@ class Engine:
     # --- requests come and go ----------------------------------------------------------------------------------
 
     def submit(self, submit: Submit, tokens: list[int]) -> None:
-        """A new request with its prompt already tokenized; the list is the engine's from now on, and grows.
+        """A new request with its prompt (`prompt.tokens_of`); the list is the engine's from now on, and grows.
 
         A refusal is reported by the next `step`.
         """
@@ -114,8 +114,8 @@ class Engine:
         self.scheduler.submit(request)
         self.totals.prompt_tokens += request.n_prompt
 
-    def refuse(self, request_id: int, error: LocalrunError, *, n_prompt: int = 0) -> None:
-        """A request that never starts: its first and last delta says why."""
+    def refuse(self, request_id: int, error: LocalrunError | None, *, n_prompt: int = 0) -> None:
+        """A request that never starts: its first and last delta says why; without an error, that it was cancelled."""
         self._news.refuse(request_id, error, n_prompt=n_prompt)
 
     def cancel(self, request_id: int) -> None:
