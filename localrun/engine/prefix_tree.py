@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+_FIRST_SLICE = 64
+
 
 @dataclass(eq=False)
 class _Node:
@@ -166,12 +168,15 @@ class PrefixTree:
 def common_prefix(run: Sequence[int], tokens: Sequence[int], start: int, limit: int) -> int:
     """How many tokens of `run` equal those of `tokens` from `start` on, looking no further than `limit`.
 
-    Compares slices, which is one C call, and halves on a difference: tens of microseconds for thousands of tokens.
+    Compares slices, which is one C call, as long as all before them together, and halves on a difference: tens of
+    microseconds for thousands of equal tokens, and nothing for the rest.
     """
-    length = min(len(run), limit - start)
-    if run[:length] == tokens[start : start + length]:
-        return length
-    same, different = 0, length
+    length = max(0, min(len(run), limit - start))
+    same, different = 0, min(length, _FIRST_SLICE)
+    while run[same:different] == tokens[start + same : start + different]:
+        if different == length:
+            return length
+        same, different = different, min(length, 2 * different)
     while different - same > 1:
         middle = (same + different) // 2
         if run[same:middle] == tokens[start + same : start + middle]:
