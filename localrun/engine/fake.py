@@ -122,13 +122,13 @@ class FakeBackend:
         self.cuts_states = memory_kind is MemoryKind.ATTENTION
         self.can_split = self.cuts_states and n_slots > 1
         self.mixes_rows = not self.can_split
-        self.n_cells = n_cells
+        self.n_cells = -(-n_cells // n_slots) * n_slots if self.can_split else n_cells
         self._n_seqs_unified, self._n_slots = n_seqs, n_slots
         self._n_staging_wanted = n_staging_seqs if self.can_split else 0
         self._staging_waits = staging_waits
         self.staging_batch = Batch(n_batch)
         self.n_ctx_train = n_ctx_train
-        self.n_ctx = min(n_cells, n_ctx_train)
+        self.n_ctx = min(self.n_cells, n_ctx_train)
         self.batch = Batch(n_batch)
         self.digests: dict[int, int] = {}
         self.scripted: dict[int, int | None] = {}

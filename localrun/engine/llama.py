@@ -79,6 +79,8 @@ class LlamaBackend:
         self._threads, self._may_use_fewer = Threads(n_threads, n_threads), False
         self._pools = Threadpools(native._lib)
         self._open(split=self.can_split)
+        # Every stream is padded. One pool gets what all streams have, so that what fits the one mode fits the other.
+        self._n_cells = self.n_cells
         self._layout = self._probe_layout()
         self.cuts_states = is_attention and self._layout is not None
         if self.can_split and not self.cuts_states:
