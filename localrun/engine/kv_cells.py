@@ -15,8 +15,6 @@ Does not: call a backend. `kv_pool.py` keeps the two in step.
 
 from __future__ import annotations
 
-from itertools import groupby
-
 import numpy as np
 from numpy.typing import NDArray
 

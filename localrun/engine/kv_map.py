@@ -1,8 +1,9 @@
 """Who holds which KV cells, as runs of cells: for people, who see a map of them. Pure.
 
-In one pool a cell may belong to several sequences, so runs are cut where the holder or the sharing changes. Streams that
-decode together alternate cell by cell: a map of more than `MAX_RUNS` runs is drawn coarser, in parts inside of which
-everybody's cells are put together. How many cells a request has stays exact, and where they lie is right but for a part.
+In one pool a cell may belong to several sequences, so runs are cut where the holder or the sharing changes. Streams
+that decode together alternate cell by cell: a map of more than `MAX_RUNS` runs is drawn coarser, in parts inside of
+which everybody's cells are put together. How many cells a request has stays exact, and where they lie is right but for
+a part.
 
 Does not: say what is in them.
 """
@@ -78,9 +79,7 @@ def _of_streams(cells: StreamCells, n_seqs: int, owners: Mapping[int, int]) -> l
     ]
 
 
-def _coarse(
-    rows: NDArray[np.int32], n_kinds: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _coarse(rows: NDArray[np.int32], n_kinds: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Starts, sizes and kinds of at most `MAX_RUNS` runs: in each row of cells, or in two, four ... of them, those of
     one kind lie together, the empty ones last."""
     keys = rows + np.arange(len(rows), dtype=np.int32)[:, np.newaxis] * n_kinds

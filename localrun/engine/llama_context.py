@@ -177,7 +177,8 @@ class LlamaContext:
 
     def state_join(self, layout: StateLayout, pieces: list[tuple[State, int, int, int]]) -> State:
         """See `Backend.state_join`."""
-        self._reserve(layout.size_bytes(pieces[-1][3], n_streams=self.n_streams))
+        n_cells = pieces[-1][3] - pieces[0][2]
+        self._reserve(layout.size_bytes(n_cells, n_streams=self.n_streams))
         return layout.join(pieces, n_streams=self.n_streams, into=self._state_buffer)
 
     def state_for(self, layout: StateLayout, seq: int, n_streams: int) -> State:
