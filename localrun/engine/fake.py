@@ -178,15 +178,15 @@ class FakeBackend:
         return _CONTROL_NAMES.get(token, "")
 
     def decode(self, n_rows: int) -> None:
-        if not 0 < n_rows <= self.batch.capacity:
-            raise ValueError(f"{n_rows} rows in a batch of {self.batch.capacity}")
+        self._check_rows(self.batch, n_rows, range(self.n_seqs))
         if self._step_s:
             time.sleep(self._step_s)
-        self._check_rows(self.batch, n_rows, range(self.n_seqs))
         self._compute(self.batch, n_rows)
 
     def _check_rows(self, batch: Batch, n_rows: int, seqs: range) -> None:
         """Raises ValueError for what native code must not see."""
+        if not 0 < n_rows <= batch.capacity:
+            raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
         for what, values, allowed in (
             ("token", batch.token, range(self.n_vocab)),
             ("sequence", batch.seq, seqs),

@@ -19,7 +19,7 @@ from localrun.engine import devices
 from localrun.engine import sampling as stages
 from localrun.engine.backend import Batch, MemoryKind, Sampler, State
 from localrun.engine.llama_adapters import LlamaAdapters
-from localrun.engine.llama_context import ContextShape, LlamaContext
+from localrun.engine.llama_context import ContextShape, LlamaContext, check_range
 from localrun.engine.llama_model import load_model
 from localrun.engine.llama_native import log_callback, native
 from localrun.engine.llama_sampler import LlamaSampler
@@ -168,7 +168,12 @@ class LlamaBackend:
         return self._staging is not None and self._staging.is_busy
 
     def staging_start(self, n_rows: int) -> None:
-        self._stage.context.batch.seq[:n_rows] -= self.n_seqs
+        context = self._stage.context
+        if not 0 < n_rows <= context.batch.capacity:
+            raise ValueError(f"{n_rows} rows in a batch of {context.batch.capacity}")
+        seqs = context.batch.seq[:n_rows] - self.n_seqs
+        check_range("sequence", seqs, context.n_seqs)
+        context.batch.seq[:n_rows] = seqs
         self._stage.start(n_rows)
 
     def staging_wait(self, timeout_s: float) -> bool:

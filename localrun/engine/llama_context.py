@@ -204,7 +204,7 @@ class LlamaContext:
         self._check_seq(seq)
         data = np.frombuffer(state, np.uint8)
         start = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        is_read = int(native.llama_state_seq_set_data(self.native, start, data.size, seq)) == data.size
+        is_read = int(native.llama_state_seq_set_data(self.native, start, data.size, seq)) == data.size > 0
         if not is_read:
             native.llama_memory_seq_rm(self._memory, seq, 0, -1)
         return is_read
