@@ -62,7 +62,7 @@ def kv_map(cells: KvCells | StreamCells, n_seqs: int, owners: Mapping[int, int])
     is_other = kind_of[1:] != kind_of[:-1]
     if np.count_nonzero(is_other) < MAX_RUNS:
         starts = np.concatenate(([0], np.flatnonzero(is_other) + 1))[: kind_of.size]
-        sizes, found = np.diff(starts, append=kind_of.size), kind_of[starts]
+        sizes, found = np.diff(starts, append=kind_of.size), kind_of[starts].astype(np.int64)
     else:
         starts, sizes, found = _coarse(kind_of.reshape(MAX_RUNS, -1), 1 + 2 * len(requests))
     return [

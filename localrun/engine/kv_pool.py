@@ -71,10 +71,8 @@ class KvPool:
         return False
 
     def n_obtainable(self, tokens: list[int]) -> int:
-        n_unpublished = sum(self.cells.length(seq) - self._tree.length(seq) for seq in self._running)
-        n_held = self._tree.n_held(self._running) + n_unpublished
         shared = self._tree.match(tokens, len(tokens) - 1, among=self._running)
-        return self.cells.n_cells - n_held + shared.n_tokens
+        return self.cells.n_cells - self._n_running_cells() + shared.n_tokens
 
     def acquire(self, tokens: list[int]) -> Lease | None:
         if not self._free and not self._evict_parked():
@@ -158,9 +156,8 @@ class KvPool:
         cells, backend = self.cells, self._backend
         if cells.span <= COMPACT_RATIO * cells.n_used + COMPACT_CELLS:
             return None
-        if not self._free and not self._evict_parked():
-            return None
-        if not cells.span:
+        if not self._free:
+            self._evict_parked()  # the next call has a spare sequence
             return None
         seqs, start, end = cells.held_alike(cells.span - 1, MOVE_TOKENS)
         spare = self._free[-1]
@@ -191,7 +188,14 @@ class KvPool:
             assert self.cells.length(seq) == self._tree.length(seq), f"parked sequence {seq} is not all in the tree"
         for seq in self._running:
             assert self.cells.length(seq) >= self._tree.length(seq), f"the tree promises more of {seq} than there is"
+        held = {cell for seq in self._running for cell in self.cells.cells_of(seq).tolist()}
+        assert self._n_running_cells() == len(held), "cells of running sequences are counted twice or not at all"
         assert self._unsettled.keys() <= self._parked.keys(), "a prefix is to be moved that is not parked"
+
+    def _n_running_cells(self) -> int:
+        """Cells that running sequences hold: what the tree has of them is shared, what is not there yet is not."""
+        n_unpublished = sum(self.cells.length(seq) - self._tree.length(seq) for seq in self._running)
+        return self._tree.n_held(self._running) + n_unpublished
 
     def _share(self, source: int, target: int, n_tokens: int) -> None:
         self._backend.seq_share(source, target, 0, n_tokens)

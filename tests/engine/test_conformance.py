@@ -1,7 +1,7 @@
 """The fake and llama.cpp, asked the same: they do the same, or refuse with the same class of error and change nothing.
 
-Where the fake were more lenient, an engine that passes its tests could still crash. It may be stricter: it refuses every
-partial removal from a window, while llama.cpp allows those of which it still has all cells.
+Where the fake were more lenient, an engine that passes its tests could still crash. It may be stricter: it refuses
+every partial removal from a window, while llama.cpp allows those of which it still has all cells.
 """
 
 from __future__ import annotations

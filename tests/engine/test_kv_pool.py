@@ -377,7 +377,7 @@ def test_without_a_spare_sequence_a_parked_one_gives_way_to_a_move():
     last, _ = bench.start(A)
     bench.pool.forget(below)
     bench.pool.acquire(C)
-    assert len(compacted(bench)) == 1
+    assert [gain > 0 for gain in compacted(bench)] == [False, True]
     assert bench.backend.tokens_of(last) == A
     assert bench.pool.match(B) == 59, "it went to the store"
 
