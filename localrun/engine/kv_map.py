@@ -24,7 +24,7 @@ from localrun.wire import KvRun
 
 # As often as a map is worth making while requests run.
 INTERVAL_S = 0.25
-MAX_RUNS = 512
+MAX_RUNS = 512  # a power of two, for parts are put together by twos
 # No request's: a prefix that is kept for later.
 KEPT = 0
 
