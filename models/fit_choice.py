@@ -8,6 +8,8 @@ Pure. The rule, with what a person asked for never changed:
    ask for it: it costs quality that one can see.
 4. Then fewer cells still, down to `FLOOR_CELLS`, and at last fewer slots.
 
+On a CPU the cells are rounded up to whole streams, one for every slot.
+
 On a machine with GPUs, that one of steps 1 to 3 is taken which has most layers there, since one layer in RAM costs more
 speed than anything else here.
 
