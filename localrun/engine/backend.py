@@ -151,9 +151,9 @@ class Backend(Protocol):
         """The saved state of a sequence at each range of positions [start, end)."""
 
     def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> State:
-        """A state for `state_set` of `seq` out of pieces that follow each other from position 0: (slice, the position
-        that the slice begins with, start, end) stands for positions [start, end) of the slice. It is good until the
-        next call of anything with states."""
+        """A state for `state_set` of `seq` out of pieces that follow each other: (slice, the position that the slice
+        begins with, start, end) stands for positions [start, end) of the slice. It is good until the next call of
+        anything with states."""
 
     def state_set(self, seq: int, state: State) -> bool:
         """Put a saved state into an empty sequence. False, leaving it empty, if it does not fit or is damaged."""

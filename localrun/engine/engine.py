@@ -239,6 +239,7 @@ class Engine:
         except NoRoom as error:
             self._note_failure(error)
             self._preempt(self.scheduler.victim())
+            self.pool.make_room(self.pool.cells.n_free + plan.n_rows)  # what is parked takes cells, too
             return
         except DecodeFailed as error:
             self._note_failure(error)

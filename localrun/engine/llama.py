@@ -21,7 +21,7 @@ from localrun.engine import devices
 from localrun.engine import sampling as stages
 from localrun.engine.backend import Batch, MemoryKind, Sampler, State
 from localrun.engine.llama_adapters import LlamaAdapters
-from localrun.engine.llama_context import ContextShape, LlamaContext
+from localrun.engine.llama_context import ContextShape, LlamaContext, check_range
 from localrun.engine.llama_model import load_model
 from localrun.engine.llama_native import log_callback, native
 from localrun.engine.llama_sampler import LlamaSampler
@@ -83,6 +83,8 @@ class LlamaBackend:
         self._fewer: FewerThreads | None = None
         self._pools = Threadpools(native._lib)
         self._open(split=self.can_split)
+        # Every stream is padded. One pool gets what all streams have, so that what fits the one mode fits the other.
+        self._n_cells = self.n_cells
         self._layout = self._probe_layout()
         self.cuts_states = is_attention and self._layout is not None
         if self.can_split and not self.cuts_states:
@@ -172,7 +174,12 @@ class LlamaBackend:
         return self._staging is not None and self._staging.is_busy
 
     def staging_start(self, n_rows: int) -> None:
-        self._stage.context.batch.seq[:n_rows] -= self.n_seqs
+        context = self._stage.context
+        if not 0 < n_rows <= context.batch.capacity:
+            raise ValueError(f"{n_rows} rows in a batch of {context.batch.capacity}")
+        seqs = context.batch.seq[:n_rows] - self.n_seqs
+        check_range("sequence", seqs, context.n_seqs)
+        context.batch.seq[:n_rows] = seqs
         self._stage.start(n_rows)
 
     def staging_wait(self, timeout_s: float) -> bool:

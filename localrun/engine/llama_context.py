@@ -178,7 +178,8 @@ class LlamaContext:
 
     def state_join(self, layout: StateLayout, pieces: list[tuple[State, int, int, int]]) -> State:
         """See `Backend.state_join`."""
-        self._reserve(layout.size_bytes(pieces[-1][3], n_streams=self.n_streams))
+        n_cells = pieces[-1][3] - pieces[0][2]
+        self._reserve(layout.size_bytes(n_cells, n_streams=self.n_streams))
         return layout.join(pieces, n_streams=self.n_streams, into=self._state_buffer)
 
     def state_for(self, layout: StateLayout, seq: int, n_streams: int) -> State:
@@ -204,7 +205,7 @@ class LlamaContext:
         self._check_seq(seq)
         data = np.frombuffer(state, np.uint8)
         start = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        is_read = int(native.llama_state_seq_set_data(self.native, start, data.size, seq)) == data.size
+        is_read = int(native.llama_state_seq_set_data(self.native, start, data.size, seq)) == data.size > 0
         if not is_read:
             native.llama_memory_seq_rm(self._memory, seq, 0, -1)
         return is_read

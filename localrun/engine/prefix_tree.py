@@ -80,6 +80,16 @@ class PrefixTree:
             node = child
         return Match(best, holder) if best else NO_MATCH
 
+    def n_held(self, among: set[int]) -> int:
+        """Tokens that some of these holders cover, each counted once. O(their part of the tree)."""
+        n_tokens, stack = 0, list(self._root.children.values())
+        while stack:
+            node = stack.pop()
+            if not node.holders.isdisjoint(among):
+                n_tokens += len(node.tokens)
+                stack += node.children.values()
+        return n_tokens
+
     def insert(self, holder: int, tokens: Sequence[int]) -> list[Duplicate]:
         """Let `holder` cover `tokens`, which must begin with what it covers already.
 

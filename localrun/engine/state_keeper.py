@@ -37,9 +37,14 @@ class StateKeeper:
         self._save_s_per_token = 0.0
         self._restore_s_per_token = 0.0
 
+    @property
+    def copy_s_per_token(self) -> float:
+        """What saving and restoring take; 0 before anything was."""
+        return self._save_s_per_token + self._restore_s_per_token
+
     def is_worth_saving(self, tokens: list[int]) -> bool:
         """Whether coming back by a copy would be faster than by computing."""
-        copy_s = len(tokens) * (self._save_s_per_token + self._restore_s_per_token)
+        copy_s = len(tokens) * self.copy_s_per_token
         return self.store.is_on and len(tokens) >= GAIN_TOKENS and self.store.recompute_s(0, len(tokens)) > copy_s
 
     def save(self, seq: int, tokens: list[int]) -> bool:
@@ -84,10 +89,8 @@ class StateKeeper:
         return n_tokens
 
     def copy(self, source: int, target: int, n_tokens: int) -> bool:
-        """Give an empty sequence the first tokens of another one, or of itself. False if the backend refuses."""
+        """Give an empty sequence the first tokens of another one. False if the backend refuses."""
         (data,) = self._backend.state_slices(source, [(0, n_tokens)])
-        if source == target:
-            self._backend.seq_remove(source, 0)
         return self._backend.state_set(target, self._backend.state_join(target, [(data, 0, 0, n_tokens)]))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from localrun.engine.fake import FakeBackend
 from localrun.engine.kv_store import KvStore
 from localrun.engine.state_keeper import GAIN_TOKENS, SEGMENT_TOKENS, StateKeeper
@@ -136,12 +134,11 @@ def test_a_state_that_the_backend_refuses_is_a_miss_and_is_thrown_away():
     assert len(bench.store) == 0
 
 
-@pytest.mark.parametrize(("source", "target"), [(0, 3), (0, 0)])
-def test_a_copy_gives_the_beginning_to_an_empty_sequence_or_to_itself(source: int, target: int):
+def test_a_copy_gives_the_beginning_to_an_empty_sequence():
     bench = Bench()
-    bench.compute(source, ONE + OTHER)
-    assert bench.keeper.copy(source, target, 250)
-    assert bench.backend.tokens_of(target) == (ONE + OTHER)[:250]
+    bench.compute(0, ONE + OTHER)
+    assert bench.keeper.copy(0, 3, 250)
+    assert bench.backend.tokens_of(3) == (ONE + OTHER)[:250]
 
 
 def test_saving_is_worth_it_where_copies_are_faster_than_computing():
