@@ -39,9 +39,13 @@ class DiskRecord:
 class DiskTier(Protocol):
     """Saved segments of one model on disk. Nothing here raises because of a file: what cannot be had is a miss.
 
-    `size_bytes` and `n_entries` are of this model's folder, what is still being written included.
+    `limit_bytes` bounds all models together. `size_bytes` and `n_entries` are of this model's folder, with what is
+    still being written.
     `may_write` is False for good once the disk refused a write (full, no permission): saving anything is then in vain.
     """
+
+    @property
+    def limit_bytes(self) -> int: ...
 
     @property
     def size_bytes(self) -> int: ...

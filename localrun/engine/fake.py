@@ -104,6 +104,7 @@ class FakeBackend:
     eog_tokens = frozenset({IM_END})
     control_tokens = tuple(CONTROL)
     bos_token: int | None = None
+    state_token_bytes = 3  # a pair of integers, the smallest
     _head: int
 
     def __init__(
@@ -243,9 +244,9 @@ class FakeBackend:
             self._at[seq][pos] = index
         return True
 
-    def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> list[State]:
+    def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
         tokens = self.tokens_of(seq)
-        return [msgspec.msgpack.encode([(pos, tokens[pos]) for pos in range(*bounds)]) for bounds in ranges]
+        return (msgspec.msgpack.encode([(pos, tokens[pos]) for pos in range(*bounds)]) for bounds in ranges)
 
     def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> bytearray:
         joined: list[tuple[int, int]] = []

@@ -64,7 +64,7 @@ class KvDisk:
 
     def __init__(self, root: Path, *, fingerprint: bytes, about: kv_folders.About, limit_bytes: int) -> None:
         self._files = KvDiskFiles(root, fingerprint, about)
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._bound = KvDiskBound(root, limit_bytes, self._files.free_bytes)
         self._fingerprint = fingerprint
         self._lock = threading.Lock()
@@ -94,7 +94,7 @@ class KvDisk:
     def scan(self) -> list[DiskRecord]:
         self._files.delete_abandoned(time.time())
         found = sorted(self._files.headers(), key=lambda found: found[1], reverse=True)
-        reached, orphans = _below_their_parents([header for header, _ in found], self._limit_bytes)
+        reached, orphans = _below_their_parents([header for header, _ in found], self.limit_bytes)
         for header in reached:
             record = header.record
             self._add(record.key, _Entry(record.parent_key, record.start, header.file_bytes, None, header.digest))

@@ -62,6 +62,11 @@ class KvStore:
         return self.limit_bytes > 0 or self._takes_writes
 
     @property
+    def most_bytes(self) -> int:
+        """What one prompt can have at most."""
+        return max(self.limit_bytes, self._disk.limit_bytes if self._disk and self._takes_writes else 0)
+
+    @property
     def n_ram_entries(self) -> int:
         return len(self._resident)
 

@@ -22,7 +22,6 @@ Does not: decide who runs (`scheduler.py`) or which checkpoint goes when memory 
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable
@@ -232,8 +231,7 @@ class StatePool:
                 self._restore_s *= 1 - _MEMORY
             return
         began_s = self._clock()
-        # With no memory allowed there is a disk, which has a bound of its own.
-        data = self._backend.state_get(seq, limit_bytes=self.store.limit_bytes or sys.maxsize)
+        data = self._backend.state_get(seq, limit_bytes=self.store.limit_bytes or self.store.most_bytes)
         if data is not None:
             self.store.add(None, 0, tokens, self.cells.saved_order(seq), data, is_whole=True)
             self._save_s = _blend(self._save_s, self._clock() - began_s)
