@@ -89,6 +89,10 @@ class KvStore:
         self._forget_lost()
         return self._tree.match(tokens, limit, whole=whole)
 
+    def wholes(self, tokens: list[int]) -> list[Segment]:
+        """The whole segments that `tokens` begins with, shortest first."""
+        return self._tree.wholes(tokens, len(tokens))
+
     def add(
         self,
         parent: Segment | None,

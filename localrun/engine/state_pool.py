@@ -235,18 +235,9 @@ class StatePool:
         if data is not None:
             self.store.add(None, 0, tokens, self.cells.saved_order(seq), data, is_whole=True)
             self._save_s = _blend(self._save_s, self._clock() - began_s)
-            for segment in self._checkpoints(tokens)[1 : -KEPT_CHECKPOINTS + 1]:
+            for segment in self.store.wholes(tokens)[1 : -KEPT_CHECKPOINTS + 1]:
                 if self._starts.get(segment, 0) < FORK_STARTS:
                     self.store.drop(segment)
-
-    def _checkpoints(self, tokens: list[int]) -> list[Segment]:
-        """All saved beginnings of `tokens`, shortest first."""
-        found: list[Segment] = []
-        limit = len(tokens)
-        while (path := self.store.match(tokens, limit, whole=True)).n_tokens:
-            found.append(path.segments[-1])
-            limit = path.n_tokens - 1
-        return found[::-1]
 
     def _evict_parked(self) -> bool:
         """Move the least recently parked sequence out of the cells. False if there is none."""

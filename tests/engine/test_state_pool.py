@@ -40,11 +40,7 @@ def ask(harness: Harness, prompt: list[int], *, n_predict: int = 8) -> int:
 
 def checkpoints(harness: Harness, tokens: list[int]) -> list[int]:
     """The lengths of all saved beginnings of `tokens`, shortest first."""
-    found, limit = [], len(tokens)
-    while (path := harness.engine.pool.store.match(tokens, limit, whole=True)).n_tokens:
-        found.append(path.n_tokens)
-        limit = path.n_tokens - 1
-    return found[::-1]
+    return [segment.end for segment in harness.engine.pool.store.wholes(tokens)]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MemoryKind if kind is not MemoryKind.ATTENTION])
