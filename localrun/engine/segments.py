@@ -101,8 +101,8 @@ class SegmentTree:
     def add(
         self, parent: Segment | None, start: int, tokens: list[int], order: NDArray[np.int32], *, is_whole: bool
     ) -> Segment:
-        """A new segment below `parent` (None is the root, where all whole ones are). Raises ValueError where another one
-        is in its place."""
+        """A new segment below `parent` (None is the root, where all whole ones are). Raises ValueError where another
+        one is in its place."""
         key = segment_key(parent.key if parent else b"", start, tokens)
         node, place = parent or self._root, (start, tokens[0])
         if key in self.segments or (node is not self._root if is_whole else place in node.children):
