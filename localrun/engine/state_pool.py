@@ -249,8 +249,8 @@ class StatePool:
         return 0
 
     def _save(self, seq: int, tokens: list[int]) -> bool:
-        """Keep the state of a sequence, which holds `tokens`, unless a checkpoint shortly before it is as good. False if
-        it does not fit."""
+        """Keep the state of a sequence, which holds `tokens`, unless a checkpoint shortly before it is as good. False
+        if it does not fit."""
         path = self.store.match(tokens, len(tokens), whole=True)
         if not self._pays(path.n_tokens, len(tokens)):
             self.store.touch(path)
