@@ -37,7 +37,7 @@ from localrun.engine.kv_cells import KvCells
 from localrun.engine.kv_store import KvStore
 from localrun.engine.pool import Lease
 from localrun.engine.prefix_tree import common_prefix
-from localrun.engine.segments import Segment
+from localrun.engine.segments import Path, Segment
 
 # Checkpoints keep this distance, however fast copies are: a step that ends early costs something too.
 CHECKPOINT_GAP_TOKENS = 32
@@ -107,6 +107,9 @@ class StatePool:
             if seq in self._unsettled:
                 self._save(seq, self._parked[seq])  # another request may part from here
             self._leave(seq)
+            saved_too = self.store.match(tokens, n_cached, whole=True)
+            if saved_too.n_tokens == n_cached:
+                self._note_start(saved_too)
         for saved in list(self._saved):
             self._unpark(saved)
         if not goes_on:
@@ -145,6 +148,7 @@ class StatePool:
     def release(self, seq: int, tokens: list[int]) -> None:
         del self._running[seq]
         if not tokens:
+            self._empty(seq)
             self._free.append(seq)
             return
         self._parked[seq] = tokens
@@ -240,13 +244,18 @@ class StatePool:
             state = data if data is None or isinstance(data, bytearray) else bytearray(data)
             if state is not None and self._backend.state_set(seq, state):
                 self.cells.restore(seq, segment.order)
-                self.store.touch(path)
-                self._starts[segment] = self._starts.get(segment, 0) + 1
+                self._note_start(path)
                 self._restore_s = _blend(self._restore_s, self._clock() - began_s)
                 return path.n_tokens
             if data is not None:
                 self.store.drop(segment)
         return 0
+
+    def _note_start(self, path: Path) -> None:
+        """A request goes on from the checkpoint at the end of a path."""
+        self.store.touch(path)
+        segment = path.segments[-1]
+        self._starts[segment] = self._starts.get(segment, 0) + 1
 
     def _save(self, seq: int, tokens: list[int]) -> bool:
         """Keep the state of a sequence, which holds `tokens`, unless a checkpoint shortly before it is as good. False

@@ -243,6 +243,19 @@ def test_a_conversation_that_had_to_give_way_comes_back_from_memory():
     assert copies.count("restore") == 1
 
 
+def test_going_on_in_place_counts_as_a_start_from_the_checkpoint_there():
+    run = harness()
+    ask(run, SYSTEM, n_predict=40)
+    answered = SYSTEM + run.tokens[0]
+    for letter in "ab":
+        assert ask(run, answered + message(letter)) == len(answered) - 1
+    pool = run.engine.pool
+    assert isinstance(pool, StatePool)
+    fork = pool.store.wholes(answered)[-1]
+    assert fork.end == len(answered) - 1
+    assert pool._starts[fork] == 2
+
+
 def test_what_was_saved_takes_no_cells_beside_what_runs():
     run = harness()
     for letter in "abc":
