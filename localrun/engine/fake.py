@@ -125,6 +125,7 @@ class FakeBackend:
     eog_tokens = frozenset({IM_END})
     control_tokens = tuple(CONTROL)
     bos_token: int | None = None
+    state_token_bytes = 3  # a pair of integers, the smallest
     _head: int
 
     def __init__(
@@ -288,16 +289,17 @@ class FakeBackend:
             before = cell.digest
         return True
 
-    def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> list[State]:
+    def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
         self._begin_cutting()
         self._check_seq(seq)
-        slices: list[State] = []
         for start, end in ranges:
             if not self._at[seq].keys() >= set(range(start, end)):
                 raise ValueError(f"sequence {seq} has not all of the positions [{start}, {end})")
-            cells = [self._cell(seq, pos) for pos in range(start, end)]
-            slices.append(msgspec.msgpack.encode(_Slice(cells[0].before, [(cell.pos, cell.token) for cell in cells])))
-        return slices
+        return (self._slice(seq, start, end) for start, end in ranges)
+
+    def _slice(self, seq: int, start: int, end: int) -> State:
+        cells = [self._cell(seq, pos) for pos in range(start, end)]
+        return msgspec.msgpack.encode(_Slice(cells[0].before, [(cell.pos, cell.token) for cell in cells]))
 
     def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> bytearray:
         self._begin_cutting()

@@ -204,7 +204,11 @@ class LlamaBackend:
         context, seq = self._place(seq)
         return context.state_get(seq, limit_bytes=limit_bytes)
 
-    def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> list[State]:
+    @property
+    def state_token_bytes(self) -> int:
+        return self._cut.token_bytes
+
+    def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
         context, seq = self._place(seq)
         return context.state_slices(self._cut, seq, ranges)
 
@@ -219,7 +223,9 @@ class LlamaBackend:
     def seq_copy(self, source: int, target: int) -> bool:
         from_context, from_seq = self._place(source)
         to_context, to_seq = self._place(target)
-        return to_context.state_set(to_seq, from_context.state_for(self._cut, from_seq, to_context.n_streams))
+        is_copied = to_context.state_set(to_seq, from_context.state_for(self._cut, from_seq, to_context.n_streams))
+        from_context.trim()
+        return is_copied
 
     def rebuild(self, *, split: bool) -> None:
         self._close_contexts()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from localrun.engine.fake import FakeBackend
 from localrun.engine.kv_store import KvStore
 from localrun.engine.state_keeper import GAIN_TOKENS, SEGMENT_TOKENS, StateKeeper
+from tests.engine.memory_disk import MemoryDisk
 
 SYSTEM = [number % 251 for number in range(2 * SEGMENT_TOKENS)]
 ONE, OTHER = [1] * 200, [2] * 200
@@ -105,12 +106,30 @@ def test_a_few_tokens_more_are_not_worth_a_save_but_the_first_few_are():
     assert bench.save(SYSTEM[: 256 + GAIN_TOKENS]) == [(256, 256 + GAIN_TOKENS)]
 
 
-def test_a_prompt_too_large_for_memory_is_told_and_leaves_a_sound_store():
-    bench = Bench(limit_bytes=1500)
+def test_of_a_prompt_too_large_for_memory_the_beginning_is_saved():
+    # The fake's positions take more than that where their numbers are larger.
+    bench = Bench(limit_bytes=300 * FakeBackend.state_token_bytes)
     bench.compute(0, SYSTEM)
     assert not bench.keeper.save(0, SYSTEM)
     bench.store.check_integrity()
-    assert bench.restore(SYSTEM) in (0, SEGMENT_TOKENS)
+    assert bench.backend.saved == [(0, 256), (256, 300)]
+
+
+def test_nothing_is_copied_where_nothing_can_be_kept():
+    bench = Bench(limit_bytes=(GAIN_TOKENS - 1) * FakeBackend.state_token_bytes)
+    bench.compute(0, SYSTEM)
+    assert not bench.keeper.save(0, SYSTEM)
+    assert bench.backend.saved == []
+
+
+def test_with_a_disk_the_size_of_memory_bounds_nothing():
+    bench = Bench(limit_bytes=1500)
+    bench.store = KvStore(1500, MemoryDisk())
+    bench.keeper = StateKeeper(bench.backend, bench.store, bench.clock)
+    bench.compute(0, SYSTEM)
+    assert bench.keeper.save(0, SYSTEM)
+    bench.store.check_integrity()
+    assert bench.restore(SYSTEM) == 512
 
 
 def test_a_segment_that_vanished_ends_what_comes_back():
