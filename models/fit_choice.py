@@ -8,6 +8,8 @@ Pure. The rule, with what a person asked for never changed:
    ask for it: it costs quality that one can see.
 4. Then fewer cells still, down to `FLOOR_CELLS`, and at last fewer slots.
 
+On a CPU the cells are rounded up to whole streams, one for every slot.
+
 On a machine with GPUs, that one of steps 1 to 3 is taken which has most layers there, since one layer in RAM costs more
 speed than anything else here.
 
@@ -21,9 +23,10 @@ from typing import Final, NamedTuple
 
 from .fit_devices import DeviceUse, LayerWeights, Machine, all_fit, divide, layer_weights
 from .header import Header
+from .layer_memory import model_memory
 from .memory import MemoryEstimate, estimate, layers_kv_bytes
 
-CELL_STEP: Final = 256  # llama.cpp pads its KV pool to this many cells
+CELL_STEP: Final = 256  # llama.cpp pads its KV pool to this many cells, and where it is split every stream of it
 DEFAULT_POOL_CELLS: Final = 32_768
 COMFORTABLE_CELLS: Final = 8_192
 FLOOR_CELLS: Final = 2_048
@@ -107,6 +110,7 @@ class _Opener:
         return self.fit(setting, 0)
 
     def fit(self, setting: _Setting, n_gpu_layers: int) -> Fit:
+        setting = self._in_whole_streams(setting) if n_gpu_layers == 0 else setting
         n_slots, n_cells, kv_type = setting
         needed, by_layer = self._sizes(setting, n_gpu_layers > 0)
         devices = divide(self._weights, by_layer, needed, self._machine, n_gpu_layers)
@@ -115,6 +119,13 @@ class _Opener:
         return Fit(
             fits, n_slots, n_cells, kv_type, n_gpu_layers, n_ctx, needed, devices, self._notes(setting, n_gpu_layers)
         )
+
+    def _in_whole_streams(self, setting: _Setting) -> _Setting:
+        """On a CPU each slot has a stream of cells of its own, where the model allows it."""
+        n_cells = setting.n_kv_cells
+        if not model_memory(self._header, n_kv_cells=n_cells).is_shareable:
+            return setting
+        return setting._replace(n_kv_cells=_whole_steps(n_cells, CELL_STEP * setting.n_slots))
 
     def _sizes(self, setting: _Setting, is_on_gpu: bool) -> tuple[MemoryEstimate, list[int]]:
         known = self._known.get((setting, is_on_gpu))
@@ -196,5 +207,5 @@ def _halvings(most: int, least: int) -> Iterator[int]:
     yield least
 
 
-def _whole_steps(cells: int) -> int:
-    return max(1, -(-cells // CELL_STEP)) * CELL_STEP
+def _whole_steps(cells: int, step: int = CELL_STEP) -> int:
+    return max(1, -(-cells // step)) * step

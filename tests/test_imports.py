@@ -69,7 +69,7 @@ ALLOWED_LAZILY = {
 NOT_PURE = {
     *("engine", "process", "serving", "devices", "gpu_report", "build_report", "fake", "bare_loop", "__init__"),
     *("llama", "llama_context", "llama_model", "llama_native", "llama_sampler", "llama_staging", "llama_vocabulary"),
-    *("background", "kv_disk", "kv_disk_files", "kv_disk_open", "outbox"),
+    *("background", "kv_disk", "kv_disk_files", "kv_disk_open", "outbox", "tokenizing"),
     *("llama_adapters", "llama_threadpool", "probe", "quantize", "thread_rates"),
     *("gbnf", "grammar_compiler", "grammar_library", "grammar_queue", "grammar_source"),
 }

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from localrun.engine.backend import Backend
 from localrun.engine.pool import Pool
 from localrun.engine.request import Request
-from localrun.engine.scheduler import Scheduler
+from localrun.engine.scheduler import SHARED_PREFIX_TOKENS, Scheduler
 
 # Cells that every running stream must be able to take before another request may start: a newcomer that fits only just
 # would be preempted a few steps later.
@@ -26,6 +26,26 @@ class Admitted(NamedTuple):
     is_first: bool
 
 
+class _Reason(NamedTuple):
+    """Why a request was passed over the last time: it follows `leader`, who had been preempted so often, until that one
+    has computed `until` tokens; or (`leader` None) it has to wait with `n_matched` tokens in the cache.
+
+    While it holds nobody looks at the prompt: that takes time by its length, for everybody who waits, in every step.
+    """
+
+    leader: Request | None
+    n_preempted: int
+    until: int
+    n_matched: int
+
+    def holds(self, request: Request, pool: Pool) -> bool:
+        leader = self.leader
+        if leader is None:
+            return pool.must_wait(request.tokens, self.n_matched)
+        is_same = leader.seq is not None and leader.n_preempted == self.n_preempted
+        return is_same and leader.is_prefilling and leader.n_computed < self.until
+
+
 class Admission:
     """See the module."""
 
@@ -33,18 +53,20 @@ class Admission:
         self._backend = backend
         self._scheduler = scheduler
         self._preempt = preempt
+        self._passed_over: dict[Request, _Reason] = {}
 
     def start(self, pool: Pool, now_s: float) -> Iterator[Admitted]:
         """Start waiting requests while slots and cells last, next first. One that comes later may take the slot again
         that an earlier one was given."""
+        reasons, self._passed_over = self._passed_over, {}
         for request in self._scheduler.next_up(now_s):
             if request.awaits_grammar or not self._scheduler.can_start(request):
                 continue
-            n_matched = pool.match(request.tokens)
-            leader = self._scheduler.leader(request, n_matched)
-            if leader and leader.seq is not None and pool.follow(leader.seq, request.tokens, n_matched):
-                continue
-            if pool.must_wait(request.tokens, n_matched):
+            reason = reasons.get(request)
+            if reason is None or not reason.holds(request, pool):
+                reason = self._reason(request, pool)
+            if reason is not None:
+                self._passed_over[request] = reason
                 continue
             lease = pool.acquire(request.tokens) if self._make_way(request, pool) else None
             if lease is None:
@@ -54,6 +76,19 @@ class Admission:
             # Asked each time: one pool has more sequences than split streams have.
             request.is_staged = lease.seq >= self._backend.n_seqs
             yield Admitted(request, is_first)
+
+    def _reason(self, request: Request, pool: Pool) -> _Reason | None:
+        """Why it should not start now, though it could."""
+        n_matched = pool.match(request.tokens)
+        lead = self._scheduler.leader(request, n_matched)
+        if lead is not None:
+            leader, n_shared = lead
+            if leader.seq is not None and pool.follow(leader.seq, request.tokens, n_matched):
+                # Near the end it may not be worth it any more to wait: then the pool is asked each time.
+                return _Reason(leader, leader.n_preempted, n_shared - SHARED_PREFIX_TOKENS, n_matched)
+        if pool.must_wait(request.tokens, n_matched):
+            return _Reason(None, 0, 0, n_matched)
+        return None
 
     def _make_way(self, request: Request, pool: Pool) -> bool:
         """Whether there is a slot and cells for a newcomer, taken from lower lanes if that is what it takes."""

@@ -10,7 +10,7 @@ Does not: know about requests, prompts or text beyond single tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -93,9 +93,9 @@ class Sampler(Protocol):
 class Backend(Protocol):
     """See the module. `n_ctx` is the most tokens one sequence may have, `eog_tokens` those that end a generation.
 
-    `cuts_states`: whether `state_slices` works. `is_split`: whether every sequence has a stream of `n_cells` / `n_seqs`
-    cells of its own, and `can_split` whether it may. `mixes_rows`: whether the rows of prompts and of streams are best
-    computed in one call.
+    `cuts_states`: whether `state_slices` works; a position takes `state_token_bytes` of a slice, or more.
+    `is_split`: whether every sequence has a stream of `n_cells` / `n_seqs` cells of its own, and `can_split` whether it
+    may. `mixes_rows`: whether the rows of prompts and of streams are best computed in one call.
     """
 
     name: str
@@ -147,13 +147,17 @@ class Backend(Protocol):
     def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
         """The saved state of a sequence; None, without the work of making it, if it is larger than `limit_bytes`."""
 
-    def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> list[State]:
-        """The saved state of a sequence at each range of positions [start, end)."""
+    @property
+    def state_token_bytes(self) -> int: ...
+
+    def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
+        """The saved state of a sequence at each range of positions [start, end), one by one. To be used up before the
+        next call of anything with states."""
 
     def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> State:
-        """A state for `state_set` of `seq` out of pieces that follow each other from position 0: (slice, the position
-        that the slice begins with, start, end) stands for positions [start, end) of the slice. It is good until the
-        next call of anything with states."""
+        """A state for `state_set` of `seq` out of pieces that follow each other: (slice, the position that the slice
+        begins with, start, end) stands for positions [start, end) of the slice. It is good until the next call of
+        anything with states."""
 
     def state_set(self, seq: int, state: State) -> bool:
         """Put a saved state into an empty sequence. False, leaving it empty, if it does not fit or is damaged."""

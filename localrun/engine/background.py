@@ -34,9 +34,9 @@ class Background:
 
     def put(self, job: Callable[[], None], n_bytes: int = 0) -> bool:
         """Have `job` done. False, and then it is not, when its `n_bytes` are too much on top of what waits; a job
-        without bytes is always taken. A single job may be larger than the backlog if nothing else waits."""
+        without bytes is always taken, and any job is while the thread is not behind."""
         with self._changed:
-            is_too_much = n_bytes and self._waiting_bytes and self._waiting_bytes + n_bytes > self._backlog_bytes
+            is_too_much = n_bytes and self.is_behind and self._waiting_bytes + n_bytes > self._backlog_bytes
             if is_too_much or self._is_closed:
                 return False
             self._jobs.append((job, n_bytes))
@@ -46,7 +46,7 @@ class Background:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the backlog is full up to its half: a job with as much data again may be refused."""
+        """Whether the backlog is full up to its half: a job with data may be refused."""
         return self._waiting_bytes > self._backlog_bytes // 2
 
     def flush(self, deadline_s: float) -> bool:

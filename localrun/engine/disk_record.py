@@ -39,9 +39,13 @@ class DiskRecord:
 class DiskTier(Protocol):
     """Saved segments of one model on disk. Nothing here raises because of a file: what cannot be had is a miss.
 
-    `size_bytes` and `n_entries` are of this model's folder, what is still being written included.
+    `limit_bytes` bounds all models together. `size_bytes` and `n_entries` are of this model's folder, with what is
+    still being written.
     `may_write` is False for good once the disk refused a write (full, no permission): saving anything is then in vain.
     """
+
+    @property
+    def limit_bytes(self) -> int: ...
 
     @property
     def size_bytes(self) -> int: ...
@@ -56,8 +60,13 @@ class DiskTier(Protocol):
         """Everything that is there, parents before their children, and below one parent the most recently used first.
         Called once, at start: takes time. Damaged entries, and those whose parent is gone, are deleted."""
 
-    def write(self, record: DiskRecord, data: State) -> None:
-        """Keep `data`, which nobody changes from now on. Returns at once; under pressure it is not written."""
+    def write(self, record: DiskRecord, data: State) -> bool:
+        """Keep `data`, which nobody changes from now on. Returns at once: False if it will not be written, because the
+        disk is too busy, refuses writes, or lacks the parent."""
+
+    def take_lost(self) -> list[bytes]:
+        """Keys of entries that went since the last call without having been asked to: evicted by the bound or by
+        another process, or never written after all."""
 
     def read(self, key: bytes) -> bytearray | None:
         """The state bytes, verified; None when the entry is gone or damaged (and then deleted)."""

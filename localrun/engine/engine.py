@@ -92,7 +92,7 @@ class Engine:
     # --- requests come and go ----------------------------------------------------------------------------------
 
     def submit(self, submit: Submit, tokens: list[int]) -> None:
-        """A new request with its prompt already tokenized; the list is the engine's from now on, and grows.
+        """A new request with its prompt (`prompt.tokens_of`); the list is the engine's from now on, and grows.
 
         A refusal is reported by the next `step`.
         """
@@ -114,15 +114,14 @@ class Engine:
         self.scheduler.submit(request)
         self.totals.prompt_tokens += request.n_prompt
 
-    def refuse(self, request_id: int, error: LocalrunError, *, n_prompt: int = 0) -> None:
-        """A request that never starts: its first and last delta says why."""
+    def refuse(self, request_id: int, error: LocalrunError | None, *, n_prompt: int = 0) -> None:
+        """A request that never starts: its first and last delta says why; without an error, that it was cancelled."""
         self._news.refuse(request_id, error, n_prompt=n_prompt)
 
     def cancel(self, request_id: int) -> None:
         """End a request now; its computed prefix stays in the cache. An unknown id is a request that ended already."""
         request = self._requests.get(request_id)
         if request is not None:
-            self._recall(request)
             self._end(request, Finish.CANCELLED, self._clock())
 
     def clear_cache(self, *, ram: bool, disk: bool) -> None:
@@ -240,6 +239,7 @@ class Engine:
         except NoRoom as error:
             self._note_failure(error)
             self._preempt(self.scheduler.victim())
+            self.pool.make_room(self.pool.cells.n_free + plan.n_rows)  # what is parked takes cells, too
             return
         except DecodeFailed as error:
             self._note_failure(error)
@@ -262,10 +262,13 @@ class Engine:
             raise RuntimeError("a staged prompt is longer than its stream") from error
         except DecodeFailed as error:
             self._note_failure(error)
+            self._forsake()
             self._recover(grants, error)
             return
         self._n_failed_steps = 0
         self.pool.cells.place(seqs)
+        for abandoned in self._staging.take_abandoned():
+            self.pool.release(abandoned.seq, abandoned.tokens)
         self._advance(grants)
         self.totals.note_rows(n_prefill=n_rows, n_decode=0)
         self.scheduler.observe_staging(n_rows=n_rows, depth=depth, seconds=seconds)
@@ -275,15 +278,27 @@ class Engine:
                 request.seq = self.pool.unstage(request.seq)
                 request.is_staged = False
 
-    def _recall(self, request: Request) -> None:
-        """Give up what the background computes if this request is there: its sequence is about to be touched."""
-        if request.is_staged:
-            self._drop_staging()
-
     def _drop_staging(self) -> None:
+        """Give up what the background computes: somebody wants to touch its sequences."""
         for request in self._staging.drop():
             assert request.seq is not None
             request.n_computed = self.pool.rewind(request.seq, request.n_computed)
+        self._forsake()
+
+    def _forsake(self) -> None:
+        """Release what was abandoned in a batch of which nobody knows how much was computed."""
+        for seq, tokens, n_computed in self._staging.take_abandoned():
+            self.pool.release(seq, tokens[: self.pool.rewind(seq, n_computed)])
+
+    def _release(self, request: Request) -> None:
+        """Give back a request's sequence, with what it holds: when the background is done with it, if others wait for
+        the same batch; else at once."""
+        assert request.seq is not None
+        if request.is_staged:
+            if self._staging.abandon(request):
+                return
+            self._drop_staging()
+        self.pool.release(request.seq, request.tokens[: request.n_computed])
 
     def _advance(self, grants: tuple[Grant, ...]) -> None:
         """After a decode: count, publish prompts to the cache, sample where a request has caught up."""
@@ -343,7 +358,7 @@ class Engine:
             delta.error_code, delta.error_message = error.code, error.message
         if request.seq is not None:
             if error is None:
-                self.pool.release(request.seq, request.tokens[: request.n_computed])
+                self._release(request)
             else:
                 self.pool.forget(request.seq)
         if request.is_late:
@@ -355,9 +370,7 @@ class Engine:
 
     def _preempt(self, request: Request) -> None:
         """Take a request off its slot. Its cells become a parked prefix, so coming back costs a copy, not a prefill."""
-        self._recall(request)
-        assert request.seq is not None
-        self.pool.release(request.seq, request.tokens[: request.n_computed])
+        self._release(request)
         self.scheduler.preempt(request, self._clock())
         self._news.delta(request)
         self.totals.preemptions += 1

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -45,10 +44,30 @@ _END_ONE_IN = 97
 
 @dataclass
 class _Cell:
+    """`before` is the digest of the tokens before this one."""
+
     pos: int
     token: int
-    digest: int
+    before: int
     seqs: set[int] = field(default_factory=set)
+
+    @property
+    def digest(self) -> int:
+        return _digest(self.before, self.token)
+
+
+class _Slice(msgspec.Struct, array_like=True):
+    """Tokens with their positions, and the digest before the first position, for that is what they were computed
+    after."""
+
+    before: int
+    entries: list[tuple[int, int]]
+
+
+class _State(_Slice, array_like=True):
+    """A sequence in the order of its cells. Only a context of as many streams takes it."""
+
+    n_streams: int
 
 
 class FakeSampler:
@@ -73,6 +92,8 @@ class FakeSampler:
         return self.hold(row)()
 
     def hold(self, row: int) -> Callable[[], int]:
+        if row not in self._backend.digests:
+            raise ValueError(f"row {row} has no logits")
         return partial(self._choose, self._backend.digests[row] ^ self._salt, self._backend.scripted.get(row))
 
     def _choose(self, digest: int, scripted: int | None) -> int:
@@ -104,6 +125,7 @@ class FakeBackend:
     eog_tokens = frozenset({IM_END})
     control_tokens = tuple(CONTROL)
     bos_token: int | None = None
+    state_token_bytes = 3  # a pair of integers, the smallest
     _head: int
 
     def __init__(
@@ -122,16 +144,16 @@ class FakeBackend:
         self.cuts_states = memory_kind is MemoryKind.ATTENTION
         self.can_split = self.cuts_states and n_slots > 1
         self.mixes_rows = not self.can_split
-        self.n_cells = n_cells
+        self.n_cells = -(-n_cells // n_slots) * n_slots if self.can_split else n_cells
         self._n_seqs_unified, self._n_slots = n_seqs, n_slots
         self._n_staging_wanted = n_staging_seqs if self.can_split else 0
         self._staging_waits = staging_waits
-        self.staging_batch = Batch(n_batch)
+        self._n_batch = n_batch
         self.n_ctx_train = n_ctx_train
-        self.n_ctx = min(n_cells, n_ctx_train)
-        self.batch = Batch(n_batch)
+        self.n_ctx = min(self.n_cells, n_ctx_train)
         self.digests: dict[int, int] = {}
         self.scripted: dict[int, int | None] = {}
+        self._joined = bytearray()
         self.n_open_samplers = 0
         self.n_rows_computed = 0
         self.rebuild(split=self.can_split)
@@ -157,27 +179,42 @@ class FakeBackend:
         return _CONTROL_NAMES.get(token, "")
 
     def decode(self, n_rows: int) -> None:
-        if not 0 < n_rows <= self.batch.capacity:
-            raise ValueError(f"{n_rows} rows in a batch of {self.batch.capacity}")
+        self._check_rows(self.batch, n_rows, range(self.n_seqs))
         if self._step_s:
             time.sleep(self._step_s)
         self._compute(self.batch, n_rows)
 
+    def _check_rows(self, batch: Batch, n_rows: int, seqs: range) -> None:
+        """Raises ValueError for what native code must not see."""
+        if not 0 < n_rows <= batch.capacity:
+            raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
+        for what, values, allowed in (
+            ("token", batch.token, range(self.n_vocab)),
+            ("sequence", batch.seq, seqs),
+            ("position", batch.pos, range(self.n_cells)),
+        ):
+            if any(value not in allowed for value in values[:n_rows].tolist()):
+                raise ValueError(f"a {what} of the batch is not within {allowed}")
+        if np.count_nonzero(batch.wants_logits[:n_rows]) > len(seqs):
+            raise ValueError(f"more than {len(seqs)} rows want logits")
+
     def _compute(self, batch: Batch, n_rows: int) -> None:
-        free = self._find_for(batch.seq[:n_rows].tolist())
+        seqs, positions = batch.seq[:n_rows].tolist(), batch.pos[:n_rows].tolist()
+        lengths = {seq: len(self._at[seq]) for seq in seqs}
+        for seq, pos in zip(seqs, positions, strict=True):
+            if pos != lengths[seq]:
+                raise DecodeFailed(f"position {pos} of sequence {seq} is not the next one", is_fatal=False)
+            lengths[seq] += 1
+        free = self._find_for(seqs)
         if free is None:
             raise NoRoom(f"{n_rows} rows, {self.n_cells - self.n_used} free cells")
         self.digests, self.scripted = {}, {}
-        for row in range(n_rows):
-            seq, pos, token = int(batch.seq[row]), int(batch.pos[row]), int(batch.token[row])
-            self._check_seq(seq)
-            if pos != len(self._at[seq]):
-                raise DecodeFailed(f"position {pos} of sequence {seq} is not the next one", is_fatal=False)
-            digest = _digest(self._visible(seq, pos), token)
-            self._cells[free[row]] = _Cell(pos, token, digest, {seq})
+        for row, (seq, pos) in enumerate(zip(seqs, positions, strict=True)):
+            cell = _Cell(pos, int(batch.token[row]), self._visible(seq, pos), {seq})
+            self._cells[free[row]] = cell
             self._at[seq][pos] = free[row]
             if batch.wants_logits[row]:
-                self.digests[row] = digest
+                self.digests[row] = cell.digest
                 if self._takes_scripts:
                     self.scripted[row] = scripted_token(self.tokens_of(seq), start=IM_START, end=IM_END)
         self._occupy(free)
@@ -200,6 +237,8 @@ class FakeBackend:
             raise ValueError("split streams share no cells")
         if self.memory_kind is not MemoryKind.ATTENTION:
             raise ValueError(f"sequences of {self.memory_kind} memory have no part that another can share")
+        if not 0 <= start <= end <= self.n_cells:
+            raise ValueError(f"positions [{start}, {end}) are not within [0, {self.n_cells})")
         for pos in range(start, end):
             index = self._at[source][pos]
             assert pos not in self._at[target], f"position {pos} of sequence {target} would be there twice"
@@ -210,6 +249,8 @@ class FakeBackend:
 
     def seq_remove(self, seq: int, start: int, end: int = -1) -> bool:
         self._check_seq(seq)
+        if not 0 <= start <= self.n_cells or not -1 <= end <= self.n_cells:
+            raise ValueError(f"positions [{start}, {end}) are not within [0, {self.n_cells})")
         removed = [pos for pos in self._at[seq] if pos >= start and (end < 0 or pos < end)]
         if self.memory_kind is not MemoryKind.ATTENTION and removed and len(removed) < len(self._at[seq]):
             return False
@@ -225,40 +266,69 @@ class FakeBackend:
         return True
 
     def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
+        self._check_seq(seq)
         saved = [(cell.pos, cell.token) for cell in self._cells if cell is not None and seq in cell.seqs]
-        state = bytearray(msgspec.msgpack.encode(saved))
+        before = self._cell(seq, min(saved)[0]).before if saved else 0
+        state = bytearray(msgspec.msgpack.encode(_State(before, saved, self._n_streams(seq))))
         return state if len(state) <= limit_bytes else None
 
     def state_set(self, seq: int, state: State) -> bool:
         self.seq_remove(seq, 0)
-        saved = msgspec.msgpack.decode(bytes(state), type=list[tuple[int, int]])
-        free = self._find_for([seq] * len(saved))
-        if free is None:
+        try:
+            saved = msgspec.msgpack.decode(bytes(state), type=_State)
+        except msgspec.DecodeError:
+            return False
+        free = self._find_for([seq] * len(saved.entries))
+        if free is None or saved.n_streams != self._n_streams(seq):
             return False
         self._occupy(free)
-        digest = 0
-        for pos, token, index in sorted((*entry, index) for entry, index in zip(saved, free, strict=True)):
-            digest = _digest(digest, token)
-            self._cells[index] = _Cell(pos, token, digest, {seq})
+        before = saved.before
+        for pos, token, index in sorted((*entry, index) for entry, index in zip(saved.entries, free, strict=True)):
+            self._cells[index] = cell = _Cell(pos, token, before, {seq})
             self._at[seq][pos] = index
+            before = cell.digest
         return True
 
-    def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> list[State]:
-        tokens = self.tokens_of(seq)
-        return [msgspec.msgpack.encode([(pos, tokens[pos]) for pos in range(*bounds)]) for bounds in ranges]
+    def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
+        self._begin_cutting()
+        self._check_seq(seq)
+        for start, end in ranges:
+            if not self._at[seq].keys() >= set(range(start, end)):
+                raise ValueError(f"sequence {seq} has not all of the positions [{start}, {end})")
+        return (self._slice(seq, start, end) for start, end in ranges)
+
+    def _slice(self, seq: int, start: int, end: int) -> State:
+        cells = [self._cell(seq, pos) for pos in range(start, end)]
+        return msgspec.msgpack.encode(_Slice(cells[0].before, [(cell.pos, cell.token) for cell in cells]))
 
     def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> bytearray:
+        self._begin_cutting()
+        self._check_seq(seq)
         joined: list[tuple[int, int]] = []
+        begin, digest = 0, 0
         for data, _, start, end in pieces:
-            saved = msgspec.msgpack.decode(bytes(data), type=list[tuple[int, int]])
-            joined += [entry for entry in saved if start <= entry[0] < end]
-        assert [pos for pos, _ in joined] == list(range(len(joined))), "pieces that do not follow each other"
-        return bytearray(msgspec.msgpack.encode(joined))
+            piece = msgspec.msgpack.decode(bytes(data), type=_Slice)
+            before = piece.before
+            for pos, token in piece.entries:
+                if pos == start and not joined:
+                    begin = digest = before
+                if start <= pos < end:
+                    assert before == digest, "a piece that was computed after other tokens"
+                    assert not joined or pos == joined[-1][0] + 1, "pieces that do not follow each other"
+                    joined.append((pos, token))
+                    digest = _digest(digest, token)
+                before = _digest(before, token)
+        self._joined = bytearray(msgspec.msgpack.encode(_State(begin, joined, self._n_streams(seq))))
+        return self._joined
 
     def seq_copy(self, source: int, target: int) -> bool:
-        state = self.state_get(source, limit_bytes=sys.maxsize)
-        assert state is not None
-        return self.state_set(target, state)
+        self._begin_cutting()
+        self._check_seq(source)
+        self._check_seq(target)
+        if not self._at[source]:
+            raise ValueError(f"sequence {source} is empty")
+        (data,) = self.state_slices(source, [(0, len(self._at[source]))])
+        return self.state_set(target, self.state_join(target, [(data, 0, 0, len(self._at[source]))]))
 
     def rebuild(self, *, split: bool) -> None:
         self.is_split = split
@@ -266,31 +336,41 @@ class FakeBackend:
         self.n_used = 0
         self.n_staging_seqs = self._n_staging_wanted if split else 0
         self.is_staging = False
+        self.batch = Batch(self._n_batch)
+        self._staging_batch = Batch(self._n_batch)
         n_seqs = self.n_seqs + self.n_staging_seqs
         n_cells = self.n_cells // self.n_seqs * n_seqs if split else self.n_cells
         self._cells: list[_Cell | None] = [None] * n_cells
         self._head = 0
         self._at: list[dict[int, int]] = [{} for _ in range(n_seqs)]
 
+    @property
+    def staging_batch(self) -> Batch:
+        self._check_background()
+        return self._staging_batch
+
     def staging_start(self, n_rows: int) -> None:
+        self._check_background()
         assert not self.is_staging, "one batch at a time"
-        if self.n_staging_seqs == 0:
-            raise ValueError("this backend computes nothing in the background")
         if self.staging_batch.wants_logits[:n_rows].any():
             raise ValueError("staged rows have no logits")
+        self._check_rows(self.staging_batch, n_rows, range(self.n_seqs, self.n_seqs + self.n_staging_seqs))
         self.is_staging = True
         self._staged_rows, self._waits_left = n_rows, self._staging_waits
 
     def staging_wait(self, timeout_s: float) -> bool:
+        self._check_background()
         self._waits_left -= 1
         return self._waits_left <= 0
 
     def staging_finish(self) -> None:
+        self._check_background()
         assert self._waits_left <= 0, "not over yet"
         self.is_staging = False
         self._compute(self.staging_batch, self._staged_rows)
 
     def staging_abort(self) -> None:
+        self._check_background()
         self.is_staging = False
         self._compute(self.staging_batch, self._staged_rows // 2)
 
@@ -338,13 +418,30 @@ class FakeBackend:
 
     def _visible(self, seq: int, pos: int) -> int:
         """The digest of everything before `pos` that `seq` sees."""
-        if pos == 0:
-            return 0
-        cell = self._cells[self._at[seq][pos - 1]]
+        return self._cell(seq, pos - 1).digest if pos else 0
+
+    def _cell(self, seq: int, pos: int) -> _Cell:
+        cell = self._cells[self._at[seq][pos]]
         assert cell is not None
         assert seq in cell.seqs, f"sequence {seq} points at a cell that it does not hold"
-        assert cell.pos == pos - 1, f"a cell of sequence {seq} stands at another position"
-        return cell.digest
+        assert cell.pos == pos, f"a cell of sequence {seq} stands at another position"
+        return cell
+
+    def _n_streams(self, seq: int) -> int:
+        """Of the context that a sequence is in."""
+        if not self.is_split:
+            return 1
+        return self.n_seqs if seq < self.n_seqs else self.n_staging_seqs
+
+    def _begin_cutting(self) -> None:
+        """Raises ValueError where states cannot be cut. The last joined state is gone from now on."""
+        if not self.cuts_states:
+            raise ValueError("the states of this model cannot be cut")
+        self._joined[:] = bytes(len(self._joined))
+
+    def _check_background(self) -> None:
+        if self.n_staging_seqs == 0:
+            raise ValueError("this backend computes nothing in the background")
 
     def _check_seq(self, seq: int) -> None:
         if not 0 <= seq < self.n_seqs + self.n_staging_seqs:

@@ -17,10 +17,6 @@ def check(submit: Submit, tokens: list[int], backend: Backend) -> None:
     """Raises BadRequest or ContextExceeded for what this model cannot do."""
     if not tokens:
         raise BadRequest("the prompt is empty; send at least one token", field="prompt")
-    bad = next((token for token in tokens if not 0 <= token < backend.n_vocab), None)
-    if bad is not None:
-        limit = backend.n_vocab - 1
-        raise BadRequest(f"token {bad} is not in the vocabulary; ids go from 0 to {limit}", field="prompt")
     if len(tokens) >= backend.n_ctx:
         raise ContextExceeded(len(tokens), backend.n_ctx)
     sampling.check(submit.sampling, n_vocab=backend.n_vocab)
@@ -46,16 +42,16 @@ def new_request(submit: Submit, tokens: list[int], backend: Backend, *, target_i
     )
 
 
-def refusal(request_id: int, error: LocalrunError, *, n_prompt: int) -> Delta:
-    """The first and last that is heard of a request that never starts."""
+def refusal(request_id: int, error: LocalrunError | None, *, n_prompt: int) -> Delta:
+    """The first and last that is heard of a request that never starts. Without an error it was cancelled."""
     return Delta(
         id=request_id,
         phase=Phase.DONE,
         n_computed=0,
         n_output=0,
-        finish=Finish.ERROR,
+        finish=Finish.CANCELLED if error is None else Finish.ERROR,
         usage=Usage(n_prompt, 0, 0, 0.0, 0.0, 0.0),
-        error_code=error.code,
-        error_message=error.message,
+        error_code=None if error is None else error.code,
+        error_message=None if error is None else error.message,
         retry_after_s=error.retry_after_s if isinstance(error, QueueFull) else None,
     )

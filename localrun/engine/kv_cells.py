@@ -9,6 +9,7 @@ a step, the cells that sequences share, and the used span, which is what attenti
 
 Invariant: `refs[cell]` is the number of sequences that list the cell; positions of a sequence are 0..length-1; `span`
 is one more than the highest used cell, 0 when all are empty: every row attends over this many cells, used or not.
+`n_shared` cells have more than one sequence. `n_placed` counts the rows of all steps so far.
 Does not: call a backend. `kv_pool.py` keeps the two in step.
 """
 
@@ -27,6 +28,8 @@ class KvCells:
         self.n_cells = n_cells
         self.refs: NDArray[np.int32] = np.zeros(n_cells, np.int32)
         self.n_used = 0
+        self.n_shared = 0
+        self.n_placed = 0
         self.span = 0
         self._n_packed = 0  # no free cell is below this one
         self._cells: list[NDArray[np.int32]] = [np.empty(_GROW, np.int32) for _ in range(n_seqs)]
@@ -35,11 +38,6 @@ class KvCells:
     @property
     def n_free(self) -> int:
         return self.n_cells - self.n_used
-
-    @property
-    def n_shared(self) -> int:
-        """Cells that more than one sequence holds."""
-        return int(np.count_nonzero(self.refs > 1))
 
     def length(self, seq: int) -> int:
         """Tokens of a sequence."""
@@ -52,12 +50,21 @@ class KvCells:
     def place(self, rows: list[int]) -> None:
         """Append one token to the sequence of each row, in order. Raises ValueError when `rows` are more than free."""
         taken = self._take(len(rows))
-        for cell, seq in zip(taken.tolist(), rows, strict=True):
+        numbers, at = taken.tolist(), 0
+        while at < len(rows):
+            seq, end = rows[at], at + 1
+            while end < len(rows) and rows[end] == seq:
+                end += 1
             length = self._lengths[seq]
-            if length == self._cells[seq].size:
-                self._reserve(seq, length + 1)
-            self._cells[seq][length] = cell
-            self._lengths[seq] = length + 1
+            self._lengths[seq] = length + end - at
+            if self._lengths[seq] > self._cells[seq].size:
+                self._reserve(seq, self._lengths[seq])
+            if end - at == 1:
+                self._cells[seq][length] = numbers[at]
+            else:
+                self._cells[seq][length : length + end - at] = taken[at:end]
+            at = end
+        self.n_placed += len(rows)
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
         """`target`, which holds exactly [0, start), also takes the cells of `source` at [start, end)."""
@@ -67,15 +74,38 @@ class KvCells:
         self._reserve(target, end)
         self._cells[target][start:end] = cells
         self._lengths[target] = end
-        self.refs[cells] += 1
+        self._add(cells)
 
     def swap(self, source: int, target: int, start: int, end: int) -> None:
         """`target` gives up its own cells at [start, end) and takes those of `source`."""
         own = self._cells[target][start:end].copy()
         cells = self._cells[source][start:end]
-        self.refs[cells] += 1
+        self._add(cells)
         self._cells[target][start:end] = cells
         self._drop(own)
+
+    def held_alike(self, cell: int, most: int) -> tuple[list[int], int, int]:
+        """The sequences that hold a used cell, and at most `most` positions [start, end) that just these share, of
+        which the cell is the last.
+
+        A sequence shares a beginning, so the deeper a position is, the fewer hold its cell. O(cells of all sequences).
+        """
+        seqs = [seq for seq in range(len(self._lengths)) if cell in self.cells_of(seq)]
+        cells = self.cells_of(seqs[0])
+        end = int(np.flatnonzero(cells == cell)[0]) + 1
+        start = int(np.flatnonzero(self.refs[cells[:end]] == len(seqs))[0])
+        return seqs, max(start, end - most), end
+
+    def move(self, seqs: list[int], start: int, end: int) -> None:
+        """Sequences that share their cells at [start, end) with nobody else give them up and take the lowest free ones
+        together."""
+        for seq in seqs:
+            self._drop(self._cells[seq][start:end])
+        taken = self._take(end - start)
+        for seq in seqs:
+            self._cells[seq][start:end] = taken
+        for _ in seqs[1:]:
+            self._add(taken)
 
     def truncate(self, seq: int, length: int) -> None:
         """Keep the first `length` tokens of a sequence."""
@@ -104,6 +134,7 @@ class KvCells:
             assert np.unique(cells).size == cells.size, f"sequence {seq} lists a cell twice"
             refs[cells] += 1
         assert np.array_equal(refs, self.refs), "reference counts differ from what the sequences hold"
+        assert self.n_shared == np.count_nonzero(refs > 1), "n_shared differs from the cells that several hold"
         used = np.flatnonzero(refs)
         assert used.size == self.n_used, "n_used differs from the cells in use"
         assert self.span == (used[-1] + 1 if used.size else 0), "span is not the end of the used cells"
@@ -115,27 +146,45 @@ class KvCells:
             raise ValueError(f"{count} cells wanted, {self.n_free} free")
         if count == 0:
             return np.empty(0, np.int32)
-        start = self._n_packed
-        run = self.refs[start : start + count]
-        if run.size == count and not run.any():
-            taken = np.arange(start, start + count, dtype=np.int32)
-        else:
-            taken = (np.flatnonzero(self.refs[start:] == 0)[:count] + start).astype(np.int32)
+        parts, at, width = [], self._n_packed, max(count, _GROW)
+        n_missing = count
+        while n_missing:
+            free = np.flatnonzero(self.refs[at : at + width] == 0)[:n_missing] + at
+            parts.append(free)
+            n_missing -= free.size
+            at, width = at + width, width * 2
+        taken = np.concatenate(parts).astype(np.int32)
         self.refs[taken] = 1
         self.n_used += count
         self._n_packed = int(taken[-1]) + 1
         self.span = max(self.span, self._n_packed)
         return taken
 
+    def _add(self, cells: NDArray[np.int32]) -> None:
+        """Used cells have one more holder."""
+        self.n_shared += int(np.count_nonzero(self.refs[cells] == 1))
+        self.refs[cells] += 1
+
     def _drop(self, cells: NDArray[np.int32]) -> None:
         self.refs[cells] -= 1
-        freed = cells[self.refs[cells] == 0]
+        left = self.refs[cells]
+        self.n_shared -= int(np.count_nonzero(left == 1))
+        freed = cells[left == 0]
         if freed.size:
             self.n_used -= int(freed.size)
             self._n_packed = min(self._n_packed, int(freed.min()))
-            if int(freed.max()) + 1 == self.span:
-                used = np.flatnonzero(self.refs[: self.span])
-                self.span = int(used[-1]) + 1 if used.size else 0
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Let the span end with a used cell again. O(free cells at its end)."""
+        width = _GROW
+        while self.span:
+            begin = max(0, self.span - width)
+            used = np.flatnonzero(self.refs[begin : self.span])
+            if used.size:
+                self.span = begin + int(used[-1]) + 1
+                return
+            self.span, width = begin, width * 2
 
     def _reserve(self, seq: int, length: int) -> None:
         have = self._cells[seq].size

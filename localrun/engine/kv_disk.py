@@ -7,7 +7,8 @@ straight from the file, on the caller's thread: milliseconds from the page cache
 How it fails: what is damaged, gone, foreign or refused is a miss. A write that the system refuses turns writing off for
 the rest of the process, with one line in the log; a write that finds the disk busy (`BACKLOG_BYTES` waiting) is dropped
 and counted. Other processes may write, evict and clear in the same folder at the same time: an entry is known by the
-digest of its header, so one that another process put in the place of ours is a miss too.
+digest of its header, so one that another process put in the place of ours is a miss too. What a survey no longer
+finds, or could not be written after all, leaves the index and is told by `take_lost`.
 
 Invariants: `size_bytes` is the sum over the index; an entry's parent was in the index when it was written.
 Does not: know the radix tree, or compare tokens (`kv_store.py` does both).
@@ -63,12 +64,13 @@ class KvDisk:
 
     def __init__(self, root: Path, *, fingerprint: bytes, about: kv_folders.About, limit_bytes: int) -> None:
         self._files = KvDiskFiles(root, fingerprint, about)
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._bound = KvDiskBound(root, limit_bytes, self._files.free_bytes)
         self._fingerprint = fingerprint
         self._lock = threading.Lock()
         self._entries: dict[bytes, _Entry] = {}
         self._touched: dict[bytes, int] = {}
+        self._lost: list[bytes] = []
         self._may_write = True
         self._has_told_short = False
         self.size_bytes = 0
@@ -92,7 +94,7 @@ class KvDisk:
     def scan(self) -> list[DiskRecord]:
         self._files.delete_abandoned(time.time())
         found = sorted(self._files.headers(), key=lambda found: found[1], reverse=True)
-        reached, orphans = _below_their_parents([header for header, _ in found], self._limit_bytes)
+        reached, orphans = _below_their_parents([header for header, _ in found], self.limit_bytes)
         for header in reached:
             record = header.record
             self._add(record.key, _Entry(record.parent_key, record.start, header.file_bytes, None, header.digest))
@@ -100,9 +102,9 @@ class KvDisk:
             self._files.delete(header.record.key)
         return [header.record for header in reached]
 
-    def write(self, record: DiskRecord, data: State) -> None:
+    def write(self, record: DiskRecord, data: State) -> bool:
         if not self._may_write:
-            return
+            return False
         plain = data.data if isinstance(data, np.ndarray) else data
         entry = _Entry(record.parent_key, record.start, len(data) + disk_format.USUAL_HEADER_BYTES, plain)
         with self._lock:
@@ -110,9 +112,17 @@ class KvDisk:
         if is_reachable:
             self._add(record.key, entry)
             if self._background.put(lambda: self._write(record, entry), len(data)):
-                return
+                return True
             self._forget(record.key, entry)
         self.n_dropped_writes += 1
+        return False
+
+    def take_lost(self) -> list[bytes]:
+        if not self._lost:
+            return []
+        with self._lock:
+            lost, self._lost = self._lost, []
+            return [key for key in lost if key not in self._entries]
 
     def read(self, key: bytes) -> bytearray | None:
         with self._lock:
@@ -180,16 +190,17 @@ class KvDisk:
                 return
         except OSError as error:
             self._refused(error)
-        self._forget(record.key, entry)
+        self._lose(record.key, entry)
 
     def _has_room(self, n_bytes: int) -> bool:
-        """Make room by the bound, and forget what had to go. Raises OSError."""
-        has_room, deleted = self._bound.make_room(n_bytes)
-        for file in deleted:
+        """Make room by the bound, and forget what had to go or is gone anyway. Raises OSError."""
+        has_room, left = self._bound.make_room(n_bytes)
+        if left is not None:
+            there = {file.key for file in left if file.path.parent == self._files.folder and file.writer_pid is None}
             with self._lock:
-                evicted = self._entries.get(file.key) if file.path.parent == self._files.folder else None
-            if evicted is not None and evicted.data is None:
-                self._forget(file.key, evicted)
+                gone = [(key, entry) for key, entry in self._entries.items() if entry.data is None and key not in there]
+            for key, entry in gone:
+                self._lose(key, entry)
         if not has_room and not self._has_told_short:
             self._has_told_short = True
             log.warning("prefixes are not saved to disk while it is short of space or they are beyond disk_cache_bytes")
@@ -247,6 +258,11 @@ class KvDisk:
                 del self._entries[key]
                 self._touched.pop(key, None)
                 self.size_bytes -= entry.size_bytes
+
+    def _lose(self, key: bytes, entry: _Entry) -> None:
+        self._forget(key, entry)
+        with self._lock:
+            self._lost.append(key)
 
 
 def _clear(folder: Path) -> None:

@@ -35,20 +35,20 @@ class KvDiskBound:
         self._n_files = 0
         self._unseen_bytes = SURVEY_EVERY_BYTES
 
-    def make_room(self, n_bytes: int) -> tuple[bool, list[SavedFile]]:
-        """Delete as much as needed for a new file of `n_bytes`. Returns whether it may be written, and what was
-        deleted. Raises OSError when the file system does not answer."""
+    def make_room(self, n_bytes: int) -> tuple[bool, list[SavedFile] | None]:
+        """Delete as much as needed for a new file of `n_bytes`. Returns whether it may be written, and, if a survey was
+        needed, all files that are left. Raises OSError when the file system does not answer."""
         if n_bytes > self._limit_bytes:
-            return False, []
-        deleted: list[SavedFile] = []
+            return False, None
+        files: list[SavedFile] | None = None
         if self._unseen_bytes >= SURVEY_EVERY_BYTES or not self._fits(n_bytes):
             files = [file for folder in kv_folders.survey(self._root) for file in folder.files]
             self._used_bytes = sum(file.size_bytes for file in files)
             self._n_files = len(files)
             self._unseen_bytes = 0
             if not self._fits(n_bytes):
-                deleted = self._evict(files, n_bytes)
-        return self._fits(n_bytes), deleted
+                files = self._evict(files, n_bytes)
+        return self._fits(n_bytes), files
 
     def wrote(self, n_bytes: int) -> None:
         """A file of so many bytes was added."""
@@ -64,13 +64,14 @@ class KvDiskBound:
         )
 
     def _evict(self, files: list[SavedFile], n_bytes: int) -> list[SavedFile]:
-        deleted = []
+        """Returns those that are left."""
+        left = []
         slack_bytes = min(self._limit_bytes // _SLACK_PART, self._limit_bytes - n_bytes)
         for file in sorted(files, key=lambda file: file.used_at_ns):
-            if self._fits(n_bytes, slack_bytes, MAX_FILES // _SLACK_PART):
-                break
-            if file.writer_pid is None and kv_folders.delete(file.path):
-                deleted.append(file)
+            is_enough = self._fits(n_bytes, slack_bytes, MAX_FILES // _SLACK_PART)
+            if is_enough or file.writer_pid is not None or not kv_folders.delete(file.path):
+                left.append(file)
+            else:
                 self._used_bytes -= file.size_bytes
                 self._n_files -= 1
-        return deleted
+        return left

@@ -3,7 +3,7 @@
 Owner: the engine's main thread. Split KV is the better one for several streams, but gives each request only its share
 of the cells. A request that outgrows its share gets one pool for all, in which it may have nearly everything; split
 comes back when there is none such any more, and nothing runs, or for some time. Changing takes a new native context:
-the engine takes all requests off first, and what they had computed waits in the store.
+the engine takes all requests off first, and what they had computed waits in the store, as far as that has room.
 
 Does not: take requests off (`engine.py`), or know what runs.
 """

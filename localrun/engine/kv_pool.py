@@ -5,8 +5,10 @@ sequence id is *free*, *running* (a request owns it) or *parked* (a finished req
 
 Every row of a step attends over the whole used span, empty cells and other people's included, so two things keep it
 short. `settle` moves parked prefixes, one per step, out of the cells into the store, from where a later request gets
-them back in about a hundredth of the time that computing them took; one too large for the store stays until its cells
-are needed. `compact` moves what lies beyond a hole into it.
+them back in about a hundredth of the time that computing them took: at once while nobody runs, else as soon as looking
+at them has cost the running ones as much as the copies take. One too large for the store stays until its cells are
+needed, and on a GPU, which reads cells quickly, they all do. `compact` moves what lies behind a hole into it, a piece
+at a time.
 
 Invariant: for every sequence, backend, `cells` and tree agree on its tokens (`check_integrity`).
 Does not: decide who runs (`scheduler.py`) or read a clock.
@@ -14,7 +16,7 @@ Does not: decide who runs (`scheduler.py`) or read a clock.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 
 import numpy as np
 
@@ -25,9 +27,13 @@ from localrun.engine.prefix_tree import PrefixTree
 from localrun.engine.segments import Path
 from localrun.engine.state_keeper import GAIN_TOKENS, StateKeeper
 
-# A span this much longer than the cells in use is worth moving a sequence for: the move takes as long as a few steps
+# A span this much longer than the cells in use is worth moving something for: the moves take as long as a few steps
 # lose by it.
 COMPACT_RATIO, COMPACT_CELLS = 1.5, 1024
+# One move, which streams wait for; fewer than the holes have room for.
+MOVE_TOKENS = 512
+# How far apart two positions are whose rows tell what a row pays for a cell that it looks at.
+_DEPTH_TOKENS = 1024
 
 
 class KvPool:
@@ -38,10 +44,12 @@ class KvPool:
         self.store = keeper.store
         self._backend = backend
         self._keeper = keeper
+        self._keeps_parked = backend.n_gpu_layers > 0
         self._tree = PrefixTree()
         self._free = list(reversed(range(backend.n_seqs)))
         self._parked: OrderedDict[int, None] = OrderedDict()
-        self._unsettled: deque[int] = deque()
+        # Prefixes to be saved, with the rows that had been placed when they were parked.
+        self._unsettled: dict[int, int] = {}
         self._running: set[int] = set()
 
     @property
@@ -50,7 +58,7 @@ class KvPool:
 
     @property
     def can_settle(self) -> bool:
-        return bool(self._unsettled)
+        return self._due() is not None
 
     def match(self, tokens: list[int]) -> int:
         limit = len(tokens) - 1
@@ -63,11 +71,8 @@ class KvPool:
         return False
 
     def n_obtainable(self, tokens: list[int]) -> int:
-        held = np.zeros(self.cells.n_cells, bool)
-        for seq in self._running:
-            held[self.cells.cells_of(seq)] = True
         shared = self._tree.match(tokens, len(tokens) - 1, among=self._running)
-        return self.cells.n_cells - int(np.count_nonzero(held)) + shared.n_tokens
+        return self.cells.n_cells - self._n_running_cells() + shared.n_tokens
 
     def acquire(self, tokens: list[int]) -> Lease | None:
         if not self._free and not self._evict_parked():
@@ -119,8 +124,8 @@ class KvPool:
             return
         self._parked[seq] = None
         if self._keeper.is_worth_saving(tokens):
-            self._unsettled.append(seq)
-        elif self.store.is_on:
+            self._unsettled[seq] = self.cells.n_placed
+        elif self.store.is_on and not self._keeps_parked:
             self._unpark(seq)
 
     def forget(self, seq: int) -> None:
@@ -128,15 +133,13 @@ class KvPool:
         self._clear(seq)
 
     def settle(self) -> None:
-        if not self._unsettled:
-            return
-        seq = self._unsettled.popleft()
-        if self._keeper.save(seq, self._tree.tokens(seq)):
-            self._unpark(seq)
+        seq = self._due()
+        if seq is not None:
+            self._settle(seq)
 
     def retire(self) -> None:
-        while self._unsettled:
-            self.settle()
+        for seq in list(self._unsettled):
+            self._settle(seq)
 
     def clear(self, *, ram: bool, disk: bool) -> None:
         self.store.clear(ram=ram, disk=disk)
@@ -148,14 +151,26 @@ class KvPool:
         return seq
 
     def compact(self) -> tuple[int, int] | None:
-        """Move a running sequence that shares nothing from behind a hole into it. Its number stays."""
-        cells = self.cells
+        """Move what lies in the highest cell, and what lies before it in the same sequences, into the lowest free
+        cells. Sequences keep their numbers, and what they share."""
+        cells, backend = self.cells, self._backend
         if cells.span <= COMPACT_RATIO * cells.n_used + COMPACT_CELLS:
             return None
-        alone = [seq for seq in self._running if cells.length(seq) and (cells.refs[cells.cells_of(seq)] == 1).all()]
-        if alone:
-            seq = max(alone, key=lambda seq: int(cells.cells_of(seq).max()))
-            self._replace(seq)
+        if not self._free:
+            self._evict_parked()  # the next call has a spare sequence
+            return None
+        seqs, start, end = cells.held_alike(cells.span - 1, MOVE_TOKENS)
+        spare = self._free[-1]
+        backend.seq_share(seqs[0], spare, start, end)
+        (data,) = backend.state_slices(spare, [(start, end)])
+        for seq in (spare, *seqs):
+            backend.seq_remove(seq, start, end)
+        if not backend.state_set(spare, backend.state_join(spare, [(data, start, start, end)])):
+            raise RuntimeError(f"positions [{start}, {end}) were refused by the cells that they came from")
+        for seq in seqs:
+            backend.seq_share(spare, seq, start, end)
+        backend.seq_remove(spare, 0)
+        cells.move(seqs, start, end)
         return None
 
     def check_integrity(self) -> None:
@@ -173,7 +188,14 @@ class KvPool:
             assert self.cells.length(seq) == self._tree.length(seq), f"parked sequence {seq} is not all in the tree"
         for seq in self._running:
             assert self.cells.length(seq) >= self._tree.length(seq), f"the tree promises more of {seq} than there is"
-        assert set(self._unsettled) <= set(self._parked), "a prefix is to be moved that is not parked"
+        held = {cell for seq in self._running for cell in self.cells.cells_of(seq).tolist()}
+        assert self._n_running_cells() == len(held), "cells of running sequences are counted twice or not at all"
+        assert self._unsettled.keys() <= self._parked.keys(), "a prefix is to be moved that is not parked"
+
+    def _n_running_cells(self) -> int:
+        """Cells that running sequences hold: what the tree has of them is shared, what is not there yet is not."""
+        n_unpublished = sum(self.cells.length(seq) - self._tree.length(seq) for seq in self._running)
+        return self._tree.n_held(self._running) + n_unpublished
 
     def _share(self, source: int, target: int, n_tokens: int) -> None:
         self._backend.seq_share(source, target, 0, n_tokens)
@@ -187,13 +209,21 @@ class KvPool:
         self.cells.restore(seq, np.arange(n_tokens, dtype=np.int32))
         return n_tokens
 
-    def _replace(self, seq: int) -> None:
-        """Take a sequence out of its cells and put it into the lowest free ones."""
-        n_tokens = self.cells.length(seq)
-        if not self._keeper.copy(seq, seq, n_tokens):
-            raise RuntimeError(f"sequence {seq} was refused by the cells that it came from")
-        self.cells.truncate(seq, 0)
-        self.cells.restore(seq, np.arange(n_tokens, dtype=np.int32))
+    def _due(self) -> int | None:
+        """The sequence that `settle` takes next: the one parked first, if it is time."""
+        if not self._unsettled or self._keeps_parked:
+            return None
+        seq, n_placed = next(iter(self._unsettled.items()))
+        if not self._running:
+            return seq
+        attend_s = (self.store.recompute_s(_DEPTH_TOKENS, 1) - self.store.recompute_s(0, 1)) / _DEPTH_TOKENS
+        has_cost_s = (self.cells.n_placed - n_placed) * attend_s  # for each token, as the copies
+        return seq if has_cost_s >= self._keeper.copy_s_per_token else None
+
+    def _settle(self, seq: int) -> None:
+        del self._unsettled[seq]
+        if self._keeper.save(seq, self._tree.tokens(seq)):
+            self._unpark(seq)
 
     def _evict_parked(self) -> bool:
         """Move the least recently used parked prefix out of the cells. False if there is none."""
@@ -207,8 +237,7 @@ class KvPool:
 
     def _unpark(self, seq: int) -> None:
         del self._parked[seq]
-        if seq in self._unsettled:
-            self._unsettled.remove(seq)
+        self._unsettled.pop(seq, None)
         self._clear(seq)
 
     def _clear(self, seq: int) -> None:

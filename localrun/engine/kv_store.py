@@ -7,7 +7,8 @@ nobody used for long sinks whatever it cost (GreedyDual-Size: Cao and Irani, "Co
 1997). A segment leaves memory after what hangs below it.
 
 Segments are written to disk when they leave memory, when the engine has nothing else to do (`persist`), and at the end
-(`flush`); never in a step's way, for the disk tier has a thread of its own.
+(`flush`); never in a step's way, for the disk tier has a thread of its own. What the disk loses meanwhile, by its bound
+or because a write failed, leaves the tree too (`match` sees to it), unless its bytes are in memory.
 
 Invariant: `size_bytes`, the bytes in memory, is never above `limit_bytes`.
 Does not: make or cut states (the pools do), bound the disk's bytes (`kv_disk.py` does), or know what anything costs:
@@ -61,6 +62,11 @@ class KvStore:
         return self.limit_bytes > 0 or self._takes_writes
 
     @property
+    def most_bytes(self) -> int:
+        """What one prompt can have at most."""
+        return max(self.limit_bytes, self._disk.limit_bytes if self._disk and self._takes_writes else 0)
+
+    @property
     def n_ram_entries(self) -> int:
         return len(self._resident)
 
@@ -78,8 +84,14 @@ class KvStore:
         return bool(self._dirty) and self._takes_writes and not (self._disk and self._disk.is_behind)
 
     def match(self, tokens: list[int], limit: int, *, whole: bool = False) -> Path:
-        """The longest saved beginning of `tokens[:limit]`, in memory or on disk; changes nothing."""
+        """The longest saved beginning of `tokens[:limit]`, in memory or on disk. Its segments stay until the next call,
+        but for those that have to make room."""
+        self._forget_lost()
         return self._tree.match(tokens, limit, whole=whole)
+
+    def wholes(self, tokens: list[int]) -> list[Segment]:
+        """The whole segments that `tokens` begins with, shortest first."""
+        return self._tree.wholes(tokens, len(tokens))
 
     def add(
         self,
@@ -101,8 +113,9 @@ class KvStore:
         if fits_memory:
             self._admit(segment, data)
             self._dirty[segment.key] = segment
-        else:
-            self._write(segment, data)
+        elif not self._write(segment, data):
+            self._tree.remove(segment)
+            return None
         return segment
 
     def load(self, segment: Segment) -> State | None:
@@ -110,7 +123,8 @@ class KvStore:
         if segment.data is not None:
             self.ram_hit_tokens += len(segment.tokens)
             return segment.data
-        data = self._disk.read(segment.key) if self._disk else None
+        is_known = self._tree.segments.get(segment.key) is segment  # another one may have its key by now
+        data = self._disk.read(segment.key) if self._disk and is_known else None
         if data is None:
             self.drop(segment)
             return None
@@ -154,7 +168,10 @@ class KvStore:
 
     def persist(self) -> None:
         """Hand one segment that is in memory alone to the disk tier, parents first."""
-        segment = next(iter(self._dirty.values()))
+        self._forget_lost()
+        segment = next(iter(self._dirty.values()), None)
+        if segment is None:
+            return
         while segment.parent is not None and segment.parent.key in self._dirty:
             segment = segment.parent
         assert segment.data is not None
@@ -182,7 +199,9 @@ class KvStore:
         assert self.size_bytes <= self.limit_bytes, "over the limit"
         for segment in self._tree.segments.values():
             assert segment.data is not None or segment.is_on_disk, "a segment without bytes anywhere"
-            assert segment.is_on_disk or segment.key in self._dirty, "a segment that nobody would write"
+            is_dirty = segment.key in self._dirty
+            assert not is_dirty or not segment.is_on_disk, "a segment that would be written twice"
+        assert self._dirty.keys() <= self._resident.keys(), "a segment to be written that is not in memory"
 
     @property
     def _takes_writes(self) -> bool:
@@ -247,7 +266,17 @@ class KvStore:
                 self.drop(victim)
         return True
 
-    def _write(self, segment: Segment, data: State) -> None:
+    def _forget_lost(self) -> None:
+        """Notice what the disk has lost. What is in memory too is written again when it leaves memory, and not before:
+        a disk smaller than memory would never be done."""
+        for key in self._disk.take_lost() if self._disk else ():
+            segment = self._tree.segments.get(key)
+            if segment is not None and segment.is_on_disk:
+                segment.is_on_disk = False
+                if segment.data is None:
+                    self.drop(segment)
+
+    def _write(self, segment: Segment, data: State) -> bool:
         """Hand a segment to the disk tier, after those above it: it refuses one whose parent it does not have."""
         assert self._disk is not None
         chain, parent = [(segment, data)], segment.parent
@@ -255,6 +284,8 @@ class KvStore:
             chain.append((parent, parent.data))
             parent = parent.parent
         for each, its_data in reversed(chain):
-            self._disk.write(each.record, its_data)
+            if not self._disk.write(each.record, its_data):
+                return False
             each.is_on_disk = True
             self._dirty.pop(each.key, None)
+        return True

@@ -21,7 +21,7 @@ from localrun.engine import devices
 from localrun.engine import sampling as stages
 from localrun.engine.backend import Batch, MemoryKind, Sampler, State
 from localrun.engine.llama_adapters import LlamaAdapters
-from localrun.engine.llama_context import ContextShape, LlamaContext
+from localrun.engine.llama_context import ContextShape, LlamaContext, check_range
 from localrun.engine.llama_model import load_model
 from localrun.engine.llama_native import log_callback, native
 from localrun.engine.llama_sampler import LlamaSampler
@@ -83,6 +83,8 @@ class LlamaBackend:
         self._fewer: FewerThreads | None = None
         self._pools = Threadpools(native._lib)
         self._open(split=self.can_split)
+        # Every stream is padded. One pool gets what all streams have, so that what fits the one mode fits the other.
+        self._n_cells = self.n_cells
         self._layout = self._probe_layout()
         self.cuts_states = is_attention and self._layout is not None
         if self.can_split and not self.cuts_states:
@@ -172,7 +174,12 @@ class LlamaBackend:
         return self._staging is not None and self._staging.is_busy
 
     def staging_start(self, n_rows: int) -> None:
-        self._stage.context.batch.seq[:n_rows] -= self.n_seqs
+        context = self._stage.context
+        if not 0 < n_rows <= context.batch.capacity:
+            raise ValueError(f"{n_rows} rows in a batch of {context.batch.capacity}")
+        seqs = context.batch.seq[:n_rows] - self.n_seqs
+        check_range("sequence", seqs, context.n_seqs)
+        context.batch.seq[:n_rows] = seqs
         self._stage.start(n_rows)
 
     def staging_wait(self, timeout_s: float) -> bool:
@@ -197,7 +204,11 @@ class LlamaBackend:
         context, seq = self._place(seq)
         return context.state_get(seq, limit_bytes=limit_bytes)
 
-    def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> list[State]:
+    @property
+    def state_token_bytes(self) -> int:
+        return self._cut.token_bytes
+
+    def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
         context, seq = self._place(seq)
         return context.state_slices(self._cut, seq, ranges)
 
@@ -212,7 +223,9 @@ class LlamaBackend:
     def seq_copy(self, source: int, target: int) -> bool:
         from_context, from_seq = self._place(source)
         to_context, to_seq = self._place(target)
-        return to_context.state_set(to_seq, from_context.state_for(self._cut, from_seq, to_context.n_streams))
+        is_copied = to_context.state_set(to_seq, from_context.state_for(self._cut, from_seq, to_context.n_streams))
+        from_context.trim()
+        return is_copied
 
     def rebuild(self, *, split: bool) -> None:
         self._close_contexts()

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,8 @@ GGML_TYPES = {"f16": native.GGML_TYPE_F16, "q8_0": native.GGML_TYPE_Q8_0, "q4_0"
 STREAM_ROWS = 16
 # A huge page. Its first touch takes about as long as a piece of the background's graph.
 WARM_UP_BYTES = 2 << 20
+# Of the buffer for states, what is kept for the next time.
+KEPT_BUFFER_BYTES = 128 << 20
 ABORTED = 2  # what llama_decode returns then
 
 
@@ -167,18 +170,19 @@ class LlamaContext:
         del state[self._save(seq, state, size) :]
         return state
 
-    def state_slices(self, layout: StateLayout, seq: int, ranges: list[tuple[int, int]]) -> list[State]:
+    def state_slices(self, layout: StateLayout, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
         """See `Backend.state_slices`."""
         self._check_seq(seq)
         size = int(native.llama_state_seq_get_size(self.native, seq))
         self._reserve(size)
         written = self._save(seq, self._state_buffer, size)
         state = self._state_buffer[:written]
-        return [layout.slice(state, start, end) for start, end in ranges]
+        return self._slices(layout, state, ranges)
 
     def state_join(self, layout: StateLayout, pieces: list[tuple[State, int, int, int]]) -> State:
         """See `Backend.state_join`."""
-        self._reserve(layout.size_bytes(pieces[-1][3], n_streams=self.n_streams))
+        n_cells = pieces[-1][3] - pieces[0][2]
+        self._reserve(layout.size_bytes(n_cells, n_streams=self.n_streams))
         return layout.join(pieces, n_streams=self.n_streams, into=self._state_buffer)
 
     def state_for(self, layout: StateLayout, seq: int, n_streams: int) -> State:
@@ -204,10 +208,16 @@ class LlamaContext:
         self._check_seq(seq)
         data = np.frombuffer(state, np.uint8)
         start = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        is_read = int(native.llama_state_seq_set_data(self.native, start, data.size, seq)) == data.size
+        is_read = int(native.llama_state_seq_set_data(self.native, start, data.size, seq)) == data.size > 0
         if not is_read:
             native.llama_memory_seq_rm(self._memory, seq, 0, -1)
+        self.trim()
         return is_read
+
+    def trim(self) -> None:
+        """Nobody needs what is in the buffer for states: if it is a large one, give it back."""
+        if self._state_buffer.size > KEPT_BUFFER_BYTES:
+            self._state_buffer, self._n_warm_bytes = np.empty(0, np.uint8), 0
 
     def close(self) -> None:
         """Free it."""
@@ -220,9 +230,17 @@ class LlamaContext:
             self._pools.use(self.native, n_threads)
 
     def _reserve(self, size: int) -> None:
-        """The buffer is kept for the next time: touching fresh memory takes ten times as long as copying into it."""
+        """The buffer is kept for the next time, if it is not too large (`trim`): touching fresh memory takes ten times
+        as long as copying into it."""
         if size > self._state_buffer.size:
-            self._state_buffer = np.empty(size + size // 4, np.uint8)
+            self._state_buffer = np.empty(max(size, min(size + size // 4, KEPT_BUFFER_BYTES)), np.uint8)
+
+    def _slices(self, layout: StateLayout, state: NDArray[np.uint8], ranges: list[tuple[int, int]]) -> Iterator[State]:
+        try:
+            for start, end in ranges:
+                yield layout.slice(state, start, end)
+        finally:
+            self.trim()
 
     def _save(self, seq: int, target: bytearray | NDArray[np.uint8], size: int) -> int:
         buffer = np.frombuffer(target, np.uint8).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

@@ -1,6 +1,7 @@
 """One request's native sampler chain: a `backend.Sampler` over llama.cpp.
 
-Owner: the engine's main thread. Does not: decide which stages there are (`sampling.py`).
+Owner: the engine's main thread. Does not: decide which stages there are (`sampling.py`), or count tokens
+(`penalties.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from localrun.engine import sampling as stages
 from localrun.engine.constraint import DEAD_END, Constraint
 from localrun.engine.llama_native import native
+from localrun.engine.penalties import Adjustments
 
 # llama_token_data
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
@@ -39,24 +41,25 @@ class LlamaSampler:
     ) -> None:
         self._draw = draw
         self._logits = logits
+        self._adjustments = Adjustments(chain, banned)
         self._banned = banned
         self._n_vocab = n_vocab
         self._constraint: Constraint | None = None
         self._candidates: NDArray[np.void] | None = None
-        self._window = next((stage.last_n for stage in chain if isinstance(stage, stages.Penalties)), 0)
         self._chain: Any = None
-        self.is_greedy = list(chain) == [stages.Greedy()]
+        native_stages = [stage for stage in chain if not isinstance(stage, stages.LogitBias | stages.Penalties)]
+        self._is_adjusted = len(native_stages) < len(chain) or bool(banned.size)
+        self.is_greedy = native_stages == [stages.Greedy()]
         if not self.is_greedy:
             self._chain = native.llama_sampler_chain_init(native.llama_sampler_chain_default_params())
-            for stage in chain:
+            for stage in native_stages:
                 native.llama_sampler_chain_add(self._chain, _native_stage(stage, n_vocab))
 
     def constrain(self, constraint: Constraint) -> None:
         self._constraint, self.is_greedy = constraint, False
 
     def accept(self, tokens: list[int]) -> None:
-        for token in tokens[-self._window :] if self._window else ():
-            native.llama_sampler_accept(self._chain, token)
+        self._adjustments.accept(tokens)
 
     def sample(self, row: int) -> int:
         if self._constraint is None:
@@ -68,20 +71,24 @@ class LlamaSampler:
 
     def _sample_constrained(self, logits: NDArray[np.float32]) -> int:
         assert self._constraint is not None
-        token = self._constraint.choose(lambda allowed: self._choose(logits, allowed), tries_first=self._chain is None)
-        if self._chain is not None and token != DEAD_END:
-            native.llama_sampler_accept(self._chain, token)
+        with self._adjustments.applied(logits):
+            token = self._constraint.choose(
+                lambda allowed: self._choose(logits, allowed), tries_first=self._chain is None
+            )
+        if token != DEAD_END:
+            self._adjustments.accept([token])
         return token
 
     def _sample_free(self, row: int) -> int:
-        if self._chain is not None and not self._banned.size:
+        if not self._is_adjusted and self._chain is not None:
             return self._draw(self._chain, row)
         logits = self._logits(row)
+        if not self._is_adjusted:
+            return int(logits.argmax())
         # The row is changed in place, so that native stages see it too, and put back for whoever reads logprobs.
-        saved = logits[self._banned]
-        logits[self._banned] = -np.inf
-        token = int(logits.argmax()) if self._chain is None else self._draw(self._chain, row)
-        logits[self._banned] = saved
+        with self._adjustments.applied(logits):
+            token = int(logits.argmax()) if self._chain is None else self._draw(self._chain, row)
+        self._adjustments.accept([token])
         return token
 
     def _choose(self, logits: NDArray[np.float32], allowed: NDArray[np.int64] | None) -> int:
@@ -109,13 +116,6 @@ class LlamaSampler:
 
 def _native_stage(stage: stages.Stage, n_vocab: int) -> Any:
     match stage:
-        case stages.LogitBias(biases):
-            array = (native.llama_logit_bias * len(biases))()
-            for entry, (token, bias) in zip(array, biases, strict=True):
-                entry.token, entry.bias = token, bias
-            return native.llama_sampler_init_logit_bias(n_vocab, len(biases), array)
-        case stages.Penalties(last_n, repeat, frequency, presence):
-            return native.llama_sampler_init_penalties(n_vocab, last_n, repeat, frequency, presence)
         case stages.TopK(k):
             return native.llama_sampler_init_top_k(min(k, n_vocab))
         case stages.Typical(p):

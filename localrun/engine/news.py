@@ -40,8 +40,8 @@ class News:
         delta.phase, delta.n_computed, delta.n_output = request.phase, request.n_computed, request.n_output
         return delta
 
-    def refuse(self, request_id: int, error: LocalrunError, *, n_prompt: int) -> None:
-        """A request never starts: its only delta says why."""
+    def refuse(self, request_id: int, error: LocalrunError | None, *, n_prompt: int) -> None:
+        """A request never starts: its only delta says why; without an error, that it was cancelled."""
         self._deltas[request_id] = intake.refusal(request_id, error, n_prompt=n_prompt)
 
     def start(self, request: Request) -> None:

@@ -4,7 +4,7 @@ A *holder* is a sequence that has the keys and values of a path from the root. E
 knows its holders; a node without a holder does not exist. A holder always covers whole nodes, so a match inside a node
 splits nothing until somebody wants to hold exactly that part.
 
-Verbs: `match` looks and changes nothing; `insert` adds or lengthens a holder; `remove` forgets one.
+Verbs: `match` and `ends` look and change nothing; `insert` adds or lengthens a holder; `remove` forgets one.
 Matching compares token ids, never hashes: a hit is a fact.
 
 Does not: know saved states (`segments.py`), decide what to evict, or know what a holder costs.
@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+_FIRST_SLICE = 64
+
 
 @dataclass(eq=False)
 class _Node:
@@ -22,6 +24,7 @@ class _Node:
     start: int
     parent: _Node | None
     holders: set[int] = field(default_factory=set)
+    ends: set[int] = field(default_factory=set)  # the holders that cover nothing beyond this node
     children: dict[int, _Node] = field(default_factory=dict)
 
     @property
@@ -78,12 +81,32 @@ class PrefixTree:
             node = child
         return Match(best, holder) if best else NO_MATCH
 
+    def n_held(self, among: set[int]) -> int:
+        """Tokens that some of these holders cover, each counted once. O(their part of the tree)."""
+        n_tokens, stack = 0, list(self._root.children.values())
+        while stack:
+            node = stack.pop()
+            if not node.holders.isdisjoint(among):
+                n_tokens += len(node.tokens)
+                stack += node.children.values()
+        return n_tokens
+
+    def ends(self, tokens: Sequence[int], limit: int) -> Iterator[int]:
+        """The holders all of whose tokens `tokens[:limit]` begins with, shortest first. O(limit)."""
+        node = self._root
+        while node.end < limit:
+            child = node.children.get(tokens[node.end])
+            if child is None or common_prefix(child.tokens, tokens, child.start, limit) < len(child.tokens):
+                return
+            yield from child.ends
+            node = child
+
     def insert(self, holder: int, tokens: Sequence[int]) -> list[Duplicate]:
         """Let `holder` cover `tokens`, which must begin with what it covers already.
 
         Returns where it duplicates another one. Amortized O(new tokens).
         """
-        node = self._leaf.get(holder, self._root)
+        before = node = self._leaf.get(holder, self._root)
         duplicates: list[Duplicate] = []
         while node.end < len(tokens):
             child = node.children.get(tokens[node.end])
@@ -97,12 +120,16 @@ class PrefixTree:
             child.holders.add(holder)
             node = child
         if node is not self._root:
+            before.ends.discard(holder)
+            node.ends.add(holder)
             self._leaf[holder] = node
         return duplicates
 
     def remove(self, holder: int) -> None:
         """Forget a holder, if it is known. Nodes that nobody holds any more go with it."""
         node = self._leaf.pop(holder, None)
+        if node is not None:
+            node.ends.remove(holder)
         while node is not None:
             parent = node.parent
             node.holders.discard(holder)
@@ -122,6 +149,7 @@ class PrefixTree:
     def check_integrity(self) -> None:
         """Raises AssertionError where the tree contradicts itself. O(tree)."""
         covered: dict[int, int] = {}
+        ends: dict[int, _Node] = {}
         for node in self._nodes():
             parent = node.parent
             assert parent is not None
@@ -132,6 +160,8 @@ class PrefixTree:
             assert parent is self._root or node.holders <= parent.holders, "a holder of a child misses in the parent"
             for holder in node.holders:
                 covered[holder] = max(covered.get(holder, 0), node.end)
+            ends |= dict.fromkeys(node.ends, node)
+        assert ends == self._leaf, "ends differ"
         assert covered == {holder: leaf.end for holder, leaf in self._leaf.items()}, "leaves differ"
 
     def _nodes(self) -> Iterator[_Node]:
@@ -166,12 +196,15 @@ class PrefixTree:
 def common_prefix(run: Sequence[int], tokens: Sequence[int], start: int, limit: int) -> int:
     """How many tokens of `run` equal those of `tokens` from `start` on, looking no further than `limit`.
 
-    Compares slices, which is one C call, and halves on a difference: tens of microseconds for thousands of tokens.
+    Compares slices, which is one C call, as long as all before them together, and halves on a difference: tens of
+    microseconds for thousands of equal tokens, and nothing for the rest.
     """
-    length = min(len(run), limit - start)
-    if run[:length] == tokens[start : start + length]:
-        return length
-    same, different = 0, length
+    length = max(0, min(len(run), limit - start))
+    same, different = 0, min(length, _FIRST_SLICE)
+    while run[same:different] == tokens[start + same : start + different]:
+        if different == length:
+            return length
+        same, different = different, min(length, 2 * different)
     while different - same > 1:
         middle = (same + different) // 2
         if run[same:middle] == tokens[start + same : start + middle]:

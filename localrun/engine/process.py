@@ -1,7 +1,7 @@
 """Entry point of the engine process: `python -m localrun.engine.process [--fake]`.
 
-Its threads are those of `serving.py`; the reader tokenizes too (reading a vocabulary is safe beside a step). ctypes
-releases the interpreter lock during native calls, so reader and writer work while a step computes.
+Its threads are those of `serving.py` and of `tokenizing.py` (reading a vocabulary is safe beside a step). ctypes
+releases the interpreter lock during native calls, so all of them work while a step computes.
 
 At start the frame pipe moves to private descriptors, stdin becomes empty and stdout points at stderr, so that no
 library's print can corrupt a frame. The process ends within a step when its stdin closes or on SIGTERM.
@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,10 +27,10 @@ from localrun.engine.engine import Engine, Limits
 from localrun.engine.inbox import Inbox as EngineInbox
 from localrun.engine.kv_disk_open import open_disk
 from localrun.engine.kv_fingerprint import library_build
-from localrun.engine.outbox import Outbox
 from localrun.engine.serving import BROKEN_PIPE
 from localrun.engine.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial, plan_threads
-from localrun.errors import EngineFailed, LocalrunError
+from localrun.engine.tokenizing import Text, Tokenizing
+from localrun.errors import EngineFailed, LocalrunError, QueueFull
 from localrun.thread_choice import Threads
 
 log = logging.getLogger("localrun.engine")
@@ -75,61 +76,61 @@ def main(argv: list[str]) -> int:
     except Exception as error:
         return serving.refuse(frames_out, error)
     serving.send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))
+    tokenizing = Tokenizing(max_texts=first.n_slots + first.max_queue)
     exit_code = serving.serve(
-        engine, frames_in, frames_out, lambda message, inbox, outbox: _take(message, backend, inbox, outbox), trial
+        engine,
+        frames_in,
+        frames_out,
+        lambda message, inbox, outbox: _take(message, backend, tokenizing, inbox, outbox),
+        trial,
     )
     if trial is not None:
         trial.close()
     if exit_code == 0:
         engine.close()
     engine.pool.store.flush(FLUSH_TIMEOUT_S, time.monotonic)
-    backend.close()
-    return exit_code
+    return serving.end(exit_code, tokenizing, backend.close)
 
 
-def _take(message: wire.ToEngine, backend: Backend, inbox: Inbox, outbox: Outbox) -> None:
+def _take(message: wire.ToEngine, backend: Backend, tokenizing: Tokenizing, inbox: Inbox, outbox: serving.Sink) -> None:
     """One message from the daemon. A text that cannot be tokenized fails its own request and nothing else."""
     if isinstance(message, wire.Submit):
+        submit = message
+        length = sum(len(segment.text) for segment in submit.segments)
+        read = partial(_read_prompt, backend, submit)
         try:
-            tokens = list(message.tokens) if message.tokens is not None else prompt.tokenize(backend, message.segments)
-        except Exception as error:
-            log.exception("a prompt cannot be tokenized")
-            inbox.put(_refusal(message.id, EngineFailed(f"the prompt cannot be tokenized: {error!r}")))
-        else:
-            inbox.put(_submission(message, tokens))
+            tokenizing.put(Text(submit.id, submit.client, length, read, inbox.put))
+        except QueueFull as error:
+            inbox.put(_refusal(submit.id, error))
     elif isinstance(message, wire.Cancel):
-        inbox.put(_cancellation(message.id))
+        cancelled = message.id
+        if tokenizing.drop(cancelled):
+            inbox.put(_refusal(cancelled, None))
+        else:
+            inbox.put(lambda engine: engine.cancel(cancelled))
     elif isinstance(message, wire.Count):
-        outbox.put(_count(message, backend))
+        serving.count(message, partial(prompt.tokenize, backend, message.segments), tokenizing, outbox)
     elif isinstance(message, wire.ClearCache):
         inbox.put(_clearing(message, outbox))
 
 
-def _count(message: wire.Count, backend: Backend) -> wire.Counted:
+def _read_prompt(backend: Backend, submit: wire.Submit) -> Callable[[Engine], None]:
+    """What the engine is to do with a request once its prompt is tokens."""
     try:
-        tokens = prompt.tokenize(backend, message.segments)
+        tokens = prompt.tokens_of(backend, submit)
+    except LocalrunError as error:
+        return _refusal(submit.id, error)
     except Exception as error:
-        log.exception("a text cannot be tokenized")
-        return wire.Counted(id=message.id, error=f"the text cannot be tokenized: {error!r}")
-    half = wire.MAX_COUNTED_TOKENS // 2
-    if len(tokens) > 2 * half:
-        tokens = tokens[:half] + tokens[-half:]
-    return wire.Counted(id=message.id, tokens=tuple(tokens))
+        log.exception("a prompt cannot be tokenized")
+        return _refusal(submit.id, EngineFailed(f"the prompt cannot be tokenized: {error!r}"))
+    return lambda engine: engine.submit(submit, tokens)
 
 
-def _submission(message: wire.Submit, tokens: list[int]) -> Callable[[Engine], None]:
-    return lambda engine: engine.submit(message, tokens)
-
-
-def _refusal(request_id: int, error: LocalrunError) -> Callable[[Engine], None]:
+def _refusal(request_id: int, error: LocalrunError | None) -> Callable[[Engine], None]:
     return lambda engine: engine.refuse(request_id, error)
 
 
-def _cancellation(request_id: int) -> Callable[[Engine], None]:
-    return lambda engine: engine.cancel(request_id)
-
-
-def _clearing(message: wire.ClearCache, outbox: Outbox) -> Callable[[Engine], None]:
+def _clearing(message: wire.ClearCache, outbox: serving.Sink) -> Callable[[Engine], None]:
     def clear(engine: Engine) -> None:
         store = engine.pool.store
         ram_bytes, disk_bytes = store.size_bytes, store.disk_bytes

@@ -1,9 +1,8 @@
 """Samples several rows at once, on threads where that pays.
 
 A native chain walks over the whole vocabulary, without the interpreter lock. Measured for 8 rows on two cores, one
-thread and two: top-k 0.30 and 0.20 ms with 49,000 tokens, 0.80 and 0.45 with 152,000; with penalties 3.6 and 2.0; top-p
-without top-k 68 and 34, which is as much as the decode itself. An argmax takes 0.07 ms for all rows, less than handing
-it over.
+thread and two: top-k 0.30 and 0.20 ms with 49,000 tokens, 0.80 and 0.45 with 152,000; top-p without top-k 68 and 34,
+which is as much as the decode itself. An argmax takes 0.07 ms for all rows, less than handing it over.
 
 Owner: the engine's main thread, which takes its share of the rows. Does not: know what a sampler does.
 """

@@ -190,8 +190,9 @@ class Scheduler:
         """The running request to preempt when cells run out."""
         return self.policy.victim(self.running)
 
-    def leader(self, request: Request, n_matched: int) -> Request | None:
-        """The running request that is computing a longer beginning of this prompt than the cache has now.
+    def leader(self, request: Request, n_matched: int) -> tuple[Request, int] | None:
+        """The running request that is computing a longer beginning of this prompt than the cache has now, and how long
+        that will be.
 
         Two prompts with the same beginning never both compute it: the second waits for the first to get there.
         """
@@ -201,7 +202,7 @@ class Scheduler:
                 continue
             shared = common_prefix(other.tokens, request.tokens, 0, limit)
             if shared >= SHARED_PREFIX_TOKENS and n_matched < shared and other.n_computed < shared:
-                return other
+                return other, shared
         return None
 
     def plan(self, *, n_free: int, left_s: float | None = None) -> StepPlan:

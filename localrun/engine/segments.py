@@ -2,11 +2,11 @@
 
 A segment stands for tokens [start, end) of a path from the root, and for the backend's state bytes of just these
 positions (or, with `is_whole`, of everything up to `end`). A child hangs at its parent's position `child.start`, which
-may be inside the parent: what two conversations have in common is there once.
+may be inside the parent: what two conversations have in common is there once. Segments that are whole cannot be cut and
+need no other: each is there from its first token on, and a `PrefixTree` finds those that some tokens begin with.
 
-Invariants: below one parent, at one position, no two segments that can be cut begin with the same token, so a walk from
-the root never has a choice. Segments that are whole cannot be cut, so there several may begin alike, and only a
-complete one matches. Matching compares token ids, never hashes.
+Invariants: below one parent, at one position, no two segments begin with the same token, so a walk from the root never
+has a choice. Matching compares token ids, never hashes, and takes as long as the tokens are many, whatever is saved.
 
 Does not: count bytes or choose what to drop (`kv_store.py`).
 """
@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import State
-from localrun.engine.disk_record import DiskRecord, segment_key
-from localrun.engine.prefix_tree import common_prefix
+from localrun.engine.disk_record import KEY_BYTES, DiskRecord, segment_key
+from localrun.engine.prefix_tree import PrefixTree, common_prefix
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class Segment:
     is_on_disk: bool = False
     priority: float = 0.0
     used: int = 0
-    children: dict[tuple[int, int], list[Segment]] = field(default_factory=dict)
+    children: dict[tuple[int, int], Segment] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -53,8 +53,7 @@ class Segment:
 
     def below(self) -> Iterator[Segment]:
         """Its children."""
-        for siblings in self.children.values():
-            yield from siblings
+        yield from self.children.values()
 
 
 @dataclass(frozen=True)
@@ -77,35 +76,42 @@ class SegmentTree:
 
     def __init__(self) -> None:
         self._root = Segment(None, 0, [], np.empty(0, np.int32), False, b"")
+        self._wholes = PrefixTree()  # its holders are the numbers of whole segments
         self.segments: dict[bytes, Segment] = {}
 
     def match(self, tokens: Sequence[int], limit: int, *, whole: bool) -> Path:
         """The longest saved beginning of `tokens[:limit]`; with `whole` by complete segments alone."""
+        if whole:
+            complete = self.wholes(tokens, limit)
+            return Path((complete[-1],), complete[-1].end) if complete else Path((), 0)
         found: list[Segment] = []
         node, at = self._root, 0
-        while at < limit:
-            longest, best = 0, None
-            for child in node.children.get((at, tokens[at]), ()):
-                shared = common_prefix(child.tokens, tokens, at, limit)
-                if shared > longest and not (whole and shared < len(child.tokens)):
-                    longest, best = shared, child
-            if best is None:
-                break
-            found.append(best)
-            node, at = best, at + longest
+        while at < limit and (child := node.children.get((at, tokens[at]))) is not None:
+            found.append(child)
+            node, at = child, at + common_prefix(child.tokens, tokens, at, limit)
+        begun = self._wholes.match(tokens, limit)
+        if begun.holder is not None and begun.n_tokens > at:
+            return Path((self._numbered(begun.holder),), begun.n_tokens)
         return Path(tuple(found), at)
+
+    def wholes(self, tokens: Sequence[int], limit: int) -> list[Segment]:
+        """The whole segments that `tokens[:limit]` begins with, shortest first."""
+        return [self._numbered(number) for number in self._wholes.ends(tokens, limit)]
 
     def add(
         self, parent: Segment | None, start: int, tokens: list[int], order: NDArray[np.int32], *, is_whole: bool
     ) -> Segment:
-        """A new segment below `parent` (None is the root). Raises ValueError where another one is in its place."""
+        """A new segment below `parent` (None is the root, where all whole ones are). Raises ValueError where another
+        one is in its place."""
         key = segment_key(parent.key if parent else b"", start, tokens)
-        node = parent or self._root
-        siblings = node.children.setdefault((start, tokens[0]), [])
-        if key in self.segments or (siblings and not is_whole):
+        node, place = parent or self._root, (start, tokens[0])
+        if key in self.segments or (node is not self._root if is_whole else place in node.children):
             raise ValueError(f"a segment at {start} is there already")
         segment = Segment(parent, start, tokens, order, is_whole, key)
-        siblings.append(segment)
+        if is_whole:
+            self._wholes.insert(_number(segment), tokens)
+        else:
+            node.children[place] = segment
         self.segments[key] = segment
         return segment
 
@@ -117,27 +123,37 @@ class SegmentTree:
             gone.append(node)
             del self.segments[node.key]
             stack += node.below()
-        node, place = segment.parent or self._root, (segment.start, segment.tokens[0])
-        node.children[place].remove(segment)
-        if not node.children[place]:
-            del node.children[place]
+        if segment.is_whole:
+            self._wholes.remove(_number(segment))
+        else:
+            del (segment.parent or self._root).children[segment.start, segment.tokens[0]]
         return gone
 
     def check_integrity(self) -> None:
         """Raises AssertionError where the tree contradicts itself. O(tree)."""
-        seen, stack = 0, list(self._root.below())
+        self._wholes.check_integrity()
+        wholes = [segment for segment in self.segments.values() if segment.is_whole]
+        for segment in wholes:
+            assert segment.parent is None, "a whole segment below another one"
+            assert segment in self.wholes(segment.tokens, segment.end), "a whole segment that nobody finds"
+        seen, stack = len(wholes), list(self._root.below())
         while stack:
             node = stack.pop()
             seen += 1
             parent = node.parent or self._root
             assert self.segments.get(node.key) is node, "a segment of the tree that is not in the books"
             assert node.tokens, "an empty segment"
-            assert node in parent.children.get((node.start, node.tokens[0]), ()), "a child under the wrong token"
+            assert parent.children.get((node.start, node.tokens[0])) is node, "a child under the wrong token"
             assert parent.start <= node.start <= parent.end, "a child beside its parent"
-            if not node.is_whole:
-                assert len(parent.children[node.start, node.tokens[0]]) == 1, "two segments that begin alike"
-                inside = node.start - parent.start
-                is_at_end = inside == len(parent.tokens)
-                assert is_at_end or parent.tokens[inside] != node.tokens[0], "a child that repeats its parent"
+            inside = node.start - parent.start
+            is_at_end = inside == len(parent.tokens)
+            assert is_at_end or parent.tokens[inside] != node.tokens[0], "a child that repeats its parent"
             stack += node.below()
         assert seen == len(self.segments), "a segment of the books that is not in the tree"
+
+    def _numbered(self, number: int) -> Segment:
+        return self.segments[number.to_bytes(KEY_BYTES, "big")]
+
+
+def _number(segment: Segment) -> int:
+    return int.from_bytes(segment.key, "big")

@@ -1,8 +1,8 @@
 """The life of an engine process between `Ready` and the end, whatever its engine computes.
 
 Three threads: the *reader*, made here, takes frames from the daemon and hands each message to `take`, which fills the
-inbox; the *main* thread does nothing but empty the inbox and step; the outbox's *writer* encodes and sends. The loop
-ends within a step when the daemon closes the pipe, or on SIGTERM.
+inbox and does nothing that takes long; the *main* thread does nothing but empty the inbox and step; the outbox's
+*writer* encodes and sends. The loop ends within a step when the daemon closes the pipe, or on SIGTERM.
 
 Does not: open a model, or know what a message asks for.
 """
@@ -14,16 +14,20 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import BinaryIO, Protocol, TypeVar
 
 from localrun import framing, library_problems, wire
 from localrun.engine.inbox import Inbox
 from localrun.engine.outbox import Outbox
-from localrun.errors import EngineFailed, LocalrunError
+from localrun.engine.tokenizing import Text, Tokenizing
+from localrun.errors import EngineFailed, LocalrunError, QueueFull
 
 log = logging.getLogger("localrun.engine")
 
+# At the end a text may be read for this long before the process leaves without freeing the model under it; with the
+# rest of what is done at the end that is less than the daemon's patience.
+READ_GRACE_S = 0.5
 # A native call cannot be interrupted; if one outlives the daemon by this long the process leaves without it.
 ORPHAN_GRACE_S = 5.0
 
@@ -37,6 +41,12 @@ class Steps(Protocol):
     def is_idle(self) -> bool: ...
 
     def step(self) -> wire.Step | None: ...
+
+
+class Sink(Protocol):
+    """Where answers go: the outbox."""
+
+    def put(self, message: object) -> None: ...
 
 
 E = TypeVar("E", bound=Steps)
@@ -80,6 +90,38 @@ def serve(
         is_idle = engine.is_idle
         pause_s = spare_time(is_idle) if spare_time is not None else None
     return inbox.exit_code
+
+
+def end(exit_code: int, tokenizing: Tokenizing, close: Callable[[], None]) -> int:
+    """Free the model, with `close`. Returns the exit code, or not at all if the vocabulary is still being read."""
+    if not tokenizing.close(READ_GRACE_S):
+        os._exit(exit_code)
+    close()
+    return exit_code
+
+
+def count(message: wire.Count, read: Callable[[], Sequence[int]], tokenizing: Tokenizing, outbox: Sink) -> None:
+    """Answer with the tokens that `read` makes of a text, in a while."""
+
+    def answer() -> wire.Counted:
+        try:
+            return wire.Counted(id=message.id, tokens=_bounded(read()))
+        except Exception as error:
+            log.exception("a text cannot be tokenized")
+            return wire.Counted(id=message.id, error=f"the text cannot be tokenized: {error!r}")
+
+    length = sum(len(segment.text) for segment in message.segments)
+    try:
+        # Of no client: counts wait for nobody, nor for each other.
+        tokenizing.put(Text(message.id, message.id, length, answer, outbox.put))
+    except QueueFull as error:
+        outbox.put(wire.Counted(id=message.id, error=error.message))
+
+
+def _bounded(tokens: Sequence[int]) -> tuple[int, ...]:
+    """What fits into a frame: beginning and end."""
+    half = wire.MAX_COUNTED_TOKENS // 2
+    return tuple(tokens) if len(tokens) <= 2 * half else (*tokens[:half], *tokens[-half:])
 
 
 def _read(frames_in: BinaryIO, inbox: Inbox[E], outbox: Outbox, take: Take[E]) -> None:

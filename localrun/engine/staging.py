@@ -4,7 +4,8 @@ Owner: the engine's main thread. One batch at a time is under way (`Backend.stag
 once per latency target: a step of theirs makes the background pause, so it costs the prompts what it takes and nothing
 else. The background always gets at least as long as a step takes, or a target below that would starve it.
 
-Invariant: while a batch is under way, its requests stay where they are; whoever wants to change that calls `drop`.
+Invariant: while a batch is under way, its requests stay where they are; whoever wants to change that calls `abandon`
+for one of them, or `drop`.
 Does not: choose rows (`scheduler.py`), or move finished prompts (`engine.py`).
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from localrun.engine import rows
 from localrun.engine.backend import Backend
@@ -24,11 +26,22 @@ POLL_S = 0.02
 FINISH_S = 0.025
 
 
+class Abandoned(NamedTuple):
+    """What a request left behind: a sequence that the batch under way makes hold `tokens`; it had `n_computed`."""
+
+    seq: int
+    tokens: list[int]
+    n_computed: int
+
+
 class Staging:
-    """See the module."""
+    """See the module. `grants` are the parts of a batch that somebody waits for, `depth` is where in their prompts its
+    rows begin, on average over the rows."""
 
     def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
         self.grants: tuple[Grant, ...] = ()
+        self.depth = 0.0
+        self._abandoned: list[Abandoned] = []
         self._backend = backend
         self._clock = clock
         self._rows: list[int] = []
@@ -47,11 +60,6 @@ class Staging:
         return len(self._rows)
 
     @property
-    def depth(self) -> float:
-        """Where in their prompts the rows begin, on average over the rows."""
-        return sum(request.n_computed * n_tokens for request, n_tokens in self.grants) / max(1, self.n_rows)
-
-    @property
     def completes_prompt(self) -> bool:
         """Whether finishing the batch takes a copy: that of a prompt that is done then but for its last token."""
         return any(request.n_pending == n_tokens + 1 for request, n_tokens in self.grants)
@@ -60,6 +68,7 @@ class Staging:
         """Begin a batch."""
         self.grants = tuple(grants)
         self._rows = rows.fill(self._backend.staging_batch, grants, wants_logits=False)
+        self.depth = sum(request.n_computed * n_tokens for request, n_tokens in grants) / max(1, self.n_rows)
         self._started_at_s, self._interrupted_s = self._clock(), 0.0
         self._backend.staging_start(self.n_rows)
 
@@ -79,6 +88,24 @@ class Staging:
             return []
         self._backend.staging_abort()
         return [grant.request for grant in self.grants]
+
+    def abandon(self, request: Request) -> bool:
+        """Let the batch under way go on without anybody who waits for this request; its sequence must not be touched
+        until then (`take_abandoned`). False, and nothing has changed, if there is no batch that others wait for."""
+        others = tuple(grant for grant in self.grants if grant.request is not request)
+        if not self.is_busy or not others:
+            return False
+        n_computed = request.n_computed
+        n_staged = sum(grant.n_tokens for grant in self.grants if grant.request is request)
+        assert request.seq is not None
+        self._abandoned.append(Abandoned(request.seq, request.tokens[: n_computed + n_staged], n_computed))
+        self.grants = others
+        return True
+
+    def take_abandoned(self) -> list[Abandoned]:
+        """What may be touched again, now that the batch is over."""
+        taken, self._abandoned = self._abandoned, []
+        return taken
 
     def wait_for_turn(self, target_s: float | None) -> bool:
         """Whether streams that want a token every `target_s` may have a step now; if not, some time went by waiting

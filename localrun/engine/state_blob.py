@@ -131,20 +131,21 @@ class StateLayout:
         n_streams: int,
         into: bytearray | Bytes,
     ) -> Bytes:
-        """A state of the positions [0, n) from (slice, its first position, start, end) that follow each other.
+        """A state of the positions of (slice, its first position, start, end) that follow each other.
 
         Each piece contributes [start, end) of its slice. `n_streams` is the number of KV streams of the context. The
         result lies in `into`, which has at least `size_bytes`.
         """
         parts = [(np.frombuffer(data, np.uint8), first, start, end) for data, first, start, end in pieces]
-        n_cells = parts[-1][3]
+        begin = parts[0][2]
+        n_cells = parts[-1][3] - begin
         view = np.frombuffer(into, np.uint8, self.size_bytes(n_cells, n_streams=n_streams))
         state = view.data
         _HEAD.pack_into(state, 0, self.magic, 0, n_streams)
         struct.pack_into("=I", state, _HEAD.size, n_cells)
         at = _HEAD.size + 4
         cells = np.frombuffer(state, _CELL, n_cells, at)
-        cells["pos"], cells["n_seqs"], cells["seq"] = np.arange(n_cells), 1, 0
+        cells["pos"], cells["n_seqs"], cells["seq"] = np.arange(begin, begin + n_cells), 1, 0
         at += cells.nbytes
         _LAYERS.pack_into(state, at, 0, len(self.tensors) // 2)
         at += _LAYERS.size

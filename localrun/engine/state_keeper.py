@@ -1,7 +1,8 @@
 """Moves the states of sequences between the backend and the store, in segments.
 
 Owner: the engine's main thread. Saving adds only what the store lacks of a sequence, restoring joins the segments of a
-path into one state. What it takes is measured, and compared with computing the same tokens anew.
+path into one state. What it takes is measured, and compared with computing the same tokens anew. Of a prompt that is
+too large for the store the beginning is saved, and nothing is copied that cannot be kept.
 
 Does not: know which sequences run, or count cells (the pools do).
 """
@@ -37,19 +38,27 @@ class StateKeeper:
         self._save_s_per_token = 0.0
         self._restore_s_per_token = 0.0
 
+    @property
+    def copy_s_per_token(self) -> float:
+        """What saving and restoring take; 0 before anything was."""
+        return self._save_s_per_token + self._restore_s_per_token
+
     def is_worth_saving(self, tokens: list[int]) -> bool:
         """Whether coming back by a copy would be faster than by computing."""
-        copy_s = len(tokens) * (self._save_s_per_token + self._restore_s_per_token)
+        copy_s = len(tokens) * self.copy_s_per_token
         return self.store.is_on and len(tokens) >= GAIN_TOKENS and self.store.recompute_s(0, len(tokens)) > copy_s
 
     def save(self, seq: int, tokens: list[int]) -> bool:
-        """Put what the store lacks of `tokens`, all of which `seq` holds, into it. False if it does not fit."""
+        """Put what the store lacks of `tokens`, all of which `seq` holds, into it. False if not all of it fits."""
+        n_fitting = self.store.most_bytes // self._backend.state_token_bytes
+        is_all = len(tokens) <= n_fitting
+        tokens = tokens[:n_fitting]
         path = self.store.match(tokens, len(tokens))
         self.store.touch(path)
         start = path.n_tokens
         parent = path.segments[-1] if path.segments else None
-        if len(tokens) - start < GAIN_TOKENS and (path.segments or not tokens):
-            return True
+        if len(tokens) - start < GAIN_TOKENS and (path.segments or not tokens or not is_all):
+            return is_all
         if parent and parent.end == start and not parent.children and len(parent.tokens) < SEGMENT_TOKENS // 2:
             # A short end that goes on is saved anew, so that a long conversation is not a chain of crumbs.
             start, crumb, parent = parent.start, parent, parent.parent
@@ -62,7 +71,7 @@ class StateKeeper:
             if parent is None:
                 return False
         self._save_s_per_token = _blend(self._save_s_per_token, (self._clock() - began_s) / len(tokens))
-        return True
+        return is_all
 
     def restore(self, seq: int, path: Path) -> int:
         """Bring a path into an empty sequence. Returns how many tokens it holds then: 0 when it cannot be had."""
@@ -84,10 +93,8 @@ class StateKeeper:
         return n_tokens
 
     def copy(self, source: int, target: int, n_tokens: int) -> bool:
-        """Give an empty sequence the first tokens of another one, or of itself. False if the backend refuses."""
+        """Give an empty sequence the first tokens of another one. False if the backend refuses."""
         (data,) = self._backend.state_slices(source, [(0, n_tokens)])
-        if source == target:
-            self._backend.seq_remove(source, 0)
         return self._backend.state_set(target, self._backend.state_join(target, [(data, 0, 0, n_tokens)]))
 
 

@@ -13,8 +13,12 @@ common part, and if none is planned there, one is added where they part (`follow
 separate system message share it too.
 
 Of one conversation the first checkpoint is kept, the last few, and those that several requests started from; each for
-itself, for they hang at the root of the store and none needs another. A finished sequence is *parked* until `settle`,
-one per step, has saved it: eight that end together would otherwise stop everybody for eight copies.
+itself, for they hang at the root of the store and none needs another.
+
+A finished sequence is *parked*, and a request that continues it goes on in it, without a copy. `settle`, one per step,
+saves it: eight that end together would otherwise stop everybody for eight copies. What was saved keeps its cells only
+while nothing runs, for every row would attend over them; what is too large for the store keeps them until they are
+needed.
 
 Invariant: every sequence id is free, running or parked; `cells` counts what the backend holds.
 Does not: decide who runs (`scheduler.py`) or which checkpoint goes when memory is short (`kv_store.py`).
@@ -22,9 +26,8 @@ Does not: decide who runs (`scheduler.py`) or which checkpoint goes when memory 
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right, insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -34,7 +37,7 @@ from localrun.engine.kv_cells import KvCells
 from localrun.engine.kv_store import KvStore
 from localrun.engine.pool import Lease
 from localrun.engine.prefix_tree import common_prefix
-from localrun.engine.segments import Segment
+from localrun.engine.segments import Path, Segment
 
 # Checkpoints keep this distance, however fast copies are: a step that ends early costs something too.
 CHECKPOINT_GAP_TOKENS = 32
@@ -68,18 +71,19 @@ class StatePool:
         self._free = list(reversed(range(backend.n_seqs)))
         self._running: dict[int, _Run] = {}
         self._parked: OrderedDict[int, list[int]] = OrderedDict()
+        self._unsettled: deque[int] = deque()
+        self._saved: set[int] = set()
 
     @property
     def n_cached_sequences(self) -> int:
-        return len(self._parked) + len(self.store)
+        return len(self._parked) - len(self._saved) + len(self.store)
 
     @property
     def can_settle(self) -> bool:
-        return bool(self._parked)
+        return bool(self._unsettled)
 
     def match(self, tokens: list[int]) -> int:
-        self._settle_beginnings(tokens)
-        return self.store.match(tokens, len(tokens) - 1, whole=True).n_tokens
+        return max(self._parked_beginning(tokens)[0], self._stored_tokens(tokens))
 
     def follow(self, seq: int, tokens: list[int], n_matched: int) -> bool:
         run = self._running[seq]
@@ -97,11 +101,22 @@ class StatePool:
         return self.cells.n_cells - sum(map(self.cells.length, self._running))
 
     def acquire(self, tokens: list[int]) -> Lease | None:
-        self._settle_beginnings(tokens)
-        if not self._free and not self._evict_parked():
-            return None
-        seq = self._free.pop()
-        n_cached = self._restore(seq, tokens, len(tokens) - 1)
+        n_cached, seq = self._parked_beginning(tokens)
+        goes_on = n_cached > 0 and n_cached >= self._stored_tokens(tokens)
+        if goes_on:
+            if seq in self._unsettled:
+                self._save(seq, self._parked[seq])  # another request may part from here
+            self._leave(seq)
+            saved_too = self.store.match(tokens, n_cached, whole=True)
+            if saved_too.n_tokens == n_cached:
+                self._note_start(saved_too)
+        for saved in list(self._saved):
+            self._unpark(saved)
+        if not goes_on:
+            if not self._free and not self._evict_parked():
+                return None
+            seq = self._free.pop()
+            n_cached = self._restore(seq, tokens, len(tokens) - 1)
         self._running[seq] = _Run(tokens, n_cached, self._stops(tokens, n_cached))
         return Lease(seq, n_cached)
 
@@ -132,11 +147,13 @@ class StatePool:
 
     def release(self, seq: int, tokens: list[int]) -> None:
         del self._running[seq]
-        if tokens and self.store.is_on:
-            self._parked[seq] = tokens
-        else:
+        if not tokens:
             self._empty(seq)
             self._free.append(seq)
+            return
+        self._parked[seq] = tokens
+        if self.store.is_on:
+            self._unsettled.append(seq)
 
     def forget(self, seq: int) -> None:
         del self._running[seq]
@@ -144,7 +161,13 @@ class StatePool:
         self._free.append(seq)
 
     def settle(self) -> None:
-        self._evict_parked()
+        if not self._unsettled:
+            return
+        seq = self._unsettled.popleft()
+        if self._save(seq, self._parked[seq]):
+            self._saved.add(seq)
+            if self._running:
+                self._unpark(seq)
 
     def unstage(self, seq: int) -> int:
         return seq
@@ -158,10 +181,9 @@ class StatePool:
 
     def clear(self, *, ram: bool, disk: bool) -> None:
         if ram:
-            for seq in self._parked:
-                self._empty(seq)
-                self._free.append(seq)
-            self._parked.clear()
+            self._unsettled.clear()
+            for seq in list(self._parked):
+                self._unpark(seq)
         self.store.clear(ram=ram, disk=disk)
 
     def check_integrity(self) -> None:
@@ -173,6 +195,9 @@ class StatePool:
             assert self.cells.length(seq) == 0, f"free sequence {seq} holds cells"
         for seq, tokens in self._parked.items():
             assert self.cells.length(seq) == len(tokens), f"parked sequence {seq} holds other tokens than it should"
+        assert self._saved.isdisjoint(self._unsettled), "a sequence is to be saved that is saved"
+        assert self._saved | set(self._unsettled) <= self._parked.keys(), "a sequence is to be saved that is not parked"
+        assert not (self._saved and self._running), "rows attend over what is saved"
         for seq, run in self._running.items():
             assert self.cells.length(seq) >= run.n_computed, f"sequence {seq} holds less than it published"
             assert run.stops == sorted(set(run.stops)), f"the stops of sequence {seq} are out of order"
@@ -196,11 +221,17 @@ class StatePool:
             return False
         return self.store.recompute_s(start, end - start) >= self._save_s + self._restore_s
 
-    def _settle_beginnings(self, tokens: list[int]) -> None:
-        """Save parked sequences that a request for `tokens` continues, so that it finds them."""
-        for seq, parked in list(self._parked.items()):
-            if len(parked) < len(tokens) and parked == tokens[: len(parked)]:
-                self._unpark(seq)
+    def _stored_tokens(self, tokens: list[int]) -> int:
+        return self.store.match(tokens, len(tokens) - 1, whole=True).n_tokens
+
+    def _parked_beginning(self, tokens: list[int]) -> tuple[int, int]:
+        """The longest parked sequence that a request for `tokens` continues, as (tokens, sequence); (0, -1): none."""
+        begun = [
+            (len(parked), seq)
+            for seq, parked in self._parked.items()
+            if len(parked) < len(tokens) and parked[-1] == tokens[len(parked) - 1] and parked == tokens[: len(parked)]
+        ]
+        return max(begun, default=(0, -1))
 
     def _restore(self, seq: int, tokens: list[int], limit: int) -> int:
         """Bring the longest checkpoint of `tokens[:limit]` into an empty sequence. Returns its length; 0: none."""
@@ -213,16 +244,22 @@ class StatePool:
             state = data if data is None or isinstance(data, bytearray) else bytearray(data)
             if state is not None and self._backend.state_set(seq, state):
                 self.cells.restore(seq, segment.order)
-                self.store.touch(path)
-                self._starts[segment] = self._starts.get(segment, 0) + 1
+                self._note_start(path)
                 self._restore_s = _blend(self._restore_s, self._clock() - began_s)
                 return path.n_tokens
             if data is not None:
                 self.store.drop(segment)
         return 0
 
-    def _save(self, seq: int, tokens: list[int]) -> None:
-        """Keep the state of a sequence, which holds `tokens`, unless a checkpoint shortly before it is as good."""
+    def _note_start(self, path: Path) -> None:
+        """A request goes on from the checkpoint at the end of a path."""
+        self.store.touch(path)
+        segment = path.segments[-1]
+        self._starts[segment] = self._starts.get(segment, 0) + 1
+
+    def _save(self, seq: int, tokens: list[int]) -> bool:
+        """Keep the state of a sequence, which holds `tokens`, unless a checkpoint shortly before it is as good. False
+        if it does not fit."""
         path = self.store.match(tokens, len(tokens), whole=True)
         if not self._pays(path.n_tokens, len(tokens)):
             self.store.touch(path)
@@ -230,37 +267,38 @@ class StatePool:
                 # One slow copy is not held against all that follow: sooner or later one is tried again.
                 self._save_s *= 1 - _MEMORY
                 self._restore_s *= 1 - _MEMORY
-            return
+            return True
         began_s = self._clock()
-        # With no memory allowed there is a disk, which has a bound of its own.
-        data = self._backend.state_get(seq, limit_bytes=self.store.limit_bytes or sys.maxsize)
-        if data is not None:
-            self.store.add(None, 0, tokens, self.cells.saved_order(seq), data, is_whole=True)
-            self._save_s = _blend(self._save_s, self._clock() - began_s)
-            for segment in self._checkpoints(tokens)[1 : -KEPT_CHECKPOINTS + 1]:
-                if self._starts.get(segment, 0) < FORK_STARTS:
-                    self.store.drop(segment)
-
-    def _checkpoints(self, tokens: list[int]) -> list[Segment]:
-        """All saved beginnings of `tokens`, shortest first."""
-        found: list[Segment] = []
-        limit = len(tokens)
-        while (path := self.store.match(tokens, limit, whole=True)).n_tokens:
-            found.append(path.segments[-1])
-            limit = path.n_tokens - 1
-        return found[::-1]
+        data = self._backend.state_get(seq, limit_bytes=self.store.limit_bytes or self.store.most_bytes)
+        if data is None or not self.store.add(None, 0, tokens, self.cells.saved_order(seq), data, is_whole=True):
+            return False
+        self._save_s = _blend(self._save_s, self._clock() - began_s)
+        for segment in self.store.wholes(tokens)[1 : -KEPT_CHECKPOINTS + 1]:
+            if self._starts.get(segment, 0) < FORK_STARTS:
+                self.store.drop(segment)
+        return True
 
     def _evict_parked(self) -> bool:
         """Move the least recently parked sequence out of the cells. False if there is none."""
         if not self._parked:
             return False
-        self._unpark(next(iter(self._parked)))
+        seq = next(iter(self._parked))
+        if seq in self._unsettled:
+            self._save(seq, self._parked[seq])
+        self._unpark(seq)
         return True
 
     def _unpark(self, seq: int) -> None:
-        self._save(seq, self._parked.pop(seq))
+        self._leave(seq)
         self._empty(seq)
         self._free.append(seq)
+
+    def _leave(self, seq: int) -> None:
+        """A sequence is no longer parked."""
+        del self._parked[seq]
+        self._saved.discard(seq)
+        if seq in self._unsettled:
+            self._unsettled.remove(seq)
 
     def _empty(self, seq: int) -> None:
         self._backend.seq_remove(seq, 0)

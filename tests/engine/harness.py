@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from localrun.engine.backend import MemoryKind
+from localrun.engine.disk_record import DiskTier
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.fake import IM_END, FakeBackend, next_token
 from localrun.engine.fake import _digest as digest
@@ -31,6 +32,7 @@ class Harness:
         is_split: bool = False,
         n_staging_seqs: int = 0,
         staging_waits: int = 2,
+        disk: DiskTier | None = None,
         wrap: Callable[[FakeBackend], FakeBackend] = lambda backend: backend,
     ) -> None:
         self.now_s = 0.0
@@ -45,7 +47,7 @@ class Harness:
         )
         self.backend = wrap(fake)
         limits = Limits(n_slots, max_queue, target_itl_s, ram_cache_bytes)
-        self.engine = Engine(self.backend, limits, self._clock)
+        self.engine = Engine(self.backend, limits, self._clock, disk)
         self.steps: list[Step] = []
         self.texts: dict[int, str] = {}
         self.tokens: dict[int, list[int]] = {}

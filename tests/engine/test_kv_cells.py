@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -81,6 +83,22 @@ class Pool(RuleBasedStateMachine):
         self.lists[taker][start:end] = self.lists[source][start:end]
         self.free(own)
 
+    @rule(seq=sequences, start=st.integers(0, N_CELLS), end=st.integers(0, N_CELLS))
+    def move(self, seq: int, start: int, end: int) -> None:
+        own = self.lists[seq][start:end]
+        holders = [other for other in range(N_SEQS) if own and self.lists[other][start:end] == own]
+        if not own or any(self.cells.refs[cell] != len(holders) for cell in own):
+            return
+        for other in holders:
+            del self.lists[other][start : start + len(own)]
+        self.free(own)
+        found = self.find(len(own))
+        assert found is not None
+        self.head = found[-1] + 1
+        for other in holders:
+            self.lists[other][start:start] = found
+        self.cells.move(holders, start, start + len(own))
+
     @rule(seq=sequences)
     def save(self, seq: int) -> None:
         by_cell = sorted(range(len(self.lists[seq])), key=self.lists[seq].__getitem__)
@@ -127,6 +145,47 @@ def test_a_share_that_would_leave_a_hole_or_go_past_the_end_is_refused():
             cells.share(0, 1, start, end)
 
 
+def test_what_is_held_alike_ends_with_the_cell_and_begins_where_the_sharing_changes():
+    cells = KvCells(64, 4)
+    cells.place([0] * 20)
+    cells.share(0, 1, 0, 12)
+    cells.share(0, 2, 0, 5)
+    cells.place([1] * 3)
+    assert cells.held_alike(3, 99) == ([0, 1, 2], 0, 4)
+    assert cells.held_alike(11, 99) == ([0, 1], 5, 12)
+    assert cells.held_alike(11, 4) == ([0, 1], 8, 12)
+    assert cells.held_alike(22, 99) == ([1], 12, 15)
+
+
+class Looks(np.ndarray):
+    """Reference counts that know how many of them were looked at."""
+
+    n_seen = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        part = super().__getitem__(key)
+        Looks.n_seen += np.size(part)
+        return part
+
+
+def test_a_step_looks_at_few_cells_however_many_there_are():
+    """Full but for a hole in the middle, where streams take and give back cells."""
+    n_cells, n_seqs = 1 << 18, 8
+    cells = KvCells(n_cells, n_seqs + 2)
+    cells.place([n_seqs] * (n_cells // 2))
+    cells.place([n_seqs + 1] * (n_cells // 2))
+    cells.truncate(n_seqs + 1, n_cells // 2 - 2_000)
+    cells.truncate(n_seqs, n_cells // 2 - 2_000)
+    cells.refs = cells.refs.view(Looks)
+    Looks.n_seen = 0
+    n_steps = 100
+    for step in range(n_steps):
+        cells.place(list(range(n_seqs)) * 4)
+        assert cells.n_shared == 0
+        cells.truncate(step % n_seqs, 0)
+    assert Looks.n_seen < n_steps * 4_000
+
+
 def test_a_sequence_may_grow_to_the_whole_pool():
     cells = KvCells(2048, 2)
     for _ in range(4):
@@ -140,6 +199,7 @@ def test_a_sequence_may_grow_to_the_whole_pool():
         lambda cells: cells.refs.__setitem__(3, 2),
         lambda cells: setattr(cells, "n_used", 4),
         lambda cells: setattr(cells, "span", 9),
+        lambda cells: setattr(cells, "n_shared", 1),
         lambda cells: setattr(cells, "_n_packed", 6),
         lambda cells: cells.cells_of(0).__setitem__(1, 0),
     ],

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -42,10 +45,48 @@ def test_every_used_cell_is_in_one_run(rows: list[int], freed: set[int]):
     assert (covered == (cells.refs > 0)).all()
 
 
-def test_a_map_of_confetti_is_drawn_coarser():
-    cells = KvCells(4_000, 2)
-    cells.place([0, 1] * 2_000)
-    assert 0 < len(kv_map(cells, 2, {0: 1, 1: 2})) <= MAX_RUNS
+@pytest.mark.parametrize("n_seqs", [2, 3, 32, 64, 200])
+def test_a_map_of_confetti_is_drawn_coarser_and_counts_everybodys_cells(n_seqs: int, monkeypatch: pytest.MonkeyPatch):
+    """Streams that decode in lockstep lie cell by cell beside each other, behind a prompt that some of them share."""
+    n_prompt, n_steps = 400, 12_000 // n_seqs
+    cells = KvCells(16_000, n_seqs)
+    cells.place([0] * n_prompt)
+    cells.share(0, 1, 0, n_prompt)
+    cells.place(list(range(n_seqs)) * n_steps)
+    cells.truncate(n_seqs - 1, 0)
+    n_made = 0
+
+    def counted(*fields: Any) -> KvRun:
+        nonlocal n_made
+        n_made += 1
+        return KvRun(*fields)
+
+    monkeypatch.setattr("localrun.engine.kv_map.KvRun", counted)
+    runs = kv_map(cells, n_seqs, {seq: 100 + seq for seq in range(n_seqs)})
+    assert n_made == len(runs) <= MAX_RUNS, "none is made to be thrown away"
+    held: Counter[tuple[int, bool]] = Counter()
+    for run in runs:
+        held[run.request_id, run.is_shared] += run.n_cells
+    alone = {(100 + seq, False): n_steps for seq in range(n_seqs - 1)}
+    if n_seqs == 2:  # the one that shared it is gone
+        assert held == {(100, False): n_prompt + n_steps}
+    else:
+        assert held == {**alone, (101, True): n_prompt}
+    ends = [run.start + run.n_cells for run in runs]
+    assert all(end <= run.start for end, run in zip(ends, runs[1:], strict=False))
+    assert ends[-1] <= cells.span
+
+
+def test_a_coarse_map_is_right_about_where_a_request_lies():
+    n_steps = 4_000
+    cells = KvCells(4 * n_steps, 4)
+    for pair in ([0, 1], [2, 3]):
+        cells.place(pair * n_steps)
+    runs = kv_map(cells, 4, {seq: seq + 1 for seq in range(4)})
+    assert len(runs) > 100
+    for run in runs:
+        first = 0 if run.request_id <= 2 else 2 * n_steps
+        assert first <= run.start < run.start + run.n_cells <= first + 2 * n_steps
 
 
 @pytest.mark.parametrize("is_split", [False, True])

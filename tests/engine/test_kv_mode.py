@@ -12,6 +12,7 @@ from localrun.engine.kv_store import KvStore
 from localrun.engine.pool import Pool
 from localrun.engine.state_pool import StatePool
 from localrun.engine.stream_pool import StreamPool
+from tests.engine.harness import Harness, expected_output
 
 SHARE = 256  # cells of each of the four streams
 PROMPT = [number % 97 for number in range(100)]
@@ -90,3 +91,25 @@ def test_what_was_computed_before_a_change_is_there_after_it():
     assert isinstance(kv.pool, StreamPool)
     assert (fake.is_split, kv.pool.cells.n_cells) == (True, SHARE)
     assert compute(fake, kv.pool, [*PROMPT, *range(200, 240)]) == 120
+
+
+def rows_computed_twice(ram_cache_bytes: int) -> int:
+    """By four requests of which one outgrows its share while the others run."""
+    run = Harness(n_cells=4 * SHARE, n_slots=4, n_seqs=6, is_split=True, ram_cache_bytes=ram_cache_bytes)
+    run.engine.pool.store.recompute_s = lambda start, n_tokens: n_tokens * 1e-3
+    prompts = [[97 + index] * 100 for index in range(3)] + [[120] * 200]
+    for index, prompt in enumerate(prompts):
+        run.submit(index, prompt, n_predict=100)
+    run.run()
+    assert not run.backend.is_split or run.engine.totals.preemptions >= 4, "there was no change"
+    for index, prompt in enumerate(prompts):
+        assert run.tokens[index] == expected_output(prompt, 100)
+    # The last token of an answer is never computed.
+    return run.backend.n_rows_computed - sum(len(prompt) + 99 for prompt in prompts)
+
+
+def test_what_the_store_has_room_for_is_not_computed_twice():
+    assert rows_computed_twice(1 << 20) <= 4, "the last token of each is computed again, for its logits"
+    n_all = rows_computed_twice(0)
+    assert n_all > 400
+    assert rows_computed_twice(1000) < n_all - 150

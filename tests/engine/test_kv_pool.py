@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localrun.engine.fake import FakeBackend
-from localrun.engine.kv_pool import COMPACT_CELLS, COMPACT_RATIO, KvPool
+from localrun.engine.kv_pool import COMPACT_CELLS, COMPACT_RATIO, MOVE_TOKENS, KvPool
 from localrun.engine.kv_store import KvStore
 from localrun.engine.state_keeper import GAIN_TOKENS, StateKeeper
 
@@ -19,8 +19,8 @@ class Bench:
     ) -> None:
         self.backend = backend or FakeBackend(n_cells=n_cells, n_seqs=n_seqs, n_batch=n_cells)
         now = iter(range(1 << 30))
-        keeper = StateKeeper(self.backend, KvStore(ram_cache_bytes), lambda: next(now) * 1e-6)
-        self.pool = KvPool(self.backend, keeper)
+        self.keeper = StateKeeper(self.backend, KvStore(ram_cache_bytes), lambda: next(now) * 1e-6)
+        self.pool = KvPool(self.backend, self.keeper)
 
     def start(self, tokens: list[int]) -> tuple[int, int]:
         """Compute `tokens` in a sequence. Returns the sequence and how many of them the cache gave."""
@@ -37,6 +37,14 @@ class Bench:
         self.pool.publish(lease.seq, tokens)
         self.check()
         return lease.seq, lease.n_cached
+
+    def decode(self, seq: int, token: int) -> None:
+        """One more token of a running sequence."""
+        batch = self.backend.batch
+        batch.token[0], batch.pos[0], batch.seq[0] = token, self.pool.cells.length(seq), seq
+        self.backend.decode(1)
+        self.pool.cells.place([seq])
+        self.check()
 
     def park(self, tokens: list[int]) -> int:
         seq, n_cached = self.start(tokens)
@@ -298,17 +306,146 @@ def test_a_span_much_longer_than_the_used_cells_shrinks_and_everybody_keeps_thei
     assert bench.backend.tokens_of(second) == B
 
 
-def test_what_is_shared_is_never_moved():
+def compacted(bench: Bench) -> list[int]:
+    """Compact until it is done. Returns how many cells each move took from the span."""
+    gains = []
+    while bench.pool.cells.span > COMPACT_RATIO * bench.pool.cells.n_used + COMPACT_CELLS:
+        before = bench.pool.cells.span
+        assert bench.pool.compact() is None, "numbers stay"
+        bench.check()
+        gains.append(before - bench.pool.cells.span)
+    assert bench.pool.compact() is None
+    return gains
+
+
+def test_a_shared_prompt_is_moved_for_all_who_share_it_and_stays_shared():
     bench = Bench(n_cells=4096)
-    below, _ = bench.start([1] * (COMPACT_CELLS + 400))
-    first, _ = bench.start(A)
-    second, _ = bench.start(A + TAIL)
+    below, _ = bench.start([1] * 3000)
+    first, _ = bench.start(A + B)
+    second, _ = bench.start(A + B + TAIL)
+    third, _ = bench.start(A + C)
     bench.pool.forget(below)
-    before = bench.backend.cells_of(first)
-    bench.pool.compact()
+    n_used, n_shared = bench.pool.cells.n_used, bench.pool.cells.n_shared
+    assert n_shared == 120
+    assert all(gain > 0 for gain in compacted(bench))
+    assert (bench.pool.cells.n_used, bench.pool.cells.n_shared) == (n_used, n_shared)
+    assert bench.pool.cells.span <= n_used + COMPACT_CELLS
+    for seq, tokens in ((first, A + B), (second, A + B + TAIL), (third, A + C)):
+        assert bench.backend.tokens_of(seq) == tokens
+        assert bench.start([*tokens, 1])[1] == len(tokens)
+
+
+def test_only_the_tails_behind_a_hole_are_moved_and_a_piece_at_a_time():
+    bench = Bench(n_cells=16_384)
+    prompt = [number % 250 for number in range(4_000)]
+    leader, _ = bench.start(prompt)
+    below, _ = bench.start([1] * 9_000)
+    tails = [[letter] * 700 for letter in b"xyz"]
+    followers = [bench.start(prompt + tail)[0] for tail in tails]
+    prompt_cells = bench.backend.cells_of(leader)
+    bench.pool.forget(below)
+    n_moved: list[int] = []
+    move = bench.pool.cells.move
+    bench.pool.cells.move = lambda seqs, start, end: (n_moved.append(end - start), move(seqs, start, end))  # type: ignore[method-assign,assignment,func-returns-value]
+    assert all(gain > 0 for gain in compacted(bench))
+    assert max(n_moved) == MOVE_TOKENS
+    assert sum(n_moved) <= 3 * 700
+    assert bench.backend.cells_of(leader) == prompt_cells
+    assert [bench.backend.tokens_of(seq) for seq in followers] == [prompt + tail for tail in tails]
+
+
+def test_streams_that_decode_in_lockstep_are_moved_once_each():
+    bench = Bench(n_cells=8192, n_seqs=20)
+    below, _ = bench.start([1] * 6000)
+    streams = {bench.start([*A, letter])[0]: [*A, letter] for letter in b"stuvwxyz"}
+    batch = bench.backend.batch
+    for step in range(40):
+        for row, (seq, tokens) in enumerate(streams.items()):
+            tokens.append(step)
+            batch.token[row], batch.pos[row], batch.seq[row] = step, len(tokens) - 1, seq
+        bench.backend.decode(len(streams))
+        bench.pool.cells.place(list(streams))
+    bench.pool.forget(below)
+    assert len(compacted(bench)) <= len(streams) + 1
+    assert {seq: bench.backend.tokens_of(seq) for seq in streams} == streams
+
+
+def test_without_a_spare_sequence_a_parked_one_gives_way_to_a_move():
+    bench = Bench(n_cells=4096, n_seqs=3)
+    bench.park(B)
+    below, _ = bench.start([1] * 3000)
+    last, _ = bench.start(A)
+    bench.pool.forget(below)
+    bench.pool.acquire(C)
+    assert [gain > 0 for gain in compacted(bench)] == [False, True]
+    assert bench.backend.tokens_of(last) == A
+    assert bench.pool.match(B) == 59, "it went to the store"
+
+
+def test_when_all_sequences_run_nothing_is_moved():
+    bench = Bench(n_cells=4096, n_seqs=2)
+    below, _ = bench.start([1] * 3000)
+    bench.start(A)
+    bench.pool.forget(below)
+    bench.pool.acquire(C)
+    span = bench.pool.cells.span
+    assert bench.pool.compact() is None
+    assert bench.pool.cells.span == span
+
+
+def test_while_others_run_a_prefix_goes_when_looking_at_it_has_cost_as_much_as_copies_do():
+    bench = Bench(n_cells=1024)
+    bench.park(A)
+    bench.settle()
+    bench.park(A + TAIL)  # saved and restored: it is known now what copies take
+    bench.settle()
+    copy_s = bench.keeper.copy_s_per_token
+    assert copy_s > 0
+    n_rows = 40
+    attend_s = copy_s / (n_rows - 0.5)
+    bench.pool.store.recompute_s = lambda start, n_tokens: n_tokens * (1e-3 + start * attend_s)  # type: ignore[method-assign]
+    bench.pool.clear(ram=True, disk=False)
+    runner, _ = bench.start(B)
+    bench.park(C)
+    for position in range(n_rows):
+        assert not bench.pool.can_settle
+        bench.pool.settle()
+        assert bench.backend.n_used == 120 + position
+        bench.decode(runner, 7)
+    assert bench.pool.can_settle
+    bench.settle()
+    assert bench.backend.n_used == 60 + n_rows
+    assert bench.pool.match(C) == 59
+
+
+def test_nothing_is_lost_by_moving_a_prefix_while_nobody_runs():
+    bench = Bench()
+    bench.pool.store.recompute_s = lambda start, n_tokens: n_tokens * 1e-3  # type: ignore[method-assign]
+    bench.park(A)
+    bench.settle()
+    assert bench.backend.n_used == 0
+
+
+def test_on_a_gpu_prefixes_stay_in_their_cells_until_these_are_needed():
+    backend = FakeBackend(n_cells=192, n_seqs=6, n_batch=192)
+    backend.n_gpu_layers = 99
+    bench = Bench(backend=backend)
+    short = list(b"short")
+    for tokens in (short, A, B):
+        bench.park(tokens)
+    assert not bench.pool.can_settle
+    bench.pool.settle()
+    assert bench.backend.n_used == 125
+    assert len(bench.pool.store) == 0
+    assert bench.start(A + TAIL)[1] == 60
+    assert bench.pool.cells.n_shared == 60, "a hit costs no copy"
+    assert bench.pool.make_room(100)
     bench.check()
-    assert bench.backend.cells_of(first) == before
-    assert bench.backend.tokens_of(second) == A + TAIL
+    assert bench.pool.match([*short, 1]) == 0
+    assert bench.pool.match(B) == 59
+    assert len(bench.pool.store) == 1, "what had to go was saved"
+    bench.pool.retire()
+    assert bench.pool.match(A) == 59
 
 
 def test_retiring_moves_everything_parked_to_the_store():

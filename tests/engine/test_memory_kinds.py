@@ -91,7 +91,6 @@ class Run:
                     assert delta.finish is Finish.LENGTH, delta.error_message
                     assert delta.usage is not None
                     self.usages[delta.id] = delta.usage
-        assert self.engine.pool.cells.n_used == 0
         return [self.usages[request_id].n_cached for request_id in ids]
 
     def _check(self) -> None:
@@ -101,6 +100,9 @@ class Run:
 
     def assert_plain(self) -> None:
         """Every output is what a plain run over the same tokens chooses."""
+        self.engine.clear_cache(ram=True, disk=False)
+        self._check()
+        assert self.engine.pool.cells.n_used == 0
         for request_id, output in self.outputs.items():
             logits = plain_logits(self.backend, self.prompts[request_id], output)
             for at, token in enumerate(output):
@@ -214,6 +216,21 @@ def test_a_conversation_goes_on_from_where_it_ended(backend: LlamaBackend):
     more = [*prompt, *run.outputs[0], *tokens_of(backend, "<|im_end|>\n" + SECOND)]
     # The last token of an answer is never computed.
     assert run.ask(more) == [len(prompt) + 39]
+    run.assert_plain()
+
+
+def test_a_conversation_too_large_for_memory_goes_on_in_its_cells(
+    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+):
+    run = Run(backend, ram_cache_bytes=1000)
+    monkeypatch.setattr(backend, "state_set", lambda seq, state: pytest.fail("a state was copied"))
+    prompt = tokens_of(backend, SYSTEM + FIRST)
+    assert run.ask(prompt, n_predict=20) == [0]
+    more = [*prompt, *run.outputs[0], *tokens_of(backend, "<|im_end|>\n" + SECOND)]
+    assert run.ask(more) == [len(prompt) + 19]
+    third = [*more, *run.outputs[1], *tokens_of(backend, "<|im_end|>\n" + FIRST)]
+    assert run.ask(third) == [len(more) + 7]
+    assert run.engine.pool.store.size_bytes == 0
     run.assert_plain()
 
 

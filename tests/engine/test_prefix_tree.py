@@ -64,6 +64,16 @@ class Tree(RuleBasedStateMachine):
         assert found.n_tokens == longest
         assert found == NO_MATCH if longest == 0 else candidates[found.holder] == longest
 
+    @rule(tokens=token_lists, limit=st.integers(0, 12))
+    def ends(self, tokens: list[int], limit: int) -> None:
+        limit = min(limit, len(tokens))
+        found = list(self.tree.ends(tokens, limit))
+        begun = {holder for holder, covered in self.held.items() if covered == tokens[:limit][: len(covered)]}
+        assert set(found) == begun
+        assert len(found) == len(begun)
+        lengths = [len(self.held[holder]) for holder in found]
+        assert lengths == sorted(lengths)
+
     @invariant()
     def agrees(self) -> None:
         self.tree.check_integrity()

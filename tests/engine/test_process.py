@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +20,7 @@ from localrun import framing, wire
 from localrun.engine import process
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.fake import FakeBackend
+from localrun.engine.tokenizing import LONG_CHARACTERS, Tokenizing
 from localrun.wire import Cancel, Count, Counted, Finish, Open, OpenFailed, Ready, Sampling, Segment, Step, Submit
 from tests.engine.harness import expected_output
 
@@ -34,6 +37,7 @@ OPEN = Open(
     max_queue=64,
 )
 PATIENCE_S = 60
+LONG = "x" * LONG_CHARACTERS
 GREEDY = Sampling(temperature=0)
 # An engine whose main thread, or whose reader, meets a bug while it runs.
 BROKEN_STEP = """
@@ -263,47 +267,140 @@ def test_a_real_model_serves_over_the_pipe(tiny_gguf: Path):
         assert engine.exit_code() == 0
 
 
+@pytest.mark.parametrize("pooling", [None, wire.Pooling.MEAN])
+@pytest.mark.parametrize("n_megabytes", [2, 48])
+def test_a_model_is_not_freed_while_a_text_is_read(tiny_gguf: Path, pooling: wire.Pooling | None, n_megabytes: int):
+    """The shorter text is read to its end; the longer one would keep the process longer than the daemon waits."""
+    with child("-m", "localrun.engine.process") as engine:
+        engine.send(replace(OPEN, model_path=str(tiny_gguf), pooling=pooling))
+        assert isinstance(engine.receive(), Ready)
+        text = Segment("lorem ipsum, " * (n_megabytes * 1024 * 1024 // 13), trusted=False)
+        engine.send(Count(id=1, segments=(text,)), Count(id=2, segments=(Segment("a"),)))
+        counted = engine.receive()
+        assert isinstance(counted, Counted)
+        assert counted.id == 2, "the long text is being read"
+        engine.process.send_signal(signal.SIGTERM)
+        assert engine.exit_code() == 0
+        assert engine.receive() is None
+
+
 # --- in this process -----------------------------------------------------------------------------------------------
 
 
-class Sent(list[object]):
-    put = list.append
+class Sent(queue.SimpleQueue[object]):
+    """What would go to the daemon."""
+
+
+class Reader:
+    """What the reader thread does with messages, for an engine that this thread steps."""
+
+    def __init__(self, backend: FakeBackend) -> None:
+        self.backend = backend
+        self.engine = Engine(backend, Limits(2, 8, 0.0, 0), time.monotonic)
+        self.inbox, self.sent = process.Inbox(), Sent()
+        self.tokenizing = Tokenizing(max_texts=8)
+
+    def take(self, *messages: wire.ToEngine) -> None:
+        for message in messages:
+            process._take(message, self.backend, self.tokenizing, self.inbox, self.sent)
+
+    def finals(self, count: int) -> dict[int, wire.Delta]:
+        found: dict[int, wire.Delta] = {}
+        while len(found) < count:
+            assert self.inbox.drain(self.engine, wait=self.engine.is_idle, timeout_s=PATIENCE_S)
+            step = self.engine.step()
+            found.update({delta.id: delta for delta in (step.deltas if step else ()) if delta.finish})
+        return found
+
+    def counted(self) -> Counted:
+        answer = self.sent.get(timeout=PATIENCE_S)
+        assert isinstance(answer, Counted)
+        return answer
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    reader = Reader(Unreadable(n_cells=256, n_seqs=8, n_batch=64))
+    yield reader
+    reader.backend.may_read.set()
+    assert reader.tokenizing.close(PATIENCE_S)
 
 
 class Unreadable(FakeBackend):
-    """Cannot tokenize one text."""
+    """Cannot tokenize one text, and takes as long as it is told to for long ones."""
+
+    def __init__(self, **options: int) -> None:
+        super().__init__(**options)
+        self.may_read, self.is_reading = threading.Event(), threading.Event()
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         if text == "poison":
             raise OverflowError("a text of a kind that nobody thought of")
+        if len(text) >= LONG_CHARACTERS:
+            self.is_reading.set()
+            self.may_read.wait()
+            text = text[:100]
         return super().tokenize(text, parse_special=parse_special)
 
 
-def test_a_text_that_cannot_be_tokenized_fails_its_own_request_only():
-    backend = Unreadable(n_cells=256, n_seqs=8, n_batch=64)
-    engine = Engine(backend, Limits(2, 8, 0.0, 0), time.monotonic)
-    inbox, outbox = process.Inbox(), Sent()
-    for message in (submit(1, "poison"), submit(2, "fine"), Count(id=3, segments=(Segment("poison"),))):
-        process._take(message, backend, inbox, outbox)
-    assert inbox.drain(engine, wait=False)
-    finals = {}
-    while not engine.is_idle:
-        step = engine.step()
-        finals.update({delta.id: delta for delta in (step.deltas if step else ()) if delta.finish})
+def test_a_text_that_cannot_be_tokenized_fails_its_own_request_only(reader: Reader):
+    reader.take(submit(1, "poison"), submit(2, "fine"), Count(id=3, segments=(Segment("poison"),)))
+    finals = reader.finals(2)
     assert finals[1].error_code == "engine_failed"
     assert "nobody thought of" in finals[1].error_message
     assert finals[2].finish is Finish.LENGTH
-    counted = outbox[0]
+    counted = reader.counted()
     assert counted.id == 3
     assert "nobody thought of" in counted.error
 
 
-def test_the_answer_to_a_count_is_a_frame_however_long_the_text(monkeypatch: pytest.MonkeyPatch):
+def test_a_cancel_overtakes_the_long_prompt_that_is_being_read_and_ends_it(reader: Reader):
+    reader.take(submit(1, LONG))
+    assert reader.backend.is_reading.wait(PATIENCE_S)
+    reader.take(Cancel(1))
+    (final,) = reader.finals(1).values()
+    assert (final.id, final.finish, final.error_code) == (1, Finish.CANCELLED, None)
+    reader.backend.may_read.set()
+    reader.take(submit(2))
+    assert reader.finals(1)[2].finish is Finish.LENGTH
+    assert reader.engine.totals.prompt_tokens == len("hello"), "nothing of the cancelled one came later"
+
+
+def test_a_cancel_ends_what_waits_behind_a_long_prompt(reader: Reader):
+    reader.take(submit(1, LONG), submit(2), Cancel(2), Cancel(7))
+    assert reader.finals(1)[2].finish is Finish.CANCELLED
+
+
+def test_short_prompts_and_counts_pass_a_long_one_but_for_those_of_its_client(reader: Reader):
+    reader.take(submit(1, LONG), submit(2), replace(submit(3), client="another"), Count(id=9, segments=(Segment("a"),)))
+    assert reader.finals(1).keys() == {3}
+    assert reader.counted().tokens == (97,)
+    reader.backend.may_read.set()
+    assert reader.finals(2).keys() == {1, 2}
+
+
+def test_tokens_are_checked_where_prompts_are_read(reader: Reader):
+    prompts = [(5, 999, 6), (5, -1), (5,), ()]
+    reader.take(*(Submit(id=at, tokens=tokens, n_predict=1) for at, tokens in enumerate(prompts)))
+    finals = reader.finals(4)
+    assert "token 999" in finals[0].error_message
+    assert "token -1" in finals[1].error_message
+    assert finals[2].finish is Finish.LENGTH
+    assert "empty" in finals[3].error_message
+
+
+def test_more_prompts_than_could_ever_wait_are_refused_before_they_are_read(reader: Reader):
+    reader.take(submit(0, LONG), *(submit(at) for at in range(1, 9)), Count(id=20, segments=(Segment("a"),)))
+    assert reader.finals(1)[8].error_code == "queue_full"
+    assert "wait" in reader.counted().error
+
+
+def test_the_answer_to_a_count_is_a_frame_however_long_the_text(reader: Reader, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(wire, "MAX_COUNTED_TOKENS", 6)
-    backend = FakeBackend(n_cells=256, n_seqs=8, n_batch=64)
-    counted = process._count(Count(id=1, segments=(Segment("abcdefgh"),)), backend)
-    assert bytes(counted.tokens) == b"abcfgh"
-    assert bytes(process._count(Count(id=1, segments=(Segment("abcdef"),)), backend).tokens) == b"abcdef"
+    reader.take(Count(id=1, segments=(Segment("abcdefgh"),)))
+    assert bytes(reader.counted().tokens) == b"abcfgh"
+    reader.take(Count(id=1, segments=(Segment("abcdef"),)))
+    assert bytes(reader.counted().tokens) == b"abcdef"
 
 
 def test_the_longest_answer_to_a_count_fits_into_a_frame():

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import pytest
+
 from localrun.engine import prompt
 from localrun.engine.fake import IM_END, IM_START, FakeBackend
-from localrun.wire import Segment
+from localrun.errors import BadRequest
+from localrun.wire import Segment, Submit
 
 BACKEND = FakeBackend(n_cells=256, n_seqs=2, n_batch=64)
 
@@ -31,3 +34,14 @@ def test_a_model_s_first_token_is_there_once():
 
 def test_nothing_is_no_token():
     assert prompt.tokenize(BACKEND, [Segment("")]) == []
+
+
+def test_tokens_are_taken_as_they_are_if_the_vocabulary_has_them():
+    assert prompt.tokens_of(BACKEND, Submit(id=1, tokens=(5, 0, IM_END))) == [5, 0, IM_END]
+    assert prompt.tokens_of(BACKEND, Submit(id=1, tokens=())) == []
+
+
+@pytest.mark.parametrize("bad", [-1, BACKEND.n_vocab])
+def test_a_token_that_is_none_is_refused_by_name(bad: int):
+    with pytest.raises(BadRequest, match=f"token {bad} is not in the vocabulary"):
+        prompt.tokens_of(BACKEND, Submit(id=1, tokens=(5, bad, 6)))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localrun.engine import prefix_tree
+from localrun.engine.prefix_tree import common_prefix
 from localrun.engine.segments import Path, Segment, SegmentTree
 
 NO_ORDER = np.empty(0, np.int32)
@@ -82,6 +87,12 @@ def test_whole_segments_lie_beside_each_other_and_match_completely_or_not_at_all
     assert matched(tree, [1, 2], whole=True) == 0
     with pytest.raises(ValueError, match="at 0"):
         add_whole(tree, [1, 2, 3])
+    with pytest.raises(ValueError, match="at 3"):
+        tree.add(short, 3, [4], NO_ORDER, is_whole=True)
+    tree.check_integrity()
+    assert matched(tree, [1, 2, 3, 4, 9]) == 4, "a beginning of one that is not complete"
+    assert tree.remove(long) == [long]
+    assert matched(tree, [1, 2, 3, 4, 5], whole=True) == 3
     tree.check_integrity()
 
 
@@ -96,6 +107,25 @@ def test_removing_takes_what_hangs_below_and_leaves_what_is_above():
     assert matched(tree, [1, 2, 3, 4, 5]) == 3
     tree.check_integrity()
     assert extend(tree, [1, 2, 3, 4]) is not None
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_match_looks_at_no_more_tokens_the_more_is_saved(whole: bool, monkeypatch: pytest.MonkeyPatch):
+    tree, rng, prompt = SegmentTree(), Random(1), [1] * 400
+    n_compared = 0
+
+    def counting(run: Sequence[int], tokens: Sequence[int], start: int, limit: int) -> int:
+        nonlocal n_compared
+        n_compared += min(len(run), limit - start)
+        return common_prefix(run, tokens, start, limit)
+
+    add_whole(tree, prompt[:300])
+    for number in range(2000):
+        add_whole(tree, [*prompt[: rng.randrange(300)], 2, number, *[3] * rng.randrange(300)])
+    tree.check_integrity()
+    monkeypatch.setattr(prefix_tree, "common_prefix", counting)
+    assert tree.match(prompt, 400, whole=whole).n_tokens == 300
+    assert 0 < n_compared <= 400
 
 
 @given(st.lists(token_lists, max_size=12), token_lists, st.integers(0, 14))
@@ -150,7 +180,7 @@ def damaged_start(tree: SegmentTree, leaf: Segment) -> None:
     assert leaf.parent is not None
     del leaf.parent.children[leaf.start, 9]
     leaf.start = 50
-    leaf.parent.children[50, 9] = [leaf]
+    leaf.parent.children[50, 9] = leaf
 
 
 def damaged_parent(tree: SegmentTree, leaf: Segment) -> None:

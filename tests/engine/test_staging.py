@@ -7,9 +7,12 @@ import math
 import pytest
 
 from localrun.engine.backend import DecodeFailed
+from localrun.engine.detokenize import TextStream
 from localrun.engine.fake import FakeBackend
+from localrun.engine.request import Request
+from localrun.engine.scheduler import Grant
 from localrun.engine.staging import FINISH_S, Staging
-from localrun.wire import Finish
+from localrun.wire import Finish, Sampling
 from tests.engine.harness import Harness, expected_output
 
 LONG = [97 + at % 20 for at in range(200)]
@@ -166,7 +169,10 @@ def under_way(clock: Clock, *, waits: int = 10**6) -> Staging:
     """A staging whose background is busy, after a streams' step of 10 ms that ended now."""
     backend = FakeBackend(n_cells=256, n_seqs=4, n_batch=16, n_slots=4, n_staging_seqs=1, staging_waits=waits)
     staging = Staging(backend, clock)
-    staging.start([])
+    sampler = backend.sampler(Sampling(), ignore_eos=True)
+    request = Request(id=1, tokens=[97] * 9, n_prompt=9, max_output=1, sampler=sampler, text=TextStream(()))
+    request.seq = backend.n_seqs
+    staging.start([Grant(request, 2)])
     staging.note_step(0.01, has_streams=True)
     return staging
 

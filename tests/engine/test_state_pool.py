@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from localrun.engine.backend import MemoryKind
+from localrun.engine.backend import MemoryKind, State
 from localrun.engine.fake import IM_END, FakeBackend
 from localrun.engine.state_pool import CHECKPOINT_GAP_TOKENS, KEPT_CHECKPOINTS, StatePool
 from tests.engine.harness import Harness, expected_output
@@ -40,11 +40,7 @@ def ask(harness: Harness, prompt: list[int], *, n_predict: int = 8) -> int:
 
 def checkpoints(harness: Harness, tokens: list[int]) -> list[int]:
     """The lengths of all saved beginnings of `tokens`, shortest first."""
-    found, limit = [], len(tokens)
-    while (path := harness.engine.pool.store.match(tokens, limit, whole=True)).n_tokens:
-        found.append(path.n_tokens)
-        limit = path.n_tokens - 1
-    return found[::-1]
+    return [segment.end for segment in harness.engine.pool.store.wholes(tokens)]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MemoryKind if kind is not MemoryKind.ATTENTION])
@@ -171,13 +167,12 @@ def test_states_that_end_together_are_moved_one_a_step():
         run.step()
     for index in range(4):
         run.engine.cancel(index)
-    left = []
+    saved = []
     while run.engine.pool.can_settle:
-        left.append(run.backend.n_used)
+        saved.append(len(run.engine.pool.store))
         run.step()
-    assert len(left) == 4
-    assert left == sorted(set(left), reverse=True)
-    assert run.backend.n_used == 0
+    assert len(saved) == 4
+    assert saved == sorted(set(saved))
 
 
 def test_a_full_pool_preempts_and_states_come_back_from_memory():
@@ -199,10 +194,102 @@ def test_with_little_memory_old_states_go_and_answers_stay_right():
     assert 0 < run.engine.pool.store.size_bytes <= 900
 
 
-def test_an_idle_engine_holds_no_cells():
+def count_copies(harness: Harness) -> list[str]:
+    """Notes every state that is saved or restored from now on."""
+    copies: list[str] = []
+    state_get, state_set = harness.backend.state_get, harness.backend.state_set
+
+    def get(seq: int, *, limit_bytes: int) -> bytearray | None:
+        state = state_get(seq, limit_bytes=limit_bytes)
+        if state is not None:
+            copies.append("save")
+        return state
+
+    def put(seq: int, state: State) -> bool:
+        copies.append("restore")
+        return state_set(seq, state)
+
+    harness.backend.state_get, harness.backend.state_set = get, put  # type: ignore[method-assign]
+    return copies
+
+
+def turns(harness: Harness, n_turns: int) -> list[tuple[int, int]]:
+    """A conversation's cached tokens in each turn, and how many there could have been."""
+    prompt, n_held, found = SYSTEM + message("a"), 0, []
+    for _ in range(n_turns):
+        found.append((ask(harness, prompt, n_predict=10), n_held))
+        n_held = len(prompt) + 9
+        prompt = prompt + harness.tokens[len(harness.finals) - 1] + [IM_END] + message("u")
+    return found
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MemoryKind if kind is not MemoryKind.ATTENTION])
+@pytest.mark.parametrize("ram_cache_bytes", [0, 100, 1 << 20])
+def test_a_conversation_goes_on_in_its_cells_whatever_fits_memory(kind: MemoryKind, ram_cache_bytes: int):
+    run = harness(memory_kind=kind, ram_cache_bytes=ram_cache_bytes)
+    copies = count_copies(run)
+    assert [n_cached == n_held for n_cached, n_held in turns(run, 5)] == [True] * 5
+    assert "restore" not in copies
+    assert ("save" in copies) == (ram_cache_bytes == 1 << 20)
+
+
+def test_a_conversation_that_had_to_give_way_comes_back_from_memory():
     run = harness()
-    ask(run, SYSTEM + message("a"))
-    assert run.backend.n_used == 0
+    copies = count_copies(run)
+    prompt = SYSTEM + message("a")
+    ask(run, prompt, n_predict=40)
+    ask(run, message("b"))
+    assert ask(run, prompt + run.tokens[0] + message("c")) == len(prompt) + 39
+    assert copies.count("restore") == 1
+
+
+def test_going_on_in_place_counts_as_a_start_from_the_checkpoint_there():
+    run = harness()
+    ask(run, SYSTEM, n_predict=40)
+    answered = SYSTEM + run.tokens[0]
+    for letter in "ab":
+        assert ask(run, answered + message(letter)) == len(answered) - 1
+    pool = run.engine.pool
+    assert isinstance(pool, StatePool)
+    fork = pool.store.wholes(answered)[-1]
+    assert fork.end == len(answered) - 1
+    assert pool._starts[fork] == 2
+
+
+def test_what_was_saved_takes_no_cells_beside_what_runs():
+    run = harness()
+    for letter in "abc":
+        ask(run, [*letter.encode() * 60], n_predict=40)
+        assert run.backend.n_used == 99, "those of the last one alone"
+    run.submit(3, [*b"d" * 60], n_predict=40)
+    run.step()
+    assert run.backend.n_used == 59
+
+
+def test_what_is_too_large_for_memory_keeps_its_cells_until_others_need_them():
+    run = harness(ram_cache_bytes=100, n_cells=256)
+    first, second = [*b"a" * 90], [*b"b" * 90]
+    ask(run, first)
+    ask(run, second)
+    assert run.backend.n_used == 2 * 97
+    assert ask(run, first + run.tokens[0] + message("c", 20)) == 97
+    assert ask(run, second + run.tokens[1] + message("c", 20)) == 97
+    ask(run, [*b"c" * 90])
+    assert ask(run, [*b"d" * 90]) == 0
+    run.check()
+
+
+def test_two_that_go_on_from_one_state_both_find_it():
+    run = harness()
+    prompt = SYSTEM + message("a")
+    run.submit(0, prompt, n_predict=40)
+    while 0 not in run.finals:
+        run.step()
+    assert run.engine.pool.can_settle
+    for index in (1, 2):
+        run.submit(index, prompt + run.tokens[0] + message("bc"[index - 1]), n_predict=4)
+    run.run()
+    assert [run.finals[index].usage.n_cached for index in (1, 2)] == [len(prompt) + 39] * 2
 
 
 def test_the_books_are_checked():

@@ -43,12 +43,19 @@ class Bench:
         return lease.seq, lease.n_cached
 
     def compute(self, seq: int, tokens: list[int], n_done: int) -> None:
-        batch, count = self.backend.batch, len(tokens) - n_done
+        is_staged = seq >= self.backend.n_seqs
+        batch, count = self.backend.staging_batch if is_staged else self.backend.batch, len(tokens) - n_done
         batch.token[:count] = tokens[n_done:]
         batch.pos[:count] = range(n_done, len(tokens))
         batch.seq[:count] = seq
         batch.wants_logits[:count] = 0
-        self.backend.decode(count)
+        if is_staged:
+            self.backend.staging_start(count)
+            while not self.backend.staging_wait(1.0):
+                pass
+            self.backend.staging_finish()
+        else:
+            self.backend.decode(count)
         self.pool.cells.place([seq] * count)
         self.pool.publish(seq, tokens)
         self.check()

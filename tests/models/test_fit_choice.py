@@ -69,11 +69,12 @@ def test_what_is_chosen_fits_every_device_and_is_what_was_asked_for(machine: Mac
     if fit.fits:
         assert all(use.total_bytes <= use.usable_bytes <= max(0, use.free_bytes) for use in fit.devices)
     assert 1 <= fit.n_slots <= wish.n_slots
-    assert fit.n_kv_cells % CELL_STEP == 0
+    step = CELL_STEP if fit.n_gpu_layers else CELL_STEP * fit.n_slots  # on a CPU every slot has a stream of its own
+    assert fit.n_kv_cells % step == 0
     if wish.n_kv_cells:
-        assert 0 <= fit.n_kv_cells - wish.n_kv_cells < CELL_STEP
+        assert 0 <= fit.n_kv_cells - wish.n_kv_cells < step
     else:
-        assert FLOOR_CELLS <= fit.n_kv_cells <= DEFAULT_POOL_CELLS
+        assert FLOOR_CELLS <= fit.n_kv_cells < DEFAULT_POOL_CELLS + step
     assert fit.kv_type in ({"f16", "q8_0"} if wish.kv_type == AUTO else {wish.kv_type})
     if wish.n_gpu_layers >= 0 and machine.gpus:
         assert fit.n_gpu_layers == min(wish.n_gpu_layers, N_LAYERS + 1)
@@ -195,6 +196,12 @@ def test_wanted_cells() -> None:
     assert wanted_cells(n_ctx_train=4096, n_slots=8, kv_cells=0) == 32_768
     assert wanted_cells(n_ctx_train=4096, n_slots=2, kv_cells=0) == 8192
     assert wanted_cells(n_ctx_train=4096, n_slots=2, kv_cells=1000) == 1024
+
+
+@pytest.mark.parametrize(("n_slots", "expected"), [(8, 32_768), (6, 33_792), (1, 32_768)])
+def test_streams_on_a_cpu_are_whole_steps_long(n_slots: int, expected: int) -> None:
+    assert on(64, n_slots=n_slots).n_kv_cells == expected
+    assert on(64, 64, n_slots=n_slots).n_kv_cells == 32_768, "one pool on a GPU"
 
 
 def test_adapters_take_memory_too() -> None:

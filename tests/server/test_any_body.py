@@ -62,7 +62,7 @@ VALUES = st.recursive(
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     # A small context, so that a request without a limit ends soon.
-    with running_daemon(LOCALRUN_KV_CELLS="256") as running:
+    with running_daemon(LOCALRUN_KV_CELLS="256", LOCALRUN_SLOTS="1") as running:
         yield running
         assert "Traceback" not in running.log
 

@@ -32,6 +32,8 @@ log = logging.getLogger("localrun.engine")
 MAX_FAILED_STEPS = 3
 # Fewer rows than this are not worth cutting a long input for: a batch costs nearly as much with them as without.
 LEAST_ROWS = 64
+# Inputs that a step tokenizes only to find that they do not fit any more; then it fills up with those that are at hand.
+MOST_UNFIT = 4
 
 
 class Piece(NamedTuple):
@@ -67,13 +69,14 @@ class EmbeddingEngine:
 
     def submit(self, embed: Embed) -> None:
         """A new request. A refusal is reported by the next `step`."""
+        ticket = Ticket(embed)
         try:
             self._check(embed)
-            self._turns.check(embed)
+            self._turns.check(ticket)
         except LocalrunError as error:
             self.refuse(embed.id, error)
         else:
-            self._turns.enter(Ticket(embed))
+            self._turns.enter(ticket)
 
     def refuse(self, request_id: int, error: LocalrunError) -> None:
         """A request that never starts: its first and last delta says why."""
@@ -110,32 +113,36 @@ class EmbeddingEngine:
     def _fill(self, now_s: float) -> list[Piece]:
         """The inputs of the next step. Those that cannot be computed end their request here."""
         pieces: list[Piece] = []
-        passed_over: set[Ticket] = set()
-        left = self._embedder.n_rows
-        while left > 0:
-            ticket = self._turns.next_up(now_s, passed_over)
-            if ticket is None:
-                break
+        left, n_unfit = self._embedder.n_rows, 0
+        partial = next((ticket for ticket in self._turns.tickets.values() if ticket.seq is not None), None)
+        turns = self._turns.round(now_s)
+        while left > 0 and (ticket := turns.next_up()) is not None:
+            is_new = ticket.current is None
+            if is_new and (n_unfit == MOST_UNFIT or not self._free_seqs):
+                continue
             try:
                 current = ticket.next_input(self._tokens_of)
             except LocalrunError as error:
                 left += self._withdraw(ticket, pieces)
                 self._end(ticket, Finish.ERROR, error)
                 continue
-            n_rows = self._rows_for(ticket, current, left, is_first=not pieces)
+            n_rows = self._rows_for(ticket, current, left, is_first=not pieces, partial=partial)
             if not n_rows:
-                passed_over.add(ticket)
+                n_unfit += is_new
                 continue
             left -= n_rows
             pieces.append(self._piece(ticket, current, n_rows, now_s))
             if n_rows < current.n_left:
-                passed_over.add(ticket)
-            else:
-                ticket.current = None
+                partial = ticket
+                continue
+            partial = None if partial is ticket else partial
+            ticket.current = None
+            if ticket.has_more:
+                turns.put_back(ticket)
         return pieces
 
-    def _rows_for(self, ticket: Ticket, current: Current, left: int, *, is_first: bool) -> int:
-        """How many rows of an input fit into the rest of a step; 0 for none."""
+    def _rows_for(self, ticket: Ticket, current: Current, left: int, *, is_first: bool, partial: Ticket | None) -> int:
+        """How many rows of an input fit into the rest of a step; 0 for none. `partial` has an input under way."""
         if ticket.seq is None and not self._free_seqs:
             return 0
         if current.n_left <= left:
@@ -144,8 +151,7 @@ class EmbeddingEngine:
             return current.n_left if is_first else 0
         if current.n_left <= self._embedder.n_rows and ticket.seq is None:
             return 0  # whole in the next step
-        is_other_partial = any(t.seq is not None for t in self._turns.tickets.values() if t is not ticket)
-        if is_other_partial or (left < LEAST_ROWS and not is_first):
+        if partial not in (None, ticket) or (left < LEAST_ROWS and not is_first):
             return 0
         return left
 
@@ -155,7 +161,7 @@ class EmbeddingEngine:
         self._turns.charge(ticket, n_rows, now_s)
         if ticket.started_at_s is None:
             ticket.started_at_s = now_s
-            self._started.append(Started(ticket.id, 0, ticket.about_tokens(), 0))
+            self._started.append(Started(ticket.id, 0, ticket.about_tokens, 0))
         return Piece(ticket, current, seq, n_rows)
 
     def _withdraw(self, ticket: Ticket, pieces: list[Piece]) -> int:

@@ -1,7 +1,8 @@
 """The life of an engine process that was opened for embeddings; `engine.process` hands over to it.
 
 Threads as there: a reader that fills the inbox, the main thread that empties it and steps, and the outbox's writer.
-Unlike there, the main thread tokenizes, one input at a time: thousands of them would keep the reader from a cancel.
+Unlike there, the main thread tokenizes what is computed, one input at a time; only what is counted goes through
+`tokenizing.py`.
 
 The process asks the system for less of the processor than its neighbours get, so that streams of a chat which runs
 beside a large batch of documents keep their pace; on a machine that is otherwise idle this costs nothing.
@@ -9,9 +10,10 @@ beside a large batch of documents keep their pace; on a machine that is otherwis
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
 from typing import BinaryIO
 
 from localrun import wire
@@ -19,11 +21,9 @@ from localrun.engine import serving
 from localrun.engine.embedding.embedder import Embedder
 from localrun.engine.embedding.engine import EmbeddingEngine
 from localrun.engine.inbox import Inbox
-from localrun.engine.outbox import Outbox
+from localrun.engine.tokenizing import Tokenizing
 from localrun.errors import EngineFailed
 from localrun.priority import step_back
-
-log = logging.getLogger("localrun.engine")
 
 # Steps on the scale of `nice`: with 5 a stream of the same lane has about three quarters of a shared core.
 NICENESS = 5
@@ -41,16 +41,22 @@ def run(
         return serving.refuse(frames_out, error)
     engine = EmbeddingEngine(embedder, max_queue=opened.max_queue, clock=time.monotonic)
     serving.send(frames_out, _ready(embedder, opened, time.monotonic() - began_s))
+    tokenizing = Tokenizing(max_texts=opened.n_slots + opened.max_queue)
     exit_code = serving.serve(
-        engine, frames_in, frames_out, lambda message, inbox, outbox: take(message, embedder, inbox, outbox)
+        engine, frames_in, frames_out, lambda message, inbox, outbox: take(message, embedder, tokenizing, inbox, outbox)
     )
     if exit_code == 0:
         engine.close()
-    embedder.close()
-    return exit_code
+    return serving.end(exit_code, tokenizing, embedder.close)
 
 
-def take(message: wire.ToEngine, embedder: Embedder, inbox: Inbox[EmbeddingEngine], outbox: Outbox) -> None:
+def take(
+    message: wire.ToEngine,
+    embedder: Embedder,
+    tokenizing: Tokenizing,
+    inbox: Inbox[EmbeddingEngine],
+    outbox: serving.Sink,
+) -> None:
     """One message from the daemon. There is nothing kept that could be cleared."""
     if isinstance(message, wire.Embed):
         embed = message
@@ -62,23 +68,15 @@ def take(message: wire.ToEngine, embedder: Embedder, inbox: Inbox[EmbeddingEngin
         refused = message.id
         inbox.put(lambda engine: engine.refuse(refused, EngineFailed("this engine computes embeddings only")))
     elif isinstance(message, wire.Count):
-        outbox.put(_count(message, embedder))
+        serving.count(message, partial(_read, embedder, message.segments), tokenizing, outbox)
     elif isinstance(message, wire.ClearCache):
         outbox.put(wire.Cleared(id=message.id, ram_bytes=0, disk_bytes=0))
 
 
-def _count(message: wire.Count, embedder: Embedder) -> wire.Counted:
+def _read(embedder: Embedder, segments: Sequence[wire.Segment]) -> list[int]:
     before, after = embedder.affixes
-    try:
-        tokens = [
-            token
-            for segment in message.segments
-            for token in embedder.tokenize(segment.text, parse_special=segment.trusted)
-        ]
-    except Exception as error:
-        log.exception("a text cannot be tokenized")
-        return wire.Counted(id=message.id, error=f"the text cannot be tokenized: {error!r}")
-    return wire.Counted(id=message.id, tokens=(*before, *tokens[: wire.MAX_COUNTED_TOKENS], *after))
+    parts = [embedder.tokenize(segment.text, parse_special=segment.trusted) for segment in segments]
+    return [*before, *chain.from_iterable(parts), *after]
 
 
 def _ready(embedder: Embedder, opened: wire.Open, load_s: float) -> wire.Ready:

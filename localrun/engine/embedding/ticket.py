@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -80,6 +81,7 @@ class Ticket:
             self.n_begun += 1
         return self.current
 
+    @cached_property
     def about_tokens(self) -> int:
         """About how many tokens it has in all."""
         query = len(self.embed.query or "")
@@ -88,10 +90,11 @@ class Ticket:
             for one in self.embed.inputs
         )
 
+    @property
     def about_left(self) -> int:
         """About how many of them are to be computed, by the share of its inputs that is done."""
         n_inputs = len(self.embed.inputs)
-        return self.about_tokens() * (n_inputs - self.n_done) // n_inputs
+        return self.about_tokens * (n_inputs - self.n_done) // n_inputs
 
     def usage(self, now_s: float) -> Usage:
         """Counts and times so far."""

@@ -5,17 +5,16 @@ request of the best rank goes first; among these the client with the least count
 requests the one that has had least, so that one text beside a thousand of the same client does not wait for them. A
 request that got nothing for `AGING_S` is lifted by a rank, and before all after `STARVED_S`.
 
-Does not: know rows, sequences or tokens; `engine.py` asks again and again until a step is full.
+Does not: know rows, sequences or tokens; `engine.py` asks a `Round` again and again until a step is full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from heapq import heapify, heappop, heappush
 
 from localrun.engine.embedding.ticket import Ticket
 from localrun.engine.policy import AGING_S, LANE_RANKS, STARVED_S, Policy
 from localrun.errors import QueueFull
-from localrun.wire import Embed
 
 # What one step leaves of the weight of those before it.
 _RATE_DECAY = 0.9
@@ -30,15 +29,15 @@ class Turns:
         self._policy = Policy()
         self._rows = self._seconds = 0.0
 
-    def check(self, embed: Embed) -> None:
+    def check(self, ticket: Ticket) -> None:
         """Raises QueueFull when there are too many requests, or when this one cannot begin within its deadline."""
-        wait_s = self._wait_s()
+        wait_s, embed = self._wait_s(), ticket.embed
         if len(self.tickets) >= self._max_tickets:
             raise QueueFull(
                 f"{len(self.tickets)} embedding requests of this model wait, which is the limit (--max-queue)",
                 retry_after_s=wait_s / len(self.tickets) if wait_s else 1.0,
             )
-        own_s = Ticket(embed).about_tokens() * self._seconds / self._rows if self._rows else 0.0
+        own_s = ticket.about_tokens * self._seconds / self._rows if self._rows else 0.0
         if embed.deadline_s is not None and wait_s + own_s > embed.deadline_s:
             raise QueueFull(
                 f"the answer is expected in {wait_s + own_s:.1f} s ({own_s:.1f} s of them for the request itself), "
@@ -54,14 +53,9 @@ class Turns:
         del self.tickets[ticket.id]
         self._policy.leave(ticket.embed.client)
 
-    def next_up(self, now_s: float, passed_over: Collection[Ticket]) -> Ticket | None:
-        """The request whose input is next; None when nobody is left who has one."""
-        candidates = [
-            ticket
-            for ticket in self.tickets.values()
-            if ticket not in passed_over and (ticket.current is not None or ticket.has_more)
-        ]
-        return min(candidates, key=lambda ticket: self._key(ticket, now_s), default=None)
+    def round(self, now_s: float) -> Round:
+        """The order of those who have an input, for one step."""
+        return Round(self, now_s)
 
     def charge(self, ticket: Ticket, n_rows: int, now_s: float) -> None:
         """It gets so many rows of the step at hand."""
@@ -77,10 +71,75 @@ class Turns:
         """Until everything that is there now is computed; 0 while nothing is known."""
         if not self._rows:
             return 0.0
-        return sum(ticket.about_left() for ticket in self.tickets.values()) * self._seconds / self._rows
+        return sum(ticket.about_left for ticket in self.tickets.values()) * self._seconds / self._rows
 
-    def _key(self, ticket: Ticket, now_s: float) -> tuple[int, int, int, float, int]:
+    def rank(self, ticket: Ticket, now_s: float) -> int:
+        """0 is the highest lane's, more is lower, -1 is before all."""
         embed = ticket.embed
         age_s = max(0.0, now_s - (embed.arrived_at_s if ticket.served_at_s is None else ticket.served_at_s))
-        rank = -1 if age_s >= STARVED_S else max(0, LANE_RANKS[embed.lane] - int(age_s / AGING_S))
-        return rank, self._policy.service(embed.client), ticket.n_computed, embed.arrived_at_s, ticket.id
+        return -1 if age_s >= STARVED_S else max(0, LANE_RANKS[embed.lane] - int(age_s / AGING_S))
+
+    def service(self, client: str) -> int:
+        """Rows that were computed for a client."""
+        return self._policy.service(client)
+
+
+# Rank, service of the client, tokens computed, time of arrival, id; the least is next. And the client.
+_Head = tuple[int, int, int, float, int, str]
+
+
+class Round:
+    """The tickets of a step in order, taken one by one. Service that is charged in the meantime counts at once.
+
+    A heap for each rank and client, and one of their heads: a look at all tickets for a step and not for each input.
+    Invariant: every queue's newest head is not above its true one, for a client's service only grows.
+    """
+
+    def __init__(self, turns: Turns, now_s: float) -> None:
+        self._turns = turns
+        self._now_s = now_s
+        self._queues: dict[tuple[int, str], list[tuple[int, float, int, Ticket]]] = {}
+        self._heads: list[_Head] = []
+        self._newest: dict[tuple[int, str], _Head] = {}
+        for ticket in turns.tickets.values():
+            if ticket.current is not None or ticket.has_more:
+                self._queues.setdefault(self._key(ticket), []).append(_in_queue(ticket))
+        for key, queue in self._queues.items():
+            heapify(queue)
+            self._push_head(*key)
+
+    def next_up(self) -> Ticket | None:
+        """The request whose input is next, which leaves the round with that; None when nobody is left."""
+        while self._heads:
+            entry = heappop(self._heads)
+            rank, client = key = entry[0], entry[-1]
+            if entry is not self._newest[key]:
+                continue
+            is_true = entry == self._head(rank, client)
+            ticket = heappop(self._queues[key])[-1] if is_true else None
+            self._push_head(rank, client)
+            if ticket is not None:
+                return ticket
+        return None
+
+    def put_back(self, ticket: Ticket) -> None:
+        """It has another input."""
+        key = self._key(ticket)
+        heappush(self._queues.setdefault(key, []), _in_queue(ticket))
+        self._push_head(*key)
+
+    def _key(self, ticket: Ticket) -> tuple[int, str]:
+        return self._turns.rank(ticket, self._now_s), ticket.embed.client
+
+    def _push_head(self, rank: int, client: str) -> None:
+        if self._queues[rank, client]:
+            head = self._newest[rank, client] = self._head(rank, client)
+            heappush(self._heads, head)
+
+    def _head(self, rank: int, client: str) -> _Head:
+        n_computed, arrived_at_s, ticket_id, _ = self._queues[rank, client][0]
+        return rank, self._turns.service(client), n_computed, arrived_at_s, ticket_id, client
+
+
+def _in_queue(ticket: Ticket) -> tuple[int, float, int, Ticket]:
+    return ticket.n_computed, ticket.embed.arrived_at_s, ticket.id, ticket

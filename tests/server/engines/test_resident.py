@@ -31,7 +31,7 @@ async def test_a_row_from_loading_to_idle(supervising: Any) -> None:
     async with supervising(keep_alive_s=50, slots=3) as (supervisor, _):
         lease = await supervisor.acquire("alpha", 70)
         busy = supervisor.loaded()[0]
-        assert (busy.state, busy.pid, busy.slots, busy.n_ctx) == ("ready", lease.link.pid, 3, 4096)
+        assert (busy.state, busy.pid, busy.slots, busy.n_ctx) == ("ready", lease.link.pid, 3, 3 * 1536)
         assert busy.expires_in_s == 70, "all of it is still to come"
         assert busy.target_itl_s == latency_target_s("balanced")
         lease.release()

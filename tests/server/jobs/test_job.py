@@ -67,7 +67,7 @@ async def test_eight_at_once_give_what_each_gives_alone(running: Any, generate: 
 
 
 async def test_what_the_engine_refuses_is_raised_with_its_class(running: Any, submit: Any) -> None:
-    async with running(kv_cells=256) as runtime:
+    async with running(kv_cells=256, slots=1) as runtime:
         for text, error_class, words in (("x" * 1000, ContextExceeded, "1000 tokens"), ("", BadRequest, "empty")):
             async with runtime.job(ALPHA) as job:
                 await submit(job, text=text)
