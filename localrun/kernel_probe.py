@@ -1,9 +1,9 @@
 """Tries the native library's quick kernels on this processor and keeps what came of it.
 
 `python -m localrun.kernel_probe [--polite]`, started by the daemon in a quiet moment; the doctor calls `probe` itself.
-It writes small models of random weights to a temporary folder and has `localrun.engine.probe`, a process of its own,
-compute each of them with and without extra buffers. That process may die in any case; it is then started again behind
-it, so that one crash hides nothing.
+It writes small models of random weights to a temporary folder and has `localrun.engine.tools.probe`, a process of its
+own, compute each of them with and without extra buffers. That process may die in any case; it is then started again
+behind it, so that one crash hides nothing.
 
 How far apart right kernels may be: both ways round activations to 8 bits, each in its own order, so that now and then
 one value falls on the other side of a step; kernels for other processors round whole rows instead of blocks. On AVX-512
@@ -37,7 +37,7 @@ TOLERANCE = 0.1
 TIMEOUT_S = 120.0
 # More threads wait for each other at every barrier: beside a busy program two took more than 25 s, one has no barriers.
 N_THREADS = 1
-COMMAND = (sys.executable, "-P", "-m", "localrun.engine.probe")
+COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.probe")
 _POLITENESS = 19
 
 
@@ -46,7 +46,7 @@ class ProbeFailed(Exception):
 
 
 class Said(msgspec.Struct, frozen=True):
-    """A line of `localrun.engine.probe`."""
+    """A line of `localrun.engine.tools.probe`."""
 
     case: int
     path: str = ""

@@ -3,7 +3,7 @@
 Steps of a few rows (`decode`) read all weights for little work, so threads beyond what memory feeds only wait; prompts
 (`prompt`) compute, and hyperthreads and slow cores help there or not. What was chosen holds for a set of processors, a
 build of llama.cpp and a shape of model: `threads.json` in the cache folder has an entry for each, written by an engine
-after its first load (`localrun.engine.threads`) or by `localrun bench tune`.
+after its first load (`localrun.engine.native.threads`) or by `localrun bench tune`.
 
 Any process may write at any time; of two at once one entry may be lost, and is then measured again.
 Does not: measure.

@@ -4,7 +4,7 @@ For the probe of the native library (`localrun.kernel_probe`). All matrices of a
 wrong has one name. Their rows are multiples of 256 elements and their columns of 32, as the interleaved and the tiled
 kernels want them; smaller ones would be computed in the plain way and prove nothing.
 
-Does not: compute (`localrun.engine.probe`), or hold texts: the files have no vocabulary.
+Does not: compute (`localrun.engine.tools.probe`), or hold texts: the files have no vocabulary.
 """
 
 from __future__ import annotations

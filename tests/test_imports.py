@@ -146,8 +146,8 @@ def of_ours(package: str) -> Iterator[Import]:
 def test_every_module_is_looked_at():
     assert len(modules()) > 60
     assert {"localrun.engine.engine", "localrun.models.store", "localrun.tui.app", "localrun.wire"} <= set(modules())
-    assert Import("localrun.engine.engine", "localrun.engine.scheduler", False) in imports()
-    assert Import("localrun.engine.llama_native", "llama_cpp.llama_cpp", False) in imports()
+    assert Import("localrun.engine.engine", "localrun.engine.schedule.scheduler", False) in imports()
+    assert Import("localrun.engine.native.llama_native", "llama_cpp.llama_cpp", False) in imports()
 
 
 def test_every_package_has_its_rule():
@@ -174,7 +174,7 @@ def test_a_package_imports_what_it_may(package: str):
 
 def test_only_one_module_imports_llama_cpp():
     assert {found.importer for found in imports() if is_within(found.name, "llama_cpp")} == {
-        "localrun.engine.llama_native"
+        "localrun.engine.native.llama_native"
     }
 
 
@@ -186,7 +186,7 @@ def test_only_the_modules_for_grammars_import_llguidance():
 
 
 def test_only_the_entry_points_open_the_real_backend():
-    users = {found.importer for found in imports() if found.name == "localrun.engine.llama"}
+    users = {found.importer for found in imports() if found.name == "localrun.engine.native.llama"}
     entries = ("process", "bare_loop", "build_report", "gpu_report", "thread_rates")
     assert users == {f"localrun.engine.{name}" for name in entries}
 

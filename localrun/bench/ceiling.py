@@ -1,6 +1,6 @@
 """How much of the bare loop's decode rate a client gets: `python -m localrun.bench.ceiling` (also `make bench`).
 
-For each number of streams it alternates, round by round, the bare loop (`localrun.engine.bare_loop`, which has no
+For each number of streams it alternates, round by round, the bare loop (`localrun.engine.tools.bare_loop`, which has no
 scheduler, pipe, HTTP or text) and real clients of a real daemon, on the same GGUF, threads and KV cells, greedy and
 without end tokens. Rates are compared inside one run because machines are noisy. Both measure from the first token to
 the last: C * (n - 1) tokens over the time between the first token of any stream and the last of any.
@@ -86,7 +86,7 @@ def _compare(base_url: str, model: Path, n_streams: int, rounds: int, n_output: 
 
 
 def _bare_rate(model: Path, n_streams: int, n_output: int) -> float:
-    command = [sys.executable, "-m", "localrun.engine.bare_loop", str(model), "--streams", str(n_streams)]
+    command = [sys.executable, "-m", "localrun.engine.tools.bare_loop", str(model), "--streams", str(n_streams)]
     command += ["--prompt-tokens", str(N_PROMPT), "--output-tokens", str(n_output), "--kv-cells", str(KV_CELLS)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
     return float(msgspec.json.decode(output)["decode_tokens_per_s"])

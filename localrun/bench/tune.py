@@ -1,6 +1,6 @@
 """What `localrun bench tune` measures: a model with each number of threads that may suit it, and which is best.
 
-The measuring is an engine's (`localrun.engine.thread_rates`, a process of its own), the rule the one that engines use
+The measuring is an engine's (`localrun.engine.tools.thread_rates`, a process of its own), the rule the one that engines use
 (`localrun.thread_choice`). Does not: print, or keep anything unless told to.
 """
 
@@ -99,7 +99,15 @@ def tune(
     on_measured: Callable[[Measured], None],
 ) -> Tuning:  # fmt: skip
     """Runs the engine's side to its end. Raises EngineFailed when that does not go well."""
-    command = [sys.executable, "-P", "-m", "localrun.engine.thread_rates", str(model.path), "--rounds", str(rounds)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "localrun.engine.tools.thread_rates",
+        str(model.path),
+        "--rounds",
+        str(rounds),
+    ]
     command += ["--streams", *map(str, STREAMS), "--threads", *map(str, counts)]
     measured: list[Measured] = []
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as child:

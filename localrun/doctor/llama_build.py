@@ -17,7 +17,7 @@ from localrun.doctor.finding import Finding, fail, ok, warn
 from localrun.library_problems import Problem, explain
 
 TIMEOUT_S = 60.0
-COMMAND = (sys.executable, "-P", "-m", "localrun.engine.build_report")
+COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.build_report")
 # As POSIX and as Windows tell it.
 _ILLEGAL_INSTRUCTION = (-signal.SIGILL, 0xC000001D)
 # What llama.cpp calls a feature, and what Linux does. The ones that change its speed much.
@@ -29,7 +29,7 @@ _FEATURES = {
 
 
 class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `localrun.engine.build_report` prints."""
+    """What `localrun.engine.tools.build_report` prints."""
 
     version: str
     library: str

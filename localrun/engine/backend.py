@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.constraint import Constraint
+from localrun.engine.sample.constraint import Constraint
 from localrun.wire import Sampling, TokenLogprob
 
 

@@ -17,21 +17,22 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from localrun.engine import intake, rows
-from localrun.engine.admission import Admission
+from localrun.engine import intake
 from localrun.engine.backend import Backend, DecodeFailed, NoRoom
-from localrun.engine.budget import Budget
-from localrun.engine.constraint import DEAD_END
-from localrun.engine.disk_record import DiskTier
-from localrun.engine.grammar_queue import GrammarQueue
-from localrun.engine.kv_mode import KvMode
-from localrun.engine.kv_store import KvStore
-from localrun.engine.late_rows import LateRows
+from localrun.engine.cache.disk_record import DiskTier
+from localrun.engine.cache.kv_mode import KvMode
+from localrun.engine.cache.kv_store import KvStore
+from localrun.engine.cache.pool import Pool
+from localrun.engine.native.staging import Staging
 from localrun.engine.news import News
-from localrun.engine.pool import Pool
 from localrun.engine.request import Request
-from localrun.engine.scheduler import Grant, Scheduler, StepPlan
-from localrun.engine.staging import Staging
+from localrun.engine.sample.constraint import DEAD_END
+from localrun.engine.sample.grammar_queue import GrammarQueue
+from localrun.engine.sample.late_rows import LateRows
+from localrun.engine.schedule import rows
+from localrun.engine.schedule.admission import Admission
+from localrun.engine.schedule.budget import Budget
+from localrun.engine.schedule.scheduler import Grant, Scheduler, StepPlan
 from localrun.engine.totals import Totals
 from localrun.errors import BadRequest, EngineFailed, LocalrunError
 from localrun.wire import ChosenLogprob, Finish, Phase, Step, Submit

@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, Sampler, State
-from localrun.engine.constraint import Constraint
 from localrun.engine.fake_script import scripted_token
+from localrun.engine.sample.constraint import Constraint
 from localrun.wire import Sampling, TokenLogprob
 
 IM_START, IM_END = 256, 257

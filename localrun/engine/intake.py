@@ -5,10 +5,10 @@ Owner: the engine's main thread. Does not: queue it (`scheduler.py`), or tokeniz
 
 from __future__ import annotations
 
-from localrun.engine import sampling
 from localrun.engine.backend import Backend
-from localrun.engine.detokenize import TextStream
 from localrun.engine.request import Request
+from localrun.engine.sample import sampling
+from localrun.engine.sample.detokenize import TextStream
 from localrun.errors import BadRequest, ContextExceeded, LocalrunError, QueueFull
 from localrun.wire import Delta, Finish, Phase, Submit, Usage
 

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import Backend
-from localrun.engine.kv_cells import KvCells
-from localrun.engine.pool import Cells
+from localrun.engine.cache.kv_cells import KvCells
+from localrun.engine.cache.pool import Cells
+from localrun.engine.cache.stream_cells import StreamCells
 from localrun.engine.request import Request
-from localrun.engine.stream_cells import StreamCells
 from localrun.wire import KvRun
 
 # As often as a map is worth making while requests run.

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from localrun.engine import intake
 from localrun.engine.backend import Backend
+from localrun.engine.cache.pool import Pool
 from localrun.engine.kv_map import KvNews
-from localrun.engine.pool import Pool
 from localrun.engine.request import Request
-from localrun.engine.scheduler import Scheduler
+from localrun.engine.schedule.scheduler import Scheduler
 from localrun.engine.totals import Totals
 from localrun.errors import LocalrunError
 from localrun.wire import Delta, Started, Step

@@ -20,15 +20,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 from localrun import framing, processors, thread_choice, wire
-from localrun.engine import devices, prompt, serving
+from localrun.engine import serving
 from localrun.engine.backend import Backend
+from localrun.engine.cache.kv_disk_open import open_disk
+from localrun.engine.cache.kv_fingerprint import library_build
 from localrun.engine.embedding.embedder import Embedder
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.inbox import Inbox as EngineInbox
-from localrun.engine.kv_disk_open import open_disk
-from localrun.engine.kv_fingerprint import library_build
+from localrun.engine.native import devices
+from localrun.engine.native.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial, plan_threads
+from localrun.engine.sample import prompt
 from localrun.engine.serving import BROKEN_PIPE
-from localrun.engine.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial, plan_threads
 from localrun.engine.tokenizing import Text, Tokenizing
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
 from localrun.thread_choice import Threads
@@ -171,7 +173,7 @@ def _fake_backend(opened: wire.Open) -> Backend:
 def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
     """The backend, and what finds out how many threads are good for it if nobody knows."""
     # Imported late: loading the native library takes a while and the fake must run without it.
-    from localrun.engine import llama
+    from localrun.engine.native import llama
 
     plan = plan_threads(opened, processors.usable(), _llama_build)
     backend = llama.LlamaBackend(
@@ -216,8 +218,8 @@ def _fake_embedder(opened: wire.Open) -> Embedder:
 
 
 def _llama_embedder(opened: wire.Open) -> Embedder:
-    from localrun.engine import llama
     from localrun.engine.embedding.llama import LlamaEmbedder
+    from localrun.engine.native import llama
 
     assert opened.pooling is not None
     return LlamaEmbedder(
@@ -237,7 +239,7 @@ def _fake_build() -> str:
 
 
 def _llama_build() -> str:
-    from localrun.engine.llama_native import library_folder
+    from localrun.engine.native.llama_native import library_folder
 
     return library_build("llama-cpp-python", library_folder())
 

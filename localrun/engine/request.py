@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass
 
 from localrun.engine.backend import Sampler
-from localrun.engine.constraint import Constraint
-from localrun.engine.detokenize import TextStream
+from localrun.engine.sample.constraint import Constraint
+from localrun.engine.sample.detokenize import TextStream
 from localrun.wire import Lane, Phase, Usage
 
 

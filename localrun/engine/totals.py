@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localrun.engine.pool import Pool
-from localrun.engine.scheduler import Scheduler
+from localrun.engine.cache.pool import Pool
+from localrun.engine.schedule.scheduler import Scheduler
 from localrun.wire import StepStats
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from localrun.doctor.finding import Finding, Level
 from localrun.doctor.llama_build import BuildReport, ask_build, check_build, check_cpu, cpu_flags, rebuild
-from localrun.engine.build_report import cpu_features
+from localrun.engine.tools.build_report import cpu_features
 
 
 def child(program: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from localrun.engine.llama import LlamaBackend
+from localrun.engine.native.llama import LlamaBackend
 from localrun.models.synthesize import synthesize
 
 # A busy machine may stop any example for a second; what is slow shows in the durations.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from localrun.engine.backend import MemoryKind
-from localrun.engine.disk_record import DiskTier
+from localrun.engine.cache.disk_record import DiskTier
+from localrun.engine.cache.kv_pool import KvPool
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.fake import IM_END, FakeBackend, next_token
 from localrun.engine.fake import _digest as digest
-from localrun.engine.kv_pool import KvPool
 from localrun.wire import ChosenLogprob, Delta, Finish, Grammar, Lane, Sampling, Step, Submit
 
 GREEDY = Sampling(temperature=0)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrun.engine.kv_cells import KvCells
+from localrun.engine.cache.kv_cells import KvCells
+from localrun.engine.cache.stream_cells import StreamCells
 from localrun.engine.kv_map import INTERVAL_S, KEPT, MAX_RUNS, kv_map
-from localrun.engine.stream_cells import StreamCells
 from localrun.wire import KvRun
 from tests.engine.harness import Harness
 

@@ -9,7 +9,7 @@ import pytest
 
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.fake import FakeBackend
-from localrun.engine.llama import LlamaBackend
+from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Finish, Sampling, Submit
 
 N_SLOTS, SHARE = 4, 256

@@ -11,7 +11,7 @@ import pytest
 from localrun.engine.backend import DecodeFailed
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.fake import FakeBackend
-from localrun.engine.llama import LlamaBackend
+from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Delta, Finish, Lane, Sampling, Submit
 from tests.engine.conftest import open_tiny
 from tests.engine.harness import Harness, expected_output

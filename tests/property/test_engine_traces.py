@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from localrun.engine.backend import MemoryKind
 from localrun.engine.fake import IM_END
-from localrun.engine.policy import AGING_S, STARVED_S
+from localrun.engine.schedule.policy import AGING_S, STARVED_S
 from localrun.wire import Finish, Lane
 from tests.engine.harness import Harness, expected_output
 

@@ -25,7 +25,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrun.engine.policy import OUTPUT_WEIGHT, STARVED_S
+from localrun.engine.schedule.policy import OUTPUT_WEIGHT, STARVED_S
 from localrun.wire import Finish, Lane
 from tests.engine.harness import Harness, expected_output
 

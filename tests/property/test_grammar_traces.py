@@ -11,7 +11,7 @@ from unittest.mock import patch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from localrun.engine.constraint import Constraint
+from localrun.engine.sample.constraint import Constraint
 from localrun.wire import Finish, Grammar, GrammarKind, Lane
 from tests.engine.harness import Harness
 from tests.property.test_engine_traces import prompts, shapes

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrun.engine.backend import MemoryKind
-from localrun.engine.policy import AGING_S, PREEMPTION_AGE_S
+from localrun.engine.schedule.policy import AGING_S, PREEMPTION_AGE_S
 from localrun.wire import Finish, Lane
 from tests.engine.harness import Harness, expected_output
 

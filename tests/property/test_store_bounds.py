@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from localrun.engine.backend import MemoryKind, State
-from localrun.engine.disk_record import DiskRecord
+from localrun.engine.cache.disk_record import DiskRecord
+from localrun.engine.cache.state_pool import StatePool
 from localrun.engine.fake import IM_END
-from localrun.engine.state_pool import StatePool
 from tests.engine.harness import Harness, expected_output
 from tests.engine.memory_disk import MemoryDisk
 

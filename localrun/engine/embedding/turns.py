@@ -13,7 +13,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 from localrun.engine.embedding.ticket import Ticket
-from localrun.engine.policy import AGING_S, LANE_RANKS, STARVED_S, Policy
+from localrun.engine.schedule.policy import AGING_S, LANE_RANKS, STARVED_S, Policy
 from localrun.errors import QueueFull
 
 # What one step leaves of the weight of those before it.

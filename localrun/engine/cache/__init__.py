@@ -1,0 +1,1 @@
+"""Which tokens are where: in cells, in memory, on disk."""

@@ -1,0 +1,1 @@
+"""The llama.cpp library; nothing else of localrun touches it."""

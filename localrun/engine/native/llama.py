@@ -1,0 +1,330 @@
+"""llama.cpp as a `backend.Backend`: a model, its vocabulary, the context that streams run in, and one for long prompts.
+
+Owner: the engine's main thread; `tokenize` alone may run in another.
+
+On a CPU the KV cache is split where it can be (`LlamaContext`), and long prompts are computed in a second context, in
+the background (`LlamaStaging`). Its sequences are numbered from `n_seqs` on, so that a number says which context is
+meant. On a GPU there is one pool, and prompts and streams go into one batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from localrun import processors
+from localrun.engine.native import devices
+from localrun.engine.sample import sampling as stages
+from localrun.engine.backend import Batch, MemoryKind, Sampler, State
+from localrun.engine.native.llama_adapters import LlamaAdapters
+from localrun.engine.native.llama_context import ContextShape, LlamaContext, check_range
+from localrun.engine.native.llama_model import load_model
+from localrun.engine.native.llama_native import log_callback, native
+from localrun.engine.native.llama_sampler import LlamaSampler
+from localrun.engine.native.llama_staging import LlamaStaging
+from localrun.engine.native.llama_threadpool import Threadpools
+from localrun.engine.native.llama_vocabulary import LlamaVocabulary
+from localrun.engine.native.sampling_threads import SamplingThreads
+from localrun.engine.native.state_blob import StateLayout
+from localrun.engine.native.step_threads import FewerThreads, PromptThreads, StepThreads, Usage
+from localrun.errors import EngineFailed
+from localrun.thread_choice import Threads
+from localrun.wire import Sampling, TokenLogprob
+
+# Long prompts that are computed at once, in the background. More of them share one batch; each has a stream of cells.
+STAGING_SEQUENCES = 4
+
+
+class LlamaBackend:
+    """See the module. `n_seqs` sequences for requests, and `n_spare_seqs` for kept prefixes where they are shared.
+    Without `may_split` the KV cache is one pool in any case.
+
+    Raises BadModelFile when llama.cpp refuses the file or an adapter and EngineFailed when it cannot make a context.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        n_cells: int,
+        n_seqs: int,
+        n_batch: int,
+        n_threads: int,
+        n_gpu_layers: int,
+        kv_type: str,
+        n_spare_seqs: int = 0,
+        may_split: bool = True,
+        adapters: Sequence[str] = (),
+        use_extra_bufts: bool = True,
+    ) -> None:
+        native.llama_log_set(log_callback, None)
+        native.llama_backend_init()
+        self.n_gpu_layers = n_gpu_layers
+        self._model = load_model(path, n_gpu_layers, use_extra_bufts=use_extra_bufts)
+        self._adapters = LlamaAdapters(self._model, adapters)
+        self._vocabulary = LlamaVocabulary(self._model)
+        self.n_vocab = self._vocabulary.n_tokens
+        self.n_ctx_train = int(native.llama_model_n_ctx_train(self._model))
+        self._n_window = int(native.llama_model_n_swa(self._model))
+        self.memory_kind = self._kind_of_memory(n_cells)
+        is_attention = self.memory_kind is MemoryKind.ATTENTION
+        self.n_threads = n_threads
+        self._n_slots, self._n_spare = n_seqs, n_spare_seqs if is_attention else 0
+        self._n_cells, self._n_batch, self._kv_type = n_cells, n_batch, kv_type
+        self.mixes_rows = n_gpu_layers > 0
+        self.can_split = may_split and is_attention and n_seqs > 1 and not self.mixes_rows
+        self._layout: StateLayout | None = None
+        self._staging: LlamaStaging | None = None
+        self._threads = Threads(n_threads, n_threads)
+        self._fewer: FewerThreads | None = None
+        self._pools = Threadpools(native._lib)
+        self._open(split=self.can_split)
+        # Every stream is padded. One pool gets what all streams have, so that what fits the one mode fits the other.
+        self._n_cells = self.n_cells
+        self._layout = self._probe_layout()
+        self.cuts_states = is_attention and self._layout is not None
+        if self.can_split and not self.cuts_states:
+            self.can_split = False
+            self.rebuild(split=False)
+        self.n_ctx = min(self.n_cells, self.n_ctx_train)
+        self.model_size_bytes = int(native.llama_model_size(self._model))
+        self.name = "llama.cpp " + ("GPU" if self.n_gpu_layers else "CPU")
+        self.eog_tokens, self.control_tokens = self._vocabulary.eog_tokens, self._vocabulary.control_tokens
+        self.bos_token = self._vocabulary.bos_token
+        self.tokenize = self._vocabulary.tokenize
+        self.piece, self.control_text = self._vocabulary.piece, self._vocabulary.control_text
+        self._sampling = SamplingThreads(n_threads, self.n_vocab)
+
+    # --- computing ---------------------------------------------------------------------------------------------
+
+    def decode(self, n_rows: int) -> None:
+        if self._staging is None:
+            self._main.decode(n_rows)
+            return
+        with self._staging.paused():
+            self._main.decode(n_rows)
+
+    def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> LlamaSampler:
+        banned = np.array(sorted(self.eog_tokens) if ignore_eos else [], np.int64)
+        chain = stages.chain(sampling, n_ctx=self.n_ctx)
+        return LlamaSampler(self.draw, self.logits, chain, banned=banned, n_vocab=self.n_vocab)
+
+    def sample(self, wanted: Sequence[tuple[Sampler, int]]) -> list[int]:
+        if wanted:
+            self._main.logits(wanted[0][1])  # the first look at a decode's logits puts them in order, for all threads
+        return self._sampling.sample(wanted)
+
+    def logits(self, row: int) -> Any:
+        """The logits of a row of the last decode, float32, as a view of native memory. Raises ValueError without."""
+        return self._main.logits(row)
+
+    def draw(self, chain: Any, row: int) -> int:
+        """The next token by a native chain, which remembers it."""
+        return int(native.llama_sampler_sample(chain, self._main.native, row))
+
+    def logprobs(self, row: int, token: int, n_top: int) -> tuple[float, tuple[TokenLogprob, ...]]:
+        logits = self.logits(row).astype(np.float64)
+        logits -= logits.max()
+        logprobs = logits - np.log(np.exp(logits).sum())
+        n_top = min(n_top, self.n_vocab)
+        best = np.argpartition(-logprobs, n_top - 1)[:n_top] if n_top else np.empty(0, np.int64)
+        best = best[np.argsort(-logprobs[best], kind="stable")]
+        top = tuple(TokenLogprob(int(other), self.piece(int(other)), float(logprobs[other])) for other in best)
+        return float(logprobs[token]), top
+
+    # --- threads -----------------------------------------------------------------------------------------------
+
+    def set_threads(self, threads: Threads, *, may_use_fewer: bool = False) -> None:
+        """For everything from now on; nothing may be being computed. See `LlamaContext.set_threads`."""
+        self._threads, self._fewer = threads, None
+        if may_use_fewer:
+            self._fewer = FewerThreads(StepThreads(threads.decode), PromptThreads(_usage, processors.unused_now))
+        self.n_threads = threads.decode
+        self._main.set_threads(threads, self._fewer)
+        if self._staging is not None:
+            self._staging.context.set_threads(threads, self._fewer)
+
+    @contextmanager
+    def measured_context(self, n_threads: int, *, n_cells: int, n_seqs: int, n_batch: int) -> Iterator[LlamaContext]:
+        """An empty context for whoever wants to measure; it must end before the backend."""
+        shape = ContextShape(n_cells, n_seqs, n_batch, n_threads, self._kv_type, is_split=False)
+        kind, window = self.memory_kind, self._n_window
+        context = LlamaContext(self._model, shape, self._pools, kind=kind, n_window=window, n_vocab=self.n_vocab)
+        try:
+            yield context
+        finally:
+            context.close()
+
+    # --- long prompts in the background ------------------------------------------------------------------------
+
+    @property
+    def n_staging_seqs(self) -> int:
+        return self._staging.context.n_seqs if self._staging else 0
+
+    @property
+    def staging_batch(self) -> Batch:
+        return self._stage.context.batch
+
+    @property
+    def is_staging(self) -> bool:
+        return self._staging is not None and self._staging.is_busy
+
+    def staging_start(self, n_rows: int) -> None:
+        context = self._stage.context
+        if not 0 < n_rows <= context.batch.capacity:
+            raise ValueError(f"{n_rows} rows in a batch of {context.batch.capacity}")
+        seqs = context.batch.seq[:n_rows] - self.n_seqs
+        check_range("sequence", seqs, context.n_seqs)
+        context.batch.seq[:n_rows] = seqs
+        self._stage.start(n_rows)
+
+    def staging_wait(self, timeout_s: float) -> bool:
+        return self._stage.wait(timeout_s)
+
+    def staging_finish(self) -> None:
+        self._stage.finish()
+
+    def staging_abort(self) -> None:
+        self._stage.abort()
+
+    # --- memory ------------------------------------------------------------------------------------------------
+
+    def seq_share(self, source: int, target: int, start: int, end: int) -> None:
+        self._main.seq_share(source, target, start, end)
+
+    def seq_remove(self, seq: int, start: int, end: int = -1) -> bool:
+        context, seq = self._place(seq)
+        return context.seq_remove(seq, start, end)
+
+    def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
+        context, seq = self._place(seq)
+        return context.state_get(seq, limit_bytes=limit_bytes)
+
+    @property
+    def state_token_bytes(self) -> int:
+        return self._cut.token_bytes
+
+    def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
+        context, seq = self._place(seq)
+        return context.state_slices(self._cut, seq, ranges)
+
+    def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> State:
+        context, _ = self._place(seq)
+        return context.state_join(self._cut, pieces)
+
+    def state_set(self, seq: int, state: State) -> bool:
+        context, seq = self._place(seq)
+        return context.state_set(seq, state)
+
+    def seq_copy(self, source: int, target: int) -> bool:
+        from_context, from_seq = self._place(source)
+        to_context, to_seq = self._place(target)
+        is_copied = to_context.state_set(to_seq, from_context.state_for(self._cut, from_seq, to_context.n_streams))
+        from_context.trim()
+        return is_copied
+
+    def rebuild(self, *, split: bool) -> None:
+        self._close_contexts()
+        self._open(split=split)
+
+    def close(self) -> None:
+        self._sampling.close()
+        self._close_contexts()
+        self._pools.close()
+        native.llama_model_free(self._model)
+
+    # --- opening -----------------------------------------------------------------------------------------------
+
+    @property
+    def _stage(self) -> LlamaStaging:
+        if self._staging is None:
+            raise ValueError("this backend computes nothing in the background")
+        return self._staging
+
+    @property
+    def _cut(self) -> StateLayout:
+        if self._layout is None:
+            raise ValueError("the states of this model cannot be cut")
+        return self._layout
+
+    def _place(self, seq: int) -> tuple[LlamaContext, int]:
+        """The context of a sequence, and its number there."""
+        if seq < self.n_seqs or self._staging is None:
+            return self._main, seq
+        if self._staging.is_busy:
+            raise ValueError(f"sequence {seq} is being computed in the background")
+        return self._staging.context, seq - self.n_seqs
+
+    def _kind_of_memory(self, n_cells: int) -> MemoryKind:
+        if native.llama_model_is_recurrent(self._model):
+            return MemoryKind.RECURRENT
+        if native.llama_model_is_hybrid(self._model):
+            return MemoryKind.HYBRID
+        # A window that no sequence can outgrow hides nothing.
+        if 0 < self._n_window < min(n_cells, self.n_ctx_train):
+            return MemoryKind.WINDOW
+        return MemoryKind.ATTENTION
+
+    def _open(self, *, split: bool) -> None:
+        self.is_split = split
+        self.n_seqs = self._n_slots + (0 if split else self._n_spare)
+        try:
+            self._main = self._new_context(self._n_cells, self.n_seqs, self._n_batch, split=split)
+            self.n_cells, self.batch = self._main.n_cells, self._main.batch
+            if split:
+                n_staging = min(self._n_slots, STAGING_SEQUENCES)
+                cells = self.n_cells // self._n_slots * n_staging
+                self._staging = LlamaStaging(
+                    lambda cb_eval: self._new_context(cells, n_staging, self._n_batch, split=True, cb_eval=cb_eval),
+                    lambda: self._layout.token_bytes if self._layout else 0,
+                )
+        except EngineFailed:
+            self._pools.close()
+            native.llama_model_free(self._model)
+            raise
+
+    def _new_context(
+        self, n_cells: int, n_seqs: int, n_batch: int, *, split: bool, cb_eval: Any = None
+    ) -> LlamaContext:
+        n_threads = self._threads.most
+        shape = ContextShape(n_cells, n_seqs, n_batch, n_threads, self._kv_type, split and n_seqs > 1)
+        kind, window = self.memory_kind, self._n_window
+        context = LlamaContext(
+            self._model, shape, self._pools, kind=kind, n_window=window, n_vocab=self.n_vocab, cb_eval=cb_eval
+        )
+        context.set_threads(self._threads, self._fewer)
+        self._adapters.apply(context.native)
+        return context
+
+    def _close_contexts(self) -> None:
+        if self._staging is not None:
+            self._staging.close()
+            self._staging = None
+        self._main.close()
+
+    def _probe_layout(self) -> StateLayout | None:
+        """How states are laid out, from the state of one token; None where they cannot be cut."""
+        self.batch.token[0] = self.batch.pos[0] = self.batch.seq[0] = self.batch.wants_logits[0] = 0
+        self.decode(1)
+        state = self.state_get(0, limit_bytes=1 << 40)
+        self.seq_remove(0, 0)
+        return StateLayout.of(state) if state else None
+
+
+def gpu_free_bytes() -> int | None:
+    """Free memory of all GPUs; None where this build cannot use one."""
+    return devices.gpu_free_bytes(native._lib) if native.llama_supports_gpu_offload() else None
+
+
+def gpus() -> list[tuple[str, int, bool, int]]:
+    """See `devices.gpus`; empty where this build cannot use a GPU."""
+    native.llama_backend_init()
+    return devices.gpus(native._lib) if native.llama_supports_gpu_offload() else []
+
+
+def _usage() -> Usage:
+    return Usage(time.perf_counter(), time.process_time(), processors.idle_s())

@@ -1,0 +1,289 @@
+"""One native context: cells or states of sequences, a batch, and the calls on them.
+
+Owner: one thread at a time. Native code aborts the process on a bad integer, so every argument is checked here first
+and becomes a ValueError instead.
+
+Its KV cache is *split*, a stream of cells for every sequence, or one *unified* pool, in which sharing a prefix is a
+change of metadata, and one decode is one micro-batch (`n_ubatch` equals `n_batch`), so that placement follows
+`kv_cells.py`.
+
+What a sequence leaves in memory depends on the model (`MemoryKind`). A sliding window keeps few cells and reuses them
+once they are out of sight; a recurrent layer keeps one state per sequence and overwrites it with every token. Neither
+can be cut back to an earlier position, and a recurrent state is memory for every sequence that might exist.
+
+Does not: know the vocabulary's texts, or sample.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, State
+from localrun.engine.native.llama_native import last_problem, native
+from localrun.engine.native.llama_threadpool import Threadpools
+from localrun.engine.native.state_blob import StateLayout
+from localrun.engine.native.step_threads import FewerThreads
+from localrun.errors import EngineFailed
+from localrun.thread_choice import Threads
+
+GGML_TYPES = {"f16": native.GGML_TYPE_F16, "q8_0": native.GGML_TYPE_Q8_0, "q4_0": native.GGML_TYPE_Q4_0}
+# A step of more rows is a prompt's: it computes more than it reads.
+STREAM_ROWS = 16
+# A huge page. Its first touch takes about as long as a piece of the background's graph.
+WARM_UP_BYTES = 2 << 20
+# Of the buffer for states, what is kept for the next time.
+KEPT_BUFFER_BYTES = 128 << 20
+ABORTED = 2  # what llama_decode returns then
+
+
+@dataclass(frozen=True)
+class ContextShape:
+    """What a context is opened with. `n_cells` are shared by all sequences, or divided among them if `is_split`."""
+
+    n_cells: int
+    n_seqs: int
+    n_batch: int
+    n_threads: int
+    kv_type: str
+    is_split: bool
+
+
+class LlamaContext:
+    """See the module. `cb_eval` is asked about the nodes of every graph, and called between pieces of it.
+
+    Raises EngineFailed when llama.cpp cannot make the context.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        shape: ContextShape,
+        pools: Threadpools,
+        *,
+        kind: MemoryKind,
+        n_window: int,
+        n_vocab: int,
+        cb_eval: Any = None,
+    ) -> None:
+        self.kind = kind
+        self.n_seqs = shape.n_seqs
+        self._n_window = n_window
+        self._n_vocab = n_vocab
+        self.n_streams = shape.n_seqs if shape.is_split else 1
+        params = _params(shape, kind)
+        if cb_eval is not None:
+            params.cb_eval = cb_eval
+        self.native = native.llama_init_from_model(model, params)
+        if not self.native:
+            raise EngineFailed(f"llama.cpp cannot make a context of {shape.n_cells} KV cells: {last_problem()}")
+        self._memory = native.llama_get_memory(self.native)
+        self.n_cells = int(native.llama_n_ctx(self.native))
+        self.batch = Batch(int(native.llama_n_batch(self.native)))
+        self._native_batch, self._batch_memory = native_batch(self.batch)
+        self._state_buffer = np.empty(0, np.uint8)
+        self._n_warm_bytes = 0
+        self._pools = pools
+        self._n_threads = 0
+        self.set_threads(Threads(shape.n_threads, shape.n_threads))
+
+    def set_threads(self, threads: Threads, fewer: FewerThreads | None = None) -> None:
+        """For the decodes from now on; at most so many if `fewer` finds that fewer are quicker."""
+        self._threads = threads
+        self._fewer = fewer
+
+    def decode(self, n_rows: int) -> None:
+        """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed."""
+        batch = self.batch
+        if not 0 < n_rows <= batch.capacity:
+            raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
+        check_range("token", batch.token[:n_rows], self._n_vocab)
+        check_range("sequence", batch.seq[:n_rows], self.n_seqs)
+        check_range("position", batch.pos[:n_rows], self.n_cells)
+        n_wanted = int(np.count_nonzero(batch.wants_logits[:n_rows]))
+        if n_wanted > self.n_seqs:
+            raise ValueError(f"more than {self.n_seqs} rows want logits")
+        self._native_batch.n_tokens = n_rows
+        fewer = self._fewer
+        if fewer is not None and n_wanted == n_rows:
+            self._use_threads(fewer.steps.choose(n_rows, fewer.prompts.limit(self._threads.decode)))
+            began_at_s = time.perf_counter()
+            code = native.llama_decode(self.native, self._native_batch)
+            ended_at_s = time.perf_counter()
+            fewer.steps.note(n_rows, ended_at_s - began_at_s)
+            fewer.prompts.note_step(ended_at_s)
+        else:
+            n_threads = self._threads.decode if n_rows <= STREAM_ROWS else self._threads.prompt
+            self._use_threads(fewer.prompts.choose(n_threads) if fewer is not None else n_threads)
+            code = native.llama_decode(self.native, self._native_batch)
+            if fewer is not None:
+                fewer.prompts.note_batch(time.perf_counter())
+        if code == 0:
+            return
+        if code == 1:
+            raise NoRoom(f"no {n_rows} free cells")
+        raise DecodeFailed(f"llama_decode returned {code}", is_fatal=code != -1, is_abort=code == ABORTED)
+
+    def logits(self, row: int) -> NDArray[np.float32]:
+        """The logits of a row of the last decode, as a view of native memory. Raises ValueError if it has none."""
+        pointer = native.llama_get_logits_ith(self.native, row)
+        if not pointer:
+            raise ValueError(f"row {row} has no logits")
+        row_memory = (ctypes.c_float * self._n_vocab).from_address(ctypes.addressof(pointer.contents))
+        return np.frombuffer(memoryview(row_memory), np.float32)
+
+    def seq_share(self, source: int, target: int, start: int, end: int) -> None:
+        """See `Backend.seq_share`."""
+        self._check_seq(source)
+        self._check_seq(target)
+        if not 0 <= start <= end <= self.n_cells:
+            raise ValueError(f"positions [{start}, {end}) are not within [0, {self.n_cells})")
+        if self.kind is not MemoryKind.ATTENTION or self.n_streams > 1:
+            raise ValueError(f"sequences of {self.kind} memory in {self.n_streams} streams share no cells")
+        native.llama_memory_seq_cp(self._memory, source, target, start, end)
+
+    def seq_remove(self, seq: int, start: int, end: int = -1) -> bool:
+        """See `Backend.seq_remove`."""
+        self._check_seq(seq)
+        if not 0 <= start <= self.n_cells or not -1 <= end <= self.n_cells:
+            raise ValueError(f"positions [{start}, {end}) are not within [0, {self.n_cells})")
+        if start > 0 and self.kind is MemoryKind.WINDOW:
+            # llama.cpp would do it, also where the cells that position `start` looks back at are gone.
+            oldest = native.llama_memory_seq_pos_min(self._memory, seq)
+            if oldest > max(0, start - self._n_window + 1):
+                return False
+        return bool(native.llama_memory_seq_rm(self._memory, seq, start, end))
+
+    def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
+        """See `Backend.state_get`."""
+        self._check_seq(seq)
+        size = int(native.llama_state_seq_get_size(self.native, seq))
+        if size > limit_bytes:
+            return None
+        state = bytearray(size)
+        del state[self._save(seq, state, size) :]
+        return state
+
+    def state_slices(self, layout: StateLayout, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
+        """See `Backend.state_slices`."""
+        self._check_seq(seq)
+        size = int(native.llama_state_seq_get_size(self.native, seq))
+        self._reserve(size)
+        written = self._save(seq, self._state_buffer, size)
+        state = self._state_buffer[:written]
+        return self._slices(layout, state, ranges)
+
+    def state_join(self, layout: StateLayout, pieces: list[tuple[State, int, int, int]]) -> State:
+        """See `Backend.state_join`."""
+        n_cells = pieces[-1][3] - pieces[0][2]
+        self._reserve(layout.size_bytes(n_cells, n_streams=self.n_streams))
+        return layout.join(pieces, n_streams=self.n_streams, into=self._state_buffer)
+
+    def state_for(self, layout: StateLayout, seq: int, n_streams: int) -> State:
+        """The saved state of a sequence for a context of so many streams, good until the next call of anything with
+        states."""
+        self._check_seq(seq)
+        size = int(native.llama_state_seq_get_size(self.native, seq))
+        self._reserve(size + layout.head_bytes(n_streams))
+        written = self._save(seq, self._state_buffer, size)
+        return layout.for_streams(self._state_buffer, written, n_streams=n_streams)
+
+    def warm_up(self, size_bytes: int, most_bytes: int) -> None:
+        """Touch a little more of the buffer for states, up to `size_bytes` of the `most_bytes` that it may ever need:
+        memory is slow when it is written for the first time (57 MB: 100 to 400 ms)."""
+        if self._state_buffer.size < most_bytes:
+            self._state_buffer, self._n_warm_bytes = np.empty(most_bytes, np.uint8), 0
+        if self._n_warm_bytes < size_bytes:
+            begin, self._n_warm_bytes = self._n_warm_bytes, min(most_bytes, self._n_warm_bytes + WARM_UP_BYTES)
+            self._state_buffer[begin : self._n_warm_bytes] = 0
+
+    def state_set(self, seq: int, state: State) -> bool:
+        """See `Backend.state_set`."""
+        self._check_seq(seq)
+        data = np.frombuffer(state, np.uint8)
+        start = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        is_read = int(native.llama_state_seq_set_data(self.native, start, data.size, seq)) == data.size > 0
+        if not is_read:
+            native.llama_memory_seq_rm(self._memory, seq, 0, -1)
+        self.trim()
+        return is_read
+
+    def trim(self) -> None:
+        """Nobody needs what is in the buffer for states: if it is a large one, give it back."""
+        if self._state_buffer.size > KEPT_BUFFER_BYTES:
+            self._state_buffer, self._n_warm_bytes = np.empty(0, np.uint8), 0
+
+    def close(self) -> None:
+        """Free it."""
+        native.llama_free(self.native)
+
+    def _use_threads(self, n_threads: int) -> None:
+        # llama.cpp has two numbers as well, but takes that for prompts wherever a batch has more than one row.
+        if n_threads != self._n_threads:
+            self._n_threads = n_threads
+            self._pools.use(self.native, n_threads)
+
+    def _reserve(self, size: int) -> None:
+        """The buffer is kept for the next time, if it is not too large (`trim`): touching fresh memory takes ten times
+        as long as copying into it."""
+        if size > self._state_buffer.size:
+            self._state_buffer = np.empty(max(size, min(size + size // 4, KEPT_BUFFER_BYTES)), np.uint8)
+
+    def _slices(self, layout: StateLayout, state: NDArray[np.uint8], ranges: list[tuple[int, int]]) -> Iterator[State]:
+        try:
+            for start, end in ranges:
+                yield layout.slice(state, start, end)
+        finally:
+            self.trim()
+
+    def _save(self, seq: int, target: bytearray | NDArray[np.uint8], size: int) -> int:
+        buffer = np.frombuffer(target, np.uint8).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        return int(native.llama_state_seq_get_data(self.native, buffer, size, seq))
+
+    def _check_seq(self, seq: int) -> None:
+        if not 0 <= seq < self.n_seqs:
+            raise ValueError(f"sequence {seq} is not below {self.n_seqs}")
+
+
+def _params(shape: ContextShape, kind: MemoryKind) -> Any:
+    params = native.llama_context_default_params()
+    params.n_ctx = shape.n_cells
+    params.n_batch = params.n_ubatch = shape.n_batch
+    params.n_seq_max = shape.n_seqs
+    # One row per sequence wants logits; the default, every row of a batch, is 300 MB at 150,000 tokens.
+    params.n_outputs_max = shape.n_seqs
+    params.n_threads = params.n_threads_batch = shape.n_threads
+    params.type_k = params.type_v = GGML_TYPES[shape.kv_type]
+    params.kv_unified = not shape.is_split
+    params.swa_full = kind is not MemoryKind.WINDOW
+    params.no_perf = True
+    return params
+
+
+def native_batch(batch: Batch) -> tuple[Any, tuple[NDArray[Any], ...]]:
+    """A `llama_batch` over the arrays of `batch`, so that filling rows is filling numpy arrays.
+
+    Each row's list of sequences is a pointer to its entry of `batch.seq`. The second value owns memory that the first
+    points to and must live as long.
+    """
+    n_seq_id = np.ones(batch.capacity, np.int32)
+    addresses = batch.seq.ctypes.data + np.arange(batch.capacity, dtype=np.uint64) * np.uint64(batch.seq.itemsize)
+    fields = native.llama_batch()
+    fields.token = batch.token.ctypes.data_as(ctypes.POINTER(native.llama_token))
+    fields.pos = batch.pos.ctypes.data_as(ctypes.POINTER(native.llama_pos))
+    fields.n_seq_id = n_seq_id.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+    fields.seq_id = addresses.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(native.llama_seq_id)))
+    fields.logits = batch.wants_logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
+    return fields, (n_seq_id, addresses)
+
+
+def check_range(what: str, values: NDArray[np.int32], limit: int) -> None:
+    """Raises ValueError unless all of some batch's values are within [0, limit)."""
+    if values.min() < 0 or values.max() >= limit:
+        raise ValueError(f"a {what} of the batch is not within [0, {limit})")

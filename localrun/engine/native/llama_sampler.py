@@ -1,0 +1,136 @@
+"""One request's native sampler chain: a `backend.Sampler` over llama.cpp.
+
+Owner: the engine's main thread. Does not: decide which stages there are (`sampling.py`), or count tokens
+(`penalties.py`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localrun.engine.native.llama_native import native
+from localrun.engine.sample import sampling as stages
+from localrun.engine.sample.constraint import DEAD_END, Constraint
+from localrun.engine.sample.penalties import Adjustments
+
+# llama_token_data
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+
+class LlamaSampler:
+    """A native sampler chain; an argmax in its place where the chain would be nothing else.
+
+    `draw` applies a native chain to a row of the last decode, `logits` gives the row as a view of native memory. Tokens
+    in `banned` are never chosen, nor what a constraint does not allow.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[[Any, int], int],
+        logits: Callable[[int], NDArray[np.float32]],
+        chain: Sequence[stages.Stage],
+        *,
+        banned: NDArray[np.int64],
+        n_vocab: int,
+    ) -> None:
+        self._draw = draw
+        self._logits = logits
+        self._adjustments = Adjustments(chain, banned)
+        self._banned = banned
+        self._n_vocab = n_vocab
+        self._constraint: Constraint | None = None
+        self._candidates: NDArray[np.void] | None = None
+        self._chain: Any = None
+        native_stages = [stage for stage in chain if not isinstance(stage, stages.LogitBias | stages.Penalties)]
+        self._is_adjusted = len(native_stages) < len(chain) or bool(banned.size)
+        self.is_greedy = native_stages == [stages.Greedy()]
+        if not self.is_greedy:
+            self._chain = native.llama_sampler_chain_init(native.llama_sampler_chain_default_params())
+            for stage in native_stages:
+                native.llama_sampler_chain_add(self._chain, _native_stage(stage, n_vocab))
+
+    def constrain(self, constraint: Constraint) -> None:
+        self._constraint, self.is_greedy = constraint, False
+
+    def accept(self, tokens: list[int]) -> None:
+        self._adjustments.accept(tokens)
+
+    def sample(self, row: int) -> int:
+        if self._constraint is None:
+            return self._sample_free(row)
+        return self._sample_constrained(self._logits(row))
+
+    def hold(self, row: int) -> Callable[[], int]:
+        return partial(self._sample_constrained, self._logits(row).copy())
+
+    def _sample_constrained(self, logits: NDArray[np.float32]) -> int:
+        assert self._constraint is not None
+        with self._adjustments.applied(logits):
+            token = self._constraint.choose(
+                lambda allowed: self._choose(logits, allowed), tries_first=self._chain is None
+            )
+        if token != DEAD_END:
+            self._adjustments.accept([token])
+        return token
+
+    def _sample_free(self, row: int) -> int:
+        if not self._is_adjusted and self._chain is not None:
+            return self._draw(self._chain, row)
+        logits = self._logits(row)
+        if not self._is_adjusted:
+            return int(logits.argmax())
+        # The row is changed in place, so that native stages see it too, and put back for whoever reads logprobs.
+        with self._adjustments.applied(logits):
+            token = int(logits.argmax()) if self._chain is None else self._draw(self._chain, row)
+        self._adjustments.accept([token])
+        return token
+
+    def _choose(self, logits: NDArray[np.float32], allowed: NDArray[np.int64] | None) -> int:
+        """A token out of `allowed` (all if None). The chain sees no others, so the fewer
+        there are the less time it takes, and is not told which one it was."""
+        if allowed is None and (self._chain is not None or self._banned.size):
+            allowed = np.delete(np.arange(self._n_vocab), self._banned)
+        if self._chain is None:
+            return int(logits.argmax()) if allowed is None else int(allowed[logits[allowed].argmax()])
+        assert allowed is not None
+        if self._candidates is None:
+            self._candidates = np.zeros(self._n_vocab, _CANDIDATE)
+        candidates = self._candidates[: allowed.size]
+        candidates["id"], candidates["logit"], candidates["p"] = allowed, logits[allowed], 0
+        data = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(native.llama_token_data))
+        array = native.llama_token_data_array(data=data, size=allowed.size, selected=-1, sorted=False)
+        native.llama_sampler_apply(self._chain, ctypes.byref(array))
+        return int(array.data[array.selected].id)
+
+    def close(self) -> None:
+        if self._chain is not None:
+            native.llama_sampler_free(self._chain)
+            self._chain = None
+
+
+def _native_stage(stage: stages.Stage, n_vocab: int) -> Any:
+    match stage:
+        case stages.TopK(k):
+            return native.llama_sampler_init_top_k(min(k, n_vocab))
+        case stages.Typical(p):
+            return native.llama_sampler_init_typical(p, 1)
+        case stages.TopP(p):
+            return native.llama_sampler_init_top_p(p, 1)
+        case stages.MinP(p):
+            return native.llama_sampler_init_min_p(p, 1)
+        case stages.Temperature(value):
+            return native.llama_sampler_init_temp(value)
+        case stages.Mirostat(1, seed, tau, eta):
+            return native.llama_sampler_init_mirostat(n_vocab, seed, tau, eta, 100)
+        case stages.Mirostat(_, seed, tau, eta):
+            return native.llama_sampler_init_mirostat_v2(seed, tau, eta)
+        case stages.Draw(seed):
+            return native.llama_sampler_init_dist(seed)
+        case stages.Greedy():
+            return native.llama_sampler_init_greedy()

@@ -1,0 +1,96 @@
+"""Texts and tokens of a native model.
+
+Owner: the engine's main thread; `tokenize` alone may run in another, for it only reads.
+Does not: decide what text may become a control token (`prompt.py`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from localrun.engine.native.llama_native import native
+
+_PIECE_BYTES = 64
+_PART_CHARACTERS = 16384
+
+
+class LlamaVocabulary:
+    """See the module."""
+
+    def __init__(self, model: Any) -> None:
+        self._vocab = native.llama_model_get_vocab(model)
+        self.n_tokens = int(native.llama_vocab_n_tokens(self._vocab))
+        self.eog_tokens, self._control_texts = self._special_tokens()
+        self.control_tokens = tuple(self._control_texts.values())
+        self._control_text = re.compile("|".join(map(re.escape, filter(None, self.control_tokens))) or "(?!)")
+        adds_bos = bool(native.llama_vocab_get_add_bos(self._vocab))
+        self.bos_token: int | None = int(native.llama_vocab_bos(self._vocab)) if adds_bos else None
+        self._pieces: dict[int, bytes] = {}
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        """See `Backend.tokenize`."""
+        if not parse_special:
+            return self._tokenize_part(text, parse_special=False)
+        return [token for part in self._parts(text) for token in self._tokenize_part(part, parse_special=True)]
+
+    def tokenize_whole(self, text: str) -> list[int]:
+        """A text with the tokens that the model wants before and after it, as encoders do."""
+        return self._tokenize_part(text, parse_special=False, add_special=True)
+
+    def piece(self, token: int) -> bytes:
+        """See `Backend.piece`."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._read_piece(token)
+        return piece
+
+    def control_text(self, token: int) -> str:
+        """See `Backend.control_text`."""
+        return self._control_texts.get(token, "")
+
+    def _parts(self, text: str) -> Iterator[str]:
+        """A long text in pieces that end after a control token.
+
+        llama.cpp takes time by the square of the control tokens in one text: seconds for 50,000, hours for a body.
+        """
+        start = 0
+        while len(text) - start > _PART_CHARACTERS:
+            found = self._control_text.search(text, start + _PART_CHARACTERS)
+            if found is None:
+                break
+            yield text[start : found.end()]
+            start = found.end()
+        yield text[start:]
+
+    def _tokenize_part(self, text: str, *, parse_special: bool, add_special: bool = False) -> list[int]:
+        data = text.encode("utf-8", "replace")
+        room = len(data) + 8
+        buffer = (native.llama_token * room)()
+        count = native.llama_tokenize(self._vocab, data, len(data), buffer, room, add_special, parse_special)
+        if count < 0:
+            room = -count
+            buffer = (native.llama_token * room)()
+            count = native.llama_tokenize(self._vocab, data, len(data), buffer, room, add_special, parse_special)
+        return list(buffer[:count])
+
+    def _read_piece(self, token: int) -> bytes:
+        if not 0 <= token < self.n_tokens:
+            raise ValueError(f"token {token} is not in the vocabulary of {self.n_tokens}")
+        buffer = ctypes.create_string_buffer(_PIECE_BYTES)
+        count = native.llama_token_to_piece(self._vocab, token, buffer, _PIECE_BYTES, 0, False)
+        if count < 0:
+            buffer = ctypes.create_string_buffer(-count)
+            count = native.llama_token_to_piece(self._vocab, token, buffer, -count, 0, False)
+        return buffer.raw[:count]
+
+    def _special_tokens(self) -> tuple[frozenset[int], dict[int, str]]:
+        eog, control = [], {}
+        for token in range(self.n_tokens):
+            if native.llama_vocab_is_eog(self._vocab, token):
+                eog.append(token)
+            if native.llama_vocab_is_control(self._vocab, token):
+                control[token] = native.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
+        return frozenset(eog), control

@@ -1,0 +1,163 @@
+"""One answer and the grammar that it must match: which tokens may come next, and what came.
+
+The distribution is exact: a sampler chain only ever sees tokens that are allowed, so it truncates and draws among them.
+The one shortcut is greedy's. Its choice is the best of all tokens if that is allowed, so it is looked at first, and
+most steps need no mask (a check takes 2 us, a mask of 152,000 tokens 10 to 150).
+
+Until one of `triggers` was produced everything is allowed, but for a token that completes a trigger and goes on with
+something the grammar has not.
+
+The cost is measured: a grammar that takes longer than `SLOW_S` for a token is slow for a while, so that others need
+not wait for it (`late_rows.py`). The library's limits bound it at some 20 ms.
+
+Owner: one thread at a time, whichever samples the request's row.
+Does not: know how a token is drawn, or compile (`grammar_compiler.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from localrun.engine.sample.grammar_vocabulary import GrammarVocabulary
+
+# What `choose` returns when no token can follow.
+DEAD_END = -1
+# More than this for one token is noticed by those who are in the same step.
+SLOW_S = 0.001
+_SLOW_TOKENS = 16
+# With fewer than one word of the mask in so many set, the others are not looked at.
+_SPARSE = 8
+
+# A draw among these token ids; among all of them if None.
+Draw = Callable[[NDArray[np.int64] | None], int]
+
+
+class Constraint:
+    """See the module. `problem` says why there was a dead end."""
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocabulary: GrammarVocabulary,
+        *,
+        triggers: tuple[str, ...],
+        banned: frozenset[int],
+        clock: Callable[[], float],
+    ) -> None:
+        self._matcher = matcher
+        self._clock = clock
+        self._cost_s = 0.0
+        self._n_slow_left = 0
+        self._vocabulary = vocabulary
+        self._triggers = tuple(trigger.encode() for trigger in triggers)
+        self._n_tail = max((len(trigger) for trigger in self._triggers), default=1) - 1
+        self._tail = b""
+        self._banned = np.array(sorted(banned), np.int64)
+        self._may = np.full((vocabulary.n_tokens + 31) // 32, 2**32 - 1, np.uint32)
+        np.bitwise_and.at(self._may, self._banned >> 5, ~np.left_shift(1, self._banned & 31).astype(np.uint32))
+        self._mask = np.zeros_like(self._may)
+        self.is_waiting = bool(triggers)
+        self.problem = ""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the next token had better be chosen while others go on."""
+        return self._n_slow_left > 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing can follow what was produced."""
+        return not self.is_waiting and self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def choose(self, draw: Draw, *, tries_first: bool) -> int:
+        """The next token, which is then part of the answer; `DEAD_END` if there is none.
+
+        `tries_first`: `draw` gives the same token whatever else is allowed beside it, as greedy does, and never a
+        banned one.
+        """
+        self._cost_s = 0.0
+        if self.is_waiting:
+            token = self._choose_freely(draw)
+        else:
+            token = draw(None) if tries_first else DEAD_END
+            if token == DEAD_END or self._matcher.validate_tokens([token]) != 1:
+                token = self._choose_allowed(draw)
+        if token != DEAD_END:
+            started_at_s = self._clock()
+            self._accept(token)
+            self._cost_s += self._clock() - started_at_s
+        self._n_slow_left = _SLOW_TOKENS if self._cost_s > SLOW_S else max(0, self._n_slow_left - 1)
+        return token
+
+    def _choose_allowed(self, draw: Draw) -> int:
+        started_at_s = self._clock()
+        allowed = self._allowed()
+        self._cost_s += self._clock() - started_at_s
+        if not allowed.size:
+            why = self._matcher.get_error() or "no token of this model's vocabulary can follow what it wrote so far"
+            self.problem = f"the grammar has come to a dead end: {why.partition(chr(10))[0]}"
+            return DEAD_END
+        return int(allowed[0]) if allowed.size == 1 else draw(allowed)
+
+    def _choose_freely(self, draw: Draw) -> int:
+        """A draw among all tokens, again without those that go on wrongly after a trigger."""
+        token = draw(None)
+        if not self._goes_wrong(token):
+            return token
+        may = np.ones(self._vocabulary.n_tokens, np.bool_)
+        may[self._banned] = False
+        while self._goes_wrong(token):
+            may[token] = False
+            if not may.any():
+                self.problem = "the grammar has come to a dead end: nothing may follow its trigger"
+                return DEAD_END
+            token = draw(np.flatnonzero(may))
+        return token
+
+    def _accept(self, token: int) -> None:
+        if not self.is_waiting:
+            self._matcher.consume_token(token)
+            return
+        rest = self._after_trigger(token)
+        if rest is None:
+            text = self._tail + self._vocabulary.shown(token)
+            self._tail = text[len(text) - self._n_tail :] if self._n_tail < len(text) else text
+            return
+        self.is_waiting = False
+        if rest:
+            self._matcher.consume_tokens(self._vocabulary.tokenizer.tokenize_bytes(rest))
+
+    def _goes_wrong(self, token: int) -> bool:
+        rest = self._after_trigger(token)
+        if not rest:
+            return False
+        tokens = self._vocabulary.tokenizer.tokenize_bytes(rest)
+        return self._matcher.validate_tokens(tokens) != len(tokens)
+
+    def _after_trigger(self, token: int) -> bytes | None:
+        """What this token has after the first trigger that it completes; None if it completes none."""
+        text = self._tail + self._vocabulary.shown(token)
+        ends = [at + len(trigger) for trigger in self._triggers if (at := text.find(trigger)) >= 0]
+        return text[min(ends) :] if ends else None
+
+    def _allowed(self) -> NDArray[np.int64]:
+        """Ids of the tokens that may follow, in order."""
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        if self._matcher.is_error():
+            return np.empty(0, np.int64)
+        self._mask &= self._may
+        words = np.flatnonzero(self._mask)
+        if words.size * _SPARSE > self._mask.size:
+            bits = np.unpackbits(self._mask.view(np.uint8), count=self._vocabulary.n_tokens, bitorder="little")
+            return np.flatnonzero(bits)
+        bits = np.unpackbits(self._mask[words].view(np.uint8), bitorder="little")
+        at = np.flatnonzero(bits)
+        few: NDArray[np.int64] = (words[at >> 5] << 5) + (at & 31)
+        return few

@@ -1,0 +1,1 @@
+"""Who computes next, in which order, and how much. Pure."""

@@ -1,0 +1,111 @@
+"""Who may start now: waiting requests take slots and cells, from lower lanes if that is what it takes.
+
+Owner: the engine's main thread. Time is passed in.
+Does not: order the queue (`scheduler.py`), or take a request off its slot itself: that is `preempt`, the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from localrun.engine.backend import Backend
+from localrun.engine.cache.pool import Pool
+from localrun.engine.request import Request
+from localrun.engine.schedule.scheduler import SHARED_PREFIX_TOKENS, Scheduler
+
+# Cells that every running stream must be able to take before another request may start: a newcomer that fits only just
+# would be preempted a few steps later.
+HEADROOM_CELLS = 32
+
+
+class Admitted(NamedTuple):
+    """A request that has a slot now. `is_first`: it never had one before."""
+
+    request: Request
+    is_first: bool
+
+
+class _Reason(NamedTuple):
+    """Why a request was passed over the last time: it follows `leader`, who had been preempted so often, until that one
+    has computed `until` tokens; or (`leader` None) it has to wait with `n_matched` tokens in the cache.
+
+    While it holds nobody looks at the prompt: that takes time by its length, for everybody who waits, in every step.
+    """
+
+    leader: Request | None
+    n_preempted: int
+    until: int
+    n_matched: int
+
+    def holds(self, request: Request, pool: Pool) -> bool:
+        leader = self.leader
+        if leader is None:
+            return pool.must_wait(request.tokens, self.n_matched)
+        is_same = leader.seq is not None and leader.n_preempted == self.n_preempted
+        return is_same and leader.is_prefilling and leader.n_computed < self.until
+
+
+class Admission:
+    """See the module."""
+
+    def __init__(self, backend: Backend, scheduler: Scheduler, preempt: Callable[[Request], None]) -> None:
+        self._backend = backend
+        self._scheduler = scheduler
+        self._preempt = preempt
+        self._passed_over: dict[Request, _Reason] = {}
+
+    def start(self, pool: Pool, now_s: float) -> Iterator[Admitted]:
+        """Start waiting requests while slots and cells last, next first. One that comes later may take the slot again
+        that an earlier one was given."""
+        reasons, self._passed_over = self._passed_over, {}
+        for request in self._scheduler.next_up(now_s):
+            if request.awaits_grammar or not self._scheduler.can_start(request):
+                continue
+            reason = reasons.get(request)
+            if reason is None or not reason.holds(request, pool):
+                reason = self._reason(request, pool)
+            if reason is not None:
+                self._passed_over[request] = reason
+                continue
+            lease = pool.acquire(request.tokens) if self._make_way(request, pool) else None
+            if lease is None:
+                break
+            is_first = not request.was_started
+            self._scheduler.start(request, lease.seq, lease.n_cached, now_s)
+            # Asked each time: one pool has more sequences than split streams have.
+            request.is_staged = lease.seq >= self._backend.n_seqs
+            yield Admitted(request, is_first)
+
+    def _reason(self, request: Request, pool: Pool) -> _Reason | None:
+        """Why it should not start now, though it could."""
+        n_matched = pool.match(request.tokens)
+        lead = self._scheduler.leader(request, n_matched)
+        if lead is not None:
+            leader, n_shared = lead
+            if leader.seq is not None and pool.follow(leader.seq, request.tokens, n_matched):
+                # Near the end it may not be worth it any more to wait: then the pool is asked each time.
+                return _Reason(leader, leader.n_preempted, n_shared - SHARED_PREFIX_TOKENS, n_matched)
+        if pool.must_wait(request.tokens, n_matched):
+            return _Reason(None, 0, 0, n_matched)
+        return None
+
+    def _make_way(self, request: Request, pool: Pool) -> bool:
+        """Whether there is a slot and cells for a newcomer, taken from lower lanes if that is what it takes."""
+        below = self._scheduler.outranked(request)
+        n_most = sum(other.n_tokens + HEADROOM_CELLS for other in below)
+        if self._n_missing(request, pool) > n_most and len(below) < len(self._scheduler.running):
+            return False
+        while not self._scheduler.has_free_slot or self._n_missing(request, pool) > 0:
+            if not below:
+                return False
+            self._preempt(below.pop())
+        return True
+
+    def _n_missing(self, request: Request, pool: Pool) -> int:
+        """Cells that a newcomer lacks if every running stream is to have some to go on; alone, a request lacks none."""
+        running = self._scheduler.running
+        if not running:
+            return 0
+        n_promised = sum(other.n_pending for other in running) + HEADROOM_CELLS * (len(running) + 1)
+        return request.n_tokens + n_promised - pool.n_obtainable(request.tokens)

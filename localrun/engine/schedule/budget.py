@@ -1,0 +1,117 @@
+"""How many prompt rows a step, or a batch in the background, may carry. Pure.
+
+Of the sizes that are quick enough for the streams the largest is taken that is about as efficient as any, by what was
+learned so far (`cost_model.py`). Rows beside the streams and batches in the background are learned apart, for kernels
+treat a few rows of many prompts otherwise than many rows of one. Because a model may be wrong where it was not tried,
+rows beside the streams at most double from step to step.
+
+Does not: divide the rows among prompts (`shares.py`).
+"""
+
+from __future__ import annotations
+
+from localrun.engine.schedule.cost_model import SMALL_ROWS, TILE_ROWS, CostModel, sizes
+
+# A batch in the background takes about this long at most, so that a prompt that comes after it waits no longer; and so
+# many latency targets, because the longer a batch takes, the longer its single operations, which nobody can interrupt.
+STAGING_S = 1.0
+STAGING_TARGETS = 10
+# Sizes that are as efficient as the best one but for this much are as good. Beside streams the largest of them is
+# taken; where a step is the prompts' alone the smallest, for then the first of them are done sooner.
+_AS_GOOD = 0.95
+_NEARLY = 0.9
+# A step with prompt rows may take this many times a step without, even where that misses the target: a target below
+# the machine's own decode time would otherwise starve prompts for nothing.
+_SLOWDOWN = 2.0
+_LATEST = 0.2  # weight of the latest measurement in an average
+
+
+class Budget:
+    """Learns from `observe` and `observe_staging`, answers `prefill_rows`, `staging_rows` and `recompute_s`.
+
+    `mixes_rows`: prompt rows and streams' rows are computed together, and share `batch_rows`. The background has
+    `staging_rows` at once.
+    """
+
+    def __init__(self, *, batch_rows: int, mixes_rows: bool, staging_rows: int = 0) -> None:
+        self.batch_rows = batch_rows
+        self._staging_rows = staging_rows
+        self._mixes_rows = mixes_rows
+        self._beside = CostModel()
+        self._background = CostModel()
+        self._last_rows = 0
+        self._decode_s = 0.0
+
+    def observe(self, *, n_decode: int, n_prefill: int, depth: float, step_s: float) -> None:
+        """A step of so many decode rows and prompt rows took `step_s` seconds; the latter began `depth` tokens deep."""
+        if n_prefill == 0:
+            self._decode_s += _LATEST * (step_s - self._decode_s) if self._decode_s else step_s
+            return
+        self._beside.observe(n_prefill, depth, max(0.0, step_s - (self._decode_s if n_decode else 0.0)))
+        self._last_rows = n_prefill
+
+    def observe_staging(self, *, n_rows: int, depth: float, seconds: float) -> None:
+        """A batch in the background took `seconds`, not counting interruptions."""
+        self._background.observe(n_rows, depth, seconds)
+
+    def recompute_s(self, start: int, n_tokens: int) -> float:
+        """Seconds that computing `n_tokens` from position `start` on would take, in full batches."""
+        model, n_rows = (
+            (self._background, self._staging_rows) if self._staging_rows else (self._beside, self.batch_rows)
+        )
+        if not model.is_warm:
+            return n_tokens * 1e-3
+        return n_tokens / n_rows * model.predict_s(n_rows, start + n_tokens / 2)
+
+    def prefill_rows(self, *, n_decode: int, depth: float, target_s: float) -> int:
+        """Prompt rows that may join `n_decode` running streams, which want a token every `target_s` seconds (0: no
+        limit). Without streams, as many as make the first prompts be done soonest."""
+        limit = self.batch_rows - (n_decode if self._mixes_rows else 0)
+        if target_s == 0 and (n_decode or not self._beside.is_warm):
+            return limit
+        if not self._beside.is_warm:
+            return min(limit, TILE_ROWS)
+        if n_decode == 0:
+            return min(_efficient(self._beside, sizes(limit), depth, _NEARLY))
+        allowed_s = max(target_s - self._decode_s, (_SLOWDOWN - 1) * self._decode_s)
+        return _best(self._beside, min(limit, max(TILE_ROWS, 2 * self._last_rows)), depth, allowed_s)
+
+    def rows_until(self, *, depth: float, left_s: float) -> int:
+        """Prompt rows of one step before it is the streams' turn, in `left_s` seconds; 0 when there is no time for any.
+        There may be time for several steps."""
+        if not self._beside.is_warm:
+            return min(self.batch_rows, TILE_ROWS) if left_s > 0 else 0
+        limit = min(self.batch_rows, max(TILE_ROWS, 2 * self._last_rows))
+        quick = [n_rows for n_rows in sizes(limit) if self._beside.predict_s(n_rows, depth) <= left_s]
+        return min(_efficient(self._beside, quick, depth, _NEARLY)) if quick else 0
+
+    def direct_tokens(self, target_s: float) -> int:
+        """How long a prompt may be to be computed among the streams, which cannot interrupt it there: a tile at most,
+        and no more than fits their target. On a slow machine that is 1, the token whose logits are needed."""
+        if target_s == 0 or not self._beside.is_warm:
+            return TILE_ROWS
+        return max((n for n in sizes(TILE_ROWS) if self._beside.predict_s(n, 0) <= target_s), default=1)
+
+    def staging_rows(self, *, depth: float, target_s: float | None) -> int:
+        """Rows of the next batch in the background, beside streams with this target (0 or None: none in a hurry)."""
+        if not self._background.is_warm:
+            return min(self._staging_rows, 8 * TILE_ROWS)
+        allowed_s = min(STAGING_S, STAGING_TARGETS * target_s) if target_s else STAGING_S
+        return _best(self._background, self._staging_rows, depth, allowed_s)
+
+
+def _best(model: CostModel, limit: int, depth: float, allowed_s: float) -> int:
+    """The largest size up to `limit` that is quick enough and about as efficient as any of these."""
+    fitting = sizes(limit)
+    quick = [n_rows for n_rows in fitting if model.predict_s(n_rows, depth) <= allowed_s]
+    return max(_efficient(model, quick, depth, _AS_GOOD)) if quick else min(fitting)
+
+
+def _efficient(model: CostModel, among: list[int], depth: float, part: float) -> list[int]:
+    """Those whose efficiency is at least so large a part of the best one's."""
+    efficiencies = {n_rows: model.efficiency(n_rows, depth) for n_rows in among}
+    least = part * max(efficiencies.values())
+    return [n_rows for n_rows, efficiency in efficiencies.items() if efficiency >= least]
+
+
+__all__ = ["SMALL_ROWS", "STAGING_S", "TILE_ROWS", "Budget"]

@@ -1,0 +1,320 @@
+"""Who gets how many tokens of the next step. Pure: no backend, no clock.
+
+Every request has computed tokens catching up with known tokens; a step grants each running request some of what is
+pending. Chunked prefill, prefix hits and coming back from preemption are that one rule. Order: decodes first, always;
+then the prompts, which share the budget (`shares.py`). The step's latency target is the smallest among the streams
+that have one.
+
+Invariant: a request is in exactly one of `waiting` and `running`, or ended.
+Does not: order or weigh requests itself (`policy.py`), or predict (`waits.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from localrun.engine.cache.prefix_tree import common_prefix
+from localrun.engine.request import Request
+from localrun.engine.schedule import shares
+from localrun.engine.schedule.budget import SMALL_ROWS, TILE_ROWS, Budget
+from localrun.engine.schedule.policy import LANE_RANKS, Policy
+from localrun.engine.schedule.shares import Want
+from localrun.engine.schedule.waits import Waits
+from localrun.errors import QueueFull
+
+# Below this a common beginning is a template's first words: computing it twice is cheaper than waiting a step for it.
+SHARED_PREFIX_TOKENS = 32
+# While nobody comes or goes, people are told this often how long they will have to wait.
+QUEUE_NEWS_S = 0.5
+
+
+class Grant(NamedTuple):
+    """`n_tokens` of the request's pending tokens are computed in this step."""
+
+    request: Request
+    n_tokens: int
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Grants in row order. `n_prefill_rows` and `n_decode_rows` add up to all rows."""
+
+    grants: tuple[Grant, ...]
+    n_prefill_rows: int
+    n_decode_rows: int
+
+    @property
+    def n_rows(self) -> int:
+        return self.n_prefill_rows + self.n_decode_rows
+
+
+class QueueNews(NamedTuple):
+    """Waiting request ids, next first, and the seconds until each is expected to have its first token; None when
+    nothing is known."""
+
+    ids: list[int]
+    waits_s: list[float] | None
+
+
+class Scheduler:
+    """See the module. `n_slots` requests run at once, `max_queue` may wait."""
+
+    def __init__(self, *, n_slots: int, max_queue: int, budget: Budget) -> None:
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.policy = Policy()
+        self.budget = budget
+        self.waits = Waits()
+        self._max_queue = max_queue
+        self._free_slots = list(reversed(range(n_slots)))
+        self._queue_sent = QueueNews([], None)
+        self._has_queue_changed = False
+        self._queue_due_s = 0.0
+        self._is_prompts_turn = False
+
+    @property
+    def has_free_slot(self) -> bool:
+        return bool(self._free_slots)
+
+    def check_queue(self) -> None:
+        """Raises QueueFull when no more requests may wait; to be tried again when those who wait have started. Who has
+        a free slot to go to at the next step does not wait."""
+        n_waiting = len(self.waiting) - len(self._free_slots)
+        if n_waiting < self._max_queue:
+            return
+        waits_s = self._queue_sent.waits_s
+        raise QueueFull(
+            f"{n_waiting} requests wait for a slot, which is the limit (--max-queue)",
+            retry_after_s=max(waits_s) if waits_s else 1.0,
+        )
+
+    def too_late(
+        self, request: Request, deadline_s: float | None, match: Callable[[list[int]], int], *, now_s: float
+    ) -> QueueFull | None:
+        """Why a new request is not worth taking: its first token is expected later than `deadline_s` from now. `match`
+        says how much of a prompt the cache has."""
+        if deadline_s is None:
+            return None
+        self.policy.enter(request.client)
+        order = self.policy.order([*self.waiting, request], now_s)
+        self.policy.leave(request.client)
+        ahead = order[: order.index(request) + 1]
+        known_rows = {request.id: request.n_tokens - match(request.tokens)}
+        waits_s = self.waits.first_tokens_s(
+            self.running, ahead, n_free_slots=len(self._free_slots), known_rows=known_rows
+        )
+        alone_s = self.waits.first_tokens_s([], [request], n_free_slots=1, known_rows=known_rows)
+        wait_s, own_s = (waits_s[-1], alone_s[-1]) if waits_s and alone_s else (0.0, 0.0)
+        if wait_s <= deadline_s:
+            return None
+        return QueueFull(
+            f"the first token is expected in {wait_s:.1f} s ({own_s:.1f} s of them for the prompt itself), later than "
+            f"the deadline of {max(0.0, deadline_s):.1f} s from now; ask later, or with a longer deadline",
+            retry_after_s=min(wait_s - own_s, wait_s - deadline_s),
+        )
+
+    def submit(self, request: Request) -> None:
+        """A new request waits from now on."""
+        self.waiting.append(request)
+        self.policy.enter(request.client)
+        self._has_queue_changed = True
+
+    def next_up(self, now_s: float) -> list[Request]:
+        """Waiting requests, next first; nobody while there is no slot to have."""
+        if not self._free_slots:
+            lowest = max(request.rank for request in self.running)
+            if not lowest or all(LANE_RANKS[request.lane] >= lowest for request in self.waiting):
+                return []
+        return self.policy.order(self.waiting, now_s)
+
+    def can_start(self, request: Request) -> bool:
+        """Whether there is a slot for a waiting request, free or held by a lower lane."""
+        return bool(self._free_slots) or LANE_RANKS[request.lane] < max(other.rank for other in self.running)
+
+    def outranked(self, request: Request) -> list[Request]:
+        """Running requests that a waiting one may preempt, the first to go last: of the lowest rank, the youngest."""
+        return self.policy.outranked(self.running, request.lane)
+
+    def queue_news(self, now_s: float) -> QueueNews | None:
+        """Who waits, and for how long, if that is news."""
+        is_due = bool(self.waiting) and now_s >= self._queue_due_s
+        if not self._has_queue_changed and not is_due:
+            return None
+        order = self.policy.order(self.waiting, now_s)
+        news = QueueNews([request.id for request in order], self._waits_s(order))
+        self._has_queue_changed = False
+        if news.ids == self._queue_sent.ids and not is_due:
+            return None
+        self._queue_sent, self._queue_due_s = news, now_s + QUEUE_NEWS_S
+        return news
+
+    def start(self, request: Request, seq: int, n_cached: int, now_s: float) -> None:
+        """A waiting request runs from now on in `seq`, which holds its first `n_cached` tokens."""
+        self.waiting.remove(request)
+        self.running.append(request)
+        request.seq = seq
+        request.slot = self._free_slots.pop()
+        request.n_computed = n_cached
+        self.policy.start(request, now_s)
+        self._has_queue_changed = True
+        if not request.was_started:
+            request.started_at_s = now_s
+            request.n_cached = min(n_cached, request.n_prompt)
+            self.policy.charge(request.client, n_prefill=request.n_pending)
+            self.waits.observe_start(n_tokens=request.n_tokens, n_cached=n_cached)
+
+    def preempt(self, request: Request, now_s: float) -> None:
+        """A running request waits again; it keeps its tokens and comes back through `start`."""
+        self._leave_slot(request)
+        request.n_computed = 0
+        self.policy.preempt(request, now_s)
+        self.waiting.append(request)
+        self._has_queue_changed = True
+
+    def end(self, request: Request) -> None:
+        """A request, waiting or running, is over."""
+        if request.seq is None:
+            self.waiting.remove(request)
+            self._has_queue_changed = True
+        else:
+            if request.n_output == 0:  # the part of its prompt that nobody computed
+                self.policy.charge(request.client, n_prefill=-request.n_pending)
+            self._leave_slot(request)
+        if request.was_started:
+            self.waits.observe_end(n_output=request.n_output, is_cut=request.n_output >= request.max_output)
+        self.policy.leave(request.client)
+
+    def victim(self) -> Request:
+        """The running request to preempt when cells run out."""
+        return self.policy.victim(self.running)
+
+    def leader(self, request: Request, n_matched: int) -> tuple[Request, int] | None:
+        """The running request that is computing a longer beginning of this prompt than the cache has now, and how long
+        that will be.
+
+        Two prompts with the same beginning never both compute it: the second waits for the first to get there.
+        """
+        limit = request.n_tokens - 1
+        for other in self.running:
+            if not other.is_prefilling or other.n_computed >= limit:
+                continue
+            shared = common_prefix(other.tokens, request.tokens, 0, limit)
+            if shared >= SHARED_PREFIX_TOKENS and n_matched < shared and other.n_computed < shared:
+                return other, shared
+        return None
+
+    def plan(self, *, n_free: int, left_s: float | None = None) -> StepPlan:
+        """The next step within `n_free` cells. Without a row although requests run, or with fewer decode rows than
+        decoding requests, it is short of cells (`is_short`). Rows are in order of sequence, as split streams like it.
+
+        With `left_s`, the seconds until streams should have their next token, prompts and streams are not in one step:
+        prompts have the time until then, and at least one turn after each of the streams'.
+        """
+        decoding: list[Request] = []
+        prefilling: list[Request] = []
+        for request in self.running:
+            if not (request.is_staged or request.is_late):
+                (decoding if request.n_pending == 1 else prefilling).append(request)
+        decoding.sort(key=_by_seq)
+        streams = [Grant(request, 1) for request in decoding[:n_free]]
+        n_decode = len(streams)
+        if not prefilling:
+            return StepPlan(tuple(streams), 0, n_decode)
+        prefilling.sort(key=_by_seq)
+        is_together = left_s is None and n_decode > 0
+        rows = self._prompt_rows(decoding, prefilling, left_s)
+        given = shares.divide(_wants(prefilling), min(rows, n_free - n_decode))
+        if not is_together:
+            given = _whole(prefilling, given)
+            if any(given):
+                streams, n_decode = [], 0
+        grants = [Grant(request, share) for request, share in zip(prefilling, given, strict=True) if share]
+        return StepPlan((*streams, *grants), sum(given), n_decode)
+
+    def _prompt_rows(self, decoding: list[Request], prefilling: list[Request], left_s: float | None) -> int:
+        """Prompt rows of this step; without `left_s` beside those of the streams."""
+        depth = sum(request.n_computed for request in prefilling) / len(prefilling)
+        if left_s is None or not decoding:
+            rows = self.budget.prefill_rows(n_decode=len(decoding), depth=depth, target_s=_target_s(decoding))
+        else:
+            rows = self.budget.rows_until(depth=depth, left_s=left_s) or (SMALL_ROWS[0] if self._is_prompts_turn else 0)
+        if rows == 0 or (left_s is None and decoding):
+            return rows
+        shortest = min(request.n_grantable for request in prefilling)
+        whole = shortest if shortest <= TILE_ROWS else 0  # not worth being cut
+        return min(max(rows, whole), self.budget.batch_rows)
+
+    def plan_staging(self) -> list[Grant]:
+        """The next batch of the background: all but the last token of each prompt, whose logits the streams' side has
+        to have."""
+        staged = sorted((request for request in self.running if request.is_staged), key=_by_seq)
+        if not staged:
+            return []
+        depth = sum(request.n_computed for request in staged) / len(staged)
+        wants = [want._replace(n_rows=want.n_rows - 1) for want in _wants(staged)]
+        given = shares.divide(wants, self.budget.staging_rows(depth=depth, target_s=self.target_s))
+        return [Grant(request, share) for request, share in zip(staged, given, strict=True) if share]
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether anybody runs who is not in the background."""
+        return any(not (request.is_staged or request.is_late) for request in self.running)
+
+    @property
+    def target_s(self) -> float | None:
+        """The inter-token time that streams want, in seconds; 0 when none is in a hurry, None without a stream."""
+        streams = [request for request in self.running if request.n_pending == 1 and not request.is_staged]
+        return _target_s(streams) if streams else None
+
+    def observe(self, plan: StepPlan, *, depth: float, step_s: float) -> None:
+        """A planned step was computed and took `step_s` seconds; its prompt rows began `depth` tokens deep."""
+        n_prefill, n_decode = plan.n_prefill_rows, plan.n_decode_rows
+        self.budget.observe(n_decode=n_decode, n_prefill=n_prefill, depth=depth, step_s=step_s)
+        self.waits.observe_step(n_decode=n_decode, n_prefill=n_prefill, step_s=step_s)
+        self._is_prompts_turn = n_decode > 0
+
+    def observe_staging(self, *, n_rows: int, depth: float, seconds: float) -> None:
+        """A batch of the background took `seconds`, not counting interruptions."""
+        self.budget.observe_staging(n_rows=n_rows, depth=depth, seconds=seconds)
+        self.waits.observe_step(n_decode=0, n_prefill=n_rows, step_s=seconds)
+
+    def is_short(self, plan: StepPlan) -> bool:
+        """Whether `plan` leaves a stream out, or everybody, for want of cells."""
+        here = [request for request in self.running if not (request.is_staged or request.is_late)]
+        n_decoding = 0 if plan.n_prefill_rows and not plan.n_decode_rows else sum(r.n_pending == 1 for r in here)
+        return plan.n_decode_rows < n_decoding or (plan.n_rows == 0 and bool(here))
+
+    def _leave_slot(self, request: Request) -> None:
+        self.running.remove(request)
+        assert request.slot is not None
+        self._free_slots.append(request.slot)
+        request.slot = None
+        request.seq = None
+        request.is_staged = False
+
+    def _waits_s(self, order: list[Request]) -> list[float] | None:
+        return self.waits.first_tokens_s(self.running, order, n_free_slots=len(self._free_slots), known_rows={})
+
+
+def _by_seq(request: Request) -> int:
+    assert request.seq is not None
+    return request.seq
+
+
+def _wants(prompts: Sequence[Request]) -> list[Want]:
+    return [Want(request.n_grantable, request.client, request.rank) for request in prompts]
+
+
+def _whole(prompts: Sequence[Request], shares: list[int]) -> list[int]:
+    """Without the pieces of short prompts, if others are done whole: a pass for a piece costs nearly as much again."""
+    pairs = list(zip(prompts, shares, strict=True))
+    if not any(share == request.n_grantable for request, share in pairs):
+        return shares
+    return [0 if share < request.n_grantable <= TILE_ROWS else share for request, share in pairs]
+
+
+def _target_s(decoding: Iterable[Request]) -> float:
+    """The inter-token time that a step must keep: the shortest that a stream asks for. 0 when none does."""
+    return min((request.target_itl_s for request in decoding if request.target_itl_s), default=0.0)

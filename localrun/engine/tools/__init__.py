@@ -1,0 +1,1 @@
+"""Programs that measure or report, each a process of its own."""

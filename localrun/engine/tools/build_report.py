@@ -1,0 +1,64 @@
+"""Prints what this build of llama.cpp is and can use, as JSON: `python -m localrun.engine.tools.build_report`.
+
+A process of its own, because loading the native library, which may not even load, is not for the daemon or the command
+line. Ends at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import json
+from typing import Any
+
+
+def main() -> None:
+    """One object: `version` of the bindings, `ggml`, `library`, `backends`, `modules` (files of backends that were
+    opened for this processor) and `skipped` ones with the reason, `gpu_offload`, `cpu_features`, and `devices` as lists
+    of `[name, free_bytes, is_shared, total_bytes]`."""
+    from localrun.engine.native import llama
+    from localrun.engine.native.llama_native import ggml, library_folder, loaded_modules, native, skipped_modules
+
+    devices = llama.gpus()
+    report: dict[str, Any] = {
+        "version": importlib.metadata.version("llama-cpp-python"),
+        "ggml": _text(ggml(), "ggml_version"),
+        "library": str(library_folder()),
+        "backends": backends(ggml()),
+        "modules": loaded_modules,
+        "skipped": skipped_modules(),
+        "gpu_offload": bool(native.llama_supports_gpu_offload()),
+        "cpu_features": cpu_features(native.llama_print_system_info().decode()),
+        "devices": devices,
+    }
+    print(json.dumps(report))
+
+
+def backends(library: ctypes.CDLL) -> list[str]:
+    """Names of the backends that ggml was built with, such as CPU and CUDA."""
+    library.ggml_backend_reg_count.restype = ctypes.c_size_t
+    library.ggml_backend_reg_get.restype = ctypes.c_void_p
+    library.ggml_backend_reg_get.argtypes = [ctypes.c_size_t]
+    library.ggml_backend_reg_name.restype = ctypes.c_char_p
+    library.ggml_backend_reg_name.argtypes = [ctypes.c_void_p]
+    found = range(library.ggml_backend_reg_count())
+    return [library.ggml_backend_reg_name(library.ggml_backend_reg_get(index)).decode() for index in found]
+
+
+def cpu_features(system_info: str) -> list[str]:
+    """The names that llama.cpp's line about itself sets to 1 for the CPU: `CPU : AVX = 1 | AVX2 = 1 | ...`."""
+    _, _, of_cpu = system_info.rpartition("CPU : ")
+    pairs = (pair.partition("=") for pair in of_cpu.split("|"))
+    return [name.strip() for name, _, value in pairs if value.strip() == "1"]
+
+
+def _text(library: ctypes.CDLL, function: str) -> str:
+    ask = getattr(library, function, None)
+    if ask is None:
+        return ""
+    ask.restype = ctypes.c_char_p
+    return bytes(ask() or b"").decode()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,470 @@
+"""Sequence ids, parked prefixes and saved states, on the fake backend's cells."""
+
+from __future__ import annotations
+
+from localrun.engine.cache.kv_pool import COMPACT_CELLS, COMPACT_RATIO, MOVE_TOKENS, KvPool
+from localrun.engine.cache.kv_store import KvStore
+from localrun.engine.cache.state_keeper import GAIN_TOKENS, StateKeeper
+from localrun.engine.fake import FakeBackend
+
+A, B, C = ([letter] * 60 for letter in b"abc")
+TAIL = list(b"and so on")
+
+
+class Bench:
+    """A pool over the fake, and requests reduced to what the pool sees of them."""
+
+    def __init__(
+        self, *, n_cells: int = 256, n_seqs: int = 6, ram_cache_bytes: int = 1 << 20, backend: FakeBackend | None = None
+    ) -> None:
+        self.backend = backend or FakeBackend(n_cells=n_cells, n_seqs=n_seqs, n_batch=n_cells)
+        now = iter(range(1 << 30))
+        self.keeper = StateKeeper(self.backend, KvStore(ram_cache_bytes), lambda: next(now) * 1e-6)
+        self.pool = KvPool(self.backend, self.keeper)
+
+    def start(self, tokens: list[int]) -> tuple[int, int]:
+        """Compute `tokens` in a sequence. Returns the sequence and how many of them the cache gave."""
+        lease = self.pool.acquire(tokens)
+        assert lease is not None
+        pending = tokens[lease.n_cached :]
+        assert self.pool.make_room(len(pending))
+        batch, count = self.backend.batch, len(pending)
+        batch.token[:count] = pending
+        batch.pos[:count] = range(lease.n_cached, len(tokens))
+        batch.seq[:count] = lease.seq
+        self.backend.decode(count)
+        self.pool.cells.place([lease.seq] * count)
+        self.pool.publish(lease.seq, tokens)
+        self.check()
+        return lease.seq, lease.n_cached
+
+    def decode(self, seq: int, token: int) -> None:
+        """One more token of a running sequence."""
+        batch = self.backend.batch
+        batch.token[0], batch.pos[0], batch.seq[0] = token, self.pool.cells.length(seq), seq
+        self.backend.decode(1)
+        self.pool.cells.place([seq])
+        self.check()
+
+    def park(self, tokens: list[int]) -> int:
+        seq, n_cached = self.start(tokens)
+        self.pool.release(seq, tokens)
+        self.check()
+        return n_cached
+
+    def settle(self) -> None:
+        while self.pool.can_settle:
+            self.pool.settle()
+            self.check()
+
+    def check(self) -> None:
+        self.pool.check_integrity()
+        for seq in range(self.backend.n_seqs):
+            assert self.pool.cells.cells_of(seq).tolist() == self.backend.cells_of(seq)
+
+
+def test_a_parked_prefix_is_shared_by_cells_and_a_settled_one_comes_back_from_memory():
+    bench = Bench()
+    bench.park(A)
+    assert bench.backend.n_used == 60
+    seq, n_cached = bench.start(A + TAIL)
+    assert n_cached == 60
+    assert bench.pool.cells.n_shared == 60
+    bench.pool.release(seq, A + TAIL)
+    bench.settle()
+    assert bench.backend.n_used == 0
+    assert bench.park(A + TAIL + TAIL) == 60, "a few tokens more are not worth a save"
+    bench.settle()
+    assert bench.park(A + TAIL + TAIL + TAIL) == 78
+    assert bench.backend.n_rows_computed == 60 + 9 + 18 + 9
+
+
+def test_what_matches_is_what_an_acquire_gives_and_never_the_last_token():
+    bench = Bench()
+    bench.park(A)
+    assert bench.pool.match(A) == 59
+    assert bench.pool.match(A + TAIL) == 60
+    assert bench.pool.match(B) == 0
+    bench.settle()
+    assert bench.pool.match(A) == 59
+    assert bench.start(A)[1] == 59
+
+
+def test_a_saved_state_is_left_alone_where_it_would_give_little_more_than_the_cells_have():
+    for gain, expected in ((GAIN_TOKENS - 1, 40), (GAIN_TOKENS, 40 + GAIN_TOKENS)):
+        bench = Bench()
+        bench.park(A[:40] + B[:gain])
+        bench.settle()
+        bench.park(A[:40] + C)
+        assert bench.start(A[:40] + B[:gain] + TAIL)[1] == expected
+
+
+def test_two_that_computed_the_same_end_up_on_the_same_cells():
+    bench = Bench()
+    first, second = (bench.pool.acquire(A) for _ in range(2))
+    for lease in (first, second):
+        batch = bench.backend.batch
+        batch.token[:60], batch.pos[:60], batch.seq[:60] = A, range(60), lease.seq
+        bench.backend.decode(60)
+        bench.pool.cells.place([lease.seq] * 60)
+    bench.pool.publish(first.seq, A)
+    assert bench.backend.n_used == 120
+    bench.pool.publish(second.seq, A)
+    bench.check()
+    assert bench.backend.n_used == 60
+
+
+def test_when_cells_run_out_the_least_recently_used_prefix_goes():
+    bench = Bench(n_cells=192, ram_cache_bytes=0)
+    for tokens in (A, B, C):
+        bench.park(tokens)
+    bench.park(A + TAIL)  # uses A again; 189 of 192 cells are taken now
+    assert bench.pool.make_room(40)
+    bench.check()
+    assert [bench.pool.match(tokens) for tokens in (A, B, C)] == [59, 0, 59]
+
+
+def test_a_prefix_that_was_shared_counts_as_used():
+    bench = Bench(n_cells=192, ram_cache_bytes=0)
+    for tokens in (A, B):
+        bench.park(tokens)
+    seq, _ = bench.start(A + TAIL)
+    bench.pool.forget(seq)
+    assert bench.pool.make_room(100)
+    assert [bench.pool.match(tokens) for tokens in (A, B)] == [59, 0]
+
+
+def test_ids_run_out_only_when_all_of_them_run():
+    bench = Bench(n_seqs=3)
+    for tokens in (A[:20], B[:20], C[:20]):
+        bench.park(tokens)
+    leases = [bench.pool.acquire([letter] * 5) for letter in b"xyz"]
+    assert sorted(lease.seq for lease in leases) == [0, 1, 2]
+    assert bench.pool.acquire(list(b"more")) is None
+    bench.pool.release(leases[0].seq, [])
+    bench.check()
+    assert bench.pool.acquire(list(b"more")).seq == leases[0].seq
+
+
+def test_a_donor_that_must_go_to_make_room_is_not_shared_from():
+    """The saved state of 120 tokens needs the cells of the parked prefix that would be the second choice."""
+    bench = Bench(n_cells=192)
+    bench.park(A + B)
+    bench.settle()
+    bench.park(A + C)
+    seq, n_cached = bench.start(A + B + TAIL)
+    assert n_cached == 120
+    assert bench.backend.tokens_of(seq) == A + B + TAIL
+
+
+def test_a_saved_state_that_finds_no_room_is_given_up_for_what_the_cells_have():
+    bench = Bench(n_cells=192)
+    bench.park(A + B)
+    bench.settle()
+    seq, _ = bench.start(A + C)  # runs, so its 120 cells cannot go
+    assert bench.start(A + B[:10])[1] == 60
+    assert bench.backend.tokens_of(seq) == A + C
+
+
+def test_a_donor_that_went_in_vain_is_not_shared_from():
+    """Room for the saved state is not to be had, and the parked prefix that was second best went in the attempt."""
+    bench = Bench(n_cells=192)
+    bench.park(A + B)
+    bench.settle()
+    bench.start(C + C)
+    bench.park(A + TAIL)
+    lease = bench.pool.acquire(A + B[:20])
+    bench.check()
+    assert lease is not None
+    assert lease.n_cached == 0
+    assert bench.backend.tokens_of(lease.seq) == []
+
+
+def test_a_state_that_is_pushed_out_of_memory_while_it_makes_room_is_a_miss_and_no_mix_up():
+    bench = Bench(n_cells=128, ram_cache_bytes=300)
+    bench.park(A)
+    bench.settle()
+    assert bench.pool.store.size_bytes > 150, "two states do not fit into this memory"
+    bench.park(B + B[:9])
+    assert bench.pool.cells.n_free < 60
+    seq, n_cached = bench.start(A + TAIL)
+    assert n_cached in (0, 60)
+    assert bench.backend.tokens_of(seq) == A + TAIL
+    assert len(bench.pool.store) == 1
+
+
+def test_a_longer_state_takes_the_place_of_those_that_it_covers():
+    bench = Bench()
+    for tokens in (A, A + TAIL, A + TAIL + B):
+        bench.park(tokens)
+        bench.settle()
+        assert len(bench.pool.store) == 1
+    bench.park(A + C)
+    bench.settle()
+    assert len(bench.pool.store) == 2
+
+
+def test_a_longer_state_pushes_out_nobody_while_its_own_predecessor_can_go():
+    bench = Bench(ram_cache_bytes=430)
+    bench.park(B)
+    bench.settle()
+    bench.park(A)
+    bench.settle()
+    assert bench.pool.store.size_bytes > 350
+    bench.park(A + TAIL + TAIL)
+    bench.settle()
+    assert bench.pool.match(B) == 59
+    assert bench.pool.match(A + TAIL + TAIL) == 77
+
+
+def test_a_prefix_that_was_saved_before_is_not_saved_again_but_counts_as_used():
+    bench = Bench(ram_cache_bytes=400)
+    bench.park(A)
+    bench.settle()
+    seq, _ = bench.start(A)
+    bench.park(B)
+    bench.settle()
+    bench.pool.release(seq, A)
+    bench.settle()
+    assert len(bench.pool.store) == 2
+    assert bench.pool.store.size_bytes > 350, "three do not fit"
+    bench.park(C)
+    bench.settle()
+    assert [bench.pool.match(tokens) for tokens in (A, B, C)] == [59, 0, 59]
+
+
+def test_a_prefix_too_large_for_memory_stays_in_its_cells_until_they_are_needed():
+    bench = Bench(n_cells=192, ram_cache_bytes=150)
+    bench.park(A)
+    bench.settle()
+    assert bench.backend.n_used == 60
+    assert bench.pool.n_cached_sequences == 1
+    assert bench.start(A + TAIL)[1] == 60
+    assert bench.pool.make_room(192 - 69)
+    assert len(bench.pool.store) == 0
+
+
+def test_a_sequence_that_is_forgotten_leaves_its_cells_to_those_that_share_them():
+    bench = Bench()
+    first, _ = bench.start(A)
+    second, _ = bench.start(A + TAIL)
+    bench.pool.forget(first)
+    bench.check()
+    assert bench.backend.tokens_of(second) == A + TAIL
+    assert bench.pool.match(A + TAIL) == 68
+    bench.pool.forget(second)
+    bench.check()
+    assert bench.backend.n_used == 0
+    assert bench.pool.match(A) == 0
+
+
+def test_obtainable_are_all_cells_but_those_of_others_that_run():
+    bench = Bench(n_cells=256)
+    assert bench.pool.n_obtainable(A) == 256
+    bench.park(B)
+    assert bench.pool.n_obtainable(A) == 256
+    bench.start(A)
+    bench.start(A + TAIL)
+    assert bench.pool.n_obtainable(C) == 256 - 69
+    assert bench.pool.n_obtainable(A + C) == 256 - 69 + 60
+
+
+def test_a_damaged_state_is_a_miss_and_is_thrown_away():
+    bench = Bench()
+    bench.park(A)
+    bench.settle()
+    bench.backend.state_set = lambda seq, state: False  # type: ignore[method-assign]
+    assert bench.start(A + TAIL)[1] == 0
+    assert len(bench.pool.store) == 0
+
+
+def test_prefixes_too_short_to_save_are_not_kept_in_cells_unless_cells_are_all_there_is():
+    short = A[: GAIN_TOKENS - 1]
+    for ram_cache_bytes, n_kept in ((1 << 20, 0), (0, len(short))):
+        bench = Bench(ram_cache_bytes=ram_cache_bytes)
+        bench.park(short)
+        assert bench.backend.n_used == n_kept
+        assert not bench.pool.can_settle
+
+
+def test_a_span_much_longer_than_the_used_cells_shrinks_and_everybody_keeps_their_tokens():
+    bench = Bench(n_cells=4096)
+    below, _ = bench.start([1] * (COMPACT_CELLS + 400))
+    first, _ = bench.start(A)
+    second, _ = bench.start(B)
+    assert bench.pool.compact() is None
+    assert bench.backend.cells_of(second)[0] > COMPACT_CELLS, "a span that is full is left alone"
+    bench.pool.forget(below)
+    n_used, span = bench.pool.cells.n_used, bench.pool.cells.span
+    assert span > COMPACT_RATIO * n_used + COMPACT_CELLS
+    for _ in range(3):
+        assert bench.pool.compact() is None, "numbers stay"
+        bench.check()
+    assert bench.pool.cells.n_used == n_used
+    assert bench.pool.cells.span <= COMPACT_RATIO * n_used + COMPACT_CELLS
+    assert bench.backend.tokens_of(first) == A
+    assert bench.backend.tokens_of(second) == B
+
+
+def compacted(bench: Bench) -> list[int]:
+    """Compact until it is done. Returns how many cells each move took from the span."""
+    gains = []
+    while bench.pool.cells.span > COMPACT_RATIO * bench.pool.cells.n_used + COMPACT_CELLS:
+        before = bench.pool.cells.span
+        assert bench.pool.compact() is None, "numbers stay"
+        bench.check()
+        gains.append(before - bench.pool.cells.span)
+    assert bench.pool.compact() is None
+    return gains
+
+
+def test_a_shared_prompt_is_moved_for_all_who_share_it_and_stays_shared():
+    bench = Bench(n_cells=4096)
+    below, _ = bench.start([1] * 3000)
+    first, _ = bench.start(A + B)
+    second, _ = bench.start(A + B + TAIL)
+    third, _ = bench.start(A + C)
+    bench.pool.forget(below)
+    n_used, n_shared = bench.pool.cells.n_used, bench.pool.cells.n_shared
+    assert n_shared == 120
+    assert all(gain > 0 for gain in compacted(bench))
+    assert (bench.pool.cells.n_used, bench.pool.cells.n_shared) == (n_used, n_shared)
+    assert bench.pool.cells.span <= n_used + COMPACT_CELLS
+    for seq, tokens in ((first, A + B), (second, A + B + TAIL), (third, A + C)):
+        assert bench.backend.tokens_of(seq) == tokens
+        assert bench.start([*tokens, 1])[1] == len(tokens)
+
+
+def test_only_the_tails_behind_a_hole_are_moved_and_a_piece_at_a_time():
+    bench = Bench(n_cells=16_384)
+    prompt = [number % 250 for number in range(4_000)]
+    leader, _ = bench.start(prompt)
+    below, _ = bench.start([1] * 9_000)
+    tails = [[letter] * 700 for letter in b"xyz"]
+    followers = [bench.start(prompt + tail)[0] for tail in tails]
+    prompt_cells = bench.backend.cells_of(leader)
+    bench.pool.forget(below)
+    n_moved: list[int] = []
+    move = bench.pool.cells.move
+    bench.pool.cells.move = lambda seqs, start, end: (n_moved.append(end - start), move(seqs, start, end))  # type: ignore[method-assign,assignment,func-returns-value]
+    assert all(gain > 0 for gain in compacted(bench))
+    assert max(n_moved) == MOVE_TOKENS
+    assert sum(n_moved) <= 3 * 700
+    assert bench.backend.cells_of(leader) == prompt_cells
+    assert [bench.backend.tokens_of(seq) for seq in followers] == [prompt + tail for tail in tails]
+
+
+def test_streams_that_decode_in_lockstep_are_moved_once_each():
+    bench = Bench(n_cells=8192, n_seqs=20)
+    below, _ = bench.start([1] * 6000)
+    streams = {bench.start([*A, letter])[0]: [*A, letter] for letter in b"stuvwxyz"}
+    batch = bench.backend.batch
+    for step in range(40):
+        for row, (seq, tokens) in enumerate(streams.items()):
+            tokens.append(step)
+            batch.token[row], batch.pos[row], batch.seq[row] = step, len(tokens) - 1, seq
+        bench.backend.decode(len(streams))
+        bench.pool.cells.place(list(streams))
+    bench.pool.forget(below)
+    assert len(compacted(bench)) <= len(streams) + 1
+    assert {seq: bench.backend.tokens_of(seq) for seq in streams} == streams
+
+
+def test_without_a_spare_sequence_a_parked_one_gives_way_to_a_move():
+    bench = Bench(n_cells=4096, n_seqs=3)
+    bench.park(B)
+    below, _ = bench.start([1] * 3000)
+    last, _ = bench.start(A)
+    bench.pool.forget(below)
+    bench.pool.acquire(C)
+    assert [gain > 0 for gain in compacted(bench)] == [False, True]
+    assert bench.backend.tokens_of(last) == A
+    assert bench.pool.match(B) == 59, "it went to the store"
+
+
+def test_when_all_sequences_run_nothing_is_moved():
+    bench = Bench(n_cells=4096, n_seqs=2)
+    below, _ = bench.start([1] * 3000)
+    bench.start(A)
+    bench.pool.forget(below)
+    bench.pool.acquire(C)
+    span = bench.pool.cells.span
+    assert bench.pool.compact() is None
+    assert bench.pool.cells.span == span
+
+
+def test_while_others_run_a_prefix_goes_when_looking_at_it_has_cost_as_much_as_copies_do():
+    bench = Bench(n_cells=1024)
+    bench.park(A)
+    bench.settle()
+    bench.park(A + TAIL)  # saved and restored: it is known now what copies take
+    bench.settle()
+    copy_s = bench.keeper.copy_s_per_token
+    assert copy_s > 0
+    n_rows = 40
+    attend_s = copy_s / (n_rows - 0.5)
+    bench.pool.store.recompute_s = lambda start, n_tokens: n_tokens * (1e-3 + start * attend_s)  # type: ignore[method-assign]
+    bench.pool.clear(ram=True, disk=False)
+    runner, _ = bench.start(B)
+    bench.park(C)
+    for position in range(n_rows):
+        assert not bench.pool.can_settle
+        bench.pool.settle()
+        assert bench.backend.n_used == 120 + position
+        bench.decode(runner, 7)
+    assert bench.pool.can_settle
+    bench.settle()
+    assert bench.backend.n_used == 60 + n_rows
+    assert bench.pool.match(C) == 59
+
+
+def test_nothing_is_lost_by_moving_a_prefix_while_nobody_runs():
+    bench = Bench()
+    bench.pool.store.recompute_s = lambda start, n_tokens: n_tokens * 1e-3  # type: ignore[method-assign]
+    bench.park(A)
+    bench.settle()
+    assert bench.backend.n_used == 0
+
+
+def test_on_a_gpu_prefixes_stay_in_their_cells_until_these_are_needed():
+    backend = FakeBackend(n_cells=192, n_seqs=6, n_batch=192)
+    backend.n_gpu_layers = 99
+    bench = Bench(backend=backend)
+    short = list(b"short")
+    for tokens in (short, A, B):
+        bench.park(tokens)
+    assert not bench.pool.can_settle
+    bench.pool.settle()
+    assert bench.backend.n_used == 125
+    assert len(bench.pool.store) == 0
+    assert bench.start(A + TAIL)[1] == 60
+    assert bench.pool.cells.n_shared == 60, "a hit costs no copy"
+    assert bench.pool.make_room(100)
+    bench.check()
+    assert bench.pool.match([*short, 1]) == 0
+    assert bench.pool.match(B) == 59
+    assert len(bench.pool.store) == 1, "what had to go was saved"
+    bench.pool.retire()
+    assert bench.pool.match(A) == 59
+
+
+def test_retiring_moves_everything_parked_to_the_store():
+    bench = Bench()
+    for tokens in (A, B):
+        bench.park(tokens)
+    bench.pool.retire()
+    bench.check()
+    assert bench.backend.n_used == 0
+    assert [bench.pool.match(tokens) for tokens in (A, B)] == [59, 59]
+
+
+def test_clearing_memory_forgets_parked_and_saved_prefixes_and_spares_running_ones():
+    bench = Bench()
+    bench.park(A)
+    bench.settle()
+    bench.park(B)
+    seq, _ = bench.start(C)
+    bench.pool.clear(ram=True, disk=False)
+    bench.check()
+    assert [bench.pool.match(tokens) for tokens in (A, B)] == [0, 0]
+    assert bench.backend.tokens_of(seq) == C

@@ -1,0 +1,588 @@
+"""The fake and llama.cpp, asked the same: they do the same, or refuse with the same class of error and change nothing.
+
+Where the fake were more lenient, an engine that passes its tests could still crash. It may be stricter: it refuses
+every partial removal from a window, while llama.cpp allows those of which it still has all cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localrun.engine.backend import DecodeFailed, MemoryKind, NoRoom
+from localrun.engine.fake import FakeBackend
+from localrun.engine.native.llama import LlamaBackend
+from localrun.engine.native.llama_native import native
+from localrun.models.synthesize import synthesize
+from localrun.wire import Sampling
+
+N_SLOTS, N_SPARE, N_BATCH = 4, 2, 64
+REFUSALS = (ValueError, NoRoom, DecodeFailed)
+Subject = FakeBackend | LlamaBackend
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    kind: MemoryKind
+    n_cells: int
+    begins_split: bool
+    rebuilds: tuple[bool, ...]
+
+    def __str__(self) -> str:
+        modes = ["split" if is_split else "one pool" for is_split in (self.begins_split, *self.rebuilds)]
+        return f"{self.kind}, {', then '.join(modes)}"
+
+
+CASES = [
+    *(Case("tiny", MemoryKind.ATTENTION, 1024, True, rebuilds) for rebuilds in ((), (False,), (False, True))),
+    *(Case("tiny", MemoryKind.ATTENTION, 512, False, rebuilds) for rebuilds in ((), (False,))),
+    *(
+        Case(model, kind, n_cells, False, rebuilds)
+        for model, kind, n_cells in (
+            ("tiny-gemma3", MemoryKind.WINDOW, 768),
+            ("tiny-mamba", MemoryKind.RECURRENT, 512),
+            ("tiny-lfm2", MemoryKind.HYBRID, 512),
+        )
+        for rebuilds in ((), (False,))
+    ),
+]
+
+
+class Both:
+    """The two backends. After every call they hold as much of every sequence."""
+
+    def __init__(self, fake: FakeBackend, real: LlamaBackend) -> None:
+        self.fake, self.real = fake, real
+        self.kind = real.memory_kind
+
+    @property
+    def is_split(self) -> bool:
+        return self.real.is_split
+
+    @property
+    def n_seqs(self) -> int:
+        return self.real.n_seqs
+
+    @property
+    def n_staging(self) -> int:
+        return self.real.n_staging_seqs
+
+    @property
+    def n_cells(self) -> int:
+        return self.real.n_cells
+
+    def do(self, call: Callable[..., Any], *given: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Call with each backend and its half of what is given. Returns what came of it, or the error."""
+        before = self.lengths()
+        results = []
+        for index, backend in enumerate((self.fake, self.real)):
+            try:
+                results.append(call(backend, *(halves[index] for halves in given)))
+            except REFUSALS as error:
+                results.append(error)
+        fake, real = map(_told, results)
+        assert fake == real, f"the fake: {results[0]!r}, llama.cpp: {results[1]!r}"
+        if isinstance(results[1], Exception):
+            assert self.lengths() == before, "a refusal changed something"
+        self.lengths()
+        return results[0], results[1]
+
+    def result(self, call: Callable[..., Any], *given: tuple[Any, Any]) -> Any:
+        """The same, as llama.cpp's half."""
+        return self.do(call, *given)[1]
+
+    def refuses(self, error: type[Exception], call: Callable[..., Any], *given: tuple[Any, Any]) -> None:
+        assert isinstance(self.result(call, *given), error)
+
+    def lengths(self) -> list[int]:
+        fake = [len(self.fake.tokens_of(seq)) for seq in range(self.n_seqs + self.n_staging)]
+        real = [self._length(seq) for seq in range(self.n_seqs + self.n_staging)]
+        assert fake == real
+        return real
+
+    def _length(self, seq: int) -> int:
+        context, local = self.real._main, seq
+        if seq >= self.n_seqs:
+            assert self.real._staging is not None
+            context, local = self.real._staging.context, seq - self.n_seqs
+        return int(native.llama_memory_seq_pos_max(context._memory, local)) + 1
+
+
+def _told(result: Any) -> Any:
+    """What must be the same: the class of an error, what is true or false, and whether there is a state."""
+    if isinstance(result, Exception):
+        return next(kind for kind in REFUSALS if isinstance(result, kind)), getattr(result, "is_fatal", None)
+    return type(result) if isinstance(result, bytes | bytearray | np.ndarray) else result
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    folder = tmp_path_factory.mktemp("conformance")
+
+    def path_of(name: str) -> Path:
+        path = folder / f"{name}.gguf"
+        if not path.exists():
+            synthesize(name, "F16", path)
+        return path
+
+    return path_of
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def opened(request: pytest.FixtureRequest, models: Callable[[str], Path]) -> Iterator[tuple[Case, LlamaBackend]]:
+    case = request.param
+    real = LlamaBackend(
+        str(models(case.model)), n_cells=case.n_cells, n_seqs=N_SLOTS, n_spare_seqs=N_SPARE, n_batch=N_BATCH,
+        n_threads=1, n_gpu_layers=0, kv_type="f16", may_split=case.begins_split,
+    )  # fmt: skip
+    for is_split in case.rebuilds:
+        real.rebuild(split=is_split)
+    yield case, real
+    real.close()
+
+
+@pytest.fixture
+def both(opened: tuple[Case, LlamaBackend]) -> Both:
+    """All sequences are empty."""
+    case, real = opened
+    is_attention = case.kind is MemoryKind.ATTENTION
+    fake = FakeBackend(
+        n_cells=case.n_cells,
+        n_seqs=N_SLOTS + (N_SPARE if is_attention else 0),
+        n_batch=N_BATCH,
+        memory_kind=case.kind,
+        n_slots=N_SLOTS if case.begins_split else 0,
+        n_staging_seqs=N_SLOTS,
+    )
+    for is_split in case.rebuilds:
+        fake.rebuild(split=is_split)
+    for seq in range(real.n_seqs + real.n_staging_seqs):
+        assert real.seq_remove(seq, 0)
+    return Both(fake, real)
+
+
+@pytest.fixture
+def shareable(both: Both) -> Both:
+    if both.kind is not MemoryKind.ATTENTION:
+        pytest.skip("nothing of it can be cut")
+    return both
+
+
+def rows(seq: int, count: int, *, start: int = 0, token: int = 5) -> Callable[[Subject], None]:
+    """A decode of so many rows, the last of which wants logits."""
+
+    def call(backend: Subject) -> None:
+        fill(backend.batch, seq, count, start=start, token=token)
+        backend.batch.wants_logits[count - 1] = 1
+        backend.decode(count)
+
+    return call
+
+
+def fill(batch: Any, seq: int, count: int, *, start: int = 0, token: int = 5) -> None:
+    batch.token[:count], batch.pos[:count], batch.seq[:count] = token, range(start, start + count), seq
+    batch.wants_logits[:] = 0
+
+
+def grow(both: Both, seq: int, n_tokens: int, *, start: int = 0) -> None:
+    for at in range(start, n_tokens, N_BATCH):
+        assert both.result(rows(seq, min(N_BATCH, n_tokens - at), start=at)) is None
+
+
+def spoiled(name: str, row: int, value: int) -> Callable[[Subject], None]:
+    """Eight good rows, in one of which one number is not."""
+
+    def call(backend: Subject) -> None:
+        fill(backend.batch, 0, 8)
+        getattr(backend.batch, name)[row] = value
+        backend.decode(8)
+
+    return call
+
+
+def test_they_have_the_same_shape(both: Both):
+    for name in ("is_split", "can_split", "cuts_states", "memory_kind", "n_cells", "n_seqs", "n_staging_seqs"):
+        assert getattr(both.fake, name) == getattr(both.real, name), name
+    assert both.fake.n_ctx == both.real.n_ctx == both.n_cells
+    assert both.fake.batch.capacity == both.real.batch.capacity
+
+
+def test_a_rebuilt_backend_has_empty_sequences_and_another_batch(both: Both):
+    """This backend is the module's own: it is rebuilt into what it was."""
+    grow(both, 0, 10)
+    batches = (both.fake.batch, both.real.batch)
+    is_split = both.is_split
+    both.do(lambda backend: backend.rebuild(split=is_split))
+    assert both.lengths() == [0] * (both.n_seqs + both.n_staging)
+    assert both.result(lambda backend, batch: backend.batch is batch, batches) is False
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_rows", [-1, 0, N_BATCH + 1])
+def test_a_batch_has_some_rows_and_not_too_many(both: Both, n_rows: int):
+    both.refuses(ValueError, lambda backend: backend.decode(n_rows))
+
+
+@pytest.mark.parametrize("row", [0, 7])
+@pytest.mark.parametrize("name", ["token", "pos", "seq"])
+def test_a_number_out_of_range_is_refused_before_anything_is_computed(both: Both, name: str, row: int):
+    limits = {"token": both.real.n_vocab, "pos": both.n_cells, "seq": both.n_seqs}
+    both.refuses(ValueError, spoiled(name, row, -1))
+    if name == "token":
+        both.refuses(ValueError, lambda backend: spoiled(name, row, backend.n_vocab)(backend))
+    else:
+        both.refuses(ValueError, spoiled(name, row, limits[name]))
+    both.refuses(ValueError, spoiled(name, row, 2**31 - 1))
+    grow(both, 0, 8)
+
+
+def test_no_more_rows_want_logits_than_there_are_sequences(both: Both):
+    def call(backend: Subject, n_wanted: int) -> None:
+        fill(backend.batch, 0, 20)
+        backend.batch.wants_logits[:n_wanted] = 1
+        backend.decode(20)
+
+    both.refuses(ValueError, call, (both.n_seqs + 1,) * 2)
+    assert both.result(call, (both.n_seqs,) * 2) is None
+
+
+@pytest.mark.parametrize("start", [0, 9, 11])
+def test_a_row_that_does_not_follow_is_refused_but_not_fatal(both: Both, start: int):
+    grow(both, 1, 10)
+    both.refuses(DecodeFailed, rows(1, 3, start=start))
+    grow(both, 1, 13, start=10)
+
+
+def test_a_batch_of_which_one_sequence_does_not_follow_is_refused_whole(both: Both):
+    def call(backend: Subject) -> None:
+        fill(backend.batch, 0, 6)
+        backend.batch.seq[3:6], backend.batch.pos[3:6] = 1, [4, 5, 6]
+        backend.decode(6)
+
+    grow(both, 1, 2)
+    both.refuses(DecodeFailed, call)
+
+
+def test_a_row_without_logits_gives_no_token(both: Both):
+    def sample(backend: Subject, row: int) -> bool:
+        sampler = backend.sampler(Sampling(temperature=0), ignore_eos=True)
+        try:
+            return 0 <= sampler.sample(row) < backend.n_vocab
+        finally:
+            sampler.close()
+
+    grow(both, 0, 8)
+    assert both.result(sample, (7, 7)) is True
+    both.refuses(ValueError, sample, (3, 3))
+    both.refuses(ValueError, sample, (8, 8))
+
+
+def test_what_does_not_fit_is_refused_and_what_fits_to_the_last_cell_is_not(both: Both):
+    if both.kind is MemoryKind.RECURRENT:
+        pytest.skip("a state is as large as it is")
+    size = both.n_cells // both.n_seqs if both.is_split else both.n_cells
+    grow(both, 0, size - 20)
+    owner, start = (0, size - 20) if both.is_split else (1, 0)
+    both.refuses(NoRoom, rows(owner, 21, start=start))
+    assert both.result(rows(owner, 20, start=start)) is None
+    if both.is_split:
+        both.refuses(NoRoom, rows(0, 1, start=size))
+        grow(both, 1, 30)
+    else:
+        both.refuses(NoRoom, rows(2, 1))
+
+
+# --- removing and sharing ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bounds", [(-1, -1), (0, -2), (2, 10**6), (10**6, -1)])
+def test_positions_out_of_range_are_refused(both: Both, bounds: tuple[int, int]):
+    grow(both, 0, 20)
+    grow(both, 1, 0)
+    both.refuses(ValueError, lambda backend: backend.seq_remove(0, *bounds))
+    both.refuses(ValueError, lambda backend: backend.seq_share(0, 1, *bounds))
+
+
+def test_a_sequence_that_is_not_there_is_refused_by_every_call(both: Both):
+    grow(both, 0, 20)
+    calls: list[Callable[[Subject, int], Any]] = [
+        lambda backend, seq: backend.seq_remove(seq, 0),
+        lambda backend, seq: backend.seq_share(seq, 1, 0, 5),
+        lambda backend, seq: backend.seq_share(0, seq, 0, 5),
+        lambda backend, seq: backend.seq_copy(seq, 1),
+        lambda backend, seq: backend.seq_copy(0, seq),
+        lambda backend, seq: backend.state_get(seq, limit_bytes=1 << 30),
+        lambda backend, seq: backend.state_set(seq, b"anything"),
+        lambda backend, seq: list(backend.state_slices(seq, [(0, 1)])),
+    ]
+    for seq in (-1, both.n_seqs + both.n_staging, 2**31 - 1):
+        for call in calls:
+            both.refuses(ValueError, call, (seq, seq))
+
+
+def test_a_part_is_taken_off_where_the_memory_allows_it(both: Both):
+    length = 200
+    grow(both, 0, length)
+    if both.kind is MemoryKind.WINDOW:
+        grow(both, 1, 400)  # takes the cells of the other that are out of its window
+    is_attention = both.kind is MemoryKind.ATTENTION
+    assert both.result(lambda backend: backend.seq_remove(0, 40)) is is_attention
+    assert both.lengths()[0] == (40 if is_attention else length)
+    if both.kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID):
+        assert both.result(lambda backend: backend.seq_remove(0, length - 1)) is False
+    length = both.lengths()[0]
+    assert both.result(lambda backend: backend.seq_remove(0, length)) is True, "nothing to remove is no problem"
+    grow(both, 0, length + 5, start=length)
+    assert both.result(lambda backend: backend.seq_remove(0, 0)) is True
+    assert both.result(lambda backend: backend.seq_remove(0, 0)) is True
+    assert both.lengths()[0] == 0
+
+
+def test_cells_are_shared_in_one_pool_of_attention_and_nowhere_else(both: Both):
+    grow(both, 0, 100)
+
+    def share(backend: Subject) -> None:
+        backend.seq_share(0, 1, 0, 60)
+
+    if both.kind is not MemoryKind.ATTENTION or both.is_split:
+        both.refuses(ValueError, share)
+        return
+    assert both.result(share) is None
+    assert both.lengths()[:2] == [100, 60]
+    grow(both, 2, both.n_cells - 100)
+    both.refuses(NoRoom, rows(1, 1, start=60))
+    assert both.result(lambda backend: backend.seq_remove(0, 0)) is True
+    assert both.result(rows(1, 40, start=60)) is None, "what one alone had is free"
+    both.refuses(NoRoom, rows(1, 1, start=100))
+
+
+# --- states --------------------------------------------------------------------------------------------------------
+
+
+def saved(backend: Subject) -> Any:
+    return backend.state_get(0, limit_bytes=1 << 30)
+
+
+def test_a_state_comes_back_in_another_sequence_and_goes_on(both: Both):
+    grow(both, 0, 100)
+    states = both.do(saved)
+    assert both.result(lambda backend, state: backend.state_set(2, state), states) is True
+    assert both.lengths()[:3] == [100, 0, 100]
+    grow(both, 2, 130, start=100)
+    assert both.result(lambda backend, state: backend.state_set(2, state), states) is True, "it replaces what is there"
+    assert both.lengths()[2] == 100
+
+
+def test_a_state_above_the_limit_is_none(both: Both):
+    grow(both, 0, 100)
+    assert both.result(lambda backend: backend.state_get(0, limit_bytes=10)) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: state[: len(state) // 2],
+        lambda state: b"\xff" * len(state),
+        lambda state: b"",
+        lambda state: b"\0",
+    ],
+)
+def test_a_damaged_state_is_refused_and_leaves_the_sequence_empty(both: Both, damage: Callable[[Any], Any]):
+    grow(both, 0, 100)
+    states = both.do(saved)
+    assert both.result(lambda backend, state: backend.state_set(1, damage(bytes(state))), states) is False
+    assert both.lengths()[:2] == [100, 0]
+    grow(both, 1, 10)
+
+
+def test_a_state_that_finds_no_room_is_refused_and_leaves_the_sequence_empty(both: Both):
+    if both.kind is MemoryKind.RECURRENT or both.is_split:
+        pytest.skip("there is always room")
+    grow(both, 0, 200)
+    states = both.do(saved)
+    grow(both, 1, both.n_cells - 200 - 150)
+    assert both.result(lambda backend, state: backend.state_set(2, state), states) is False
+    assert both.lengths()[2] == 0
+    grow(both, 2, 150)
+
+
+def test_a_state_of_another_number_of_streams_is_refused(both: Both):
+    if not both.real.can_split:
+        pytest.skip("there is one stream")
+    grow(both, 0, 100)
+    states = both.do(saved)
+    is_split = both.is_split
+    both.do(lambda backend: backend.rebuild(split=not is_split))
+    assert both.result(lambda backend, state: backend.state_set(1, state), states) is False
+    both.do(lambda backend: backend.rebuild(split=is_split))
+
+
+def test_states_are_cut_and_joined_where_nothing_is_forgotten(both: Both):
+    grow(both, 0, 100)
+    ranges = [(0, 40), (40, 100)]
+
+    def slices(backend: Subject) -> int:
+        return len(list(backend.state_slices(0, ranges)))
+
+    def join(backend: Subject) -> bool:
+        first, second = backend.state_slices(0, ranges)
+        return backend.state_set(1, backend.state_join(1, [(first, 0, 0, 40), (second, 40, 40, 90)]))
+
+    if both.kind is not MemoryKind.ATTENTION:
+        both.refuses(ValueError, slices)
+        both.refuses(ValueError, lambda backend: backend.state_join(1, [(b"", 0, 0, 0)]))
+        both.refuses(ValueError, lambda backend: backend.seq_copy(0, 1))
+        return
+    assert both.result(slices) == 2
+    assert both.result(join) is True
+    assert both.lengths()[:2] == [100, 90]
+    grow(both, 1, 95, start=90)
+
+
+def test_positions_that_a_sequence_does_not_have_cannot_be_cut(shareable: Both):
+    shareable.refuses(ValueError, lambda backend: list(backend.state_slices(0, [(0, 1)])))
+    grow(shareable, 0, 50)
+    shareable.refuses(ValueError, lambda backend: list(backend.state_slices(0, [(40, 51)])))
+
+
+def test_a_tail_alone_comes_back_behind_the_beginning_that_it_belongs_to(shareable: Both):
+    if shareable.is_split:
+        pytest.skip("streams share no cells")
+    grow(shareable, 0, 100)
+
+    def move(backend: Subject) -> bool:
+        (tail,) = backend.state_slices(0, [(60, 100)])
+        backend.seq_remove(0, 60)
+        is_done = backend.state_set(1, backend.state_join(1, [(tail, 60, 60, 100)]))
+        backend.seq_share(1, 0, 60, 100)
+        backend.seq_remove(1, 0)
+        return is_done
+
+    assert shareable.result(move) is True
+    assert shareable.lengths()[:2] == [100, 0]
+    grow(shareable, 0, 110, start=100)
+
+
+def test_a_joined_state_is_good_until_the_next_call(shareable: Both):
+    grow(shareable, 0, 100)
+
+    def join_twice(backend: Subject) -> bool:
+        data, other = backend.state_slices(0, [(0, 100), (0, 30)])
+        joined = backend.state_join(1, [(data, 0, 0, 100)])
+        before = bytes(joined)
+        backend.state_join(1, [(other, 0, 0, 30)])
+        return bytes(joined) == before
+
+    assert shareable.result(join_twice) is False
+
+
+def test_a_sequence_is_copied_and_an_empty_one_is_not(shareable: Both):
+    grow(shareable, 0, 100)
+    targets = [1, shareable.n_seqs] if shareable.n_staging else [1]
+    for target in targets:
+        assert shareable.result(lambda backend, target: backend.seq_copy(0, target), (target, target)) is True
+        assert shareable.lengths()[target] == 100
+    shareable.refuses(ValueError, lambda backend: backend.seq_copy(2, 3))
+
+
+# --- the background ------------------------------------------------------------------------------------------------
+
+
+def stage(backend: Subject) -> None:
+    backend.staging_start(8)
+    finish(backend)
+
+
+def finish(backend: Subject) -> None:
+    while not backend.staging_wait(10.0):
+        pass
+    backend.staging_finish()
+
+
+def test_without_a_background_nothing_is_staged(both: Both):
+    if both.n_staging:
+        pytest.skip("there is one")
+    calls: list[Callable[[Subject], Any]] = [
+        lambda backend: backend.staging_batch.capacity,
+        lambda backend: backend.staging_start(1),
+        lambda backend: backend.staging_wait(0.0),
+        lambda backend: backend.staging_finish(),
+        lambda backend: backend.staging_abort(),
+    ]
+    for call in calls:
+        both.refuses(ValueError, call)
+    assert both.result(lambda backend: backend.is_staging) is False
+
+
+@pytest.fixture
+def background(both: Both) -> Both:
+    if not both.n_staging:
+        pytest.skip("there is none")
+    return both
+
+
+def test_the_background_computes_its_own_sequences_and_no_others(background: Both):
+    n_seqs, n_staging = background.n_seqs, background.n_staging
+
+    def staged(backend: Subject, seq: int) -> None:
+        fill(backend.staging_batch, seq, 8)
+        stage(backend)
+
+    for seq in (0, n_seqs - 1, n_seqs + n_staging):
+        background.refuses(ValueError, staged, (seq, seq))
+        assert background.result(lambda backend: backend.is_staging) is False
+    background.refuses(ValueError, rows(n_seqs, 8))
+    assert background.result(staged, (n_seqs, n_seqs)) is None
+    assert background.lengths()[n_seqs] == 8
+
+
+@pytest.mark.parametrize("n_rows", [0, N_BATCH + 1])
+def test_a_staged_batch_has_some_rows_and_not_too_many(background: Both, n_rows: int):
+    def staged(backend: Subject) -> None:
+        backend.staging_start(n_rows)
+        finish(backend)
+
+    background.refuses(ValueError, staged)
+    assert background.result(lambda backend: backend.is_staging) is False
+
+
+def test_what_is_staged_is_left_alone_until_it_is_over(background: Both):
+    seq = background.n_seqs
+    touches: list[Callable[[Subject], Any]] = [
+        lambda backend: backend.seq_remove(seq, 0),
+        lambda backend: backend.state_get(seq + 1, limit_bytes=1 << 30),
+        lambda backend: backend.seq_copy(seq, 0),
+    ]
+    for backend in (background.fake, background.real):
+        fill(backend.staging_batch, seq, 8)
+        backend.staging_start(8)
+        assert backend.is_staging
+        for touch in touches:
+            with pytest.raises(ValueError, match="background"):
+                touch(backend)
+        rows(0, 8)(backend)
+        finish(backend)
+        assert not backend.is_staging
+    assert background.lengths()[0] == background.lengths()[seq] == 8
+
+
+def test_a_staged_prompt_that_outgrows_its_stream_is_refused(background: Both):
+    seq, size = background.n_seqs, background.n_cells // background.n_seqs
+
+    def staged(backend: Subject, start: int) -> None:
+        fill(backend.staging_batch, seq, N_BATCH, start=start)
+        backend.staging_start(N_BATCH)
+        finish(backend)
+
+    for start in range(0, size, N_BATCH):
+        assert background.result(staged, (start, start)) is None
+    background.refuses(NoRoom, staged, (size, size))
+    assert background.lengths()[seq] == size

@@ -1,0 +1,196 @@
+"""The real background: a second native context, computed in a thread, paused, given up, and its states moved."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localrun.engine.backend import DecodeFailed
+from localrun.engine.native.llama import LlamaBackend
+from localrun.engine.native.llama_staging import PIECE_S, Pieces
+from tests.engine.conftest import compute, open_tiny
+
+PROMPT = [300 + at * 7 % 900 for at in range(180)]
+
+
+@pytest.fixture(scope="module")
+def split(tiny_gguf: Path) -> Iterator[LlamaBackend]:
+    backend = open_tiny(tiny_gguf, n_cells=1024, n_seqs=4, n_batch=192, may_split=True)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def backend(split: LlamaBackend) -> LlamaBackend:
+    for seq in range(split.n_seqs + split.n_staging_seqs):
+        split.seq_remove(seq, 0)
+    return split
+
+
+def stage(backend: LlamaBackend, tokens: list[int], *, start: int = 0) -> None:
+    batch, count = backend.staging_batch, len(tokens)
+    batch.token[:count] = tokens
+    batch.pos[:count] = range(start, start + count)
+    batch.seq[:count] = backend.n_seqs
+    batch.wants_logits[:count] = 0
+    backend.staging_start(count)
+
+
+def finish(backend: LlamaBackend) -> None:
+    while not backend.staging_wait(0.5):
+        pass
+    backend.staging_finish()
+
+
+def move(backend: LlamaBackend, source: int, target: int, n_tokens: int) -> None:
+    """By pieces and at once: the same."""
+    (data,) = backend.state_slices(source, [(0, n_tokens)])
+    assert backend.seq_copy(source, target)
+    np.testing.assert_array_equal(next(backend.state_slices(target, [(0, n_tokens)])), data)
+    assert backend.seq_remove(target, 0)
+    assert backend.state_set(target, backend.state_join(target, [(data, 0, 0, n_tokens)]))
+    np.testing.assert_array_equal(next(backend.state_slices(target, [(0, n_tokens)])), data)
+
+
+def test_a_staged_prompt_goes_on_in_a_stream_with_the_same_logits(backend: LlamaBackend):
+    expected = compute(backend, 0, PROMPT[:128])
+    expected = compute(backend, 0, PROMPT[128:], start=128)
+    stage(backend, PROMPT[:-1])
+    finish(backend)
+    move(backend, backend.n_seqs, 2, len(PROMPT) - 1)
+    np.testing.assert_allclose(compute(backend, 2, PROMPT[-1:], start=len(PROMPT) - 1), expected, atol=2e-2)
+
+
+def test_streams_are_computed_rightly_while_the_background_is_under_way(backend: LlamaBackend):
+    compute(backend, 1, PROMPT[:20])
+    alone = [compute(backend, 1, [PROMPT[at]], start=at) for at in range(20, 26)]
+    backend.seq_remove(1, 20)
+    stage(backend, PROMPT[:-1])
+    beside = [compute(backend, 1, [PROMPT[at]], start=at) for at in range(20, 26)]
+    finish(backend)
+    np.testing.assert_array_equal(alone, beside)
+    move(backend, backend.n_seqs, 3, len(PROMPT) - 1)
+    staged = compute(backend, 3, PROMPT[-1:], start=len(PROMPT) - 1)
+    backend.seq_remove(0, 0)
+    compute(backend, 0, PROMPT[:128])
+    np.testing.assert_allclose(staged, compute(backend, 0, PROMPT[128:], start=128), atol=2e-2)
+
+
+def test_what_is_under_way_can_be_given_up_and_begun_anew(backend: LlamaBackend):
+    for _ in range(3):
+        stage(backend, PROMPT[:-1])
+        backend.staging_abort()
+        assert not backend.is_staging
+        assert backend.seq_remove(backend.n_seqs, 0)
+    stage(backend, PROMPT[:-1])
+    finish(backend)
+    move(backend, backend.n_seqs, 1, len(PROMPT) - 1)
+
+
+def test_a_failure_between_two_pieces_is_an_error_and_no_answer(backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(backend._stage.context, "warm_up", fail)
+    stage(backend, PROMPT[:-1])
+    with pytest.raises(DecodeFailed, match="MemoryError"):
+        finish(backend)
+    monkeypatch.undo()
+    assert backend.seq_remove(backend.n_seqs, 0)
+    stage(backend, PROMPT[:-1])
+    finish(backend)
+
+
+class SlowToSay(threading.Event):
+    """As if the thread that says it lost its processor right after."""
+
+    def set(self) -> None:
+        super().set()
+        time.sleep(0.005)
+
+
+def test_the_end_of_one_batch_does_not_answer_for_a_pause_of_the_next(
+    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+):
+    staging = backend._staging
+    assert staging is not None
+    done = SlowToSay()
+    done.set()
+    monkeypatch.setattr(staging, "_done", done)
+    for _ in range(5):
+        backend.seq_remove(backend.n_seqs, 0)
+        for start in (0, 90):
+            stage(backend, PROMPT[:90], start=start)
+            with staging.paused():
+                assert not staging._may_run.is_set()
+                asked = staging._pieces._n_asked
+                time.sleep(0.01)
+                assert staging._pieces._n_asked == asked, "the background computes while it is paused"
+            while not staging.wait(0.0):
+                pass
+            backend.staging_finish()
+
+
+def test_nobody_touches_a_staged_sequence_while_it_is_computed(backend: LlamaBackend):
+    stage(backend, PROMPT[:-1])
+    with pytest.raises(ValueError, match="in the background"):
+        backend.seq_remove(backend.n_seqs, 0)
+    finish(backend)
+    assert backend.seq_remove(backend.n_seqs, 0)
+
+
+def test_states_are_the_same_bytes_in_split_and_in_one_pool(backend: LlamaBackend):
+    compute(backend, 1, PROMPT[:100])
+    pieces = list(backend.state_slices(1, [(0, 40), (40, 100)]))
+    expected = compute(backend, 1, PROMPT[100:], start=100)
+    backend.rebuild(split=False)
+    assert not backend.is_split
+    assert backend.n_staging_seqs == 0
+    state = backend.state_join(2, [(pieces[0], 0, 0, 40), (pieces[1], 40, 40, 100)])
+    assert backend.state_set(2, state)
+    np.testing.assert_allclose(compute(backend, 2, PROMPT[100:], start=100), expected, atol=2e-2)
+    backend.rebuild(split=True)
+    assert backend.is_split
+
+
+def test_a_stream_has_its_share_of_the_cells_and_no_more(backend: LlamaBackend):
+    assert backend.n_cells // backend.n_seqs == 256
+    compute(backend, 0, [5] * 128)
+    compute(backend, 0, [5] * 128, start=128)
+    compute(backend, 1, [6] * 8)
+
+
+def pieces_of(pieces: Pieces, n_nodes: int, node_s: float) -> list[int]:
+    """The sizes of the pieces into which a graph of so many nodes is cut."""
+    found, size = [], 0
+    for _ in range(n_nodes):
+        size += 1
+        if pieces.is_end():
+            found.append(size)
+            pieces.note(size * node_s)
+            size = 0
+    return found
+
+
+def test_pieces_become_as_long_as_they_should_be():
+    pieces = Pieces()
+    assert pieces_of(pieces, 600, PIECE_S / 10)[-3:] == [10, 10, 10]
+    assert pieces_of(pieces, 600, PIECE_S / 40)[-3:] == [40, 40, 40]
+
+
+def test_a_node_that_takes_longer_than_a_piece_is_one_by_itself():
+    pieces = Pieces()
+    pieces_of(pieces, 600, PIECE_S / 40)
+    assert pieces_of(pieces, 600, PIECE_S * 3)[-3:] == [1, 1, 1]
+
+
+def test_one_quick_piece_at_most_doubles_the_next():
+    pieces = Pieces()
+    pieces.is_end()
+    pieces.note(0.0)
+    assert pieces_of(pieces, 6, 0.0) == [2, 4]

@@ -1,0 +1,115 @@
+"""Which tokens a constraint lets through, by a vocabulary of single bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from localrun.engine.fake import IM_END, IM_START, FakeBackend
+from localrun.engine.sample.constraint import DEAD_END, SLOW_S, Constraint
+from localrun.engine.sample.grammar_library import compile_grammar
+from localrun.engine.sample.grammar_vocabulary import GrammarVocabulary
+from localrun.wire import Grammar, GrammarKind
+
+VOCABULARY = GrammarVocabulary(FakeBackend(n_cells=8, n_seqs=1, n_batch=8))
+
+
+class Clock:
+    """Goes on by `step_s` whenever it is looked at."""
+
+    def __init__(self, step_s: float = 0.0) -> None:
+        self.now_s, self.step_s = 0.0, step_s
+
+    def __call__(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+
+def constraint(
+    regex: str, *, banned: frozenset[int] = frozenset(), triggers: tuple[str, ...] = (), clock: Clock | None = None
+) -> Constraint:
+    compiled = compile_grammar(Grammar(GrammarKind.REGEX, regex), VOCABULARY)
+    return compiled.constraint(triggers=triggers, banned=banned, clock=clock or Clock())
+
+
+def allowed(bound: Constraint) -> list[int]:
+    """What a draw may choose from; the constraint is at a dead end or one step further after it."""
+    seen: list[int] = []
+
+    def draw(ids: NDArray[np.int64] | None) -> int:
+        assert ids is not None
+        seen.extend(ids.tolist())
+        return int(ids[0])
+
+    token = bound.choose(draw, tries_first=False)
+    return seen or ([] if token == DEAD_END else [token])
+
+
+@given(st.frozensets(st.integers(0, 257)), st.frozensets(st.sampled_from("abcdefghijxyz~%"), min_size=1))
+def test_a_draw_sees_all_that_is_allowed_and_nothing_that_is_banned(banned: frozenset[int], letters: frozenset[str]):
+    expected = {ord(letter) for letter in letters} - banned
+    assert set(allowed(constraint(f"[{''.join(letters)}]x", banned=banned))) == expected
+
+
+@given(st.frozensets(st.integers(0, 257)))
+def test_many_tokens_are_masked_as_few_are(banned: frozenset[int]):
+    assert set(allowed(constraint("[ -~]x", banned=banned))) == set(range(32, 127)) - banned
+
+
+def test_greedy_needs_no_mask_where_its_choice_is_allowed():
+    asked: list[NDArray[np.int64] | None] = []
+
+    def draw(ids: NDArray[np.int64] | None) -> int:
+        asked.append(ids)
+        return ord("b") if ids is None else int(ids[-1])
+
+    bound = constraint("[ab][xy]z")
+    assert bound.choose(draw, tries_first=True) == ord("b")
+    assert asked == [None]
+    assert bound.choose(draw, tries_first=True) == ord("y"), "b is not allowed here, the last of x and y is drawn"
+    assert bound.choose(draw, tries_first=True) == ord("z")
+    assert len(asked) == 4, "of one allowed token none is drawn"
+    assert bound.is_complete
+
+
+def test_an_end_is_among_the_allowed_where_the_grammar_may_end():
+    bound = constraint("ab?")
+    assert allowed(bound) == [ord("a")]
+    assert not bound.is_complete
+    assert allowed(bound) == [ord("b"), IM_END]
+
+
+def test_a_dead_end_says_why():
+    bound = constraint("ab", banned=frozenset({ord("b")}))
+    assert allowed(bound) == [ord("a")]
+    assert allowed(bound) == []
+    assert "no token of this model's vocabulary can follow" in bound.problem
+
+
+@pytest.mark.parametrize("trigger", ["<go>", "o>", "<|im_start|>"])
+def test_a_trigger_is_found_whatever_its_tokens(trigger: str):
+    bound = constraint("[0-9]+", triggers=("never", trigger))
+    free = [*b"say <go", *b">", IM_START]
+    while bound.is_waiting:
+        token = free.pop(0)
+        assert bound.choose(lambda ids, token=token: token, tries_first=True) == token
+    assert allowed(bound) == list(b"0123456789")
+
+
+def test_a_grammar_is_slow_for_a_while_after_it_took_long():
+    clock = Clock()
+    bound = constraint("a+", clock=clock)
+    allowed(bound)
+    assert not bound.is_slow
+    clock.step_s = 2 * SLOW_S
+    allowed(bound)
+    assert bound.is_slow
+    clock.step_s = 0.0
+    n_slow = 0
+    while bound.is_slow:
+        allowed(bound)
+        n_slow += 1
+    assert n_slow == 16

@@ -1,0 +1,84 @@
+"""llama.cpp's notation for grammars: the examples of its own are read, and mean what they mean there."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+
+import numpy as np
+import pytest
+
+from localrun.engine.native.llama import LlamaBackend
+from localrun.engine.native.llama_native import native
+from localrun.engine.sample import gbnf
+from localrun.engine.sample.grammar_library import compile_grammar
+from localrun.engine.sample.grammar_vocabulary import GrammarVocabulary
+from localrun.errors import BadRequest
+from localrun.wire import Grammar, GrammarKind
+
+EXAMPLES = {
+    "sums": """root ::= (expr "=" ws term "\\n"){1,2}
+        expr ::= term ([-+*/] term)*
+        term ::= ident | num | "(" ws expr ")" ws
+        ident ::= [a-z] [a-z0-9_]{0,3} ws
+        num ::= [0-9]{1,3} ws
+        ws ::= [ \\t]?
+        """.replace("\n        ", "\n"),
+    "lines": 'root ::= item{1,3}\n\n# no line breaks inside\nitem ::= "- " [^\\r\\n\\x0b\\u2028]{1,12} "\\n"\n',
+    "kana": "root ::= kana{1,5} ([ \\t\\n] kana)?\nkana ::= [ぁ-ゟ] | [ァ-ヿ]\n",
+    "quotes": 'root ::= "\\"" ( [^"\\\\] | "\\\\" ["\\\\/bfnrt] ){1,6} "\\"" | "a\\\\b/c" | "\\x41"\n',
+    "choices": 'root ::= "a" . "b" (\n  "c" |\n  "d"\n)? # or nothing\n',
+    "nested": 'root ::= "x" root "y" | "z"\n',
+    "repeated": 'root ::= ("ab"){2,3} "c"{2} "d"{1,} "e"?\n',
+}
+
+
+def is_accepted(backend: LlamaBackend, text: str, tokens: list[int]) -> bool:
+    """Whether llama.cpp's own grammar takes these tokens and then an end."""
+    sampler = native.llama_sampler_init_grammar(backend._vocabulary._vocab, text.encode(), b"root")
+    assert sampler
+    entry = (native.llama_token_data * 1)()
+    for token in (*tokens, min(backend.eog_tokens)):
+        entry[0].id, entry[0].logit = token, 1.0
+        array = native.llama_token_data_array(data=entry, size=1, selected=-1, sorted=False)
+        native.llama_sampler_apply(sampler, ctypes.byref(array))
+        if not np.isfinite(entry[0].logit):
+            return False
+        if token != min(backend.eog_tokens):
+            native.llama_sampler_accept(sampler, token)
+    native.llama_sampler_free(sampler)
+    return True
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_llama_cpp_takes_what_its_grammar_let_through(backend: LlamaBackend, name: str):
+    compiled = compile_grammar(Grammar(GrammarKind.GBNF, EXAMPLES[name]), GrammarVocabulary(backend))
+    n_accepted = 0
+    for seed in range(20):
+        picks = random.Random(seed)
+        answer = compiled.constraint(triggers=(), banned=frozenset(), clock=lambda: 0.0)
+        tokens: list[int] = []
+        while not answer.is_complete and len(tokens) < 60:
+            token = answer.choose(lambda allowed, picks=picks: picks.choice(allowed), tries_first=False)  # type: ignore[misc]
+            if token in backend.eog_tokens:
+                break
+            tokens.append(token)
+        else:
+            if len(tokens) == 60:
+                continue
+        assert is_accepted(backend, EXAMPLES[name], tokens)
+        n_accepted += 1
+    assert n_accepted > 3
+
+
+def test_a_long_grammar_is_read_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    rules = "".join(f'r{n} ::= "a{n}" | "b{n}"\n' for n in range(300))
+    text = "root ::= " + " | ".join(f"r{n}" for n in range(300)) + "\n" + rules
+    assert len(text) > gbnf._SHORT_CHARACTERS
+    long_way = gbnf.to_lark(text)
+    assert long_way == gbnf._translate(text)
+    with pytest.raises(BadRequest, match="the GBNF grammar is nested too deeply"):
+        gbnf.to_lark("root ::= " + "(" * 5000 + '"a"' + ")" * 5000)
+    monkeypatch.setattr(gbnf, "_LIMIT_S", 0.001)
+    with pytest.raises(BadRequest, match="takes more than"):
+        gbnf.to_lark(text)

@@ -1,0 +1,287 @@
+"""Answers that must match a grammar, on the fake backend: what a request and its neighbours notice."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from typing import Any
+
+import pytest
+
+from localrun.engine.fake import IM_END, IM_START
+from localrun.engine.sample import grammar_queue, late_rows
+from localrun.engine.sample.constraint import Constraint
+from localrun.wire import Finish, Grammar, GrammarKind, Lane, Sampling
+from tests.engine.harness import Harness, expected_output
+
+OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
+DIGITS = Grammar(GrammarKind.REGEX, "[0-9]{30}")
+
+
+def answer(grammar: Grammar, *, n_predict: int = 400, **more: Any) -> tuple[str, Harness]:
+    harness = Harness(n_cells=2048)
+    harness.submit(1, "prompt", n_predict=n_predict, grammar=grammar, **more)
+    harness.run()
+    return harness.texts.get(1, ""), harness
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "pattern"),
+    [
+        (GrammarKind.REGEX, "[0-9]{3}-[a-c]+x", r"[0-9]{3}-[a-c]+x"),
+        (GrammarKind.GBNF, 'root ::= "yes" | "no" [0-9] [0-9]', r"yes|no[0-9][0-9]"),
+        (GrammarKind.LARK, 'start: "<" NAME ">" ("," NAME){2}\nNAME: /[a-z]{2}/', r"<[a-z]{2}>(,[a-z]{2}){2}"),
+        (GrammarKind.JSON_SCHEMA, '{"enum":["red","green"]}', r'"red"|"green"'),
+    ],
+)
+@pytest.mark.parametrize("ignore_eos", [True, False])
+def test_an_answer_matches_its_grammar_and_ends_with_it(kind: GrammarKind, text: str, pattern: str, ignore_eos: bool):
+    text, harness = answer(Grammar(kind, text), ignore_eos=ignore_eos)
+    assert re.fullmatch(pattern, text)
+    assert harness.finals[1].finish is Finish.STOP
+
+
+def test_an_end_is_only_chosen_where_the_grammar_may_end():
+    lengths = set()
+    for prompt in range(40):
+        harness = Harness()
+        harness.submit(1, [prompt], ignore_eos=False, grammar=Grammar(GrammarKind.REGEX, "ab?c?"))
+        harness.run()
+        lengths.add(len(harness.texts[1]))
+        assert harness.finals[1].finish is Finish.STOP
+        assert IM_END not in harness.tokens[1]
+    assert lengths == {1, 2, 3}
+
+
+def test_limits_stop_strings_and_logprobs_are_what_they_are_without():
+    text, harness = answer(DIGITS, n_predict=7)
+    assert (len(text), harness.finals[1].finish) == (7, Finish.LENGTH)
+    text, harness = answer(Grammar(GrammarKind.REGEX, "aaaSTOPbbb"), stop=("STOP",))
+    assert (text, harness.finals[1].stop_text) == ("aaa", "STOP")
+    text, harness = answer(DIGITS, n_probs=2)
+    assert [entry.piece.decode() for entry in harness.logprobs[1]] == list(text)
+    assert len(text) == 30
+
+
+def test_requests_without_a_grammar_are_not_changed_by_one_beside_them():
+    harness = Harness(n_cells=2048)
+    harness.submit(1, "free", n_predict=40)
+    harness.submit(2, "bound", n_predict=40, grammar=DIGITS)
+    harness.submit(3, "also free", n_predict=40, sampling=Sampling(temperature=1, seed=5))
+    harness.run()
+    assert harness.tokens[1] == expected_output(list(b"free"), 40)
+    assert harness.texts[2].isdecimal()
+
+
+def test_a_preempted_answer_goes_on_where_it_was():
+    text, _ = answer(DIGITS)
+    harness = Harness(n_cells=64, n_slots=1)
+    harness.submit(1, "prompt", n_predict=400, grammar=DIGITS, lane=Lane.BATCH)
+    while len(harness.texts.get(1, "")) < 10:
+        harness.step()
+    harness.submit(2, "urgent", n_predict=3, lane=Lane.INTERACTIVE)
+    harness.run()
+    assert harness.engine.totals.preemptions == 1
+    assert harness.texts[1] == text
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "problem"),
+    [
+        (GrammarKind.REGEX, "(a", "the regular expression cannot be used: "),
+        (GrammarKind.REGEX, "(a)\\1", "backreferences are not supported"),
+        (GrammarKind.GBNF, 'root ::= "a" missing', "the GBNF grammar cannot be "),
+        (GrammarKind.GBNF, "root ::= (((", "the GBNF grammar is not valid"),
+        (GrammarKind.LARK, "start: foo", 'unknown name: "foo"'),
+        (GrammarKind.JSON_SCHEMA, "{", "the JSON schema cannot be read"),
+        (
+            GrammarKind.JSON_SCHEMA,
+            '{"oneOf":[{"type":"number"},{"type":"integer"}]}',
+            "oneOf constraints are not supported where two alternatives may match the same value; use anyOf",
+        ),
+        (GrammarKind.JSON_SCHEMA, '{"type":"string","enum":["a"],"maxLength":0}', "Unsatisfiable schema"),
+        (GrammarKind.GBNF, "root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "the GBNF grammar is nested too deeply"),
+    ],
+)
+def test_what_is_no_grammar_fails_its_request_alone(kind: GrammarKind, text: str, problem: str):
+    harness = Harness()
+    harness.submit(1, "bad", grammar=Grammar(kind, text))
+    harness.submit(2, "good", n_predict=5)
+    harness.run()
+    assert harness.finals[1].error_code == "bad_request"
+    assert problem in (harness.finals[1].error_message or "")
+    assert harness.tokens[2] == expected_output(list(b"good"), 5)
+    assert harness.backend.n_open_samplers == 0
+
+
+def test_a_dead_end_fails_its_request_alone():
+    harness = Harness()
+    bans = Sampling(temperature=0, logit_bias=((ord("b"), float("-inf")),))
+    harness.submit(1, "stuck", grammar=Grammar(GrammarKind.REGEX, "aab"), sampling=bans)
+    harness.submit(2, "good", n_predict=5)
+    harness.run()
+    assert harness.texts[1] == "aa"
+    assert (harness.finals[1].finish, harness.finals[1].error_code) == (Finish.ERROR, "bad_request")
+    assert "the grammar has come to a dead end" in (harness.finals[1].error_message or "")
+    assert harness.tokens[2] == expected_output(list(b"good"), 5)
+
+
+# --- triggers -------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_free_until_a_trigger_and_bound_right_after_it():
+    free = "".join(map(chr, expected_output(list(b"prompt"), 60))).encode("latin-1").decode("utf-8", "replace")
+    trigger = free[20:23]
+    text, harness = answer(Grammar(GrammarKind.REGEX, "[0-9]{5}", (trigger, "never seen")))
+    before, _, after = text.partition(trigger)
+    assert free.startswith(before + trigger)
+    assert re.fullmatch("[0-9]{5}", after)
+    assert harness.finals[1].finish is Finish.STOP
+
+
+def test_an_answer_without_a_trigger_is_free_to_its_end():
+    _, harness = answer(Grammar(GrammarKind.REGEX, "[0-9]{5}", ("\x00",)), n_predict=20)
+    assert harness.tokens[1] == expected_output(list(b"prompt"), 20)
+    assert harness.finals[1].finish is Finish.LENGTH
+
+
+def test_names_of_control_tokens_in_the_daemon_s_literals_are_these_tokens():
+    grammar = Grammar(GrammarKind.LARK, 'start: literal_0 "<|im_start|>"\nliteral_0: "a<|im_start|>b"\n')
+    text, harness = answer(grammar)
+    assert harness.tokens[1][:3] == [ord("a"), IM_START, ord("b")]
+    assert text == "ab<|im_start|>"
+
+
+# --- waiting --------------------------------------------------------------------------------------------------------
+
+
+class SlowCompiler:
+    """Holds every compilation back until `release`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.release = threading.Event()
+        self.n_compiled = 0
+        from localrun.engine.sample import grammar_compiler
+
+        compile_now = grammar_compiler._compile
+
+        def compile_later(*arguments: Any) -> Any:
+            self.release.wait(30)
+            self.n_compiled += 1
+            return compile_now(*arguments)
+
+        monkeypatch.setattr(grammar_compiler, "_compile", compile_later)
+
+
+def test_a_request_waits_for_its_grammar_while_others_pass_it(monkeypatch: pytest.MonkeyPatch):
+    compiler = SlowCompiler(monkeypatch)
+    harness = Harness(n_slots=1)
+    harness.submit(1, "first", grammar=DIGITS, n_predict=40)
+    harness.submit(2, "second", n_predict=5)
+    while 2 not in harness.finals:
+        harness.step()
+    assert not harness.engine.is_idle
+    assert 1 not in harness.texts
+    compiler.release.set()
+    harness.run()
+    assert harness.texts[1].isdecimal()
+
+
+def test_a_request_is_cancelled_while_its_grammar_is_compiled(monkeypatch: pytest.MonkeyPatch):
+    compiler = SlowCompiler(monkeypatch)
+    harness = Harness()
+    harness.submit(1, "first", grammar=DIGITS)
+    harness.step()
+    harness.engine.cancel(1)
+    harness.run()
+    assert harness.finals[1].finish is Finish.CANCELLED
+    assert harness.backend.n_open_samplers == 0
+    compiler.release.set()
+
+
+def test_a_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch):
+    compiler = SlowCompiler(monkeypatch)
+    monkeypatch.setattr(grammar_queue, "_WAIT_S", 0.0)
+    harness = Harness()
+    harness.submit(1, "first", grammar=DIGITS)
+    harness.run(max_steps=20_000)
+    assert "takes more than 10 s to compile" in (harness.finals[1].error_message or "")
+    compiler.release.set()
+
+
+def test_a_grammar_is_compiled_once_for_all(monkeypatch: pytest.MonkeyPatch):
+    compiler = SlowCompiler(monkeypatch)
+    compiler.release.set()
+    harness = Harness(n_cells=2048)
+    for request_id in range(6):
+        harness.submit(request_id, f"prompt {request_id}", n_predict=40, grammar=DIGITS)
+    harness.run()
+    assert compiler.n_compiled == 1
+    assert len({harness.texts[request_id] for request_id in range(6)}) == 6
+    assert all(harness.texts[request_id].isdecimal() for request_id in range(6))
+
+
+# --- slow grammars --------------------------------------------------------------------------------------------------
+
+
+class SlowGrammars:
+    """Every constrained token counts as slow, and is chosen only while `gate` is open."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.gate = threading.Event()
+        choose = Constraint.choose
+
+        def choose_slowly(constraint: Constraint, *arguments: Any, **named: Any) -> int:
+            assert self.gate.wait(30)
+            return choose(constraint, *arguments, **named)
+
+        monkeypatch.setattr(Constraint, "choose", choose_slowly)
+        monkeypatch.setattr(Constraint, "is_slow", True)
+        monkeypatch.setattr(late_rows, "_WAIT_S", 0.001)
+
+
+def test_others_go_on_while_a_slow_grammar_chooses(monkeypatch: pytest.MonkeyPatch):
+    plain, _ = answer(OBJECT)
+    slow = SlowGrammars(monkeypatch)
+    harness = Harness(n_cells=2048)
+    harness.submit(1, "prompt", n_predict=400, grammar=OBJECT)
+    harness.submit(2, "free", n_predict=50)
+    while 2 not in harness.finals:
+        harness.step()
+    assert not harness.texts.get(1)
+    slow.gate.set()
+    harness.run()
+    assert harness.texts[1] == plain
+
+
+def test_a_late_request_may_be_preempted_and_cancelled(monkeypatch: pytest.MonkeyPatch):
+    plain, _ = answer(DIGITS)
+    slow = SlowGrammars(monkeypatch)
+    harness = Harness(n_cells=128, n_slots=1)
+    harness.submit(1, "prompt", n_predict=400, grammar=DIGITS, lane=Lane.BATCH)
+    for _ in range(20):
+        harness.step()
+    harness.submit(2, "urgent", n_predict=5, lane=Lane.INTERACTIVE)
+    while 2 not in harness.finals:
+        harness.step()
+    slow.gate.set()
+    harness.submit(3, "other", n_predict=400, grammar=DIGITS, lane=Lane.BATCH)
+    while not harness.texts.get(3):
+        harness.step()
+    harness.engine.cancel(3)
+    harness.run()
+    assert harness.texts[1] == plain
+    assert plain.isdecimal()
+    assert harness.finals[3].finish is Finish.CANCELLED
+    assert harness.backend.n_open_samplers == 0
+
+
+def test_json_mode_gives_an_object():
+    text, harness = answer(OBJECT, n_predict=1900)
+    if harness.finals[1].finish is Finish.STOP:
+        assert isinstance(json.loads(text), dict)
+    assert text.startswith("{")

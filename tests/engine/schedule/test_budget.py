@@ -1,0 +1,154 @@
+"""The step-cost model on machines that are made up: a base, a cost per row, and one per row and depth."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from localrun.engine.schedule.budget import SMALL_ROWS, STAGING_S, TILE_ROWS, Budget
+
+
+class Machine:
+    """Prompt rows take base + rows * (row + depth/1024 * deep) seconds, streams `decode_s`, give or take, and a budget
+    watches. `tile` multiplies the time of a size, as kernels do that do not fill their tiles."""
+
+    def __init__(
+        self,
+        *,
+        base_s: float = 0.01,
+        row_s: float = 0.0005,
+        deep_s: float = 0.0,
+        decode_s: float = 0.01,
+        batch_rows: int = 512,
+        noise: float = 0.05,
+        tile: dict[int, float] | None = None,
+    ) -> None:
+        self.budget = Budget(batch_rows=batch_rows, mixes_rows=False, staging_rows=2 * batch_rows)
+        self.base_s, self.row_s, self.deep_s, self.decode_s, self.noise = base_s, row_s, deep_s, decode_s, noise
+        self.tile = tile or {}
+        self.random = Random(1)
+
+    def prompt_s(self, n_rows: int, depth: float) -> float:
+        seconds = self.base_s + n_rows * (self.row_s + self.deep_s * (depth + n_rows / 2) / 1024)
+        return seconds * self.tile.get(n_rows, 1.0)
+
+    def step(self, n_decode: int, n_prefill: int, *, depth: float = 512) -> float:
+        seconds = (self.decode_s if n_decode else 0.0) + (self.prompt_s(n_prefill, depth) if n_prefill else 0.0)
+        seconds *= self.random.uniform(1 - self.noise, 1 + self.noise)
+        self.budget.observe(n_decode=n_decode, n_prefill=n_prefill, depth=depth, step_s=seconds)
+        return seconds
+
+    def learn(self, n_steps: int = 300) -> Machine:
+        """All kinds of steps, a large one last."""
+        for _ in range(n_steps):
+            self.step(4, 0)
+            n_prefill = self.random.choice([16, 64, 128, 192, 256])
+            depth = self.random.choice([0, 1024, 4096])
+            self.step(self.random.choice([0, 4]), n_prefill, depth=depth)
+            n_staged = self.random.choice([128, 256, 512, 1024])
+            self.budget.observe_staging(n_rows=n_staged, depth=depth, seconds=self.prompt_s(n_staged, depth))
+        self.step(0, 512)
+        return self
+
+    def rows(self, *, n_decode: int = 4, depth: float = 512, target_s: float = 0.1) -> int:
+        return self.budget.prefill_rows(n_decode=n_decode, depth=depth, target_s=target_s)
+
+
+def test_without_streams_or_without_a_target_the_whole_batch_is_for_prompts():
+    machine = Machine(base_s=1, row_s=1).learn()
+    assert machine.rows(n_decode=8, target_s=0.0) == 512
+
+
+def test_without_streams_the_smallest_batch_that_is_nearly_as_fast_is_taken():
+    assert Machine(base_s=0.0).learn().rows(n_decode=0) <= 32, "all sizes are as fast"
+    assert Machine(base_s=0.1).learn().rows(n_decode=0) >= 384, "0.1 s per batch: 512 rows are the fastest"
+
+
+def test_streams_take_their_rows_where_both_are_computed_together():
+    assert Budget(batch_rows=512, mixes_rows=True).prefill_rows(n_decode=8, depth=0, target_s=0.0) == 504
+
+
+def test_a_step_with_prompt_rows_stays_within_the_target():
+    machine = Machine().learn()
+    assert machine.rows() == 2 * TILE_ROWS, "(100 - 10 - 10) / 0.5 = 160 rows, in whole tiles"
+    assert machine.decode_s + machine.prompt_s(machine.rows(), 512) <= 0.1
+
+
+def test_a_deeper_prompt_leaves_room_for_fewer_rows():
+    machine = Machine(base_s=0.005, row_s=0.0002, deep_s=0.0002).learn()
+    rows = [machine.rows(depth=depth) for depth in (0, 1024, 4096)]
+    assert rows == sorted(rows, reverse=True)
+    assert rows[0] > rows[-1]
+
+
+def test_a_size_that_the_kernels_dislike_is_learned_and_avoided():
+    plain, picky = Machine().learn(), Machine(tile={128: 1.9}).learn()
+    assert plain.rows() == 128
+    assert picky.rows() == TILE_ROWS, "128 rows take as long as 243 would, which is beyond the target"
+
+
+def test_prompts_always_progress_and_a_step_may_take_twice_what_the_streams_take():
+    slow = Machine(row_s=0.1, decode_s=0.3).learn()
+    assert slow.rows(target_s=0.05) == SMALL_ROWS[0]
+    heavy = Machine(row_s=0.001, decode_s=0.3).learn()
+    assert heavy.rows(target_s=0.05) >= 4 * TILE_ROWS, "the target is out of reach anyway: 0.29 / 0.001 rows"
+
+
+def test_before_anything_is_known_a_tile_is_tried():
+    assert Budget(batch_rows=512, mixes_rows=False).prefill_rows(n_decode=2, depth=0, target_s=0.1) == TILE_ROWS
+    assert Budget(batch_rows=32, mixes_rows=False).prefill_rows(n_decode=2, depth=0, target_s=0.1) == 32
+
+
+def test_rows_at_most_double_from_one_step_to_the_next():
+    machine = Machine(row_s=0.00001, base_s=0.0).learn()
+    machine.step(4, 64)
+    assert machine.rows() == 128
+
+
+def test_an_hour_of_streams_alone_does_not_make_prompt_rows_look_free():
+    machine = Machine(row_s=0.001).learn()
+    before = machine.rows()
+    for _ in range(20_000):
+        machine.step(4, 0)
+    assert machine.rows() == before
+
+
+def test_a_machine_that_slows_down_gets_fewer_rows_soon():
+    machine = Machine().learn()
+    before = machine.rows()
+    machine.base_s, machine.row_s = 0.02, 0.002
+    for _ in range(40):
+        machine.step(4, machine.rows(), depth=512)
+    assert machine.rows() < before
+    assert machine.prompt_s(machine.rows(), 512) <= 0.1
+
+
+def test_the_background_takes_what_it_computes_in_its_time():
+    machine = Machine(row_s=0.002).learn()
+    rows = machine.budget.staging_rows(depth=0, target_s=None)
+    assert rows % TILE_ROWS == 0
+    assert machine.prompt_s(rows, 0) <= STAGING_S < machine.prompt_s(rows + 2 * TILE_ROWS, 0)
+    for _ in range(30):
+        machine.budget.observe_staging(n_rows=rows, depth=0, seconds=2 * machine.prompt_s(rows, 0))
+    assert machine.budget.staging_rows(depth=0, target_s=None) < rows
+
+
+def test_beside_streams_in_a_hurry_the_background_takes_less_at_once():
+    budget = Machine().learn().budget
+    rows = [budget.staging_rows(depth=0, target_s=target_s) for target_s in (0.02, 0.05, 1.0)]
+    assert rows == sorted(set(rows))
+
+
+@pytest.mark.parametrize("start", [0, 4096])
+def test_what_recomputing_costs_grows_with_length_and_depth(start: int):
+    budget = Machine(deep_s=0.0003).learn().budget
+    assert budget.recompute_s(start, 256) < budget.recompute_s(start, 512)
+    assert budget.recompute_s(0, 256) <= budget.recompute_s(start, 256)
+
+
+def test_on_a_slow_machine_no_prompt_is_computed_where_streams_cannot_interrupt_it():
+    assert Budget(batch_rows=512, mixes_rows=False).direct_tokens(0.14) == TILE_ROWS, "nothing is known yet"
+    assert Machine().learn().budget.direct_tokens(0.14) == TILE_ROWS
+    assert Machine(base_s=0.0, row_s=0.005).learn().budget.direct_tokens(0.14) == SMALL_ROWS[0]
+    assert Machine(row_s=0.05).learn().budget.direct_tokens(0.14) == 1
