@@ -6,7 +6,7 @@
         <key, 32 hex digits>.kv         one saved segment; its mtime is when it was last used
         <key>.<pid>-<8 hex digits>.tmp  a segment while it is being written
 
-The engine fills it (`localrun.engine.cache.kv_disk`), the daemon and the command line show and clear it. Any number of
+The engine fills it (`localrun.engine.cache.disk`), the daemon and the command line show and clear it. Any number of
 processes may work in it at once: every file may vanish at any time, and that is never an error.
 
 Invariants: symbolic links are never followed, and only files named as above are counted or deleted.

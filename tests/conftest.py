@@ -39,9 +39,9 @@ def _verdict() -> Verdict:
 def sound_kernels() -> Iterator[None]:
     """Models that tests open by themselves do without quick kernels that crash or compute nonsense here, as they would
     in the daemon. Where all are right, and that is found out by the first model, this changes nothing."""
-    from localrun.engine.embedding import llama as embedding
+    from localrun.engine.native import embedder as embedding
     from localrun.engine.native import llama
-    from localrun.engine.native.llama_model import load_model
+    from localrun.engine.native.model import load_model
 
     def load(path: str, n_gpu_layers: int, *, use_extra_bufts: bool = True) -> Any:
         header = read_header(Path(path))

@@ -66,14 +66,33 @@ ALLOWED_LAZILY = {
     "localrun.tui": ("localrun.cli.daemon",),
 }
 
-NOT_PURE = {
-    *("engine", "process", "serving", "devices", "gpu_report", "build_report", "fake", "bare_loop", "__init__"),
-    *("llama", "llama_context", "llama_model", "llama_native", "llama_sampler", "llama_staging", "llama_vocabulary"),
-    *("background", "kv_disk", "kv_disk_files", "kv_disk_open", "outbox", "tokenizing"),
-    *("llama_adapters", "llama_threadpool", "probe", "quantize", "thread_rates"),
-    *("gbnf", "grammar_compiler", "grammar_library", "grammar_queue", "grammar_source"),
+# The engine's rooms, whom they may import beside themselves, and which of their modules are not pure.
+ENGINE_ROOMS = {
+    "schedule": ("backend", "cache", "request"),
+    "cache": ("backend",),
+    "sample": ("backend", "request"),
+    "native": ("backend", "request", "sample", "schedule", "embedding.inputs"),
+    "embedding": ("backend", "fake", "pipes", "request", "schedule.policy"),
 }
-IMPURE = {"asyncio", "ctypes", "multiprocessing", "selectors", "signal", "socket", "subprocess", "threading", "time"}
+NOT_PURE = {
+    *("engine", "process", "pipes", "fake", "tools", "embedding.fake", "embedding.process"),
+    *("sample.grammars", "sample.grammar_library", "sample.gbnf"),
+    *("cache.disk", "cache.disk_files", "cache.kv_disk_open"),
+    *(f"native.{name}" for name in ("context", "embedder", "library", "llama", "model", "sampler", "worker")),
+}
+IMPURE = {
+    "asyncio",
+    "concurrent",
+    "ctypes",
+    "multiprocessing",
+    "queue",
+    "selectors",
+    "signal",
+    "socket",
+    "subprocess",
+    "threading",
+    "time",
+}
 
 
 @dataclass(frozen=True)
@@ -147,7 +166,7 @@ def test_every_module_is_looked_at():
     assert len(modules()) > 60
     assert {"localrun.engine.engine", "localrun.models.store", "localrun.tui.app", "localrun.wire"} <= set(modules())
     assert Import("localrun.engine.engine", "localrun.engine.schedule.scheduler", False) in imports()
-    assert Import("localrun.engine.native.llama_native", "llama_cpp.llama_cpp", False) in imports()
+    assert Import("localrun.engine.native.library", "llama_cpp.llama_cpp", False) in imports()
 
 
 def test_every_package_has_its_rule():
@@ -174,30 +193,47 @@ def test_a_package_imports_what_it_may(package: str):
 
 def test_only_one_module_imports_llama_cpp():
     assert {found.importer for found in imports() if is_within(found.name, "llama_cpp")} == {
-        "localrun.engine.native.llama_native"
+        "localrun.engine.native.library"
     }
 
 
 def test_only_the_modules_for_grammars_import_llguidance():
     loading = {found.importer for found in imports() if is_within(found.name, "llguidance") and not found.is_lazy}
-    modules = ("gbnf", "grammar_library", "grammar_source", "grammar_vocabulary")
-    assert loading == {f"localrun.engine.{name}" for name in modules}
+    assert loading == {"localrun.engine.sample.gbnf", "localrun.engine.sample.grammar_library"}
     assert "llguidance" not in loaded_after("import localrun.engine.process, localrun.engine.fake, localrun.server.app")
 
 
 def test_only_the_entry_points_open_the_real_backend():
     users = {found.importer for found in imports() if found.name == "localrun.engine.native.llama"}
-    entries = ("process", "bare_loop", "build_report", "gpu_report", "thread_rates")
+    entries = ("process", "tools.bare_loop", "tools.thread_rates")
     assert users == {f"localrun.engine.{name}" for name in entries}
 
 
 def test_pure_engine_modules_have_no_clock_no_thread_and_no_native_code():
-    pure = {name for name in modules() if name.startswith("localrun.engine.") and name.split(".")[-1] not in NOT_PURE}
-    assert {f"localrun.engine.{name}" for name in ("request", "scheduler", "policy", "shares", "waits")} <= pure
-    assert {f"localrun.engine.{name}" for name in ("prefix_tree", "kv_cells", "kv_pool", "detokenize")} <= pure
-    assert [found for found in imports() if found.importer in pure and found.name.split(".")[0] in IMPURE] == []
     impure = {f"localrun.engine.{name}" for name in NOT_PURE}
-    assert [found for found in imports() if found.importer in pure and found.name in impure] == []
+    pure = {
+        name
+        for name in modules()
+        if is_within(name, "localrun.engine") and not any(is_within(name, other) for other in impure)
+    }
+    assert {f"localrun.engine.{name}" for name in ("request", "report", "schedule.scheduler", "cache.kv_pool")} <= pure
+    wrong = [found for found in imports() if found.importer in pure and found.name.split(".")[0] in IMPURE]
+    assert wrong == []
+    assert [found for found in imports() if found.importer in pure and found.name in impure and not found.is_lazy] == []
+
+
+@pytest.mark.parametrize("room", ENGINE_ROOMS)
+def test_a_room_of_the_engine_imports_what_it_may(room: str):
+    inside = f"localrun.engine.{room}"
+    allowed = [inside, *(f"localrun.engine.{name}" for name in ENGINE_ROOMS[room])]
+    wrong = [
+        found
+        for found in imports()
+        if is_within(found.importer, inside)
+        and is_within(found.name, "localrun.engine")
+        and not any(is_within(found.name, name) for name in allowed)
+    ]
+    assert wrong == []
 
 
 def test_the_hot_loop_gets_its_clock_from_outside():

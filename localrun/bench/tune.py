@@ -1,7 +1,7 @@
 """What `localrun bench tune` measures: a model with each number of threads that may suit it, and which is best.
 
-The measuring is an engine's (`localrun.engine.tools.thread_rates`, a process of its own), the rule the one that engines use
-(`localrun.thread_choice`). Does not: print, or keep anything unless told to.
+The measuring is an engine's (`localrun.engine.tools.thread_rates`, a process of its own), the rule the one that engines
+use (`localrun.thread_choice`). Does not: print, or keep anything unless told to.
 """
 
 from __future__ import annotations

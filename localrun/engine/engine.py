@@ -3,11 +3,11 @@
 Owner: the engine process's main thread; nothing here is thread-safe. The clock is passed in, so a test can own time.
 Per step there are at most two native decodes, one native sampling call per finished row, and one message for all.
 
-Where the backend can, long prompts are computed in the background (`staging.py`), and a step is the streams' and the
+Where the backend can, long prompts are computed in the background (`background.py`), and a step is the streams' and the
 short prompts' alone.
 
 Invariant: every submitted request gets exactly one final delta.
-Does not: read or write pipes (`process.py`), tokenize (`prompt.py`), or decide (`scheduler.py`, `admission.py`, the
+Does not: read or write pipes (`process.py`), tokenize (`text.py`), or decide (`scheduler.py`, `admission.py`, the
 pools).
 """
 
@@ -17,23 +17,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from localrun.engine import intake
 from localrun.engine.backend import Backend, DecodeFailed, NoRoom
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.kv_mode import KvMode
 from localrun.engine.cache.kv_store import KvStore
 from localrun.engine.cache.pool import Pool
-from localrun.engine.native.staging import Staging
-from localrun.engine.news import News
-from localrun.engine.request import Request
+from localrun.engine.native.background import Staging
+from localrun.engine.report import News, Totals
+from localrun.engine.request import Request, check, new_request
 from localrun.engine.sample.constraint import DEAD_END
-from localrun.engine.sample.grammar_queue import GrammarQueue
-from localrun.engine.sample.late_rows import LateRows
-from localrun.engine.schedule import rows
+from localrun.engine.sample.grammars import GrammarQueue, LateRows
 from localrun.engine.schedule.admission import Admission
 from localrun.engine.schedule.budget import Budget
-from localrun.engine.schedule.scheduler import Grant, Scheduler, StepPlan
-from localrun.engine.totals import Totals
+from localrun.engine.schedule.scheduler import Grant, Scheduler, StepPlan, fill_batch
 from localrun.errors import BadRequest, EngineFailed, LocalrunError
 from localrun.wire import ChosenLogprob, Finish, Phase, Step, Submit
 
@@ -98,12 +94,12 @@ class Engine:
         A refusal is reported by the next `step`.
         """
         try:
-            intake.check(submit, tokens, self._backend)
+            check(submit, tokens, self._backend)
             self.scheduler.check_queue()
         except LocalrunError as error:
             self.refuse(submit.id, error, n_prompt=len(tokens))
             return
-        request = intake.new_request(submit, tokens, self._backend, target_itl_s=self._target_itl_s)
+        request = new_request(submit, tokens, self._backend, target_itl_s=self._target_itl_s)
         late = self.scheduler.too_late(request, submit.deadline_s, self.pool.match, now_s=self._clock())
         if late is not None:
             request.sampler.close()
@@ -234,7 +230,7 @@ class Engine:
             return
         started_at_s = self._clock()
         depth = sum(grant.request.n_computed * grant.n_tokens for grant in plan.grants) / plan.n_rows
-        seqs = rows.fill(self._backend.batch, plan.grants)
+        seqs = fill_batch(self._backend.batch, plan.grants)
         try:
             self._backend.decode(plan.n_rows)
         except NoRoom as error:

@@ -29,9 +29,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, Sampler, State
-from localrun.engine.fake_script import scripted_token
 from localrun.engine.sample.constraint import Constraint
 from localrun.wire import Sampling, TokenLogprob
+
+_SAY = re.compile(rb"SAY\[\[(.*?)\]\]", re.DOTALL)
+
+
+def scripted_token(tokens: Sequence[int], *, start: int, end: int) -> int | None:
+    """For tests of clients that need a certain reply, such as a call: `SAY[[text]]` in the prompt makes the next reply
+    that text; the last one before the reply counts. A tool's result that holds another one ends a loop of calls.
+
+    The token after `tokens`: the next byte of the script, then `end`; None for a prompt without a script.
+
+    `start` is the control token that begins a message; the reply is what follows the line after its last one.
+    """
+    if start not in tokens:
+        return None
+    at = len(tokens) - 1 - list(reversed(tokens)).index(start)
+    scripts = _SAY.findall(_bytes(tokens[:at]))
+    if not scripts:
+        return None
+    written = _bytes(tokens[at:]).partition(b"\n")[2]
+    script: bytes = scripts[-1]
+    if not script.startswith(written) or written == script:
+        return end
+    return script[len(written)]
+
+
+def _bytes(tokens: Sequence[int]) -> bytes:
+    return bytes(token for token in tokens if token < 256)
+
 
 IM_START, IM_END = 256, 257
 CONTROL = {"<|im_start|>": IM_START, "<|im_end|>": IM_END}

@@ -1,6 +1,6 @@
 """Entry point of the engine process: `python -m localrun.engine.process [--fake]`.
 
-Its threads are those of `serving.py` and of `tokenizing.py` (reading a vocabulary is safe beside a step). ctypes
+Its threads are those of `pipes.py` and of `pipes.py` (reading a vocabulary is safe beside a step). ctypes
 releases the interpreter lock during native calls, so all of them work while a step computes.
 
 At start the frame pipe moves to private descriptors, stdin becomes empty and stdout points at stderr, so that no
@@ -20,18 +20,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from localrun import framing, processors, thread_choice, wire
-from localrun.engine import serving
+from localrun.engine import pipes
 from localrun.engine.backend import Backend
+from localrun.engine.cache.disk_files import library_build
 from localrun.engine.cache.kv_disk_open import open_disk
-from localrun.engine.cache.kv_fingerprint import library_build
-from localrun.engine.embedding.embedder import Embedder
+from localrun.engine.embedding.inputs import Embedder
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.inbox import Inbox as EngineInbox
-from localrun.engine.native import devices
 from localrun.engine.native.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial, plan_threads
-from localrun.engine.sample import prompt
-from localrun.engine.serving import BROKEN_PIPE
-from localrun.engine.tokenizing import Text, Tokenizing
+from localrun.engine.pipes import BROKEN_PIPE, Text, Tokenizing
+from localrun.engine.pipes import Inbox as EngineInbox
+from localrun.engine.sample.text import tokenize, tokens_of
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
 from localrun.thread_choice import Threads
 
@@ -42,6 +40,9 @@ SPARE_SEQUENCES = 64
 MAX_SEQUENCES = 256
 # Rows of a step that streams leave to prompts even where a batch is asked for that has no more rows than slots.
 SPARE_ROWS = 32
+
+# Compute buffers, the CUDA context and other programs' surfaces come on top of weights and KV cells.
+USABLE_FRACTION = 0.85
 
 # What may still be written to disk at the end. The daemon waits longer than this before it kills.
 FLUSH_TIMEOUT_S = 2.0
@@ -76,10 +77,10 @@ def main(argv: list[str]) -> int:
         disk = open_disk(first, backend, _fake_build if "--fake" in argv else _llama_build)
         engine = Engine(backend, limits, time.monotonic, disk)
     except Exception as error:
-        return serving.refuse(frames_out, error)
-    serving.send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))
+        return pipes.refuse(frames_out, error)
+    pipes.send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))
     tokenizing = Tokenizing(max_texts=first.n_slots + first.max_queue)
-    exit_code = serving.serve(
+    exit_code = pipes.serve(
         engine,
         frames_in,
         frames_out,
@@ -91,10 +92,10 @@ def main(argv: list[str]) -> int:
     if exit_code == 0:
         engine.close()
     engine.pool.store.flush(FLUSH_TIMEOUT_S, time.monotonic)
-    return serving.end(exit_code, tokenizing, backend.close)
+    return pipes.end(exit_code, tokenizing, backend.close)
 
 
-def _take(message: wire.ToEngine, backend: Backend, tokenizing: Tokenizing, inbox: Inbox, outbox: serving.Sink) -> None:
+def _take(message: wire.ToEngine, backend: Backend, tokenizing: Tokenizing, inbox: Inbox, outbox: pipes.Sink) -> None:
     """One message from the daemon. A text that cannot be tokenized fails its own request and nothing else."""
     if isinstance(message, wire.Submit):
         submit = message
@@ -111,7 +112,7 @@ def _take(message: wire.ToEngine, backend: Backend, tokenizing: Tokenizing, inbo
         else:
             inbox.put(lambda engine: engine.cancel(cancelled))
     elif isinstance(message, wire.Count):
-        serving.count(message, partial(prompt.tokenize, backend, message.segments), tokenizing, outbox)
+        pipes.count(message, partial(tokenize, backend, message.segments), tokenizing, outbox)
     elif isinstance(message, wire.ClearCache):
         inbox.put(_clearing(message, outbox))
 
@@ -119,7 +120,7 @@ def _take(message: wire.ToEngine, backend: Backend, tokenizing: Tokenizing, inbo
 def _read_prompt(backend: Backend, submit: wire.Submit) -> Callable[[Engine], None]:
     """What the engine is to do with a request once its prompt is tokens."""
     try:
-        tokens = prompt.tokens_of(backend, submit)
+        tokens = tokens_of(backend, submit)
     except LocalrunError as error:
         return _refusal(submit.id, error)
     except Exception as error:
@@ -132,7 +133,7 @@ def _refusal(request_id: int, error: LocalrunError | None) -> Callable[[Engine],
     return lambda engine: engine.refuse(request_id, error)
 
 
-def _clearing(message: wire.ClearCache, outbox: serving.Sink) -> Callable[[Engine], None]:
+def _clearing(message: wire.ClearCache, outbox: pipes.Sink) -> Callable[[Engine], None]:
     def clear(engine: Engine) -> None:
         store = engine.pool.store
         ram_bytes, disk_bytes = store.size_bytes, store.disk_bytes
@@ -173,17 +174,18 @@ def _fake_backend(opened: wire.Open) -> Backend:
 def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
     """The backend, and what finds out how many threads are good for it if nobody knows."""
     # Imported late: loading the native library takes a while and the fake must run without it.
-    from localrun.engine.native import llama
+    from localrun.engine.native.library import gpu_free_bytes
+    from localrun.engine.native.llama import LlamaBackend
 
     plan = plan_threads(opened, processors.usable(), _llama_build)
-    backend = llama.LlamaBackend(
+    backend = LlamaBackend(
         opened.model_path,
         n_cells=opened.n_kv_cells,
         n_seqs=opened.n_slots,
         n_spare_seqs=_n_spare_sequences(opened),
         n_batch=_n_rows(opened),
         n_threads=plan.start.most,
-        n_gpu_layers=_gpu_layers(opened, llama.gpu_free_bytes()),
+        n_gpu_layers=_gpu_layers(opened, gpu_free_bytes()),
         kv_type=opened.kv_type,
         adapters=opened.adapters,
         use_extra_bufts=opened.use_extra_bufts,
@@ -218,8 +220,8 @@ def _fake_embedder(opened: wire.Open) -> Embedder:
 
 
 def _llama_embedder(opened: wire.Open) -> Embedder:
-    from localrun.engine.embedding.llama import LlamaEmbedder
-    from localrun.engine.native import llama
+    from localrun.engine.native.embedder import LlamaEmbedder
+    from localrun.engine.native.library import gpu_free_bytes
 
     assert opened.pooling is not None
     return LlamaEmbedder(
@@ -228,7 +230,7 @@ def _llama_embedder(opened: wire.Open) -> Embedder:
         n_ctx=opened.n_kv_cells,
         n_rows=opened.n_batch,
         n_threads=plan_threads(opened, processors.usable(), _llama_build).start.prompt,
-        n_gpu_layers=_gpu_layers(opened, llama.gpu_free_bytes()),
+        n_gpu_layers=_gpu_layers(opened, gpu_free_bytes()),
         kv_type=opened.kv_type,
         use_extra_bufts=opened.use_extra_bufts,
     )
@@ -239,7 +241,7 @@ def _fake_build() -> str:
 
 
 def _llama_build() -> str:
-    from localrun.engine.native.llama_native import library_folder
+    from localrun.engine.native.library import library_folder
 
     return library_build("llama-cpp-python", library_folder())
 
@@ -250,12 +252,19 @@ def _gpu_layers(opened: wire.Open, free_bytes: int | None) -> int:
         return 0
     if opened.n_gpu_layers >= 0:
         return opened.n_gpu_layers
-    return devices.layers_that_fit(
+    return layers_that_fit(
         n_layers=opened.n_layers,
         weights_bytes=opened.weights_bytes,
         kv_bytes=opened.kv_bytes,
         free_bytes=free_bytes,
     )
+
+
+def layers_that_fit(*, n_layers: int, weights_bytes: int, kv_bytes: int, free_bytes: int) -> int:
+    """Layers for the GPU, at most `n_layers` + 1 (the output counts as one), by an even share of weights and KV."""
+    n_all = n_layers + 1
+    per_layer = max(1, (weights_bytes + kv_bytes) // n_all)
+    return min(n_all, int(free_bytes * USABLE_FRACTION) // per_layer)
 
 
 def _ready(backend: Backend, opened: wire.Open, load_s: float) -> wire.Ready:

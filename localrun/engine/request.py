@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from localrun.engine.backend import Sampler
+from localrun.engine.backend import Backend, Sampler
+from localrun.engine.sample import chain
 from localrun.engine.sample.constraint import Constraint
-from localrun.engine.sample.detokenize import TextStream
-from localrun.wire import Lane, Phase, Usage
+from localrun.engine.sample.text import TextStream
+from localrun.errors import BadRequest, ContextExceeded, LocalrunError, QueueFull
+from localrun.wire import Delta, Finish, Lane, Phase, Submit, Usage
 
 
 @dataclass(eq=False)
@@ -112,3 +114,47 @@ class Request:
             prefill_s=max(0.0, first - started),
             decode_s=max(0.0, last - first),
         )
+
+
+def check(submit: Submit, tokens: list[int], backend: Backend) -> None:
+    """Raises BadRequest or ContextExceeded for what this model cannot do."""
+    if not tokens:
+        raise BadRequest("the prompt is empty; send at least one token", field="prompt")
+    if len(tokens) >= backend.n_ctx:
+        raise ContextExceeded(len(tokens), backend.n_ctx)
+    chain.check(submit.sampling, n_vocab=backend.n_vocab)
+
+
+def new_request(submit: Submit, tokens: list[int], backend: Backend, *, target_itl_s: float) -> Request:
+    """A checked message as a request; `target_itl_s` is for those that do not name their own."""
+    most = backend.n_ctx - len(tokens)
+    return Request(
+        id=submit.id,
+        tokens=tokens,
+        n_prompt=len(tokens),
+        max_output=most if submit.n_predict < 0 else min(submit.n_predict, most),
+        sampler=backend.sampler(submit.sampling, ignore_eos=submit.ignore_eos),
+        text=TextStream(submit.stop),
+        client=submit.client,
+        lane=submit.lane,
+        target_itl_s=target_itl_s if submit.target_itl_s is None else submit.target_itl_s,
+        arrived_at_s=submit.arrived_at_s,
+        ends_at_eog=not submit.ignore_eos,
+        n_probs=submit.n_probs if submit.logprobs else None,
+        shows_control=submit.show_control,
+    )
+
+
+def refusal(request_id: int, error: LocalrunError | None, *, n_prompt: int) -> Delta:
+    """The first and last that is heard of a request that never starts. Without an error it was cancelled."""
+    return Delta(
+        id=request_id,
+        phase=Phase.DONE,
+        n_computed=0,
+        n_output=0,
+        finish=Finish.CANCELLED if error is None else Finish.ERROR,
+        usage=Usage(n_prompt, 0, 0, 0.0, 0.0, 0.0),
+        error_code=None if error is None else error.code,
+        error_message=None if error is None else error.message,
+        retry_after_s=error.retry_after_s if isinstance(error, QueueFull) else None,
+    )

@@ -7,8 +7,8 @@ import pytest
 from localrun import thread_choice
 from localrun.bench.tune import STREAMS, Measured, Tuning, counts_to_try, find_model, tune
 from localrun.config import Settings
-from localrun.engine.cache.kv_fingerprint import library_build
-from localrun.engine.native.llama_native import library_folder
+from localrun.engine.cache.disk_files import library_build
+from localrun.engine.native.library import library_folder
 from localrun.errors import EngineFailed
 from localrun.models.model import Model
 from localrun.models.synthesize import synthesize

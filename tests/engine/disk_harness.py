@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from localrun.engine.cache.disk import KvDisk
 from localrun.engine.cache.disk_record import DiskRecord, segment_key
-from localrun.engine.cache.kv_disk import KvDisk
 from localrun.kv_folders import About
 
 FINGERPRINT = bytes(range(16))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from localrun.engine.cache.kv_cells import KvCells
 from localrun.engine.cache.stream_cells import StreamCells
-from localrun.engine.kv_map import INTERVAL_S, KEPT, MAX_RUNS, kv_map
+from localrun.engine.report import INTERVAL_S, KEPT, MAX_RUNS, kv_map
 from localrun.wire import KvRun
 from tests.engine.harness import Harness
 
@@ -61,7 +61,7 @@ def test_a_map_of_confetti_is_drawn_coarser_and_counts_everybodys_cells(n_seqs: 
         n_made += 1
         return KvRun(*fields)
 
-    monkeypatch.setattr("localrun.engine.kv_map.KvRun", counted)
+    monkeypatch.setattr("localrun.engine.report.KvRun", counted)
     runs = kv_map(cells, n_seqs, {seq: 100 + seq for seq in range(n_seqs)})
     assert n_made == len(runs) <= MAX_RUNS, "none is made to be thrown away"
     held: Counter[tuple[int, bool]] = Counter()

@@ -15,8 +15,8 @@ import pytest
 from localrun.engine.backend import DecodeFailed, MemoryKind
 from localrun.engine.cache.state_pool import CHECKPOINT_GAP_TOKENS
 from localrun.engine.engine import Engine, Limits
+from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.native.llama_native import native
 from localrun.models.synthesize import synthesize
 from localrun.wire import Finish, Sampling, Submit, Usage
 from tests.engine.conftest import compute, saved_state

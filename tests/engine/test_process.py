@@ -20,7 +20,7 @@ from localrun import framing, wire
 from localrun.engine import process
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.fake import FakeBackend
-from localrun.engine.tokenizing import LONG_CHARACTERS, Tokenizing
+from localrun.engine.pipes import LONG_CHARACTERS, Tokenizing
 from localrun.wire import Cancel, Count, Counted, Finish, Open, OpenFailed, Ready, Sampling, Segment, Step, Submit
 from tests.engine.harness import expected_output
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from localrun.engine.fake import FakeBackend
 from localrun.engine.request import Request
-from localrun.engine.sample.detokenize import TextStream
+from localrun.engine.sample.text import TextStream
 from localrun.wire import Phase, Sampling, Usage
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from localrun.engine.backend import DecodeFailed
 from localrun.engine.fake import FakeBackend
-from localrun.engine.native.staging import FINISH_S, Staging
+from localrun.engine.native.background import FINISH_S, Staging
 from localrun.engine.request import Request
-from localrun.engine.sample.detokenize import TextStream
+from localrun.engine.sample.text import TextStream
 from localrun.engine.schedule.scheduler import Grant
 from localrun.wire import Finish, Sampling
 from tests.engine.harness import Harness, expected_output

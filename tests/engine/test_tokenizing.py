@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from localrun.engine.tokenizing import LONG_CHARACTERS, Text, Tokenizing
+from localrun.engine.pipes import LONG_CHARACTERS, Text, Tokenizing
 from localrun.errors import QueueFull
 
 PATIENCE_S = 60

@@ -16,7 +16,7 @@ from tests.models.test_pooling import header
 # Prints the bytes that opening a model and computing one full step took.
 PROBE = """
 import sys
-from localrun.engine.embedding.llama import LlamaEmbedder
+from localrun.engine.native.embedder import LlamaEmbedder
 from localrun.wire import Pooling
 import psutil
 before = psutil.Process().memory_info().rss

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.native.llama_native import log_callback, native
+from localrun.engine.native.library import log_callback, native
 
 Logits = NDArray[np.float32]
 # The engine computes the last token of a longer piece alone, among the streams.

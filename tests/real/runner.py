@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from localrun.engine.cache.disk_files import library_build
 from localrun.engine.cache.kv_disk_open import open_disk
-from localrun.engine.cache.kv_fingerprint import library_build
 from localrun.engine.engine import Engine, Limits
+from localrun.engine.native.library import library_folder
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.native.llama_native import library_folder
 from localrun.wire import Delta, Finish, Open, Sampling, Submit, Usage
 
 GREEDY = Sampling(temperature=0)

@@ -4,7 +4,7 @@ A record describes one saved segment of a sequence: the tokens [start, start + l
 how the backend's state bytes for them are laid out. Its key names it and its place under its parent.
 
 Invariant: a key is a name, never a proof. Whoever finds a record by its key compares parent, start and tokens.
-Does not: touch files (`kv_disk.py`), or hold state bytes.
+Does not: touch files (`disk.py`), or hold state bytes.
 """
 
 from __future__ import annotations

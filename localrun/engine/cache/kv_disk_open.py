@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from localrun.engine.backend import Backend
-from localrun.engine.cache.kv_disk import KvDisk
-from localrun.engine.cache.kv_fingerprint import fingerprint
+from localrun.engine.cache.disk import KvDisk
+from localrun.engine.cache.disk_files import fingerprint
 from localrun.kv_folders import About
 from localrun.wire import Open
 

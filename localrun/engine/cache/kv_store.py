@@ -11,7 +11,7 @@ Segments are written to disk when they leave memory, when the engine has nothing
 or because a write failed, leaves the tree too (`match` sees to it), unless its bytes are in memory.
 
 Invariant: `size_bytes`, the bytes in memory, is never above `limit_bytes`.
-Does not: make or cut states (the pools do), bound the disk's bytes (`kv_disk.py` does), or know what anything costs:
+Does not: make or cut states (the pools do), bound the disk's bytes (`disk.py` does), or know what anything costs:
 `recompute_s` is asked.
 """
 

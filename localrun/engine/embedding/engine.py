@@ -6,7 +6,7 @@ computed over several steps, and only one is under way at a time, so that the KV
 both directions, an input with more rows than a step should have is a step of its own.
 
 Invariant: every submitted request gets exactly one final delta, with all of its vectors before or in it.
-Does not: read or write pipes (`process.py`), tokenize (`inputs.py`), or normalise (`finish.py`).
+Does not: read or write pipes (`process.py`), tokenize (`inputs.py`), or normalise (`engine.py`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 from localrun.engine.backend import DecodeFailed, NoRoom
 from localrun.engine.embedding import inputs
-from localrun.engine.embedding.embedder import Embedder
-from localrun.engine.embedding.finish import finish
-from localrun.engine.embedding.inputs import Tokens
-from localrun.engine.embedding.ticket import Current, Ticket
-from localrun.engine.embedding.turns import Turns
-from localrun.engine.intake import refusal
+from localrun.engine.embedding.inputs import Embedder, FloatVector, Tokens
+from localrun.engine.embedding.turns import Current, Ticket, Turns
+from localrun.engine.request import refusal
 from localrun.errors import BadRequest, EngineFailed, LocalrunError
-from localrun.wire import Delta, Embed, Finish, Phase, Pooling, Started, Step, StepStats
+from localrun.wire import Delta, Embed, Finish, Phase, Pooling, Started, Step, StepStats, Vector
 
 log = logging.getLogger("localrun.engine")
 
@@ -306,3 +305,26 @@ class EmbeddingEngine:
         step = Step(sent_at_s=self._clock(), deltas=list(self._deltas.values()), stats=stats, started=self._started)
         self._deltas, self._started, self._n_rows = {}, [], 0
         return step
+
+
+def finish(current: Current, dimensions: int, pooling: Pooling) -> Vector:
+    """The result of an input that is done, cut to the dimensions that are wanted, and normalised. Vectors have length 1
+    (L2), as those of llama.cpp's server and of Ollama. Cut vectors are normalised again: a model that was trained for
+    it (Matryoshka) puts what matters first. Scores are left as the model's head gives them.
+
+    Raises EngineFailed when it is not made of numbers."""
+    assert current.vector is not None
+    values = current.vector
+    if not np.isfinite(values).all():
+        raise EngineFailed("the model computed numbers that are none (NaN or infinite); its file may be damaged")
+    if pooling is not Pooling.RANK:
+        values = normalised(values[: dimensions or None])
+    return Vector(current.index, values.astype("<f4").tobytes(), len(current.tokens), current.n_cut)
+
+
+def normalised(values: FloatVector) -> FloatVector:
+    """Of length 1; zeros stay zeros."""
+    wide = values.astype(np.float64)
+    length = float(np.sqrt(wide @ wide))
+    result: FloatVector = (wide / length if length else wide).astype(np.float32)
+    return result

@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 
 from localrun.engine.backend import Batch
-from localrun.engine.embedding.embedder import FloatVector, PairFormat
+from localrun.engine.embedding.inputs import FloatVector, PairFormat
 from localrun.engine.fake import CONTROL, IM_END, IM_START, FakeBackend
 from localrun.wire import Pooling
 

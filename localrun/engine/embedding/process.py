@@ -2,7 +2,7 @@
 
 Threads as there: a reader that fills the inbox, the main thread that empties it and steps, and the outbox's writer.
 Unlike there, the main thread tokenizes what is computed, one input at a time; only what is counted goes through
-`tokenizing.py`.
+`pipes.py`.
 
 The process asks the system for less of the processor than its neighbours get, so that streams of a chat which runs
 beside a large batch of documents keep their pace; on a machine that is otherwise idle this costs nothing.
@@ -17,11 +17,10 @@ from itertools import chain
 from typing import BinaryIO
 
 from localrun import wire
-from localrun.engine import serving
-from localrun.engine.embedding.embedder import Embedder
+from localrun.engine import pipes
 from localrun.engine.embedding.engine import EmbeddingEngine
-from localrun.engine.inbox import Inbox
-from localrun.engine.tokenizing import Tokenizing
+from localrun.engine.embedding.inputs import Embedder
+from localrun.engine.pipes import Inbox, Tokenizing
 from localrun.errors import EngineFailed
 from localrun.priority import step_back
 
@@ -38,16 +37,16 @@ def run(
     try:
         embedder = new_embedder(opened)
     except Exception as error:
-        return serving.refuse(frames_out, error)
+        return pipes.refuse(frames_out, error)
     engine = EmbeddingEngine(embedder, max_queue=opened.max_queue, clock=time.monotonic)
-    serving.send(frames_out, _ready(embedder, opened, time.monotonic() - began_s))
+    pipes.send(frames_out, _ready(embedder, opened, time.monotonic() - began_s))
     tokenizing = Tokenizing(max_texts=opened.n_slots + opened.max_queue)
-    exit_code = serving.serve(
+    exit_code = pipes.serve(
         engine, frames_in, frames_out, lambda message, inbox, outbox: take(message, embedder, tokenizing, inbox, outbox)
     )
     if exit_code == 0:
         engine.close()
-    return serving.end(exit_code, tokenizing, embedder.close)
+    return pipes.end(exit_code, tokenizing, embedder.close)
 
 
 def take(
@@ -55,7 +54,7 @@ def take(
     embedder: Embedder,
     tokenizing: Tokenizing,
     inbox: Inbox[EmbeddingEngine],
-    outbox: serving.Sink,
+    outbox: pipes.Sink,
 ) -> None:
     """One message from the daemon. There is nothing kept that could be cleared."""
     if isinstance(message, wire.Embed):
@@ -68,7 +67,7 @@ def take(
         refused = message.id
         inbox.put(lambda engine: engine.refuse(refused, EngineFailed("this engine computes embeddings only")))
     elif isinstance(message, wire.Count):
-        serving.count(message, partial(_read, embedder, message.segments), tokenizing, outbox)
+        pipes.count(message, partial(_read, embedder, message.segments), tokenizing, outbox)
     elif isinstance(message, wire.ClearCache):
         outbox.put(wire.Cleared(id=message.id, ram_bytes=0, disk_bytes=0))
 

@@ -17,20 +17,15 @@ from typing import Any
 import numpy as np
 
 from localrun import processors
-from localrun.engine.native import devices
-from localrun.engine.sample import sampling as stages
 from localrun.engine.backend import Batch, MemoryKind, Sampler, State
-from localrun.engine.native.llama_adapters import LlamaAdapters
-from localrun.engine.native.llama_context import ContextShape, LlamaContext, check_range
-from localrun.engine.native.llama_model import load_model
-from localrun.engine.native.llama_native import log_callback, native
-from localrun.engine.native.llama_sampler import LlamaSampler
-from localrun.engine.native.llama_staging import LlamaStaging
-from localrun.engine.native.llama_threadpool import Threadpools
-from localrun.engine.native.llama_vocabulary import LlamaVocabulary
-from localrun.engine.native.sampling_threads import SamplingThreads
-from localrun.engine.native.state_blob import StateLayout
-from localrun.engine.native.step_threads import FewerThreads, PromptThreads, StepThreads, Usage
+from localrun.engine.native.context import ContextShape, LlamaContext, check_range
+from localrun.engine.native.library import Threadpools, log_callback, native
+from localrun.engine.native.model import LlamaAdapters, LlamaVocabulary, load_model
+from localrun.engine.native.sampler import LlamaSampler, SamplingThreads
+from localrun.engine.native.states import StateLayout
+from localrun.engine.native.threads import FewerThreads, PromptThreads, StepThreads, Usage
+from localrun.engine.native.worker import LlamaStaging
+from localrun.engine.sample import chain as stages
 from localrun.errors import EngineFailed
 from localrun.thread_choice import Threads
 from localrun.wire import Sampling, TokenLogprob
@@ -313,17 +308,6 @@ class LlamaBackend:
         state = self.state_get(0, limit_bytes=1 << 40)
         self.seq_remove(0, 0)
         return StateLayout.of(state) if state else None
-
-
-def gpu_free_bytes() -> int | None:
-    """Free memory of all GPUs; None where this build cannot use one."""
-    return devices.gpu_free_bytes(native._lib) if native.llama_supports_gpu_offload() else None
-
-
-def gpus() -> list[tuple[str, int, bool, int]]:
-    """See `devices.gpus`; empty where this build cannot use a GPU."""
-    native.llama_backend_init()
-    return devices.gpus(native._lib) if native.llama_supports_gpu_offload() else []
 
 
 def _usage() -> Usage:

@@ -1,27 +1,248 @@
-"""Finds out while the engine is idle how many threads suit a model: `ThreadTrial`.
+"""How many threads compute: found out at work (`StepThreads`, `PromptThreads`), and when idle (`ThreadTrial`).
 
-A trial starts when nothing was asked for `QUIET_S`, computes in a small context of its own, so that no sequence of the
-engine is touched, and is done in pieces of a few decodes. Between two of them whoever asks for something is served, and
-the trial goes on when the engine is idle again. All of it takes about `LIMIT_S` of computing, once for a model on a
-machine: what it finds is kept (`localrun.thread_choice`).
-
-Owner: the engine's main thread. The clock is passed in.
-Does not: choose (`thread_choice.best`), or know which numbers of threads there are to try (`localrun.processors`).
+Owner: the engine's main thread. The clock is passed in. Pure.
+Does not: set threads (`context.py`).
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import statistics
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from localrun.engine.backend import Batch
 from localrun.processors import Processors
 from localrun.thread_choice import MOST_OTHERS, Kept, Shape, Threads, best, find, is_steady
 from localrun.wire import Open
+
+# Steps of a trial, after one that finds the threads asleep.
+TRIAL_STEPS = 3
+# Another number of threads must be quicker by this, or fewer would come and go with the noise.
+LEAST_GAIN = 0.05
+# Steps between two trials: at first, and at most. So trials are less than one step in a hundred, in the long run.
+FIRST_PAUSE, LONGEST_PAUSE = 16, 256
+# A step that takes so many times the usual ends a trial, and the next one comes much later. The first step of a trial
+# may have to wake threads, and is given more time.
+HOPELESS, HOPELESS_AT_FIRST = 1.25, 4.0
+# Recent steps take so many times as long as before the last trial, or as little: others have come or gone.
+CHANGED = 1.3
+# A single step takes so many times the usual: threads wait for one that has lost its processor.
+STUCK = 8.0
+_N_RECENT = 5
+# Processors are counted over at least so long; the clocks tick a hundred times a second.
+WINDOW_S = 0.2
+# While streams are computed, so often; that costs a tenth of a millisecond.
+LOOK_EVERY_S = 0.5
+# After so long in which we computed nothing, what others used meanwhile says nothing about now.
+STALE_S = 1.0
+# A processor is to be had if less than so much of it is missing. The daemon and its clients need some; and a program
+# that computes all the time leaves 1.33 of two processors to two threads.
+SPARE = 0.6
+
+
+class StepThreads:
+    """How many threads compute: as few as are quickest, found out while the engine is at work.
+
+    More threads are not always quicker. A step of one stream reads all weights for little work, and waits at some
+    hundred barriers; beside the daemon, its clients and whatever else runs, each of these waits for a thread that
+    another program keeps from its processor. Measured with a 135M model on two processors: one stream made 231 tokens/s
+    with two threads on a quiet machine and 208 with one; beside one busy process 56 with two and 185 to 208 with one.
+
+    `StepThreads`: now and then some steps of streams are computed with another number of threads, and the quicker
+    number stays. Steps of similar numbers of rows are one `_Kind`; a new kind begins with what its neighbours know. A
+    trial that changed nothing makes the next one come later. Steps that suddenly take much longer make a trial of fewer
+    threads come at once, and steps that take much less one of more. More threads than there are processors to be had
+    are not tried: one step of theirs took up to seven seconds, waiting for a thread that had lost its processor.
+
+    `PromptThreads`: a batch of prompts is too long for trials. It gets as many threads as there are processors to be
+    had: those that this process used lately, and those that nobody used. When nothing of ours computed lately, what can
+    be run this very moment is counted. Beside four busy processes on two processors, a prompt of 1,024 tokens was
+    computed at 325 to 516 tokens/s by one thread, and at 143 to 284 by two.
+
+    Does not: read a clock, or set threads (`context.py`).
+
+    `most` threads are used at first, and never more.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._counts = sorted({*(1 << power for power in range(most.bit_length())), most})
+        self._counts = [count for count in self._counts if count <= most]
+        self._kinds: dict[int, _Kind] = {}
+
+    def choose(self, n_rows: int, limit: int | None = None) -> int:
+        """Threads for a step of so many rows. With more than `limit` no kind begins, and none is tried."""
+        most = len(self._counts) - 1 if limit is None else max(0, bisect_right(self._counts, limit) - 1)
+        return self._counts[self._kind(n_rows, most).choose(most)]
+
+    def note(self, n_rows: int, seconds: float) -> None:
+        """A step with the threads that `choose` said took so long."""
+        self._kind(n_rows, 0).note(seconds)
+
+    def _kind(self, n_rows: int, most: int) -> _Kind:
+        """1 row, 2, 3 to 4, 5 to 8, 9 to 16, ..."""
+        number = (n_rows - 1).bit_length()
+        kind = self._kinds.get(number)
+        if kind is None:
+            nearest = min(self._kinds, key=lambda known: abs(known - number), default=None)
+            current = most if nearest is None else min(most, self._kinds[nearest].current)
+            kind = self._kinds[number] = _Kind(len(self._counts), current)
+        return kind
+
+
+class _Kind:
+    """One kind of steps. Numbers of threads are indices here, from 0 to `n_counts` - 1."""
+
+    def __init__(self, n_counts: int, current: int) -> None:
+        self.current = current
+        self._n_counts = n_counts
+        self._recent: deque[float] = deque(maxlen=_N_RECENT)
+        self._usual_s = 0.0
+        self._trial: int | None = None
+        self._trial_times: list[float] = []
+        self._tries_fewer = False
+        self._last_change = 0
+        self._pause = FIRST_PAUSE
+        self._n_until_trial = FIRST_PAUSE
+
+    def choose(self, most: int) -> int:
+        if self._trial is not None and self._trial > max(most, self.current):
+            self._trial, self._n_until_trial = None, self._pause
+        return self.current if self._trial is None else self._trial
+
+    def note(self, seconds: float) -> None:
+        if self._trial is None:
+            self._note_usual(seconds)
+        else:
+            self._note_trial(seconds)
+
+    def _note_usual(self, seconds: float) -> None:
+        if self._n_counts == 1:
+            return
+        usual_s = self._usual_s or min(self._recent, default=math.inf)
+        self._recent.append(seconds)
+        self._n_until_trial -= 1
+        if seconds > STUCK * usual_s and self.current > 0:
+            # Against this step, for what was usual is over; if it was a chance, the next trial says so soon.
+            self._begin(self.current - 1, seconds)
+            return
+        if len(self._recent) < _N_RECENT:
+            return
+        recent_s = statistics.median(self._recent)
+        if self._usual_s and recent_s > self._usual_s * CHANGED:
+            self._change(-1, recent_s)
+        elif recent_s < self._usual_s / CHANGED:
+            self._change(1, recent_s)
+        elif self._n_until_trial <= 0:
+            self._begin(self._neighbour(), recent_s)
+
+    def _change(self, direction: int, recent_s: float) -> None:
+        """Others have come, so that fewer threads may be better, or gone."""
+        to = self.current + direction
+        if 0 <= to < self._n_counts:
+            self._begin(to, recent_s)
+        else:
+            self._usual_s = recent_s
+
+    def _begin(self, trial: int, usual_s: float) -> None:
+        self._usual_s = usual_s
+        self._trial, self._trial_times = trial, []
+
+    def _neighbour(self) -> int:
+        """Fewer threads and more in turn, as far as there are any."""
+        if self.current in (0, self._n_counts - 1):
+            return 1 if self.current == 0 else self._n_counts - 2
+        self._tries_fewer = not self._tries_fewer
+        return self.current + (-1 if self._tries_fewer else 1)
+
+    def _note_trial(self, seconds: float) -> None:
+        self._trial_times.append(seconds)
+        is_hopeless = seconds > (HOPELESS_AT_FIRST if len(self._trial_times) == 1 else HOPELESS) * self._usual_s
+        if len(self._trial_times) <= TRIAL_STEPS and not is_hopeless:
+            return
+        assert self._trial is not None
+        if is_hopeless:
+            self._pause = min(LONGEST_PAUSE, 4 * self._pause)
+        elif statistics.median(self._trial_times[1:]) >= (1 - LEAST_GAIN) * self._usual_s:
+            self._pause = min(LONGEST_PAUSE, 2 * self._pause)
+        else:
+            change = 1 if self._trial > self.current else -1
+            # To and fro is a close call, which is not worth many trials.
+            self._pause = min(LONGEST_PAUSE, 2 * self._pause) if change == -self._last_change else FIRST_PAUSE
+            self._last_change = change
+            self.current = self._trial
+            self._usual_s = statistics.median(self._trial_times[1:])
+            self._recent.clear()
+        self._n_until_trial = self._pause
+        self._trial = None
+
+
+class FewerThreads(NamedTuple):
+    """What is known of this moment, for all contexts of a model. Two threads may ask at once; then a window of the
+    clocks is shorter than it should be, and the next one is right again."""
+
+    steps: StepThreads
+    prompts: PromptThreads
+
+
+class Usage(NamedTuple):
+    """Three clocks: the time, how long the threads of this process have computed, and how long the processors of this
+    machine were idle, both in all."""
+
+    at_s: float
+    own_s: float
+    idle_s: float
+
+
+class PromptThreads:
+    """See the module. `read` tells what the clocks say, and `n_free` how many processors nobody else has work for at
+    this moment, infinite where that cannot be told."""
+
+    def __init__(self, read: Callable[[], Usage], n_free: Callable[[], float] = lambda: math.inf) -> None:
+        self._read = read
+        self._n_free = n_free
+        self._before = Usage(0.0, 0.0, 0.0)
+        self._computed_at_s = -math.inf
+        self._n_available = math.inf
+
+    def choose(self, most: int) -> int:
+        """Threads for a batch of prompts, from 1 to `most`."""
+        now = self._read()
+        if now.at_s - self._computed_at_s > STALE_S:
+            self._n_available, self._before = self._n_free(), now
+        else:
+            self._look(now)
+        return self.limit(most)
+
+    def limit(self, most: int) -> int:
+        """The same by what was known last."""
+        return most if self._n_available + SPARE >= most else max(1, int(self._n_available + SPARE))
+
+    def note_step(self, at_s: float) -> None:
+        """A step of streams was computed."""
+        is_known = at_s - self._computed_at_s <= STALE_S
+        self._computed_at_s = at_s
+        if not is_known:
+            self._before = self._read()
+        elif at_s - self._before.at_s > LOOK_EVERY_S:
+            self._look(self._read())
+
+    def note_batch(self, at_s: float) -> None:
+        """The batch of prompts that `choose` was asked about was computed."""
+        self._computed_at_s = at_s
+
+    def _look(self, now: Usage) -> None:
+        seconds = now.at_s - self._before.at_s
+        if seconds >= WINDOW_S:
+            self._n_available = (now.own_s - self._before.own_s + now.idle_s - self._before.idle_s) / seconds
+            self._before = now
+
 
 log = logging.getLogger("localrun.engine")
 
@@ -116,9 +337,20 @@ def step_s(context: MeasuredContext, clock: Clock, *, n_seqs: int, n_each: int, 
 
 
 class ThreadTrial:
-    """See the module. `open_context` makes what is computed in, and `use` takes the result; without one, because the
+    """Finds out while the engine is idle how many threads suit a model: `ThreadTrial`.
+
+    A trial starts when nothing was asked for `QUIET_S`, computes in a small context of its own, so that no sequence of
+    the engine is touched, and is done in pieces of a few decodes. Between two of them whoever asks for something is
+    served, and the trial goes on when the engine is idle again. All of it takes about `LIMIT_S` of computing, once for
+    a model on a machine: what it finds is kept (`localrun.thread_choice`).
+
+    Owner: the engine's main thread. The clock is passed in.
+    Does not: choose (`thread_choice.best`), or know which numbers of threads there are to try (`localrun.processors`).
+
+    `open_context` makes what is computed in, and `use` takes the result; without one, because the
     model is too slow, the machine is busy or something failed, it is not called. `others_busy_s` is the processor time
-    that other programs have taken so far."""
+    that other programs have taken so far.
+    """
 
     def __init__(
         self,

@@ -8,10 +8,10 @@ Until one of `triggers` was produced everything is allowed, but for a token that
 something the grammar has not.
 
 The cost is measured: a grammar that takes longer than `SLOW_S` for a token is slow for a while, so that others need
-not wait for it (`late_rows.py`). The library's limits bound it at some 20 ms.
+not wait for it (`grammars.py`). The library's limits bound it at some 20 ms.
 
 Owner: one thread at a time, whichever samples the request's row.
-Does not: know how a token is drawn, or compile (`grammar_compiler.py`).
+Does not: know how a token is drawn, or compile (`grammars.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-    from localrun.engine.sample.grammar_vocabulary import GrammarVocabulary
+    from localrun.engine.sample.grammar_library import GrammarVocabulary
 
 # What `choose` returns when no token can follow.
 DEAD_END = -1

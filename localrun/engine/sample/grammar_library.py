@@ -1,21 +1,125 @@
-"""Grammars by llguidance: the only module with `grammar_source.py` and `grammar_vocabulary.py` that imports it.
+"""Grammars by llguidance: the only module with `grammar_library.py` and `grammar_library.py` that imports it.
 
 Owner: the compiler's threads; importing it takes a while.
-Does not: keep anything (`grammar_compiler.py`).
+Does not: keep anything (`grammars.py`).
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+from localrun.engine.backend import Backend
+from localrun.engine.sample import gbnf
 from localrun.engine.sample.constraint import Constraint
-from localrun.engine.sample.grammar_source import source_of
-from localrun.engine.sample.grammar_vocabulary import GrammarVocabulary
 from localrun.errors import BadRequest
 from localrun.wire import Grammar, GrammarKind
+
+# Marks a token that no text of a grammar can match, only its number.
+_CONTROL_MARK = b"\xff"
+
+
+class _Source:
+    """What `TokenizerWrapper` reads."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._tokenize = backend.tokenize
+        names = {token: backend.control_text(token) for token in range(backend.n_vocab)}
+        self.tokens = [_CONTROL_MARK + name.encode() if name else backend.piece(token) for token, name in names.items()]
+        self.control_ids = {name: token for token, name in names.items() if name}
+        self.special_token_ids = list(self.control_ids.values())
+        self.bos_token_id = None
+        self.eos_token_id = min(backend.eog_tokens, default=0)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._tokenize(text, parse_special=False)
+
+
+class GrammarVocabulary:
+    """A model's vocabulary as the grammar library wants it: a trie over the bytes of all tokens.
+
+    Made once per engine, when the first grammar comes: 0.35 s and 90 MB for 152,000 tokens, too much for engines that
+    never see one. The library keeps the interpreter's lock meanwhile, so it is asked for two things one after the
+    other, and streams have a step between.
+
+    Owner: made in a thread of the compiler, only read after that.
+    Does not: tokenize prompts.
+
+    `pause` gives others time to take the interpreter's lock.
+    """
+
+    def __init__(self, backend: Backend, pause: Callable[[], None] = lambda: None) -> None:
+        source = _Source(backend)
+        eog = sorted(backend.eog_tokens) or [source.eos_token_id]
+        plain = LLTokenizer(TokenizerWrapper(source), n_vocab=backend.n_vocab, eos_token=eog, slices=[])
+        pause()
+        self.tokenizer = plain.with_slices(LLTokenizer.general_slices())
+        self.n_tokens = backend.n_vocab
+        self._pieces = source.tokens
+        self._control_ids = source.control_ids
+        names = sorted(filter(None, source.control_ids), key=len, reverse=True)
+        self._control_text = re.compile("|".join(map(re.escape, names)) or "(?!)")
+
+    def shown(self, token: int) -> bytes:
+        """The bytes of a token, or its name if it is a control token."""
+        return self._pieces[token].removeprefix(_CONTROL_MARK)
+
+    def cut(self, text: str) -> list[tuple[str, int]]:
+        """`text` as (text before, id of the control token named there); the last id is -1."""
+        parts, at = [], 0
+        for found in self._control_text.finditer(text):
+            parts.append((text[at : found.start()], self._control_ids[found.group()]))
+            at = found.end()
+        return [*parts, (text[at:], -1)]
+
+
+# What printers of JSON put between two values, and not all that JSON allows: a model that likes spaces never finishes.
+_WHITESPACE = r" |\n[ \t]{0,20}"
+# How the daemon writes literal text of tool calls.
+_LITERAL_RULE = re.compile(r"^(literal_\d+): (\".*\")$", re.MULTILINE)
+
+
+def source_of(grammar: Grammar, control_ids: Callable[[str], list[tuple[str, int]]]) -> str:
+    """The library's own description of `grammar`. Raises BadRequest for a text that it cannot be made of.
+
+    `control_ids` cuts a literal into (text before, id of the control token after it); the last id is -1 for none.
+    """
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        return LLMatcher.grammar_from_json_schema(_schema(grammar.text), overrides={"whitespace_pattern": _WHITESPACE})
+    if grammar.kind is GrammarKind.REGEX:
+        return LLMatcher.grammar_from_regex(grammar.text)
+    if grammar.kind is GrammarKind.GBNF:
+        return LLMatcher.grammar_from_lark(gbnf.to_lark(grammar.text))
+    return LLMatcher.grammar_from_lark(_with_control_tokens(grammar.text, control_ids))
+
+
+def _schema(text: str) -> str:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the JSON schema cannot be read: {error}") from error
+    return text
+
+
+def _with_control_tokens(lark: str, control_ids: Callable[[str], list[tuple[str, int]]]) -> str:
+    """In rules named for literals, the name of a control token stands for that token."""
+
+    def expand(found: re.Match[str]) -> str:
+        parts: list[str] = []
+        for before, token in control_ids(json.loads(found[2])):
+            if before:
+                parts.append(json.dumps(before, ensure_ascii=False))
+            if token >= 0:
+                parts.append(f"<[{token}]>")
+        return f"{found[1]}: {' '.join(parts)}"
+
+    return _LITERAL_RULE.sub(expand, lark)
+
 
 _NAMES = {
     GrammarKind.JSON_SCHEMA: "JSON schema",

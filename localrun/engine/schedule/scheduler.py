@@ -2,7 +2,7 @@
 
 Every request has computed tokens catching up with known tokens; a step grants each running request some of what is
 pending. Chunked prefill, prefix hits and coming back from preemption are that one rule. Order: decodes first, always;
-then the prompts, which share the budget (`shares.py`). The step's latency target is the smallest among the streams
+then the prompts, which share the budget (`policy.py`). The step's latency target is the smallest among the streams
 that have one.
 
 Invariant: a request is in exactly one of `waiting` and `running`, or ended.
@@ -15,14 +15,33 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from localrun.engine.backend import Batch
 from localrun.engine.cache.prefix_tree import common_prefix
 from localrun.engine.request import Request
-from localrun.engine.schedule import shares
 from localrun.engine.schedule.budget import SMALL_ROWS, TILE_ROWS, Budget
-from localrun.engine.schedule.policy import LANE_RANKS, Policy
-from localrun.engine.schedule.shares import Want
+from localrun.engine.schedule.policy import LANE_RANKS, Policy, Want, divide
 from localrun.engine.schedule.waits import Waits
 from localrun.errors import QueueFull
+
+
+def fill_batch(batch: Batch, grants: Sequence[Grant], *, wants_logits: bool = True) -> list[int]:
+    """The rows of `grants`, one after another from row 0. Returns the sequence of each row.
+
+    With `wants_logits` the last row of a request that catches up with it wants its logits.
+    """
+    row, rows = 0, []
+    for request, n_tokens in grants:
+        end, first = row + n_tokens, request.n_computed
+        assert request.seq is not None
+        batch.token[row:end] = request.tokens[first : first + n_tokens]
+        batch.pos[row:end] = range(first, first + n_tokens)
+        batch.seq[row:end] = request.seq
+        batch.wants_logits[row:end] = 0
+        batch.wants_logits[end - 1] = wants_logits and n_tokens == request.n_pending
+        rows += [request.seq] * n_tokens
+        row = end
+    return rows
+
 
 # Below this a common beginning is a template's first words: computing it twice is cheaper than waiting a step for it.
 SHARED_PREFIX_TOKENS = 32
@@ -225,7 +244,7 @@ class Scheduler:
         prefilling.sort(key=_by_seq)
         is_together = left_s is None and n_decode > 0
         rows = self._prompt_rows(decoding, prefilling, left_s)
-        given = shares.divide(_wants(prefilling), min(rows, n_free - n_decode))
+        given = divide(_wants(prefilling), min(rows, n_free - n_decode))
         if not is_together:
             given = _whole(prefilling, given)
             if any(given):
@@ -254,7 +273,7 @@ class Scheduler:
             return []
         depth = sum(request.n_computed for request in staged) / len(staged)
         wants = [want._replace(n_rows=want.n_rows - 1) for want in _wants(staged)]
-        given = shares.divide(wants, self.budget.staging_rows(depth=depth, target_s=self.target_s))
+        given = divide(wants, self.budget.staging_rows(depth=depth, target_s=self.target_s))
         return [Grant(request, share) for request, share in zip(staged, given, strict=True) if share]
 
     @property

@@ -1,7 +1,7 @@
 """The ceiling: decode and greedy sampling in a bare loop over the backend, with nothing around it.
 
-`python -m localrun.engine.tools.bare_loop MODEL --streams 8` prints one JSON line. No scheduler, pipe, HTTP or text: what
-the daemon reaches, client included, is compared with this number on the same file and the same threads.
+`python -m localrun.engine.tools.bare_loop MODEL --streams 8` prints one JSON line. No scheduler, pipe, HTTP or text:
+what the daemon reaches, client included, is compared with this number on the same file and the same threads.
 """
 
 from __future__ import annotations

@@ -16,10 +16,9 @@ def main() -> None:
     """One object: `version` of the bindings, `ggml`, `library`, `backends`, `modules` (files of backends that were
     opened for this processor) and `skipped` ones with the reason, `gpu_offload`, `cpu_features`, and `devices` as lists
     of `[name, free_bytes, is_shared, total_bytes]`."""
-    from localrun.engine.native import llama
-    from localrun.engine.native.llama_native import ggml, library_folder, loaded_modules, native, skipped_modules
+    from localrun.engine.native.library import ggml, gpus, library_folder, loaded_modules, native, skipped_modules
 
-    devices = llama.gpus()
+    devices = gpus()
     report: dict[str, Any] = {
         "version": importlib.metadata.version("llama-cpp-python"),
         "ggml": _text(ggml(), "ggml_version"),

@@ -10,9 +10,9 @@ import json
 
 def main() -> None:
     """A list of `[name, free_bytes, is_shared, total_bytes]`; empty where this build can use no GPU."""
-    from localrun.engine.native import llama
+    from localrun.engine.native.library import gpus
 
-    print(json.dumps(llama.gpus()))
+    print(json.dumps(gpus()))
 
 
 if __name__ == "__main__":

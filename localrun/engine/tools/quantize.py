@@ -18,7 +18,7 @@ import sys
 import threading
 from typing import TextIO
 
-from localrun.engine.native.llama_native import last_problem, log_callback, native
+from localrun.engine.native.library import last_problem, log_callback, native
 from localrun.priority import step_back
 from localrun.processors import usable
 

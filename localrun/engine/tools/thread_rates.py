@@ -1,10 +1,10 @@
-"""How fast a model is with each number of threads: `python -m localrun.engine.tools.thread_rates MODEL --threads 1 2 4`.
+"""How fast a model is with each number of threads.
 
-What `localrun bench tune` runs. The first line on stdout is `{"build": ...}`, the name that the library has in
-`threads.json`; then comes one for each measurement, `{"threads", "streams", "rows", "seconds"}`: the mean time of a
-step, pauses by a quota included, with so many rows for each of so many streams; and at the end `{"others"}`, how many
-processors other programs took meanwhile. Every other round goes through the numbers backwards. A process of its own,
-because loading the native library is for engines alone.
+`python -m localrun.engine.tools.thread_rates MODEL --threads 1 2 4`: what `localrun bench tune` runs. The first line on
+stdout is `{"build": ...}`, the name that the library has in `threads.json`; then comes one for each measurement,
+`{"threads", "streams", "rows", "seconds"}`: the mean time of a step, pauses by a quota included, with so many rows for
+each of so many streams; and at the end `{"others"}`, how many processors other programs took meanwhile. Every other
+round goes through the numbers backwards. A process of its own, because loading the native library is for engines alone.
 
 Does not: sample, or choose.
 """
@@ -18,9 +18,9 @@ import time
 
 import msgspec
 
-from localrun.engine.cache.kv_fingerprint import library_build
+from localrun.engine.cache.disk_files import library_build
+from localrun.engine.native.library import library_folder
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.native.llama_native import library_folder
 from localrun.engine.native.threads import step_s
 from localrun.errors import LocalrunError
 from localrun.processors import others_busy_s

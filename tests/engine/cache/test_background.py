@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from localrun.engine.cache.background import Background
+from localrun.engine.cache.disk import Background
 
 
 @pytest.fixture

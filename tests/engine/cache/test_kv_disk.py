@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from localrun import kv_folders
-from localrun.engine.cache import kv_disk, kv_disk_bound, kv_disk_files
+from localrun.engine.cache import disk as kv_disk
+from localrun.engine.cache import disk as kv_disk_bound
+from localrun.engine.cache import disk_files as kv_disk_files
 from localrun.engine.cache.disk_record import DiskRecord
 from tests.engine.disk_harness import ABOUT, FINGERPRINT, flushed, path_of, record, scanned, tier
 
@@ -221,7 +223,7 @@ def test_orphans_and_circles_are_deleted_at_the_start(root):
     one = DiskRecord(b"1" * 16, b"2" * 16, 0, [1], np.zeros(1, np.int32), False)
     two = DiskRecord(b"2" * 16, b"1" * 16, 0, [1], np.zeros(1, np.int32), False)
     for each in (one, two):
-        header = kv_disk.disk_format.pack(each, DATA, FINGERPRINT)
+        header = kv_disk.pack(each, DATA, FINGERPRINT)
         disk._files.put(header, DATA, each.key, 0)
     disk, found = scanned(root)
     assert found == []

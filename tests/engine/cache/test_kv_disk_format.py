@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrun.engine.cache import kv_disk_format as disk_format
+from localrun.engine.cache import disk_files as disk_format
+from localrun.engine.cache.disk_files import Damaged
 from localrun.engine.cache.disk_record import DiskRecord, segment_key
-from localrun.engine.cache.kv_disk_format import Damaged
 from tests.engine.disk_harness import FINGERPRINT, record
 
 PAYLOAD = bytes(range(256)) * 3

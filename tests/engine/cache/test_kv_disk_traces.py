@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrun import kv_folders
+from localrun.engine.cache.disk import KvDisk
 from localrun.engine.cache.disk_record import DiskRecord
-from localrun.engine.cache.kv_disk import KvDisk
 from tests.engine.disk_harness import path_of, record, tier
 
 N_KEYS = 12

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from localrun.engine.cache import kv_fingerprint
-from localrun.engine.cache.kv_fingerprint import HEAD_BYTES, fingerprint, library_build
+from localrun.engine.cache import disk_files as kv_fingerprint
+from localrun.engine.cache.disk_files import HEAD_BYTES, fingerprint, library_build
 
 SIZE_BYTES = 3 * HEAD_BYTES
 PARAMETERS = {"kv_type": "f16", "memory": "attention"}

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from localrun import kv_folders
-from localrun.engine.cache import kv_disk
-from localrun.engine.cache.kv_disk import KvDisk
+from localrun.engine.cache import disk as kv_disk
+from localrun.engine.cache.disk import KvDisk
 from localrun.engine.cache.kv_store import KvStore
 from tests.engine.disk_harness import flushed, tier
 from tests.engine.memory_disk import MemoryDisk

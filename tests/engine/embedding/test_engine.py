@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from localrun.engine.backend import DecodeFailed, NoRoom
-from localrun.engine.embedding.engine import EmbeddingEngine
+from localrun.engine.embedding.engine import EmbeddingEngine, normalised
 from localrun.engine.embedding.fake import FakeEmbedder, token_vector
-from localrun.engine.embedding.finish import normalised
 from localrun.engine.fake import IM_END, IM_START
 from localrun.wire import Delta, Embed, Finish, Lane, Pooling, Step, Vector
 

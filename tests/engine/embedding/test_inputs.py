@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from localrun.engine.embedding.embedder import PairFormat
 from localrun.engine.embedding.fake import FakeEmbedder
-from localrun.engine.embedding.inputs import tokens_of
+from localrun.engine.embedding.inputs import PairFormat, tokens_of
 from localrun.engine.fake import IM_END, IM_START
 from localrun.errors import BadRequest, ContextExceeded
 from localrun.wire import Pooling

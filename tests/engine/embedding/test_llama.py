@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from localrun.engine.embedding.engine import EmbeddingEngine
-from localrun.engine.embedding.llama import LlamaEmbedder
+from localrun.engine.native.embedder import LlamaEmbedder
 from localrun.models.synthesize import synthesize
 from localrun.models.synthesize_embedding import PAIR_TEMPLATE, synthesize_embedding
 from localrun.wire import Embed, Pooling

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from localrun.engine.embedding import engine as embedding_engine
 from localrun.engine.embedding.engine import MOST_UNFIT
-from localrun.engine.embedding.ticket import Ticket
-from localrun.engine.embedding.turns import Round, Turns
+from localrun.engine.embedding.turns import Round, Ticket, Turns
 from localrun.engine.schedule.policy import AGING_S, STARVED_S, Policy
 from localrun.wire import Embed, Lane
 from tests.engine.embedding.test_engine import Harness

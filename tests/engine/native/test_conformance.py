@@ -16,8 +16,8 @@ import pytest
 
 from localrun.engine.backend import DecodeFailed, MemoryKind, NoRoom
 from localrun.engine.fake import FakeBackend
+from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.native.llama_native import native
 from localrun.models.synthesize import synthesize
 from localrun.wire import Sampling
 

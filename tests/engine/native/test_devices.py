@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import llama_cpp.llama_cpp as native
 import pytest
 
-from localrun.engine.native import devices
+from localrun.engine.native.library import gpu_free_bytes, gpus, native
+from localrun.engine.process import layers_that_fit
 
 GIB = 1 << 30
 
@@ -14,10 +14,10 @@ GIB = 1 << 30
     ids=["no memory", "everything fits", "half fits"],
 )
 def test_layers_follow_the_free_memory(free_bytes, layers):
-    fit = devices.layers_that_fit(n_layers=32, weights_bytes=4 * GIB, kv_bytes=1 * GIB, free_bytes=free_bytes)
+    fit = layers_that_fit(n_layers=32, weights_bytes=4 * GIB, kv_bytes=1 * GIB, free_bytes=free_bytes)
     assert fit == layers
 
 
 def test_the_device_functions_of_ggml_can_be_called():
-    free_bytes = devices.gpu_free_bytes(native._lib)
-    assert (free_bytes > 0) == bool(native.llama_supports_gpu_offload())
+    assert bool(gpus()) == bool(native.llama_supports_gpu_offload())
+    assert (gpu_free_bytes() is None) == (not gpus())

@@ -10,9 +10,10 @@ import pytest
 
 from localrun.engine.backend import DecodeFailed
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.native import llama_model, llama_vocabulary
+from localrun.engine.native import model as llama_model
+from localrun.engine.native import model as llama_vocabulary
+from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.native.llama_native import native
 from localrun.errors import BadModelFile, EngineFailed
 from localrun.wire import Finish, Sampling, Submit
 from tests.engine.conftest import compute, open_tiny, saved_state

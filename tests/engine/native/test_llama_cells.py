@@ -16,8 +16,8 @@ import pytest
 
 from localrun.engine.backend import DecodeFailed, NoRoom
 from localrun.engine.cache.kv_cells import KvCells
+from localrun.engine.native.library import log_callback, native
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.native.llama_native import log_callback, native
 from tests.engine.conftest import compute, open_tiny, saved_state
 
 N_SEQS = 8

@@ -13,7 +13,7 @@ from localrun.engine.cache.state_keeper import StateKeeper
 from localrun.engine.engine import Engine, Limits
 from localrun.wire import Finish, Sampling, Submit
 from tests.engine.conftest import compute, open_tiny
-from tests.engine.test_llama_cells import N_SEQS, Layouts
+from tests.engine.native.test_llama_cells import N_SEQS, Layouts
 
 # Attention adds up in the order of the cells: a hole alone changes logits by 0.01, another token by 5.
 ROUNDING = 0.05

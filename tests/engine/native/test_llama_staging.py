@@ -12,7 +12,7 @@ import pytest
 
 from localrun.engine.backend import DecodeFailed
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.native.llama_staging import PIECE_S, Pieces
+from localrun.engine.native.worker import PIECE_S, Pieces
 from tests.engine.conftest import compute, open_tiny
 
 PROMPT = [300 + at * 7 % 900 for at in range(180)]

@@ -7,7 +7,7 @@ import pytest
 
 from localrun.engine.cache.state_keeper import GAIN_TOKENS
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.native import llama_context
+from localrun.engine.native import context as llama_context
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Sampling, Submit
 from tests.engine.conftest import compute

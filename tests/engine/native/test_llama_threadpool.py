@@ -9,8 +9,8 @@ import numpy as np
 import psutil
 import pytest
 
+from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.native.llama_native import native
 from localrun.thread_choice import Threads
 from tests.engine.conftest import compute, open_tiny
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from localrun.engine.native.sampling_threads import LEAST_LOGITS, SamplingThreads
+from localrun.engine.native.sampler import LEAST_LOGITS, SamplingThreads
 
 
 class Noting:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrun.engine.native.state_blob import StateLayout
+from localrun.engine.native.states import StateLayout
 
 MAGIC = 0x1234ABCD
 # Type and bytes per row of a key and a value tensor for each of two layers, all different.

@@ -9,7 +9,7 @@ from statistics import mode
 
 import pytest
 
-from localrun.engine.native.step_threads import (
+from localrun.engine.native.threads import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     STALE_S,

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from localrun.engine.fake import IM_END, IM_START, FakeBackend
 from localrun.engine.sample.constraint import DEAD_END, SLOW_S, Constraint
-from localrun.engine.sample.grammar_library import compile_grammar
-from localrun.engine.sample.grammar_vocabulary import GrammarVocabulary
+from localrun.engine.sample.grammar_library import GrammarVocabulary, compile_grammar
 from localrun.wire import Grammar, GrammarKind
 
 VOCABULARY = GrammarVocabulary(FakeBackend(n_cells=8, n_seqs=1, n_batch=8))

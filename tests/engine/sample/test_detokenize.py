@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrun.engine.sample.detokenize import TextStream
+from localrun.engine.sample.text import TextStream
 
 # Bytes that cut characters in every place, and letters that make stop strings begin and break off.
 pieces = st.lists(

@@ -8,11 +8,10 @@ import random
 import numpy as np
 import pytest
 
+from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.native.llama_native import native
 from localrun.engine.sample import gbnf
-from localrun.engine.sample.grammar_library import compile_grammar
-from localrun.engine.sample.grammar_vocabulary import GrammarVocabulary
+from localrun.engine.sample.grammar_library import GrammarVocabulary, compile_grammar
 from localrun.errors import BadRequest
 from localrun.wire import Grammar, GrammarKind
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from localrun.engine.fake import IM_END, IM_START
-from localrun.engine.sample import grammar_queue, late_rows
+from localrun.engine.sample import grammars as grammar_queue
+from localrun.engine.sample import grammars as late_rows
 from localrun.engine.sample.constraint import Constraint
 from localrun.wire import Finish, Grammar, GrammarKind, Lane, Sampling
 from tests.engine.harness import Harness, expected_output
@@ -165,7 +166,7 @@ class SlowCompiler:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.release = threading.Event()
         self.n_compiled = 0
-        from localrun.engine.sample import grammar_compiler
+        from localrun.engine.sample import grammars as grammar_compiler
 
         compile_now = grammar_compiler._compile
 

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrun.engine.native import llama_sampler
-from localrun.engine.native.llama_native import native
-from localrun.engine.native.llama_sampler import LlamaSampler
-from localrun.engine.sample.penalties import Adjustments
-from localrun.engine.sample.sampling import Draw, Greedy, LogitBias, Penalties
+from localrun.engine.native import sampler as llama_sampler
+from localrun.engine.native.library import native
+from localrun.engine.native.sampler import LlamaSampler
+from localrun.engine.sample.chain import Adjustments, Draw, Greedy, LogitBias, Penalties
 
 N_VOCAB = 50
 NOBODY = np.empty(0, np.int64)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from localrun.engine.fake import IM_END, IM_START, FakeBackend
-from localrun.engine.sample import prompt
+from localrun.engine.sample import text as prompt
 from localrun.errors import BadRequest
 from localrun.wire import Segment, Submit
 

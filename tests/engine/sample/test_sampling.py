@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from localrun.engine.sample import sampling as stages
+from localrun.engine.sample import chain as stages
 from localrun.errors import BadRequest
 from localrun.wire import Sampling
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from localrun.engine.fake import FakeBackend
 from localrun.engine.request import Request
-from localrun.engine.sample.detokenize import TextStream
+from localrun.engine.sample.text import TextStream
 from localrun.engine.schedule.policy import AGING_S, OUTPUT_WEIGHT, PREEMPTION_AGE_S, STARVED_S, Policy
 from localrun.wire import Lane, Sampling
 

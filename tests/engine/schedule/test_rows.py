@@ -5,9 +5,8 @@ from __future__ import annotations
 from localrun.engine.backend import Batch
 from localrun.engine.fake import FakeBackend
 from localrun.engine.request import Request
-from localrun.engine.sample.detokenize import TextStream
-from localrun.engine.schedule import rows
-from localrun.engine.schedule.scheduler import Grant
+from localrun.engine.sample.text import TextStream
+from localrun.engine.schedule.scheduler import Grant, fill_batch
 from localrun.wire import Sampling
 
 SAMPLER = FakeBackend(n_cells=256, n_seqs=2, n_batch=64).sampler(Sampling(), ignore_eos=True)
@@ -31,7 +30,7 @@ def test_each_grant_is_a_run_of_rows_and_only_who_catches_up_wants_logits():
     part = Grant(request(4, [10, 11, 12, 13, 14], n_computed=1), 2)
     stream = Grant(request(0, [20, 21, 22], n_computed=2), 1)
     whole = Grant(request(2, [30, 31]), 2)
-    assert rows.fill(batch, [part, stream, whole]) == [4, 4, 0, 2, 2]
+    assert fill_batch(batch, [part, stream, whole]) == [4, 4, 0, 2, 2]
     assert batch.token[:5].tolist() == [11, 12, 22, 30, 31]
     assert batch.pos[:5].tolist() == [1, 2, 2, 0, 1]
     assert batch.seq[:5].tolist() == [4, 4, 0, 2, 2]
@@ -41,5 +40,5 @@ def test_each_grant_is_a_run_of_rows_and_only_who_catches_up_wants_logits():
 
 def test_rows_for_the_background_never_want_logits():
     batch = batch_of_seven_dirty_rows()
-    assert rows.fill(batch, [Grant(request(3, [1, 2, 3]), 3)], wants_logits=False) == [3, 3, 3]
+    assert fill_batch(batch, [Grant(request(3, [1, 2, 3]), 3)], wants_logits=False) == [3, 3, 3]
     assert batch.wants_logits[:3].tolist() == [0, 0, 0]

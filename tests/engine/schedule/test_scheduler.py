@@ -6,7 +6,7 @@ import pytest
 
 from localrun.engine.fake import FakeBackend
 from localrun.engine.request import Request
-from localrun.engine.sample.detokenize import TextStream
+from localrun.engine.sample.text import TextStream
 from localrun.engine.schedule.budget import Budget
 from localrun.engine.schedule.scheduler import QUEUE_NEWS_S, SHARED_PREFIX_TOKENS, Scheduler, StepPlan
 from localrun.errors import QueueFull

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrun.engine.schedule.shares import GRANULE_ROWS, Want, divide
+from localrun.engine.schedule.policy import GRANULE_ROWS, Want, divide
 
 wants = st.lists(st.builds(Want, st.integers(1, 500), st.sampled_from("abc"), st.integers(-1, 2)), max_size=12)
 

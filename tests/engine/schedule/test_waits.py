@@ -7,7 +7,7 @@ import pytest
 
 from localrun.engine.fake import FakeBackend
 from localrun.engine.request import Request
-from localrun.engine.sample.detokenize import TextStream
+from localrun.engine.sample.text import TextStream
 from localrun.engine.schedule.waits import Waits
 from localrun.wire import Lane, Sampling
 from tests.engine.harness import Harness

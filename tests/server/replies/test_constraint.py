@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from localrun.engine.sample.grammar_source import source_of
+from localrun.engine.sample.grammar_library import source_of
 from localrun.errors import BadRequest
 from localrun.server import structured
 from localrun.server.replies import constraint, formats

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from localrun.engine.fake import CONTROL, FakeBackend
-from localrun.engine.sample.grammar_library import compile_grammar
-from localrun.engine.sample.grammar_vocabulary import GrammarVocabulary
+from localrun.engine.sample.grammar_library import GrammarVocabulary, compile_grammar
 from localrun.errors import BadRequest
 from localrun.server.structured import CallShape, calls, gbnf, lark, regex
 from localrun.wire import Grammar, GrammarKind

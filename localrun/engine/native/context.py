@@ -26,10 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, State
-from localrun.engine.native.llama_native import last_problem, native
-from localrun.engine.native.llama_threadpool import Threadpools
-from localrun.engine.native.state_blob import StateLayout
-from localrun.engine.native.step_threads import FewerThreads
+from localrun.engine.native.library import Threadpools, last_problem, native
+from localrun.engine.native.states import StateLayout
+from localrun.engine.native.threads import FewerThreads
 from localrun.errors import EngineFailed
 from localrun.thread_choice import Threads
 

@@ -1,24 +1,52 @@
-"""Texts and tokens of a native model.
+"""A model file in llama.cpp: its handle, its vocabulary, its adapters.
 
 Owner: the engine's main thread; `tokenize` alone may run in another, for it only reads.
-Does not: decide what text may become a control token (`prompt.py`).
+Does not: make contexts, or know what the model is to be used for.
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from localrun.engine.native.llama_native import native
+from localrun.engine.native.library import last_problem, native
+from localrun.errors import BadModelFile, EngineFailed
+
+# These do not generate a text from left to right.
+_UNSUPPORTED_KINDS = {
+    "a diffusion": native.llama_model_is_diffusion,
+    "an encoder": native.llama_model_has_encoder,
+}
+
+
+def load_model(path: str, n_gpu_layers: int, *, use_extra_bufts: bool = True) -> Any:
+    """A model handle. The file is mapped into memory, not read; with `use_extra_bufts` weights that have quicker
+    kernels in another layout are copied into it. Raises BadModelFile."""
+    params = native.llama_model_default_params()
+    params.use_extra_bufts = use_extra_bufts
+    params.n_gpu_layers = n_gpu_layers
+    model = native.llama_model_load_from_file(path.encode(), params)
+    if not model:
+        raise BadModelFile(f"llama.cpp cannot load {path}: {last_problem()}")
+    for kind, is_kind in _UNSUPPORTED_KINDS.items():
+        if is_kind(model):
+            native.llama_model_free(model)
+            raise BadModelFile(f"{path} is {kind} model, which localrun does not run yet; choose a decoder-only one")
+    return model
+
 
 _PIECE_BYTES = 64
 _PART_CHARACTERS = 16384
 
 
 class LlamaVocabulary:
-    """See the module."""
+    """Texts and tokens of a native model.
+
+    Owner: the engine's main thread; `tokenize` alone may run in another, for it only reads.
+    Does not: decide what text may become a control token (`text.py`).
+    """
 
     def __init__(self, model: Any) -> None:
         self._vocab = native.llama_model_get_vocab(model)
@@ -94,3 +122,35 @@ class LlamaVocabulary:
             if native.llama_vocab_is_control(self._vocab, token):
                 control[token] = native.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
         return frozenset(eog), control
+
+
+SCALE = 1.0
+
+
+class LlamaAdapters:
+    """The LoRA adapters at `paths`, for `model`: loaded once, in effect in every context of it. Native memory of an
+    adapter goes with its model. Whether one belongs to the model is judged by llama.cpp, which compares their tensors.
+
+    Raises BadModelFile when llama.cpp refuses one."""
+
+    def __init__(self, model: Any, paths: Sequence[str]) -> None:
+        self._adapters = [_load(model, path) for path in paths]
+
+    def apply(self, context: Any) -> None:
+        """Puts them into effect in a native context. Raises EngineFailed."""
+        if not self._adapters:
+            return
+        n_adapters = len(self._adapters)
+        handles = (native.llama_adapter_lora_p_ctypes * n_adapters)(
+            *(ctypes.cast(adapter, native.llama_adapter_lora_p_ctypes) for adapter in self._adapters)
+        )
+        scales = (ctypes.c_float * n_adapters)(*[SCALE] * n_adapters)
+        if native.llama_set_adapters_lora(context, handles, n_adapters, scales) != 0:
+            raise EngineFailed(f"llama.cpp cannot apply the model's adapters: {last_problem()}")
+
+
+def _load(model: Any, path: str) -> Any:
+    adapter = native.llama_adapter_lora_init(model, path.encode())
+    if not adapter:
+        raise BadModelFile(f"llama.cpp cannot load the adapter {path}: {last_problem()}")
+    return adapter

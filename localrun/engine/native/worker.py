@@ -7,13 +7,13 @@ and the batch is as large as the kernels like it.
 
 Between two pieces no thread is inside of the graph, so that none waits for another at a barrier: ggml's barriers spin,
 and a thread that spins keeps a processor from the streams for as long as the batch is paused. For the same reason both
-contexts may share their threads (`llama_threadpool.py`).
+contexts may share their threads (`library.py`).
 
 Two threads: the engine's main thread calls everything here, the *worker* is inside `llama_decode`.
 
 Invariants: the context belongs to the worker between `start` and `finish`, and to the main thread otherwise. Who pauses
 resumes: nothing else waits for anything.
-Does not: choose rows or moments (`staging.py`).
+Does not: choose rows or moments (`background.py`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from localrun.engine.backend import DecodeFailed
-from localrun.engine.native.llama_context import LlamaContext
-from localrun.engine.native.llama_native import native
+from localrun.engine.native.context import LlamaContext
+from localrun.engine.native.library import native
 
 # A piece takes about this long: cutting costs some 20 us, and streams wait for half a piece on average.
 PIECE_S = 0.004

@@ -15,12 +15,10 @@ from typing import Any
 import numpy as np
 
 from localrun.engine.backend import Batch, DecodeFailed, NoRoom
-from localrun.engine.embedding.embedder import FloatVector, PairFormat
-from localrun.engine.native.llama_context import ABORTED, GGML_TYPES, check_range, native_batch
-from localrun.engine.native.llama_model import load_model
-from localrun.engine.native.llama_native import last_problem, log_callback, native
-from localrun.engine.native.llama_threadpool import Threadpools
-from localrun.engine.native.llama_vocabulary import LlamaVocabulary
+from localrun.engine.embedding.inputs import FloatVector, PairFormat
+from localrun.engine.native.context import ABORTED, GGML_TYPES, check_range, native_batch
+from localrun.engine.native.library import Threadpools, last_problem, log_callback, native
+from localrun.engine.native.model import LlamaVocabulary, load_model
 from localrun.errors import EngineFailed
 from localrun.wire import Pooling
 

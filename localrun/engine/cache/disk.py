@@ -21,6 +21,8 @@ import errno
 import logging
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,20 +30,177 @@ import numpy as np
 
 from localrun import kv_folders
 from localrun.engine.backend import State
-from localrun.engine.cache import kv_disk_format as disk_format
-from localrun.engine.cache.background import Background
+from localrun.engine.cache.disk_files import (
+    DIGEST_BYTES,
+    USUAL_HEADER_BYTES,
+    Damaged,
+    Header,
+    KvDiskFiles,
+    now_ns,
+    pack,
+)
 from localrun.engine.cache.disk_record import DiskRecord
-from localrun.engine.cache.kv_disk_bound import KvDiskBound
-from localrun.engine.cache.kv_disk_files import KvDiskFiles, now_ns
-from localrun.engine.cache.kv_disk_format import Damaged, Header
+from localrun.kv_folders import SavedFile
+
+log = logging.getLogger("localrun.engine")
+
+
+class Background:
+    """One thread that does jobs in order, beside the step loop.
+
+    What waits is bounded in bytes: a job that comes with data is refused rather than queued when the data of those
+    before it take too much memory, so that a slow disk never holds up a step and never fills memory.
+
+    Invariants: jobs run one at a time, in the order of `put`; a job that raises is logged, and the next one runs. The
+    thread never keeps the process from ending.
+    Does not: know what the jobs do.
+
+    Starts its thread at once. All methods may be called from any thread but its own.
+    """
+
+    def __init__(self, name: str, backlog_bytes: int) -> None:
+        self._backlog_bytes = backlog_bytes
+        self._jobs: deque[tuple[Callable[[], None], int]] = deque()
+        self._waiting_bytes = 0
+        self._is_busy = False
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, job: Callable[[], None], n_bytes: int = 0) -> bool:
+        """Have `job` done. False, and then it is not, when its `n_bytes` are too much on top of what waits; a job
+        without bytes is always taken, and any job is while the thread is not behind."""
+        with self._changed:
+            is_too_much = n_bytes and self.is_behind and self._waiting_bytes + n_bytes > self._backlog_bytes
+            if is_too_much or self._is_closed:
+                return False
+            self._jobs.append((job, n_bytes))
+            self._waiting_bytes += n_bytes
+            self._changed.notify_all()
+        return True
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the backlog is full up to its half: a job with data may be refused."""
+        return self._waiting_bytes > self._backlog_bytes // 2
+
+    def flush(self, deadline_s: float) -> bool:
+        """Wait until nothing waits or runs, at most so many seconds. Whether that came to pass."""
+        end_s = time.monotonic() + deadline_s
+        with self._changed:
+            while self._jobs or self._is_busy:
+                left_s = end_s - time.monotonic()
+                if left_s <= 0 or not self._thread.is_alive():
+                    return False
+                self._changed.wait(left_s)
+        return True
+
+    def close(self, deadline_s: float) -> None:
+        """Drop what waits, and give the running job so many seconds to end."""
+        with self._changed:
+            self._is_closed = True
+            self._jobs.clear()
+            self._changed.notify_all()
+        self._thread.join(deadline_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._jobs and not self._is_closed:
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                job, n_bytes = self._jobs.popleft()
+                self._is_busy = True
+            try:
+                job()
+            except Exception:
+                log.exception("a background job failed")
+            # The job may hold megabytes, and the next one may be long in coming.
+            del job
+            with self._changed:
+                self._waiting_bytes -= n_bytes
+                self._is_busy = False
+                self._changed.notify_all()
+
+
+RESERVE_BYTES = 1024**3
+SURVEY_EVERY_BYTES = 256 * 1024**2
+# Small segments cost by the file: a scan at start reads every header of a model.
+MAX_FILES = 20_000
+# Room is made for several segments at once, because a survey looks at every file.
+_SLACK_PART = 32
+
+
+class KvDiskBound:
+    """How much of the disk all models' saved state may take together, and who goes when it is too much.
+
+    Called by the background thread of one engine; other engines work on the same folders at the same time, so what is
+    known is a survey plus one's own writes since, and a new survey comes before anything is deleted. Least recently
+    used goes first, whosever it is. The file system keeps `RESERVE_BYTES` free for others, whatever the limit says.
+
+    Invariant: nothing is deleted while the limits hold.
+    Does not: follow what other processes write between two surveys; they may overshoot by `SURVEY_EVERY_BYTES` each.
+
+    `free_bytes` asks the file system and may raise OSError.
+    """
+
+    def __init__(self, root: Path, limit_bytes: int, free_bytes: Callable[[], int]) -> None:
+        self._root = root
+        self._limit_bytes = limit_bytes
+        self._free_bytes = free_bytes
+        self._used_bytes = 0
+        self._n_files = 0
+        self._unseen_bytes = SURVEY_EVERY_BYTES
+
+    def make_room(self, n_bytes: int) -> tuple[bool, list[SavedFile] | None]:
+        """Delete as much as needed for a new file of `n_bytes`. Returns whether it may be written, and, if a survey was
+        needed, all files that are left. Raises OSError when the file system does not answer."""
+        if n_bytes > self._limit_bytes:
+            return False, None
+        files: list[SavedFile] | None = None
+        if self._unseen_bytes >= SURVEY_EVERY_BYTES or not self._fits(n_bytes):
+            files = [file for folder in kv_folders.survey(self._root) for file in folder.files]
+            self._used_bytes = sum(file.size_bytes for file in files)
+            self._n_files = len(files)
+            self._unseen_bytes = 0
+            if not self._fits(n_bytes):
+                files = self._evict(files, n_bytes)
+        return self._fits(n_bytes), files
+
+    def wrote(self, n_bytes: int) -> None:
+        """A file of so many bytes was added."""
+        self._used_bytes += n_bytes
+        self._unseen_bytes += n_bytes
+        self._n_files += 1
+
+    def _fits(self, n_bytes: int, slack_bytes: int = 0, slack_files: int = 0) -> bool:
+        return (
+            self._used_bytes + n_bytes + slack_bytes <= self._limit_bytes
+            and self._n_files + 1 + slack_files <= MAX_FILES
+            and self._free_bytes() - n_bytes - slack_bytes >= RESERVE_BYTES
+        )
+
+    def _evict(self, files: list[SavedFile], n_bytes: int) -> list[SavedFile]:
+        """Returns those that are left."""
+        left = []
+        slack_bytes = min(self._limit_bytes // _SLACK_PART, self._limit_bytes - n_bytes)
+        for file in sorted(files, key=lambda file: file.used_at_ns):
+            is_enough = self._fits(n_bytes, slack_bytes, MAX_FILES // _SLACK_PART)
+            if is_enough or file.writer_pid is not None or not kv_folders.delete(file.path):
+                left.append(file)
+            else:
+                self._used_bytes -= file.size_bytes
+                self._n_files -= 1
+        return left
+
 
 BACKLOG_BYTES = 256 * 1024**2
 CLOSE_TIMEOUT_S = 5.0
 
 # Refusals that say nothing about the next write.
 _PASSING = frozenset({errno.ENOENT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
-
-log = logging.getLogger("localrun.engine")
 
 
 @dataclass(eq=False)
@@ -106,7 +265,7 @@ class KvDisk:
         if not self._may_write:
             return False
         plain = data.data if isinstance(data, np.ndarray) else data
-        entry = _Entry(record.parent_key, record.start, len(data) + disk_format.USUAL_HEADER_BYTES, plain)
+        entry = _Entry(record.parent_key, record.start, len(data) + USUAL_HEADER_BYTES, plain)
         with self._lock:
             is_reachable = not record.parent_key or record.parent_key in self._entries
         if is_reachable:
@@ -181,8 +340,8 @@ class KvDisk:
         if not self._is_current(record.key, entry) or data is None:
             return
         try:
-            if self._may_write and self._has_room(len(data) + disk_format.USUAL_HEADER_BYTES):
-                header = disk_format.pack(record, data, self._fingerprint)
+            if self._may_write and self._has_room(len(data) + USUAL_HEADER_BYTES):
+                header = pack(record, data, self._fingerprint)
                 self._files.put(header, data, record.key, now_ns(record.start))
                 self._bound.wrote(len(header) + len(data))
                 self._wrote(record.key, entry, header)
@@ -217,7 +376,7 @@ class KvDisk:
             if self._entries.get(key) is entry:
                 self.size_bytes += n_bytes - entry.size_bytes
             entry.size_bytes = n_bytes
-            entry.digest = header[-disk_format.DIGEST_BYTES :]
+            entry.digest = header[-DIGEST_BYTES:]
             entry.data = None
 
     def _touch_ancestors(self, entry: _Entry) -> None:

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 from localrun.engine.backend import Backend
 from localrun.engine.request import Request
-from localrun.engine.schedule import rows
-from localrun.engine.schedule.scheduler import Grant
+from localrun.engine.schedule.scheduler import Grant, fill_batch
 
 # Waiting for the background ends this soon, so that newcomers and cancels are not kept waiting.
 POLL_S = 0.02
@@ -67,7 +66,7 @@ class Staging:
     def start(self, grants: Sequence[Grant]) -> None:
         """Begin a batch."""
         self.grants = tuple(grants)
-        self._rows = rows.fill(self._backend.staging_batch, grants, wants_logits=False)
+        self._rows = fill_batch(self._backend.staging_batch, grants, wants_logits=False)
         self.depth = sum(request.n_computed * n_tokens for request, n_tokens in grants) / max(1, self.n_rows)
         self._started_at_s, self._interrupted_s = self._clock(), 0.0
         self._backend.staging_start(self.n_rows)

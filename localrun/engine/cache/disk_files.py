@@ -1,0 +1,389 @@
+"""One model's folder of saved segments: whole files in, verified bytes out.
+
+Called by the KV store's thread (reading) and by the background thread (everything else); it keeps no state, so both may
+call at once. The layout is in `localrun/kv_folders.py`.
+
+Invariants: a segment's name appears with its whole contents or not at all, for they are written under a temporary name,
+synced, and renamed. Reading never waits (no pipes), never follows a link, and never takes more memory than the file has
+bytes.
+Does not: decide what to keep (`disk.py`).
+
+The bytes of one segment; numbers are little-endian. The payload is the backend's state bytes, exactly up to the end
+of the file.
+
+    offset  bytes
+    0       8     magic, with the format's version: "lrkvseg1"
+    8       16    fingerprint of model, build and context parameters
+    24      16    key
+    40      16    key of the parent; zeros at the root
+    56      1     1: there is a parent
+    57      1     1: the payload is the state of the whole path, 0: of this segment's positions alone
+    58      2     zero
+    60      4     number of tokens, n
+    64      4     number of positions in `order`, m
+    68      4     CRC-32 of the payload
+    72      8     position of the first token
+    80      8     length of the payload
+    88      4n    tokens, int32
+    +4n     4m    order, int32
+    +4m     16    BLAKE2b of everything before, 16 bytes of digest
+    then          payload
+
+The header's digest names the whole entry, for it covers the payload's checksum and length. CRC-32 is for the payload
+because it is the fastest that comes with Python (8 MB: 1.1 ms against 3.8 for SHA-256 and 5.6 for BLAKE2b) and finds
+every damage of up to 32 bits in a row, and others but one in four billion. It is no protection against somebody who may
+write into the folder; that is what the folder's mode is for.
+
+Invariant: nothing is allocated by a number of the file before that number is compared with the file's length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+import numpy as np
+import psutil
+
+from localrun import kv_folders
+from localrun.engine.cache.disk_record import KEY_BYTES, DiskRecord
+
+MAGIC = b"lrkvseg1"
+DIGEST_BYTES = 16
+# Tokens and positions together: beyond what any context holds, and a header of 64 MB.
+MAX_TOKENS = 16 * 1024 * 1024
+
+_FIXED = struct.Struct("<8s16s16s16sBBHIIIQQ")
+FIXED_BYTES = _FIXED.size
+# The whole header of a segment with 256 tokens and as many positions, so that one read is enough for it.
+USUAL_HEADER_BYTES = FIXED_BYTES + 8 * 256 + DIGEST_BYTES
+
+
+class _Fixed(NamedTuple):
+    """The fields of `_FIXED`, in order."""
+
+    magic: bytes
+    fingerprint: bytes
+    key: bytes
+    parent_key: bytes
+    has_parent: int
+    is_whole: int
+    zero: int
+    n_tokens: int
+    n_order: int
+    payload_crc: int
+    start: int
+    payload_bytes: int
+
+
+class Damaged(Exception):
+    """The bytes are not a sound entry of this fingerprint."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands before the payload. `digest` tells this entry from every other, also of the same key."""
+
+    record: DiskRecord
+    digest: bytes
+    header_bytes: int
+    payload_bytes: int
+    payload_crc: int
+
+    @property
+    def file_bytes(self) -> int:
+        return self.header_bytes + self.payload_bytes
+
+
+def pack(record: DiskRecord, payload: bytes | bytearray | memoryview, fingerprint: bytes) -> bytes:
+    """The header for a record. Raises ValueError for one that the format cannot hold."""
+    tokens = np.asarray(record.tokens, "<i4")
+    order = np.asarray(record.order, "<i4")
+    if len(record.key) != KEY_BYTES or len(record.parent_key) not in (0, KEY_BYTES) or len(fingerprint) != KEY_BYTES:
+        raise ValueError(f"keys and fingerprints have {KEY_BYTES} bytes")
+    if len(tokens) + len(order) > MAX_TOKENS:
+        raise ValueError(f"a segment of {len(tokens)} tokens; the limit is {MAX_TOKENS}")
+    fixed = _FIXED.pack(
+        MAGIC, fingerprint, record.key, record.parent_key, bool(record.parent_key), record.is_whole, 0,
+        len(tokens), len(order), crc32(payload), record.start, len(payload),
+    )  # fmt: skip
+    header = fixed + tokens.tobytes() + order.tobytes()
+    return header + _digest(header)
+
+
+def header_bytes(prefix: bytes, file_bytes: int) -> int:
+    """How long the header is whose first bytes are `prefix`, in a file of `file_bytes`. Raises Damaged."""
+    if len(prefix) < FIXED_BYTES:
+        raise Damaged("shorter than a header")
+    fixed = _Fixed(*_FIXED.unpack_from(prefix))
+    if fixed.magic != MAGIC:
+        raise Damaged("not a saved segment, or one of another version")
+    if fixed.n_tokens + fixed.n_order > MAX_TOKENS:
+        raise Damaged(f"{fixed.n_tokens} tokens and {fixed.n_order} positions")
+    length = FIXED_BYTES + 4 * (fixed.n_tokens + fixed.n_order) + DIGEST_BYTES
+    if length + fixed.payload_bytes != file_bytes:
+        raise Damaged(f"{file_bytes} bytes instead of {length + fixed.payload_bytes}")
+    return length
+
+
+def parse(header: bytes, file_bytes: int, fingerprint: bytes) -> Header:
+    """The header whose bytes (as many as `header_bytes` says) are `header`. Raises Damaged."""
+    length = header_bytes(header, file_bytes)
+    if len(header) != length:
+        raise Damaged("the header is cut off")
+    digest = header[-DIGEST_BYTES:]
+    if _digest(memoryview(header)[:-DIGEST_BYTES]) != digest:
+        raise Damaged("the header's digest is wrong")
+    fixed = _Fixed(*_FIXED.unpack_from(header))
+    if fixed.fingerprint != fingerprint:
+        raise Damaged("of another model or build")
+    order_at = FIXED_BYTES + 4 * fixed.n_tokens
+    record = DiskRecord(
+        key=fixed.key,
+        parent_key=fixed.parent_key if fixed.has_parent else b"",
+        start=fixed.start,
+        tokens=np.frombuffer(header, "<i4", fixed.n_tokens, FIXED_BYTES).tolist(),
+        order=np.frombuffer(header, "<i4", fixed.n_order, order_at).astype(np.int32),
+        is_whole=bool(fixed.is_whole),
+    )
+    return Header(record, digest, length, fixed.payload_bytes, fixed.payload_crc)
+
+
+def verify(header: Header, payload: bytearray) -> None:
+    """Raises Damaged when `payload` is not what the header was made for."""
+    if len(payload) != header.payload_bytes or crc32(payload) != header.payload_crc:
+        raise Damaged("the payload's checksum is wrong")
+
+
+def _digest(header: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(header, digest_size=DIGEST_BYTES, person=b"localrun kv disk").digest()
+
+
+# A temporary file this old belongs to nobody: writing one takes seconds.
+ABANDONED_AFTER_S = 3600.0
+
+_FOLDER_MODE, _FILE_MODE = 0o700, 0o600
+
+
+class KvDiskFiles:
+    """The files of one `fingerprint` (16 bytes) below `root`. Makes the folder; raises OSError when that is refused, or
+    when something that is not a folder of ours is in its place."""
+
+    def __init__(self, root: Path, fingerprint: bytes, about: kv_folders.About) -> None:
+        self.root = root
+        self.folder = root / fingerprint.hex()
+        self._fingerprint = fingerprint
+        self._about = about
+        self._make_folder()
+
+    def _make_folder(self) -> None:
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (self.root, self.folder):
+            folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+            status = folder.lstat()
+            if not stat.S_ISDIR(status.st_mode):
+                raise NotADirectoryError(f"{folder} is not a folder")
+            if hasattr(os, "geteuid"):
+                if status.st_uid != os.geteuid():
+                    raise PermissionError(f"{folder} belongs to another user")
+                if stat.S_IMODE(status.st_mode) & 0o077:
+                    folder.chmod(_FOLDER_MODE)
+        known = kv_folders.read_about(self.folder)
+        if known is None or (known.model, known.model_path) != (self._about.model, self._about.model_path):
+            kv_folders.write_about(self.folder, self._about)
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    def put(self, header: bytes, payload: bytes | bytearray | memoryview, key: bytes, used_at_ns: int) -> None:
+        """Write a segment. Raises OSError, and then nothing is left of it. Makes the folder again if it is gone."""
+        try:
+            self._put(header, payload, key, used_at_ns)
+        except FileNotFoundError:
+            self._make_folder()
+            self._put(header, payload, key, used_at_ns)
+
+    def _put(self, header: bytes, payload: bytes | bytearray | memoryview, key: bytes, used_at_ns: int) -> None:
+        temporary = self.folder / kv_folders.temporary_name(key)
+        descriptor = os.open(temporary, kv_folders.CREATE_FLAGS, _FILE_MODE)
+        try:
+            try:
+                for part in (header, payload):
+                    _write_all(descriptor, part)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.utime(temporary, ns=(used_at_ns, used_at_ns))
+            os.replace(temporary, self._path(key))
+        except BaseException:
+            kv_folders.delete(temporary)
+            raise
+
+    def touch(self, key: bytes, used_at_ns: int) -> None:
+        """Set when a segment was last used. Raises OSError when it is gone."""
+        if os.utime in os.supports_follow_symlinks:
+            os.utime(self._path(key), ns=(used_at_ns, used_at_ns), follow_symlinks=False)
+        else:
+            os.utime(self._path(key), ns=(used_at_ns, used_at_ns))
+
+    def delete(self, key: bytes) -> None:
+        """Delete a segment if it is there."""
+        kv_folders.delete(self._path(key))
+
+    def delete_abandoned(self, now_s: float) -> None:
+        """Delete what writers left behind that were killed, or have had `ABANDONED_AFTER_S` to end."""
+        for file in list(kv_folders.saved_files(self.folder)):
+            if file.writer_pid is not None:
+                is_old = now_s - file.used_at_ns / 1e9 > ABANDONED_AFTER_S
+                if is_old or not psutil.pid_exists(file.writer_pid):
+                    kv_folders.delete(file.path)
+
+    def free_bytes(self) -> int:
+        """What the file system still has for us. Makes the folder again if it is gone. Raises OSError."""
+        try:
+            free: int = psutil.disk_usage(str(self.folder)).free
+        except FileNotFoundError:
+            self._make_folder()
+            free = psutil.disk_usage(str(self.folder)).free
+        return free
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def headers(self) -> Iterator[tuple[Header, int]]:
+        """The headers of all sound segments, with when each was last used; the damaged ones are deleted."""
+        for file in list(kv_folders.saved_files(self.folder)):
+            if file.writer_pid is not None:
+                continue
+            try:
+                yield self._read(file.key, None)[0], file.used_at_ns
+            except Damaged:
+                kv_folders.delete(file.path)
+            except (OSError, MemoryError):
+                continue
+
+    def get(self, key: bytes, digest: bytes) -> bytearray | None:
+        """The payload of the segment whose header has this digest; None when another one took its place.
+
+        Raises Damaged, and OSError when it cannot be read or is gone.
+        """
+        return self._read(key, digest)[1]
+
+    def _read(self, key: bytes, digest: bytes | None) -> tuple[Header, bytearray | None]:
+        """The header, and the payload if the header has this digest."""
+        descriptor = _open(self._path(key))
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise Damaged("not a file")
+            prefix = file.read(min(status.st_size, USUAL_HEADER_BYTES)) or b""
+            length = header_bytes(prefix, status.st_size)
+            while len(prefix) < length and (more := file.read(length - len(prefix))):
+                prefix += more
+            header = parse(prefix[:length], status.st_size, self._fingerprint)
+            if header.record.key != key:
+                raise Damaged("under another name")
+            if header.digest != digest:
+                return header, None
+            payload = bytearray(header.payload_bytes)
+            start = prefix[length:]
+            payload[: len(start)] = start
+            _read_all(file, memoryview(payload)[len(start) :])
+        verify(header, payload)
+        return header, payload
+
+    def _path(self, key: bytes) -> Path:
+        return self.folder / kv_folders.entry_name(key)
+
+
+def now_ns(depth_tokens: int) -> int:
+    """The time to note as last use of a segment that starts at `depth_tokens`: now, but earlier by a microsecond a
+    token, so that of segments used together the beginnings are the last to be evicted."""
+    return time.time_ns() - 1000 * depth_tokens
+
+
+def _open(path: Path) -> int:
+    """Raises Damaged where there is something that is no file, and OSError."""
+    try:
+        return os.open(path, kv_folders.OPEN_FLAGS)
+    except OSError as error:
+        try:
+            is_file = stat.S_ISREG(path.lstat().st_mode)
+        except OSError:
+            raise error from None
+        if not is_file:
+            raise Damaged("not a file") from None
+        raise
+
+
+def _write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def _read_all(file: FileIO, into: memoryview) -> None:
+    """Raises Damaged at an early end."""
+    while into:
+        count = file.readinto(into)
+        if not count:
+            raise Damaged("cut off while it was read")
+        into = into[count:]
+
+
+FINGERPRINT_BYTES = 16
+HEAD_BYTES = 1024 * 1024
+N_PAGES = 64
+PAGE_BYTES = 4096
+
+
+def fingerprint(model_path: Path, *, build: str, parameters: Mapping[str, str]) -> bytes:
+    """Which saved state belongs to which model and build, for everything that changes what the bytes mean.
+
+    The weights are not read as a whole, that takes as long as loading: size, modification time, the first MiB (header
+    and vocabulary) and pages spread over the rest tell one file from another. The native libraries count by size and
+    modification time, for a build may differ under one version.
+
+    16 bytes for a model file, a build of llama.cpp (`library_build`) and the parameters of the context that change
+    its state. Raises OSError when the file cannot be read."""
+    digest = hashlib.blake2b(MAGIC, digest_size=FINGERPRINT_BYTES, person=b"localrun model")
+    with model_path.open("rb", buffering=0) as file:
+        status = os.fstat(file.fileno())
+        _add(digest, f"{status.st_size} {status.st_mtime_ns}".encode())
+        _add(digest, file.read(HEAD_BYTES) or b"")
+        step_bytes = max(PAGE_BYTES, (status.st_size - HEAD_BYTES) // N_PAGES)
+        for offset in range(HEAD_BYTES, status.st_size, step_bytes):
+            file.seek(offset)
+            _add(digest, file.read(PAGE_BYTES) or b"")
+    _add(digest, build.encode())
+    for name, value in sorted(parameters.items()):
+        _add(digest, name.encode())
+        _add(digest, value.encode())
+    return digest.digest()
+
+
+def library_build(package: str, library_folder: Path) -> str:
+    """The version of a package and what its native libraries look like, as a line for people. Raises OSError."""
+    digest = hashlib.blake2b(digest_size=6)
+    for path in sorted(library_folder.iterdir()):
+        status = path.stat()
+        _add(digest, f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
+    try:
+        version = metadata.version(package)
+    except metadata.PackageNotFoundError:  # laid out by hand; the files tell it apart all the same
+        version = "of unknown version"
+    return f"{package} {version} {digest.hexdigest()}"
+
+
+def _add(digest: hashlib.blake2b, part: bytes) -> None:
+    """With its length, so that what ends one part cannot pass for the beginning of the next."""
+    digest.update(len(part).to_bytes(8, "little"))
+    digest.update(part)

@@ -1,0 +1,241 @@
+"""The only import of `llama_cpp` in the project: the bare functions of llama.cpp, where its log lines go, its devices,
+and the threads that compute.
+
+Owner: whoever uses `llama.LlamaBackend`. Importing this loads the native library, and its backends where these are
+modules: builds for many processors have one for each generation, of which ggml opens the best that runs here.
+Does not: call anything else, or check an argument; `llama.py` and `sampler.py` do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+
+# OpenMP threads spin at every barrier of the graph, for milliseconds by default. When anything else wants a core, the
+# spinning thread keeps it from the very thread it waits for. Spinning briefly and then sleeping costs nothing on a free
+# machine (8 streams, two cores: 679 to 710 tokens/s against 554 to 670) and gave 205 instead of 130 tokens/s beside a
+# busy process. Read by the library when it loads, hence before the import.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+import llama_cpp.llama_cpp as native
+
+__all__ = [
+    "Threadpools",
+    "ggml",
+    "gpu_free_bytes",
+    "gpus",
+    "last_problem",
+    "library_folder",
+    "loaded_modules",
+    "log_callback",
+    "native",
+    "skipped_modules",
+]
+
+log = logging.getLogger("localrun.llama")
+
+_GGML_LOG_WARN, _GGML_LOG_ERROR = 3, 4
+# llama.cpp takes the pool of all slots for one sequence's context; no sequence here goes beyond what was trained.
+_POOL_WARNING = "possible training context overflow"
+
+_problems: list[str] = []
+
+
+def library_folder() -> Path:
+    """Where the native libraries lie that this process has loaded."""
+    return Path(native._lib._name).parent
+
+
+def last_problem() -> str:
+    """The last warning or error that llama.cpp logged."""
+    return _problems[-1] if _problems else "it gave no reason"
+
+
+def _take_log_line(level: int, text: bytes, _data: object) -> None:
+    """llama.cpp's own log lines: problems go to our log and are kept for the next error message."""
+    line = text.decode("utf-8", "replace").strip()
+    if level in (_GGML_LOG_WARN, _GGML_LOG_ERROR) and line and _POOL_WARNING not in line:
+        _problems[:] = [*_problems[-20:], line]
+        log.warning("%s", line)
+
+
+# Kept in a module variable because native code holds a bare pointer to it.
+log_callback = native.llama_log_callback(_take_log_line)
+
+
+def ggml() -> ctypes.CDLL:
+    """The library that knows the backends; only Windows does not find its functions by way of llama.cpp's."""
+    if sys.platform == "win32":
+        return ctypes.CDLL(str(library_folder() / "ggml.dll"))
+    return native._lib  # type: ignore[no-any-return]
+
+
+def skipped_modules() -> dict[str, str]:
+    """Backends that lie beside the library as modules and were not loaded, with the loader's reason. Of the modules for
+    processors all but one are left out on purpose, so they do not count."""
+    skipped: dict[str, str] = {}
+    for path in sorted(library_folder().glob("*ggml-*")):
+        kind = _MODULE_NAME.fullmatch(path.name)
+        if not loaded_modules or kind is None or kind[1] == "base" or kind[1].startswith("cpu"):
+            continue
+        if path.name not in loaded_modules:
+            try:
+                ctypes.CDLL(str(path))
+                skipped[path.name] = "it found nothing here that it can compute on"
+            except OSError as error:
+                skipped[path.name] = str(error)
+    return skipped
+
+
+_MODULE_NAME = re.compile(r"(?:lib)?ggml-([\w-]+)\.(?:so|dll|dylib)")
+_LOADED = re.compile(rb"loaded \S+ backend from (.+)")
+
+
+def _load_modules() -> tuple[str, ...]:
+    """Opens the backends of a library that has none linked to it. Returns the names of their files."""
+    library = ggml()
+    library.ggml_backend_reg_count.restype = ctypes.c_size_t
+    if library.ggml_backend_reg_count():
+        return ()
+    names: list[str] = []
+
+    def take_log_line(level: int, text: bytes, data: object) -> None:
+        loaded = _LOADED.search(text.strip())
+        if loaded is not None:
+            names.append(Path(os.fsdecode(loaded[1])).name)
+        else:
+            _take_log_line(level, text, data)
+
+    callback = native.llama_log_callback(take_log_line)
+    native.llama_log_set(callback, None)
+    library.ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
+    library.ggml_backend_load_all_from_path.restype = None
+    library.ggml_backend_load_all_from_path(os.fsencode(library_folder()))
+    native.llama_log_set(log_callback, None)
+    return tuple(names)
+
+
+loaded_modules = _load_modules()
+
+
+_INTEGRATED = 2  # GGML_BACKEND_DEVICE_TYPE_IGPU
+_IS_GPU = (1, _INTEGRATED)
+
+
+def gpus() -> list[tuple[str, int, bool, int]]:
+    """Name, free bytes, whether it computes in the machine's own memory, and total bytes of each GPU; empty where this
+    build can use none. The Python bindings leave out the device functions of ggml, so they are bound here."""
+    native.llama_backend_init()
+    library = ggml()
+    library.ggml_backend_dev_count.restype = ctypes.c_size_t
+    library.ggml_backend_dev_get.restype = ctypes.c_void_p
+    library.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    library.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
+    library.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p] + [ctypes.POINTER(ctypes.c_size_t)] * 2
+    library.ggml_backend_dev_description.restype = ctypes.c_char_p
+    library.ggml_backend_dev_description.argtypes = [ctypes.c_void_p]
+    found = []
+    for device in map(library.ggml_backend_dev_get, range(library.ggml_backend_dev_count())):
+        kind = library.ggml_backend_dev_type(device)
+        if kind in _IS_GPU:
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            library.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+            name = library.ggml_backend_dev_description(device).decode(errors="replace")
+            found.append((name, free.value, kind == _INTEGRATED, total.value))
+    return found
+
+
+def gpu_free_bytes() -> int | None:
+    """Free memory of all GPUs together; None where this build can use none."""
+    found = gpus()
+    return sum(free_bytes for _, free_bytes, _, _ in found) if found else None
+
+
+# --- the threads that compute ----------------------------------------------------------------------------------------
+
+_CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
+_MAX_THREADS = 512  # GGML_MAX_N_THREADS
+# How long a worker looks for the next graph before it sleeps, in units of 131,072 pauses of the processor: 2 to 6 ms,
+# which spans the time between two steps. llama.cpp's own 50 keep a processor from others for a tenth of a second.
+_POLL = 1
+
+
+class _Params(ctypes.Structure):
+    """`struct ggml_threadpool_params` of ggml.h."""
+
+    _fields_ = [
+        ("cpumask", ctypes.c_bool * _MAX_THREADS),
+        ("n_threads", ctypes.c_int),
+        ("prio", ctypes.c_int),
+        ("poll", ctypes.c_uint32),
+        ("strict_cpu", ctypes.c_bool),
+        ("paused", ctypes.c_bool),
+    ]
+
+
+class Threadpools:
+    """The threads that compute graphs on the CPU, which all contexts of a process share: a pool for each number of
+    threads that is used. One that nobody uses sleeps.
+
+    Without a pool of its own llama.cpp starts and ends threads for every graph (builds without OpenMP), and two pools,
+    or two teams of OpenMP, are more threads than processors: they take turns at every barrier. Contexts may share a
+    pool because no two graphs are ever computed at once: the background pauses only between the pieces of its graph
+    (`worker.py`), when no worker waits for another. Threads are not pinned to processors, which beside other programs
+    costs more than it gains.
+
+    Invariants: a pool has as many threads as its graphs, because those that a graph leaves out would spin all the same;
+    pools outlive the contexts that use them.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._pools: dict[int, int | None] = {}
+        # A library without pools makes threads for every graph.
+        self._new = _cpu_function(library, "ggml_threadpool_new", ctypes.c_void_p, ctypes.POINTER(_Params))
+        self._free = _cpu_function(library, "ggml_threadpool_free", None, ctypes.c_void_p)
+        library.llama_attach_threadpool.restype = None
+        library.llama_attach_threadpool.argtypes = [ctypes.c_void_p] * 3
+        library.llama_set_n_threads.restype = None
+        library.llama_set_n_threads.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32]
+
+    def use(self, context: ctypes.c_void_p, n_threads: int) -> None:
+        """Graphs of a `llama_context` are computed by so many threads from now on, the caller's included."""
+        if n_threads not in self._pools:
+            self._pools[n_threads] = self._open(n_threads)
+        pool = self._pools[n_threads]
+        self._library.llama_attach_threadpool(context, pool, pool)
+        self._library.llama_set_n_threads(context, n_threads, n_threads)
+
+    def close(self) -> None:
+        """End the threads. The contexts are closed already."""
+        for pool in self._pools.values():
+            if pool and self._free:
+                self._free(pool)
+        self._pools.clear()
+
+    def _open(self, n_threads: int) -> int | None:
+        """None for a single thread: a graph without a pool begins none then."""
+        if n_threads == 1 or not self._new or not self._free:
+            return None
+        params = _Params(n_threads=n_threads, prio=0, poll=_POLL, strict_cpu=False, paused=False)
+        opened: int | None = self._new(ctypes.byref(params))
+        return opened
+
+
+def _cpu_function(library: ctypes.CDLL, name: str, result: type | None, *arguments: type) -> ctypes._FuncPointer | None:
+    """A function of the CPU backend, which may be a module that was opened at run time; None if it has no such."""
+    library.ggml_backend_dev_by_type.restype = ctypes.c_void_p
+    library.ggml_backend_dev_backend_reg.restype = ctypes.c_void_p
+    library.ggml_backend_dev_backend_reg.argtypes = [ctypes.c_void_p]
+    library.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
+    library.ggml_backend_reg_get_proc_address.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    device = library.ggml_backend_dev_by_type(_CPU_DEVICE)
+    if not device:
+        return None
+    registry = library.ggml_backend_dev_backend_reg(device)
+    address = library.ggml_backend_reg_get_proc_address(registry, name.encode())
+    return ctypes.CFUNCTYPE(result, *arguments)(address) if address else None

@@ -1,0 +1,225 @@
+"""Grammars beside the steps: compiling them, who waits for one, and drawing tokens that take long.
+
+Owner: the engine's main thread; the work is in threads. Time is passed in.
+Does not: know the grammar library (`grammar_library.py`), decide what is slow (`constraint.py`), or end a request.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from localrun.engine.backend import Backend
+from localrun.engine.request import Request
+from localrun.errors import BadRequest, EngineFailed, LocalrunError
+from localrun.wire import Grammar, GrammarKind, Submit
+
+if TYPE_CHECKING:
+    from localrun.engine.sample.grammar_library import Compiled, GrammarVocabulary
+
+# To compile, and to draw: a second one, so that a grammar that takes long does not keep the others waiting.
+_THREADS = 2
+_CACHED_GRAMMARS = 64
+# Long enough for those who wait for the interpreter's lock to get it.
+_PAUSE_S = 0.02
+
+
+class GrammarCompiler:
+    """Compiles grammars beside the step loop, and keeps them.
+
+    A grammar is compiled once for all requests with the same kind and text, in one of two threads; the library works
+    without the interpreter's lock, and within limits of its own for time and memory.
+
+    Owner: the engine's main thread calls; the work is in the threads.
+    Does not: wait for anybody, or read the clock.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._threads: ThreadPoolExecutor | None = None
+        self._vocabulary: Future[GrammarVocabulary] | None = None
+        self._cache: OrderedDict[tuple[GrammarKind, str], Future[Compiled]] = OrderedDict()
+
+    def compile(self, grammar: Grammar) -> Future[Compiled]:
+        """The grammar, now or later; the future raises BadRequest if it is none."""
+        key = (grammar.kind, grammar.text)
+        if key not in self._cache:
+            if self._threads is None or self._vocabulary is None:
+                self._threads = ThreadPoolExecutor(_THREADS, "grammar")
+                self._vocabulary = self._threads.submit(_read_vocabulary, self._backend)
+            self._cache[key] = self._threads.submit(_compile, grammar, self._vocabulary)
+            while len(self._cache) > _CACHED_GRAMMARS:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(key)
+        return self._cache[key]
+
+    def close(self) -> None:
+        """End the threads; what they have not begun is dropped."""
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+
+
+# The library is imported in a thread: it takes 25 ms, and most engines never need it.
+
+
+def _read_vocabulary(backend: Backend) -> GrammarVocabulary:
+    from localrun.engine.sample.grammar_library import GrammarVocabulary
+
+    return GrammarVocabulary(backend, lambda: time.sleep(_PAUSE_S))
+
+
+def _compile(grammar: Grammar, vocabulary: Future[GrammarVocabulary]) -> Compiled:
+    from localrun.engine.sample.grammar_library import compile_grammar
+
+    return compile_grammar(grammar, vocabulary.result())
+
+
+# A request whose grammar is not ready after this is refused.
+COMPILE_LIMIT_S = 10.0
+# How long to sleep when there is nothing else to do; a cancel may come in the meantime.
+_WAIT_S = 0.005
+
+
+@dataclass(frozen=True)
+class _Entry:
+    request: Request
+    submit: Submit
+    compiling: Future[Compiled]
+    late_at_s: float
+
+
+class GrammarQueue:
+    """Requests whose grammar is being compiled: they wait in the queue, and others pass them.
+
+    Owner: the engine's main thread. Time is passed in.
+    Does not: compile (`grammars.py`), or end a request.
+    """
+
+    def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._eog_tokens = backend.eog_tokens
+        self._compiler = GrammarCompiler(backend)
+        self._entries: list[_Entry] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, request: Request, submit: Submit, now_s: float) -> None:
+        """A new request, which waits for its grammar if it has one."""
+        if submit.grammar is not None:
+            request.awaits_grammar = True
+            compiling = self._compiler.compile(submit.grammar)
+            self._entries.append(_Entry(request, submit, compiling, now_s + COMPILE_LIMIT_S))
+
+    def settle(self, now_s: float) -> list[tuple[Request, LocalrunError]]:
+        """Give compiled grammars to their requests. Returns those that will never have one, and why."""
+        failed: list[tuple[Request, LocalrunError]] = []
+        for entry in list(self._entries):
+            if entry.compiling.done():
+                self._entries.remove(entry)
+                error = self._take(entry)
+            elif now_s >= entry.late_at_s:
+                self._entries.remove(entry)
+                error = BadRequest(f"the grammar takes more than {COMPILE_LIMIT_S:.0f} s to compile; make it smaller")
+            else:
+                continue
+            if error is not None:
+                failed.append((entry.request, error))
+        return failed
+
+    def drop(self, request: Request) -> None:
+        """The request is over."""
+        self._entries = [entry for entry in self._entries if entry.request is not request]
+
+    def wait(self) -> None:
+        """Sleep a little, or until a grammar is compiled; not at all when nobody waits for one."""
+        if self._entries:
+            wait([entry.compiling for entry in self._entries], _WAIT_S, FIRST_COMPLETED)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._compiler.close()
+
+    def _take(self, entry: _Entry) -> LocalrunError | None:
+        grammar = entry.submit.grammar
+        assert grammar is not None
+        problem = entry.compiling.exception()
+        if problem is not None:
+            failed = EngineFailed(f"the grammar cannot be compiled: {problem!r}")
+            return problem if isinstance(problem, LocalrunError) else failed
+        banned = {token for token, bias in entry.submit.sampling.logit_bias if bias == -math.inf}
+        if entry.submit.ignore_eos:
+            banned |= self._eog_tokens
+        constraint = entry.compiling.result().constraint(
+            triggers=grammar.triggers, banned=frozenset(banned), clock=self._clock
+        )
+        entry.request.constraint = constraint
+        entry.request.sampler.constrain(constraint)
+        entry.request.awaits_grammar = False
+        return None
+
+
+class Sampled(NamedTuple):
+    """The token of a request, from `row` of the last decode; the row is None if that is over."""
+
+    request: Request
+    row: int | None
+    token: int
+
+
+class LateRows:
+    """Samples rows, those with a slow grammar beside the steps instead of inside one.
+
+    Such a row is copied and sampled in a thread. Its request keeps its cells and takes no part in steps until its token
+    is there; the others go on.
+
+    Owner: the engine's main thread; a request's sampler belongs to the thread until `settle` or `finish` gives it back.
+    Does not: decide what is slow (`constraint.py`), or what follows from a token.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._threads: ThreadPoolExecutor | None = None
+        self._late: dict[Request, Future[int]] = {}
+
+    def sample(self, rows: Sequence[tuple[Request, int]]) -> list[Sampled]:
+        """The tokens of these requests, but for those that are late from now on."""
+        now = [(request, row) for request, row in rows if not _is_slow(request)]
+        for request, row in rows:
+            if _is_slow(request):
+                self._threads = self._threads or ThreadPoolExecutor(_THREADS, "late")
+                self._late[request] = self._threads.submit(request.sampler.hold(row))
+                request.is_late = True
+        tokens = self._backend.sample([(request.sampler, row) for request, row in now])
+        return [Sampled(request, row, token) for (request, row), token in zip(now, tokens, strict=True)]
+
+    def settle(self) -> list[Sampled]:
+        """The tokens that are there now."""
+        return [
+            Sampled(request, None, self.finish(request)) for request, token in list(self._late.items()) if token.done()
+        ]
+
+    def finish(self, request: Request) -> int:
+        """The token of a late request, waited for if need be."""
+        request.is_late = False
+        return self._late.pop(request).result()
+
+    def wait(self) -> None:
+        """Sleep a little, or until the first of them is there; not at all when nobody is late."""
+        if self._late:
+            wait(self._late.values(), _WAIT_S, FIRST_COMPLETED)
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._threads is not None:
+            self._threads.shutdown()
+
+
+def _is_slow(request: Request) -> bool:
+    # The log-probabilities of a token are read from its row, which must still be there then.
+    return request.constraint is not None and request.constraint.is_slow and request.n_probs is None

@@ -1,0 +1,84 @@
+"""From prompt segments to tokens, and from sampled tokens to text. Pure."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from localrun.engine.backend import Backend
+from localrun.errors import BadRequest
+from localrun.wire import Segment, Submit
+
+
+def tokens_of(backend: Backend, submit: Submit) -> list[int]:
+    """The prompt of a request, whose tokens are all in the vocabulary. Raises BadRequest."""
+    if submit.tokens is None:
+        return tokenize(backend, submit.segments)
+    tokens = list(submit.tokens)
+    # Not one by one: streams would be without the interpreter for as long as that takes.
+    bad = next((end for end in (min(tokens), max(tokens)) if not 0 <= end < backend.n_vocab), None) if tokens else None
+    if bad is not None:
+        limit = backend.n_vocab - 1
+        raise BadRequest(f"token {bad} is not in the vocabulary; ids go from 0 to {limit}", field="prompt")
+    return tokens
+
+
+def tokenize(backend: Backend, segments: Sequence[Segment]) -> list[int]:
+    """Token ids of a whole prompt. Only trusted segments may hold control tokens.
+
+    The model's BOS token is put in front when the model wants one and the template did not write it.
+    """
+    tokens: list[int] = []
+    for segment in segments:
+        tokens += backend.tokenize(segment.text, parse_special=segment.trusted)
+    if backend.bos_token is not None and (not tokens or tokens[0] != backend.bos_token):
+        tokens.insert(0, backend.bos_token)
+    return tokens
+
+
+class TextStream:
+    """Text that may be shown: whole UTF-8 characters, no stop string, nothing taken back.
+
+    A token may be a part of a character, and a stop string may begin in one token and end three tokens later. So text
+    is held back for as long as it could still turn into a stop string, and bytes until their character is complete.
+
+    The text of one request. After `stopped` is set, everything is dropped."""
+
+    def __init__(self, stop: tuple[str, ...]) -> None:
+        self._stop = stop
+        # Invalid bytes become U+FFFD: a model may emit any byte sequence, JSON may not.
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""
+        self.stopped: str | None = None
+
+    def feed(self, piece: bytes) -> str:
+        """The text that this token makes certain. Sets `stopped` to the stop string it completes, if any."""
+        return self._advance(self._decoder.decode(piece))
+
+    def finish(self) -> str:
+        """What was held back, when no more tokens come."""
+        rest = self._advance(self._decoder.decode(b"", final=True))
+        rest += "" if self.stopped else self._held
+        self._held = ""
+        return rest
+
+    def _advance(self, text: str) -> str:
+        if not self._stop or self.stopped:
+            return "" if self.stopped else text
+        text = self._held + text
+        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if found:
+            at, self.stopped = min(found, key=lambda hit: (hit[0], -len(hit[1])))
+            self._held = ""
+            return text[:at]
+        keep = max(_open_suffix(text, stop) for stop in self._stop)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _open_suffix(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
