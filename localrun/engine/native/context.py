@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, State
-from localrun.engine.native.library import Threadpools, last_problem, native
+from localrun.engine.native.library import Threadpools, give_back_cells, last_problem, native
 from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads
 from localrun.errors import EngineFailed
@@ -132,6 +132,11 @@ class LlamaContext:
         if n_wanted > self.n_seqs:
             raise ValueError(f"more than {self.n_seqs} rows want logits")
         return n_wanted
+
+    def give_back_cells(self) -> int:
+        """Cells that nobody has used yet take no memory from now on, until somebody does. Only for an empty context on
+        the CPU. Returns how many bytes that frees."""
+        return give_back_cells(self.native, self.n_seqs)
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """The logits of a row of the last decode, as a view of native memory. Raises ValueError if it has none."""
