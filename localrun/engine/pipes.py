@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
@@ -248,6 +249,18 @@ class Tokenizing:
 
     def _texts(self) -> Iterator[Text[Any]]:
         return (text for queue in self._queues.values() for text in queue)
+
+
+def in_thread(name: str) -> Callable[[Callable[[], T]], Callable[[], T | None]]:
+    """A thread beside the steps, for one thing after another. Who hands it something gets what to ask for the result,
+    which is None until it is there."""
+    thread = ThreadPoolExecutor(1, name)
+
+    def begin(work: Callable[[], T]) -> Callable[[], T | None]:
+        done = thread.submit(work)
+        return lambda: done.result() if done.done() else None
+
+    return begin
 
 
 # At the end a text may be read for this long before the process leaves without freeing the model under it; with the
