@@ -98,6 +98,22 @@ class Engine:
         is_tidy = self._is_checked and not self.pool.can_settle and not self.pool.store.can_persist
         return is_tidy and not self._requests and not self._report.has_deltas
 
+    @property
+    def may_hold(self) -> bool:
+        """Whether what the last step said may wait until the next one computes: that comes at once, and nobody waits
+        for anything before it."""
+        is_steady = self.scheduler.steady_plan() is not None and not self.scheduler.waiting
+        return self._backend.overlaps and is_steady and not self.pool.can_settle
+
+    @property
+    def meanwhile(self) -> Callable[[], None]:
+        """What is called while a step computes, where `may_hold`."""
+        return self._backend.meanwhile
+
+    @meanwhile.setter
+    def meanwhile(self, meanwhile: Callable[[], None]) -> None:
+        self._backend.meanwhile = meanwhile
+
     # --- requests come and go ----------------------------------------------------------------------------------
 
     def submit(self, submit: Submit, tokens: list[int]) -> None:

@@ -22,7 +22,7 @@ from localrun.engine.report import Beside, at_once
 from localrun.wire import KvRun, Sampling, Submit
 
 N_CELLS = 1 << 17
-N_STEPS, N_ROUNDS = 400, 5
+N_STEPS, N_ROUNDS = 300, 5
 
 
 class NoBackend(FakeBackend):
