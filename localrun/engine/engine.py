@@ -23,7 +23,7 @@ from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.kv_mode import KvMode
 from localrun.engine.cache.kv_store import KvStore
 from localrun.engine.cache.pool import Pool
-from localrun.engine.native.background import Staging
+from localrun.engine.native.background import BRING_HOME_S, Background, Done
 from localrun.engine.report import Beside, Report, Totals, at_once
 from localrun.engine.request import Request, check, new_request
 from localrun.engine.sample.constraint import DEAD_END
@@ -32,7 +32,7 @@ from localrun.engine.schedule.admission import Admission
 from localrun.engine.schedule.budget import Budget
 from localrun.engine.schedule.scheduler import NOTHING, Grant, Rows, Scheduler, StepPlan
 from localrun.errors import BadRequest, EngineFailed, LocalrunError
-from localrun.wire import ChosenLogprob, Finish, KvRun, Step, Submit
+from localrun.wire import ChosenLogprob, Finish, KvRun, Phase, Step, Submit
 
 log = logging.getLogger("localrun.engine")
 
@@ -67,16 +67,14 @@ class Engine:
         self._backend = backend
         self._clock = clock
         self._target_itl_s = limits.target_itl_s
-        staging_rows = backend.staging_batch.capacity if backend.n_staging_seqs else 0
-        budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows, staging_rows=staging_rows)
-        store = KvStore(limits.ram_cache_bytes, disk, budget.recompute_s)
-        self._kv = KvMode(backend, store, clock, self._direct_tokens)
-        self._staging = Staging(backend, clock)
+        budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows)
+        store = KvStore(limits.ram_cache_bytes, disk, self._recompute_s)
+        self._kv = KvMode(backend, store, clock, self._takes)
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)
         self._requests: dict[int, Request] = {}
         self._rows = Rows()
         self._report = Report(backend, beside)
-        self._admission = Admission(backend, self.scheduler, self._preempt)
+        self._admission = Admission(backend, self.scheduler, self._preempt, self._takes)
         self._n_failed_steps = 0
         self._is_checked = True
         self._grammars = GrammarQueue(backend, clock)
@@ -151,21 +149,32 @@ class Engine:
 
     def clear_cache(self, *, ram: bool, disk: bool) -> None:
         """Forget kept prefixes: those in cells and memory, those on disk, or both. Running requests lose nothing."""
-        self._drop_staging()
+        self._halt_background()
         self.pool.clear(ram=ram, disk=disk)
 
     def close(self) -> None:
         """End what runs, and save what was computed to memory, whence the store can write it to disk."""
         for request_id in list(self._requests):
             self.cancel(request_id)
-        self._drop_staging()
+        self._halt_background()
         self._grammars.close()
         self._late.close()
         self.pool.retire()
 
-    def _direct_tokens(self) -> int:
-        """New tokens that a prompt may have and be computed among the streams."""
-        return self.scheduler.budget.direct_tokens(self.scheduler.target_s or self._target_itl_s)
+    @property
+    def _background(self) -> Background | None:
+        return self._backend.background
+
+    def _takes(self, n_new: int) -> bool:
+        """Whether a prompt with so many tokens to compute is computed in the background."""
+        target_s = self.scheduler.target_s or self._target_itl_s
+        return self._background is not None and self._background.takes(
+            n_new, self.scheduler.budget.direct_tokens(target_s)
+        )
+
+    def _recompute_s(self, start: int, n_tokens: int) -> float:
+        """Seconds that computing `n_tokens` from position `start` on would take."""
+        return (self._background or self.scheduler.budget).recompute_s(start, n_tokens)
 
     # --- the step ----------------------------------------------------------------------------------------------
 
@@ -181,16 +190,14 @@ class Engine:
     def _collect(self, now_s: float) -> None:
         """What became ready beside the steps: a batch of the background, grammars, tokens of slow grammars. Where there
         is nothing else to do, wait a little for one."""
-        if self._staging.is_over():
-            is_late = self._staging.completes_prompt and self._staging.is_turn_near(self.scheduler.target_s)
-            if not is_late:
-                self._harvest()
-        running = self.scheduler.running
-        if not running and len(self._grammars) == len(self.scheduler.waiting):
+        beside = self._background
+        if beside and beside.is_over and not (beside.completes and self._is_turn_near(now_s)):
+            self._take_batch(beside.collect())
+        if not self.scheduler.running and len(self._grammars) == len(self.scheduler.waiting):
             self._grammars.wait()
         for request, error in self._grammars.collect(now_s):
             self._end(request, Finish.ERROR, now_s, error)
-        if running and all(request.is_late for request in running):
+        if not (beside and beside.is_busy) and all(request.is_away for request in self.scheduler.running):
             self._late.wait()
         for request, token in self._late.collect():
             self._take(request, None, token, self._clock())
@@ -201,16 +208,15 @@ class Engine:
         for request, is_first in self._admission.start(self.pool, now_s):
             self._report.started(request, is_first=is_first)
         self._tidy()
-        if not self._staging.is_busy and (grants := self.scheduler.plan_staging()):
-            self._staging.start(grants)
+        if self._background:
+            self._background.begin(self.scheduler.target_s)
 
     def _plan(self) -> StepPlan:
         """Who gets how many rows, within the free cells, after parked prefixes and, if need be, victims made room.
         Nobody while it is the background's turn, which is waited for."""
-        if self._staging.is_busy and not self.scheduler.has_streams:
-            self._staging.wait()
-            return NOTHING
-        if self._staging.is_busy and not self._staging.wait_for_turn(self.scheduler.target_s):
+        beside = self._background
+        if beside and beside.is_busy and not beside.is_over and (due_s := self.scheduler.due_in_s(self._clock())) > 0:
+            beside.wait(due_s)
             return NOTHING
         steady = self.scheduler.steady_plan()
         if steady is not None and self.pool.make_room(steady.n_rows):
@@ -218,7 +224,7 @@ class Engine:
         for request in self.scheduler.running:
             assert request.seq is not None
             request.next_stop = self.pool.next_stop(request.seq, request.n_computed)
-        left_s = None if self._backend.mixes_rows else self._staging.left_s(self.scheduler.target_s)
+        left_s = None if self._backend.mixes_rows else self.scheduler.due_in_s(self._clock())
         while True:
             plan = self.scheduler.plan(n_free=self.pool.cells.n_cells, left_s=left_s)
             if self.pool.make_room(plan.n_rows):
@@ -245,17 +251,21 @@ class Engine:
             return
         except DecodeFailed as error:
             self._note_failure(error)
-            self._recover(plan.grants, error)
+            self._take_back(plan.grants)
+            self._end_refused(plan.grants, error)
             return
         self._n_failed_steps = 0
         self.pool.cells.place(seqs)
         self._advance(plan.grants)
-        step_s = self._clock() - began_s
-        self._report.computed(plan, step_s)
-        self.scheduler.observe(plan, depth=depth, step_s=step_s)
-        self._staging.note_step(step_s, has_streams=plan.n_decode_rows > 0)
+        ended_s = self._clock()
+        self._report.computed(plan, ended_s - began_s)
+        self.scheduler.observe(plan, depth=depth, step_s=ended_s - began_s, ended_at_s=ended_s)
 
     # --- the verbs' parts --------------------------------------------------------------------------------------
+
+    def _is_turn_near(self, now_s: float) -> bool:
+        """Whether streams have a step so soon that taking a prompt home, which is a copy, would make them late."""
+        return bool(self.scheduler.target_s) and self.scheduler.due_in_s(now_s) < BRING_HOME_S
 
     def _change_layout(self, now_s: float) -> None:
         """Change the KV cache to what the requests need."""
@@ -266,7 +276,7 @@ class Engine:
         if split is None:
             return
         log.info("the KV cache is %s from now on", "split" if split else "one pool")
-        self._drop_staging()
+        self._halt_background()
         for request in list(self.scheduler.running):
             self._preempt(request)
         self._kv.switch(split=split)
@@ -286,52 +296,48 @@ class Engine:
             self._is_checked = True
             self.pool.check_integrity()
 
-    def _harvest(self) -> None:
-        """Take what the background computed. Requests whose prompt is done go on among the streams."""
-        grants, n_rows, depth = self._staging.grants, self._staging.n_rows, self._staging.depth
-        try:
-            seqs, seconds = self._staging.finish()
-        except NoRoom as error:
-            raise RuntimeError("a staged prompt is longer than its stream") from error
-        except DecodeFailed as error:
-            self._note_failure(error)
-            self._forsake()
-            self._recover(grants, error)
+    def _take_batch(self, batch: Done) -> None:
+        """The background computed a batch, or gave it up. Whose prompt is done goes on among the streams, and what
+        others left behind is kept."""
+        if batch.is_computed:
+            self.pool.cells.place(batch.seqs)
+        for seq, tokens, n_before, n_after in batch.left:
+            self.pool.release(seq, tokens[: n_after if batch.is_computed else self.pool.rewind(seq, n_before)])
+        if not batch.is_computed:
+            self._take_back(batch.grants)
+            if batch.error is not None:
+                self._note_failure(batch.error)
+                self._end_refused(batch.grants, batch.error)
             return
         self._n_failed_steps = 0
-        self.pool.cells.place(seqs)
-        for abandoned in self._staging.take_abandoned():
-            self.pool.release(abandoned.seq, abandoned.tokens)
-        self._advance(grants)
-        self.totals.note_rows(n_prefill=n_rows, n_decode=0)
-        self.scheduler.observe_staging(n_rows=n_rows, depth=depth, seconds=seconds)
-        for request, _ in grants:
-            if request.n_pending == 1:
+        self._advance(batch.grants)
+        self.totals.note_rows(n_prefill=len(batch.seqs), n_decode=0)
+        self.scheduler.observe_background(n_rows=len(batch.seqs), seconds=batch.seconds)
+        for request, _ in batch.grants:
+            if request.n_pending == 1 and self._leave_background(request):
                 assert request.seq is not None
-                self.scheduler.move(request, self.pool.unstage(request.seq))
-                request.is_staged = False
+                self.scheduler.move(request, self.pool.bring_home(request.seq))
 
-    def _drop_staging(self) -> None:
+    def _halt_background(self) -> None:
         """Give up what the background computes: somebody wants to touch its sequences."""
-        for request in self._staging.drop():
-            assert request.seq is not None
-            request.n_computed = self.pool.rewind(request.seq, request.n_computed)
-        self._forsake()
+        if self._background and (batch := self._background.halt()):
+            self._take_batch(batch)
 
-    def _forsake(self) -> None:
-        """Release what was abandoned in a batch of which nobody knows how much was computed."""
-        for seq, tokens, n_computed in self._staging.take_abandoned():
-            self.pool.release(seq, tokens[: self.pool.rewind(seq, n_computed)])
+    def _leave_background(self, request: Request) -> bool:
+        """Whether a request's sequence may be touched now. If not, it comes with the batch under way, for which others
+        wait."""
+        beside = self._background
+        if beside is None or request not in beside:
+            return True
+        if beside.is_for_nobody_but(request):
+            self._halt_background()
+        return beside.drop(request)
 
     def _release(self, request: Request) -> None:
-        """Give back a request's sequence, with what it holds: when the background is done with it, if others wait for
-        the same batch; else at once."""
+        """Give back a request's sequence, with what it holds."""
         assert request.seq is not None
-        if request.is_staged:
-            if self._staging.abandon(request):
-                return
-            self._drop_staging()
-        self.pool.release(request.seq, request.tokens[: request.n_computed])
+        if self._leave_background(request):
+            self.pool.release(request.seq, request.tokens[: request.n_computed])
 
     def _advance(self, grants: tuple[Grant, ...]) -> None:
         """After a decode: count, publish prompts to the cache, sample where a request has caught up."""
@@ -376,6 +382,7 @@ class Engine:
         piece = self._backend.piece(token)
         shown = piece or self._backend.control_text(token).encode() if request.shows_control else piece
         delta = self._report.delta(request)
+        delta.phase = Phase.DECODE  # also of one that lost its slot while its token was drawn
         delta.tokens.append(token)
         delta.text += request.text.feed(shown)
         if request.n_probs is not None and row is not None:
@@ -394,10 +401,9 @@ class Engine:
         if request.seq is not None:
             if error is None:
                 self._release(request)
-            else:
+            elif self._leave_background(request):
                 self.pool.forget(request.seq)
-        if request.is_late:
-            self._late.finish(request)
+        self._late.drop(request)
         request.sampler.close()
         self._grammars.drop(request)
         self.scheduler.end(request)
@@ -415,10 +421,14 @@ class Engine:
         if self._n_failed_steps >= MAX_FAILED_STEPS:
             raise error
 
-    def _recover(self, grants: tuple[Grant, ...], error: DecodeFailed) -> None:
-        """A step failed: put every sequence back to where it was. A refused batch ends its requests."""
+    def _take_back(self, grants: tuple[Grant, ...]) -> None:
+        """Put every sequence back to where it was before a step that failed."""
         for request, _ in grants:
             assert request.seq is not None
             request.n_computed = self.pool.rewind(request.seq, request.n_computed)
-            if not error.is_fatal:
+
+    def _end_refused(self, grants: tuple[Grant, ...], error: DecodeFailed) -> None:
+        """A batch that was refused as it is ends its requests; any other is tried again."""
+        if not error.is_fatal:
+            for request, _ in grants:
                 self._end(request, Finish.ERROR, self._clock(), EngineFailed(str(error)))

@@ -223,7 +223,8 @@ class KvMap:
 
     @property
     def _n_seqs(self) -> int:
-        return self._backend.n_seqs + self._backend.n_staging_seqs
+        background = self._backend.background
+        return self._backend.n_seqs + (background.n_seqs if background else 0)
 
 
 class CellBooks:

@@ -27,7 +27,7 @@ from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
 from localrun.models.synthesize import synthesize
 from localrun.wire import Finish, Lane
-from tests.engine.harness import Harness
+from tests.engine.harness import Harness, n_seqs_away
 
 TRACE_S = float(os.environ.get("LOCALRUN_TRACE_S", "10"))
 N_SLOTS, N_SPARE, N_BATCH = 3, 3, 64
@@ -64,7 +64,7 @@ class RealHarness(Harness):
     def __init__(self, real: LlamaBackend, **shape: Any) -> None:
         if real.is_split != real.can_split:
             real.rebuild(split=real.can_split)
-        for seq in range(real.n_seqs + real.n_staging_seqs):
+        for seq in range(real.n_seqs + n_seqs_away(real)):
             real.seq_remove(seq, 0)
         super().__init__(n_slots=N_SLOTS, wrap=lambda _: cast(FakeBackend, real), **shape)
 
@@ -74,8 +74,8 @@ class RealHarness(Harness):
         for request in self.engine.scheduler.running:
             assert request.seq is not None
             assert pool.cells.length(request.seq) == request.n_computed
-        for seq in range(real.n_seqs + real.n_staging_seqs):
-            if seq >= real.n_seqs and real.is_staging:
+        for seq in range(real.n_seqs + n_seqs_away(real)):
+            if seq >= real.n_seqs and real.background.is_busy:
                 continue  # nobody's to look at
             context, local = real._place(seq)
             assert pool.cells.length(seq) == n_held(context, local), f"sequence {seq} has another length"

@@ -30,12 +30,12 @@ class KvMode:
     pool: Pool
 
     def __init__(
-        self, backend: Backend, store: KvStore, clock: Callable[[], float], direct_tokens: Callable[[], int]
+        self, backend: Backend, store: KvStore, clock: Callable[[], float], takes: Callable[[int], bool]
     ) -> None:
         self._backend = backend
         self._store = store
         self._clock = clock
-        self._direct_tokens = direct_tokens
+        self._takes = takes
         self._keeper = StateKeeper(backend, store, clock)
         self._is_needed_until_s = 0.0
         self._open()
@@ -60,7 +60,7 @@ class KvMode:
         if not self._backend.cuts_states:
             self.pool = StatePool(self._backend, self._store, self._clock)
         elif self._backend.is_split:
-            self.pool = StreamPool(self._backend, self._keeper, self._direct_tokens)
+            self.pool = StreamPool(self._backend, self._keeper, self._takes)
             self._share = self.pool.cells.n_cells
         else:
             self.pool = KvPool(self._backend, self._keeper)

@@ -67,9 +67,6 @@ class KvPool:
     def follow(self, seq: int, tokens: list[int], n_matched: int) -> bool:
         return True  # whatever `seq` computes can be shared at once
 
-    def must_wait(self, tokens: list[int], n_matched: int) -> bool:
-        return False
-
     def n_obtainable(self, tokens: list[int]) -> int:
         shared = self._tree.match(tokens, len(tokens) - 1, among=self._running)
         return self.cells.n_cells - self._n_running_cells() + shared.n_tokens
@@ -147,7 +144,7 @@ class KvPool:
             for seq in list(self._parked):
                 self._unpark(seq)
 
-    def unstage(self, seq: int) -> int:
+    def bring_home(self, seq: int) -> int:
         return seq
 
     def compact(self) -> tuple[int, int] | None:

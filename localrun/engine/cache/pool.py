@@ -72,9 +72,6 @@ class Pool(Protocol):
         """Whether a request for `tokens`, of which `n_matched` can be had now, gains by waiting for running `seq`,
         which is computing more of the same beginning."""
 
-    def must_wait(self, tokens: list[int], n_matched: int) -> bool:
-        """Whether a request for `tokens`, of which `n_matched` can be had, cannot start now, though others can."""
-
     def n_obtainable(self, tokens: list[int]) -> int:
         """Cells that a request for `tokens` could have if all kept prefixes had to go, shared ones included."""
 
@@ -106,7 +103,7 @@ class Pool(Protocol):
     def settle(self) -> None:
         """Move one kept prefix out of the cells."""
 
-    def unstage(self, seq: int) -> int:
+    def bring_home(self, seq: int) -> int:
         """The prompt of a running sequence is done, in the background. Returns the sequence that it goes on in."""
 
     def compact(self) -> tuple[int, int] | None:

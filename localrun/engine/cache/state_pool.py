@@ -94,9 +94,6 @@ class StatePool:
             insort(run.stops, shared)
         return True
 
-    def must_wait(self, tokens: list[int], n_matched: int) -> bool:
-        return False
-
     def n_obtainable(self, tokens: list[int]) -> int:
         return self.cells.n_cells - sum(map(self.cells.length, self._running))
 
@@ -169,7 +166,7 @@ class StatePool:
             if self._running:
                 self._unpark(seq)
 
-    def unstage(self, seq: int) -> int:
+    def bring_home(self, seq: int) -> int:
         return seq
 
     def compact(self) -> tuple[int, int] | None:

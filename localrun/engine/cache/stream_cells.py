@@ -8,15 +8,15 @@ from __future__ import annotations
 
 
 class StreamCells:
-    """`n_seqs` streams for requests and `n_staging_seqs` more for prompts in the making, of `n_cells` cells each, all
+    """`n_seqs` streams for requests and `n_away` more for prompts in the making, of `n_cells` cells each, all
     empty at first."""
 
     n_shared = 0
 
-    def __init__(self, n_cells: int, n_seqs: int, n_staging_seqs: int) -> None:
+    def __init__(self, n_cells: int, n_seqs: int, n_away: int) -> None:
         self.n_cells = n_cells
         self._n_seqs = n_seqs
-        self._lengths = [0] * (n_seqs + n_staging_seqs)
+        self._lengths = [0] * (n_seqs + n_away)
 
     @property
     def n_used(self) -> int:

@@ -4,9 +4,9 @@ Owner: the engine's main thread. Rows attend over their own stream alone, so unr
 and idle prefixes may stay where they are. What prompts have in common is copied, not shared: from a parked sequence by
 staying in it, from a running one or from the store by a copy, about a hundredth of the time that computing it takes.
 
-Sequences from `Backend.n_seqs` on are for *staging*: a request with a long way to go begins there, is computed in the
-background, and moves to a stream among the others when its prompt is done (`unstage`). While the background computes,
-staging sequences cannot be touched.
+Sequences from `Backend.n_seqs` on are the *background's*: a request with a long way to go begins there, is computed
+beside the steps, and comes home to a stream among the others when its prompt is done (`bring_home`). While the
+background is busy, its sequences cannot be touched.
 
 The library computes neighbouring streams together and makes a pass of its own for every gap between them, so running
 sequences are kept at the lowest numbers: `compact` moves one when there is a hole.
@@ -31,16 +31,19 @@ from localrun.engine.cache.stream_cells import StreamCells
 
 
 class StreamPool:
-    """See the module and `pool.Pool`. `direct_tokens` says how many new tokens a request may have to be computed among
-    the streams at once."""
+    """See the module and `pool.Pool`. `takes` says whether a request with so many new tokens is computed in the
+    background."""
 
-    def __init__(self, backend: Backend, keeper: StateKeeper, direct_tokens: Callable[[], int]) -> None:
-        self.cells = StreamCells(backend.n_cells // backend.n_seqs, backend.n_seqs, backend.n_staging_seqs)
+    def __init__(self, backend: Backend, keeper: StateKeeper, takes: Callable[[int], bool]) -> None:
+        self._background = backend.background
+        n_away = self._background.n_seqs if self._background else 0
+        self.cells = StreamCells(backend.n_cells // backend.n_seqs, backend.n_seqs, n_away)
         self.store = keeper.store
         self._backend = backend
         self._keeper = keeper
-        self._direct_tokens = direct_tokens
-        self._free = set(range(backend.n_seqs + backend.n_staging_seqs))
+        self._takes = takes
+        self._n_ids = backend.n_seqs + n_away
+        self._free = set(range(self._n_ids))
         self._parked: OrderedDict[int, list[int]] = OrderedDict()
         self._running: dict[int, list[int]] = {}
         self._published: dict[int, int] = {}
@@ -63,9 +66,6 @@ class StreamPool:
         shared = common_prefix(self._running[seq], tokens, 0, len(tokens) - 1)
         return shared - max(n_matched, self._published[seq]) >= GAIN_TOKENS
 
-    def must_wait(self, tokens: list[int], n_matched: int) -> bool:
-        return self._backend.is_staging and self._wants_staging(tokens, n_matched)
-
     def n_obtainable(self, tokens: list[int]) -> int:
         return UNCOUNTED  # a stream of its own, whatever the others hold
 
@@ -74,10 +74,10 @@ class StreamPool:
         live = self._live(tokens, limit)
         n_live, donor = max(live, key=lambda held: (held[0], held[1] in self._parked), default=(0, -1))
         n_stored = self.store.match(tokens, limit).n_tokens
-        is_staged = self._wants_staging(tokens, max(n_live, n_stored)) and not self._backend.is_staging
-        if donor in self._parked and n_live >= n_stored and is_staged == self._is_staging(donor):
+        is_away = not self._is_background_busy and self._takes(len(tokens) - max(n_live, n_stored))
+        if donor in self._parked and n_live >= n_stored and is_away == self._is_away(donor):
             return self._reuse(donor, tokens, n_live)
-        seq = self._empty_stream(is_staged=is_staged, spare=donor)
+        seq = self._empty_stream(is_away=is_away, spare=donor)
         if seq is None:
             return None
         if donor in self._free:  # its stream was the only one to be had
@@ -134,9 +134,9 @@ class StreamPool:
                 del self._parked[seq]
                 self._clear(seq)
 
-    def unstage(self, seq: int) -> int:
-        """Move a staged sequence to a stream among the others. Returns its number there."""
-        target = self._empty_stream(is_staged=False, spare=-1)
+    def bring_home(self, seq: int) -> int:
+        """Move a sequence of the background to a stream among the others. Returns its number there."""
+        target = self._empty_stream(is_away=False, spare=-1)
         assert target is not None, "more requests than streams"
         self._move(seq, target)
         return target
@@ -144,7 +144,7 @@ class StreamPool:
     def compact(self) -> tuple[int, int] | None:
         """Move the running sequence with the highest number into the lowest hole. Returns both numbers, if there was
         one."""
-        running = [seq for seq in self._running if not self._is_staging(seq)]
+        running = [seq for seq in self._running if not self._is_away(seq)]
         hole = next((seq for seq in range(len(running)) if seq not in self._running), None)
         if hole is None:
             return None
@@ -157,8 +157,7 @@ class StreamPool:
     def check_integrity(self) -> None:
         self.store.check_integrity()
         ids = [*self._free, *self._parked, *self._running]
-        n_ids = self._backend.n_seqs + self._backend.n_staging_seqs
-        assert sorted(ids) == list(range(n_ids)), "a sequence id is lost or double"
+        assert sorted(ids) == list(range(self._n_ids)), "a sequence id is lost or double"
         for seq in self._free:
             assert self.cells.length(seq) == 0, f"free sequence {seq} holds cells"
         for seq, tokens in self._parked.items():
@@ -168,19 +167,15 @@ class StreamPool:
         assert self._published.keys() == self._running.keys(), "a promise of a sequence that does not run"
         assert self._unsettled <= self._parked.keys(), "a prefix is to be saved that is not parked"
 
-    def _is_staging(self, seq: int) -> bool:
+    @property
+    def _is_background_busy(self) -> bool:
+        return self._background is not None and self._background.is_busy
+
+    def _is_away(self, seq: int) -> bool:
         return seq >= self._backend.n_seqs
 
     def _can_touch(self, seq: int) -> bool:
-        return not (self._backend.is_staging and self._is_staging(seq))
-
-    def _wants_staging(self, tokens: list[int], n_cached: int) -> bool:
-        """Whether a request goes through the background: one with a long way to go, if there is a stream for it. For
-        others that would cost two copies and a wait."""
-        if len(tokens) - n_cached <= self._direct_tokens():
-            return False
-        n_staged = sum(map(self._is_staging, self._running))
-        return n_staged < self._backend.n_staging_seqs
+        return not (self._is_background_busy and self._is_away(seq))
 
     def _live(self, tokens: list[int], limit: int) -> list[tuple[int, int]]:
         """What sequences hold of `tokens[:limit]`, as (tokens, sequence), where it is worth a copy."""
@@ -223,12 +218,12 @@ class StreamPool:
         self.cells.set(target, n_tokens)
         self._clear(seq)
 
-    def _empty_stream(self, *, is_staged: bool, spare: int) -> int | None:
+    def _empty_stream(self, *, is_away: bool, spare: int) -> int | None:
         """The lowest free sequence, else the one that was parked first; `spare` only if there is no other."""
-        free = [seq for seq in self._free if self._is_staging(seq) == is_staged]
+        free = [seq for seq in self._free if self._is_away(seq) == is_away]
         if free:
             return min(free)
-        parked = [seq for seq in self._parked if self._is_staging(seq) == is_staged]
+        parked = [seq for seq in self._parked if self._is_away(seq) == is_away]
         if not parked:
             return None
         seq = next((seq for seq in parked if seq != spare), spare)

@@ -187,7 +187,7 @@ class LateRows:
             return False
         self._threads = self._threads or ThreadPoolExecutor(_THREADS, "late")
         self._late[request] = self._threads.submit(request.sampler.hold(row))
-        request.is_late = True
+        request.is_away = True
         return True
 
     def collect(self) -> list[tuple[Request, int]]:
@@ -196,8 +196,13 @@ class LateRows:
 
     def finish(self, request: Request) -> int:
         """The token of a late request, waited for if need be."""
-        request.is_late = False
+        request.is_away = False
         return self._late.pop(request).result()
+
+    def drop(self, request: Request) -> None:
+        """A request ended: nobody wants its token, if it is late."""
+        if request in self._late:
+            self.finish(request)
 
     def wait(self) -> None:
         """Sleep a little, or until the first of them is there; not at all when nobody is late."""

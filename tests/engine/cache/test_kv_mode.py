@@ -24,7 +24,7 @@ def backend(*, n_slots: int = 4, kind: MemoryKind = MemoryKind.ATTENTION) -> Fak
 
 def mode(fake: FakeBackend) -> KvMode:
     now = iter(range(1 << 30))
-    return KvMode(fake, KvStore(1 << 20), lambda: next(now) * 1e-6, lambda: 64)
+    return KvMode(fake, KvStore(1 << 20), lambda: next(now) * 1e-6, lambda n_new: False)
 
 
 @pytest.mark.parametrize(
