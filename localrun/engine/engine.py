@@ -215,7 +215,7 @@ class Engine:
         """Who gets how many rows, within the free cells, after parked prefixes and, if need be, victims made room.
         Nobody while it is the background's turn, which is waited for."""
         beside = self._background
-        if beside and beside.is_busy and not beside.is_over and (due_s := self.scheduler.due_in_s(self._clock())) > 0:
+        if beside and beside.is_busy and (due_s := self.scheduler.due_in_s(self._clock())) > 0 and not beside.is_over:
             beside.wait(due_s)
             return NOTHING
         steady = self.scheduler.steady_plan()
