@@ -59,6 +59,8 @@ class Admission:
         """Start waiting requests while slots and cells last, next first. One that comes later may take the slot again
         that an earlier one was given."""
         reasons, self._passed_over = self._passed_over, {}
+        if not self._scheduler.waiting:
+            return
         for request in self._scheduler.next_up(now_s):
             if request.awaits_grammar or request.is_away or not self._scheduler.can_start(request):
                 continue
@@ -73,6 +75,7 @@ class Admission:
                 break
             is_first = not request.was_started
             self._scheduler.start(request, lease.seq, lease.n_cached, now_s)
+            self._backend.expect(lease.seq, request.sampler, wants_logprobs=request.n_probs is not None)
             # Asked each time: one pool has more sequences than split streams have.
             if self._backend.background is not None and lease.seq >= self._backend.n_seqs:
                 self._backend.background.add(request)
