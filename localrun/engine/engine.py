@@ -8,7 +8,7 @@ short prompts' alone.
 
 Invariant: every submitted request gets exactly one final delta.
 Does not: read or write pipes (`process.py`), tokenize (`text.py`), or decide (`scheduler.py`, `admission.py`, the
-pools).
+cache).
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from localrun.engine.backend import Backend, DecodeFailed, NoRoom
+from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
-from localrun.engine.cache.kv_mode import KvMode
-from localrun.engine.cache.kv_store import KvStore
-from localrun.engine.cache.pool import Pool
+from localrun.engine.cache.tiers import Tiers
 from localrun.engine.native.background import Staging
 from localrun.engine.report import News, Totals
 from localrun.engine.request import Request, check, new_request
@@ -62,8 +61,8 @@ class Engine:
         self._target_itl_s = limits.target_itl_s
         staging_rows = backend.staging_batch.capacity if backend.n_staging_seqs else 0
         budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows, staging_rows=staging_rows)
-        store = KvStore(limits.ram_cache_bytes, disk, budget.recompute_s)
-        self._kv = KvMode(backend, store, clock, self._direct_tokens)
+        tiers = Tiers(limits.ram_cache_bytes, disk, budget.recompute_s)
+        self.cache = Cache(backend, tiers, clock, self._direct_tokens)
         self._staging = Staging(backend, clock)
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)
         self.totals = Totals()
@@ -76,14 +75,9 @@ class Engine:
         self._late = LateRows(backend)
 
     @property
-    def pool(self) -> Pool:
-        """The pool in force."""
-        return self._kv.pool
-
-    @property
     def is_idle(self) -> bool:
         """True when nothing runs or waits, and no kept prefix is left to move or to write: the caller may sleep."""
-        is_tidy = self._is_checked and not self.pool.can_settle and not self.pool.store.can_persist
+        is_tidy = self._is_checked and not self.cache.can_settle and not self.cache.tiers.can_persist
         return is_tidy and not self._requests and not self._news.has_deltas
 
     # --- requests come and go ----------------------------------------------------------------------------------
@@ -100,7 +94,7 @@ class Engine:
             self.refuse(submit.id, error, n_prompt=len(tokens))
             return
         request = new_request(submit, tokens, self._backend, target_itl_s=self._target_itl_s)
-        late = self.scheduler.too_late(request, submit.deadline_s, self.pool.match, now_s=self._clock())
+        late = self.scheduler.too_late(request, submit.deadline_s, self.cache.match, now_s=self._clock())
         if late is not None:
             request.sampler.close()
             self.refuse(submit.id, late, n_prompt=len(tokens))
@@ -124,7 +118,7 @@ class Engine:
     def clear_cache(self, *, ram: bool, disk: bool) -> None:
         """Forget kept prefixes: those in cells and memory, those on disk, or both. Running requests lose nothing."""
         self._drop_staging()
-        self.pool.clear(ram=ram, disk=disk)
+        self.cache.clear(ram=ram, disk=disk)
 
     def close(self) -> None:
         """End what runs, and save what was computed to memory, whence the store can write it to disk."""
@@ -133,7 +127,7 @@ class Engine:
         self._drop_staging()
         self._grammars.close()
         self._late.close()
-        self.pool.retire()
+        self.cache.retire()
 
     def _direct_tokens(self) -> int:
         """New tokens that a prompt may have and be computed among the streams."""
@@ -159,7 +153,7 @@ class Engine:
             self._staging.wait()
         elif self._staging.wait_for_turn(self.scheduler.target_s):
             self._compute(self._plan())
-        return self._news.publish(self.pool, self.scheduler, self.totals, self._clock())
+        return self._news.publish(self.cache, self.scheduler, self.totals, self._clock())
 
     def _settle_grammars(self, now_s: float) -> None:
         """Let those start whose grammar is compiled; wait for one when there is nobody else."""
@@ -177,34 +171,34 @@ class Engine:
 
     def _tidy(self) -> None:
         """Small work between steps: at most one copy of each kind, and more only when nobody is there."""
-        self.pool.settle()
-        moved = self.pool.compact()
+        self.cache.settle()
+        moved = self.cache.compact()
         if moved is not None:
             old, new = moved
             next(request for request in self.scheduler.running if request.seq == old).seq = new
         if self._requests:
             self._is_checked = False
-        elif self.pool.store.can_persist:
-            self.pool.store.persist()
-        elif not self._is_checked and not self.pool.can_settle:
+        elif self.cache.tiers.can_persist:
+            self.cache.tiers.persist()
+        elif not self._is_checked and not self.cache.can_settle:
             self._is_checked = True
-            self.pool.check_integrity()
+            self.cache.check_integrity()
 
     def _fit_kv(self, now_s: float) -> None:
         """Change the KV cache to what the requests need."""
         n_longest = max((request.n_tokens for request in self._requests.values()), default=0)
-        split = self._kv.change(n_longest, is_running=bool(self.scheduler.running), now_s=now_s)
+        split = self.cache.fit(n_longest, is_running=bool(self.scheduler.running), now_s=now_s)
         if split is None:
             return
         log.info("the KV cache is %s from now on", "split" if split else "one pool")
         self._drop_staging()
         for request in list(self.scheduler.running):
             self._preempt(request)
-        self._kv.switch(split=split)
+        self.cache.change(split=split)
 
     def _admit(self, now_s: float) -> None:
         """Start waiting requests while slots and cells last."""
-        for request, is_first in self._admission.start(self.pool, now_s):
+        for request, is_first in self._admission.start(self.cache, now_s):
             if is_first:
                 self.totals.cached_tokens += request.n_cached
             self._news.start(request)
@@ -213,13 +207,13 @@ class Engine:
         """A plan that fits into the free cells, after parked prefixes and, if need be, victims made room."""
         for request in self.scheduler.running:
             assert request.seq is not None
-            request.next_stop = self.pool.next_stop(request.seq, request.n_computed)
+            request.next_stop = self.cache.next_stop(request.seq, request.n_computed)
         left_s = None if self._backend.mixes_rows else self._staging.left_s(self.scheduler.target_s)
         while True:
-            plan = self.scheduler.plan(n_free=self.pool.cells.n_cells, left_s=left_s)
-            if self.pool.make_room(plan.n_rows):
+            plan = self.scheduler.plan(n_free=self.cache.cells.n_cells, left_s=left_s)
+            if self.cache.make_room(plan.n_rows):
                 return plan
-            plan = self.scheduler.plan(n_free=self.pool.cells.n_free, left_s=left_s)
+            plan = self.scheduler.plan(n_free=self.cache.cells.n_free, left_s=left_s)
             if not self.scheduler.is_short(plan):
                 return plan
             self._preempt(self.scheduler.victim())
@@ -236,14 +230,14 @@ class Engine:
         except NoRoom as error:
             self._note_failure(error)
             self._preempt(self.scheduler.victim())
-            self.pool.make_room(self.pool.cells.n_free + plan.n_rows)  # what is parked takes cells, too
+            self.cache.make_room(self.cache.cells.n_free + plan.n_rows)  # what is parked takes cells, too
             return
         except DecodeFailed as error:
             self._note_failure(error)
             self._recover(plan.grants, error)
             return
         self._n_failed_steps = 0
-        self.pool.cells.place(seqs)
+        self.cache.cells.place(seqs)
         self._advance(plan.grants)
         step_s = self._clock() - started_at_s
         self.totals.note_step(n_prefill=plan.n_prefill_rows, n_decode=plan.n_decode_rows, step_s=step_s)
@@ -263,29 +257,29 @@ class Engine:
             self._recover(grants, error)
             return
         self._n_failed_steps = 0
-        self.pool.cells.place(seqs)
+        self.cache.cells.place(seqs)
         for abandoned in self._staging.take_abandoned():
-            self.pool.release(abandoned.seq, abandoned.tokens)
+            self.cache.release(abandoned.seq, len(abandoned.tokens))
         self._advance(grants)
         self.totals.note_rows(n_prefill=n_rows, n_decode=0)
         self.scheduler.observe_staging(n_rows=n_rows, depth=depth, seconds=seconds)
         for request, _ in grants:
             if request.n_pending == 1:
                 assert request.seq is not None
-                request.seq = self.pool.unstage(request.seq)
+                request.seq = self.cache.bring_home(request.seq)
                 request.is_staged = False
 
     def _drop_staging(self) -> None:
         """Give up what the background computes: somebody wants to touch its sequences."""
         for request in self._staging.drop():
             assert request.seq is not None
-            request.n_computed = self.pool.rewind(request.seq, request.n_computed)
+            request.n_computed = self.cache.rewind(request.seq, request.n_computed)
         self._forsake()
 
     def _forsake(self) -> None:
         """Release what was abandoned in a batch of which nobody knows how much was computed."""
-        for seq, tokens, n_computed in self._staging.take_abandoned():
-            self.pool.release(seq, tokens[: self.pool.rewind(seq, n_computed)])
+        for seq, _, n_computed in self._staging.take_abandoned():
+            self.cache.release(seq, self.cache.rewind(seq, n_computed))
 
     def _release(self, request: Request) -> None:
         """Give back a request's sequence, with what it holds: when the background is done with it, if others wait for
@@ -295,7 +289,7 @@ class Engine:
             if self._staging.abandon(request):
                 return
             self._drop_staging()
-        self.pool.release(request.seq, request.tokens[: request.n_computed])
+        self.cache.release(request.seq, request.n_computed)
 
     def _advance(self, grants: tuple[Grant, ...]) -> None:
         """After a decode: count, publish prompts to the cache, sample where a request has caught up."""
@@ -306,7 +300,7 @@ class Engine:
             request.n_computed += n_tokens
             if is_prefilling:
                 assert request.seq is not None
-                self.pool.publish(request.seq, request.tokens[: request.n_computed])
+                self.cache.grow(request.seq, request.n_computed)
             self._news.delta(request)
             if request.n_pending == 0:
                 self.scheduler.policy.charge(request.client, n_output=1)
@@ -357,7 +351,7 @@ class Engine:
             if error is None:
                 self._release(request)
             else:
-                self.pool.forget(request.seq)
+                self.cache.forget(request.seq)
         if request.is_late:
             self._late.finish(request)
         request.sampler.close()
@@ -382,6 +376,6 @@ class Engine:
         """A step failed: put every sequence back to where it was. A refused batch ends its requests."""
         for request, _ in grants:
             assert request.seq is not None
-            request.n_computed = self.pool.rewind(request.seq, request.n_computed)
+            request.n_computed = self.cache.rewind(request.seq, request.n_computed)
             if not error.is_fatal:
                 self._end(request, Finish.ERROR, self._clock(), EngineFailed(str(error)))

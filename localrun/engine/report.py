@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import Backend
-from localrun.engine.cache.kv_cells import KvCells
-from localrun.engine.cache.pool import Cells, Pool
-from localrun.engine.cache.stream_cells import StreamCells
+from localrun.engine.cache.cache import Cache
+from localrun.engine.cache.cells import Cells, PoolCells, StreamCells
 from localrun.engine.request import Request, refusal
 from localrun.engine.schedule.scheduler import Scheduler
 from localrun.errors import LocalrunError
@@ -58,22 +57,22 @@ class News:
         assert request.slot is not None
         self._started.append(Started(request.id, request.slot, request.n_prompt, request.n_cached))
 
-    def publish(self, pool: Pool, scheduler: Scheduler, totals: Totals, now_s: float) -> Step | None:
+    def publish(self, cache: Cache, scheduler: Scheduler, totals: Totals, now_s: float) -> Step | None:
         """All news since the last call as one message, whose step is then over for `totals`; None without news."""
         queue = scheduler.queue_news(now_s)
         n_rows = totals.n_prefill_rows + totals.n_decode_rows
-        holdings = (pool.cells.n_used, pool.n_cached_sequences)
+        holdings = (cache.cells.n_used, cache.n_cached_sequences)
         is_news = self._deltas or self._started or n_rows or queue is not None or holdings != self._holdings_sent
         if not is_news:
             return None
         step = Step(
             sent_at_s=now_s,
             deltas=list(self._deltas.values()),
-            stats=totals.stats(pool, scheduler),
+            stats=totals.stats(cache, scheduler),
             started=self._started,
             queue=queue.ids if queue is not None else None,
             waits_s=queue.waits_s if queue is not None else None,
-            kv_map=self._kv.since(pool.cells, scheduler.running, now_s),
+            kv_map=self._kv.since(cache.cells, scheduler.running, now_s),
         )
         totals.end_step()
         self._deltas, self._started, self._holdings_sent = {}, [], holdings
@@ -115,9 +114,9 @@ class Totals:
         """The step was reported."""
         self.n_prefill_rows = self.n_decode_rows = 0
 
-    def stats(self, pool: Pool, scheduler: Scheduler) -> StepStats:
+    def stats(self, cache: Cache, scheduler: Scheduler) -> StepStats:
         """What people are told of a step."""
-        cells, store = pool.cells, pool.store
+        cells, tiers = cache.cells, cache.tiers
         return StepStats(
             step=self.steps,
             step_s=self.step_s,
@@ -127,18 +126,18 @@ class Totals:
             n_queued=len(scheduler.waiting),
             kv_cells_used=cells.n_used,
             kv_cells_shared=cells.n_shared,
-            cached_sequences=pool.n_cached_sequences,
-            ram_cache_bytes=store.size_bytes,
+            cached_sequences=cache.n_cached_sequences,
+            ram_cache_bytes=tiers.size_bytes,
             prefill_tokens_total=self.prefill_tokens,
             decode_tokens_total=self.decode_tokens,
             prompt_tokens_total=self.prompt_tokens,
             cached_tokens_total=self.cached_tokens,
             preemptions_total=self.preemptions,
-            ram_entries=store.n_ram_entries,
-            disk_cache_bytes=store.disk_bytes,
-            disk_entries=store.n_disk_entries,
-            ram_restored_tokens_total=store.ram_hit_tokens,
-            disk_restored_tokens_total=store.disk_hit_tokens,
+            ram_entries=tiers.n_ram_entries,
+            disk_cache_bytes=tiers.disk_bytes,
+            disk_entries=tiers.n_disk_entries,
+            ram_restored_tokens_total=tiers.ram_hit_tokens,
+            disk_restored_tokens_total=tiers.disk_hit_tokens,
         )
 
 
@@ -160,13 +159,13 @@ class KvNews:
         """The map, unless one was made a moment ago. The last one always comes: it is made whenever nobody runs."""
         if running and now_s < self._due_s:
             return None
-        assert isinstance(cells, KvCells | StreamCells)
+        assert isinstance(cells, PoolCells | StreamCells)
         self._due_s = now_s + INTERVAL_S
         owners = {request.seq: request.id for request in running if request.seq is not None}
         return kv_map(cells, self._backend.n_seqs + self._backend.n_staging_seqs, owners)
 
 
-def kv_map(cells: KvCells | StreamCells, n_seqs: int, owners: Mapping[int, int]) -> list[KvRun]:
+def kv_map(cells: PoolCells | StreamCells, n_seqs: int, owners: Mapping[int, int]) -> list[KvRun]:
     """Who holds which KV cells, as runs of used cells in order: for people, who see a map of them.
 
     In one pool a cell may belong to several sequences, so runs are cut where the holder or the sharing changes. Streams
