@@ -116,6 +116,9 @@ if ! python=$(find_python); then
 elif ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
     problem "$python cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"
 fi
+if [[ $package == */* && $package != *://* && ! -e $package ]]; then
+    problem "--package: there is no $package; name a folder, a wheel or a package"
+fi
 if [[ -e $command_link && ! -L $command_link ]]; then
     problem "$command_link is a file that this script did not make; remove it, or choose another --prefix"
 fi

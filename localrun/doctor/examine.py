@@ -91,11 +91,12 @@ def _machine(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[
         wanted=seen.settings.threads,
     )  # fmt: skip
     yield machine.check_memory(available_bytes, total_bytes)
-    folder = config.models_folder(seen.settings, environ)
-    kv = kv_folders.survey(kv_folders.kv_folder(config.folders(environ).cache))
-    yield from machine.check_disk(
-        folder, machine.free_bytes(folder), kv_limit_bytes=seen.settings.disk_cache_bytes,
-        kv_used_bytes=sum(each.size_bytes for each in kv),
+    models = config.models_folder(seen.settings, environ)
+    yield machine.check_disk(models, machine.free_bytes(models))
+    cache = config.folders(environ).cache
+    yield from machine.check_cache_disk(
+        cache, machine.free_bytes(cache), kv_limit_bytes=seen.settings.disk_cache_bytes,
+        kv_used_bytes=sum(each.size_bytes for each in kv_folders.survey(kv_folders.kv_folder(cache))),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ LOW_MEMORY_BYTES = 2_000_000_000
 LEAST_MEMORY_BYTES = 300_000_000
 LOW_DISK_BYTES = 10_000_000_000
 LEAST_DISK_BYTES = 500_000_000
+FULL_DISK_BYTES = 20_000_000
 
 
 def check_memory(available_bytes: int, total_bytes: int) -> Finding:
@@ -38,19 +39,25 @@ def memory(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
     return min(available, max(0, limit - used)), min(total, limit)
 
 
-def check_disk(folder: Path, free_bytes: int, *, kv_limit_bytes: int, kv_used_bytes: int) -> Iterator[Finding]:
-    """`folder` is where models are pulled to; the KV cache may still grow to its limit on the same disk."""
+def check_disk(folder: Path, free_bytes: int) -> Finding:
+    """`folder` is where models are pulled to."""
     text = f"{size(free_bytes)} free at {folder}"
     if free_bytes < LEAST_DISK_BYTES:
-        yield fail("disk", text, "make room, or choose another disk for models with LOCALRUN_MODELS")
-    elif free_bytes < LOW_DISK_BYTES:
-        yield warn("disk", text, "a model of 8B parameters takes 5 GB; make room, or set LOCALRUN_MODELS")
-    else:
-        yield ok("disk", text)
+        return fail("disk", text, "make room, or choose another disk for models with LOCALRUN_MODELS")
+    if free_bytes < LOW_DISK_BYTES:
+        return warn("disk", text, "a model of 8B parameters takes 5 GB; make room, or set LOCALRUN_MODELS")
+    return ok("disk", text)
+
+
+def check_cache_disk(folder: Path, free_bytes: int, *, kv_limit_bytes: int, kv_used_bytes: int) -> Iterator[Finding]:
+    """`folder` is the cache folder, perhaps on another disk than models: small files go there, and the KV cache, which
+    may still grow to its limit. Nothing is said while there is room."""
     to_come_bytes = kv_limit_bytes - kv_used_bytes
-    if to_come_bytes > free_bytes:
+    if free_bytes < FULL_DISK_BYTES:
+        yield fail("disk", f"{size(free_bytes)} free at {folder}", "make room, or move all folders with LOCALRUN_HOME")
+    elif to_come_bytes > free_bytes:
         yield warn(
-            "disk", f"the KV cache may take {size(to_come_bytes)} more, which is more than is free",
+            "disk", f"the KV cache may take {size(to_come_bytes)} more, which is more than is free at {folder}",
             "lower disk_cache_bytes (LOCALRUN_DISK_CACHE), or `localrun cache clear --disk`",
         )  # fmt: skip
 

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.sample.constraint import Constraint
 from localrun.wire import Sampling, TokenLogprob
+
+if TYPE_CHECKING:
+    from localrun.engine.native.background import Background
 
 
 class MemoryKind(StrEnum):
@@ -43,13 +46,11 @@ class NoRoom(Exception):
 
 
 class DecodeFailed(Exception):
-    """The step failed. `is_fatal` False means that the batch itself was refused, so trying again is pointless;
-    `is_abort` that somebody gave it up."""
+    """The step failed. `is_fatal` False means that the batch itself was refused, so trying again is pointless."""
 
-    def __init__(self, message: str, *, is_fatal: bool, is_abort: bool = False) -> None:
+    def __init__(self, message: str, *, is_fatal: bool) -> None:
         super().__init__(message)
         self.is_fatal = is_fatal
-        self.is_abort = is_abort
 
 
 class Batch:
@@ -95,7 +96,9 @@ class Backend(Protocol):
 
     `cuts_states`: whether `state_slices` works; a position takes `state_token_bytes` of a slice, or more.
     `is_split`: whether every sequence has a stream of `n_cells` / `n_seqs` cells of its own, and `can_split` whether it
-    may. `mixes_rows`: whether the rows of prompts and of streams are best computed in one call.
+    may. `mixes_rows`: whether the rows of prompts and of streams are best computed in one call. `background` computes
+    long prompts beside the steps, in sequences numbered from `n_seqs` on: nobody may touch these while it is busy, and
+    a `decode` makes it pause. None where there is none; `rebuild` replaces it.
     """
 
     name: str
@@ -116,6 +119,7 @@ class Backend(Protocol):
     eog_tokens: frozenset[int]
     control_tokens: tuple[str, ...]
     bos_token: int | None
+    background: Background | None
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         """Token ids of `text`; with `parse_special` the text of a control token becomes that token. No BOS is added."""
@@ -164,33 +168,6 @@ class Backend(Protocol):
 
     def seq_copy(self, source: int, target: int) -> bool:
         """Give an empty sequence all that another one holds; only where `cuts_states`. False if it does not fit."""
-
-    # Some backends compute long prompts in the background, in sequences numbered from `n_seqs` on. While they do
-    # (`is_staging`), nobody may touch these; a `decode` makes them pause.
-
-    @property
-    def n_staging_seqs(self) -> int:
-        """Sequences for that; 0 when there is no background."""
-
-    @property
-    def staging_batch(self) -> Batch:
-        """The rows to compute; none of them may want logits."""
-
-    @property
-    def is_staging(self) -> bool:
-        """Whether something was started and neither finished nor aborted."""
-
-    def staging_start(self, n_rows: int) -> None:
-        """Begin to compute the first rows of `staging_batch`."""
-
-    def staging_wait(self, timeout_s: float) -> bool:
-        """Whether that is over, after waiting for it at most so long."""
-
-    def staging_finish(self) -> None:
-        """End it, once it is over. Raises NoRoom or DecodeFailed."""
-
-    def staging_abort(self) -> None:
-        """Give it up, soon. What was computed of it may be there or not."""
 
     def rebuild(self, *, split: bool) -> None:
         """Begin anew with KV split into streams, or in one pool; all sequences are empty then, and `n_seqs` another."""

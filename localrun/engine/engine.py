@@ -21,7 +21,7 @@ from localrun.engine.backend import Backend, DecodeFailed, NoRoom
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.tiers import Tiers
-from localrun.engine.native.background import Staging
+from localrun.engine.native.background import BRING_HOME_S, Background, Done
 from localrun.engine.report import News, Totals
 from localrun.engine.request import Request, check, new_request
 from localrun.engine.sample.constraint import DEAD_END
@@ -59,16 +59,14 @@ class Engine:
         self._backend = backend
         self._clock = clock
         self._target_itl_s = limits.target_itl_s
-        staging_rows = backend.staging_batch.capacity if backend.n_staging_seqs else 0
-        budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows, staging_rows=staging_rows)
-        tiers = Tiers(limits.ram_cache_bytes, disk, budget.recompute_s)
-        self.cache = Cache(backend, tiers, clock, self._direct_tokens)
-        self._staging = Staging(backend, clock)
+        budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows)
+        tiers = Tiers(limits.ram_cache_bytes, disk, self._recompute_s)
+        self.cache = Cache(backend, tiers, clock, self._takes)
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)
         self.totals = Totals()
         self._requests: dict[int, Request] = {}
         self._news = News(backend)
-        self._admission = Admission(backend, self.scheduler, self._preempt)
+        self._admission = Admission(backend, self.scheduler, self._preempt, self._takes)
         self._n_failed_steps = 0
         self._is_checked = True
         self._grammars = GrammarQueue(backend, clock)
@@ -117,43 +115,66 @@ class Engine:
 
     def clear_cache(self, *, ram: bool, disk: bool) -> None:
         """Forget kept prefixes: those in cells and memory, those on disk, or both. Running requests lose nothing."""
-        self._drop_staging()
+        self._halt_background()
         self.cache.clear(ram=ram, disk=disk)
 
     def close(self) -> None:
         """End what runs, and save what was computed to memory, whence the store can write it to disk."""
         for request_id in list(self._requests):
             self.cancel(request_id)
-        self._drop_staging()
+        self._halt_background()
         self._grammars.close()
         self._late.close()
         self.cache.retire()
 
-    def _direct_tokens(self) -> int:
-        """New tokens that a prompt may have and be computed among the streams."""
-        return self.scheduler.budget.direct_tokens(self.scheduler.target_s or self._target_itl_s)
+    @property
+    def _background(self) -> Background | None:
+        return self._backend.background
+
+    def _takes(self, n_new: int) -> bool:
+        """Whether a prompt with so many tokens to compute is computed in the background."""
+        target_s = self.scheduler.target_s or self._target_itl_s
+        return self._background is not None and self._background.takes(
+            n_new, self.scheduler.budget.direct_tokens(target_s)
+        )
+
+    def _recompute_s(self, start: int, n_tokens: int) -> float:
+        """Seconds that computing `n_tokens` from position `start` on would take."""
+        return (self._background or self.scheduler.budget).recompute_s(start, n_tokens)
 
     # --- the step ----------------------------------------------------------------------------------------------
 
     def step(self) -> Step | None:
         """Compute one step and return its news; None if there was neither anything to do nor to say."""
         now_s = self._clock()
-        if self._staging.is_over():
-            is_late = self._staging.completes_prompt and self._staging.is_turn_near(self.scheduler.target_s)
-            if not is_late:
-                self._harvest()
+        if (beside := self._background) and beside.is_over and not (beside.completes and self._is_turn_near(now_s)):
+            self._take_batch(beside.collect())
         self._settle_grammars(now_s)
         self._settle_late()
         self._fit_kv(now_s)
         self._admit(now_s)
         self._tidy()
-        if not self._staging.is_busy and (grants := self.scheduler.plan_staging()):
-            self._staging.start(grants)
-        if self._staging.is_busy and not self.scheduler.has_streams:
-            self._staging.wait()
-        elif self._staging.wait_for_turn(self.scheduler.target_s):
+        if self._background:
+            self._background.begin(self.scheduler.target_s)
+        if self._await_turn():
             self._compute(self._plan())
         return self._news.publish(self.cache, self.scheduler, self.totals, self._clock())
+
+    def _is_turn_near(self, now_s: float) -> bool:
+        """Whether streams have a step so soon that taking a prompt home, which is a copy, would make them late."""
+        return bool(self.scheduler.target_s) and self.scheduler.due_in_s(now_s) < BRING_HOME_S
+
+    def _await_turn(self) -> bool:
+        """Whether there may be a step now; if not, some time went by waiting for that beside the background. A batch
+        that is over and was left lying makes it the streams' turn."""
+        beside = self._background
+        if beside is None or not beside.is_busy:
+            return True
+        due_s = self.scheduler.due_in_s(self._clock())
+        if due_s <= 0 or beside.is_over:
+            return True
+        beside.wait(due_s)
+        return False
 
     def _settle_grammars(self, now_s: float) -> None:
         """Let those start whose grammar is compiled; wait for one when there is nobody else."""
@@ -164,7 +185,8 @@ class Engine:
 
     def _settle_late(self) -> None:
         """Take the tokens that were sampled beside the steps; wait for one when nobody else runs."""
-        if self.scheduler.running and all(request.is_late for request in self.scheduler.running):
+        is_background_busy = self._background is not None and self._background.is_busy
+        if not is_background_busy and all(request.is_away for request in self.scheduler.running):
             self._late.wait()
         for request, row, token in self._late.settle():
             self._take(request, row, token)
@@ -191,7 +213,7 @@ class Engine:
         if split is None:
             return
         log.info("the KV cache is %s from now on", "split" if split else "one pool")
-        self._drop_staging()
+        self._halt_background()
         for request in list(self.scheduler.running):
             self._preempt(request)
         self.cache.change(split=split)
@@ -208,7 +230,7 @@ class Engine:
         for request in self.scheduler.running:
             assert request.seq is not None
             request.next_stop = self.cache.next_stop(request.seq, request.n_computed)
-        left_s = None if self._backend.mixes_rows else self._staging.left_s(self.scheduler.target_s)
+        left_s = None if self._backend.mixes_rows else self.scheduler.due_in_s(self._clock())
         while True:
             plan = self.scheduler.plan(n_free=self.cache.cells.n_cells, left_s=left_s)
             if self.cache.make_room(plan.n_rows):
@@ -234,62 +256,59 @@ class Engine:
             return
         except DecodeFailed as error:
             self._note_failure(error)
-            self._recover(plan.grants, error)
+            self._take_back(plan.grants)
+            self._end_refused(plan.grants, error)
             return
         self._n_failed_steps = 0
         self.cache.cells.place(seqs)
         self._advance(plan.grants)
-        step_s = self._clock() - started_at_s
+        ended_at_s = self._clock()
+        step_s = ended_at_s - started_at_s
         self.totals.note_step(n_prefill=plan.n_prefill_rows, n_decode=plan.n_decode_rows, step_s=step_s)
-        self.scheduler.observe(plan, depth=depth, step_s=step_s)
-        self._staging.note_step(step_s, has_streams=plan.n_decode_rows > 0)
+        self.scheduler.observe(plan, depth=depth, step_s=step_s, ended_at_s=ended_at_s)
 
-    def _harvest(self) -> None:
-        """Take what the background computed. Requests whose prompt is done go on among the streams."""
-        grants, n_rows, depth = self._staging.grants, self._staging.n_rows, self._staging.depth
-        try:
-            seqs, seconds = self._staging.finish()
-        except NoRoom as error:
-            raise RuntimeError("a staged prompt is longer than its stream") from error
-        except DecodeFailed as error:
-            self._note_failure(error)
-            self._forsake()
-            self._recover(grants, error)
+    def _take_batch(self, batch: Done) -> None:
+        """The background computed a batch, or gave it up. Whose prompt is done goes on among the streams, and what
+        others left behind is kept."""
+        if batch.is_computed:
+            self.cache.cells.place(batch.seqs)
+        for seq, _, n_before, n_after in batch.left:
+            self.cache.release(seq, n_after if batch.is_computed else self.cache.rewind(seq, n_before))
+        if not batch.is_computed:
+            self._take_back(batch.grants)
+            if batch.error is not None:
+                self._note_failure(batch.error)
+                self._end_refused(batch.grants, batch.error)
             return
         self._n_failed_steps = 0
-        self.cache.cells.place(seqs)
-        for abandoned in self._staging.take_abandoned():
-            self.cache.release(abandoned.seq, len(abandoned.tokens))
-        self._advance(grants)
-        self.totals.note_rows(n_prefill=n_rows, n_decode=0)
-        self.scheduler.observe_staging(n_rows=n_rows, depth=depth, seconds=seconds)
-        for request, _ in grants:
-            if request.n_pending == 1:
+        self._advance(batch.grants)
+        self.totals.note_rows(n_prefill=len(batch.seqs), n_decode=0)
+        self.scheduler.observe_background(n_rows=len(batch.seqs), seconds=batch.seconds)
+        for request, _ in batch.grants:
+            if request.n_pending == 1 and self._leave_background(request):
                 assert request.seq is not None
                 request.seq = self.cache.bring_home(request.seq)
-                request.is_staged = False
 
-    def _drop_staging(self) -> None:
+    def _halt_background(self) -> None:
         """Give up what the background computes: somebody wants to touch its sequences."""
-        for request in self._staging.drop():
-            assert request.seq is not None
-            request.n_computed = self.cache.rewind(request.seq, request.n_computed)
-        self._forsake()
+        if self._background and (batch := self._background.halt()):
+            self._take_batch(batch)
 
-    def _forsake(self) -> None:
-        """Release what was abandoned in a batch of which nobody knows how much was computed."""
-        for seq, _, n_computed in self._staging.take_abandoned():
-            self.cache.release(seq, self.cache.rewind(seq, n_computed))
+    def _leave_background(self, request: Request) -> bool:
+        """Whether a request's sequence may be touched now. If not, it comes with the batch under way, for which others
+        wait."""
+        beside = self._background
+        if beside is None or request not in beside:
+            return True
+        if beside.is_for_nobody_but(request):
+            self._halt_background()
+        return beside.drop(request)
 
     def _release(self, request: Request) -> None:
-        """Give back a request's sequence, with what it holds: when the background is done with it, if others wait for
-        the same batch; else at once."""
+        """Give back a request's sequence, with what it holds."""
         assert request.seq is not None
-        if request.is_staged:
-            if self._staging.abandon(request):
-                return
-            self._drop_staging()
-        self.cache.release(request.seq, request.n_computed)
+        if self._leave_background(request):
+            self.cache.release(request.seq, request.n_computed)
 
     def _advance(self, grants: tuple[Grant, ...]) -> None:
         """After a decode: count, publish prompts to the cache, sample where a request has caught up."""
@@ -308,7 +327,7 @@ class Engine:
         for request, _ in caught_up:
             if request.max_output == 0:
                 self._end(request, Finish.LENGTH, self._clock())
-        caught_up = [(request, row) for request, row in caught_up if request.max_output and not request.is_late]
+        caught_up = [(request, row) for request, row in caught_up if request.max_output and not request.is_away]
         for request, at_row, token in self._late.sample(caught_up):
             self._take(request, at_row, token)
 
@@ -350,10 +369,9 @@ class Engine:
         if request.seq is not None:
             if error is None:
                 self._release(request)
-            else:
+            elif self._leave_background(request):
                 self.cache.forget(request.seq)
-        if request.is_late:
-            self._late.finish(request)
+        self._late.drop(request)
         request.sampler.close()
         self._grammars.drop(request)
         self.scheduler.end(request)
@@ -372,10 +390,14 @@ class Engine:
         if self._n_failed_steps >= MAX_FAILED_STEPS:
             raise error
 
-    def _recover(self, grants: tuple[Grant, ...], error: DecodeFailed) -> None:
-        """A step failed: put every sequence back to where it was. A refused batch ends its requests."""
+    def _take_back(self, grants: tuple[Grant, ...]) -> None:
+        """Put every sequence back to where it was before a step that failed."""
         for request, _ in grants:
             assert request.seq is not None
             request.n_computed = self.cache.rewind(request.seq, request.n_computed)
-            if not error.is_fatal:
+
+    def _end_refused(self, grants: tuple[Grant, ...], error: DecodeFailed) -> None:
+        """A batch that was refused as it is ends its requests; any other is tried again."""
+        if not error.is_fatal:
+            for request, _ in grants:
                 self._end(request, Finish.ERROR, self._clock(), EngineFailed(str(error)))

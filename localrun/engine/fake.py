@@ -4,8 +4,8 @@ It keeps cells of its own, places, shares and saves them as llama.cpp does, one 
 llama.cpp would abort on. The hash runs over the tokens found in the cells that are visible to a row, so any mix-up of
 sequences, a stale cell, a hole or a wrong position changes the output, and a property test sees it.
 
-With `n_slots` it begins split: every sequence has its share of the cells for itself. What is staged is computed at the
-`staging_waits`th time that somebody waits for it, so that a test decides what happens in between.
+With `n_slots` it begins split: every sequence has its share of the cells for itself. A batch in the background is
+computed at the `background_looks`th look at it, so that a test decides what happens in between.
 With a `memory_kind` other than attention a sequence is whole or nothing: no part of it can be shared or taken off.
 
 Vocabulary: 256 bytes, then `<|im_start|>`, `<|im_end|>` (ends a generation). Generated tokens are lower-case letters,
@@ -29,7 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, Sampler, State
+from localrun.engine.native.background import Background
 from localrun.engine.sample.constraint import Constraint
+from localrun.engine.schedule.budget import CostModel
 from localrun.wire import Sampling, TokenLogprob
 
 _SAY = re.compile(rb"SAY\[\[(.*?)\]\]", re.DOTALL)
@@ -67,6 +69,8 @@ _CONTROL_TEXT = re.compile("|".join(map(re.escape, CONTROL)))
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz      "
 _LEAD, _TAIL = "é".encode()
 _END_ONE_IN = 97
+# What a row is said to take in the background.
+_ROW_S = 1e-4
 
 
 @dataclass
@@ -141,6 +145,44 @@ class FakeSampler:
             self._backend.n_open_samplers -= 1
 
 
+class FakeWorker:
+    """A `background.Worker` whose batch is over at the `background_looks`th look. Halted, half of it was computed."""
+
+    def __init__(self, backend: FakeBackend, batch: Batch, n_seqs: int) -> None:
+        self.batch, self.first_seq, self.n_seqs = batch, backend.n_seqs, n_seqs
+        self.is_busy = False
+        self.computed_s = 0.0
+        self.n_looks_left = 0
+        self._backend = backend
+        self._n_rows = 0
+
+    def start(self, n_rows: int) -> None:
+        assert not self.is_busy, "one batch at a time"
+        if self.batch.wants_logits[: max(0, n_rows)].any():
+            raise ValueError("the background computes no logits")
+        backend = self._backend
+        seqs = range(self.first_seq, self.first_seq + self.n_seqs)
+        backend._check_rows(self.batch, n_rows, seqs, backend.n_cells // backend.n_seqs * self.n_seqs)
+        self.is_busy = True
+        self._n_rows, self.n_looks_left = n_rows, backend.background_looks
+
+    def is_over(self, timeout_s: float = 0.0) -> bool:
+        self.n_looks_left -= 1
+        return self.n_looks_left <= 0
+
+    def finish(self) -> None:
+        assert self.n_looks_left <= 0, "not over yet"
+        self._end(self._n_rows)
+
+    def halt(self) -> None:
+        self._end(self._n_rows // 2)
+
+    def _end(self, n_rows: int) -> None:
+        self.is_busy = False
+        self.computed_s = n_rows * _ROW_S
+        self._backend._compute(self.batch, n_rows)
+
+
 class FakeBackend:
     """See the module and `backend.Backend`."""
 
@@ -164,8 +206,9 @@ class FakeBackend:
         n_ctx_train: int = 1 << 20,
         memory_kind: MemoryKind = MemoryKind.ATTENTION,
         n_slots: int = 0,
-        n_staging_seqs: int = 0,
-        staging_waits: int = 2,
+        n_background_seqs: int = 0,
+        background_looks: int = 2,
+        worker: type[FakeWorker] | None = None,
     ) -> None:
         self.memory_kind = memory_kind
         self.cuts_states = memory_kind is MemoryKind.ATTENTION
@@ -173,8 +216,10 @@ class FakeBackend:
         self.mixes_rows = not self.can_split
         self.n_cells = -(-n_cells // n_slots) * n_slots if self.can_split else n_cells
         self._n_seqs_unified, self._n_slots = n_seqs, n_slots
-        self._n_staging_wanted = n_staging_seqs if self.can_split else 0
-        self._staging_waits = staging_waits
+        self._n_background_seqs = n_background_seqs
+        self.background_looks = background_looks
+        self._worker_class = worker or FakeWorker
+        self._background_cost = CostModel()
         self._n_batch = n_batch
         self.n_ctx_train = n_ctx_train
         self.n_ctx = min(self.n_cells, n_ctx_train)
@@ -206,19 +251,19 @@ class FakeBackend:
         return _CONTROL_NAMES.get(token, "")
 
     def decode(self, n_rows: int) -> None:
-        self._check_rows(self.batch, n_rows, range(self.n_seqs))
+        self._check_rows(self.batch, n_rows, range(self.n_seqs), self.n_cells)
         if self._step_s:
             time.sleep(self._step_s)
         self._compute(self.batch, n_rows)
 
-    def _check_rows(self, batch: Batch, n_rows: int, seqs: range) -> None:
+    def _check_rows(self, batch: Batch, n_rows: int, seqs: range, n_cells: int) -> None:
         """Raises ValueError for what native code must not see."""
         if not 0 < n_rows <= batch.capacity:
             raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
         for what, values, allowed in (
             ("token", batch.token, range(self.n_vocab)),
             ("sequence", batch.seq, seqs),
-            ("position", batch.pos, range(self.n_cells)),
+            ("position", batch.pos, range(n_cells)),
         ):
             if any(value not in allowed for value in values[:n_rows].tolist()):
                 raise ValueError(f"a {what} of the batch is not within {allowed}")
@@ -361,45 +406,15 @@ class FakeBackend:
         self.is_split = split
         self.n_seqs = self._n_slots if split else self._n_seqs_unified
         self.n_used = 0
-        self.n_staging_seqs = self._n_staging_wanted if split else 0
-        self.is_staging = False
         self.batch = Batch(self._n_batch)
-        self._staging_batch = Batch(self._n_batch)
-        n_seqs = self.n_seqs + self.n_staging_seqs
+        n_away = self._n_background_seqs if split else 0
+        self._worker = self._worker_class(self, Batch(self._n_batch), n_away) if n_away else None
+        self.background = Background(self._worker, self._background_cost) if self._worker else None
+        n_seqs = self.n_seqs + n_away
         n_cells = self.n_cells // self.n_seqs * n_seqs if split else self.n_cells
         self._cells: list[_Cell | None] = [None] * n_cells
         self._head = 0
         self._at: list[dict[int, int]] = [{} for _ in range(n_seqs)]
-
-    @property
-    def staging_batch(self) -> Batch:
-        self._check_background()
-        return self._staging_batch
-
-    def staging_start(self, n_rows: int) -> None:
-        self._check_background()
-        assert not self.is_staging, "one batch at a time"
-        if self.staging_batch.wants_logits[:n_rows].any():
-            raise ValueError("staged rows have no logits")
-        self._check_rows(self.staging_batch, n_rows, range(self.n_seqs, self.n_seqs + self.n_staging_seqs))
-        self.is_staging = True
-        self._staged_rows, self._waits_left = n_rows, self._staging_waits
-
-    def staging_wait(self, timeout_s: float) -> bool:
-        self._check_background()
-        self._waits_left -= 1
-        return self._waits_left <= 0
-
-    def staging_finish(self) -> None:
-        self._check_background()
-        assert self._waits_left <= 0, "not over yet"
-        self.is_staging = False
-        self._compute(self.staging_batch, self._staged_rows)
-
-    def staging_abort(self) -> None:
-        self._check_background()
-        self.is_staging = False
-        self._compute(self.staging_batch, self._staged_rows // 2)
 
     def close(self) -> None:
         pass
@@ -458,7 +473,7 @@ class FakeBackend:
         """Of the context that a sequence is in."""
         if not self.is_split:
             return 1
-        return self.n_seqs if seq < self.n_seqs else self.n_staging_seqs
+        return self.n_seqs if seq < self.n_seqs else len(self._at) - self.n_seqs
 
     def _begin_cutting(self) -> None:
         """Raises ValueError where states cannot be cut. The last joined state is gone from now on."""
@@ -466,14 +481,10 @@ class FakeBackend:
             raise ValueError("the states of this model cannot be cut")
         self._joined[:] = bytes(len(self._joined))
 
-    def _check_background(self) -> None:
-        if self.n_staging_seqs == 0:
-            raise ValueError("this backend computes nothing in the background")
-
     def _check_seq(self, seq: int) -> None:
-        if not 0 <= seq < self.n_seqs + self.n_staging_seqs:
+        if not 0 <= seq < len(self._at):
             raise ValueError(f"sequence {seq} is not below {self.n_seqs}")
-        if self.is_staging and seq >= self.n_seqs:
+        if self._worker is not None and self._worker.is_busy and seq >= self.n_seqs:
             raise ValueError(f"sequence {seq} is being computed in the background")
 
 

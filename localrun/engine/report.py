@@ -161,8 +161,9 @@ class KvNews:
             return None
         assert isinstance(cells, PoolCells | StreamCells)
         self._due_s = now_s + INTERVAL_S
+        n_away = self._backend.background.n_seqs if self._backend.background else 0
         owners = {request.seq: request.id for request in running if request.seq is not None}
-        return kv_map(cells, self._backend.n_seqs + self._backend.n_staging_seqs, owners)
+        return kv_map(cells, self._backend.n_seqs + n_away, owners)
 
 
 def kv_map(cells: PoolCells | StreamCells, n_seqs: int, owners: Mapping[int, int]) -> list[KvRun]:

@@ -24,9 +24,10 @@ from localrun.wire import Delta, Finish, Lane, Phase, Submit, Usage
 class Request:
     """`tokens` is the prompt and then the output. Times are seconds of the monotonic clock.
 
-    `target_itl_s` is how long a step may hold this stream up, 0 is no limit. `rank`, `waited_s`, `n_preempted` and
-    `requeued_at_s` are the policy's: the rank that a running request started with, what it waited until then, how often
-    and when it last gave up a slot.
+    `target_itl_s` is how long a step may hold this stream up, 0 is no limit. `is_away`: it takes no part in steps now,
+    for it is computed in the background, or its next token is drawn beside the steps. `rank`, `waited_s`,
+    `n_preempted` and `requeued_at_s` are the policy's: the rank that a running request started with, what it waited
+    until then, how often and when it last gave up a slot.
     """
 
     id: int
@@ -43,14 +44,13 @@ class Request:
     n_probs: int | None = None
     shows_control: bool = False
     awaits_grammar: bool = False
-    is_late: bool = False
     constraint: Constraint | None = None
 
     seq: int | None = None
     slot: int | None = None
     n_computed: int = 0
     next_stop: int | None = None
-    is_staged: bool = False
+    is_away: bool = False
     n_cached: int = 0
     started_at_s: float | None = None
     first_token_at_s: float | None = None

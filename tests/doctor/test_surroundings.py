@@ -13,7 +13,7 @@ import pytest
 from localrun import kv_folders
 from localrun.doctor.caches import check_hub_cache, check_kv_cache
 from localrun.doctor.finding import Finding, Level
-from localrun.doctor.machine import check_disk, check_memory, existing, memory
+from localrun.doctor.machine import check_cache_disk, check_disk, check_memory, existing, memory
 from localrun.doctor.network import check_network
 from localrun.doctor.places import check_places
 from localrun.doctor.port import check_port
@@ -70,16 +70,20 @@ def test_a_containers_limit_counts(tmp_path: Path):
     assert memory(tmp_path)[1] > 1_000_000
 
 
-def test_disk(tmp_path: Path):
-    def found(free: float, limit: float = 0.0, used: float = 0.0) -> list[Level]:
-        return levels(check_disk(tmp_path, int(free), kv_limit_bytes=int(limit), kv_used_bytes=int(used)))
-
-    assert found(1e12) == [OK]
-    assert found(5e9) == [WARN]
-    assert found(1e8) == [FAIL]
-    assert found(2e10, limit=3e10) == [OK, WARN]
-    assert found(2e10, limit=3e10, used=1.5e10) == [OK]
+@pytest.mark.parametrize(("free", "level"), [(1e12, OK), (5e9, WARN), (1e8, FAIL)])
+def test_disk(tmp_path: Path, free, level):
+    assert check_disk(tmp_path, int(free)).level is level
     assert existing(tmp_path / "a" / "b") == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("free", "limit", "used", "expected"),
+    [(1e12, 3e10, 0, []), (2e10, 3e10, 0, [WARN]), (2e10, 3e10, 1.5e10, []), (0, 3e10, 3e10, [FAIL])],
+    ids=["room", "too little for the limit", "most of it is there already", "full"],
+)
+def test_the_disk_of_the_cache(tmp_path: Path, free, limit, used, expected):
+    found = check_cache_disk(tmp_path, int(free), kv_limit_bytes=int(limit), kv_used_bytes=int(used))
+    assert levels(found) == expected
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------

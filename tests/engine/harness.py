@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from localrun.engine.backend import MemoryKind
+from localrun.engine.backend import Backend, MemoryKind
 from localrun.engine.cache.cells import PoolCells
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.engine import Engine, Limits
@@ -30,8 +30,8 @@ class Harness:
         target_itl_s: float = 0.0,
         memory_kind: MemoryKind = MemoryKind.ATTENTION,
         is_split: bool = False,
-        n_staging_seqs: int = 0,
-        staging_waits: int = 2,
+        n_background_seqs: int = 0,
+        background_looks: int = 2,
         disk: DiskTier | None = None,
         wrap: Callable[[FakeBackend], FakeBackend] = lambda backend: backend,
     ) -> None:
@@ -42,8 +42,8 @@ class Harness:
             n_batch=n_batch,
             memory_kind=memory_kind,
             n_slots=n_slots if is_split else 0,
-            n_staging_seqs=n_staging_seqs,
-            staging_waits=staging_waits,
+            n_background_seqs=n_background_seqs,
+            background_looks=background_looks,
         )
         self.backend = wrap(fake)
         limits = Limits(n_slots, max_queue, target_itl_s, ram_cache_bytes)
@@ -128,7 +128,7 @@ class Harness:
             assert request.seq is not None
             held = self.backend.tokens_of(request.seq)
             assert held == request.tokens[: request.n_computed], "a sequence does not hold its own tokens"
-        for seq in range(self.backend.n_seqs + self.backend.n_staging_seqs):
+        for seq in range(self.backend.n_seqs + n_seqs_away(self.backend)):
             if (
                 isinstance(cache.cells, PoolCells) and self.backend.cuts_states
             ):  # where cells are shared it matters which ones
@@ -136,6 +136,11 @@ class Harness:
                 assert mirrored == self.backend.cells_of(seq), f"the mirror has sequence {seq} in other cells"
             else:
                 assert cache.cells.length(seq) == len(self.backend.cells_of(seq)), f"sequence {seq} has another length"
+
+
+def n_seqs_away(backend: Backend) -> int:
+    """Sequences of its background."""
+    return backend.background.n_seqs if backend.background else 0
 
 
 def expected_output(prompt: list[int], n_output: int, *, ignore_eos: bool = True) -> list[int]:

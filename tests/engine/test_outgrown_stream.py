@@ -18,7 +18,7 @@ LONG = [97 + at % 20 for at in range(SHARE - 40)]
 
 def open_fake(_path: Path) -> FakeBackend:
     return FakeBackend(
-        n_cells=N_SLOTS * SHARE, n_seqs=N_SLOTS + 16, n_batch=128, n_slots=N_SLOTS, n_staging_seqs=N_SLOTS
+        n_cells=N_SLOTS * SHARE, n_seqs=N_SLOTS + 16, n_batch=128, n_slots=N_SLOTS, n_background_seqs=N_SLOTS
     )
 
 
@@ -55,7 +55,7 @@ def test_everybody_ends_with_as_much_as_was_asked_for(opened, ram_cache_bytes: i
         engine.cache.check_integrity()
         if not backend.is_split:
             was_one_pool_with_a_queue |= bool(engine.scheduler.waiting)
-            assert not any(request.is_staged for request in engine.scheduler.running)
+            assert not any(request.is_away for request in engine.scheduler.running)
         for delta in step.deltas if step else ():
             got[delta.id] += len(delta.tokens)
             if delta.finish is not None:

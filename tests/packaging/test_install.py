@@ -202,6 +202,14 @@ def test_no_compiler_is_refused_with_the_way_out(machine: Machine):
     assert "no C++ compiler was found" in ran.stdout
 
 
+@pytest.mark.parametrize("option", ["--index", "--package"])
+def test_a_folder_that_is_not_there_is_refused_before_anything_is_done(machine: Machine, option: str):
+    ran = machine.install("--dry-run", option, "/no/such/folder")
+    assert ran.returncode == 1
+    assert "there is no" in ran.stdout + ran.stderr
+    assert "/no/such/folder" in ran.stdout + ran.stderr
+
+
 @pytest.mark.parametrize("arguments", [["--backend", "tpu"], ["--backend"], ["--frobnicate"]])
 def test_wrong_use(machine: Machine, arguments: list[str]):
     ran = machine.install(*arguments)

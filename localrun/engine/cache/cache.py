@@ -9,7 +9,7 @@ of the time that computing it took. How a prompt is begun depends on where seque
   leave their cells as soon as nobody runs, or when looking at them has cost the running ones as much as the copies
   take; on a GPU, which reads cells quickly, when the cells are needed. What lies behind a hole is moved into it.
 * Streams: a parked sequence is gone on with, what runs is copied. A request with a long way to go begins in a sequence
-  of the *background*, which cannot be touched while that computes, and goes on in a stream when its prompt is done.
+  of the *background*, which cannot be touched while that is busy, and comes home to a stream when its prompt is done.
 * Wholes: a parked sequence that the prompt continues is gone on with; else the longest checkpoint is restored
   (`checkpoints.py`). What was saved keeps its cells only while nothing runs.
 
@@ -64,19 +64,19 @@ class _Found(NamedTuple):
 
 
 class Cache:
-    """See the module. `direct_tokens` says how many new tokens a request may have to be computed among the streams."""
+    """See the module. `takes` says whether a request with so many tokens to compute has a place in the background."""
 
     def __init__(
         self,
         backend: Backend,
         tiers: Tiers,
         clock: Callable[[], float],
-        direct_tokens: Callable[[], int] = lambda: UNCOUNTED,
+        takes: Callable[[int], bool] = lambda n_new: False,
     ) -> None:
         self.tiers = tiers
         self._backend = backend
         self._clock = clock
-        self._direct_tokens = direct_tokens
+        self._takes = takes
         self._checkpoints = Checkpoints(tiers, backend.eog_tokens)
         self._one_pool_until_s = 0.0
         self._open()
@@ -128,10 +128,6 @@ class Cache:
             return n_common - max(n_matched, n_computed) >= GAIN_TOKENS
         return self._checkpoints.follow(self._running[seq], n_computed, n_common, n_matched)
 
-    def must_wait(self, key: Key, n_matched: int) -> bool:
-        """Whether a request of which `n_matched` tokens can be had cannot start now, though others can."""
-        return self._is_busy and self._wants_background(key, n_matched)
-
     def n_obtainable(self, key: Key) -> int:
         """Cells that a request could have if all parked sequences had to go, shared ones included."""
         if isinstance(self._layout, Streams):
@@ -149,7 +145,7 @@ class Cache:
         The key's list is the request's own, and may grow: the cache looks at it as long as the sequence runs.
         """
         found = self._find(key)
-        is_away = not self._is_busy and self._wants_background(key, max(found.n_cells, found.n_saved))
+        is_away = not self._is_busy and self._takes(len(key.tokens) - max(found.n_cells, found.n_saved))
         goes_on = self._goes_on(found, is_away=is_away)
         if goes_on:
             self._continue(found.seq, key, found.n_cells)
@@ -327,7 +323,7 @@ class Cache:
     def _goes_on(self, found: _Found, *, is_away: bool) -> bool:
         """Whether a parked sequence is gone on with where it is."""
         is_there = found.seq in self.tiers.parked and found.n_cells >= found.n_saved
-        return is_there and not self._layout.can_share and self._is_background(found.seq) == is_away
+        return is_there and not self._layout.can_share and self._is_away(found.seq) == is_away
 
     def _continue(self, seq: int, key: Key, n_tokens: int) -> None:
         """A parked sequence is no longer parked and has the first `n_tokens` left."""
@@ -344,10 +340,10 @@ class Cache:
     def _vacate(self, *, is_away: bool, spare: int) -> int | None:
         """The lowest free sequence, in the background or not; else the one that was parked first, `spare` only if there
         is no other."""
-        free = [seq for seq in self._free if self._is_background(seq) == is_away]
+        free = [seq for seq in self._free if self._is_away(seq) == is_away]
         if free:
             return min(free)
-        parked = [seq for seq in self.tiers.parked if self._is_background(seq) == is_away]
+        parked = [seq for seq in self.tiers.parked if self._is_away(seq) == is_away]
         if not parked:
             return None
         seq = next((seq for seq in parked if seq != spare), spare)
@@ -549,26 +545,18 @@ class Cache:
     @property
     def _is_busy(self) -> bool:
         """Whether the background computes."""
-        return self._backend.is_staging
+        return self._backend.background is not None and self._backend.background.is_busy
 
     @property
     def _touchable(self) -> set[int] | None:
         """The sequences that may be looked into; None: all."""
         return set(range(self._layout.n_main)) if self._is_busy else None
 
-    def _is_background(self, seq: int) -> bool:
+    def _is_away(self, seq: int) -> bool:
         return seq >= self._layout.n_main
 
     def _can_touch(self, seq: int) -> bool:
-        return not (self._is_busy and self._is_background(seq))
-
-    def _wants_background(self, key: Key, n_cached: int) -> bool:
-        """Whether a request goes through the background: one with a long way to go, if there is a sequence for it. For
-        others that would cost two copies and a wait."""
-        if self._layout.n_seqs == self._layout.n_main or len(key.tokens) - n_cached <= self._direct_tokens():
-            return False
-        n_away = sum(map(self._is_background, self._running))
-        return n_away < self._layout.n_seqs - self._layout.n_main
+        return not (self._is_busy and self._is_away(seq))
 
     def _n_running_cells(self) -> int:
         """Cells that running sequences hold: in one pool what the tree has of them is shared, the rest is not."""

@@ -74,10 +74,10 @@ class Layout:
     can_cut = True
     can_share = False
 
-    def __init__(self, backend: Backend, cells: Cells, n_background_seqs: int = 0) -> None:
+    def __init__(self, backend: Backend, cells: Cells, n_away: int = 0) -> None:
         self.cells = cells
         self.n_main = backend.n_seqs
-        self.n_seqs = backend.n_seqs + n_background_seqs
+        self.n_seqs = backend.n_seqs + n_away
         self._backend = backend
 
     def cut(self, seq: int, n_tokens: int) -> bool:
@@ -164,8 +164,9 @@ class Streams(Layout):
     between them, so running sequences are kept at the lowest numbers."""
 
     def __init__(self, backend: Backend) -> None:
-        cells = StreamCells(backend.n_cells // backend.n_seqs, backend.n_seqs, backend.n_staging_seqs)
-        super().__init__(backend, cells, backend.n_staging_seqs)
+        n_away = backend.background.n_seqs if backend.background else 0
+        cells = StreamCells(backend.n_cells // backend.n_seqs, backend.n_seqs, n_away)
+        super().__init__(backend, cells, n_away)
 
     def give(self, source: int, target: int, n_tokens: int) -> bool:
         (data,) = self._backend.state_slices(source, [(0, n_tokens)])
@@ -383,16 +384,16 @@ class PoolCells:
 
 class StreamCells:
     """How many tokens each stream of a split KV cache holds; nothing depends on where in it. A stream belongs to one
-    sequence: `n_seqs` streams for requests and `n_staging_seqs` more for prompts in the making, of `n_cells` cells
+    sequence: `n_seqs` streams for requests and `n_away` more for prompts in the making, of `n_cells` cells
     each, all empty at first."""
 
     n_shared = 0
 
-    def __init__(self, n_cells: int, n_seqs: int, n_staging_seqs: int) -> None:
+    def __init__(self, n_cells: int, n_seqs: int, n_away: int) -> None:
         self.n_cells = n_cells
         self.n_placed = 0
         self._n_seqs = n_seqs
-        self._lengths = [0] * (n_seqs + n_staging_seqs)
+        self._lengths = [0] * (n_seqs + n_away)
 
     @property
     def n_used(self) -> int:

@@ -1,139 +1,197 @@
-"""The long prompts that are computed in the background, and when streams may interrupt them.
+"""Long prompts, computed beside the steps: who is computed, whose rows a batch has, and what becomes of it.
 
-Owner: the engine's main thread. One batch at a time is under way (`Backend.staging_start`). Streams go on beside it,
-once per latency target: a step of theirs makes the background pause, so it costs the prompts what it takes and nothing
-else. The background always gets at least as long as a step takes, or a target below that would starve it.
+Owner: the engine's main thread. A `Worker` computes one batch at a time, in sequences numbered from `first_seq` on, and
+pauses while streams are decoded. It computes all but the last token of a prompt; that one's logits are wanted in the
+main context, where the request goes on.
 
-Invariant: while a batch is under way, its requests stay where they are; whoever wants to change that calls `abandon`
-for one of them, or `drop`.
-Does not: choose rows (`scheduler.py`), or move finished prompts (`engine.py`).
+Invariant: while `is_busy`, nobody touches the background's sequences. Who leaves meanwhile leaves its sequence to the
+batch, and it comes back with that (`Done.left`).
+Does not: compute or pause (`worker.py`), decide when streams have their turn (`scheduler.py`), or move finished prompts
+(`engine.py`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from localrun.engine.backend import Backend
+from localrun.engine.backend import Batch, DecodeFailed, NoRoom
 from localrun.engine.request import Request
+from localrun.engine.schedule.budget import TILE_ROWS, CostModel, best_size
+from localrun.engine.schedule.policy import Want, divide
 from localrun.engine.schedule.scheduler import Grant, fill_batch
 
 # Waiting for the background ends this soon, so that newcomers and cancels are not kept waiting.
 POLL_S = 0.02
-# Copying a long prompt's state to the streams' side takes about as long.
-FINISH_S = 0.025
+# Copying a long prompt's state to the main context takes about as long.
+BRING_HOME_S = 0.025
+# A batch takes about this long at most, so that a prompt that comes after it waits no longer; and so many latency
+# targets, because the longer a batch takes, the longer its single operations, which nobody can interrupt.
+BATCH_S = 1.0
+BATCH_TARGETS = 10
 
 
-class Abandoned(NamedTuple):
-    """What a request left behind: a sequence that the batch under way makes hold `tokens`; it had `n_computed`."""
+class Worker(Protocol):
+    """Computes one batch at a time beside everything else. `computed_s` is how long the last one took, without pauses.
+
+    While it `is_busy`, its sequences belong to it. They are numbered from `first_seq` on.
+    """
+
+    batch: Batch
+    first_seq: int
+    n_seqs: int
+    is_busy: bool
+    computed_s: float
+
+    def start(self, n_rows: int) -> None:
+        """Begin to compute the first rows of `batch`, none of which may want logits. Raises ValueError, and nothing has
+        begun, for a number out of range."""
+
+    def is_over(self, timeout_s: float = 0.0) -> bool:
+        """Whether what was started is over, after waiting for that at most so long."""
+
+    def finish(self) -> None:
+        """End what was started, once it is over. Raises NoRoom or DecodeFailed."""
+
+    def halt(self) -> None:
+        """Give up what was started, soon. What was computed of it may be there or not."""
+
+
+class Left(NamedTuple):
+    """What a request left behind: a sequence with `n_before` of its `tokens`, or `n_after` if the batch is computed."""
 
     seq: int
     tokens: list[int]
-    n_computed: int
+    n_before: int
+    n_after: int
 
 
-class Staging:
-    """See the module. `grants` are the parts of a batch that somebody waits for, `depth` is where in their prompts its
-    rows begin, on average over the rows."""
+class Done(NamedTuple):
+    """A batch that is over. Unless `is_computed`, nobody knows how much of it was; `error` may say why.
 
-    def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
-        self.grants: tuple[Grant, ...] = ()
-        self.depth = 0.0
-        self._abandoned: list[Abandoned] = []
-        self._backend = backend
-        self._clock = clock
-        self._rows: list[int] = []
-        self._started_at_s = 0.0
-        self._interrupted_s = 0.0
-        self._last_step_end_s = -math.inf
-        self._last_step_s = 0.0
+    `grants` are the requests that are still there, `seqs` has the sequence of each row, whoever it was for.
+    """
+
+    grants: tuple[Grant, ...]
+    left: tuple[Left, ...]
+    seqs: list[int]
+    seconds: float
+    is_computed: bool
+    error: DecodeFailed | None = None
+
+
+class Background:
+    """See the module. `cost` is learned here; the backend keeps it while the worker is replaced."""
+
+    def __init__(self, worker: Worker, cost: CostModel) -> None:
+        self.worker = worker
+        self._cost = cost
+        self._requests: dict[Request, None] = {}
+        self._grants: tuple[Grant, ...] = ()
+        self._left: list[Left] = []
+        self._seqs: list[int] = []
+        self._depth = 0.0
+
+    @property
+    def n_seqs(self) -> int:
+        """Prompts that it can have at once."""
+        return self.worker.n_seqs
 
     @property
     def is_busy(self) -> bool:
         """Whether a batch is under way."""
-        return self._backend.is_staging
+        return self.worker.is_busy
 
     @property
-    def n_rows(self) -> int:
-        return len(self._rows)
-
-    @property
-    def completes_prompt(self) -> bool:
-        """Whether finishing the batch takes a copy: that of a prompt that is done then but for its last token."""
-        return any(request.n_pending == n_tokens + 1 for request, n_tokens in self.grants)
-
-    def start(self, grants: Sequence[Grant]) -> None:
-        """Begin a batch."""
-        self.grants = tuple(grants)
-        self._rows = fill_batch(self._backend.staging_batch, grants, wants_logits=False)
-        self.depth = sum(request.n_computed * n_tokens for request, n_tokens in grants) / max(1, self.n_rows)
-        self._started_at_s, self._interrupted_s = self._clock(), 0.0
-        self._backend.staging_start(self.n_rows)
-
     def is_over(self) -> bool:
         """Whether a batch is under way and was computed."""
-        return self.is_busy and self._backend.staging_wait(0.0)
+        return self.is_busy and self.worker.is_over()
 
-    def finish(self) -> tuple[list[int], float]:
-        """End a batch that is over. Returns the sequence of each row, and the seconds that computing them took, without
-        interruptions. Raises NoRoom or DecodeFailed."""
-        self._backend.staging_finish()
-        return self._rows, self._clock() - self._started_at_s - self._interrupted_s
+    @property
+    def completes(self) -> bool:
+        """Whether a prompt is done with this batch, but for its last token: taking it home is a copy."""
+        return any(request.n_pending == n_tokens + 1 for request, n_tokens in self._grants)
 
-    def drop(self) -> list[Request]:
-        """Give up what is under way. Returns its requests: how much of them was computed, nobody knows."""
+    def __contains__(self, request: Request) -> bool:
+        return request in self._requests
+
+    def takes(self, n_new: int, n_direct: int) -> bool:
+        """Whether a prompt with so many tokens to compute has a place here. Up to `n_direct` are as well computed among
+        the streams: for those two copies and a wait would cost more. While a batch `is_busy` it has to wait."""
+        return n_new > n_direct and len(self._requests) + len(self._left) < self.n_seqs
+
+    def add(self, request: Request) -> None:
+        """It is computed here from now on. Its sequence is one of ours, and holds its first `n_computed` tokens."""
+        self._requests[request] = None
+        request.is_away = True
+
+    def begin(self, target_s: float | None) -> None:
+        """Begin the next batch, unless there is one or nobody needs it. The rows are those that streams with this
+        target have patience for; 0 or None: there are none in a hurry."""
+        if self.is_busy or not self._requests:
+            return
+        prompts = sorted(self._requests, key=lambda request: request.seq or 0)
+        depth = sum(request.n_computed for request in prompts) / len(prompts)
+        wants = [Want(request.n_pending - 1, request.client, request.rank) for request in prompts]
+        given = divide(wants, self._n_rows(depth, target_s))
+        grants = [Grant(request, n_rows) for request, n_rows in zip(prompts, given, strict=True) if n_rows]
+        if not grants:
+            return
+        seqs = fill_batch(self.worker.batch, grants, wants_logits=False)
+        self.worker.start(len(seqs))
+        self._grants, self._seqs = tuple(grants), seqs
+        self._depth = sum(request.n_computed * n_tokens for request, n_tokens in grants) / len(seqs)
+
+    def collect(self) -> Done:
+        """End the batch that is over."""
+        try:
+            self.worker.finish()
+        except NoRoom as error:
+            raise RuntimeError("a prompt in the background is longer than its stream") from error
+        except DecodeFailed as error:
+            return self._end(is_computed=False, error=error)
+        self._cost.observe(len(self._seqs), self._depth, self.worker.computed_s)
+        return self._end(is_computed=True)
+
+    def halt(self) -> Done | None:
+        """Give up the batch under way, if there is one: somebody wants to touch its sequences."""
         if not self.is_busy:
-            return []
-        self._backend.staging_abort()
-        return [grant.request for grant in self.grants]
+            return None
+        self.worker.halt()
+        return self._end(is_computed=False)
 
-    def abandon(self, request: Request) -> bool:
-        """Let the batch under way go on without anybody who waits for this request; its sequence must not be touched
-        until then (`take_abandoned`). False, and nothing has changed, if there is no batch that others wait for."""
-        others = tuple(grant for grant in self.grants if grant.request is not request)
-        if not self.is_busy or not others:
-            return False
-        n_computed = request.n_computed
-        n_staged = sum(grant.n_tokens for grant in self.grants if grant.request is request)
+    def is_for_nobody_but(self, request: Request) -> bool:
+        """Whether the batch under way would be computed for nobody if this request left."""
+        return self.is_busy and all(grant.request is request for grant in self._grants)
+
+    def drop(self, request: Request) -> bool:
+        """A request leaves. False if a batch is under way: until that is over its sequence must be left alone."""
+        del self._requests[request]
+        request.is_away = False
+        if not self.is_busy:
+            return True
         assert request.seq is not None
-        self._abandoned.append(Abandoned(request.seq, request.tokens[: n_computed + n_staged], n_computed))
-        self.grants = others
-        return True
-
-    def take_abandoned(self) -> list[Abandoned]:
-        """What may be touched again, now that the batch is over."""
-        taken, self._abandoned = self._abandoned, []
-        return taken
-
-    def wait_for_turn(self, target_s: float | None) -> bool:
-        """Whether streams that want a token every `target_s` may have a step now; if not, some time went by waiting
-        for that. 0: they are in no hurry, and wait for the batch. None: there are only prompts, which take turns with
-        it. A batch that is over and was left lying (`is_turn_near`) makes it their turn."""
-        if not self.is_busy or self.is_over():
-            return True
-        left_s = self.left_s(target_s)
-        if left_s <= 0:
-            return True
-        self.wait(left_s)
+        n_before = request.n_computed
+        n_after = n_before + sum(n_tokens for other, n_tokens in self._grants if other is request)
+        self._grants = tuple(grant for grant in self._grants if grant.request is not request)
+        self._left.append(Left(request.seq, request.tokens, n_before, n_after))
         return False
 
-    def is_turn_near(self, target_s: float | None) -> bool:
-        """Whether streams have a step so soon that finishing a batch, with its copies, would make them late."""
-        return target_s is not None and target_s > 0 and self.left_s(target_s) < FINISH_S
+    def wait(self, timeout_s: float) -> None:
+        """Let it compute for so long at most, and never long."""
+        self.worker.is_over(min(timeout_s, POLL_S))
 
-    def wait(self, timeout_s: float = POLL_S) -> None:
-        """Let the background compute."""
-        self._backend.staging_wait(min(timeout_s, POLL_S))
+    def recompute_s(self, start: int, n_tokens: int) -> float:
+        """Seconds that computing `n_tokens` from position `start` on would take, in full batches."""
+        return self._cost.recompute_s(start, n_tokens, n_rows=self.worker.batch.capacity)
 
-    def left_s(self, target_s: float | None) -> float:
-        """Seconds until the streams' turn."""
-        wait_s = math.inf if target_s == 0 else max((target_s or 0.0) - self._last_step_s, self._last_step_s)
-        return self._last_step_end_s + wait_s - self._clock()
+    def _n_rows(self, depth: float, target_s: float | None) -> int:
+        capacity = self.worker.batch.capacity
+        if not self._cost.is_warm:
+            return min(capacity, 8 * TILE_ROWS)
+        allowed_s = min(BATCH_S, BATCH_TARGETS * target_s) if target_s else BATCH_S
+        return best_size(self._cost, capacity, depth, allowed_s)
 
-    def note_step(self, step_s: float, *, has_streams: bool) -> None:
-        """A step took so long and ends now; streams were in it or not."""
-        if has_streams:
-            self._last_step_end_s, self._last_step_s = self._clock(), step_s
-        if self.is_busy:
-            self._interrupted_s += step_s
+    def _end(self, *, is_computed: bool, error: DecodeFailed | None = None) -> Done:
+        done = Done(self._grants, tuple(self._left), self._seqs, self.worker.computed_s, is_computed, error)
+        self._grants, self._left, self._seqs = (), [], []
+        return done

@@ -39,7 +39,6 @@ STREAM_ROWS = 16
 WARM_UP_BYTES = 2 << 20
 # Of the buffer for states, what is kept for the next time.
 KEPT_BUFFER_BYTES = 128 << 20
-ABORTED = 2  # what llama_decode returns then
 
 
 @dataclass(frozen=True)
@@ -99,15 +98,7 @@ class LlamaContext:
 
     def decode(self, n_rows: int) -> None:
         """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed."""
-        batch = self.batch
-        if not 0 < n_rows <= batch.capacity:
-            raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
-        check_range("token", batch.token[:n_rows], self._n_vocab)
-        check_range("sequence", batch.seq[:n_rows], self.n_seqs)
-        check_range("position", batch.pos[:n_rows], self.n_cells)
-        n_wanted = int(np.count_nonzero(batch.wants_logits[:n_rows]))
-        if n_wanted > self.n_seqs:
-            raise ValueError(f"more than {self.n_seqs} rows want logits")
+        n_wanted = self.check_rows(n_rows)
         self._native_batch.n_tokens = n_rows
         fewer = self._fewer
         if fewer is not None and n_wanted == n_rows:
@@ -127,7 +118,20 @@ class LlamaContext:
             return
         if code == 1:
             raise NoRoom(f"no {n_rows} free cells")
-        raise DecodeFailed(f"llama_decode returned {code}", is_fatal=code != -1, is_abort=code == ABORTED)
+        raise DecodeFailed(f"llama_decode returned {code}", is_fatal=code != -1)
+
+    def check_rows(self, n_rows: int) -> int:
+        """Raises ValueError unless the first rows of `batch` can be computed. Returns how many want logits."""
+        batch = self.batch
+        if not 0 < n_rows <= batch.capacity:
+            raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
+        check_range("token", batch.token[:n_rows], self._n_vocab)
+        check_range("sequence", batch.seq[:n_rows], self.n_seqs)
+        check_range("position", batch.pos[:n_rows], self.n_cells)
+        n_wanted = int(np.count_nonzero(batch.wants_logits[:n_rows]))
+        if n_wanted > self.n_seqs:
+            raise ValueError(f"more than {self.n_seqs} rows want logits")
+        return n_wanted
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """The logits of a row of the last decode, as a view of native memory. Raises ValueError if it has none."""

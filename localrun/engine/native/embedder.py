@@ -16,7 +16,7 @@ import numpy as np
 
 from localrun.engine.backend import Batch, DecodeFailed, NoRoom
 from localrun.engine.embedding.inputs import FloatVector, PairFormat
-from localrun.engine.native.context import ABORTED, GGML_TYPES, check_range, native_batch
+from localrun.engine.native.context import GGML_TYPES, check_range, native_batch
 from localrun.engine.native.library import Threadpools, last_problem, log_callback, native
 from localrun.engine.native.model import LlamaVocabulary, load_model
 from localrun.errors import EngineFailed
@@ -96,7 +96,7 @@ class LlamaEmbedder:
         if code == 1:
             raise NoRoom(f"no {n_rows} free cells")
         if code != 0:
-            raise DecodeFailed(f"llama_decode returned {code}", is_fatal=code != -1, is_abort=code == ABORTED)
+            raise DecodeFailed(f"llama_decode returned {code}", is_fatal=code != -1)
 
     def vector(self, seq: int) -> FloatVector:
         pointer = native.llama_get_embeddings_seq(self._context, seq)

@@ -3,7 +3,7 @@
 Owner: the engine's main thread; `tokenize` alone may run in another.
 
 On a CPU the KV cache is split where it can be (`LlamaContext`), and long prompts are computed in a second context, in
-the background (`LlamaStaging`). Its sequences are numbered from `n_seqs` on, so that a number says which context is
+the background (`LlamaWorker`). Its sequences are numbered from `n_seqs` on, so that a number says which context is
 meant. On a GPU there is one pool, and prompts and streams go into one batch.
 """
 
@@ -17,21 +17,23 @@ from typing import Any
 import numpy as np
 
 from localrun import processors
-from localrun.engine.backend import Batch, MemoryKind, Sampler, State
-from localrun.engine.native.context import ContextShape, LlamaContext, check_range
+from localrun.engine.backend import MemoryKind, Sampler, State
+from localrun.engine.native.background import Background
+from localrun.engine.native.context import ContextShape, LlamaContext
 from localrun.engine.native.library import Threadpools, log_callback, native
 from localrun.engine.native.model import LlamaAdapters, LlamaVocabulary, load_model
 from localrun.engine.native.sampler import LlamaSampler, SamplingThreads
 from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads, PromptThreads, StepThreads, Usage
-from localrun.engine.native.worker import LlamaStaging
+from localrun.engine.native.worker import LlamaWorker
 from localrun.engine.sample import chain as stages
+from localrun.engine.schedule.budget import CostModel
 from localrun.errors import EngineFailed
 from localrun.thread_choice import Threads
 from localrun.wire import Sampling, TokenLogprob
 
 # Long prompts that are computed at once, in the background. More of them share one batch; each has a stream of cells.
-STAGING_SEQUENCES = 4
+BACKGROUND_SEQUENCES = 4
 
 
 class LlamaBackend:
@@ -73,7 +75,9 @@ class LlamaBackend:
         self.mixes_rows = n_gpu_layers > 0
         self.can_split = may_split and is_attention and n_seqs > 1 and not self.mixes_rows
         self._layout: StateLayout | None = None
-        self._staging: LlamaStaging | None = None
+        self.background: Background | None = None
+        self._worker: LlamaWorker | None = None
+        self._background_cost = CostModel()
         self._threads = Threads(n_threads, n_threads)
         self._fewer: FewerThreads | None = None
         self._pools = Threadpools(native._lib)
@@ -97,10 +101,10 @@ class LlamaBackend:
     # --- computing ---------------------------------------------------------------------------------------------
 
     def decode(self, n_rows: int) -> None:
-        if self._staging is None:
+        if self._worker is None:
             self._main.decode(n_rows)
             return
-        with self._staging.paused():
+        with self._worker.paused():
             self._main.decode(n_rows)
 
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> LlamaSampler:
@@ -140,8 +144,8 @@ class LlamaBackend:
             self._fewer = FewerThreads(StepThreads(threads.decode), PromptThreads(_usage, processors.unused_now))
         self.n_threads = threads.decode
         self._main.set_threads(threads, self._fewer)
-        if self._staging is not None:
-            self._staging.context.set_threads(threads, self._fewer)
+        if self._worker is not None:
+            self._worker.context.set_threads(threads, self._fewer)
 
     @contextmanager
     def measured_context(self, n_threads: int, *, n_cells: int, n_seqs: int, n_batch: int) -> Iterator[LlamaContext]:
@@ -153,38 +157,6 @@ class LlamaBackend:
             yield context
         finally:
             context.close()
-
-    # --- long prompts in the background ------------------------------------------------------------------------
-
-    @property
-    def n_staging_seqs(self) -> int:
-        return self._staging.context.n_seqs if self._staging else 0
-
-    @property
-    def staging_batch(self) -> Batch:
-        return self._stage.context.batch
-
-    @property
-    def is_staging(self) -> bool:
-        return self._staging is not None and self._staging.is_busy
-
-    def staging_start(self, n_rows: int) -> None:
-        context = self._stage.context
-        if not 0 < n_rows <= context.batch.capacity:
-            raise ValueError(f"{n_rows} rows in a batch of {context.batch.capacity}")
-        seqs = context.batch.seq[:n_rows] - self.n_seqs
-        check_range("sequence", seqs, context.n_seqs)
-        context.batch.seq[:n_rows] = seqs
-        self._stage.start(n_rows)
-
-    def staging_wait(self, timeout_s: float) -> bool:
-        return self._stage.wait(timeout_s)
-
-    def staging_finish(self) -> None:
-        self._stage.finish()
-
-    def staging_abort(self) -> None:
-        self._stage.abort()
 
     # --- memory ------------------------------------------------------------------------------------------------
 
@@ -235,12 +207,6 @@ class LlamaBackend:
     # --- opening -----------------------------------------------------------------------------------------------
 
     @property
-    def _stage(self) -> LlamaStaging:
-        if self._staging is None:
-            raise ValueError("this backend computes nothing in the background")
-        return self._staging
-
-    @property
     def _cut(self) -> StateLayout:
         if self._layout is None:
             raise ValueError("the states of this model cannot be cut")
@@ -248,11 +214,11 @@ class LlamaBackend:
 
     def _place(self, seq: int) -> tuple[LlamaContext, int]:
         """The context of a sequence, and its number there."""
-        if seq < self.n_seqs or self._staging is None:
+        if seq < self.n_seqs or self._worker is None:
             return self._main, seq
-        if self._staging.is_busy:
+        if self._worker.is_busy:
             raise ValueError(f"sequence {seq} is being computed in the background")
-        return self._staging.context, seq - self.n_seqs
+        return self._worker.context, seq - self.n_seqs
 
     def _kind_of_memory(self, n_cells: int) -> MemoryKind:
         if native.llama_model_is_recurrent(self._model):
@@ -271,12 +237,14 @@ class LlamaBackend:
             self._main = self._new_context(self._n_cells, self.n_seqs, self._n_batch, split=split)
             self.n_cells, self.batch = self._main.n_cells, self._main.batch
             if split:
-                n_staging = min(self._n_slots, STAGING_SEQUENCES)
-                cells = self.n_cells // self._n_slots * n_staging
-                self._staging = LlamaStaging(
-                    lambda cb_eval: self._new_context(cells, n_staging, self._n_batch, split=True, cb_eval=cb_eval),
+                n_background = min(self._n_slots, BACKGROUND_SEQUENCES)
+                cells = self.n_cells // self._n_slots * n_background
+                self._worker = LlamaWorker(
+                    lambda cb_eval: self._new_context(cells, n_background, self._n_batch, split=True, cb_eval=cb_eval),
                     lambda: self._layout.token_bytes if self._layout else 0,
+                    first_seq=self.n_seqs,
                 )
+                self.background = Background(self._worker, self._background_cost)
         except EngineFailed:
             self._pools.close()
             native.llama_model_free(self._model)
@@ -296,9 +264,9 @@ class LlamaBackend:
         return context
 
     def _close_contexts(self) -> None:
-        if self._staging is not None:
-            self._staging.close()
-            self._staging = None
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = self.background = None
         self._main.close()
 
     def _probe_layout(self) -> StateLayout | None:

@@ -13,7 +13,7 @@ Two threads: the engine's main thread calls everything here, the *worker* is ins
 
 Invariants: the context belongs to the worker between `start` and `finish`, and to the main thread otherwise. Who pauses
 resumes: nothing else waits for anything.
-Does not: choose rows or moments (`background.py`).
+Does not: choose rows (`background.py`) or moments (the engine).
 """
 
 from __future__ import annotations
@@ -57,14 +57,18 @@ class Pieces:
         self._n_asked = 0
 
 
-class LlamaStaging:
-    """See the module. `open_context` makes the context, with this evaluation callback; `token_bytes` are those of a
-    saved state, 0 while they are not known."""
+class LlamaWorker:
+    """See the module and `background.Worker`. `open_context` makes the context, with this evaluation callback;
+    `token_bytes` are those of a saved state, 0 while they are not known."""
 
-    def __init__(self, open_context: Callable[[Any], LlamaContext], token_bytes: Callable[[], int]) -> None:
+    def __init__(
+        self, open_context: Callable[[Any], LlamaContext], token_bytes: Callable[[], int], first_seq: int
+    ) -> None:
         # Native code holds a bare pointer to it.
         self._callback = native.ggml_backend_sched_eval_callback(self._between_pieces)
         self.context = open_context(self._callback)
+        self.batch, self.n_seqs, self.first_seq = self.context.batch, self.context.n_seqs, first_seq
+        self.computed_s = self._paused_s = 0.0
         self._token_bytes = token_bytes
         self._needed_bytes = self._most_bytes = 0
         self._pieces = Pieces()
@@ -77,18 +81,22 @@ class LlamaStaging:
         self._ending = threading.Lock()
         self._may_run = threading.Event()
         self._is_pause_wanted = False
-        self._is_abort_wanted = False
+        self._is_halt_wanted = False
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._serve, name="staging", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="background", daemon=True)
         self._thread.start()
 
     def start(self, n_rows: int) -> None:
-        """Begin to compute the first rows of the context's batch."""
         assert not self.is_busy, "one batch at a time"
+        batch = self.batch
+        if batch.wants_logits[: max(0, n_rows)].any():
+            raise ValueError("the background computes no logits")
+        batch.seq[: max(0, n_rows)] -= self.first_seq
+        self.context.check_rows(n_rows)
         self.is_busy = True
-        self._is_abort_wanted = False
+        self._is_halt_wanted = False
         self._error = None
-        n_tokens = int(self.context.batch.pos[:n_rows].max()) + 1
+        n_tokens = int(batch.pos[:n_rows].max()) + 1
         token_bytes = self._token_bytes()
         self._needed_bytes = n_tokens * (token_bytes + CELL_BYTES) if token_bytes else 0
         self._most_bytes = self.context.n_cells // self.context.n_seqs * (token_bytes + CELL_BYTES) + SPARE_BYTES
@@ -96,20 +104,18 @@ class LlamaStaging:
             self._done.clear()
         self._work.put(n_rows)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Whether what was started is over, after waiting for that at most so long."""
+    def is_over(self, timeout_s: float = 0.0) -> bool:
         return self._done.wait(timeout_s)
 
     def finish(self) -> None:
-        """Take the context back once it is over. Raises what the decode raised: NoRoom or DecodeFailed."""
         self._done.wait()
         self.is_busy = False
         if self._error is not None:
             raise self._error
 
-    def abort(self) -> None:
-        """Give up what was started, after the piece at hand, and take the context back."""
-        self._is_abort_wanted = True
+    def halt(self) -> None:
+        """Ends after the piece at hand."""
+        self._is_halt_wanted = True
         self._done.wait()
         self.is_busy = False
 
@@ -134,7 +140,7 @@ class LlamaStaging:
     def close(self) -> None:
         """End the thread and free the context."""
         if self.is_busy:
-            self.abort()
+            self.halt()
         self._work.put(None)
         self._thread.join()
         self.context.close()
@@ -142,12 +148,14 @@ class LlamaStaging:
     def _serve(self) -> None:
         """Worker thread."""
         while (n_rows := self._work.get()) is not None:
-            self._piece_began_at_s = time.perf_counter()
+            began_at_s = self._piece_began_at_s = time.perf_counter()
+            self._paused_s = 0.0
             try:
                 self.context.decode(n_rows)
             except Exception as error:
                 self._error = self._error or error
-            if self._is_abort_wanted or self._error is not None:
+            self.computed_s = time.perf_counter() - began_at_s - self._paused_s
+            if self._is_halt_wanted or self._error is not None:
                 native.llama_set_abort_callback(self.context.native, _go_on, None)
             with self._ending:
                 self._done.set()
@@ -162,7 +170,7 @@ class LlamaStaging:
         except Exception as error:
             # ctypes would print it and go on with half of a graph.
             self._error = DecodeFailed(f"the background failed between two pieces: {error!r}", is_fatal=True)
-        if self._is_abort_wanted or self._error is not None:
+        if self._is_halt_wanted or self._error is not None:
             # A graph that stops here would pass for one that was computed; the next operation gives up instead.
             native.llama_set_abort_callback(self.context.native, _give_up, None)
         self._piece_began_at_s = time.perf_counter()
@@ -172,8 +180,10 @@ class LlamaStaging:
         """Wait if streams want a step, and be ready for the prompt's end."""
         self._pieces.note(time.perf_counter() - self._piece_began_at_s)
         if self._is_pause_wanted:
+            paused_at_s = time.perf_counter()
             self._paused.set()
             self._may_run.wait()
-        if self._needed_bytes and not self._is_abort_wanted:
+            self._paused_s += time.perf_counter() - paused_at_s
+        if self._needed_bytes and not self._is_halt_wanted:
             # The prompt's state is copied to the streams when it is done, and they wait for that.
             self.context.warm_up(self._needed_bytes, self._most_bytes)

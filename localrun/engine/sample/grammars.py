@@ -194,7 +194,7 @@ class LateRows:
             if _is_slow(request):
                 self._threads = self._threads or ThreadPoolExecutor(_THREADS, "late")
                 self._late[request] = self._threads.submit(request.sampler.hold(row))
-                request.is_late = True
+                request.is_away = True
         tokens = self._backend.sample([(request.sampler, row) for request, row in now])
         return [Sampled(request, row, token) for (request, row), token in zip(now, tokens, strict=True)]
 
@@ -206,8 +206,13 @@ class LateRows:
 
     def finish(self, request: Request) -> int:
         """The token of a late request, waited for if need be."""
-        request.is_late = False
+        request.is_away = False
         return self._late.pop(request).result()
+
+    def drop(self, request: Request) -> None:
+        """A request ended: nobody wants its token, if it is late."""
+        if request in self._late:
+            self.finish(request)
 
     def wait(self) -> None:
         """Sleep a little, or until the first of them is there; not at all when nobody is late."""

@@ -38,21 +38,21 @@ class _Reason(NamedTuple):
     until: int
     n_matched: int
 
-    def holds(self, request: Request, cache: Cache) -> bool:
-        leader = self.leader
-        if leader is None:
-            return cache.must_wait(request.key, self.n_matched)
-        is_same = leader.seq is not None and leader.n_preempted == self.n_preempted
-        return is_same and leader.is_prefilling and leader.n_computed < self.until
-
 
 class Admission:
-    """See the module."""
+    """See the module. `takes` says whether a prompt with so many new tokens is computed in the background."""
 
-    def __init__(self, backend: Backend, scheduler: Scheduler, preempt: Callable[[Request], None]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        scheduler: Scheduler,
+        preempt: Callable[[Request], None],
+        takes: Callable[[int], bool],
+    ) -> None:
         self._backend = backend
         self._scheduler = scheduler
         self._preempt = preempt
+        self._takes = takes
         self._passed_over: dict[Request, _Reason] = {}
 
     def start(self, cache: Cache, now_s: float) -> Iterator[Admitted]:
@@ -60,10 +60,10 @@ class Admission:
         that an earlier one was given."""
         reasons, self._passed_over = self._passed_over, {}
         for request in self._scheduler.next_up(now_s):
-            if request.awaits_grammar or not self._scheduler.can_start(request):
+            if request.awaits_grammar or request.is_away or not self._scheduler.can_start(request):
                 continue
             reason = reasons.get(request)
-            if reason is None or not reason.holds(request, cache):
+            if reason is None or not self._holds(reason, request):
                 reason = self._reason(request, cache)
             if reason is not None:
                 self._passed_over[request] = reason
@@ -74,7 +74,8 @@ class Admission:
             is_first = not request.was_started
             self._scheduler.start(request, lease.seq, lease.n_cached, now_s)
             # Asked each time: one pool has more sequences than split streams have.
-            request.is_staged = lease.seq >= self._backend.n_seqs
+            if self._backend.background is not None and lease.seq >= self._backend.n_seqs:
+                self._backend.background.add(request)
             yield Admitted(request, is_first)
 
     def _reason(self, request: Request, cache: Cache) -> _Reason | None:
@@ -86,9 +87,19 @@ class Admission:
             if leader.seq is not None and cache.follow(leader.seq, request.key, n_matched):
                 # Near the end it may not be worth it any more to wait: then the cache is asked each time.
                 return _Reason(leader, leader.n_preempted, n_shared - SHARED_PREFIX_TOKENS, n_matched)
-        if cache.must_wait(request.key, n_matched):
-            return _Reason(None, 0, 0, n_matched)
-        return None
+        return _Reason(None, 0, 0, n_matched) if self._awaits_batch(request, n_matched) else None
+
+    def _holds(self, reason: _Reason, request: Request) -> bool:
+        leader = reason.leader
+        if leader is None:
+            return self._awaits_batch(request, reason.n_matched)
+        is_same = leader.seq is not None and leader.n_preempted == reason.n_preempted
+        return is_same and leader.is_prefilling and leader.n_computed < reason.until
+
+    def _awaits_batch(self, request: Request, n_matched: int) -> bool:
+        """Whether it has a place in the background, whose sequences nobody may touch now."""
+        background = self._backend.background
+        return background is not None and background.is_busy and self._takes(request.n_tokens - n_matched)
 
     def _make_way(self, request: Request, cache: Cache) -> bool:
         """Whether there is a slot and cells for a newcomer, taken from lower lanes if that is what it takes."""

@@ -1,9 +1,9 @@
-"""How many prompt rows a step, or a batch in the background, may carry. Pure.
+"""How many prompt rows a step may carry, and what rows cost. Pure.
 
 Of the sizes that are quick enough for the streams the largest is taken that is about as efficient as any, by what was
-learned so far (`budget.py`). Rows beside the streams and batches in the background are learned apart, for kernels
-treat a few rows of many prompts otherwise than many rows of one. Because a model may be wrong where it was not tried,
-rows beside the streams at most double from step to step.
+learned so far. Rows beside the streams and batches in the background (`native/background.py`) are learned apart, for
+kernels treat a few rows of many prompts otherwise than many rows of one. Because a model may be wrong where it was not
+tried, rows beside the streams at most double from step to step.
 
 Does not: divide the rows among prompts (`policy.py`).
 """
@@ -78,6 +78,12 @@ class CostModel:
             self._factors[n_rows] = factor + _LATEST * (ratio - factor)
         self._n_seen += 1
 
+    def recompute_s(self, start: int, n_tokens: int, *, n_rows: int) -> float:
+        """Seconds that computing `n_tokens` from position `start` on would take, `n_rows` at a time."""
+        if not self.is_warm:
+            return n_tokens * 1e-3
+        return n_tokens / n_rows * self.predict_s(n_rows, start + n_tokens / 2)
+
     def _line(self) -> NDArray[np.float64]:
         """The coefficients. More rows, or deeper ones, never take less: where all batches so far were of one size,
         noise may say so, and a larger batch would seem to cost nothing."""
@@ -97,10 +103,6 @@ def _features(n_rows: int, depth: float) -> NDArray[np.float64]:
     return np.array([1.0, tiles, tiles * (depth + n_rows / 2) / _DEPTH_UNIT])
 
 
-# A batch in the background takes about this long at most, so that a prompt that comes after it waits no longer; and so
-# many latency targets, because the longer a batch takes, the longer its single operations, which nobody can interrupt.
-STAGING_S = 1.0
-STAGING_TARGETS = 10
 # Sizes that are as efficient as the best one but for this much are as good. Beside streams the largest of them is
 # taken; where a step is the prompts' alone the smallest, for then the first of them are done sooner.
 _AS_GOOD = 0.95
@@ -111,18 +113,15 @@ _SLOWDOWN = 2.0
 
 
 class Budget:
-    """Learns from `observe` and `observe_staging`, answers `prefill_rows`, `staging_rows` and `recompute_s`.
+    """Learns from `observe`, answers `prefill_rows`, `rows_until`, `direct_tokens` and `recompute_s`.
 
-    `mixes_rows`: prompt rows and streams' rows are computed together, and share `batch_rows`. The background has
-    `staging_rows` at once.
+    `mixes_rows`: prompt rows and streams' rows are computed together, and share `batch_rows`.
     """
 
-    def __init__(self, *, batch_rows: int, mixes_rows: bool, staging_rows: int = 0) -> None:
+    def __init__(self, *, batch_rows: int, mixes_rows: bool) -> None:
         self.batch_rows = batch_rows
-        self._staging_rows = staging_rows
         self._mixes_rows = mixes_rows
         self._beside = CostModel()
-        self._background = CostModel()
         self._last_rows = 0
         self._decode_s = 0.0
 
@@ -134,18 +133,9 @@ class Budget:
         self._beside.observe(n_prefill, depth, max(0.0, step_s - (self._decode_s if n_decode else 0.0)))
         self._last_rows = n_prefill
 
-    def observe_staging(self, *, n_rows: int, depth: float, seconds: float) -> None:
-        """A batch in the background took `seconds`, not counting interruptions."""
-        self._background.observe(n_rows, depth, seconds)
-
     def recompute_s(self, start: int, n_tokens: int) -> float:
         """Seconds that computing `n_tokens` from position `start` on would take, in full batches."""
-        model, n_rows = (
-            (self._background, self._staging_rows) if self._staging_rows else (self._beside, self.batch_rows)
-        )
-        if not model.is_warm:
-            return n_tokens * 1e-3
-        return n_tokens / n_rows * model.predict_s(n_rows, start + n_tokens / 2)
+        return self._beside.recompute_s(start, n_tokens, n_rows=self.batch_rows)
 
     def prefill_rows(self, *, n_decode: int, depth: float, target_s: float) -> int:
         """Prompt rows that may join `n_decode` running streams, which want a token every `target_s` seconds (0: no
@@ -158,7 +148,7 @@ class Budget:
         if n_decode == 0:
             return min(_efficient(self._beside, sizes(limit), depth, _NEARLY))
         allowed_s = max(target_s - self._decode_s, (_SLOWDOWN - 1) * self._decode_s)
-        return _best(self._beside, min(limit, max(TILE_ROWS, 2 * self._last_rows)), depth, allowed_s)
+        return best_size(self._beside, min(limit, max(TILE_ROWS, 2 * self._last_rows)), depth, allowed_s)
 
     def rows_until(self, *, depth: float, left_s: float) -> int:
         """Prompt rows of one step before it is the streams' turn, in `left_s` seconds; 0 when there is no time for any.
@@ -176,15 +166,8 @@ class Budget:
             return TILE_ROWS
         return max((n for n in sizes(TILE_ROWS) if self._beside.predict_s(n, 0) <= target_s), default=1)
 
-    def staging_rows(self, *, depth: float, target_s: float | None) -> int:
-        """Rows of the next batch in the background, beside streams with this target (0 or None: none in a hurry)."""
-        if not self._background.is_warm:
-            return min(self._staging_rows, 8 * TILE_ROWS)
-        allowed_s = min(STAGING_S, STAGING_TARGETS * target_s) if target_s else STAGING_S
-        return _best(self._background, self._staging_rows, depth, allowed_s)
 
-
-def _best(model: CostModel, limit: int, depth: float, allowed_s: float) -> int:
+def best_size(model: CostModel, limit: int, depth: float, allowed_s: float) -> int:
     """The largest size up to `limit` that is quick enough and about as efficient as any of these."""
     fitting = sizes(limit)
     quick = [n_rows for n_rows in fitting if model.predict_s(n_rows, depth) <= allowed_s]

@@ -11,6 +11,7 @@ Does not: order or weigh requests itself (`policy.py`), or predict (`waits.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -92,6 +93,8 @@ class Scheduler:
         self._has_queue_changed = False
         self._queue_due_s = 0.0
         self._is_prompts_turn = False
+        # The last step with streams in it.
+        self._step_s, self._step_ended_at_s = 0.0, -math.inf
 
     @property
     def has_free_slot(self) -> bool:
@@ -234,7 +237,7 @@ class Scheduler:
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self.running:
-            if not (request.is_staged or request.is_late):
+            if not request.is_away:
                 (decoding if request.n_pending == 1 else prefilling).append(request)
         decoding.sort(key=_by_seq)
         streams = [Grant(request, 1) for request in decoding[:n_free]]
@@ -265,43 +268,39 @@ class Scheduler:
         whole = shortest if shortest <= TILE_ROWS else 0  # not worth being cut
         return min(max(rows, whole), self.budget.batch_rows)
 
-    def plan_staging(self) -> list[Grant]:
-        """The next batch of the background: all but the last token of each prompt, whose logits the streams' side has
-        to have."""
-        staged = sorted((request for request in self.running if request.is_staged), key=_by_seq)
-        if not staged:
-            return []
-        depth = sum(request.n_computed for request in staged) / len(staged)
-        wants = [want._replace(n_rows=want.n_rows - 1) for want in _wants(staged)]
-        given = divide(wants, self.budget.staging_rows(depth=depth, target_s=self.target_s))
-        return [Grant(request, share) for request, share in zip(staged, given, strict=True) if share]
-
-    @property
-    def has_streams(self) -> bool:
-        """Whether anybody runs who is not in the background."""
-        return any(not (request.is_staged or request.is_late) for request in self.running)
-
     @property
     def target_s(self) -> float | None:
         """The inter-token time that streams want, in seconds; 0 when none is in a hurry, None without a stream."""
-        streams = [request for request in self.running if request.n_pending == 1 and not request.is_staged]
+        streams = [request for request in self.running if request.n_pending == 1 and not request.is_away]
         return _target_s(streams) if streams else None
 
-    def observe(self, plan: StepPlan, *, depth: float, step_s: float) -> None:
+    def due_in_s(self, now_s: float) -> float:
+        """Seconds until streams should have their next step, which is theirs until the next token is due; prompts alone
+        take turns with who computes beside them. Infinite for those in no hurry, and when nobody takes part in steps.
+
+        Between two steps there is always as long as a step takes: a target below that would starve everybody else.
+        """
+        target_s = self.target_s
+        if target_s == 0 or all(request.is_away for request in self.running):
+            return math.inf
+        return self._step_ended_at_s + max((target_s or 0.0) - self._step_s, self._step_s) - now_s
+
+    def observe(self, plan: StepPlan, *, depth: float, step_s: float, ended_at_s: float) -> None:
         """A planned step was computed and took `step_s` seconds; its prompt rows began `depth` tokens deep."""
         n_prefill, n_decode = plan.n_prefill_rows, plan.n_decode_rows
         self.budget.observe(n_decode=n_decode, n_prefill=n_prefill, depth=depth, step_s=step_s)
         self.waits.observe_step(n_decode=n_decode, n_prefill=n_prefill, step_s=step_s)
         self._is_prompts_turn = n_decode > 0
+        if n_decode:
+            self._step_s, self._step_ended_at_s = step_s, ended_at_s
 
-    def observe_staging(self, *, n_rows: int, depth: float, seconds: float) -> None:
-        """A batch of the background took `seconds`, not counting interruptions."""
-        self.budget.observe_staging(n_rows=n_rows, depth=depth, seconds=seconds)
+    def observe_background(self, *, n_rows: int, seconds: float) -> None:
+        """A batch of the background took `seconds`, without pauses."""
         self.waits.observe_step(n_decode=0, n_prefill=n_rows, step_s=seconds)
 
     def is_short(self, plan: StepPlan) -> bool:
         """Whether `plan` leaves a stream out, or everybody, for want of cells."""
-        here = [request for request in self.running if not (request.is_staged or request.is_late)]
+        here = [request for request in self.running if not request.is_away]
         n_decoding = 0 if plan.n_prefill_rows and not plan.n_decode_rows else sum(r.n_pending == 1 for r in here)
         return plan.n_decode_rows < n_decoding or (plan.n_rows == 0 and bool(here))
 
@@ -311,7 +310,6 @@ class Scheduler:
         self._free_slots.append(request.slot)
         request.slot = None
         request.seq = None
-        request.is_staged = False
 
     def _waits_s(self, order: list[Request]) -> list[float] | None:
         return self.waits.first_tokens_s(self.running, order, n_free_slots=len(self._free_slots), known_rows={})

@@ -10,6 +10,11 @@ from localrun.engine.cache.cache import GAIN_TOKENS, Cache, Lease
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.cache.tree import Key
 from localrun.engine.fake import FakeBackend
+from localrun.engine.native.background import Background
+from localrun.engine.request import Request
+from localrun.engine.sample.text import TextStream
+from localrun.wire import Sampling
+from tests.engine.harness import n_seqs_away
 
 A, B, C, D = ([letter] * 60 for letter in b"abcd")
 TAIL = list(b"and so on")
@@ -20,16 +25,31 @@ LONG = [number % 97 for number in range(DIRECT_TOKENS + 60)]
 class Bench:
     """A pool over the fake, and requests reduced to what the pool sees of them."""
 
-    def __init__(self, *, n_slots: int = 3, n_staging_seqs: int = 0, ram_cache_bytes: int = 1 << 20) -> None:
+    def __init__(self, *, n_slots: int = 3, n_background_seqs: int = 0, ram_cache_bytes: int = 1 << 20) -> None:
         self.backend = FakeBackend(
-            n_cells=256 * n_slots, n_seqs=9, n_batch=256, n_slots=n_slots, n_staging_seqs=n_staging_seqs
+            n_cells=256 * n_slots, n_seqs=9, n_batch=256, n_slots=n_slots, n_background_seqs=n_background_seqs
         )
         now = iter(range(1 << 30))
-        self.cache = Cache(self.backend, Tiers(ram_cache_bytes), lambda: next(now) * 1e-6, lambda: DIRECT_TOKENS)
+        self.cache = Cache(self.backend, Tiers(ram_cache_bytes), lambda: next(now) * 1e-6, self.takes)
+        self.away: dict[int, Request] = {}
+
+    @property
+    def background(self) -> Background:
+        assert self.backend.background is not None
+        return self.backend.background
+
+    def takes(self, n_new: int) -> bool:
+        return self.backend.background is not None and self.background.takes(n_new, DIRECT_TOKENS)
 
     def acquire(self, tokens: list[int]) -> Lease:
         lease = self.cache.acquire(Key(tokens))
         assert lease is not None
+        if lease.seq >= self.backend.n_seqs:
+            sampler = self.backend.sampler(Sampling(), ignore_eos=True)
+            request = Request(0, tokens, len(tokens), 1, sampler, TextStream(()), seq=lease.seq)
+            request.n_computed = lease.n_cached
+            self.away[lease.seq] = request
+            self.background.add(request)
         self.check()
         return lease
 
@@ -41,17 +61,18 @@ class Bench:
         return lease.seq, lease.n_cached
 
     def compute(self, seq: int, tokens: list[int], n_done: int) -> None:
-        is_staged = seq >= self.backend.n_seqs
-        batch, count = self.backend.staging_batch if is_staged else self.backend.batch, len(tokens) - n_done
+        is_away = seq in self.away
+        batch, count = self.background.worker.batch if is_away else self.backend.batch, len(tokens) - n_done
         batch.token[:count] = tokens[n_done:]
         batch.pos[:count] = range(n_done, len(tokens))
         batch.seq[:count] = seq
         batch.wants_logits[:count] = 0
-        if is_staged:
-            self.backend.staging_start(count)
-            while not self.backend.staging_wait(1.0):
+        if is_away:
+            worker = self.background.worker
+            worker.start(count)
+            while not worker.is_over():
                 pass
-            self.backend.staging_finish()
+            worker.finish()
         else:
             self.backend.decode(count)
         self.cache.cells.place([seq] * count)
@@ -60,6 +81,8 @@ class Bench:
 
     def park(self, tokens: list[int]) -> int:
         seq, _ = self.start(tokens)
+        if seq in self.away:
+            assert self.background.drop(self.away.pop(seq))
         self.cache.release(seq, len(tokens))
         self.check()
         return seq
@@ -72,15 +95,14 @@ class Bench:
     def stored(self, tokens: list[int]) -> int:
         return self.cache.tiers.match(Key(tokens), len(tokens)).saved().n_tokens
 
-    def begin_staging(self, seq: int) -> None:
-        """The background has the first token of a sequence under way."""
-        batch = self.backend.staging_batch
-        batch.token[0], batch.pos[0], batch.seq[0] = 1, 0, seq
-        self.backend.staging_start(1)
+    def begin(self) -> None:
+        """The background has something under way."""
+        self.background.begin(None)
+        assert self.background.is_busy
 
     def check(self) -> None:
         self.cache.check_integrity()
-        for seq in range(self.backend.n_seqs + self.backend.n_staging_seqs):
+        for seq in range(self.backend.n_seqs + n_seqs_away(self.backend)):
             assert self.cache.cells.length(seq) == len(self.backend.cells_of(seq))
 
 
@@ -213,7 +235,7 @@ def test_without_a_store_prefixes_stay_in_their_streams_and_nothing_is_to_settle
 
 
 def test_retiring_saves_everything_that_is_parked():
-    bench = Bench(n_staging_seqs=1)
+    bench = Bench(n_background_seqs=1)
     for tokens in (A, B, LONG):
         bench.park(tokens)
     bench.cache.retire()
@@ -260,34 +282,34 @@ def test_a_move_that_the_backend_refuses_is_not_passed_over():
         bench.cache.compact()
 
 
-def staging_bench(**changed: Any) -> Bench:
-    return Bench(**({"n_staging_seqs": 2} | changed))
+def background_bench(**changed: Any) -> Bench:
+    return Bench(**({"n_background_seqs": 2} | changed))
 
 
 def test_a_long_way_to_go_begins_in_the_background_and_a_short_one_beside_the_streams():
-    bench = staging_bench()
+    bench = background_bench()
     assert bench.acquire(LONG[:DIRECT_TOKENS]).seq == 0
     assert bench.acquire(LONG).seq == 3
     assert bench.acquire([*A, *A, *A]).seq == 4
-    assert bench.acquire([*B, *B, *B]).seq == 1, "no stream for staging is left"
+    assert bench.acquire([*B, *B, *B]).seq == 1, "no place in the background is left"
 
 
 def test_what_counts_is_what_is_left_to_compute():
-    bench = staging_bench()
+    bench = background_bench()
     bench.park(LONG[:DIRECT_TOKENS])
     assert bench.acquire([*LONG[:DIRECT_TOKENS], *TAIL]).seq == 0
 
 
 def test_a_long_prompt_takes_what_is_cached_with_it_into_the_background():
-    bench = staging_bench()
+    bench = background_bench()
     bench.park(A)
     seq, n_cached = bench.start(A + LONG)
     assert bench.cache.check_integrity() is None
     assert (seq >= bench.backend.n_seqs, n_cached) == (True, 60)
 
 
-def test_a_staged_prompt_that_is_done_goes_on_among_the_streams():
-    bench = staging_bench()
+def test_a_prompt_of_the_background_that_is_done_goes_on_among_the_streams():
+    bench = background_bench()
     seq, _ = bench.start(LONG)
     assert seq == 3
     assert bench.cache.bring_home(seq) == 0
@@ -299,28 +321,26 @@ def test_a_staged_prompt_that_is_done_goes_on_among_the_streams():
 
 
 def test_nobody_starts_in_the_background_while_it_computes():
-    bench = staging_bench()
-    seq = bench.acquire(LONG).seq
-    assert not bench.cache.must_wait(Key([*A, *A]), 0)
-    bench.begin_staging(seq)
-    assert bench.cache.must_wait(Key([*A, *A]), 0)
-    assert not bench.cache.must_wait(Key([*A, *A]), 60)
-    assert not bench.cache.must_wait(Key(A), 0)
+    bench = background_bench()
+    bench.acquire(LONG)
+    bench.begin()
+    assert bench.takes(len([*A, *A])), "so admission lets it wait"
     # Who was let in before, and finds the background busy, goes beside the streams.
     assert bench.acquire([*A, *A]).seq == 0
 
 
 def test_while_the_background_computes_its_sequences_are_left_alone():
-    bench = staging_bench(n_slots=2)
+    bench = background_bench(n_slots=2)
     parked = bench.park(LONG)
     busy = bench.acquire([*A, *A]).seq
     assert parked != busy
-    bench.begin_staging(busy)
+    bench.begin()
     assert not bench.cache.can_settle
     bench.cache.settle()
     bench.cache.clear(ram=True, disk=True)
     assert bench.cache.match(Key([*LONG, 1])) == 0
     assert bench.start([*LONG[:GAIN_TOKENS], *TAIL])[1] == 0
-    bench.backend.staging_abort()
+    assert bench.background.halt() is not None
+    bench.cache.rewind(busy, 0)
     bench.check()
     assert bench.cache.can_settle

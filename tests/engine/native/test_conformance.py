@@ -16,10 +16,12 @@ import pytest
 
 from localrun.engine.backend import DecodeFailed, MemoryKind, NoRoom
 from localrun.engine.fake import FakeBackend
+from localrun.engine.native.background import Worker
 from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
 from localrun.models.synthesize import synthesize
 from localrun.wire import Sampling
+from tests.engine.harness import n_seqs_away
 
 N_SLOTS, N_SPARE, N_BATCH = 4, 2, 64
 REFUSALS = (ValueError, NoRoom, DecodeFailed)
@@ -70,8 +72,8 @@ class Both:
         return self.real.n_seqs
 
     @property
-    def n_staging(self) -> int:
-        return self.real.n_staging_seqs
+    def n_away(self) -> int:
+        return n_seqs_away(self.real)
 
     @property
     def n_cells(self) -> int:
@@ -101,16 +103,16 @@ class Both:
         assert isinstance(self.result(call, *given), error)
 
     def lengths(self) -> list[int]:
-        fake = [len(self.fake.tokens_of(seq)) for seq in range(self.n_seqs + self.n_staging)]
-        real = [self._length(seq) for seq in range(self.n_seqs + self.n_staging)]
+        fake = [len(self.fake.tokens_of(seq)) for seq in range(self.n_seqs + self.n_away)]
+        real = [self._length(seq) for seq in range(self.n_seqs + self.n_away)]
         assert fake == real
         return real
 
     def _length(self, seq: int) -> int:
         context, local = self.real._main, seq
         if seq >= self.n_seqs:
-            assert self.real._staging is not None
-            context, local = self.real._staging.context, seq - self.n_seqs
+            assert self.real._worker is not None
+            context, local = self.real._worker.context, seq - self.n_seqs
         return int(native.llama_memory_seq_pos_max(context._memory, local)) + 1
 
 
@@ -158,11 +160,11 @@ def both(opened: tuple[Case, LlamaBackend]) -> Both:
         n_batch=N_BATCH,
         memory_kind=case.kind,
         n_slots=N_SLOTS if case.begins_split else 0,
-        n_staging_seqs=N_SLOTS,
+        n_background_seqs=N_SLOTS,
     )
     for is_split in case.rebuilds:
         fake.rebuild(split=is_split)
-    for seq in range(real.n_seqs + real.n_staging_seqs):
+    for seq in range(real.n_seqs + n_seqs_away(real)):
         assert real.seq_remove(seq, 0)
     return Both(fake, real)
 
@@ -207,8 +209,9 @@ def spoiled(name: str, row: int, value: int) -> Callable[[Subject], None]:
 
 
 def test_they_have_the_same_shape(both: Both):
-    for name in ("is_split", "can_split", "cuts_states", "memory_kind", "n_cells", "n_seqs", "n_staging_seqs"):
+    for name in ("is_split", "can_split", "cuts_states", "memory_kind", "n_cells", "n_seqs"):
         assert getattr(both.fake, name) == getattr(both.real, name), name
+    assert n_seqs_away(both.fake) == n_seqs_away(both.real)
     assert both.fake.n_ctx == both.real.n_ctx == both.n_cells
     assert both.fake.batch.capacity == both.real.batch.capacity
 
@@ -219,7 +222,7 @@ def test_a_rebuilt_backend_has_empty_sequences_and_another_batch(both: Both):
     batches = (both.fake.batch, both.real.batch)
     is_split = both.is_split
     both.do(lambda backend: backend.rebuild(split=is_split))
-    assert both.lengths() == [0] * (both.n_seqs + both.n_staging)
+    assert both.lengths() == [0] * (both.n_seqs + both.n_away)
     assert both.result(lambda backend, batch: backend.batch is batch, batches) is False
 
 
@@ -323,7 +326,7 @@ def test_a_sequence_that_is_not_there_is_refused_by_every_call(both: Both):
         lambda backend, seq: backend.state_set(seq, b"anything"),
         lambda backend, seq: list(backend.state_slices(seq, [(0, 1)])),
     ]
-    for seq in (-1, both.n_seqs + both.n_staging, 2**31 - 1):
+    for seq in (-1, both.n_seqs + both.n_away, 2**31 - 1):
         for call in calls:
             both.refuses(ValueError, call, (seq, seq))
 
@@ -486,7 +489,7 @@ def test_a_joined_state_is_good_until_the_next_call(shareable: Both):
 
 def test_a_sequence_is_copied_and_an_empty_one_is_not(shareable: Both):
     grow(shareable, 0, 100)
-    targets = [1, shareable.n_seqs] if shareable.n_staging else [1]
+    targets = [1, shareable.n_seqs] if shareable.n_away else [1]
     for target in targets:
         assert shareable.result(lambda backend, target: backend.seq_copy(0, target), (target, target)) is True
         assert shareable.lengths()[target] == 100
@@ -496,65 +499,99 @@ def test_a_sequence_is_copied_and_an_empty_one_is_not(shareable: Both):
 # --- the background ------------------------------------------------------------------------------------------------
 
 
-def stage(backend: Subject) -> None:
-    backend.staging_start(8)
-    finish(backend)
+def worker_of(backend: Subject) -> Worker:
+    assert backend.background is not None
+    return backend.background.worker
+
+
+def begin(backend: Subject, seq: int, n_rows: int, *, start: int = 0, token: int = 5) -> None:
+    n_filled = min(max(0, n_rows), worker_of(backend).batch.capacity)
+    fill(worker_of(backend).batch, seq, n_filled, start=start, token=token)
+    worker_of(backend).start(n_rows)
 
 
 def finish(backend: Subject) -> None:
-    while not backend.staging_wait(10.0):
+    while not worker_of(backend).is_over(10.0):
         pass
-    backend.staging_finish()
+    worker_of(backend).finish()
 
 
-def test_without_a_background_nothing_is_staged(both: Both):
-    if both.n_staging:
-        pytest.skip("there is one")
-    calls: list[Callable[[Subject], Any]] = [
-        lambda backend: backend.staging_batch.capacity,
-        lambda backend: backend.staging_start(1),
-        lambda backend: backend.staging_wait(0.0),
-        lambda backend: backend.staging_finish(),
-        lambda backend: backend.staging_abort(),
-    ]
-    for call in calls:
-        both.refuses(ValueError, call)
-    assert both.result(lambda backend: backend.is_staging) is False
+def compute_away(seq: int, n_rows: int, *, start: int = 0, token: int = 5) -> Callable[[Subject], None]:
+    """A batch of the background, from its beginning to its end."""
+
+    def call(backend: Subject) -> None:
+        begin(backend, seq, n_rows, start=start, token=token)
+        finish(backend)
+
+    return call
+
+
+def test_there_is_a_background_where_cells_are_split_and_nowhere_else(both: Both):
+    assert both.result(lambda backend: backend.background is not None) is both.is_split
 
 
 @pytest.fixture
 def background(both: Both) -> Both:
-    if not both.n_staging:
+    if not both.n_away:
         pytest.skip("there is none")
     return both
 
 
+def is_idle(both: Both) -> bool:
+    return both.result(lambda backend: backend.background.is_busy or worker_of(backend).is_busy) is False
+
+
+def test_it_has_a_batch_and_sequences_of_its_own(background: Both):
+    assert background.result(lambda backend: worker_of(backend).batch.capacity) == N_BATCH
+    assert background.result(lambda backend: worker_of(backend).batch is backend.batch) is False
+    assert background.result(lambda backend: worker_of(backend).first_seq) == background.n_seqs
+    assert background.result(lambda backend: worker_of(backend).n_seqs) == background.n_away
+
+
 def test_the_background_computes_its_own_sequences_and_no_others(background: Both):
-    n_seqs, n_staging = background.n_seqs, background.n_staging
-
-    def staged(backend: Subject, seq: int) -> None:
-        fill(backend.staging_batch, seq, 8)
-        stage(backend)
-
-    for seq in (0, n_seqs - 1, n_seqs + n_staging):
-        background.refuses(ValueError, staged, (seq, seq))
-        assert background.result(lambda backend: backend.is_staging) is False
+    n_seqs = background.n_seqs
+    for seq in (0, n_seqs - 1, n_seqs + background.n_away):
+        background.refuses(ValueError, compute_away(seq, 8))
+        assert is_idle(background)
     background.refuses(ValueError, rows(n_seqs, 8))
-    assert background.result(staged, (n_seqs, n_seqs)) is None
+    assert background.result(compute_away(n_seqs, 8)) is None
+    assert is_idle(background)
     assert background.lengths()[n_seqs] == 8
 
 
-@pytest.mark.parametrize("n_rows", [0, N_BATCH + 1])
-def test_a_staged_batch_has_some_rows_and_not_too_many(background: Both, n_rows: int):
-    def staged(backend: Subject) -> None:
-        backend.staging_start(n_rows)
-        finish(backend)
-
-    background.refuses(ValueError, staged)
-    assert background.result(lambda backend: backend.is_staging) is False
+@pytest.mark.parametrize("n_rows", [-1, 0, N_BATCH + 1])
+def test_a_batch_of_the_background_has_some_rows_and_not_too_many(background: Both, n_rows: int):
+    background.refuses(ValueError, compute_away(background.n_seqs, n_rows))
+    assert is_idle(background)
 
 
-def test_what_is_staged_is_left_alone_until_it_is_over(background: Both):
+def test_what_the_background_must_not_compute_is_refused_before_it_begins(background: Both):
+    seq, n_cells = background.n_seqs, background.n_cells // background.n_seqs * background.n_away
+
+    def wanting(backend: Subject) -> None:
+        fill(worker_of(backend).batch, seq, 8)
+        worker_of(backend).batch.wants_logits[7] = 1
+        worker_of(backend).start(8)
+
+    background.refuses(ValueError, wanting)
+    background.refuses(ValueError, compute_away(seq, 8, start=-1))
+    background.refuses(ValueError, compute_away(seq, 8, start=n_cells))
+    background.refuses(ValueError, compute_away(seq, 8, token=-1))
+    background.refuses(ValueError, lambda backend: compute_away(seq, 8, token=backend.n_vocab)(backend))
+    assert is_idle(background)
+    assert background.result(compute_away(seq, 8)) is None
+
+
+@pytest.mark.parametrize("start", [0, 9, 11])
+def test_a_row_of_the_background_that_does_not_follow_is_refused_but_not_fatal(background: Both, start: int):
+    seq = background.n_seqs
+    assert background.result(compute_away(seq, 10)) is None
+    background.refuses(DecodeFailed, compute_away(seq, 3, start=start))
+    assert is_idle(background)
+    assert background.result(compute_away(seq, 3, start=10)) is None
+
+
+def test_what_the_background_computes_is_left_alone_until_it_is_over(background: Both):
     seq = background.n_seqs
     touches: list[Callable[[Subject], Any]] = [
         lambda backend: backend.seq_remove(seq, 0),
@@ -562,27 +599,39 @@ def test_what_is_staged_is_left_alone_until_it_is_over(background: Both):
         lambda backend: backend.seq_copy(seq, 0),
     ]
     for backend in (background.fake, background.real):
-        fill(backend.staging_batch, seq, 8)
-        backend.staging_start(8)
-        assert backend.is_staging
+        begin(backend, seq, 8)
+        assert backend.background.is_busy
         for touch in touches:
             with pytest.raises(ValueError, match="background"):
                 touch(backend)
         rows(0, 8)(backend)
         finish(backend)
-        assert not backend.is_staging
+        assert worker_of(backend).computed_s > 0
+    assert is_idle(background)
     assert background.lengths()[0] == background.lengths()[seq] == 8
 
 
-def test_a_staged_prompt_that_outgrows_its_stream_is_refused(background: Both):
+def test_what_is_given_up_may_be_there_or_not_and_its_sequence_can_be_touched(background: Both):
+    seq = background.n_seqs
+    for backend in (background.fake, background.real):
+        begin(backend, seq, N_BATCH)
+        worker_of(backend).halt()
+        assert not backend.background.is_busy
+        assert backend.seq_remove(seq, 0)
+    assert background.result(compute_away(seq, N_BATCH)) is None
+
+
+def test_a_prompt_of_the_background_that_outgrows_its_stream_is_refused(background: Both):
     seq, size = background.n_seqs, background.n_cells // background.n_seqs
-
-    def staged(backend: Subject, start: int) -> None:
-        fill(backend.staging_batch, seq, N_BATCH, start=start)
-        backend.staging_start(N_BATCH)
-        finish(backend)
-
     for start in range(0, size, N_BATCH):
-        assert background.result(staged, (start, start)) is None
-    background.refuses(NoRoom, staged, (size, size))
+        assert background.result(compute_away(seq, N_BATCH, start=start)) is None
+    background.refuses(NoRoom, compute_away(seq, N_BATCH, start=size))
     assert background.lengths()[seq] == size
+
+
+def test_a_rebuilt_backend_has_another_background(background: Both):
+    """This backend is the module's own: it is rebuilt into what it was."""
+    before = (background.fake.background, background.real.background)
+    background.do(lambda backend: backend.rebuild(split=True))
+    assert background.result(lambda backend, was: backend.background is was, before) is False
+    assert background.result(compute_away(background.n_seqs, 8)) is None

@@ -51,7 +51,7 @@ def test_followers_are_looked_at_when_something_changes_and_not_in_every_step(
 
 
 def test_who_waits_for_the_background_is_looked_at_again_when_its_batch_is_over(monkeypatch: pytest.MonkeyPatch):
-    run = Harness(n_cells=4096, n_slots=8, n_batch=64, is_split=True, n_staging_seqs=2, staging_waits=40)
+    run = Harness(n_cells=4096, n_slots=8, n_batch=64, is_split=True, n_background_seqs=2, background_looks=40)
     run.submit(0, SHARED, n_predict=2)
     run.step()
     looks = count_looks(run, monkeypatch)
@@ -59,7 +59,7 @@ def test_who_waits_for_the_background_is_looked_at_again_when_its_batch_is_over(
         run.submit(request_id, [65 + request_id] * 300, n_predict=2)
     for _ in range(8):
         run.step()
-    assert run.backend.is_staging
+    assert run.backend.background.is_busy
     assert len(looks) == 4
     run.run()
     for request_id in range(1, 5):

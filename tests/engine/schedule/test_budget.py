@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from localrun.engine.schedule.budget import SMALL_ROWS, STAGING_S, TILE_ROWS, Budget
+from localrun.engine.schedule.budget import SMALL_ROWS, TILE_ROWS, Budget
 
 
 class Machine:
@@ -24,7 +24,7 @@ class Machine:
         noise: float = 0.05,
         tile: dict[int, float] | None = None,
     ) -> None:
-        self.budget = Budget(batch_rows=batch_rows, mixes_rows=False, staging_rows=2 * batch_rows)
+        self.budget = Budget(batch_rows=batch_rows, mixes_rows=False)
         self.base_s, self.row_s, self.deep_s, self.decode_s, self.noise = base_s, row_s, deep_s, decode_s, noise
         self.tile = tile or {}
         self.random = Random(1)
@@ -46,8 +46,6 @@ class Machine:
             n_prefill = self.random.choice([16, 64, 128, 192, 256])
             depth = self.random.choice([0, 1024, 4096])
             self.step(self.random.choice([0, 4]), n_prefill, depth=depth)
-            n_staged = self.random.choice([128, 256, 512, 1024])
-            self.budget.observe_staging(n_rows=n_staged, depth=depth, seconds=self.prompt_s(n_staged, depth))
         self.step(0, 512)
         return self
 
@@ -122,22 +120,6 @@ def test_a_machine_that_slows_down_gets_fewer_rows_soon():
         machine.step(4, machine.rows(), depth=512)
     assert machine.rows() < before
     assert machine.prompt_s(machine.rows(), 512) <= 0.1
-
-
-def test_the_background_takes_what_it_computes_in_its_time():
-    machine = Machine(row_s=0.002).learn()
-    rows = machine.budget.staging_rows(depth=0, target_s=None)
-    assert rows % TILE_ROWS == 0
-    assert machine.prompt_s(rows, 0) <= STAGING_S < machine.prompt_s(rows + 2 * TILE_ROWS, 0)
-    for _ in range(30):
-        machine.budget.observe_staging(n_rows=rows, depth=0, seconds=2 * machine.prompt_s(rows, 0))
-    assert machine.budget.staging_rows(depth=0, target_s=None) < rows
-
-
-def test_beside_streams_in_a_hurry_the_background_takes_less_at_once():
-    budget = Machine().learn().budget
-    rows = [budget.staging_rows(depth=0, target_s=target_s) for target_s in (0.02, 0.05, 1.0)]
-    assert rows == sorted(set(rows))
 
 
 @pytest.mark.parametrize("start", [0, 4096])

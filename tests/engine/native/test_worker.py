@@ -12,7 +12,7 @@ import pytest
 
 from localrun.engine.backend import DecodeFailed
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.native.worker import PIECE_S, Pieces
+from localrun.engine.native.worker import PIECE_S, LlamaWorker, Pieces
 from tests.engine.conftest import compute, open_tiny
 
 PROMPT = [300 + at * 7 % 900 for at in range(180)]
@@ -27,24 +27,30 @@ def split(tiny_gguf: Path) -> Iterator[LlamaBackend]:
 
 @pytest.fixture
 def backend(split: LlamaBackend) -> LlamaBackend:
-    for seq in range(split.n_seqs + split.n_staging_seqs):
+    for seq in range(split.n_seqs + split.background.n_seqs):
         split.seq_remove(seq, 0)
     return split
 
 
-def stage(backend: LlamaBackend, tokens: list[int], *, start: int = 0) -> None:
-    batch, count = backend.staging_batch, len(tokens)
+def begin(backend: LlamaBackend, tokens: list[int], *, start: int = 0) -> None:
+    worker = worker_of(backend)
+    batch, count = worker.batch, len(tokens)
     batch.token[:count] = tokens
     batch.pos[:count] = range(start, start + count)
     batch.seq[:count] = backend.n_seqs
     batch.wants_logits[:count] = 0
-    backend.staging_start(count)
+    worker.start(count)
+
+
+def worker_of(backend: LlamaBackend) -> LlamaWorker:
+    assert backend._worker is not None
+    return backend._worker
 
 
 def finish(backend: LlamaBackend) -> None:
-    while not backend.staging_wait(0.5):
+    while not worker_of(backend).is_over(0.5):
         pass
-    backend.staging_finish()
+    worker_of(backend).finish()
 
 
 def move(backend: LlamaBackend, source: int, target: int, n_tokens: int) -> None:
@@ -57,10 +63,10 @@ def move(backend: LlamaBackend, source: int, target: int, n_tokens: int) -> None
     np.testing.assert_array_equal(next(backend.state_slices(target, [(0, n_tokens)])), data)
 
 
-def test_a_staged_prompt_goes_on_in_a_stream_with_the_same_logits(backend: LlamaBackend):
+def test_a_prompt_of_the_background_goes_on_in_a_stream_with_the_same_logits(backend: LlamaBackend):
     expected = compute(backend, 0, PROMPT[:128])
     expected = compute(backend, 0, PROMPT[128:], start=128)
-    stage(backend, PROMPT[:-1])
+    begin(backend, PROMPT[:-1])
     finish(backend)
     move(backend, backend.n_seqs, 2, len(PROMPT) - 1)
     np.testing.assert_allclose(compute(backend, 2, PROMPT[-1:], start=len(PROMPT) - 1), expected, atol=2e-2)
@@ -70,24 +76,24 @@ def test_streams_are_computed_rightly_while_the_background_is_under_way(backend:
     compute(backend, 1, PROMPT[:20])
     alone = [compute(backend, 1, [PROMPT[at]], start=at) for at in range(20, 26)]
     backend.seq_remove(1, 20)
-    stage(backend, PROMPT[:-1])
+    begin(backend, PROMPT[:-1])
     beside = [compute(backend, 1, [PROMPT[at]], start=at) for at in range(20, 26)]
     finish(backend)
     np.testing.assert_array_equal(alone, beside)
     move(backend, backend.n_seqs, 3, len(PROMPT) - 1)
-    staged = compute(backend, 3, PROMPT[-1:], start=len(PROMPT) - 1)
+    away = compute(backend, 3, PROMPT[-1:], start=len(PROMPT) - 1)
     backend.seq_remove(0, 0)
     compute(backend, 0, PROMPT[:128])
-    np.testing.assert_allclose(staged, compute(backend, 0, PROMPT[128:], start=128), atol=2e-2)
+    np.testing.assert_allclose(away, compute(backend, 0, PROMPT[128:], start=128), atol=2e-2)
 
 
 def test_what_is_under_way_can_be_given_up_and_begun_anew(backend: LlamaBackend):
     for _ in range(3):
-        stage(backend, PROMPT[:-1])
-        backend.staging_abort()
-        assert not backend.is_staging
+        begin(backend, PROMPT[:-1])
+        worker_of(backend).halt()
+        assert not backend.background.is_busy
         assert backend.seq_remove(backend.n_seqs, 0)
-    stage(backend, PROMPT[:-1])
+    begin(backend, PROMPT[:-1])
     finish(backend)
     move(backend, backend.n_seqs, 1, len(PROMPT) - 1)
 
@@ -96,13 +102,13 @@ def test_a_failure_between_two_pieces_is_an_error_and_no_answer(backend: LlamaBa
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(backend._stage.context, "warm_up", fail)
-    stage(backend, PROMPT[:-1])
+    monkeypatch.setattr(worker_of(backend).context, "warm_up", fail)
+    begin(backend, PROMPT[:-1])
     with pytest.raises(DecodeFailed, match="MemoryError"):
         finish(backend)
     monkeypatch.undo()
     assert backend.seq_remove(backend.n_seqs, 0)
-    stage(backend, PROMPT[:-1])
+    begin(backend, PROMPT[:-1])
     finish(backend)
 
 
@@ -117,27 +123,26 @@ class SlowToSay(threading.Event):
 def test_the_end_of_one_batch_does_not_answer_for_a_pause_of_the_next(
     backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
 ):
-    staging = backend._staging
-    assert staging is not None
+    worker = worker_of(backend)
     done = SlowToSay()
     done.set()
-    monkeypatch.setattr(staging, "_done", done)
+    monkeypatch.setattr(worker, "_done", done)
     for _ in range(5):
         backend.seq_remove(backend.n_seqs, 0)
         for start in (0, 90):
-            stage(backend, PROMPT[:90], start=start)
-            with staging.paused():
-                assert not staging._may_run.is_set()
-                asked = staging._pieces._n_asked
+            begin(backend, PROMPT[:90], start=start)
+            with worker.paused():
+                assert not worker._may_run.is_set()
+                asked = worker._pieces._n_asked
                 time.sleep(0.01)
-                assert staging._pieces._n_asked == asked, "the background computes while it is paused"
-            while not staging.wait(0.0):
+                assert worker._pieces._n_asked == asked, "the background computes while it is paused"
+            while not worker.is_over():
                 pass
-            backend.staging_finish()
+            worker.finish()
 
 
-def test_nobody_touches_a_staged_sequence_while_it_is_computed(backend: LlamaBackend):
-    stage(backend, PROMPT[:-1])
+def test_nobody_touches_a_sequence_of_the_background_while_it_is_computed(backend: LlamaBackend):
+    begin(backend, PROMPT[:-1])
     with pytest.raises(ValueError, match="in the background"):
         backend.seq_remove(backend.n_seqs, 0)
     finish(backend)
@@ -150,7 +155,7 @@ def test_states_are_the_same_bytes_in_split_and_in_one_pool(backend: LlamaBacken
     expected = compute(backend, 1, PROMPT[100:], start=100)
     backend.rebuild(split=False)
     assert not backend.is_split
-    assert backend.n_staging_seqs == 0
+    assert backend.background is None
     state = backend.state_join(2, [(pieces[0], 0, 0, 40), (pieces[1], 40, 40, 100)])
     assert backend.state_set(2, state)
     np.testing.assert_allclose(compute(backend, 2, PROMPT[100:], start=100), expected, atol=2e-2)

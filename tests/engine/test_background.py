@@ -1,18 +1,13 @@
-"""Long prompts in the background: an engine on the split fake backend, and the turns of streams by a set clock."""
+"""Long prompts in the background: an engine on the split fake backend."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 
 from localrun.engine.backend import DecodeFailed
-from localrun.engine.fake import FakeBackend
-from localrun.engine.native.background import FINISH_S, Staging
-from localrun.engine.request import Request
-from localrun.engine.sample.text import TextStream
-from localrun.engine.schedule.scheduler import Grant
-from localrun.wire import Finish, Sampling
+from localrun.engine.fake import FakeBackend, FakeWorker
+from localrun.engine.native.background import BRING_HOME_S
+from localrun.wire import Finish
 from tests.engine.harness import Harness, expected_output
 
 LONG = [97 + at % 20 for at in range(200)]
@@ -25,7 +20,7 @@ def harness(**options: object) -> Harness:
             "n_slots": 4,
             "n_batch": 64,
             "is_split": True,
-            "n_staging_seqs": 2,
+            "n_background_seqs": 2,
             "target_itl_s": 0.02,
             **options,
         }  # type: ignore[arg-type]
@@ -40,7 +35,7 @@ def start_streams(run: Harness, count: int) -> None:
 
 
 def test_streams_go_on_while_a_long_prompt_is_computed():
-    run = harness(staging_waits=6)
+    run = harness(background_looks=6)
     start_streams(run, 2)
     run.submit(9, LONG, n_predict=4)
     before = len(run.tokens[0])
@@ -53,10 +48,10 @@ def test_streams_go_on_while_a_long_prompt_is_computed():
 
 
 def test_a_short_prompt_does_not_go_through_the_background():
-    run = harness(staging_waits=1000)
+    run = harness(background_looks=1000)
     run.submit(1, LONG, n_predict=4)
     run.step()
-    assert run.backend.is_staging
+    assert run.backend.background.is_busy
     run.submit(2, [66] * 30, n_predict=4)
     for _ in range(20):
         run.step()
@@ -67,7 +62,7 @@ def test_a_short_prompt_does_not_go_through_the_background():
 @pytest.mark.parametrize("cancelled", [1, 2, 3])
 def test_a_cancelled_prompt_leaves_the_background_at_once(cancelled: int):
     """Also one that has a place there but no part in the batch under way, and nothing computed yet."""
-    run = harness(staging_waits=1000, n_batch=16)
+    run = harness(background_looks=1000, n_batch=16)
     prompts = {1: LONG, 2: LONG[::-1], 3: [98] * 150}
     for request_id, prompt in prompts.items():
         run.submit(request_id, prompt, n_predict=4)
@@ -76,29 +71,29 @@ def test_a_cancelled_prompt_leaves_the_background_at_once(cancelled: int):
     run.engine.cancel(cancelled)
     run.check()
     assert cancelled not in {request.id for request in run.engine.scheduler.running}
-    run.backend._staging_waits = 1
+    run.backend.background_looks = run.backend.background.worker.n_looks_left = 1
     run.run()
     for request_id, prompt in prompts.items():
         if request_id != cancelled:
             assert run.tokens[request_id] == expected_output(prompt, 4)
 
 
-class FailsOnce(FakeBackend):
+class FailsOnce(FakeWorker):
     """The first batch of the background is broken off half way."""
 
     n_failed = 0
 
-    def staging_finish(self) -> None:
+    def finish(self) -> None:
         if self.n_failed == 0:
             self.n_failed = 1
-            self.staging_abort()
+            self.halt()
             raise DecodeFailed("broken off", is_fatal=True)
-        super().staging_finish()
+        super().finish()
 
 
 def test_a_batch_that_fails_is_computed_again():
     def failing(_: FakeBackend) -> FakeBackend:
-        return FailsOnce(n_cells=1024, n_seqs=12, n_batch=64, n_slots=4, n_staging_seqs=2)
+        return FakeBackend(n_cells=1024, n_seqs=12, n_batch=64, n_slots=4, n_background_seqs=2, worker=FailsOnce)
 
     run = harness(wrap=failing)
     run.submit(1, LONG, n_predict=4)
@@ -152,72 +147,55 @@ def test_one_pool_has_no_background_for_its_many_sequences():
     assert all(run.finals[request_id].n_output == 2 for request_id in range(1, 12))
 
 
-def test_the_fake_refuses_a_background_that_it_has_not_as_llama_cpp_does():
-    backend = FakeBackend(n_cells=256, n_seqs=4, n_batch=16, n_slots=4)
-    with pytest.raises(ValueError, match="nothing in the background"):
-        backend.staging_start(1)
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def under_way(clock: Clock, *, waits: int = 10**6) -> Staging:
-    """A staging whose background is busy, after a streams' step of 10 ms that ended now."""
-    backend = FakeBackend(n_cells=256, n_seqs=4, n_batch=16, n_slots=4, n_staging_seqs=1, staging_waits=waits)
-    staging = Staging(backend, clock)
-    sampler = backend.sampler(Sampling(), ignore_eos=True)
-    request = Request(id=1, tokens=[97] * 9, n_prompt=9, max_output=1, sampler=sampler, text=TextStream(()))
-    request.seq = backend.n_seqs
-    staging.start([Grant(request, 2)])
-    staging.note_step(0.01, has_streams=True)
-    return staging
-
-
-def test_streams_have_their_turn_when_their_token_is_due():
-    clock = Clock()
-    staging = under_way(clock)
-    assert not staging.wait_for_turn(0.1)
-    assert not staging.is_turn_near(0.1)
-    clock.now_s += 0.09 - FINISH_S / 2
-    assert not staging.wait_for_turn(0.1)
-    assert staging.is_turn_near(0.1)
-    clock.now_s += FINISH_S / 2
-    assert staging.wait_for_turn(0.1), "the step itself takes the last 10 ms of the target"
-
-
-def test_a_batch_that_is_over_waits_for_nothing():
-    clock = Clock()
-    staging = under_way(clock, waits=1)
-    assert staging.is_over()
-    assert staging.wait_for_turn(0.1), "a wait would be a busy one"
-
-
 def test_a_batch_in_the_middle_of_a_prompt_goes_on_at_once():
-    run = harness(staging_waits=1)
+    run = harness(background_looks=1)
     start_streams(run, 1)
     run.submit(9, LONG, n_predict=4)
     batches = []
     while not run.tokens.get(9):
         run.step()
-        staging = run.engine._staging
-        if staging.is_busy:
-            batches.append(staging.completes_prompt)
+        if run.backend.background.is_busy:
+            batches.append(run.backend.background.completes)
     assert batches[0] is False
     assert batches[-1] is True
 
 
-def test_the_background_gets_as_long_as_a_step_takes_whatever_the_target():
-    clock = Clock()
-    staging = under_way(clock)
-    assert staging.left_s(0.001) == pytest.approx(0.01)
-    assert staging.left_s(None) == pytest.approx(0.01), "prompts among the streams take turns with it"
+def stream_beside_a_prompt() -> Harness:
+    """The stream, which wants a token every 100 ms, had its step just now; the prompt is not done for a long time."""
+    run = harness(background_looks=10**6, target_itl_s=0.1, n_batch=256)
+    start_streams(run, 1)
+    run.submit(9, LONG, n_predict=4)
+    run.step()
+    n_tokens = len(run.tokens[0])
+    while len(run.tokens[0]) == n_tokens:
+        run.step()
+    assert run.backend.background.is_busy
+    return run
 
 
-def test_streams_without_a_target_wait_for_the_batch():
-    staging = under_way(Clock())
-    assert staging.left_s(0.0) == math.inf
-    assert not staging.is_turn_near(0.0)
+def n_steps_until_its_turn(run: Harness, *, left_s: float) -> int:
+    """Rounds without a step for the stream, if `left_s` are left until it is due."""
+    run.now_s += run.engine.scheduler.due_in_s(run.now_s) - left_s
+    n_rows = run.backend.n_rows_computed
+    for n_steps in range(100):
+        run.step()
+        if run.backend.n_rows_computed > n_rows:
+            return n_steps
+    raise AssertionError("it never has its turn")
+
+
+def test_a_stream_has_its_turn_when_its_token_is_due():
+    assert n_steps_until_its_turn(stream_beside_a_prompt(), left_s=0.05) > 3
+    assert n_steps_until_its_turn(stream_beside_a_prompt(), left_s=0.0) == 0
+
+
+@pytest.mark.parametrize(("left_s", "is_taken"), [(BRING_HOME_S / 2, False), (BRING_HOME_S * 2, True)])
+def test_a_prompt_that_is_done_is_not_taken_home_when_that_would_make_the_stream_late(left_s: float, is_taken: bool):
+    run = stream_beside_a_prompt()
+    assert run.backend.background.completes
+    run.backend.background.worker.n_looks_left = 0
+    n_tokens = len(run.tokens[0])
+    run.now_s += run.engine.scheduler.due_in_s(run.now_s) - left_s
+    run.step()
+    assert run.backend.background.is_busy is not is_taken
+    assert len(run.tokens[0]) == n_tokens + 1, "nobody waits for a batch that is over"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from localrun.engine.backend import DecodeFailed
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.fake import FakeBackend
+from localrun.engine.fake import FakeBackend, FakeWorker
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Delta, Finish, Lane, Sampling, Submit
 from tests.engine.conftest import open_tiny
@@ -20,22 +21,34 @@ ONE = [97 + at % 20 for at in range(200)]
 OTHER = ONE[::-1]
 
 
-class CountsAborts(FakeBackend):
-    n_aborts = 0
+class CountsHalts(FakeWorker):
+    n_halts = 0
 
-    def staging_abort(self) -> None:
-        self.n_aborts += 1
-        super().staging_abort()
+    def halt(self) -> None:
+        self.n_halts += 1
+        super().halt()
 
 
-def harness(backend: type[FakeBackend] = CountsAborts) -> Harness:
-    fake = backend(n_cells=1024, n_seqs=12, n_batch=64, n_slots=4, n_staging_seqs=2, staging_waits=4)
+def harness(worker: type[FakeWorker] = CountsHalts) -> Harness:
+    fake = FakeBackend(
+        n_cells=1024, n_seqs=12, n_batch=64, n_slots=4, n_background_seqs=2, background_looks=4, worker=worker
+    )
     run = Harness(n_cells=1024, n_slots=4, n_batch=64, is_split=True, target_itl_s=0.02, wrap=lambda _: fake)
     run.submit(1, ONE, n_predict=4, lane=Lane.BATCH)
     run.submit(2, OTHER, n_predict=4)
-    while len(run.engine._staging.grants) < 2:
+    while len(n_rows_of(run.backend)) < 2:
         run.step()
     return run
+
+
+def n_rows_of(backend: FakeBackend | LlamaBackend) -> Counter[int]:
+    """Rows of each sequence in the batch under way."""
+    assert backend.background is not None
+    return Counter(backend.background._seqs)
+
+
+def n_halts(run: Harness) -> int:
+    return run.backend.background.worker.n_halts
 
 
 def n_rows_for_both(run: Harness) -> int:
@@ -49,19 +62,19 @@ def test_the_batch_of_the_others_goes_on():
     run.engine.cancel(1)
     run.step()
     assert run.finals[1].finish is Finish.CANCELLED, "heard at once"
-    assert not run.backend.n_aborts
+    assert not n_halts(run)
     assert n_rows_for_both(run) < whole, "nothing was computed twice"
     assert run.tokens[2] == expected_output(OTHER, 4)
 
 
 def test_what_was_computed_for_a_cancelled_prompt_is_kept():
     run = harness()
-    n_staged = {grant.request.id: grant.n_tokens for grant in run.engine._staging.grants}
+    n_away = {request.id: n_rows_of(run.backend)[request.seq] for request in run.engine.scheduler.running}
     run.engine.cancel(1)
     run.run()
     run.submit(3, ONE, n_predict=4)
     run.run()
-    assert run.finals[3].usage.n_cached == n_staged[1]
+    assert run.finals[3].usage.n_cached == n_away[1]
     assert run.tokens[3] == expected_output(ONE, 4)
 
 
@@ -70,7 +83,7 @@ def test_a_batch_that_nobody_waits_for_is_given_up():
     for request_id in (1, 2):
         run.engine.cancel(request_id)
         run.check()
-    assert run.backend.n_aborts == 1
+    assert n_halts(run) == 1
     run.run()
     assert {final.finish for final in run.finals.values()} == {Finish.CANCELLED}
 
@@ -80,19 +93,19 @@ def test_a_preempted_prompt_comes_back_while_its_old_sequence_is_still_computed(
     run.engine._preempt(next(request for request in run.engine.scheduler.running if request.id == 1))
     run.check()
     run.run()
-    assert not run.backend.n_aborts
+    assert not n_halts(run)
     assert run.tokens[1] == expected_output(ONE, 4)
     assert run.tokens[2] == expected_output(OTHER, 4)
 
 
-class FailsOnce(CountsAborts):
+class FailsOnce(CountsHalts):
     """The first batch is broken off half way."""
 
-    def staging_finish(self) -> None:
-        if not self.n_aborts:
-            self.staging_abort()
+    def finish(self) -> None:
+        if not self.n_halts:
+            self.halt()
             raise DecodeFailed("broken off", is_fatal=True)
-        super().staging_finish()
+        super().finish()
 
 
 def test_a_batch_that_fails_after_somebody_left_is_computed_again_for_the_rest():
@@ -152,7 +165,7 @@ def test_in_llama_cpp_too(split: LlamaBackend):
     engine = Engine(split, Limits(4, 8, 0.0, 1 << 28), time.monotonic)
     submit(engine, 1, one)
     submit(engine, 2, other)
-    while len(engine._staging.grants) < 2:
+    while len(n_rows_of(split)) < 2:
         engine.step()
     engine.cancel(1)
     tokens, finals = run_all(engine)

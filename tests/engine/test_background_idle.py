@@ -10,33 +10,39 @@ LONG = [97 + at % 20 for at in range(200)]
 
 
 @pytest.mark.parametrize("has_short_prompts", [False, True])
-@pytest.mark.parametrize(("target_itl_s", "batch_s"), [(0.01, 0.0), (0.03, 0.0), (0.06, 0.04)])
+@pytest.mark.parametrize(("target_itl_s", "batch_s"), [(0.01, 0.0), (0.026, 0.0), (0.06, 0.04)])
 def test_every_step_with_a_finished_batch_computes_something(
     target_itl_s: float, batch_s: float, has_short_prompts: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Also those that leave a finished prompt lying because the streams' turn is near."""
     run = Harness(
-        n_cells=1024, n_slots=4, n_batch=64, is_split=True, n_staging_seqs=2, staging_waits=1, target_itl_s=target_itl_s
+        n_cells=1024,
+        n_slots=4,
+        n_batch=64,
+        is_split=True,
+        n_background_seqs=2,
+        background_looks=1,
+        target_itl_s=target_itl_s,
     )
     run.submit(0, [65] * 20, n_predict=300)
     while len(run.tokens.get(0, [])) < 3:
         run.step()
-    staging, n_left_lying = run.engine._staging, 0
-    is_turn_near = staging.is_turn_near
+    background, n_left_lying = run.backend.background, 0
+    is_turn_near = run.engine._is_turn_near
 
-    def counted(target_s: float | None) -> bool:
+    def counted(now_s: float) -> bool:
         nonlocal n_left_lying
-        is_near = is_turn_near(target_s)
+        is_near = is_turn_near(now_s)
         n_left_lying += is_near
         return is_near
 
-    monkeypatch.setattr(staging, "is_turn_near", counted)
+    monkeypatch.setattr(run.engine, "_is_turn_near", counted)
     for request_id in range(1, 13):
         run.submit(request_id, [*[70 + request_id] * 5, *LONG], n_predict=2)
         if has_short_prompts:
             run.submit(100 + request_id, [80 + request_id] * 30, n_predict=2)
         while request_id not in run.finals:
-            is_over = staging.is_busy and run.backend._waits_left <= 1
+            is_over = background.is_busy and background.worker.n_looks_left <= 1
             n_rows = run.backend.n_rows_computed
             run.now_s += batch_s if is_over else 0.0
             run.step()

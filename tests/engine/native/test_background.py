@@ -1,0 +1,207 @@
+"""The background's books: who has a place, whose rows a batch has, and what becomes of those who leave."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from localrun.engine.backend import DecodeFailed, NoRoom
+from localrun.engine.fake import FakeBackend, FakeWorker
+from localrun.engine.native.background import BATCH_S, Background
+from localrun.engine.request import Request
+from localrun.engine.sample.text import TextStream
+from localrun.engine.schedule.budget import TILE_ROWS, CostModel
+from localrun.wire import Sampling
+
+N_SLOTS, N_PLACES = 4, 3
+PROMPT = [97 + at % 20 for at in range(200)]
+
+
+def opened(*, n_batch: int = 64, looks: int = 1, worker: type[FakeWorker] = FakeWorker) -> FakeBackend:
+    return FakeBackend(
+        n_cells=4096, n_seqs=9, n_batch=n_batch, n_slots=N_SLOTS, n_background_seqs=N_PLACES, background_looks=looks,
+        worker=worker,
+    )  # fmt: skip
+
+
+def of(backend: FakeBackend) -> Background:
+    assert backend.background is not None
+    return backend.background
+
+
+def add(backend: FakeBackend, index: int, tokens: list[int] = PROMPT) -> Request:
+    sampler = backend.sampler(Sampling(), ignore_eos=True)
+    request = Request(index, list(tokens), len(tokens), 1, sampler, TextStream(()), client=f"client {index}")
+    request.seq = backend.n_seqs + index
+    of(backend).add(request)
+    return request
+
+
+def test_only_a_long_way_to_go_is_taken_and_only_while_there_is_a_place():
+    backend = opened()
+    assert not of(backend).takes(64, 64)
+    for index in range(N_PLACES):
+        assert of(backend).takes(65, 64)
+        request = add(backend, index)
+        assert request.is_away
+        assert request in of(backend)
+    assert not of(backend).takes(65, 64)
+
+
+def test_a_prompt_is_computed_but_for_its_last_token():
+    backend = opened()
+    request = add(backend, 0)
+    while request.n_pending > 1:
+        of(backend).begin(None)
+        is_last = request.n_pending <= 65
+        assert of(backend).completes is is_last
+        assert of(backend).is_over
+        done = of(backend).collect()
+        (grant,) = done.grants
+        assert grant.request is request
+        assert done.seqs == [request.seq] * grant.n_tokens
+        assert (done.is_computed, done.left) == (True, ())
+        request.n_computed += grant.n_tokens
+    assert backend.tokens_of(request.seq) == PROMPT[:-1]
+    of(backend).begin(None)
+    assert not of(backend).is_busy, "there is nothing more to do"
+
+
+def test_nothing_begins_beside_a_batch_or_without_a_prompt():
+    backend = opened(looks=10)
+    of(backend).begin(None)
+    assert not of(backend).is_busy
+    assert not of(backend).is_over
+    assert of(backend).halt() is None
+    add(backend, 0)
+    of(backend).begin(None)
+    before = of(backend).worker.n_looks_left
+    of(backend).begin(None)
+    assert of(backend).worker.n_looks_left == before
+
+
+def test_who_leaves_between_batches_leaves_at_once():
+    backend = opened()
+    request = add(backend, 0)
+    assert of(backend).drop(request)
+    assert not request.is_away
+    assert request not in of(backend)
+
+
+def test_who_leaves_a_batch_that_others_wait_for_leaves_its_sequence_to_that():
+    backend = opened(n_batch=128)
+    first, second, third = (add(backend, index) for index in range(3))
+    of(backend).begin(None)
+    assert not of(backend).is_for_nobody_but(first)
+    assert not of(backend).drop(first)
+    assert not of(backend).takes(65, 64), "its place is free when the batch is over"
+    assert not of(backend).drop(third)
+    assert of(backend).is_for_nobody_but(second)
+    assert of(backend).is_over
+    done = of(backend).collect()
+    assert [grant.request for grant in done.grants] == [second]
+    assert {left.seq: left.n_after - left.n_before for left in done.left} == {
+        request.seq: done.seqs.count(request.seq) for request in (first, third)
+    }
+    for left in done.left:
+        assert backend.tokens_of(left.seq) == left.tokens[: left.n_after]
+    assert of(backend).takes(65, 64)
+
+
+@pytest.mark.parametrize("is_halted", [True, False])
+def test_of_a_batch_that_was_not_computed_it_is_said(is_halted: bool):
+    class Fails(FakeWorker):
+        def finish(self) -> None:
+            self.halt()
+            raise DecodeFailed("broken off", is_fatal=True)
+
+    backend = opened(worker=Fails, n_batch=128)
+    request, other = add(backend, 0), add(backend, 1)
+    of(backend).begin(None)
+    of(backend).drop(other)
+    done = of(backend).halt() if is_halted else of(backend).collect() if of(backend).is_over else None
+    assert done is not None
+    assert not done.is_computed
+    assert (done.error is None) is is_halted
+    assert [grant.request for grant in done.grants] == [request]
+    assert [(left.seq, left.n_before) for left in done.left] == [(other.seq, 0)]
+    assert not of(backend).is_busy
+
+
+def test_a_prompt_that_outgrows_its_stream_is_a_mistake_of_ours():
+    class Full(FakeWorker):
+        def finish(self) -> None:
+            self.halt()
+            raise NoRoom("none")
+
+    backend = opened(worker=Full)
+    add(backend, 0)
+    of(backend).begin(None)
+    assert of(backend).is_over
+    with pytest.raises(RuntimeError, match="longer than its stream"):
+        of(backend).collect()
+
+
+# --- how many rows -------------------------------------------------------------------------------------------------
+
+
+class Machine:
+    """Rows take `base_s` a batch and `row_s` each, give or take, and a background has learned it."""
+
+    def __init__(self, *, base_s: float = 0.01, row_s: float = 0.002, deep_s: float = 0.0) -> None:
+        self.base_s, self.row_s, self.deep_s = base_s, row_s, deep_s
+        self.cost = CostModel()
+        self.backend = opened(n_batch=1024)
+        self.background = Background(of(self.backend).worker, self.cost)
+        random = Random(1)
+        for _ in range(300):
+            n_rows, depth = random.choice([128, 256, 512, 1024]), random.choice([0, 1024, 4096])
+            self.observe(n_rows, depth, random.uniform(0.95, 1.05))
+
+    def batch_s(self, n_rows: int, depth: float) -> float:
+        return self.base_s + n_rows * (self.row_s + self.deep_s * (depth + n_rows / 2) / 1024)
+
+    def observe(self, n_rows: int, depth: float, times: float = 1.0) -> None:
+        self.cost.observe(n_rows, depth, times * self.batch_s(n_rows, depth))
+
+    def rows(self, target_s: float | None) -> int:
+        return self.background._n_rows(0, target_s)
+
+
+def test_a_batch_takes_what_it_computes_in_its_time():
+    machine = Machine()
+    rows = machine.rows(None)
+    assert rows % TILE_ROWS == 0
+    assert machine.batch_s(rows, 0) <= BATCH_S < machine.batch_s(rows + 2 * TILE_ROWS, 0)
+    for _ in range(30):
+        machine.observe(rows, 0, 2.0)
+    assert machine.rows(None) < rows
+
+
+def test_beside_streams_in_a_hurry_it_takes_less_at_once():
+    machine = Machine(row_s=0.0005)
+    rows = [machine.rows(target_s) for target_s in (0.02, 0.05, 1.0)]
+    assert rows == sorted(set(rows))
+
+
+@pytest.mark.parametrize("start", [0, 4096])
+def test_what_recomputing_costs_grows_with_length_and_depth(start: int):
+    background = Machine(row_s=0.0005, deep_s=0.0003).background
+    assert background.recompute_s(start, 256) < background.recompute_s(start, 512)
+    assert background.recompute_s(0, 256) <= background.recompute_s(start, 256)
+
+
+def test_what_a_batch_took_is_learned_and_outlives_the_worker():
+    backend = opened()
+    for index in range(N_PLACES):
+        add(backend, index)
+    assert not backend._background_cost.is_warm
+    for _ in range(4):
+        of(backend).begin(None)
+        assert of(backend).is_over
+        for request, n_tokens in of(backend).collect().grants:
+            request.n_computed += n_tokens
+    learned = of(backend).recompute_s(0, 100)
+    backend.rebuild(split=True)
+    assert of(backend).recompute_s(0, 100) == learned
