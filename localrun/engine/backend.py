@@ -96,9 +96,10 @@ class Backend(Protocol):
 
     `cuts_states`: whether `state_slices` works; a position takes `state_token_bytes` of a slice, or more.
     `is_split`: whether every sequence has a stream of `n_cells` / `n_seqs` cells of its own, and `can_split` whether it
-    may. `mixes_rows`: whether the rows of prompts and of streams are best computed in one call. `background` computes
-    long prompts beside the steps, in sequences numbered from `n_seqs` on: nobody may touch these while it is busy, and
-    a `decode` makes it pause. None where there is none; `rebuild` replaces it.
+    may. `mixes_rows`: whether the rows of prompts and of streams are best computed in one call. `overlaps`: whether
+    `decode` computes without the caller's thread, and calls `meanwhile` in it. `background` computes long prompts
+    beside the steps, in sequences numbered from `n_seqs` on: nobody may touch these while it is busy, and a `decode`
+    makes it pause. None where there is none; `rebuild` replaces it.
     """
 
     name: str
@@ -107,6 +108,8 @@ class Backend(Protocol):
     can_split: bool
     is_split: bool
     mixes_rows: bool
+    overlaps: bool
+    meanwhile: Callable[[], None]
     n_cells: int
     n_ctx: int
     n_ctx_train: int

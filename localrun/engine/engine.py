@@ -1,10 +1,11 @@
-"""The hot loop: one `step` is admit, plan, fill, decode, sample, publish.
+"""The hot loop: one `step` is collect, admit, plan, compute, report.
 
 Owner: the engine process's main thread; nothing here is thread-safe. The clock is passed in, so a test can own time.
 Per step there are at most two native decodes, one native sampling call per finished row, and one message for all.
 
 Where the backend can, long prompts are computed in the background (`background.py`), and a step is the streams' and the
-short prompts' alone.
+short prompts' alone. While nobody comes or goes a step is the one before once more (`Scheduler.steady_plan`), and
+nothing in it takes time by the number of cells or by the length of the vocabulary.
 
 Invariant: every submitted request gets exactly one final delta.
 Does not: read or write pipes (`process.py`), tokenize (`text.py`), or decide (`scheduler.py`, `admission.py`, the
@@ -22,15 +23,15 @@ from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.native.background import BRING_HOME_S, Background, Done
-from localrun.engine.report import News, Totals
+from localrun.engine.report import Beside, Report, Totals, at_once
 from localrun.engine.request import Request, check, new_request
 from localrun.engine.sample.constraint import DEAD_END
 from localrun.engine.sample.grammars import GrammarQueue, LateRows
 from localrun.engine.schedule.admission import Admission
 from localrun.engine.schedule.budget import Budget
-from localrun.engine.schedule.scheduler import Grant, Scheduler, StepPlan, fill_batch
+from localrun.engine.schedule.scheduler import NOTHING, Grant, Rows, Scheduler, StepPlan
 from localrun.errors import BadRequest, EngineFailed, LocalrunError
-from localrun.wire import ChosenLogprob, Finish, Phase, Step, Submit
+from localrun.wire import ChosenLogprob, Finish, KvRun, Phase, Step, Submit
 
 log = logging.getLogger("localrun.engine")
 
@@ -52,7 +53,13 @@ class Engine:
     """See the module."""
 
     def __init__(
-        self, backend: Backend, limits: Limits, clock: Callable[[], float], disk: DiskTier | None = None
+        self,
+        backend: Backend,
+        limits: Limits,
+        clock: Callable[[], float],
+        disk: DiskTier | None = None,
+        *,
+        beside: Beside[list[KvRun]] = at_once,
     ) -> None:
         if limits.n_slots > min(backend.batch.capacity, backend.n_seqs):
             raise ValueError(f"{limits.n_slots} slots need as many batch rows and sequences")
@@ -63,20 +70,41 @@ class Engine:
         tiers = Tiers(limits.ram_cache_bytes, disk, self._recompute_s)
         self.cache = Cache(backend, tiers, clock, self._takes)
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)
-        self.totals = Totals()
         self._requests: dict[int, Request] = {}
-        self._news = News(backend)
+        self._rows = Rows()
+        self._report = Report(backend, beside)
         self._admission = Admission(backend, self.scheduler, self._preempt, self._takes)
         self._n_failed_steps = 0
         self._is_checked = True
         self._grammars = GrammarQueue(backend, clock)
-        self._late = LateRows(backend)
+        self._late = LateRows()
+
+    @property
+    def totals(self) -> Totals:
+        """Counters since the start."""
+        return self._report.totals
 
     @property
     def is_idle(self) -> bool:
         """True when nothing runs or waits, and no kept prefix is left to move or to write: the caller may sleep."""
         is_tidy = self._is_checked and not self.cache.can_settle and not self.cache.tiers.can_persist
-        return is_tidy and not self._requests and not self._news.has_deltas
+        return is_tidy and not self._requests and not self._report.has_deltas
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether what the last step said may wait until the next one computes: that comes at once, and nobody waits
+        for anything before it."""
+        is_steady = self.scheduler.steady_plan() is not None and not self.scheduler.waiting
+        return self._backend.overlaps and is_steady and not self.cache.can_settle
+
+    @property
+    def meanwhile(self) -> Callable[[], None]:
+        """What is called while a step computes, where `may_hold`."""
+        return self._backend.meanwhile
+
+    @meanwhile.setter
+    def meanwhile(self, meanwhile: Callable[[], None]) -> None:
+        self._backend.meanwhile = meanwhile
 
     # --- requests come and go ----------------------------------------------------------------------------------
 
@@ -101,11 +129,11 @@ class Engine:
         self._grammars.add(request, submit, self._clock())
         self._requests[request.id] = request
         self.scheduler.submit(request)
-        self.totals.prompt_tokens += request.n_prompt
+        self._report.submitted(request)
 
     def refuse(self, request_id: int, error: LocalrunError | None, *, n_prompt: int = 0) -> None:
         """A request that never starts: its first and last delta says why; without an error, that it was cancelled."""
-        self._news.refuse(request_id, error, n_prompt=n_prompt)
+        self._report.refused(request_id, error, n_prompt=n_prompt)
 
     def cancel(self, request_id: int) -> None:
         """End a request now; its computed prefix stays in the cache. An unknown id is a request that ended already."""
@@ -145,88 +173,48 @@ class Engine:
     # --- the step ----------------------------------------------------------------------------------------------
 
     def step(self) -> Step | None:
-        """Compute one step and return its news; None if there was neither anything to do nor to say."""
+        """One round. Returns its news; None if there was neither anything to do nor to say."""
         now_s = self._clock()
-        if (beside := self._background) and beside.is_over and not (beside.completes and self._is_turn_near(now_s)):
-            self._take_batch(beside.collect())
-        self._settle_grammars(now_s)
-        self._settle_late()
-        self._fit_kv(now_s)
+        self._collect(now_s)
         self._admit(now_s)
+        plan = self._plan()
+        self._compute(plan, now_s)
+        return self._report.take(self.cache, self.scheduler, self._clock())
+
+    def _collect(self, now_s: float) -> None:
+        """What became ready beside the steps: a batch of the background, grammars, tokens of slow grammars. Where there
+        is nothing else to do, wait a little for one."""
+        beside = self._background
+        if beside and beside.is_over and not (beside.completes and self._is_turn_near(now_s)):
+            self._take_batch(beside.collect())
+        if not self.scheduler.running and len(self._grammars) == len(self.scheduler.waiting):
+            self._grammars.wait()
+        for request, error in self._grammars.collect(now_s):
+            self._end(request, Finish.ERROR, now_s, error)
+        if not (beside and beside.is_busy) and all(request.is_away for request in self.scheduler.running):
+            self._late.wait()
+        for request, token in self._late.collect():
+            self._take(request, None, token, self._clock())
+
+    def _admit(self, now_s: float) -> None:
+        """Who starts, in what kind of cells, and what is moved in them; the next batch of the background."""
+        self._change_layout(now_s)
+        for request, is_first in self._admission.start(self.cache, now_s):
+            self._report.started(request, is_first=is_first)
         self._tidy()
         if self._background:
             self._background.begin(self.scheduler.target_s)
-        if self._await_turn():
-            self._compute(self._plan())
-        return self._news.publish(self.cache, self.scheduler, self.totals, self._clock())
-
-    def _is_turn_near(self, now_s: float) -> bool:
-        """Whether streams have a step so soon that taking a prompt home, which is a copy, would make them late."""
-        return bool(self.scheduler.target_s) and self.scheduler.due_in_s(now_s) < BRING_HOME_S
-
-    def _await_turn(self) -> bool:
-        """Whether there may be a step now; if not, some time went by waiting for that beside the background. A batch
-        that is over and was left lying makes it the streams' turn."""
-        beside = self._background
-        if beside is None or not beside.is_busy:
-            return True
-        due_s = self.scheduler.due_in_s(self._clock())
-        if due_s <= 0 or beside.is_over:
-            return True
-        beside.wait(due_s)
-        return False
-
-    def _settle_grammars(self, now_s: float) -> None:
-        """Let those start whose grammar is compiled; wait for one when there is nobody else."""
-        if not self.scheduler.running and len(self._grammars) == len(self.scheduler.waiting):
-            self._grammars.wait()
-        for request, error in self._grammars.settle(now_s):
-            self._end(request, Finish.ERROR, now_s, error)
-
-    def _settle_late(self) -> None:
-        """Take the tokens that were sampled beside the steps; wait for one when nobody else runs."""
-        is_background_busy = self._background is not None and self._background.is_busy
-        if not is_background_busy and all(request.is_away for request in self.scheduler.running):
-            self._late.wait()
-        for request, row, token in self._late.settle():
-            self._take(request, row, token)
-
-    def _tidy(self) -> None:
-        """Small work between steps: at most one copy of each kind, and more only when nobody is there."""
-        self.cache.settle()
-        moved = self.cache.compact()
-        if moved is not None:
-            old, new = moved
-            next(request for request in self.scheduler.running if request.seq == old).seq = new
-        if self._requests:
-            self._is_checked = False
-        elif self.cache.tiers.can_persist:
-            self.cache.tiers.persist()
-        elif not self._is_checked and not self.cache.can_settle:
-            self._is_checked = True
-            self.cache.check_integrity()
-
-    def _fit_kv(self, now_s: float) -> None:
-        """Change the KV cache to what the requests need."""
-        n_longest = max((request.n_tokens for request in self._requests.values()), default=0)
-        split = self.cache.fit(n_longest, is_running=bool(self.scheduler.running), now_s=now_s)
-        if split is None:
-            return
-        log.info("the KV cache is %s from now on", "split" if split else "one pool")
-        self._halt_background()
-        for request in list(self.scheduler.running):
-            self._preempt(request)
-        self.cache.change(split=split)
-
-    def _admit(self, now_s: float) -> None:
-        """Start waiting requests while slots and cells last."""
-        for request, is_first in self._admission.start(self.cache, now_s):
-            if is_first:
-                self.totals.cached_tokens += request.n_cached
-            self._news.start(request)
 
     def _plan(self) -> StepPlan:
-        """A plan that fits into the free cells, after parked prefixes and, if need be, victims made room."""
+        """Who gets how many rows, within the free cells, after parked prefixes and, if need be, victims made room.
+        Nobody while it is the background's turn, which is waited for."""
+        beside = self._background
+        if beside and beside.is_busy and (due_s := self.scheduler.due_in_s(self._clock())) > 0 and not beside.is_over:
+            beside.wait(due_s)
+            return NOTHING
+        steady = self.scheduler.steady_plan()
+        if steady is not None and self.cache.make_room(steady.n_rows):
+            return steady
         for request in self.scheduler.running:
             assert request.seq is not None
             request.next_stop = self.cache.next_stop(request.seq, request.n_computed)
@@ -240,13 +228,14 @@ class Engine:
                 return plan
             self._preempt(self.scheduler.victim())
 
-    def _compute(self, plan: StepPlan) -> None:
-        """One native decode, and what follows from it."""
+    def _compute(self, plan: StepPlan, now_s: float) -> None:
+        """One native decode, and what follows from it: a token for each who caught up."""
         if not plan.n_rows:
             return
-        started_at_s = self._clock()
-        depth = sum(grant.request.n_computed * grant.n_tokens for grant in plan.grants) / plan.n_rows
-        seqs = fill_batch(self._backend.batch, plan.grants)
+        self._report.begin_step(self.cache.cells, self.scheduler.running, now_s)
+        began_s = self._clock()
+        depth = plan.depth
+        seqs = self._rows.fill(self._backend.batch, plan)
         try:
             self._backend.decode(plan.n_rows)
         except NoRoom as error:
@@ -262,10 +251,44 @@ class Engine:
         self._n_failed_steps = 0
         self.cache.cells.place(seqs)
         self._advance(plan.grants)
-        ended_at_s = self._clock()
-        step_s = ended_at_s - started_at_s
-        self.totals.note_step(n_prefill=plan.n_prefill_rows, n_decode=plan.n_decode_rows, step_s=step_s)
-        self.scheduler.observe(plan, depth=depth, step_s=step_s, ended_at_s=ended_at_s)
+        ended_s = self._clock()
+        self._report.computed(plan, ended_s - began_s)
+        self.scheduler.observe(plan, depth=depth, step_s=ended_s - began_s, ended_at_s=ended_s)
+
+    # --- the verbs' parts --------------------------------------------------------------------------------------
+
+    def _is_turn_near(self, now_s: float) -> bool:
+        """Whether streams have a step so soon that taking a prompt home, which is a copy, would make them late."""
+        return bool(self.scheduler.target_s) and self.scheduler.due_in_s(now_s) < BRING_HOME_S
+
+    def _change_layout(self, now_s: float) -> None:
+        """Change the KV cache to what the requests need."""
+        if not self._backend.can_split:
+            return
+        n_longest = max((len(request.tokens) for request in self._requests.values()), default=0)
+        split = self.cache.fit(n_longest, is_running=bool(self.scheduler.running), now_s=now_s)
+        if split is None:
+            return
+        log.info("the KV cache is %s from now on", "split" if split else "one pool")
+        self._halt_background()
+        for request in list(self.scheduler.running):
+            self._preempt(request)
+        self.cache.change(split=split)
+
+    def _tidy(self) -> None:
+        """Small work between steps: at most one copy of each kind, and more only when nobody is there."""
+        self.cache.settle()
+        moved = self.cache.compact()
+        if moved is not None:
+            old, new = moved
+            self.scheduler.move(next(request for request in self.scheduler.running if request.seq == old), new)
+        if self._requests:
+            self._is_checked = False
+        elif self.cache.tiers.can_persist:
+            self.cache.tiers.persist()
+        elif not self._is_checked and not self.cache.can_settle:
+            self._is_checked = True
+            self.cache.check_integrity()
 
     def _take_batch(self, batch: Done) -> None:
         """The background computed a batch, or gave it up. Whose prompt is done goes on among the streams, and what
@@ -287,7 +310,7 @@ class Engine:
         for request, _ in batch.grants:
             if request.n_pending == 1 and self._leave_background(request):
                 assert request.seq is not None
-                request.seq = self.cache.bring_home(request.seq)
+                self.scheduler.move(request, self.cache.bring_home(request.seq))
 
     def _halt_background(self) -> None:
         """Give up what the background computes: somebody wants to touch its sequences."""
@@ -312,7 +335,10 @@ class Engine:
 
     def _advance(self, grants: tuple[Grant, ...]) -> None:
         """After a decode: count, publish prompts to the cache, sample where a request has caught up."""
-        row, caught_up = -1, []
+        row = -1
+        rows: list[tuple[Request, int]] = []
+        done: list[Request] = []
+        n_output: dict[str, int] = {}
         for request, n_tokens in grants:
             row += n_tokens
             is_prefilling = request.is_prefilling
@@ -320,34 +346,39 @@ class Engine:
             if is_prefilling:
                 assert request.seq is not None
                 self.cache.grow(request.seq, request.n_computed)
-            self._news.delta(request)
-            if request.n_pending == 0:
-                self.scheduler.policy.charge(request.client, n_output=1)
-                caught_up.append((request, row))
-        for request, _ in caught_up:
-            if request.max_output == 0:
-                self._end(request, Finish.LENGTH, self._clock())
-        caught_up = [(request, row) for request, row in caught_up if request.max_output and not request.is_away]
-        for request, at_row, token in self._late.sample(caught_up):
-            self._take(request, at_row, token)
-
-    def _take(self, request: Request, row: int | None, token: int) -> None:
-        """A request's next token was chosen; end the request if that was the last."""
+            self._report.delta(request)
+            if request.n_computed < len(request.tokens):
+                continue
+            n_output[request.client] = n_output.get(request.client, 0) + 1
+            if not request.max_output:
+                done.append(request)
+            elif not self._late.hold(request, row):
+                rows.append((request, row))
+        for client, count in n_output.items():
+            self.scheduler.policy.charge(client, n_output=count)
+        for request in done:
+            self._end(request, Finish.LENGTH, self._clock())
+        tokens = self._backend.sample([(request.sampler, row) for request, row in rows])
         now_s = self._clock()
-        if request.constraint is not None and token == DEAD_END:
+        for (request, row), token in zip(rows, tokens, strict=True):
+            self._take(request, row, token, now_s)
+
+    def _take(self, request: Request, row: int | None, token: int, now_s: float) -> None:
+        """A request's next token was chosen, from this row of the last decode if that is still there; end the request
+        if it was the last."""
+        if token == DEAD_END and request.constraint is not None:
             self._end(request, Finish.ERROR, now_s, BadRequest(request.constraint.problem))
             return
         if request.ends_at_eog and token in self._backend.eog_tokens:
             self._end(request, Finish.STOP, now_s)
             return
-        delta = self._news.delta(request)
-        piece = self._backend.piece(token)
         request.append(token, now_s)
-        delta.tokens.append(token)
+        piece = self._backend.piece(token)
         shown = piece or self._backend.control_text(token).encode() if request.shows_control else piece
+        delta = self._report.delta(request)
+        delta.phase = Phase.DECODE  # also of one that lost its slot while its token was drawn
+        delta.tokens.append(token)
         delta.text += request.text.feed(shown)
-        delta.n_output = request.n_output
-        delta.phase = Phase.DECODE
         if request.n_probs is not None and row is not None:
             logprob, top = self._backend.logprobs(row, token, request.n_probs)
             delta.logprobs = [ChosenLogprob(token, piece, logprob, top)]
@@ -360,12 +391,7 @@ class Engine:
 
     def _end(self, request: Request, finish: Finish, now_s: float, error: LocalrunError | None = None) -> None:
         """The request's last delta. Its computed tokens stay as a prefix, unless the step that made them failed."""
-        delta = self._news.delta(request)
-        delta.text += request.text.finish()
-        delta.phase, delta.finish, delta.usage = Phase.DONE, finish, request.usage(now_s)
-        delta.stop_text = request.text.stopped
-        if error is not None:
-            delta.error_code, delta.error_message = error.code, error.message
+        self._report.ended(request, finish, now_s, error)
         if request.seq is not None:
             if error is None:
                 self._release(request)
@@ -381,8 +407,7 @@ class Engine:
         """Take a request off its slot. Its cells become a parked prefix, so coming back costs a copy, not a prefill."""
         self._release(request)
         self.scheduler.preempt(request, self._clock())
-        self._news.delta(request)
-        self.totals.preemptions += 1
+        self._report.preempted(request)
 
     def _note_failure(self, error: Exception) -> None:
         """After `MAX_FAILED_STEPS` in a row the process gives up, since only a new context can help."""

@@ -194,6 +194,7 @@ class FakeBackend:
     eog_tokens = frozenset({IM_END})
     control_tokens = tuple(CONTROL)
     bos_token: int | None = None
+    overlaps = False
     state_token_bytes = 3  # a pair of integers, the smallest
     _head: int
 
@@ -228,6 +229,7 @@ class FakeBackend:
         self._joined = bytearray()
         self.n_open_samplers = 0
         self.n_rows_computed = 0
+        self.meanwhile: Callable[[], None] = lambda: None
         self.rebuild(split=self.can_split)
         self._step_s = float(os.environ.get("LOCALRUN_FAKE_STEP_MS", "0")) / 1000
         self._is_endless = os.environ.get("LOCALRUN_FAKE_ENDLESS") == "1"
@@ -252,6 +254,8 @@ class FakeBackend:
 
     def decode(self, n_rows: int) -> None:
         self._check_rows(self.batch, n_rows, range(self.n_seqs), self.n_cells)
+        if self.overlaps:
+            self.meanwhile()
         if self._step_s:
             time.sleep(self._step_s)
         self._compute(self.batch, n_rows)

@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
@@ -30,10 +31,18 @@ log = logging.getLogger("localrun.engine")
 
 
 class Steps(Protocol):
-    """An engine, as the loop sees it."""
+    """An engine, as the loop sees it.
+
+    `may_hold`: what the last step said may wait for the next one, which calls `meanwhile` while it computes.
+    """
+
+    meanwhile: Callable[[], None]
 
     @property
     def is_idle(self) -> bool: ...
+
+    @property
+    def may_hold(self) -> bool: ...
 
     def step(self) -> wire.Step | None: ...
 
@@ -56,6 +65,10 @@ class Inbox(Generic[E]):
 
     def put(self, item: Callable[[E], None]) -> None:
         self._items.put(item)
+
+    @property
+    def has_work(self) -> bool:
+        return not self._items.empty()
 
     def leave(self, exit_code: int) -> None:
         """Let the main loop end."""
@@ -85,7 +98,11 @@ class Outbox:
     the computing threads twice per step. What the pipe does not take is left to the *writer* thread, in order, so a
     daemon that is slow to read never holds up a step.
 
-    Owner: any thread may `put`. Does not: bound the backlog; a daemon that reads nothing ends the engine (`stall.py`).
+    Where a step computes without the main thread, what the step before said is held until then: encoding it and writing
+    it takes no time from either (`hold`, `send_held`). On a CPU, where a step needs every core, that gains nothing.
+
+    Owner: any thread may `put`; the main thread holds. Does not: bound the backlog; a daemon that reads nothing ends
+    the engine (`stall.py`).
 
     `on_broken` is called once, with the error, when the daemon is gone or the writer fails.
     """
@@ -95,10 +112,22 @@ class Outbox:
         self._on_broken = on_broken
         self._lock = threading.Lock()
         self._backlog: deque[bytes] = deque()
+        self._held: object = None
         self._has_backlog = threading.Event()
         if _CAN_TRY:
             os.set_blocking(descriptor, False)
         threading.Thread(target=self._serve, name="writer", daemon=True).start()
+
+    def hold(self, message: object) -> None:
+        """Keep a message for `send_held`; at most one."""
+        assert self._held is None, "what was held before was never sent"
+        self._held = message
+
+    def send_held(self) -> None:
+        """Send what is held, if anything is."""
+        if self._held is not None:
+            message, self._held = self._held, None
+            self.put(message)
 
     def put(self, message: object) -> None:
         """Send a message after all that were put before."""
@@ -250,6 +279,18 @@ class Tokenizing:
         return (text for queue in self._queues.values() for text in queue)
 
 
+def in_thread(name: str) -> Callable[[Callable[[], T]], Callable[[], T | None]]:
+    """A thread beside the steps, for one thing after another. Who hands it something gets what to ask for the result,
+    which is None until it is there."""
+    thread = ThreadPoolExecutor(1, name)
+
+    def begin(work: Callable[[], T]) -> Callable[[], T | None]:
+        done = thread.submit(work)
+        return lambda: done.result() if done.done() else None
+
+    return begin
+
+
 # At the end a text may be read for this long before the process leaves without freeing the model under it; with the
 # rest of what is done at the end that is less than the daemon's patience.
 READ_GRACE_S = 0.5
@@ -297,14 +338,25 @@ def serve(
     outbox = Outbox(frames_out.fileno(), lambda error: _leave(inbox, error))
     signal.signal(signal.SIGTERM, lambda *_: inbox.leave(0))
     threading.Thread(target=_read, args=(frames_in, inbox, outbox, take), name="reader", daemon=True).start()
+    run_steps(engine, inbox, outbox, spare_time)
+    return inbox.exit_code
+
+
+def run_steps(engine: E, inbox: Inbox[E], outbox: Outbox, spare_time: SpareTime | None = None) -> None:
+    """The loop of the main thread: until the inbox says that it is time to go."""
+    engine.meanwhile = outbox.send_held
     is_idle, pause_s = engine.is_idle, None
     while inbox.drain(engine, wait=is_idle, timeout_s=pause_s):
         step = engine.step()
+        outbox.send_held()  # where nothing was computed
         if step is not None:
-            outbox.put(step)
+            if engine.may_hold and not inbox.has_work:
+                outbox.hold(step)
+            else:
+                outbox.put(step)
         is_idle = engine.is_idle
         pause_s = spare_time(is_idle) if spare_time is not None else None
-    return inbox.exit_code
+    outbox.send_held()
 
 
 def end(exit_code: int, tokenizing: Tokenizing, close: Callable[[], None]) -> int:

@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
     try:
         backend, trial = (_fake_backend(first), None) if "--fake" in argv else _llama_backend(first)
         disk = open_disk(first, backend, _fake_build if "--fake" in argv else _llama_build)
-        engine = Engine(backend, limits, time.monotonic, disk)
+        engine = Engine(backend, limits, time.monotonic, disk, beside=pipes.in_thread("map"))
     except Exception as error:
         return pipes.refuse(frames_out, error)
     pipes.send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))

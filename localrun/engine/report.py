@@ -1,13 +1,16 @@
 """What a step says to the daemon: the news of every request, the totals, and the map of the cells.
 
-Owner: the engine's main thread. Time is passed in. Pure.
+Owner: the engine's main thread. Time is passed in. Pure: where the map is drawn is the caller's (`Beside`).
+Invariant: a request has at most one delta per message, and none after its last.
 Does not: decide what happens to a request (`engine.py`), or write pipes (`pipes.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,23 +19,29 @@ from localrun.engine.backend import Backend
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.cells import Cells, PoolCells, StreamCells
 from localrun.engine.request import Request, refusal
-from localrun.engine.schedule.scheduler import Scheduler
+from localrun.engine.schedule.scheduler import Scheduler, StepPlan
 from localrun.errors import LocalrunError
-from localrun.wire import Delta, KvRun, Started, Step, StepStats
+from localrun.wire import Delta, Finish, KvRun, Phase, Started, Step, StepStats
+
+T = TypeVar("T")
+# Has something done beside the steps. Returns what to ask for the result, which is None until it is there.
+Beside = Callable[[Callable[[], T]], Callable[[], T | None]]
 
 
-class News:
-    """What the next message to the daemon says: the news of every request since the last one.
+def at_once(work: Callable[[], T]) -> Callable[[], T | None]:
+    """A `Beside` that is not beside anything."""
+    result = work()
+    return lambda: result
 
-    Owner: the engine's main thread. Time is passed in.
-    Invariant: a request has at most one delta per message, and none after its last.
-    Does not: decide what happens to a request (`engine.py`), or write pipes (`process.py`).
-    """
 
-    def __init__(self, backend: Backend) -> None:
+class Report:
+    """What the next message says, and the totals. See the module."""
+
+    def __init__(self, backend: Backend, beside: Beside[list[KvRun]]) -> None:
+        self.totals = Totals()
         self._deltas: dict[int, Delta] = {}
         self._started: list[Started] = []
-        self._kv = KvNews(backend)
+        self._map = KvMap(backend, beside)
         self._holdings_sent = (0, 0)
 
     @property
@@ -44,26 +53,57 @@ class News:
         """The request's entry, with its counters brought up to date."""
         delta = self._deltas.get(request.id)
         if delta is None:
-            delta = self._deltas[request.id] = Delta(request.id, request.phase, 0, 0, tokens=[])
+            delta = Delta(request.id, request.phase, request.n_computed, request.n_output, "", [])
+            self._deltas[request.id] = delta
+            return delta
         delta.phase, delta.n_computed, delta.n_output = request.phase, request.n_computed, request.n_output
         return delta
 
-    def refuse(self, request_id: int, error: LocalrunError | None, *, n_prompt: int) -> None:
+    def submitted(self, request: Request) -> None:
+        """A request was taken."""
+        self.totals.prompt_tokens += request.n_prompt
+
+    def refused(self, request_id: int, error: LocalrunError | None, *, n_prompt: int) -> None:
         """A request never starts: its only delta says why; without an error, that it was cancelled."""
         self._deltas[request_id] = refusal(request_id, error, n_prompt=n_prompt)
 
-    def start(self, request: Request) -> None:
-        """A request got a slot."""
+    def started(self, request: Request, *, is_first: bool) -> None:
+        """A request got a slot, for the first time or again."""
         assert request.slot is not None
         self._started.append(Started(request.id, request.slot, request.n_prompt, request.n_cached))
+        if is_first:
+            self.totals.cached_tokens += request.n_cached
 
-    def publish(self, cache: Cache, scheduler: Scheduler, totals: Totals, now_s: float) -> Step | None:
-        """All news since the last call as one message, whose step is then over for `totals`; None without news."""
+    def preempted(self, request: Request) -> None:
+        """A request lost its slot."""
+        self.delta(request)
+        self.totals.preemptions += 1
+
+    def ended(self, request: Request, finish: Finish, now_s: float, error: LocalrunError | None) -> None:
+        """A request is over: its last delta."""
+        delta = self.delta(request)
+        delta.text += request.text.finish()
+        delta.phase, delta.finish, delta.usage = Phase.DONE, finish, request.usage(now_s)
+        delta.stop_text = request.text.stopped
+        if error is not None:
+            delta.error_code, delta.error_message = error.code, error.message
+
+    def begin_step(self, cells: Cells, running: Sequence[Request], now_s: float) -> None:
+        """A step is about to be computed: time to draw a map beside it, if one is due."""
+        if not self._started:  # who starts has no cells yet, and would only be seen in the map after this one
+            self._map.begin(cells, running, now_s)
+
+    def computed(self, plan: StepPlan, step_s: float) -> None:
+        """A step was computed, which took so long."""
+        self.totals.note_step(n_prefill=plan.n_prefill_rows, n_decode=plan.n_decode_rows, step_s=step_s)
+
+    def take(self, cache: Cache, scheduler: Scheduler, now_s: float) -> Step | None:
+        """All news since the last call as one message, whose step is then over for the totals; None without news."""
+        totals = self.totals
         queue = scheduler.queue_news(now_s)
         n_rows = totals.n_prefill_rows + totals.n_decode_rows
         holdings = (cache.cells.n_used, cache.n_cached_sequences)
-        is_news = self._deltas or self._started or n_rows or queue is not None or holdings != self._holdings_sent
-        if not is_news:
+        if not (self._deltas or self._started or n_rows or queue is not None or holdings != self._holdings_sent):
             return None
         step = Step(
             sent_at_s=now_s,
@@ -72,7 +112,7 @@ class News:
             started=self._started,
             queue=queue.ids if queue is not None else None,
             waits_s=queue.waits_s if queue is not None else None,
-            kv_map=self._kv.since(cache.cells, scheduler.running, now_s),
+            kv_map=self._map.take(cache.cells, is_running=bool(scheduler.running)),
         )
         totals.end_step()
         self._deltas, self._started, self._holdings_sent = {}, [], holdings
@@ -148,25 +188,77 @@ MAX_RUNS = 512  # a power of two, for parts are put together by twos
 KEPT = 0
 
 
-class KvNews:
-    """Makes a map now and then."""
+class KvMap:
+    """Has a map drawn now and then: from a copy of the books, beside a step, for the first message after it is done.
 
-    def __init__(self, backend: Backend) -> None:
+    Where nobody runs it is drawn for every message, at once: so the last one is always right.
+    """
+
+    def __init__(self, backend: Backend, beside: Beside[list[KvRun]]) -> None:
         self._backend = backend
+        self._beside = beside
+        self._drawing: Callable[[], list[KvRun] | None] | None = None
         self._due_s = 0.0
 
-    def since(self, cells: Cells, running: Sequence[Request], now_s: float) -> list[KvRun] | None:
-        """The map, unless one was made a moment ago. The last one always comes: it is made whenever nobody runs."""
-        if running and now_s < self._due_s:
-            return None
-        assert isinstance(cells, PoolCells | StreamCells)
+    def begin(self, cells: Cells, running: Sequence[Request], now_s: float) -> None:
+        """Begin to draw, unless a map was begun a moment ago."""
+        if now_s < self._due_s or self._drawing is not None:
+            return
         self._due_s = now_s + INTERVAL_S
-        n_away = self._backend.background.n_seqs if self._backend.background else 0
         owners = {request.seq: request.id for request in running if request.seq is not None}
-        return kv_map(cells, self._backend.n_seqs + n_away, owners)
+        n_seqs = self._n_seqs
+        self._drawing = self._beside(partial(kv_map, _books(cells, n_seqs), n_seqs, owners))
+
+    def take(self, cells: Cells, *, is_running: bool) -> list[KvRun] | None:
+        """The map, if there is one that was not taken."""
+        if not is_running:
+            self._drawing = None
+            assert isinstance(cells, PoolCells | StreamCells)
+            return kv_map(cells, self._n_seqs, {})
+        runs = self._drawing() if self._drawing is not None else None
+        if runs is not None:
+            self._drawing = None
+        return runs
+
+    @property
+    def _n_seqs(self) -> int:
+        background = self._backend.background
+        return self._backend.n_seqs + (background.n_seqs if background else 0)
 
 
-def kv_map(cells: PoolCells | StreamCells, n_seqs: int, owners: Mapping[int, int]) -> list[KvRun]:
+class CellBooks:
+    """A copy of what `kv_map` reads of `PoolCells`."""
+
+    def __init__(self, cells: PoolCells, n_seqs: int) -> None:
+        self.span = cells.span
+        self.refs = cells.refs[: cells.span].copy()
+        self._cells = [cells.cells_of(seq).copy() for seq in range(n_seqs)]
+
+    def cells_of(self, seq: int) -> NDArray[np.int32]:
+        return self._cells[seq]
+
+
+class StreamBooks:
+    """A copy of what `kv_map` reads of `StreamCells`."""
+
+    def __init__(self, cells: StreamCells, n_seqs: int) -> None:
+        self.n_cells = cells.n_cells
+        self._lengths = [cells.length(seq) for seq in range(n_seqs)]
+
+    def length(self, seq: int) -> int:
+        return self._lengths[seq]
+
+
+def _books(cells: Cells, n_seqs: int) -> CellBooks | StreamBooks:
+    if isinstance(cells, StreamCells):
+        return StreamBooks(cells, n_seqs)
+    assert isinstance(cells, PoolCells)
+    return CellBooks(cells, n_seqs)
+
+
+def kv_map(
+    cells: PoolCells | CellBooks | StreamCells | StreamBooks, n_seqs: int, owners: Mapping[int, int]
+) -> list[KvRun]:
     """Who holds which KV cells, as runs of used cells in order: for people, who see a map of them.
 
     In one pool a cell may belong to several sequences, so runs are cut where the holder or the sharing changes. Streams
@@ -176,7 +268,7 @@ def kv_map(cells: PoolCells | StreamCells, n_seqs: int, owners: Mapping[int, int
 
     `owners` names the request of each running sequence; of those that share cells, the
     one with the highest sequence number is named."""
-    if isinstance(cells, StreamCells):
+    if isinstance(cells, StreamCells | StreamBooks):
         return _of_streams(cells, n_seqs, owners)
     requests = [KEPT, *owners.values()]
     kinds = {seq: 1 + 2 * index for index, seq in enumerate(owners, 1)}
@@ -199,7 +291,7 @@ def kv_map(cells: PoolCells | StreamCells, n_seqs: int, owners: Mapping[int, int
     ]
 
 
-def _of_streams(cells: StreamCells, n_seqs: int, owners: Mapping[int, int]) -> list[KvRun]:
+def _of_streams(cells: StreamCells | StreamBooks, n_seqs: int, owners: Mapping[int, int]) -> list[KvRun]:
     lengths = [cells.length(seq) for seq in range(n_seqs)]
     return [
         KvRun(seq * cells.n_cells, length, owners.get(seq, KEPT), False) for seq, length in enumerate(lengths) if length

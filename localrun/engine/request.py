@@ -20,7 +20,7 @@ from localrun.errors import BadRequest, ContextExceeded, LocalrunError, QueueFul
 from localrun.wire import Delta, Finish, Lane, Phase, Submit, Usage
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Request:
     """`tokens` is the prompt and then the output. Times are seconds of the monotonic clock.
 
@@ -98,7 +98,9 @@ class Request:
     def phase(self) -> Phase:
         if self.seq is None:
             return Phase.QUEUED
-        return Phase.PREFILL if self.is_prefilling else Phase.DECODE
+        n_tokens = len(self.tokens)
+        is_prefilling = n_tokens - self.n_computed > 1 or n_tokens == self.n_prompt
+        return Phase.PREFILL if is_prefilling else Phase.DECODE
 
     def append(self, token: int, now_s: float) -> None:
         """A token was sampled."""

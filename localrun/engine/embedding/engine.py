@@ -47,6 +47,9 @@ class Piece(NamedTuple):
 class EmbeddingEngine:
     """See the module. At most `max_queue` requests may be there at once."""
 
+    may_hold = False
+    meanwhile: Callable[[], None]
+
     def __init__(self, embedder: Embedder, *, max_queue: int, clock: Callable[[], float]) -> None:
         self._embedder = embedder
         self._clock = clock

@@ -10,7 +10,7 @@ meant. On a GPU there is one pool, and prompts and streams go into one batch.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,6 +73,9 @@ class LlamaBackend:
         self._n_slots, self._n_spare = n_seqs, n_spare_seqs if is_attention else 0
         self._n_cells, self._n_batch, self._kv_type = n_cells, n_batch, kv_type
         self.mixes_rows = n_gpu_layers > 0
+        # A GPU is given its graph, and waited for when somebody asks for logits.
+        self.overlaps = self.mixes_rows
+        self.meanwhile: Callable[[], None] = lambda: None
         self.can_split = may_split and is_attention and n_seqs > 1 and not self.mixes_rows
         self._layout: StateLayout | None = None
         self.background: Background | None = None
@@ -103,6 +106,8 @@ class LlamaBackend:
     def decode(self, n_rows: int) -> None:
         if self._worker is None:
             self._main.decode(n_rows)
+            if self.overlaps:
+                self.meanwhile()
             return
         with self._worker.paused():
             self._main.decode(n_rows)

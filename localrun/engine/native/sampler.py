@@ -48,6 +48,7 @@ class LlamaSampler:
         self._n_vocab = n_vocab
         self._constraint: Constraint | None = None
         self._candidates: NDArray[np.void] | None = None
+        self._unbanned: NDArray[np.int64] | None = None
         self._chain: Any = None
         native_stages = [stage for stage in chain if not isinstance(stage, stages.LogitBias | stages.Penalties)]
         self._is_adjusted = len(native_stages) < len(chain) or bool(banned.size)
@@ -97,7 +98,9 @@ class LlamaSampler:
         """A token out of `allowed` (all if None). The chain sees no others, so the fewer
         there are the less time it takes, and is not told which one it was."""
         if allowed is None and (self._chain is not None or self._banned.size):
-            allowed = np.delete(np.arange(self._n_vocab), self._banned)
+            if self._unbanned is None:
+                self._unbanned = np.delete(np.arange(self._n_vocab), self._banned)
+            allowed = self._unbanned
         if self._chain is None:
             return int(logits.argmax()) if allowed is None else int(allowed[logits[allowed].argmax()])
         assert allowed is not None

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from localrun.engine.backend import Backend
 from localrun.engine.request import Request
@@ -116,7 +116,7 @@ class GrammarQueue:
             compiling = self._compiler.compile(submit.grammar)
             self._entries.append(_Entry(request, submit, compiling, now_s + COMPILE_LIMIT_S))
 
-    def settle(self, now_s: float) -> list[tuple[Request, LocalrunError]]:
+    def collect(self, now_s: float) -> list[tuple[Request, LocalrunError]]:
         """Give compiled grammars to their requests. Returns those that will never have one, and why."""
         failed: list[tuple[Request, LocalrunError]] = []
         for entry in list(self._entries):
@@ -164,45 +164,35 @@ class GrammarQueue:
         return None
 
 
-class Sampled(NamedTuple):
-    """The token of a request, from `row` of the last decode; the row is None if that is over."""
-
-    request: Request
-    row: int | None
-    token: int
-
-
 class LateRows:
-    """Samples rows, those with a slow grammar beside the steps instead of inside one.
+    """Draws the tokens of slow grammars, beside the steps instead of inside one.
 
     Such a row is copied and sampled in a thread. Its request keeps its cells and takes no part in steps until its token
     is there; the others go on.
 
-    Owner: the engine's main thread; a request's sampler belongs to the thread until `settle` or `finish` gives it back.
+    Owner: the engine's main thread; a request's sampler belongs to the thread until `collect` or `finish` gives it
+    back.
     Does not: decide what is slow (`constraint.py`), or what follows from a token.
     """
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
         self._late: dict[Request, Future[int]] = {}
 
-    def sample(self, rows: Sequence[tuple[Request, int]]) -> list[Sampled]:
-        """The tokens of these requests, but for those that are late from now on."""
-        now = [(request, row) for request, row in rows if not _is_slow(request)]
-        for request, row in rows:
-            if _is_slow(request):
-                self._threads = self._threads or ThreadPoolExecutor(_THREADS, "late")
-                self._late[request] = self._threads.submit(request.sampler.hold(row))
-                request.is_away = True
-        tokens = self._backend.sample([(request.sampler, row) for request, row in now])
-        return [Sampled(request, row, token) for (request, row), token in zip(now, tokens, strict=True)]
+    def hold(self, request: Request, row: int) -> bool:
+        """Have the next token of a constrained request drawn beside the steps, if its grammar is slow. Whether it
+        is."""
+        # The log-probabilities of a token are read from its row, which must still be there then.
+        if request.constraint is None or not request.constraint.is_slow or request.n_probs is not None:
+            return False
+        self._threads = self._threads or ThreadPoolExecutor(_THREADS, "late")
+        self._late[request] = self._threads.submit(request.sampler.hold(row))
+        request.is_away = True
+        return True
 
-    def settle(self) -> list[Sampled]:
+    def collect(self) -> list[tuple[Request, int]]:
         """The tokens that are there now."""
-        return [
-            Sampled(request, None, self.finish(request)) for request, token in list(self._late.items()) if token.done()
-        ]
+        return [(request, self.finish(request)) for request, token in list(self._late.items()) if token.done()]
 
     def finish(self, request: Request) -> int:
         """The token of a late request, waited for if need be."""
@@ -223,8 +213,3 @@ class LateRows:
         """End the threads."""
         if self._threads is not None:
             self._threads.shutdown()
-
-
-def _is_slow(request: Request) -> bool:
-    # The log-probabilities of a token are read from its row, which must still be there then.
-    return request.constraint is not None and request.constraint.is_slow and request.n_probs is None

@@ -48,12 +48,17 @@ class TextStream:
         self._stop = stop
         # Invalid bytes become U+FFFD: a model may emit any byte sequence, JSON may not.
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._has_part = False  # of a character
         self._held = ""
         self.stopped: str | None = None
 
     def feed(self, piece: bytes) -> str:
         """The text that this token makes certain. Sets `stopped` to the stop string it completes, if any."""
-        return self._advance(self._decoder.decode(piece))
+        if not self._has_part and piece.isascii():
+            return self._advance(piece.decode("ascii"))
+        text = self._decoder.decode(piece)
+        self._has_part = bool(self._decoder.getstate()[0])
+        return self._advance(text)
 
     def finish(self) -> str:
         """What was held back, when no more tokens come."""

@@ -59,6 +59,8 @@ class Admission:
         """Start waiting requests while slots and cells last, next first. One that comes later may take the slot again
         that an earlier one was given."""
         reasons, self._passed_over = self._passed_over, {}
+        if not self._scheduler.waiting:
+            return
         for request in self._scheduler.next_up(now_s):
             if request.awaits_grammar or request.is_away or not self._scheduler.can_start(request):
                 continue

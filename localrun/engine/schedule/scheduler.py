@@ -24,26 +24,6 @@ from localrun.engine.schedule.policy import LANE_RANKS, Policy, Want, divide
 from localrun.engine.schedule.waits import Waits
 from localrun.errors import QueueFull
 
-
-def fill_batch(batch: Batch, grants: Sequence[Grant], *, wants_logits: bool = True) -> list[int]:
-    """The rows of `grants`, one after another from row 0. Returns the sequence of each row.
-
-    With `wants_logits` the last row of a request that catches up with it wants its logits.
-    """
-    row, rows = 0, []
-    for request, n_tokens in grants:
-        end, first = row + n_tokens, request.n_computed
-        assert request.seq is not None
-        batch.token[row:end] = request.tokens[first : first + n_tokens]
-        batch.pos[row:end] = range(first, first + n_tokens)
-        batch.seq[row:end] = request.seq
-        batch.wants_logits[row:end] = 0
-        batch.wants_logits[end - 1] = wants_logits and n_tokens == request.n_pending
-        rows += [request.seq] * n_tokens
-        row = end
-    return rows
-
-
 # Below this a common beginning is a template's first words: computing it twice is cheaper than waiting a step for it.
 SHARED_PREFIX_TOKENS = 32
 # While nobody comes or goes, people are told this often how long they will have to wait.
@@ -69,6 +49,55 @@ class StepPlan:
     def n_rows(self) -> int:
         return self.n_prefill_rows + self.n_decode_rows
 
+    @property
+    def depth(self) -> float:
+        """How deep in their requests the rows begin now, on average over the rows. Told of prompts; else 0."""
+        if not self.n_prefill_rows:
+            return 0.0
+        return sum(request.n_computed * n_tokens for request, n_tokens in self.grants) / self.n_rows
+
+
+NOTHING = StepPlan((), 0, 0)
+
+
+def fill_batch(batch: Batch, grants: Sequence[Grant], *, wants_logits: bool = True) -> list[int]:
+    """The rows of `grants`, one after another from row 0. Returns the sequence of each row.
+
+    With `wants_logits` the last row of a request that catches up with it wants its logits.
+    """
+    row, rows = 0, []
+    for request, n_tokens in grants:
+        end, first = row + n_tokens, request.n_computed
+        assert request.seq is not None
+        batch.token[row:end] = request.tokens[first : first + n_tokens]
+        batch.pos[row:end] = range(first, first + n_tokens)
+        batch.seq[row:end] = request.seq
+        batch.wants_logits[row:end] = 0
+        batch.wants_logits[end - 1] = wants_logits and n_tokens == request.n_pending
+        rows += [request.seq] * n_tokens
+        row = end
+    return rows
+
+
+class Rows:
+    """The rows of the streams' batch, which stay from step to step as long as the plan does."""
+
+    def __init__(self) -> None:
+        self._batch: Batch | None = None
+        self._plan = NOTHING
+        self._seqs: list[int] = []
+
+    def fill(self, batch: Batch, plan: StepPlan) -> list[int]:
+        """The rows of a plan. Returns the sequence of each."""
+        if plan is self._plan and batch is self._batch and not plan.n_prefill_rows:
+            # Whoever decodes has one token pending, its last.
+            batch.token[: plan.n_rows] = [request.tokens[-1] for request, _ in plan.grants]
+            batch.pos[: plan.n_rows] = [request.n_computed for request, _ in plan.grants]
+        else:
+            self._batch, self._plan = batch, plan
+            self._seqs = fill_batch(batch, plan.grants)
+        return self._seqs
+
 
 class QueueNews(NamedTuple):
     """Waiting request ids, next first, and the seconds until each is expected to have its first token; None when
@@ -93,6 +122,7 @@ class Scheduler:
         self._has_queue_changed = False
         self._queue_due_s = 0.0
         self._is_prompts_turn = False
+        self._steady: StepPlan | None = None
         # The last step with streams in it.
         self._step_s, self._step_ended_at_s = 0.0, -math.inf
 
@@ -176,6 +206,7 @@ class Scheduler:
         """A waiting request runs from now on in `seq`, which holds its first `n_cached` tokens."""
         self.waiting.remove(request)
         self.running.append(request)
+        self._steady = None
         request.seq = seq
         request.slot = self._free_slots.pop()
         request.n_computed = n_cached
@@ -186,6 +217,11 @@ class Scheduler:
             request.n_cached = min(n_cached, request.n_prompt)
             self.policy.charge(request.client, n_prefill=request.n_pending)
             self.waits.observe_start(n_tokens=request.n_tokens, n_cached=n_cached)
+
+    def move(self, request: Request, seq: int) -> None:
+        """A running request goes on in another sequence."""
+        request.seq = seq
+        self._steady = None
 
     def preempt(self, request: Request, now_s: float) -> None:
         """A running request waits again; it keeps its tokens and comes back through `start`."""
@@ -227,6 +263,16 @@ class Scheduler:
                 return other, shared
         return None
 
+    def steady_plan(self) -> StepPlan | None:
+        """The last plan once more: all who run are streams in it, and wait for one token each. None if it does not hold
+        any longer."""
+        plan = self._steady
+        if plan is None or any(
+            len(request.tokens) - request.n_computed != 1 or request.is_away for request, _ in plan.grants
+        ):
+            return None
+        return plan
+
     def plan(self, *, n_free: int, left_s: float | None = None) -> StepPlan:
         """The next step within `n_free` cells. Without a row although requests run, or with fewer decode rows than
         decoding requests, it is short of cells (`is_short`). Rows are in order of sequence, as split streams like it.
@@ -243,7 +289,9 @@ class Scheduler:
         streams = [Grant(request, 1) for request in decoding[:n_free]]
         n_decode = len(streams)
         if not prefilling:
-            return StepPlan(tuple(streams), 0, n_decode)
+            plan = StepPlan(tuple(streams), 0, n_decode)
+            self._steady = plan if 0 < n_decode == len(self.running) else None
+            return plan
         prefilling.sort(key=_by_seq)
         is_together = left_s is None and n_decode > 0
         rows = self._prompt_rows(decoding, prefilling, left_s)
@@ -306,6 +354,7 @@ class Scheduler:
 
     def _leave_slot(self, request: Request) -> None:
         self.running.remove(request)
+        self._steady = None
         assert request.slot is not None
         self._free_slots.append(request.slot)
         request.slot = None
