@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from localrun.engine.backend import Batch
-from localrun.engine.cache.prefix_tree import common_prefix
+from localrun.engine.cache.tree import Key, common_prefix
 from localrun.engine.request import Request
 from localrun.engine.schedule.budget import TILE_ROWS, Budget
 from localrun.engine.schedule.policy import LANE_RANKS, Policy, Want, divide
@@ -143,7 +143,7 @@ class Scheduler:
         )
 
     def too_late(
-        self, request: Request, deadline_s: float | None, match: Callable[[list[int]], int], *, now_s: float
+        self, request: Request, deadline_s: float | None, match: Callable[[Key], int], *, now_s: float
     ) -> QueueFull | None:
         """Why a new request is not worth taking: its first token is expected later than `deadline_s` from now. `match`
         says how much of a prompt the cache has."""
@@ -153,7 +153,7 @@ class Scheduler:
         order = self.policy.order([*self.waiting, request], now_s)
         self.policy.leave(request.client)
         ahead = order[: order.index(request) + 1]
-        known_rows = {request.id: request.n_tokens - match(request.tokens)}
+        known_rows = {request.id: request.n_tokens - match(request.key)}
         waits_s = self.waits.first_tokens_s(
             self.running, ahead, n_free_slots=len(self._free_slots), known_rows=known_rows
         )
