@@ -159,12 +159,12 @@ class Engine:
     def _background(self) -> Background | None:
         return self._backend.background
 
-    def _takes(self, n_new: int) -> bool:
-        """Whether a prompt with so many tokens to compute is computed in the background."""
-        target_s = self.scheduler.target_s or self._target_itl_s
-        return self._background is not None and self._background.takes(
-            n_new, self.scheduler.budget.direct_tokens(target_s)
-        )
+    def _takes(self, n_new: int, depth: int) -> bool:
+        """Whether a prompt with so many tokens to compute, from `depth` on, is computed in the background."""
+        if self._background is None:
+            return False
+        n_direct = self.scheduler.budget.direct_tokens(self.scheduler.target_s or self._target_itl_s, depth)
+        return self._background.takes(n_new, n_direct)
 
     def _recompute_s(self, start: int, n_tokens: int) -> float:
         """Seconds that computing `n_tokens` from position `start` on would take."""

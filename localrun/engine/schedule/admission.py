@@ -40,14 +40,15 @@ class _Reason(NamedTuple):
 
 
 class Admission:
-    """See the module. `takes` says whether a prompt with so many new tokens is computed in the background."""
+    """See the module. `takes` says whether a prompt with so many new tokens, behind so many that are there, is
+    computed in the background."""
 
     def __init__(
         self,
         backend: Backend,
         scheduler: Scheduler,
         preempt: Callable[[Request], None],
-        takes: Callable[[int], bool],
+        takes: Callable[[int, int], bool],
     ) -> None:
         self._backend = backend
         self._scheduler = scheduler
@@ -102,7 +103,7 @@ class Admission:
     def _awaits_batch(self, request: Request, n_matched: int) -> bool:
         """Whether it has a place in the background, whose sequences nobody may touch now."""
         background = self._backend.background
-        return background is not None and background.is_busy and self._takes(request.n_tokens - n_matched)
+        return background is not None and background.is_busy and self._takes(request.n_tokens - n_matched, n_matched)
 
     def _make_way(self, request: Request, cache: Cache) -> bool:
         """Whether there is a slot and cells for a newcomer, taken from lower lanes if that is what it takes."""
