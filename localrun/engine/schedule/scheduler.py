@@ -20,7 +20,7 @@ from localrun.engine.backend import Batch
 from localrun.engine.cache.prefix_tree import common_prefix
 from localrun.engine.request import Request
 from localrun.engine.schedule.budget import SMALL_ROWS, TILE_ROWS, Budget
-from localrun.engine.schedule.policy import LANE_RANKS, Policy, Want, divide
+from localrun.engine.schedule.policy import LANE_RANKS, Policy, Want, deal
 from localrun.engine.schedule.waits import Waits
 from localrun.errors import QueueFull
 
@@ -295,12 +295,12 @@ class Scheduler:
         prefilling.sort(key=_by_seq)
         is_together = left_s is None and n_decode > 0
         rows = self._prompt_rows(decoding, prefilling, left_s)
-        given = divide(_wants(prefilling), min(rows, n_free - n_decode))
+        given = deal(_wants(prefilling), min(rows, n_free - n_decode))
         if not is_together:
             given = _whole(prefilling, given)
             if any(given):
                 streams, n_decode = [], 0
-        grants = [Grant(request, share) for request, share in zip(prefilling, given, strict=True) if share]
+        grants = [Grant(request, n_rows) for request, n_rows in zip(prefilling, given, strict=True) if n_rows]
         return StepPlan((*streams, *grants), sum(given), n_decode)
 
     def _prompt_rows(self, decoding: list[Request], prefilling: list[Request], left_s: float | None) -> int:
@@ -373,12 +373,12 @@ def _wants(prompts: Sequence[Request]) -> list[Want]:
     return [Want(request.n_grantable, request.client, request.rank) for request in prompts]
 
 
-def _whole(prompts: Sequence[Request], shares: list[int]) -> list[int]:
-    """Without the pieces of short prompts, if others are done whole: a pass for a piece costs nearly as much again."""
-    pairs = list(zip(prompts, shares, strict=True))
-    if not any(share == request.n_grantable for request, share in pairs):
-        return shares
-    return [0 if share < request.n_grantable <= TILE_ROWS else share for request, share in pairs]
+def _whole(prompts: Sequence[Request], given: list[int]) -> list[int]:
+    """Without the parts of short prompts, if others are done whole: a pass for a part costs nearly as much again."""
+    pairs = list(zip(prompts, given, strict=True))
+    if not any(n_rows == request.n_grantable for request, n_rows in pairs):
+        return given
+    return [0 if n_rows < request.n_grantable <= TILE_ROWS else n_rows for request, n_rows in pairs]
 
 
 def _target_s(decoding: Iterable[Request]) -> float:
