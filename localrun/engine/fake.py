@@ -299,6 +299,9 @@ class FakeBackend:
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> FakeSampler:
         return FakeSampler(self, sampling, ignore_eos=ignore_eos or self._is_endless)
 
+    def expect(self, seq: int, sampler: Sampler, *, wants_logprobs: bool) -> None:
+        self._check_seq(seq)
+
     def sample(self, wanted: Sequence[tuple[Sampler, int]]) -> list[int]:
         return [sampler.sample(row) for sampler, row in wanted]
 

@@ -30,12 +30,13 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_tiny(
-    path: Path, *, n_cells: int = 512, n_seqs: int = 8, n_batch: int = 64, may_split: bool = False
-) -> LlamaBackend:
+    path: Path, *, n_cells: int = 512, n_seqs: int = 8, n_batch: int = 64, may_split: bool = False,
+    samples_on_device: bool = False,
+) -> LlamaBackend:  # fmt: skip
     """One pool, where cells are shared, unless `may_split`."""
     return LlamaBackend(
         str(path), n_cells=n_cells, n_seqs=n_seqs, n_batch=n_batch, n_threads=1, n_gpu_layers=0, kv_type="f16",
-        may_split=may_split,
+        may_split=may_split, samples_on_device=samples_on_device,
     )  # fmt: skip
 
 

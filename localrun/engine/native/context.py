@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, State
-from localrun.engine.native.library import Threadpools, last_problem, native
+from localrun.engine.native.library import Threadpools, give_back_cells, last_problem, native
 from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads
 from localrun.errors import EngineFailed
@@ -37,13 +37,18 @@ GGML_TYPES = {"f16": native.GGML_TYPE_F16, "q8_0": native.GGML_TYPE_Q8_0, "q4_0"
 STREAM_ROWS = 16
 # A huge page. Its first touch takes about as long as a piece of the background's graph.
 WARM_UP_BYTES = 2 << 20
+# As many of the likeliest tokens of a row come from the device, where that is enough for its sampler.
+DEVICE_TOP_K = 64
 # Of the buffer for states, what is kept for the next time.
 KEPT_BUFFER_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
 class ContextShape:
-    """What a context is opened with. `n_cells` are shared by all sequences, or divided among them if `is_split`."""
+    """What a context is opened with. `n_cells` are shared by all sequences, or divided among them if `is_split`.
+
+    With `samples_on_device` the likeliest tokens of a row are found where its logits were computed, and they alone come
+    to the host: 64 instead of 152,000 for some vocabularies (`LlamaContext.expect`)."""
 
     n_cells: int
     n_seqs: int
@@ -51,6 +56,7 @@ class ContextShape:
     n_threads: int
     kv_type: str
     is_split: bool
+    samples_on_device: bool = False
 
 
 class LlamaContext:
@@ -76,6 +82,15 @@ class LlamaContext:
         self._n_vocab = n_vocab
         self.n_streams = shape.n_seqs if shape.is_split else 1
         params = _params(shape, kind)
+        self._is_whole = np.ones(shape.n_seqs, bool)
+        # Of each sequence. Given when the context is made, for every change later has the graph built anew.
+        self._device_chains = [_device_chain() for _ in range(shape.n_seqs if shape.samples_on_device else 0)]
+        if self._device_chains:
+            self._is_whole[:] = False
+            configs = (native.llama_sampler_seq_config * shape.n_seqs)()
+            for seq, chain in enumerate(self._device_chains):
+                configs[seq].seq_id, configs[seq].sampler = seq, ctypes.cast(chain, ctypes.c_void_p)
+            params.samplers, params.n_samplers = configs, shape.n_seqs
         if cb_eval is not None:
             params.cb_eval = cb_eval
         self.native = native.llama_init_from_model(model, params)
@@ -133,8 +148,43 @@ class LlamaContext:
             raise ValueError(f"more than {self.n_seqs} rows want logits")
         return n_wanted
 
+    def give_back_cells(self) -> int:
+        """Cells that nobody has used yet take no memory from now on, until somebody does. Only for an empty context on
+        the CPU. Returns how many bytes that frees."""
+        return give_back_cells(self.native, self.n_seqs)
+
+    def expect(self, seq: int, *, is_whole: bool) -> None:
+        """Whether all logits of this sequence's rows are needed from now on, where its device has a choice. A change
+        has the graph built anew."""
+        self._check_seq(seq)
+        if self._device_chains and is_whole != self._is_whole[seq]:
+            self._is_whole[seq] = is_whole
+            if is_whole:
+                native.llama_set_sampler(self.native, seq, None)
+                return
+            # A chain can be given to a context only once.
+            native.llama_sampler_free(self._device_chains[seq])
+            self._device_chains[seq] = _device_chain()
+            native.llama_set_sampler(self.native, seq, self._device_chains[seq])
+
+    def sort_outputs(self, row: int) -> None:
+        """The first look at a decode's outputs puts them in order, for all threads."""
+        native.llama_get_logits_ith(self.native, row)
+
+    def likeliest(self, row: int) -> int:
+        """The token with the highest logit of a row of the last decode."""
+        if self._is_whole[self.batch.seq[row]]:
+            return int(self.logits(row).argmax())
+        n_found = native.llama_get_sampled_logits_count_ith(self.native, row)
+        if not n_found:
+            raise ValueError(f"row {row} has no logits")
+        logits = np.ctypeslib.as_array(native.llama_get_sampled_logits_ith(self.native, row), (n_found,))
+        return int(native.llama_get_sampled_candidates_ith(self.native, row)[int(logits.argmax())])
+
     def logits(self, row: int) -> NDArray[np.float32]:
         """The logits of a row of the last decode, as a view of native memory. Raises ValueError if it has none."""
+        if not self._is_whole[self.batch.seq[row]]:
+            raise ValueError(f"the logits of row {row} stayed on the device")
         pointer = native.llama_get_logits_ith(self.native, row)
         if not pointer:
             raise ValueError(f"row {row} has no logits")
@@ -225,6 +275,8 @@ class LlamaContext:
     def close(self) -> None:
         """Free it."""
         native.llama_free(self.native)
+        for chain in self._device_chains:
+            native.llama_sampler_free(chain)
 
     def _use_threads(self, n_threads: int) -> None:
         # llama.cpp has two numbers as well, but takes that for prompts wherever a batch has more than one row.
@@ -261,12 +313,19 @@ def _params(shape: ContextShape, kind: MemoryKind) -> Any:
     params.n_seq_max = shape.n_seqs
     # One row per sequence wants logits; the default, every row of a batch, is 300 MB at 150,000 tokens.
     params.n_outputs_max = shape.n_seqs
+    params.n_outputs_max_per_seq = 1
     params.n_threads = params.n_threads_batch = shape.n_threads
     params.type_k = params.type_v = GGML_TYPES[shape.kv_type]
     params.kv_unified = not shape.is_split
     params.swa_full = kind is not MemoryKind.WINDOW
     params.no_perf = True
     return params
+
+
+def _device_chain() -> Any:
+    chain = native.llama_sampler_chain_init(native.llama_sampler_chain_default_params())
+    native.llama_sampler_chain_add(chain, native.llama_sampler_init_top_k(DEVICE_TOP_K))
+    return chain
 
 
 def native_batch(batch: Batch) -> tuple[Any, tuple[NDArray[Any], ...]]:

@@ -38,7 +38,7 @@ BACKGROUND_SEQUENCES = 4
 
 class LlamaBackend:
     """See the module. `n_seqs` sequences for requests, and `n_spare_seqs` for kept prefixes where they are shared.
-    Without `may_split` the KV cache is one pool in any case.
+    Without `may_split` the KV cache is one pool in any case. `samples_on_device` is what GPUs do unless told otherwise.
 
     Raises BadModelFile when llama.cpp refuses the file or an adapter and EngineFailed when it cannot make a context.
     """
@@ -57,6 +57,7 @@ class LlamaBackend:
         may_split: bool = True,
         adapters: Sequence[str] = (),
         use_extra_bufts: bool = True,
+        samples_on_device: bool | None = None,
     ) -> None:
         native.llama_log_set(log_callback, None)
         native.llama_backend_init()
@@ -73,6 +74,7 @@ class LlamaBackend:
         self._n_slots, self._n_spare = n_seqs, n_spare_seqs if is_attention else 0
         self._n_cells, self._n_batch, self._kv_type = n_cells, n_batch, kv_type
         self.mixes_rows = n_gpu_layers > 0
+        self._samples_on_device = self.mixes_rows if samples_on_device is None else samples_on_device
         # A GPU is given its graph, and waited for when somebody asks for logits.
         self.overlaps = self.mixes_rows
         self.meanwhile: Callable[[], None] = lambda: None
@@ -117,17 +119,24 @@ class LlamaBackend:
         chain = stages.chain(sampling, n_ctx=self.n_ctx)
         return LlamaSampler(self.draw, self.logits, chain, banned=banned, n_vocab=self.n_vocab)
 
+    def expect(self, seq: int, sampler: Sampler, *, wants_logprobs: bool) -> None:
+        if self._samples_on_device:
+            assert isinstance(sampler, LlamaSampler)
+            self._main.expect(seq, is_whole=wants_logprobs or sampler.needs_all_logits)
+
     def sample(self, wanted: Sequence[tuple[Sampler, int]]) -> list[int]:
         if wanted:
-            self._main.logits(wanted[0][1])  # the first look at a decode's logits puts them in order, for all threads
+            self._main.sort_outputs(wanted[0][1])
         return self._sampling.sample(wanted)
 
     def logits(self, row: int) -> Any:
         """The logits of a row of the last decode, float32, as a view of native memory. Raises ValueError without."""
         return self._main.logits(row)
 
-    def draw(self, chain: Any, row: int) -> int:
-        """The next token by a native chain, which remembers it."""
+    def draw(self, chain: Any | None, row: int) -> int:
+        """The next token by a native chain, which remembers it; the likeliest one without a chain."""
+        if chain is None:
+            return self._main.likeliest(row)
         return int(native.llama_sampler_sample(chain, self._main.native, row))
 
     def logprobs(self, row: int, token: int, n_top: int) -> tuple[float, tuple[TokenLogprob, ...]]:
@@ -259,12 +268,15 @@ class LlamaBackend:
         self, n_cells: int, n_seqs: int, n_batch: int, *, split: bool, cb_eval: Any = None
     ) -> LlamaContext:
         n_threads = self._threads.most
-        shape = ContextShape(n_cells, n_seqs, n_batch, n_threads, self._kv_type, split and n_seqs > 1)
+        on_device = self._samples_on_device and not split
+        shape = ContextShape(n_cells, n_seqs, n_batch, n_threads, self._kv_type, split and n_seqs > 1, on_device)
         kind, window = self.memory_kind, self._n_window
         context = LlamaContext(
             self._model, shape, self._pools, kind=kind, n_window=window, n_vocab=self.n_vocab, cb_eval=cb_eval
         )
         context.set_threads(self._threads, self._fewer)
+        if not self.n_gpu_layers:
+            context.give_back_cells()
         self._adapters.apply(context.native)
         return context
 

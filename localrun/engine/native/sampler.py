@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import Sampler
+from localrun.engine.native.context import DEVICE_TOP_K
 from localrun.engine.native.library import native
 from localrun.engine.sample import chain as stages
 from localrun.engine.sample.chain import Adjustments
@@ -28,13 +29,13 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 class LlamaSampler:
     """A native sampler chain; an argmax in its place where the chain would be nothing else.
 
-    `draw` applies a native chain to a row of the last decode, `logits` gives the row as a view of native memory. Tokens
-    in `banned` are never chosen, nor what a constraint does not allow.
+    `draw` applies a native chain to a row of the last decode, or finds the likeliest token without one; `logits` gives
+    the row as a view of native memory. Tokens in `banned` are never chosen, nor what a constraint does not allow.
     """
 
     def __init__(
         self,
-        draw: Callable[[Any, int], int],
+        draw: Callable[[Any | None, int], int],
         logits: Callable[[int], NDArray[np.float32]],
         chain: Sequence[stages.Stage],
         *,
@@ -57,6 +58,14 @@ class LlamaSampler:
             self._chain = native.llama_sampler_chain_init(native.llama_sampler_chain_default_params())
             for stage in native_stages:
                 native.llama_sampler_chain_add(self._chain, _native_stage(stage, n_vocab))
+
+        first = native_stages[0]
+        self._cuts_first = isinstance(first, stages.TopK) and first.k <= DEVICE_TOP_K
+
+    @property
+    def needs_all_logits(self) -> bool:
+        """Whether the likeliest `DEVICE_TOP_K` tokens are not enough to sample from, to the last bit."""
+        return self._is_adjusted or self._constraint is not None or not (self.is_greedy or self._cuts_first)
 
     def constrain(self, constraint: Constraint) -> None:
         self._constraint, self.is_greedy = constraint, False
@@ -83,14 +92,12 @@ class LlamaSampler:
         return token
 
     def _sample_free(self, row: int) -> int:
-        if not self._is_adjusted and self._chain is not None:
+        if not self._is_adjusted:
             return self._draw(self._chain, row)
         logits = self._logits(row)
-        if not self._is_adjusted:
-            return int(logits.argmax())
         # The row is changed in place, so that native stages see it too, and put back for whoever reads logprobs.
         with self._adjustments.applied(logits):
-            token = int(logits.argmax()) if self._chain is None else self._draw(self._chain, row)
+            token = self._draw(self._chain, row)
         self._adjustments.accept([token])
         return token
 
