@@ -12,6 +12,7 @@ Does not: order or weigh requests itself (`policy.py`), or predict (`waits.py`).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -222,6 +223,11 @@ class Scheduler:
         """A running request goes on in another sequence."""
         request.seq = seq
         self._steady = None
+
+    def charge_outputs(self, clients: Iterable[str]) -> None:
+        """A token of output for each of these clients' requests."""
+        for client, n_output in Counter(clients).items():
+            self.policy.charge(client, n_output=n_output)
 
     def preempt(self, request: Request, now_s: float) -> None:
         """A running request waits again; it keeps its tokens and comes back through `start`."""
