@@ -9,7 +9,7 @@ nothing in it takes time by the number of cells or by the length of the vocabula
 
 Invariant: every submitted request gets exactly one final delta.
 Does not: read or write pipes (`process.py`), tokenize (`text.py`), or decide (`scheduler.py`, `admission.py`, the
-pools).
+cache).
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from dataclasses import dataclass
 
 from localrun.engine.answers import Answers
 from localrun.engine.backend import Backend, DecodeFailed, NoRoom
+from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
-from localrun.engine.cache.kv_mode import KvMode
-from localrun.engine.cache.kv_store import KvStore
-from localrun.engine.cache.pool import Pool
+from localrun.engine.cache.tiers import Tiers
 from localrun.engine.native.background import BRING_HOME_S, Background, Done
 from localrun.engine.report import Beside, Report, at_once
 from localrun.engine.request import Request
@@ -66,10 +65,10 @@ class Engine:
         self._backend = backend
         self._clock = clock
         budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows)
-        store = KvStore(limits.ram_cache_bytes, disk, self._recompute_s)
+        tiers = Tiers(limits.ram_cache_bytes, disk, self._recompute_s)
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)
         self._admission = Admission(backend, self.scheduler, self._preempt, target_itl_s=limits.target_itl_s)
-        self._kv = KvMode(backend, store, clock, self._admission.goes_to_background)
+        self.cache = Cache(backend, tiers, clock, self._admission.goes_to_background)
         self._requests: dict[int, Request] = {}
         self._rows = Rows()
         self._report = Report(backend, beside)
@@ -79,14 +78,9 @@ class Engine:
         self._answers = Answers(backend, self._report, clock)
 
     @property
-    def pool(self) -> Pool:
-        """The pool in force."""
-        return self._kv.pool
-
-    @property
     def is_idle(self) -> bool:
         """True when nothing runs or waits, and no kept prefix is left to move or to write: the caller may sleep."""
-        is_tidy = self._is_checked and not self.pool.can_settle and not self.pool.store.can_persist
+        is_tidy = self._is_checked and not self.cache.can_settle and not self.cache.tiers.can_persist
         return is_tidy and not self._requests and not self._report.has_deltas
 
     @property
@@ -94,7 +88,7 @@ class Engine:
         """Whether what the last step said may wait until the next one computes: that comes at once, and nobody waits
         for anything before it."""
         is_steady = self.scheduler.steady_plan() is not None and not self.scheduler.waiting
-        return self._backend.overlaps and is_steady and not self.pool.can_settle
+        return self._backend.overlaps and is_steady and not self.cache.can_settle
 
     def overlap(self, meanwhile: Callable[[], None]) -> None:
         """Call this while a step computes, where it `may_hold`."""
@@ -108,7 +102,7 @@ class Engine:
         A refusal is reported by the next `step`.
         """
         try:
-            request = self._admission.take(submit, tokens, self.pool.match, now_s=self._clock())
+            request = self._admission.take(submit, tokens, self.cache.match, now_s=self._clock())
         except LocalrunError as error:
             self.refuse(submit.id, error, n_prompt=len(tokens))
             return
@@ -129,7 +123,7 @@ class Engine:
     def clear_cache(self, *, ram: bool, disk: bool) -> None:
         """Forget kept prefixes: those in cells and memory, those on disk, or both. Running requests lose nothing."""
         self._halt_background()
-        self.pool.clear(ram=ram, disk=disk)
+        self.cache.clear(ram=ram, disk=disk)
 
     def close(self) -> None:
         """End what runs, and save what was computed to memory, whence the store can write it to disk."""
@@ -137,7 +131,7 @@ class Engine:
             self.cancel(request_id)
         self._halt_background()
         self._answers.close()
-        self.pool.retire()
+        self.cache.retire()
 
     @property
     def _background(self) -> Background | None:
@@ -156,16 +150,14 @@ class Engine:
         self._admit(now_s)
         plan = self._plan()
         self._compute(plan, now_s)
-        return self._report.take(self.pool, self.scheduler, self._clock())
+        return self._report.take(self.cache, self.scheduler, self._clock())
 
     def _collect(self, now_s: float) -> None:
         """What became ready beside the steps: a batch of the background, grammars, tokens of slow grammars. Where there
         is nothing else to do, wait a little for one."""
         beside, scheduler = self._background, self.scheduler
-        if beside and beside.is_over:
-            is_turn_near = scheduler.target_s and scheduler.due_in_s(now_s) < BRING_HOME_S
-            if not (beside.completes and is_turn_near):  # a copy would make the streams late
-                self._take_batch(beside.collect())
+        if beside and beside.is_over and not (beside.completes and scheduler.is_turn_near(now_s, BRING_HOME_S)):
+            self._take_batch(beside.collect())
         if not scheduler.running and self._answers.n_compiling == len(scheduler.waiting):
             self._answers.wait_for_grammar()
         if not (beside and beside.is_busy) and all(request.is_away for request in scheduler.running):
@@ -176,7 +168,7 @@ class Engine:
     def _admit(self, now_s: float) -> None:
         """Who starts, in what kind of cells, and what is moved in them; the next batch of the background."""
         self._change_layout(now_s)
-        for request, is_first in self._admission.start(self.pool, now_s):
+        for request, is_first in self._admission.start(self.cache, now_s):
             self._report.started(request, is_first=is_first)
         self._tidy()
         if self._background:
@@ -190,17 +182,17 @@ class Engine:
             beside.wait(due_s)
             return NOTHING
         steady = self.scheduler.steady_plan()
-        if steady is not None and self.pool.make_room(steady.n_rows):
+        if steady is not None and self.cache.make_room(steady.n_rows):
             return steady
         for request in self.scheduler.running:
             assert request.seq is not None
-            request.next_stop = self.pool.next_stop(request.seq, request.n_computed)
+            request.next_stop = self.cache.next_stop(request.seq, request.n_computed)
         left_s = None if self._backend.mixes_rows else self.scheduler.due_in_s(self._clock())
         while True:
-            plan = self.scheduler.plan(n_free=self.pool.cells.n_cells, left_s=left_s)
-            if self.pool.make_room(plan.n_rows):
+            plan = self.scheduler.plan(n_free=self.cache.cells.n_cells, left_s=left_s)
+            if self.cache.make_room(plan.n_rows):
                 return plan
-            plan = self.scheduler.plan(n_free=self.pool.cells.n_free, left_s=left_s)
+            plan = self.scheduler.plan(n_free=self.cache.cells.n_free, left_s=left_s)
             if not self.scheduler.is_short(plan):
                 return plan
             self._preempt(self.scheduler.victim())
@@ -209,7 +201,7 @@ class Engine:
         """One native decode, and what follows from it: a token for each who caught up."""
         if not plan.n_rows:
             return
-        self._report.begin_step(self.pool.cells, self.scheduler.running, now_s)
+        self._report.begin_step(self.cache.cells, self.scheduler.running, now_s)
         began_s = self._clock()
         depth = plan.depth
         seqs = self._rows.fill(self._backend.batch, plan)
@@ -218,7 +210,7 @@ class Engine:
         except NoRoom as error:
             self._note_failure(error)
             self._preempt(self.scheduler.victim())
-            self.pool.make_room(self.pool.cells.n_free + plan.n_rows)  # what is parked takes cells, too
+            self.cache.make_room(self.cache.cells.n_free + plan.n_rows)  # what is parked takes cells, too
             return
         except DecodeFailed as error:
             self._note_failure(error)
@@ -226,7 +218,7 @@ class Engine:
             self._end_refused(plan.grants, error)
             return
         self._n_failed_steps = 0
-        self.pool.cells.place(seqs)
+        self.cache.cells.place(seqs)
         self._advance(plan.grants)
         ended_s = self._clock()
         self._report.computed(plan, ended_s - began_s)
@@ -239,37 +231,37 @@ class Engine:
         if not self._backend.can_split:
             return
         n_longest = max((len(request.tokens) for request in self._requests.values()), default=0)
-        split = self._kv.change(n_longest, is_running=bool(self.scheduler.running), now_s=now_s)
+        split = self.cache.fit(n_longest, is_running=bool(self.scheduler.running), now_s=now_s)
         if split is None:
             return
         log.info("the KV cache is %s from now on", "split" if split else "one pool")
         self._halt_background()
         for request in list(self.scheduler.running):
             self._preempt(request)
-        self._kv.switch(split=split)
+        self.cache.change(split=split)
 
     def _tidy(self) -> None:
         """Small work between steps: at most one copy of each kind, and more only when nobody is there."""
-        self.pool.settle()
-        moved = self.pool.compact()
+        self.cache.settle()
+        moved = self.cache.compact()
         if moved is not None:
             old, new = moved
             self.scheduler.move(next(request for request in self.scheduler.running if request.seq == old), new)
         if self._requests:
             self._is_checked = False
-        elif self.pool.store.can_persist:
-            self.pool.store.persist()
-        elif not self._is_checked and not self.pool.can_settle:
+        elif self.cache.tiers.can_persist:
+            self.cache.tiers.persist()
+        elif not self._is_checked and not self.cache.can_settle:
             self._is_checked = True
-            self.pool.check_integrity()
+            self.cache.check_integrity()
 
     def _take_batch(self, batch: Done) -> None:
         """The background computed a batch, or gave it up. Whose prompt is done goes on among the streams, and what
         others left behind is kept."""
         if batch.is_computed:
-            self.pool.cells.place(batch.seqs)
-        for seq, tokens, n_before, n_after in batch.left:
-            self.pool.release(seq, tokens[: n_after if batch.is_computed else self.pool.rewind(seq, n_before)])
+            self.cache.cells.place(batch.seqs)
+        for seq, _, n_before, n_after in batch.left:
+            self.cache.release(seq, n_after if batch.is_computed else self.cache.rewind(seq, n_before))
         if not batch.is_computed:
             self._take_back(batch.grants)
             if batch.error is not None:
@@ -283,7 +275,7 @@ class Engine:
         for request, _ in batch.grants:
             if request.n_pending == 1 and self._leave_background(request):
                 assert request.seq is not None
-                self.scheduler.move(request, self.pool.bring_home(request.seq))
+                self.scheduler.move(request, self.cache.bring_home(request.seq))
 
     def _halt_background(self) -> None:
         """Give up what the background computes: somebody wants to touch its sequences."""
@@ -304,7 +296,7 @@ class Engine:
         """Give back a request's sequence, with what it holds."""
         assert request.seq is not None
         if self._leave_background(request):
-            self.pool.release(request.seq, request.tokens[: request.n_computed])
+            self.cache.release(request.seq, request.n_computed)
 
     def _advance(self, grants: tuple[Grant, ...]) -> None:
         """After a decode: count, publish prompts to the cache, and on with the answer of each who has caught up."""
@@ -315,7 +307,7 @@ class Engine:
             request.n_computed += n_tokens
             if is_prefilling:
                 assert request.seq is not None
-                self.pool.publish(request.seq, request.tokens[: request.n_computed])
+                self.cache.grow(request.seq, request.n_computed)
             self._report.delta(request)
             if request.n_computed == len(request.tokens):
                 caught_up.append((request, row))
@@ -335,7 +327,7 @@ class Engine:
             if error is None:
                 self._release(request)
             elif self._leave_background(request):
-                self.pool.forget(request.seq)
+                self.cache.forget(request.seq)
         self._answers.end(request)
         self.scheduler.end(request)
         del self._requests[request.id]
@@ -356,7 +348,7 @@ class Engine:
         """Put every sequence back to where it was before a step that failed."""
         for request, _ in grants:
             assert request.seq is not None
-            request.n_computed = self.pool.rewind(request.seq, request.n_computed)
+            request.n_computed = self.cache.rewind(request.seq, request.n_computed)
 
     def _end_refused(self, grants: tuple[Grant, ...], error: DecodeFailed) -> None:
         """A batch that was refused as it is ends its requests; any other is tried again."""

@@ -127,7 +127,7 @@ def seed(gaps: Gaps, tokens: list[int]) -> None:
     backend.decode(BLOCK_TOKENS)
     (data,) = backend.state_slices(seq, [(0, BLOCK_TOKENS)])
     backend.seq_remove(seq, 0)
-    parent, store = None, gaps.engine.pool.store
+    parent, store = None, gaps.engine.cache.tiers
     for start in range(0, len(tokens), BLOCK_TOKENS):
         part = tokens[start : start + BLOCK_TOKENS]
         rows = np.array(data[: len(part) * backend.state_token_bytes])

@@ -5,7 +5,7 @@ and becomes a ValueError instead.
 
 Its KV cache is *split*, a stream of cells for every sequence, or one *unified* pool, in which sharing a prefix is a
 change of metadata, and one decode is one micro-batch (`n_ubatch` equals `n_batch`), so that placement follows
-`kv_cells.py`.
+`cells.py`.
 
 What a sequence leaves in memory depends on the model (`MemoryKind`). A sliding window keeps few cells and reuses them
 once they are out of sight; a recurrent layer keeps one state per sequence and overwrites it with every token. Neither

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from localrun.engine.backend import Batch
-from localrun.engine.cache.prefix_tree import common_prefix
+from localrun.engine.cache.tree import Key, common_prefix
 from localrun.engine.request import Request
 from localrun.engine.schedule.budget import SMALL_ROWS, TILE_ROWS, Budget
 from localrun.engine.schedule.policy import LANE_RANKS, Policy, Want, deal
@@ -144,7 +144,7 @@ class Scheduler:
         )
 
     def too_late(
-        self, request: Request, deadline_s: float | None, match: Callable[[list[int]], int], *, now_s: float
+        self, request: Request, deadline_s: float | None, match: Callable[[Key], int], *, now_s: float
     ) -> QueueFull | None:
         """Why a new request is not worth taking: its first token is expected later than `deadline_s` from now. `match`
         says how much of a prompt the cache has."""
@@ -154,7 +154,7 @@ class Scheduler:
         order = self.policy.order([*self.waiting, request], now_s)
         self.policy.leave(request.client)
         ahead = order[: order.index(request) + 1]
-        known_rows = {request.id: request.n_tokens - match(request.tokens)}
+        known_rows = {request.id: request.n_tokens - match(request.key)}
         waits_s = self.waits.first_tokens_s(
             self.running, ahead, n_free_slots=len(self._free_slots), known_rows=known_rows
         )
@@ -338,6 +338,10 @@ class Scheduler:
         if target_s == 0 or all(request.is_away for request in self.running):
             return math.inf
         return self._step_ended_at_s + max((target_s or 0.0) - self._step_s, self._step_s) - now_s
+
+    def is_turn_near(self, now_s: float, within_s: float) -> bool:
+        """Whether streams in a hurry have a step so soon that something which takes `within_s` would make them late."""
+        return bool(self.target_s) and self.due_in_s(now_s) < within_s
 
     def observe(self, plan: StepPlan, *, depth: float, step_s: float, ended_at_s: float) -> None:
         """A planned step was computed and took `step_s` seconds; its prompt rows began `depth` tokens deep."""
