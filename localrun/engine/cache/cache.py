@@ -64,14 +64,15 @@ class _Found(NamedTuple):
 
 
 class Cache:
-    """See the module. `takes` says whether a request with so many tokens to compute has a place in the background."""
+    """See the module. `takes` says whether a request with so many tokens to compute, behind so many that are
+    there, is computed in the background."""
 
     def __init__(
         self,
         backend: Backend,
         tiers: Tiers,
         clock: Callable[[], float],
-        takes: Callable[[int], bool] = lambda n_new: False,
+        takes: Callable[[int, int], bool] = lambda n_new, depth: False,
     ) -> None:
         self.tiers = tiers
         self._backend = backend
@@ -145,7 +146,8 @@ class Cache:
         The key's list is the request's own, and may grow: the cache looks at it as long as the sequence runs.
         """
         found = self._find(key)
-        is_away = not self._is_busy and self._takes(len(key.tokens) - max(found.n_cells, found.n_saved))
+        n_found = max(found.n_cells, found.n_saved)
+        is_away = not self._is_busy and self._takes(len(key.tokens) - n_found, n_found)
         goes_on = self._goes_on(found, is_away=is_away)
         if goes_on:
             self._continue(found.seq, key, found.n_cells)

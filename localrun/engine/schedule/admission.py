@@ -66,13 +66,13 @@ class Admission:
         self._scheduler.submit(request)
         return request
 
-    def goes_to_background(self, n_new: int) -> bool:
-        """Whether a prompt with so many tokens to compute is computed in the background."""
+    def goes_to_background(self, n_new: int, depth: int) -> bool:
+        """Whether a prompt with so many tokens to compute, from `depth` on, is computed in the background."""
         background = self._backend.background
         if background is None:
             return False
         target_s = self._scheduler.target_s or self._target_itl_s
-        return background.takes(n_new, self._scheduler.budget.direct_tokens(target_s))
+        return background.takes(n_new, self._scheduler.budget.direct_tokens(target_s, depth))
 
     def start(self, cache: Cache, now_s: float) -> Iterator[Admitted]:
         """Start waiting requests while slots and cells last, next first. One that comes later may take the slot again
@@ -121,7 +121,11 @@ class Admission:
     def _awaits_batch(self, request: Request, n_matched: int) -> bool:
         """Whether it has a place in the background, whose sequences nobody may touch now."""
         background = self._backend.background
-        return background is not None and background.is_busy and self.goes_to_background(request.n_tokens - n_matched)
+        return (
+            background is not None
+            and background.is_busy
+            and self.goes_to_background(request.n_tokens - n_matched, n_matched)
+        )
 
     def _make_way(self, request: Request, cache: Cache) -> bool:
         """Whether there is a slot and cells for a newcomer, taken from lower lanes if that is what it takes."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from localrun.engine.backend import Batch
 from localrun.engine.cache.tree import Key, common_prefix
 from localrun.engine.request import Request
-from localrun.engine.schedule.budget import SMALL_ROWS, TILE_ROWS, Budget
+from localrun.engine.schedule.budget import TILE_ROWS, Budget
 from localrun.engine.schedule.policy import LANE_RANKS, Policy, Want, deal
 from localrun.engine.schedule.waits import Waits
 from localrun.errors import QueueFull
@@ -315,12 +315,19 @@ class Scheduler:
         if left_s is None or not decoding:
             rows = self.budget.prefill_rows(n_decode=len(decoding), depth=depth, target_s=_target_s(decoding))
         else:
-            rows = self.budget.rows_until(depth=depth, left_s=left_s) or (SMALL_ROWS[0] if self._is_prompts_turn else 0)
+            rows = self.budget.rows_until(depth=depth, left_s=left_s) or (
+                self.budget.least_rows(depth) if self._is_prompts_turn else 0
+            )
         if rows == 0 or (left_s is None and decoding):
             return rows
         shortest = min(request.n_grantable for request in prefilling)
-        whole = shortest if shortest <= TILE_ROWS else 0  # not worth being cut
-        return min(max(rows, whole), self.budget.batch_rows)
+        if shortest <= TILE_ROWS and (
+            left_s is None
+            or not decoding
+            or self.budget.is_better_whole(shortest, part_rows=rows, depth=depth, left_s=left_s)
+        ):
+            rows = max(rows, shortest)
+        return min(rows, self.budget.batch_rows)
 
     @property
     def target_s(self) -> float | None:

@@ -38,7 +38,7 @@ class Bench:
         assert self.backend.background is not None
         return self.backend.background
 
-    def takes(self, n_new: int) -> bool:
+    def takes(self, n_new: int, depth: int = 0) -> bool:
         return self.backend.background is not None and self.background.takes(n_new, DIRECT_TOKENS)
 
     def acquire(self, tokens: list[int]) -> Lease:
