@@ -65,7 +65,7 @@ class Engine:
         self._backend = backend
         self._clock = clock
         budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows)
-        tiers = Tiers(limits.ram_cache_bytes, disk, self._recompute_s)
+        tiers = Tiers(limits.ram_cache_bytes, disk, lambda *tokens: (backend.background or budget).recompute_s(*tokens))
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)
         self._admission = Admission(backend, self.scheduler, self._preempt, target_itl_s=limits.target_itl_s)
         self.cache = Cache(backend, tiers, clock, self._admission.goes_to_background)
@@ -136,10 +136,6 @@ class Engine:
     @property
     def _background(self) -> Background | None:
         return self._backend.background
-
-    def _recompute_s(self, start: int, n_tokens: int) -> float:
-        """Seconds that computing `n_tokens` from position `start` on would take."""
-        return (self._background or self.scheduler.budget).recompute_s(start, n_tokens)
 
     # --- the step ----------------------------------------------------------------------------------------------
 
@@ -213,9 +209,7 @@ class Engine:
             self.cache.make_room(self.cache.cells.n_free + plan.n_rows)  # what is parked takes cells, too
             return
         except DecodeFailed as error:
-            self._note_failure(error)
-            self._take_back(plan.grants)
-            self._end_refused(plan.grants, error)
+            self._take_back(plan.grants, error)
             return
         self._n_failed_steps = 0
         self.cache.cells.place(seqs)
@@ -263,10 +257,7 @@ class Engine:
         for seq, _, n_before, n_after in batch.left:
             self.cache.release(seq, n_after if batch.is_computed else self.cache.rewind(seq, n_before))
         if not batch.is_computed:
-            self._take_back(batch.grants)
-            if batch.error is not None:
-                self._note_failure(batch.error)
-                self._end_refused(batch.grants, batch.error)
+            self._take_back(batch.grants, batch.error)
             return
         self._n_failed_steps = 0
         self._advance(batch.grants)
@@ -344,14 +335,15 @@ class Engine:
         if self._n_failed_steps >= MAX_FAILED_STEPS:
             raise error
 
-    def _take_back(self, grants: tuple[Grant, ...]) -> None:
-        """Put every sequence back to where it was before a step that failed."""
+    def _take_back(self, grants: tuple[Grant, ...], error: DecodeFailed | None) -> None:
+        """Put every sequence back to where it was before a step that was given up, or failed with an error. A batch
+        that was refused as it is ends its requests; any other is tried again."""
         for request, _ in grants:
             assert request.seq is not None
             request.n_computed = self.cache.rewind(request.seq, request.n_computed)
-
-    def _end_refused(self, grants: tuple[Grant, ...], error: DecodeFailed) -> None:
-        """A batch that was refused as it is ends its requests; any other is tried again."""
+        if error is None:
+            return
+        self._note_failure(error)
         if not error.is_fatal:
             for request, _ in grants:
                 self._end(request, Finish.ERROR, self._clock(), EngineFailed(str(error)))
