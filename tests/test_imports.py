@@ -75,7 +75,7 @@ ENGINE_ROOMS = {
     "embedding": ("backend", "fake", "pipes", "request", "schedule.policy"),
 }
 NOT_PURE = {
-    *("engine", "process", "pipes", "fake", "tools", "embedding.fake", "embedding.process"),
+    *("answers", "engine", "process", "pipes", "fake", "tools", "embedding.fake", "embedding.process"),
     *("sample.grammars", "sample.grammar_library", "sample.gbnf"),
     *("cache.disk", "cache.disk_files", "cache.kv_disk_open"),
     *(f"native.{name}" for name in ("context", "embedder", "library", "llama", "model", "sampler", "worker")),

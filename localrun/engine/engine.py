@@ -18,20 +18,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from localrun.engine.answers import Answers
 from localrun.engine.backend import Backend, DecodeFailed, NoRoom
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.native.background import BRING_HOME_S, Background, Done
-from localrun.engine.report import Beside, Report, Totals, at_once
-from localrun.engine.request import Request, check, new_request
-from localrun.engine.sample.constraint import DEAD_END
-from localrun.engine.sample.grammars import GrammarQueue, LateRows
+from localrun.engine.report import Beside, Report, at_once
+from localrun.engine.request import Request
 from localrun.engine.schedule.admission import Admission
 from localrun.engine.schedule.budget import Budget
 from localrun.engine.schedule.scheduler import NOTHING, Grant, Rows, Scheduler, StepPlan
-from localrun.errors import BadRequest, EngineFailed, LocalrunError
-from localrun.wire import ChosenLogprob, Finish, KvRun, Phase, Step, Submit
+from localrun.errors import EngineFailed, LocalrunError
+from localrun.wire import Finish, KvRun, Step, Submit
 
 log = logging.getLogger("localrun.engine")
 
@@ -65,24 +64,18 @@ class Engine:
             raise ValueError(f"{limits.n_slots} slots need as many batch rows and sequences")
         self._backend = backend
         self._clock = clock
-        self._target_itl_s = limits.target_itl_s
         budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows)
-        tiers = Tiers(limits.ram_cache_bytes, disk, self._recompute_s)
-        self.cache = Cache(backend, tiers, clock, self._takes)
+        tiers = Tiers(limits.ram_cache_bytes, disk, lambda *tokens: (backend.background or budget).recompute_s(*tokens))
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)
+        self._admission = Admission(backend, self.scheduler, self._preempt, target_itl_s=limits.target_itl_s)
+        self.cache = Cache(backend, tiers, clock, self._admission.goes_to_background)
         self._requests: dict[int, Request] = {}
         self._rows = Rows()
         self._report = Report(backend, beside)
-        self._admission = Admission(backend, self.scheduler, self._preempt, self._takes)
+        self.totals = self._report.totals
         self._n_failed_steps = 0
         self._is_checked = True
-        self._grammars = GrammarQueue(backend, clock)
-        self._late = LateRows()
-
-    @property
-    def totals(self) -> Totals:
-        """Counters since the start."""
-        return self._report.totals
+        self._answers = Answers(backend, self._report, clock)
 
     @property
     def is_idle(self) -> bool:
@@ -97,13 +90,8 @@ class Engine:
         is_steady = self.scheduler.steady_plan() is not None and not self.scheduler.waiting
         return self._backend.overlaps and is_steady and not self.cache.can_settle
 
-    @property
-    def meanwhile(self) -> Callable[[], None]:
-        """What is called while a step computes, where `may_hold`."""
-        return self._backend.meanwhile
-
-    @meanwhile.setter
-    def meanwhile(self, meanwhile: Callable[[], None]) -> None:
+    def overlap(self, meanwhile: Callable[[], None]) -> None:
+        """Call this while a step computes, where it `may_hold`."""
         self._backend.meanwhile = meanwhile
 
     # --- requests come and go ----------------------------------------------------------------------------------
@@ -114,21 +102,12 @@ class Engine:
         A refusal is reported by the next `step`.
         """
         try:
-            check(submit, tokens, self._backend)
-            self.scheduler.check_queue()
+            request = self._admission.take(submit, tokens, self.cache.match, now_s=self._clock())
         except LocalrunError as error:
             self.refuse(submit.id, error, n_prompt=len(tokens))
             return
-        request = new_request(submit, tokens, self._backend, target_itl_s=self._target_itl_s)
-        late = self.scheduler.too_late(request, submit.deadline_s, self.cache.match, now_s=self._clock())
-        if late is not None:
-            request.sampler.close()
-            self.refuse(submit.id, late, n_prompt=len(tokens))
-            return
-        request.sampler.accept(tokens)
-        self._grammars.add(request, submit, self._clock())
+        self._answers.begin(request, submit)
         self._requests[request.id] = request
-        self.scheduler.submit(request)
         self._report.submitted(request)
 
     def refuse(self, request_id: int, error: LocalrunError | None, *, n_prompt: int = 0) -> None:
@@ -151,24 +130,12 @@ class Engine:
         for request_id in list(self._requests):
             self.cancel(request_id)
         self._halt_background()
-        self._grammars.close()
-        self._late.close()
+        self._answers.close()
         self.cache.retire()
 
     @property
     def _background(self) -> Background | None:
         return self._backend.background
-
-    def _takes(self, n_new: int, depth: int) -> bool:
-        """Whether a prompt with so many tokens to compute, from `depth` on, is computed in the background."""
-        if self._background is None:
-            return False
-        n_direct = self.scheduler.budget.direct_tokens(self.scheduler.target_s or self._target_itl_s, depth)
-        return self._background.takes(n_new, n_direct)
-
-    def _recompute_s(self, start: int, n_tokens: int) -> float:
-        """Seconds that computing `n_tokens` from position `start` on would take."""
-        return (self._background or self.scheduler.budget).recompute_s(start, n_tokens)
 
     # --- the step ----------------------------------------------------------------------------------------------
 
@@ -184,17 +151,15 @@ class Engine:
     def _collect(self, now_s: float) -> None:
         """What became ready beside the steps: a batch of the background, grammars, tokens of slow grammars. Where there
         is nothing else to do, wait a little for one."""
-        beside = self._background
-        if beside and beside.is_over and not (beside.completes and self._is_turn_near(now_s)):
+        beside, scheduler = self._background, self.scheduler
+        if beside and beside.is_over and not (beside.completes and scheduler.is_turn_near(now_s, BRING_HOME_S)):
             self._take_batch(beside.collect())
-        if not self.scheduler.running and len(self._grammars) == len(self.scheduler.waiting):
-            self._grammars.wait()
-        for request, error in self._grammars.collect(now_s):
-            self._end(request, Finish.ERROR, now_s, error)
-        if not (beside and beside.is_busy) and all(request.is_away for request in self.scheduler.running):
-            self._late.wait()
-        for request, token in self._late.collect():
-            self._take(request, None, token, self._clock())
+        if not scheduler.running and self._answers.n_compiling == len(scheduler.waiting):
+            self._answers.wait_for_grammar()
+        if not (beside and beside.is_busy) and all(request.is_away for request in scheduler.running):
+            self._answers.wait_for_token()
+        for over in self._answers.collect(now_s):
+            self._end(*over)
 
     def _admit(self, now_s: float) -> None:
         """Who starts, in what kind of cells, and what is moved in them; the next batch of the background."""
@@ -244,9 +209,7 @@ class Engine:
             self.cache.make_room(self.cache.cells.n_free + plan.n_rows)  # what is parked takes cells, too
             return
         except DecodeFailed as error:
-            self._note_failure(error)
-            self._take_back(plan.grants)
-            self._end_refused(plan.grants, error)
+            self._take_back(plan.grants, error)
             return
         self._n_failed_steps = 0
         self.cache.cells.place(seqs)
@@ -256,10 +219,6 @@ class Engine:
         self.scheduler.observe(plan, depth=depth, step_s=ended_s - began_s, ended_at_s=ended_s)
 
     # --- the verbs' parts --------------------------------------------------------------------------------------
-
-    def _is_turn_near(self, now_s: float) -> bool:
-        """Whether streams have a step so soon that taking a prompt home, which is a copy, would make them late."""
-        return bool(self.scheduler.target_s) and self.scheduler.due_in_s(now_s) < BRING_HOME_S
 
     def _change_layout(self, now_s: float) -> None:
         """Change the KV cache to what the requests need."""
@@ -298,10 +257,7 @@ class Engine:
         for seq, _, n_before, n_after in batch.left:
             self.cache.release(seq, n_after if batch.is_computed else self.cache.rewind(seq, n_before))
         if not batch.is_computed:
-            self._take_back(batch.grants)
-            if batch.error is not None:
-                self._note_failure(batch.error)
-                self._end_refused(batch.grants, batch.error)
+            self._take_back(batch.grants, batch.error)
             return
         self._n_failed_steps = 0
         self._advance(batch.grants)
@@ -334,11 +290,8 @@ class Engine:
             self.cache.release(request.seq, request.n_computed)
 
     def _advance(self, grants: tuple[Grant, ...]) -> None:
-        """After a decode: count, publish prompts to the cache, sample where a request has caught up."""
-        row = -1
-        rows: list[tuple[Request, int]] = []
-        done: list[Request] = []
-        n_output: dict[str, int] = {}
+        """After a decode: count, publish prompts to the cache, and on with the answer of each who has caught up."""
+        row, caught_up = -1, []
         for request, n_tokens in grants:
             row += n_tokens
             is_prefilling = request.is_prefilling
@@ -347,45 +300,14 @@ class Engine:
                 assert request.seq is not None
                 self.cache.grow(request.seq, request.n_computed)
             self._report.delta(request)
-            if request.n_computed < len(request.tokens):
-                continue
-            n_output[request.client] = n_output.get(request.client, 0) + 1
+            if request.n_computed == len(request.tokens):
+                caught_up.append((request, row))
+        self.scheduler.charge_outputs(request.client for request, _ in caught_up)
+        for request, _ in caught_up:
             if not request.max_output:
-                done.append(request)
-            elif not self._late.hold(request, row):
-                rows.append((request, row))
-        for client, count in n_output.items():
-            self.scheduler.policy.charge(client, n_output=count)
-        for request in done:
-            self._end(request, Finish.LENGTH, self._clock())
-        tokens = self._backend.sample([(request.sampler, row) for request, row in rows])
-        now_s = self._clock()
-        for (request, row), token in zip(rows, tokens, strict=True):
-            self._take(request, row, token, now_s)
-
-    def _take(self, request: Request, row: int | None, token: int, now_s: float) -> None:
-        """A request's next token was chosen, from this row of the last decode if that is still there; end the request
-        if it was the last."""
-        if token == DEAD_END and request.constraint is not None:
-            self._end(request, Finish.ERROR, now_s, BadRequest(request.constraint.problem))
-            return
-        if request.ends_at_eog and token in self._backend.eog_tokens:
-            self._end(request, Finish.STOP, now_s)
-            return
-        request.append(token, now_s)
-        piece = self._backend.piece(token)
-        shown = piece or self._backend.control_text(token).encode() if request.shows_control else piece
-        delta = self._report.delta(request)
-        delta.phase = Phase.DECODE  # also of one that lost its slot while its token was drawn
-        delta.tokens.append(token)
-        delta.text += request.text.feed(shown)
-        if request.n_probs is not None and row is not None:
-            logprob, top = self._backend.logprobs(row, token, request.n_probs)
-            delta.logprobs = [ChosenLogprob(token, piece, logprob, top)]
-        if request.text.stopped is not None or (request.constraint is not None and request.constraint.is_complete):
-            self._end(request, Finish.STOP, now_s)
-        elif request.n_output >= request.max_output:
-            self._end(request, Finish.LENGTH, now_s)
+                self._end(request, Finish.LENGTH, self._clock())
+        for over in self._answers.extend([(request, row) for request, row in caught_up if request.max_output]):
+            self._end(*over)
 
     # --- endings -----------------------------------------------------------------------------------------------
 
@@ -397,9 +319,7 @@ class Engine:
                 self._release(request)
             elif self._leave_background(request):
                 self.cache.forget(request.seq)
-        self._late.drop(request)
-        request.sampler.close()
-        self._grammars.drop(request)
+        self._answers.end(request)
         self.scheduler.end(request)
         del self._requests[request.id]
 
@@ -415,14 +335,15 @@ class Engine:
         if self._n_failed_steps >= MAX_FAILED_STEPS:
             raise error
 
-    def _take_back(self, grants: tuple[Grant, ...]) -> None:
-        """Put every sequence back to where it was before a step that failed."""
+    def _take_back(self, grants: tuple[Grant, ...], error: DecodeFailed | None) -> None:
+        """Put every sequence back to where it was before a step that was given up, or failed with an error. A batch
+        that was refused as it is ends its requests; any other is tried again."""
         for request, _ in grants:
             assert request.seq is not None
             request.n_computed = self.cache.rewind(request.seq, request.n_computed)
-
-    def _end_refused(self, grants: tuple[Grant, ...], error: DecodeFailed) -> None:
-        """A batch that was refused as it is ends its requests; any other is tried again."""
+        if error is None:
+            return
+        self._note_failure(error)
         if not error.is_fatal:
             for request, _ in grants:
                 self._end(request, Finish.ERROR, self._clock(), EngineFailed(str(error)))

@@ -1,4 +1,4 @@
-"""Who may start now: waiting requests take slots and cells, from lower lanes if that is what it takes.
+"""Who may wait, and who may start now: the next take slots and cells, from lower lanes if that is what it takes.
 
 Owner: the engine's main thread. Time is passed in.
 Does not: order the queue (`scheduler.py`), or take a request off its slot itself: that is `preempt`, the engine's.
@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 from localrun.engine.backend import Backend
 from localrun.engine.cache.cache import Cache
-from localrun.engine.request import Request
+from localrun.engine.cache.tree import Key
+from localrun.engine.request import Request, check, new_request
 from localrun.engine.schedule.scheduler import SHARED_PREFIX_TOKENS, Scheduler
+from localrun.wire import Submit
 
 # Cells that every running stream must be able to take before another request may start: a newcomer that fits only just
 # would be preempted a few steps later.
@@ -40,21 +42,37 @@ class _Reason(NamedTuple):
 
 
 class Admission:
-    """See the module. `takes` says whether a prompt with so many new tokens, behind so many that are there, is
-    computed in the background."""
+    """See the module. `target_itl_s` is the latency target of requests that do not name their own."""
 
     def __init__(
-        self,
-        backend: Backend,
-        scheduler: Scheduler,
-        preempt: Callable[[Request], None],
-        takes: Callable[[int, int], bool],
+        self, backend: Backend, scheduler: Scheduler, preempt: Callable[[Request], None], *, target_itl_s: float
     ) -> None:
         self._backend = backend
         self._scheduler = scheduler
         self._preempt = preempt
-        self._takes = takes
+        self._target_itl_s = target_itl_s
         self._passed_over: dict[Request, _Reason] = {}
+
+    def take(self, submit: Submit, tokens: list[int], match: Callable[[Key], int], *, now_s: float) -> Request:
+        """A new request, which waits from now on. Raises why it may not: BadRequest, ContextExceeded or QueueFull.
+        `match` says how much of a prompt the cache has."""
+        check(submit, tokens, self._backend)
+        self._scheduler.check_queue()
+        request = new_request(submit, tokens, self._backend, target_itl_s=self._target_itl_s)
+        late = self._scheduler.too_late(request, submit.deadline_s, match, now_s=now_s)
+        if late is not None:
+            request.sampler.close()
+            raise late
+        self._scheduler.submit(request)
+        return request
+
+    def goes_to_background(self, n_new: int, depth: int) -> bool:
+        """Whether a prompt with so many tokens to compute, from `depth` on, is computed in the background."""
+        background = self._backend.background
+        if background is None:
+            return False
+        target_s = self._scheduler.target_s or self._target_itl_s
+        return background.takes(n_new, self._scheduler.budget.direct_tokens(target_s, depth))
 
     def start(self, cache: Cache, now_s: float) -> Iterator[Admitted]:
         """Start waiting requests while slots and cells last, next first. One that comes later may take the slot again
@@ -103,7 +121,11 @@ class Admission:
     def _awaits_batch(self, request: Request, n_matched: int) -> bool:
         """Whether it has a place in the background, whose sequences nobody may touch now."""
         background = self._backend.background
-        return background is not None and background.is_busy and self._takes(request.n_tokens - n_matched, n_matched)
+        return (
+            background is not None
+            and background.is_busy
+            and self.goes_to_background(request.n_tokens - n_matched, n_matched)
+        )
 
     def _make_way(self, request: Request, cache: Cache) -> bool:
         """Whether there is a slot and cells for a newcomer, taken from lower lanes if that is what it takes."""

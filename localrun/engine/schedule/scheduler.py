@@ -12,6 +12,7 @@ Does not: order or weigh requests itself (`policy.py`), or predict (`waits.py`).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from localrun.engine.backend import Batch
 from localrun.engine.cache.tree import Key, common_prefix
 from localrun.engine.request import Request
 from localrun.engine.schedule.budget import TILE_ROWS, Budget
-from localrun.engine.schedule.policy import LANE_RANKS, Policy, Want, divide
+from localrun.engine.schedule.policy import LANE_RANKS, Policy, Want, deal
 from localrun.engine.schedule.waits import Waits
 from localrun.errors import QueueFull
 
@@ -223,6 +224,11 @@ class Scheduler:
         request.seq = seq
         self._steady = None
 
+    def charge_outputs(self, clients: Iterable[str]) -> None:
+        """A token of output for each of these clients' requests."""
+        for client, n_output in Counter(clients).items():
+            self.policy.charge(client, n_output=n_output)
+
     def preempt(self, request: Request, now_s: float) -> None:
         """A running request waits again; it keeps its tokens and comes back through `start`."""
         self._leave_slot(request)
@@ -295,12 +301,12 @@ class Scheduler:
         prefilling.sort(key=_by_seq)
         is_together = left_s is None and n_decode > 0
         rows = self._prompt_rows(decoding, prefilling, left_s)
-        given = divide(_wants(prefilling), min(rows, n_free - n_decode))
+        given = deal(_wants(prefilling), min(rows, n_free - n_decode))
         if not is_together:
             given = _whole(prefilling, given)
             if any(given):
                 streams, n_decode = [], 0
-        grants = [Grant(request, share) for request, share in zip(prefilling, given, strict=True) if share]
+        grants = [Grant(request, n_rows) for request, n_rows in zip(prefilling, given, strict=True) if n_rows]
         return StepPlan((*streams, *grants), sum(given), n_decode)
 
     def _prompt_rows(self, decoding: list[Request], prefilling: list[Request], left_s: float | None) -> int:
@@ -339,6 +345,10 @@ class Scheduler:
         if target_s == 0 or all(request.is_away for request in self.running):
             return math.inf
         return self._step_ended_at_s + max((target_s or 0.0) - self._step_s, self._step_s) - now_s
+
+    def is_turn_near(self, now_s: float, within_s: float) -> bool:
+        """Whether streams in a hurry have a step so soon that something which takes `within_s` would make them late."""
+        return bool(self.target_s) and self.due_in_s(now_s) < within_s
 
     def observe(self, plan: StepPlan, *, depth: float, step_s: float, ended_at_s: float) -> None:
         """A planned step was computed and took `step_s` seconds; its prompt rows began `depth` tokens deep."""
@@ -380,12 +390,12 @@ def _wants(prompts: Sequence[Request]) -> list[Want]:
     return [Want(request.n_grantable, request.client, request.rank) for request in prompts]
 
 
-def _whole(prompts: Sequence[Request], shares: list[int]) -> list[int]:
-    """Without the pieces of short prompts, if others are done whole: a pass for a piece costs nearly as much again."""
-    pairs = list(zip(prompts, shares, strict=True))
-    if not any(share == request.n_grantable for request, share in pairs):
-        return shares
-    return [0 if share < request.n_grantable <= TILE_ROWS else share for request, share in pairs]
+def _whole(prompts: Sequence[Request], given: list[int]) -> list[int]:
+    """Without the parts of short prompts, if others are done whole: a pass for a part costs nearly as much again."""
+    pairs = list(zip(prompts, given, strict=True))
+    if not any(n_rows == request.n_grantable for request, n_rows in pairs):
+        return given
+    return [0 if n_rows < request.n_grantable <= TILE_ROWS else n_rows for request, n_rows in pairs]
 
 
 def _target_s(decoding: Iterable[Request]) -> float:
