@@ -49,7 +49,7 @@ class Answers:
 
     def extend(self, rows: Sequence[tuple[Request, int]]) -> Iterator[Over]:
         """Draw the next token of each request, from its row of the last decode. Slow ones follow with `collect`."""
-        rows = [(request, row) for request, row in rows if not self._late.hold(request, row)]
+        rows = [(request, row) for request, row in rows if not self._late.postpone(request, row)]
         tokens = self._backend.sample([(request.sampler, row) for request, row in rows])
         now_s = self._clock()
         for (request, row), token in zip(rows, tokens, strict=True):

@@ -1,15 +1,12 @@
 """The hot loop: one `step` is collect, admit, plan, compute, report.
 
 Owner: the engine process's main thread; nothing here is thread-safe. The clock is passed in, so a test can own time.
-Per step there are at most two native decodes, one native sampling call per finished row, and one message for all.
-
-Where the backend can, long prompts are computed in the background (`background.py`), and a step is the streams' and the
-short prompts' alone. While nobody comes or goes a step is the one before once more (`Scheduler.steady_plan`), and
-nothing in it takes time by the number of cells or by the length of the vocabulary.
+Where the backend can, long prompts are computed in the background, and a step is the streams' and the short prompts'
+alone. While nobody comes or goes a step is the one before once more (`Scheduler.steady_plan`), and nothing that the
+main thread does in it takes time by the number of cells.
 
 Invariant: every submitted request gets exactly one final delta.
-Does not: read or write pipes (`process.py`), tokenize (`text.py`), or decide (`scheduler.py`, `admission.py`, the
-cache).
+Does not: read or write pipes (`pipes.py`), choose tokens (`answers.py`), or decide (`scheduler.py`, `admission.py`).
 """
 
 from __future__ import annotations
@@ -151,12 +148,14 @@ class Engine:
     def _collect(self, now_s: float) -> None:
         """What became ready beside the steps: a batch of the background, grammars, tokens of slow grammars. Where there
         is nothing else to do, wait a little for one."""
-        beside, scheduler = self._background, self.scheduler
-        if beside and beside.is_over and not (beside.completes and scheduler.is_turn_near(now_s, BRING_HOME_S)):
-            self._take_batch(beside.collect())
+        background, scheduler = self._background, self.scheduler
+        if background and background.is_over:
+            is_late = background.completes and scheduler.is_turn_near(now_s, BRING_HOME_S)
+            if not is_late:
+                self._take_batch(background.collect())
         if not scheduler.running and self._answers.n_compiling == len(scheduler.waiting):
             self._answers.wait_for_grammar()
-        if not (beside and beside.is_busy) and all(request.is_away for request in scheduler.running):
+        if not (background and background.is_busy) and all(request.is_away for request in scheduler.running):
             self._answers.wait_for_token()
         for over in self._answers.collect(now_s):
             self._end(*over)
@@ -173,10 +172,12 @@ class Engine:
     def _plan(self) -> StepPlan:
         """Who gets how many rows, within the free cells, after parked prefixes and, if need be, victims made room.
         Nobody while it is the background's turn, which is waited for."""
-        beside = self._background
-        if beside and beside.is_busy and (due_s := self.scheduler.due_in_s(self._clock())) > 0 and not beside.is_over:
-            beside.wait(due_s)
-            return NOTHING
+        background = self._background
+        if background and background.is_busy:
+            due_s = self.scheduler.due_in_s(self._clock())
+            if due_s > 0 and not background.is_over:
+                background.wait(due_s)
+                return NOTHING
         steady = self.scheduler.steady_plan()
         if steady is not None and self.cache.make_room(steady.n_rows):
             return steady
@@ -276,12 +277,12 @@ class Engine:
     def _leave_background(self, request: Request) -> bool:
         """Whether a request's sequence may be touched now. If not, it comes with the batch under way, for which others
         wait."""
-        beside = self._background
-        if beside is None or request not in beside:
+        background = self._background
+        if background is None or request not in background:
             return True
-        if beside.is_for_nobody_but(request):
+        if background.is_for_nobody_but(request):
             self._halt_background()
-        return beside.drop(request)
+        return background.drop(request)
 
     def _release(self, request: Request) -> None:
         """Give back a request's sequence, with what it holds."""
@@ -290,7 +291,7 @@ class Engine:
             self.cache.release(request.seq, request.n_computed)
 
     def _advance(self, grants: tuple[Grant, ...]) -> None:
-        """After a decode: count, publish prompts to the cache, and on with the answer of each who has caught up."""
+        """After a decode: count, tell the cache how far prompts are, and go on with the answers of who caught up."""
         row, caught_up = -1, []
         for request, n_tokens in grants:
             row += n_tokens
