@@ -214,7 +214,7 @@ class Engine:
             return
         self._n_failed_steps = 0
         self.cache.cells.place(seqs)
-        self._advance(plan.grants)
+        self._advance(plan.grants, is_steady=plan.is_steady)
         ended_s = self._clock()
         self._report.computed(plan, ended_s - began_s)
         self.scheduler.observe(plan, depth=depth, step_s=ended_s - began_s, ended_at_s=ended_s)
@@ -251,8 +251,7 @@ class Engine:
             self.cache.check_integrity()
 
     def _take_batch(self, batch: Done) -> None:
-        """The background computed a batch, or gave it up. Whose prompt is done goes on among the streams, and what
-        others left behind is kept."""
+        """The background is over with a batch: finished prompts go on among the streams, what others left is kept."""
         if batch.is_computed:
             self.cache.cells.place(batch.seqs)
         for seq, _, n_before, n_after in batch.left:
@@ -290,17 +289,18 @@ class Engine:
         if self._leave_background(request):
             self.cache.release(request.seq, request.n_computed)
 
-    def _advance(self, grants: tuple[Grant, ...]) -> None:
+    def _advance(self, grants: tuple[Grant, ...], *, is_steady: bool = False) -> None:
         """After a decode: count, tell the cache how far prompts are, and go on with the answers of who caught up."""
         row, caught_up = -1, []
         for request, n_tokens in grants:
             row += n_tokens
-            is_prefilling = request.is_prefilling
+            is_prefilling = not is_steady and request.is_prefilling
             request.n_computed += n_tokens
             if is_prefilling:
                 assert request.seq is not None
                 self.cache.grow(request.seq, request.n_computed)
-            self._report.delta(request)
+            if not is_steady:  # then all is said with the tokens
+                self._report.delta(request)
             if request.n_computed == len(request.tokens):
                 caught_up.append((request, row))
         self.scheduler.charge_outputs(request.client for request, _ in caught_up)
