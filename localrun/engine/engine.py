@@ -9,7 +9,7 @@ nothing in it takes time by the number of cells or by the length of the vocabula
 
 Invariant: every submitted request gets exactly one final delta.
 Does not: read or write pipes (`process.py`), tokenize (`text.py`), or decide (`scheduler.py`, `admission.py`, the
-pools).
+cache).
 """
 
 from __future__ import annotations
@@ -18,21 +18,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from localrun.engine.answers import Answers
 from localrun.engine.backend import Backend, DecodeFailed, NoRoom
+from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
-from localrun.engine.cache.kv_mode import KvMode
-from localrun.engine.cache.kv_store import KvStore
-from localrun.engine.cache.pool import Pool
+from localrun.engine.cache.tiers import Tiers
 from localrun.engine.native.background import BRING_HOME_S, Background, Done
-from localrun.engine.report import Beside, Report, Totals, at_once
-from localrun.engine.request import Request, check, new_request
-from localrun.engine.sample.constraint import DEAD_END
-from localrun.engine.sample.grammars import GrammarQueue, LateRows
+from localrun.engine.report import Beside, Report, at_once
+from localrun.engine.request import Request
 from localrun.engine.schedule.admission import Admission
 from localrun.engine.schedule.budget import Budget
 from localrun.engine.schedule.scheduler import NOTHING, Grant, Rows, Scheduler, StepPlan
-from localrun.errors import BadRequest, EngineFailed, LocalrunError
-from localrun.wire import ChosenLogprob, Finish, KvRun, Phase, Step, Submit
+from localrun.errors import EngineFailed, LocalrunError
+from localrun.wire import Finish, KvRun, Step, Submit
 
 log = logging.getLogger("localrun.engine")
 
@@ -66,34 +64,23 @@ class Engine:
             raise ValueError(f"{limits.n_slots} slots need as many batch rows and sequences")
         self._backend = backend
         self._clock = clock
-        self._target_itl_s = limits.target_itl_s
         budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows)
-        store = KvStore(limits.ram_cache_bytes, disk, self._recompute_s)
-        self._kv = KvMode(backend, store, clock, self._takes)
+        tiers = Tiers(limits.ram_cache_bytes, disk, self._recompute_s)
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)
+        self._admission = Admission(backend, self.scheduler, self._preempt, target_itl_s=limits.target_itl_s)
+        self.cache = Cache(backend, tiers, clock, self._admission.goes_to_background)
         self._requests: dict[int, Request] = {}
         self._rows = Rows()
         self._report = Report(backend, beside)
-        self._admission = Admission(backend, self.scheduler, self._preempt, self._takes)
+        self.totals = self._report.totals
         self._n_failed_steps = 0
         self._is_checked = True
-        self._grammars = GrammarQueue(backend, clock)
-        self._late = LateRows()
-
-    @property
-    def pool(self) -> Pool:
-        """The pool in force."""
-        return self._kv.pool
-
-    @property
-    def totals(self) -> Totals:
-        """Counters since the start."""
-        return self._report.totals
+        self._answers = Answers(backend, self._report, clock)
 
     @property
     def is_idle(self) -> bool:
         """True when nothing runs or waits, and no kept prefix is left to move or to write: the caller may sleep."""
-        is_tidy = self._is_checked and not self.pool.can_settle and not self.pool.store.can_persist
+        is_tidy = self._is_checked and not self.cache.can_settle and not self.cache.tiers.can_persist
         return is_tidy and not self._requests and not self._report.has_deltas
 
     @property
@@ -101,15 +88,10 @@ class Engine:
         """Whether what the last step said may wait until the next one computes: that comes at once, and nobody waits
         for anything before it."""
         is_steady = self.scheduler.steady_plan() is not None and not self.scheduler.waiting
-        return self._backend.overlaps and is_steady and not self.pool.can_settle
+        return self._backend.overlaps and is_steady and not self.cache.can_settle
 
-    @property
-    def meanwhile(self) -> Callable[[], None]:
-        """What is called while a step computes, where `may_hold`."""
-        return self._backend.meanwhile
-
-    @meanwhile.setter
-    def meanwhile(self, meanwhile: Callable[[], None]) -> None:
+    def overlap(self, meanwhile: Callable[[], None]) -> None:
+        """Call this while a step computes, where it `may_hold`."""
         self._backend.meanwhile = meanwhile
 
     # --- requests come and go ----------------------------------------------------------------------------------
@@ -120,21 +102,12 @@ class Engine:
         A refusal is reported by the next `step`.
         """
         try:
-            check(submit, tokens, self._backend)
-            self.scheduler.check_queue()
+            request = self._admission.take(submit, tokens, self.cache.match, now_s=self._clock())
         except LocalrunError as error:
             self.refuse(submit.id, error, n_prompt=len(tokens))
             return
-        request = new_request(submit, tokens, self._backend, target_itl_s=self._target_itl_s)
-        late = self.scheduler.too_late(request, submit.deadline_s, self.pool.match, now_s=self._clock())
-        if late is not None:
-            request.sampler.close()
-            self.refuse(submit.id, late, n_prompt=len(tokens))
-            return
-        request.sampler.accept(tokens)
-        self._grammars.add(request, submit, self._clock())
+        self._answers.begin(request, submit)
         self._requests[request.id] = request
-        self.scheduler.submit(request)
         self._report.submitted(request)
 
     def refuse(self, request_id: int, error: LocalrunError | None, *, n_prompt: int = 0) -> None:
@@ -150,27 +123,19 @@ class Engine:
     def clear_cache(self, *, ram: bool, disk: bool) -> None:
         """Forget kept prefixes: those in cells and memory, those on disk, or both. Running requests lose nothing."""
         self._halt_background()
-        self.pool.clear(ram=ram, disk=disk)
+        self.cache.clear(ram=ram, disk=disk)
 
     def close(self) -> None:
         """End what runs, and save what was computed to memory, whence the store can write it to disk."""
         for request_id in list(self._requests):
             self.cancel(request_id)
         self._halt_background()
-        self._grammars.close()
-        self._late.close()
-        self.pool.retire()
+        self._answers.close()
+        self.cache.retire()
 
     @property
     def _background(self) -> Background | None:
         return self._backend.background
-
-    def _takes(self, n_new: int) -> bool:
-        """Whether a prompt with so many tokens to compute is computed in the background."""
-        target_s = self.scheduler.target_s or self._target_itl_s
-        return self._background is not None and self._background.takes(
-            n_new, self.scheduler.budget.direct_tokens(target_s)
-        )
 
     def _recompute_s(self, start: int, n_tokens: int) -> float:
         """Seconds that computing `n_tokens` from position `start` on would take."""
@@ -185,27 +150,25 @@ class Engine:
         self._admit(now_s)
         plan = self._plan()
         self._compute(plan, now_s)
-        return self._report.take(self.pool, self.scheduler, self._clock())
+        return self._report.take(self.cache, self.scheduler, self._clock())
 
     def _collect(self, now_s: float) -> None:
         """What became ready beside the steps: a batch of the background, grammars, tokens of slow grammars. Where there
         is nothing else to do, wait a little for one."""
-        beside = self._background
-        if beside and beside.is_over and not (beside.completes and self._is_turn_near(now_s)):
+        beside, scheduler = self._background, self.scheduler
+        if beside and beside.is_over and not (beside.completes and scheduler.is_turn_near(now_s, BRING_HOME_S)):
             self._take_batch(beside.collect())
-        if not self.scheduler.running and len(self._grammars) == len(self.scheduler.waiting):
-            self._grammars.wait()
-        for request, error in self._grammars.collect(now_s):
-            self._end(request, Finish.ERROR, now_s, error)
-        if not (beside and beside.is_busy) and all(request.is_away for request in self.scheduler.running):
-            self._late.wait()
-        for request, token in self._late.collect():
-            self._take(request, None, token, self._clock())
+        if not scheduler.running and self._answers.n_compiling == len(scheduler.waiting):
+            self._answers.wait_for_grammar()
+        if not (beside and beside.is_busy) and all(request.is_away for request in scheduler.running):
+            self._answers.wait_for_token()
+        for over in self._answers.collect(now_s):
+            self._end(*over)
 
     def _admit(self, now_s: float) -> None:
         """Who starts, in what kind of cells, and what is moved in them; the next batch of the background."""
         self._change_layout(now_s)
-        for request, is_first in self._admission.start(self.pool, now_s):
+        for request, is_first in self._admission.start(self.cache, now_s):
             self._report.started(request, is_first=is_first)
         self._tidy()
         if self._background:
@@ -219,17 +182,17 @@ class Engine:
             beside.wait(due_s)
             return NOTHING
         steady = self.scheduler.steady_plan()
-        if steady is not None and self.pool.make_room(steady.n_rows):
+        if steady is not None and self.cache.make_room(steady.n_rows):
             return steady
         for request in self.scheduler.running:
             assert request.seq is not None
-            request.next_stop = self.pool.next_stop(request.seq, request.n_computed)
+            request.next_stop = self.cache.next_stop(request.seq, request.n_computed)
         left_s = None if self._backend.mixes_rows else self.scheduler.due_in_s(self._clock())
         while True:
-            plan = self.scheduler.plan(n_free=self.pool.cells.n_cells, left_s=left_s)
-            if self.pool.make_room(plan.n_rows):
+            plan = self.scheduler.plan(n_free=self.cache.cells.n_cells, left_s=left_s)
+            if self.cache.make_room(plan.n_rows):
                 return plan
-            plan = self.scheduler.plan(n_free=self.pool.cells.n_free, left_s=left_s)
+            plan = self.scheduler.plan(n_free=self.cache.cells.n_free, left_s=left_s)
             if not self.scheduler.is_short(plan):
                 return plan
             self._preempt(self.scheduler.victim())
@@ -238,7 +201,7 @@ class Engine:
         """One native decode, and what follows from it: a token for each who caught up."""
         if not plan.n_rows:
             return
-        self._report.begin_step(self.pool.cells, self.scheduler.running, now_s)
+        self._report.begin_step(self.cache.cells, self.scheduler.running, now_s)
         began_s = self._clock()
         depth = plan.depth
         seqs = self._rows.fill(self._backend.batch, plan)
@@ -247,7 +210,7 @@ class Engine:
         except NoRoom as error:
             self._note_failure(error)
             self._preempt(self.scheduler.victim())
-            self.pool.make_room(self.pool.cells.n_free + plan.n_rows)  # what is parked takes cells, too
+            self.cache.make_room(self.cache.cells.n_free + plan.n_rows)  # what is parked takes cells, too
             return
         except DecodeFailed as error:
             self._note_failure(error)
@@ -255,7 +218,7 @@ class Engine:
             self._end_refused(plan.grants, error)
             return
         self._n_failed_steps = 0
-        self.pool.cells.place(seqs)
+        self.cache.cells.place(seqs)
         self._advance(plan.grants)
         ended_s = self._clock()
         self._report.computed(plan, ended_s - began_s)
@@ -263,46 +226,42 @@ class Engine:
 
     # --- the verbs' parts --------------------------------------------------------------------------------------
 
-    def _is_turn_near(self, now_s: float) -> bool:
-        """Whether streams have a step so soon that taking a prompt home, which is a copy, would make them late."""
-        return bool(self.scheduler.target_s) and self.scheduler.due_in_s(now_s) < BRING_HOME_S
-
     def _change_layout(self, now_s: float) -> None:
         """Change the KV cache to what the requests need."""
         if not self._backend.can_split:
             return
         n_longest = max((len(request.tokens) for request in self._requests.values()), default=0)
-        split = self._kv.change(n_longest, is_running=bool(self.scheduler.running), now_s=now_s)
+        split = self.cache.fit(n_longest, is_running=bool(self.scheduler.running), now_s=now_s)
         if split is None:
             return
         log.info("the KV cache is %s from now on", "split" if split else "one pool")
         self._halt_background()
         for request in list(self.scheduler.running):
             self._preempt(request)
-        self._kv.switch(split=split)
+        self.cache.change(split=split)
 
     def _tidy(self) -> None:
         """Small work between steps: at most one copy of each kind, and more only when nobody is there."""
-        self.pool.settle()
-        moved = self.pool.compact()
+        self.cache.settle()
+        moved = self.cache.compact()
         if moved is not None:
             old, new = moved
             self.scheduler.move(next(request for request in self.scheduler.running if request.seq == old), new)
         if self._requests:
             self._is_checked = False
-        elif self.pool.store.can_persist:
-            self.pool.store.persist()
-        elif not self._is_checked and not self.pool.can_settle:
+        elif self.cache.tiers.can_persist:
+            self.cache.tiers.persist()
+        elif not self._is_checked and not self.cache.can_settle:
             self._is_checked = True
-            self.pool.check_integrity()
+            self.cache.check_integrity()
 
     def _take_batch(self, batch: Done) -> None:
         """The background computed a batch, or gave it up. Whose prompt is done goes on among the streams, and what
         others left behind is kept."""
         if batch.is_computed:
-            self.pool.cells.place(batch.seqs)
-        for seq, tokens, n_before, n_after in batch.left:
-            self.pool.release(seq, tokens[: n_after if batch.is_computed else self.pool.rewind(seq, n_before)])
+            self.cache.cells.place(batch.seqs)
+        for seq, _, n_before, n_after in batch.left:
+            self.cache.release(seq, n_after if batch.is_computed else self.cache.rewind(seq, n_before))
         if not batch.is_computed:
             self._take_back(batch.grants)
             if batch.error is not None:
@@ -316,7 +275,7 @@ class Engine:
         for request, _ in batch.grants:
             if request.n_pending == 1 and self._leave_background(request):
                 assert request.seq is not None
-                self.scheduler.move(request, self.pool.bring_home(request.seq))
+                self.scheduler.move(request, self.cache.bring_home(request.seq))
 
     def _halt_background(self) -> None:
         """Give up what the background computes: somebody wants to touch its sequences."""
@@ -337,61 +296,27 @@ class Engine:
         """Give back a request's sequence, with what it holds."""
         assert request.seq is not None
         if self._leave_background(request):
-            self.pool.release(request.seq, request.tokens[: request.n_computed])
+            self.cache.release(request.seq, request.n_computed)
 
     def _advance(self, grants: tuple[Grant, ...]) -> None:
-        """After a decode: count, publish prompts to the cache, sample where a request has caught up."""
-        row = -1
-        rows: list[tuple[Request, int]] = []
-        done: list[Request] = []
-        n_output: dict[str, int] = {}
+        """After a decode: count, publish prompts to the cache, and on with the answer of each who has caught up."""
+        row, caught_up = -1, []
         for request, n_tokens in grants:
             row += n_tokens
             is_prefilling = request.is_prefilling
             request.n_computed += n_tokens
             if is_prefilling:
                 assert request.seq is not None
-                self.pool.publish(request.seq, request.tokens[: request.n_computed])
+                self.cache.grow(request.seq, request.n_computed)
             self._report.delta(request)
-            if request.n_computed < len(request.tokens):
-                continue
-            n_output[request.client] = n_output.get(request.client, 0) + 1
+            if request.n_computed == len(request.tokens):
+                caught_up.append((request, row))
+        self.scheduler.charge_outputs(request.client for request, _ in caught_up)
+        for request, _ in caught_up:
             if not request.max_output:
-                done.append(request)
-            elif not self._late.hold(request, row):
-                rows.append((request, row))
-        for client, count in n_output.items():
-            self.scheduler.policy.charge(client, n_output=count)
-        for request in done:
-            self._end(request, Finish.LENGTH, self._clock())
-        tokens = self._backend.sample([(request.sampler, row) for request, row in rows])
-        now_s = self._clock()
-        for (request, row), token in zip(rows, tokens, strict=True):
-            self._take(request, row, token, now_s)
-
-    def _take(self, request: Request, row: int | None, token: int, now_s: float) -> None:
-        """A request's next token was chosen, from this row of the last decode if that is still there; end the request
-        if it was the last."""
-        if token == DEAD_END and request.constraint is not None:
-            self._end(request, Finish.ERROR, now_s, BadRequest(request.constraint.problem))
-            return
-        if request.ends_at_eog and token in self._backend.eog_tokens:
-            self._end(request, Finish.STOP, now_s)
-            return
-        request.append(token, now_s)
-        piece = self._backend.piece(token)
-        shown = piece or self._backend.control_text(token).encode() if request.shows_control else piece
-        delta = self._report.delta(request)
-        delta.phase = Phase.DECODE  # also of one that lost its slot while its token was drawn
-        delta.tokens.append(token)
-        delta.text += request.text.feed(shown)
-        if request.n_probs is not None and row is not None:
-            logprob, top = self._backend.logprobs(row, token, request.n_probs)
-            delta.logprobs = [ChosenLogprob(token, piece, logprob, top)]
-        if request.text.stopped is not None or (request.constraint is not None and request.constraint.is_complete):
-            self._end(request, Finish.STOP, now_s)
-        elif request.n_output >= request.max_output:
-            self._end(request, Finish.LENGTH, now_s)
+                self._end(request, Finish.LENGTH, self._clock())
+        for over in self._answers.extend([(request, row) for request, row in caught_up if request.max_output]):
+            self._end(*over)
 
     # --- endings -----------------------------------------------------------------------------------------------
 
@@ -402,10 +327,8 @@ class Engine:
             if error is None:
                 self._release(request)
             elif self._leave_background(request):
-                self.pool.forget(request.seq)
-        self._late.drop(request)
-        request.sampler.close()
-        self._grammars.drop(request)
+                self.cache.forget(request.seq)
+        self._answers.end(request)
         self.scheduler.end(request)
         del self._requests[request.id]
 
@@ -425,7 +348,7 @@ class Engine:
         """Put every sequence back to where it was before a step that failed."""
         for request, _ in grants:
             assert request.seq is not None
-            request.n_computed = self.pool.rewind(request.seq, request.n_computed)
+            request.n_computed = self.cache.rewind(request.seq, request.n_computed)
 
     def _end_refused(self, grants: tuple[Grant, ...], error: DecodeFailed) -> None:
         """A batch that was refused as it is ends its requests; any other is tried again."""

@@ -33,16 +33,17 @@ log = logging.getLogger("localrun.engine")
 class Steps(Protocol):
     """An engine, as the loop sees it.
 
-    `may_hold`: what the last step said may wait for the next one, which calls `meanwhile` while it computes.
+    `may_hold`: what the last step said may wait for the next one, which calls what `overlap` was given while it
+    computes.
     """
-
-    meanwhile: Callable[[], None]
 
     @property
     def is_idle(self) -> bool: ...
 
     @property
     def may_hold(self) -> bool: ...
+
+    def overlap(self, meanwhile: Callable[[], None]) -> None: ...
 
     def step(self) -> wire.Step | None: ...
 
@@ -344,7 +345,7 @@ def serve(
 
 def run_steps(engine: E, inbox: Inbox[E], outbox: Outbox, spare_time: SpareTime | None = None) -> None:
     """The loop of the main thread: until the inbox says that it is time to go."""
-    engine.meanwhile = outbox.send_held
+    engine.overlap(outbox.send_held)
     is_idle, pause_s = engine.is_idle, None
     while inbox.drain(engine, wait=is_idle, timeout_s=pause_s):
         step = engine.step()

@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
         trial.close()
     if exit_code == 0:
         engine.close()
-    engine.pool.store.flush(FLUSH_TIMEOUT_S, time.monotonic)
+    engine.cache.tiers.flush(FLUSH_TIMEOUT_S, time.monotonic)
     return pipes.end(exit_code, tokenizing, backend.close)
 
 
@@ -135,12 +135,12 @@ def _refusal(request_id: int, error: LocalrunError | None) -> Callable[[Engine],
 
 def _clearing(message: wire.ClearCache, outbox: pipes.Sink) -> Callable[[Engine], None]:
     def clear(engine: Engine) -> None:
-        store = engine.pool.store
-        ram_bytes, disk_bytes = store.size_bytes, store.disk_bytes
+        tiers = engine.cache.tiers
+        ram_bytes, disk_bytes = tiers.size_bytes, tiers.disk_bytes
         engine.clear_cache(ram=message.ram, disk=message.disk)
         outbox.put(
             wire.Cleared(
-                id=message.id, ram_bytes=ram_bytes - store.size_bytes, disk_bytes=disk_bytes - store.disk_bytes
+                id=message.id, ram_bytes=ram_bytes - tiers.size_bytes, disk_bytes=disk_bytes - tiers.disk_bytes
             )
         )
 

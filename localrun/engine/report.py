@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import Backend
-from localrun.engine.cache.kv_cells import KvCells
-from localrun.engine.cache.pool import Cells, Pool
-from localrun.engine.cache.stream_cells import StreamCells
+from localrun.engine.cache.cache import Cache
+from localrun.engine.cache.cells import Cells, PoolCells, StreamCells
 from localrun.engine.request import Request, refusal
 from localrun.engine.schedule.scheduler import Scheduler, StepPlan
 from localrun.errors import LocalrunError
@@ -98,22 +97,22 @@ class Report:
         """A step was computed, which took so long."""
         self.totals.note_step(n_prefill=plan.n_prefill_rows, n_decode=plan.n_decode_rows, step_s=step_s)
 
-    def take(self, pool: Pool, scheduler: Scheduler, now_s: float) -> Step | None:
+    def take(self, cache: Cache, scheduler: Scheduler, now_s: float) -> Step | None:
         """All news since the last call as one message, whose step is then over for the totals; None without news."""
         totals = self.totals
         queue = scheduler.queue_news(now_s)
         n_rows = totals.n_prefill_rows + totals.n_decode_rows
-        holdings = (pool.cells.n_used, pool.n_cached_sequences)
+        holdings = (cache.cells.n_used, cache.n_cached_sequences)
         if not (self._deltas or self._started or n_rows or queue is not None or holdings != self._holdings_sent):
             return None
         step = Step(
             sent_at_s=now_s,
             deltas=list(self._deltas.values()),
-            stats=totals.stats(pool, scheduler),
+            stats=totals.stats(cache, scheduler),
             started=self._started,
             queue=queue.ids if queue is not None else None,
             waits_s=queue.waits_s if queue is not None else None,
-            kv_map=self._map.take(pool.cells, is_running=bool(scheduler.running)),
+            kv_map=self._map.take(cache.cells, is_running=bool(scheduler.running)),
         )
         totals.end_step()
         self._deltas, self._started, self._holdings_sent = {}, [], holdings
@@ -155,9 +154,9 @@ class Totals:
         """The step was reported."""
         self.n_prefill_rows = self.n_decode_rows = 0
 
-    def stats(self, pool: Pool, scheduler: Scheduler) -> StepStats:
+    def stats(self, cache: Cache, scheduler: Scheduler) -> StepStats:
         """What people are told of a step."""
-        cells, store = pool.cells, pool.store
+        cells, tiers = cache.cells, cache.tiers
         return StepStats(
             step=self.steps,
             step_s=self.step_s,
@@ -167,18 +166,18 @@ class Totals:
             n_queued=len(scheduler.waiting),
             kv_cells_used=cells.n_used,
             kv_cells_shared=cells.n_shared,
-            cached_sequences=pool.n_cached_sequences,
-            ram_cache_bytes=store.size_bytes,
+            cached_sequences=cache.n_cached_sequences,
+            ram_cache_bytes=tiers.size_bytes,
             prefill_tokens_total=self.prefill_tokens,
             decode_tokens_total=self.decode_tokens,
             prompt_tokens_total=self.prompt_tokens,
             cached_tokens_total=self.cached_tokens,
             preemptions_total=self.preemptions,
-            ram_entries=store.n_ram_entries,
-            disk_cache_bytes=store.disk_bytes,
-            disk_entries=store.n_disk_entries,
-            ram_restored_tokens_total=store.ram_hit_tokens,
-            disk_restored_tokens_total=store.disk_hit_tokens,
+            ram_entries=tiers.n_ram_entries,
+            disk_cache_bytes=tiers.disk_bytes,
+            disk_entries=tiers.n_disk_entries,
+            ram_restored_tokens_total=tiers.ram_hit_tokens,
+            disk_restored_tokens_total=tiers.disk_hit_tokens,
         )
 
 
@@ -214,7 +213,7 @@ class KvMap:
         """The map, if there is one that was not taken."""
         if not is_running:
             self._drawing = None
-            assert isinstance(cells, KvCells | StreamCells)
+            assert isinstance(cells, PoolCells | StreamCells)
             return kv_map(cells, self._n_seqs, {})
         runs = self._drawing() if self._drawing is not None else None
         if runs is not None:
@@ -228,9 +227,9 @@ class KvMap:
 
 
 class CellBooks:
-    """A copy of what `kv_map` reads of `KvCells`."""
+    """A copy of what `kv_map` reads of `PoolCells`."""
 
-    def __init__(self, cells: KvCells, n_seqs: int) -> None:
+    def __init__(self, cells: PoolCells, n_seqs: int) -> None:
         self.span = cells.span
         self.refs = cells.refs[: cells.span].copy()
         self._cells = [cells.cells_of(seq).copy() for seq in range(n_seqs)]
@@ -253,12 +252,12 @@ class StreamBooks:
 def _books(cells: Cells, n_seqs: int) -> CellBooks | StreamBooks:
     if isinstance(cells, StreamCells):
         return StreamBooks(cells, n_seqs)
-    assert isinstance(cells, KvCells)
+    assert isinstance(cells, PoolCells)
     return CellBooks(cells, n_seqs)
 
 
 def kv_map(
-    cells: KvCells | CellBooks | StreamCells | StreamBooks, n_seqs: int, owners: Mapping[int, int]
+    cells: PoolCells | CellBooks | StreamCells | StreamBooks, n_seqs: int, owners: Mapping[int, int]
 ) -> list[KvRun]:
     """Who holds which KV cells, as runs of used cells in order: for people, who see a map of them.
 

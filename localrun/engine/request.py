@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from localrun.engine.backend import Backend, Sampler
+from localrun.engine.cache.tree import Key
 from localrun.engine.sample import chain
 from localrun.engine.sample.constraint import Constraint
 from localrun.engine.sample.text import TextStream
@@ -64,6 +65,11 @@ class Request:
         return self.started_at_s is not None
 
     @property
+    def key(self) -> Key:
+        """What the cache knows it by."""
+        return Key(self.tokens)
+
+    @property
     def n_tokens(self) -> int:
         return len(self.tokens)
 
@@ -78,7 +84,7 @@ class Request:
 
     @property
     def n_grantable(self) -> int:
-        """Pending tokens that one step may compute: a step ends at `next_stop`, where the pool saves a state."""
+        """Pending tokens that one step may compute: a step ends at `next_stop`, where the cache saves a state."""
         n_pending = len(self.tokens) - self.n_computed
         return n_pending if self.next_stop is None else min(n_pending, self.next_stop - self.n_computed)
 

@@ -125,7 +125,7 @@ def test_books_that_disagree_end_the_engine_when_it_has_nothing_else_to_do():
     run.submit(1, LONG, n_predict=4)
     while 1 not in run.finals:
         run.step()
-    run.engine.pool.cells.set(3, 7)
+    run.engine.cache.cells.place([3] * 7)
     with pytest.raises(AssertionError, match="sequence 3"):
         step_often(run)
 

@@ -28,15 +28,15 @@ def test_every_step_with_a_finished_batch_computes_something(
     while len(run.tokens.get(0, [])) < 3:
         run.step()
     background, n_left_lying = run.backend.background, 0
-    is_turn_near = run.engine._is_turn_near
+    is_turn_near = run.engine.scheduler.is_turn_near
 
-    def counted(now_s: float) -> bool:
+    def counted(now_s: float, within_s: float) -> bool:
         nonlocal n_left_lying
-        is_near = is_turn_near(now_s)
+        is_near = is_turn_near(now_s, within_s)
         n_left_lying += is_near
         return is_near
 
-    monkeypatch.setattr(run.engine, "_is_turn_near", counted)
+    monkeypatch.setattr(run.engine.scheduler, "is_turn_near", counted)
     for request_id in range(1, 13):
         run.submit(request_id, [*[70 + request_id] * 5, *LONG], n_predict=2)
         if has_short_prompts:

@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrun.engine.cache.kv_cells import KvCells
-from localrun.engine.cache.stream_cells import StreamCells
+from localrun.engine.cache.cells import PoolCells, StreamCells
 from localrun.engine.report import INTERVAL_S, KEPT, MAX_RUNS, kv_map
 from localrun.wire import KvRun
 from tests.engine.harness import Harness
 
 
 def test_shared_cells_are_runs_of_their_own():
-    cells = KvCells(32, 4)
+    cells = PoolCells(32, 4)
     cells.place([0] * 6)
     cells.share(0, 1, 0, 4)
     cells.place([1] * 2)
@@ -25,14 +24,14 @@ def test_shared_cells_are_runs_of_their_own():
 
 def test_streams_lie_one_after_the_other():
     cells = StreamCells(16, 2, 1)
-    cells.set(1, 5)
-    cells.set(2, 3)
+    cells.fill(1, 5)
+    cells.fill(2, 3)
     assert kv_map(cells, 3, {2: 9}) == [KvRun(16, 5, KEPT, False), KvRun(32, 3, 9, False)]
 
 
 @given(st.lists(st.integers(0, 3), max_size=300), st.sets(st.integers(0, 3)))
 def test_every_used_cell_is_in_one_run(rows: list[int], freed: set[int]):
-    cells = KvCells(300, 4)
+    cells = PoolCells(300, 4)
     cells.place(rows)
     for seq in freed:
         cells.truncate(seq, 0)
@@ -49,7 +48,7 @@ def test_every_used_cell_is_in_one_run(rows: list[int], freed: set[int]):
 def test_a_map_of_confetti_is_drawn_coarser_and_counts_everybodys_cells(n_seqs: int, monkeypatch: pytest.MonkeyPatch):
     """Streams that decode in lockstep lie cell by cell beside each other, behind a prompt that some of them share."""
     n_prompt, n_steps = 400, 12_000 // n_seqs
-    cells = KvCells(16_000, n_seqs)
+    cells = PoolCells(16_000, n_seqs)
     cells.place([0] * n_prompt)
     cells.share(0, 1, 0, n_prompt)
     cells.place(list(range(n_seqs)) * n_steps)
@@ -79,7 +78,7 @@ def test_a_map_of_confetti_is_drawn_coarser_and_counts_everybodys_cells(n_seqs: 
 
 def test_a_coarse_map_is_right_about_where_a_request_lies():
     n_steps = 4_000
-    cells = KvCells(4 * n_steps, 4)
+    cells = PoolCells(4 * n_steps, 4)
     for pair in ([0, 1], [2, 3]):
         cells.place(pair * n_steps)
     runs = kv_map(cells, 4, {seq: seq + 1 for seq in range(4)})

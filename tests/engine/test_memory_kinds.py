@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from localrun.engine.backend import DecodeFailed, MemoryKind
-from localrun.engine.cache.state_pool import CHECKPOINT_GAP_TOKENS
+from localrun.engine.cache.checkpoints import CHECKPOINT_GAP_TOKENS
+from localrun.engine.cache.tree import Key
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
@@ -94,15 +95,15 @@ class Run:
         return [self.usages[request_id].n_cached for request_id in ids]
 
     def _check(self) -> None:
-        self.engine.pool.check_integrity()
+        self.engine.cache.check_integrity()
         for seq in range(self.backend.n_seqs):
-            assert last_position(self.backend, seq) + 1 == self.engine.pool.cells.length(seq)
+            assert last_position(self.backend, seq) + 1 == self.engine.cache.cells.length(seq)
 
     def assert_plain(self) -> None:
         """Every output is what a plain run over the same tokens chooses."""
         self.engine.clear_cache(ram=True, disk=False)
         self._check()
-        assert self.engine.pool.cells.n_used == 0
+        assert self.engine.cache.cells.n_used == 0
         for request_id, output in self.outputs.items():
             logits = plain_logits(self.backend, self.prompts[request_id], output)
             for at, token in enumerate(output):
@@ -230,7 +231,7 @@ def test_a_conversation_too_large_for_memory_goes_on_in_its_cells(
     assert run.ask(more) == [len(prompt) + 19]
     third = [*more, *run.outputs[1], *tokens_of(backend, "<|im_end|>\n" + FIRST)]
     assert run.ask(third) == [len(more) + 7]
-    assert run.engine.pool.store.size_bytes == 0
+    assert run.engine.cache.tiers.size_bytes == 0
     run.assert_plain()
 
 
@@ -331,10 +332,10 @@ def test_a_state_out_of_the_cache_that_is_damaged_is_computed_anew(backend: Llam
     run = Run(backend)
     prompt = tokens_of(backend, SYSTEM + FIRST)
     run.ask(prompt)
-    path = run.engine.pool.store.match(prompt, len(prompt), whole=True)
-    damaged = path.segments[-1].data
+    longest = run.engine.cache.tiers.match(Key(prompt), len(prompt)).states()[-1]
+    damaged = longest.data
     assert isinstance(damaged, bytearray)
     damaged[:4] = b"\xff\xff\xff\xff"
     (n_cached,) = run.ask(prompt)
-    assert CHECKPOINT_GAP_TOKENS < n_cached < path.n_tokens
+    assert CHECKPOINT_GAP_TOKENS < n_cached < longest.end
     run.assert_plain()

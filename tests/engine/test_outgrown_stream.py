@@ -52,7 +52,7 @@ def test_everybody_ends_with_as_much_as_was_asked_for(opened, ram_cache_bytes: i
         if engine.is_idle:
             break
         step = engine.step()
-        engine.pool.check_integrity()
+        engine.cache.check_integrity()
         if not backend.is_split:
             was_one_pool_with_a_queue |= bool(engine.scheduler.waiting)
             assert not any(request.is_away for request in engine.scheduler.running)

@@ -69,16 +69,16 @@ class RealHarness(Harness):
         super().__init__(n_slots=N_SLOTS, wrap=lambda _: cast(FakeBackend, real), **shape)
 
     def check(self) -> None:
-        pool, real = self.engine.pool, self.backend
-        pool.check_integrity()
+        cache, real = self.engine.cache, self.backend
+        cache.check_integrity()
         for request in self.engine.scheduler.running:
             assert request.seq is not None
-            assert pool.cells.length(request.seq) == request.n_computed
+            assert cache.cells.length(request.seq) == request.n_computed
         for seq in range(real.n_seqs + n_seqs_away(real)):
             if seq >= real.n_seqs and real.background.is_busy:
                 continue  # nobody's to look at
             context, local = real._place(seq)
-            assert pool.cells.length(seq) == n_held(context, local), f"sequence {seq} has another length"
+            assert cache.cells.length(seq) == n_held(context, local), f"sequence {seq} has another length"
 
 
 def n_held(context: LlamaContext, seq: int) -> int:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from localrun.engine.backend import MemoryKind, State
+from localrun.engine.cache import tree
 from localrun.engine.cache.disk_record import DiskRecord
-from localrun.engine.cache.state_pool import StatePool
+from localrun.engine.cache.tree import Key
 from localrun.engine.fake import IM_END
 from tests.engine.harness import Harness, expected_output
 from tests.engine.memory_disk import MemoryDisk
@@ -46,7 +47,7 @@ class Life(Harness):
     def __init__(self, rng: Random, **shape: Any) -> None:
         self.disk = MoodyDisk(rng)
         super().__init__(n_cells=N_CELLS, n_batch=64, ram_cache_bytes=RAM_BYTES, disk=self.disk, **shape)
-        self.engine.pool.store.recompute_s = lambda start, n_tokens: n_tokens * 1e-2
+        self.engine.cache.tiers.recompute_s = lambda start, n_tokens: n_tokens * 1e-2
         self.n_requests = 0
         self._rng = rng
         self._chats = [self._opening() for _ in range(N_CHATS)]
@@ -93,18 +94,16 @@ class Life(Harness):
         return [*system, IM_END, *self._rng.randbytes(self._rng.randint(5, 60)), IM_END]
 
     def _kept(self) -> dict[str, int]:
-        pool = self.engine.pool
-        store = pool.store
-        kept = {
+        store = self.engine.cache.tiers
+        return {
             "in the tree": len(store),
             "in memory": store.n_ram_entries,
             "on disk": store.n_disk_entries,
             "records": len(self.disk.records),
-            "tokens in the tree": sum(len(segment.tokens) for segment in store._tree.segments.values()),
+            "tokens in blocks": sum(block.n_tokens for block in store.tree.blocks.values()),
+            "nodes": sum(1 for root in store.tree._roots.values() for _ in tree._below(root)),
+            "in the heap": len(store._leaves),
         }
-        if isinstance(pool, StatePool):
-            kept["starts"] = len(pool._starts)
-        return kept
 
 
 def live_long(kind: MemoryKind, n_requests: int, *, is_split: bool = False) -> None:
@@ -113,8 +112,8 @@ def live_long(kind: MemoryKind, n_requests: int, *, is_split: bool = False) -> N
     later = life.live(n_requests - n_requests // FIRST_PART)
     for name, count in later.items():
         assert count <= SLACK * first[name], f"more and more {name}"
-    store = life.engine.pool.store
-    store.match([], 0)
+    store = life.engine.cache.tiers
+    store.match(Key([]), 0)
     assert len(store) <= store.n_ram_entries + store.n_disk_entries
     assert store.ram_hit_tokens > 0
     assert store.disk_hit_tokens > 0

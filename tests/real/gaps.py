@@ -3,7 +3,8 @@
     python -m tests.real.gaps MODEL.gguf [--tokens 4096] [--one-pool] [--slots 4] [--target-ms 45]
 
 Three greedy streams run all the time. For each event the longest time between two tokens of any of them is printed, and
-the longest time that `Engine.step` took for anything but computing. A chat of `--tokens` tokens is not computed: its
+the longest that `Engine.step` took for anything but decoding, by the clock and in processor time of its thread, which
+other programs change less. A chat of `--tokens` tokens is not computed: its
 state is made of a short one that was, and put into the cache, for what copies take does not depend on what the bytes
 say.
 """
@@ -32,18 +33,18 @@ WINDOW_S = 1.0  # after an event, for what it leaves to be done later
 class Gaps:
     """An engine with its streams. `longest_s` is the longest gap since `begin`."""
 
-    def __init__(self, path: Path, *, n_cells: int, n_slots: int, split: bool, target_s: float) -> None:
+    def __init__(self, path: Path, *, n_cells: int, n_slots: int, split: bool, n_threads: int, target_s: float) -> None:
         self.backend = LlamaBackend(
-            str(path), n_cells=n_cells, n_seqs=n_slots, n_spare_seqs=64, n_batch=512, n_threads=2, n_gpu_layers=0,
-            kv_type="f16", may_split=split,
+            str(path), n_cells=n_cells, n_seqs=n_slots, n_spare_seqs=64, n_batch=512, n_threads=n_threads,
+            n_gpu_layers=0, kv_type="f16", may_split=split,
         )  # fmt: skip
-        self.backend.set_threads(Threads(2, 2), may_use_fewer=True)
+        self.backend.set_threads(Threads(n_threads, n_threads), may_use_fewer=True)
         self.backend.n_ctx = self.backend.n_cells  # more than the model was made for, which only its answers show
         self.engine = Engine(self.backend, Limits(n_slots, 64, target_s, 6 << 30), time.perf_counter)
-        self.longest_s = self.longest_rest_s = 0.0
+        self.longest_s = self.longest_decode_s = self.longest_rest_s = self.longest_cpu_s = 0.0
         self._last_s: dict[int, float] = {}
         self._ended: set[int] = set()
-        self._decode_s = 0.0
+        self._decode_s = self._decode_cpu_s = 0.0
         self._n_asked = N_STREAMS
         self._arrived: list[Callable[[], None]] = []
         for name in ("decode", "sample"):
@@ -51,11 +52,14 @@ class Gaps:
 
     def _timed(self, call: Callable) -> Callable:
         def timed(*given: object) -> object:
-            began_s = time.perf_counter()
+            began_s, began_cpu_s = time.perf_counter(), time.thread_time()
             try:
                 return call(*given)
             finally:
-                self._decode_s += time.perf_counter() - began_s
+                took_s = time.perf_counter() - began_s
+                self._decode_s += took_s
+                self.longest_decode_s = max(self.longest_decode_s, took_s)
+                self._decode_cpu_s += time.thread_time() - began_cpu_s
 
         return timed
 
@@ -78,10 +82,11 @@ class Gaps:
     def step(self) -> None:
         while self._arrived:
             self._arrived.pop()()
-        self._decode_s = 0.0
-        began_s = time.perf_counter()
+        self._decode_s = self._decode_cpu_s = 0.0
+        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
         step = self.engine.step()
         now_s = time.perf_counter()
+        self.longest_cpu_s = max(self.longest_cpu_s, time.thread_time() - began_cpu_s - self._decode_cpu_s)
         background = self.backend.background
         if not (background and background.is_busy):  # else most of it is waiting for that
             self.longest_rest_s = max(self.longest_rest_s, now_s - began_s - self._decode_s)
@@ -103,15 +108,13 @@ class Gaps:
 
     def measure(self, name: str, event: Callable[[], None]) -> None:
         self.run_for(0.5)
-        self.longest_s = self.longest_rest_s = 0.0
+        self.longest_s = self.longest_decode_s = self.longest_rest_s = self.longest_cpu_s = 0.0
         began_s = time.perf_counter()
         event()
         self.run_for(WINDOW_S)
         took_s = time.perf_counter() - began_s
-        print(
-            f"{name:44} {self.longest_s * 1e3:8.0f} ms   {self.longest_rest_s * 1e3:8.0f} ms   {took_s:6.1f} s",
-            flush=True,
-        )
+        longest = (self.longest_s, self.longest_decode_s, self.longest_rest_s, self.longest_cpu_s)
+        print(f"{name:44}", *(f"{seconds * 1e3:9.0f} ms" for seconds in longest), f"{took_s:8.1f} s", flush=True)
 
 
 def seed(gaps: Gaps, tokens: list[int]) -> None:
@@ -124,7 +127,7 @@ def seed(gaps: Gaps, tokens: list[int]) -> None:
     backend.decode(BLOCK_TOKENS)
     (data,) = backend.state_slices(seq, [(0, BLOCK_TOKENS)])
     backend.seq_remove(seq, 0)
-    parent, store = None, gaps.engine.pool.store
+    parent, store = None, gaps.engine.cache.tiers
     for start in range(0, len(tokens), BLOCK_TOKENS):
         part = tokens[start : start + BLOCK_TOKENS]
         rows = np.array(data[: len(part) * backend.state_token_bytes])
@@ -136,14 +139,20 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--one-pool", action="store_true")
     parser.add_argument("--target-ms", type=float, default=45)
     asked = parser.parse_args()
     n_tokens = asked.tokens
-    share = n_tokens + 1024
-    n_cells = share * asked.slots if not asked.one_pool else 2 * share
+    n_own = 4096  # a stream's, which must not outgrow its share while this lasts
+    n_cells = 2 * n_tokens + 4 * n_own if asked.one_pool else (n_tokens + n_own) * asked.slots
     gaps = Gaps(
-        asked.model, n_cells=n_cells, n_slots=asked.slots, split=not asked.one_pool, target_s=asked.target_ms / 1e3
+        asked.model,
+        n_cells=n_cells,
+        n_slots=asked.slots,
+        split=not asked.one_pool,
+        n_threads=asked.threads,
+        target_s=asked.target_ms / 1e3,
     )
     chats = [[500 + which + at * 13 % 1300 for at in range(n_tokens)] for which in range(3)]
     for chat in chats:
@@ -151,7 +160,7 @@ def main() -> None:
     gaps.start()
     layout = "one pool" if asked.one_pool else "split"
     print(f"{asked.model.name}, {n_tokens} tokens, {layout}, target {asked.target_ms} ms")
-    print(f"{'event':44} {'gap':>11}   {'not decode':>11}   {'took':>8}")
+    print(f"{'event':44} {'gap':>12} {'decode':>12} {'rest':>12} {'rest, CPU':>12} {'took':>10}")
     gaps.measure("nothing", lambda: gaps.run_for(3.0))
 
     def restore() -> None:

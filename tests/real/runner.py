@@ -82,7 +82,7 @@ class Runner:
     def close(self) -> None:
         """As at the end of a process: what was computed is written to disk."""
         self.engine.close()
-        self.engine.pool.store.flush(60.0, time.monotonic)
+        self.engine.cache.tiers.flush(60.0, time.monotonic)
         self.backend.close()
 
     def _ask(self, prompts: tuple[list[int], ...], n_tokens: int, sampling: Sampling) -> list[list[Delta]]:
@@ -97,7 +97,7 @@ class Runner:
             self.engine.submit(submit, list(prompt))
         while not self.engine.is_idle:
             step = self.engine.step()
-            self.engine.pool.check_integrity()
+            self.engine.cache.check_integrity()
             self.was_one_pool |= not self.backend.is_split
             for delta in step.deltas if step else ():
                 found[delta.id].append(delta)

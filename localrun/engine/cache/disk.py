@@ -11,7 +11,7 @@ digest of its header, so one that another process put in the place of ours is a 
 finds, or could not be written after all, leaves the index and is told by `take_lost`.
 
 Invariants: `size_bytes` is the sum over the index; an entry's parent was in the index when it was written.
-Does not: know the radix tree, or compare tokens (`kv_store.py` does both).
+Does not: know the radix tree, or compare tokens (`tree.py` and `tiers.py` do).
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ of the file.
     0       8     magic, with the format's version: "lrkvseg1"
     8       16    fingerprint of model, build and context parameters
     24      16    key
-    40      16    key of the parent; zeros at the root
-    56      1     1: there is a parent
+    40      16    key of the parent, or the name of the root; zeros at the usual one
+    56      1     1: there is a parent, 2: a named root, 0: the usual root
     57      1     1: the payload is the state of the whole path, 0: of this segment's positions alone
     58      2     zero
     60      4     number of tokens, n
@@ -65,6 +65,7 @@ MAX_TOKENS = 16 * 1024 * 1024
 
 _FIXED = struct.Struct("<8s16s16s16sBBHIIIQQ")
 FIXED_BYTES = _FIXED.size
+_PARENT, _NAMED_ROOT = 1, 2
 # The whole header of a segment with 256 tokens and as many positions, so that one read is enough for it.
 USUAL_HEADER_BYTES = FIXED_BYTES + 8 * 256 + DIGEST_BYTES
 
@@ -109,12 +110,14 @@ def pack(record: DiskRecord, payload: bytes | bytearray | memoryview, fingerprin
     """The header for a record. Raises ValueError for one that the format cannot hold."""
     tokens = np.asarray(record.tokens, "<i4")
     order = np.asarray(record.order, "<i4")
-    if len(record.key) != KEY_BYTES or len(record.parent_key) not in (0, KEY_BYTES) or len(fingerprint) != KEY_BYTES:
+    above = record.parent_key or record.root
+    if len(record.key) != KEY_BYTES or len(above) not in (0, KEY_BYTES) or len(fingerprint) != KEY_BYTES:
         raise ValueError(f"keys and fingerprints have {KEY_BYTES} bytes")
     if len(tokens) + len(order) > MAX_TOKENS:
         raise ValueError(f"a segment of {len(tokens)} tokens; the limit is {MAX_TOKENS}")
+    has_parent = _PARENT if record.parent_key else _NAMED_ROOT if record.root else 0
     fixed = _FIXED.pack(
-        MAGIC, fingerprint, record.key, record.parent_key, bool(record.parent_key), record.is_whole, 0,
+        MAGIC, fingerprint, record.key, above, has_parent, record.is_whole, 0,
         len(tokens), len(order), crc32(payload), record.start, len(payload),
     )  # fmt: skip
     header = fixed + tokens.tobytes() + order.tobytes()
@@ -150,11 +153,12 @@ def parse(header: bytes, file_bytes: int, fingerprint: bytes) -> Header:
     order_at = FIXED_BYTES + 4 * fixed.n_tokens
     record = DiskRecord(
         key=fixed.key,
-        parent_key=fixed.parent_key if fixed.has_parent else b"",
+        parent_key=fixed.parent_key if fixed.has_parent == _PARENT else b"",
         start=fixed.start,
         tokens=np.frombuffer(header, "<i4", fixed.n_tokens, FIXED_BYTES).tolist(),
         order=np.frombuffer(header, "<i4", fixed.n_order, order_at).astype(np.int32),
         is_whole=bool(fixed.is_whole),
+        root=fixed.parent_key if fixed.has_parent == _NAMED_ROOT else b"",
     )
     return Header(record, digest, length, fixed.payload_bytes, fixed.payload_crc)
 

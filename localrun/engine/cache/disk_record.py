@@ -24,9 +24,8 @@ KEY_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class DiskRecord:
-    """A saved segment. `parent_key` is empty at the root; `order` holds the positions as they lie in the state bytes
-    (`KvCells.saved_order`); `is_whole` says that the bytes are the state of the whole path and not of [start, end)
-    alone."""
+    """A saved segment. `parent_key` is empty at a root, and `root` names that unless it is the usual one; `order` is
+    not used any more; `is_whole` says that the bytes are the state of the whole path, not of [start, end) alone."""
 
     key: bytes
     parent_key: bytes
@@ -34,6 +33,7 @@ class DiskRecord:
     tokens: list[int]
     order: NDArray[np.int32]
     is_whole: bool
+    root: bytes = b""
 
 
 class DiskTier(Protocol):
@@ -92,7 +92,7 @@ class DiskTier(Protocol):
 
 
 def segment_key(parent_key: bytes, start: int, tokens: Sequence[int]) -> bytes:
-    """16 bytes that name the segment of `tokens` at position `start` below `parent_key` (empty at the root)."""
+    """16 bytes that name the segment of `tokens` at position `start` below `parent_key` (the root's name at a root)."""
     digest = hashlib.blake2b(parent_key, digest_size=KEY_BYTES, person=b"localrun segment")
     digest.update(start.to_bytes(8, "little"))
     digest.update(np.asarray(tokens, np.int32).astype("<i4", copy=False).tobytes())

@@ -48,7 +48,6 @@ class EmbeddingEngine:
     """See the module. At most `max_queue` requests may be there at once."""
 
     may_hold = False
-    meanwhile: Callable[[], None]
 
     def __init__(self, embedder: Embedder, *, max_queue: int, clock: Callable[[], float]) -> None:
         self._embedder = embedder
@@ -102,6 +101,9 @@ class EmbeddingEngine:
         for ticket in self._turns.tickets.values():
             is_partial = ticket.current is not None and ticket.current.n_computed > 0
             assert is_partial == (ticket.seq is not None), "a sequence is held without need"
+
+    def overlap(self, meanwhile: Callable[[], None]) -> None:
+        """Nothing is held here."""
 
     # --- the step ----------------------------------------------------------------------------------------------
 

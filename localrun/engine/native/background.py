@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from localrun.engine.backend import Batch, DecodeFailed, NoRoom
 from localrun.engine.request import Request
 from localrun.engine.schedule.budget import TILE_ROWS, CostModel, best_size
-from localrun.engine.schedule.policy import Want, divide
+from localrun.engine.schedule.policy import Want, deal
 from localrun.engine.schedule.scheduler import Grant, fill_batch
 
 # Waiting for the background ends this soon, so that newcomers and cancels are not kept waiting.
@@ -132,7 +132,7 @@ class Background:
         prompts = sorted(self._requests, key=lambda request: request.seq or 0)
         depth = sum(request.n_computed for request in prompts) / len(prompts)
         wants = [Want(request.n_pending - 1, request.client, request.rank) for request in prompts]
-        given = divide(wants, self._n_rows(depth, target_s))
+        given = deal(wants, self._n_rows(depth, target_s))
         grants = [Grant(request, n_rows) for request, n_rows in zip(prompts, given, strict=True) if n_rows]
         if not grants:
             return

@@ -5,7 +5,7 @@ and becomes a ValueError instead.
 
 Its KV cache is *split*, a stream of cells for every sequence, or one *unified* pool, in which sharing a prefix is a
 change of metadata, and one decode is one micro-batch (`n_ubatch` equals `n_batch`), so that placement follows
-`kv_cells.py`.
+`cells.py`.
 
 What a sequence leaves in memory depends on the model (`MemoryKind`). A sliding window keeps few cells and reuses them
 once they are out of sight; a recurrent layer keeps one state per sequence and overwrites it with every token. Neither
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, State
-from localrun.engine.native.library import Threadpools, last_problem, native
+from localrun.engine.native.library import Threadpools, give_back_cells, last_problem, native
 from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads
 from localrun.errors import EngineFailed
@@ -147,6 +147,11 @@ class LlamaContext:
         if n_wanted > self.n_seqs:
             raise ValueError(f"more than {self.n_seqs} rows want logits")
         return n_wanted
+
+    def give_back_cells(self) -> int:
+        """Cells that nobody has used yet take no memory from now on, until somebody does. Only for an empty context on
+        the CPU. Returns how many bytes that frees."""
+        return give_back_cells(self.native, self.n_seqs)
 
     def expect(self, seq: int, *, is_whole: bool) -> None:
         """Whether all logits of this sequence's rows are needed from now on, where its device has a choice. A change

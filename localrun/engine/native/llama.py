@@ -275,6 +275,8 @@ class LlamaBackend:
             self._model, shape, self._pools, kind=kind, n_window=window, n_vocab=self.n_vocab, cb_eval=cb_eval
         )
         context.set_threads(self._threads, self._fewer)
+        if not self.n_gpu_layers:
+            context.give_back_cells()
         self._adapters.apply(context.native)
         return context
 

@@ -1,4 +1,4 @@
-"""Who may start now: waiting requests take slots and cells, from lower lanes if that is what it takes.
+"""Who may wait, and who may start now: the next take slots and cells, from lower lanes if that is what it takes.
 
 Owner: the engine's main thread. Time is passed in.
 Does not: order the queue (`scheduler.py`), or take a request off its slot itself: that is `preempt`, the engine's.
@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from localrun.engine.backend import Backend
-from localrun.engine.cache.pool import Pool
-from localrun.engine.request import Request
+from localrun.engine.cache.cache import Cache
+from localrun.engine.cache.tree import Key
+from localrun.engine.request import Request, check, new_request
 from localrun.engine.schedule.scheduler import SHARED_PREFIX_TOKENS, Scheduler
+from localrun.wire import Submit
 
 # Cells that every running stream must be able to take before another request may start: a newcomer that fits only just
 # would be preempted a few steps later.
@@ -40,22 +42,39 @@ class _Reason(NamedTuple):
 
 
 class Admission:
-    """See the module. `takes` says whether a prompt with so many new tokens is computed in the background."""
+    """See the module. `target_itl_s` is the latency target of requests that do not name their own."""
 
     def __init__(
-        self,
-        backend: Backend,
-        scheduler: Scheduler,
-        preempt: Callable[[Request], None],
-        takes: Callable[[int], bool],
+        self, backend: Backend, scheduler: Scheduler, preempt: Callable[[Request], None], *, target_itl_s: float
     ) -> None:
         self._backend = backend
         self._scheduler = scheduler
         self._preempt = preempt
-        self._takes = takes
+        self._target_itl_s = target_itl_s
         self._passed_over: dict[Request, _Reason] = {}
 
-    def start(self, pool: Pool, now_s: float) -> Iterator[Admitted]:
+    def take(self, submit: Submit, tokens: list[int], match: Callable[[Key], int], *, now_s: float) -> Request:
+        """A new request, which waits from now on. Raises why it may not: BadRequest, ContextExceeded or QueueFull.
+        `match` says how much of a prompt the cache has."""
+        check(submit, tokens, self._backend)
+        self._scheduler.check_queue()
+        request = new_request(submit, tokens, self._backend, target_itl_s=self._target_itl_s)
+        late = self._scheduler.too_late(request, submit.deadline_s, match, now_s=now_s)
+        if late is not None:
+            request.sampler.close()
+            raise late
+        self._scheduler.submit(request)
+        return request
+
+    def goes_to_background(self, n_new: int, depth: int) -> bool:
+        """Whether a prompt with so many tokens to compute, from `depth` on, is computed in the background."""
+        background = self._backend.background
+        if background is None:
+            return False
+        target_s = self._scheduler.target_s or self._target_itl_s
+        return background.takes(n_new, self._scheduler.budget.direct_tokens(target_s, depth))
+
+    def start(self, cache: Cache, now_s: float) -> Iterator[Admitted]:
         """Start waiting requests while slots and cells last, next first. One that comes later may take the slot again
         that an earlier one was given."""
         reasons, self._passed_over = self._passed_over, {}
@@ -66,11 +85,11 @@ class Admission:
                 continue
             reason = reasons.get(request)
             if reason is None or not self._holds(reason, request):
-                reason = self._reason(request, pool)
+                reason = self._reason(request, cache)
             if reason is not None:
                 self._passed_over[request] = reason
                 continue
-            lease = pool.acquire(request.tokens) if self._make_way(request, pool) else None
+            lease = cache.acquire(request.key) if self._make_way(request, cache) else None
             if lease is None:
                 break
             is_first = not request.was_started
@@ -81,14 +100,14 @@ class Admission:
                 self._backend.background.add(request)
             yield Admitted(request, is_first)
 
-    def _reason(self, request: Request, pool: Pool) -> _Reason | None:
+    def _reason(self, request: Request, cache: Cache) -> _Reason | None:
         """Why it should not start now, though it could."""
-        n_matched = pool.match(request.tokens)
+        n_matched = cache.match(request.key)
         lead = self._scheduler.leader(request, n_matched)
         if lead is not None:
             leader, n_shared = lead
-            if leader.seq is not None and pool.follow(leader.seq, request.tokens, n_matched):
-                # Near the end it may not be worth it any more to wait: then the pool is asked each time.
+            if leader.seq is not None and cache.follow(leader.seq, request.key, n_matched):
+                # Near the end it may not be worth it any more to wait: then the cache is asked each time.
                 return _Reason(leader, leader.n_preempted, n_shared - SHARED_PREFIX_TOKENS, n_matched)
         return _Reason(None, 0, 0, n_matched) if self._awaits_batch(request, n_matched) else None
 
@@ -102,24 +121,28 @@ class Admission:
     def _awaits_batch(self, request: Request, n_matched: int) -> bool:
         """Whether it has a place in the background, whose sequences nobody may touch now."""
         background = self._backend.background
-        return background is not None and background.is_busy and self._takes(request.n_tokens - n_matched)
+        return (
+            background is not None
+            and background.is_busy
+            and self.goes_to_background(request.n_tokens - n_matched, n_matched)
+        )
 
-    def _make_way(self, request: Request, pool: Pool) -> bool:
+    def _make_way(self, request: Request, cache: Cache) -> bool:
         """Whether there is a slot and cells for a newcomer, taken from lower lanes if that is what it takes."""
         below = self._scheduler.outranked(request)
         n_most = sum(other.n_tokens + HEADROOM_CELLS for other in below)
-        if self._n_missing(request, pool) > n_most and len(below) < len(self._scheduler.running):
+        if self._n_missing(request, cache) > n_most and len(below) < len(self._scheduler.running):
             return False
-        while not self._scheduler.has_free_slot or self._n_missing(request, pool) > 0:
+        while not self._scheduler.has_free_slot or self._n_missing(request, cache) > 0:
             if not below:
                 return False
             self._preempt(below.pop())
         return True
 
-    def _n_missing(self, request: Request, pool: Pool) -> int:
+    def _n_missing(self, request: Request, cache: Cache) -> int:
         """Cells that a newcomer lacks if every running stream is to have some to go on; alone, a request lacks none."""
         running = self._scheduler.running
         if not running:
             return 0
         n_promised = sum(other.n_pending for other in running) + HEADROOM_CELLS * (len(running) + 1)
-        return request.n_tokens + n_promised - pool.n_obtainable(request.tokens)
+        return request.n_tokens + n_promised - cache.n_obtainable(request.key)

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 TILE_ROWS = 64
 # Less than a tile, for targets that a tile would miss. Prompts always progress by the smallest, on any machine.
 SMALL_ROWS = (16, 32, 48)
+# Where even these take too long because of what their prompt has to look back at.
+FEW_ROWS = (8, 4, 2, 1)
 # Until so many batches were seen the guess is worth nothing.
 _WARM_UP = 4
 _FORGETTING = 0.98
@@ -48,10 +50,15 @@ class CostModel:
         self._covariance = np.eye(3) * _PRIOR_VARIANCE
         self._factors: dict[int, float] = {}
         self._n_seen = 0
+        self._deepest = 0.0
 
     @property
     def is_warm(self) -> bool:
         return self._n_seen >= _WARM_UP
+
+    def knows(self, depth: float) -> bool:
+        """Whether anything like so deep a prompt was seen."""
+        return self.is_warm and depth <= 2 * self._deepest + _DEPTH_UNIT
 
     def predict_s(self, n_rows: int, depth: float) -> float:
         """Seconds that so many rows from `depth` on are expected to take; always positive."""
@@ -77,6 +84,7 @@ class CostModel:
             factor = self._factors.get(n_rows, 1.0)
             self._factors[n_rows] = factor + _LATEST * (ratio - factor)
         self._n_seen += 1
+        self._deepest = max(self._deepest, depth)
 
     def recompute_s(self, start: int, n_tokens: int, *, n_rows: int) -> float:
         """Seconds that computing `n_tokens` from position `start` on would take, `n_rows` at a time."""
@@ -153,18 +161,45 @@ class Budget:
     def rows_until(self, *, depth: float, left_s: float) -> int:
         """Prompt rows of one step before it is the streams' turn, in `left_s` seconds; 0 when there is no time for any.
         There may be time for several steps."""
-        if not self._beside.is_warm:
-            return min(self.batch_rows, TILE_ROWS) if left_s > 0 else 0
+        if not self._beside.knows(depth):
+            return min(self.batch_rows, _untried_rows(depth)) if left_s > 0 else 0
         limit = min(self.batch_rows, max(TILE_ROWS, 2 * self._last_rows))
         quick = [n_rows for n_rows in sizes(limit) if self._beside.predict_s(n_rows, depth) <= left_s]
-        return min(_efficient(self._beside, quick, depth, _NEARLY)) if quick else 0
+        if quick:
+            return min(_efficient(self._beside, quick, depth, _NEARLY))
+        few = [n_rows for n_rows in FEW_ROWS if n_rows >= self.least_rows(depth)]
+        return next((n_rows for n_rows in few if self._beside.predict_s(n_rows, depth) <= left_s), 0)
 
-    def direct_tokens(self, target_s: float) -> int:
-        """How long a prompt may be to be computed among the streams, which cannot interrupt it there: a tile at most,
-        and no more than fits their target. On a slow machine that is 1, the token whose logits are needed."""
-        if target_s == 0 or not self._beside.is_warm:
+    def least_rows(self, depth: float) -> int:
+        """Prompt rows of one turn, whatever they take, or prompts would never be done: those that take twice as long as
+        a single one. Where reading the weights takes longest that is a good many, deep in a prompt it is a few."""
+        if not self._beside.knows(depth):
+            return min(SMALL_ROWS[0], _untried_rows(depth))
+        allowed_s = 2 * self._beside.predict_s(1, depth)
+        among = (SMALL_ROWS[0], *FEW_ROWS)
+        return next(n_rows for n_rows in among if n_rows == 1 or self._beside.predict_s(n_rows, depth) <= allowed_s)
+
+    def is_better_whole(self, n_rows: int, *, part_rows: int, depth: float, left_s: float) -> bool:
+        """Whether all of a short prompt's rows may be computed at once where there is time for `part_rows`: a pass for
+        each part costs more, but streams wait for all of it."""
+        if not self._beside.knows(depth):
+            return n_rows <= _untried_rows(depth)
+        return self._beside.predict_s(n_rows, depth) <= max(left_s, 2 * self._beside.predict_s(part_rows, depth))
+
+    def direct_tokens(self, target_s: float, depth: int = 0) -> int:
+        """How many tokens of a prompt, from `depth` on, may be computed among the streams, which cannot interrupt it
+        there: a tile at most, and no more than fits their target. On a slow machine that is 1, the token whose logits
+        are needed."""
+        if target_s == 0:
             return TILE_ROWS
-        return max((n for n in sizes(TILE_ROWS) if self._beside.predict_s(n, 0) <= target_s), default=1)
+        if not self._beside.knows(depth):
+            return _untried_rows(depth)
+        return max((n for n in sizes(TILE_ROWS) if self._beside.predict_s(n, depth) <= target_s), default=1)
+
+
+def _untried_rows(depth: float) -> int:
+    """Rows to begin with where nothing is known: a tile at the beginning of a prompt, later fewer."""
+    return max(1, int(TILE_ROWS * _DEPTH_UNIT / (_DEPTH_UNIT + depth)))
 
 
 def best_size(model: CostModel, limit: int, depth: float, allowed_s: float) -> int:

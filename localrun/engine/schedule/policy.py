@@ -146,7 +146,7 @@ GRANULE_ROWS = 16
 # By rank from 0 on: half as much for each lane further down. What starved has the highest lane's weight.
 _WEIGHTS = (4, 2, 1)
 # One part in so many of a client's rows is for all its prompts alike.
-_SHARED_PART = 4
+_PART_FOR_ALL = 4
 # Who wants more than this is never done in a step or two, and must not wait for all who want less.
 _LONG_ROWS = 4 * GRANULE_ROWS
 
@@ -159,21 +159,21 @@ class Want(NamedTuple):
     rank: int
 
 
-def divide(wants: Sequence[Want], room: int) -> list[int]:
-    """A share of `room` prompt rows for each; in sum all of it, or all that is wanted.
+def deal(wants: Sequence[Want], room: int) -> list[int]:
+    """How many of `room` prompt rows each gets; in sum all of it, or all that is wanted.
 
     The rows are divided between ranks by weight, in a rank equally between clients, and of a client's requests the one
     with the least to do comes first, but for a quarter that all of them share; what one does not need goes to the
     others. So a short prompt never queues behind a long one nor stops it, a client gets no more by asking twice, and a
-    lower lane is slowed down but not stopped. Equal prompts are done one after another: in equal shares they would all
+    lower lane is slowed down but not stopped. Equal prompts are done one after another: in equal parts they would all
     be done last.
 
-    Shares are cut to whole granules where that leaves somebody else the rest: a backend with separate streams computes
-    equally long pieces together and what sticks out on its own.
+    What each gets is cut to whole granules where that leaves somebody else the rest: a backend with separate streams
+    computes equally many rows of each together, and what sticks out on its own.
     """
     if len(wants) < 2:
         return [max(0, min(want.n_rows, room)) for want in wants]
-    shares = [0] * len(wants)
+    dealt = [0] * len(wants)
     ranks: dict[int, dict[str, list[int]]] = {}
     for index, want in enumerate(wants):
         ranks.setdefault(max(0, want.rank), {}).setdefault(want.client, []).append(index)
@@ -184,46 +184,46 @@ def divide(wants: Sequence[Want], room: int) -> list[int]:
         for own, client_room in zip(clients.values(), client_rooms, strict=True):
             rows = _shortest_first([wants[index].n_rows for index in own], client_room)
             for index, n_rows in zip(own, rows, strict=True):
-                shares[index] = n_rows
-    return _in_granules(wants, shares)
+                dealt[index] = n_rows
+    return _in_granules(wants, dealt)
 
 
 def _fill(wants: list[int], weights: list[int], room: int) -> list[int]:
-    """Shares in proportion to the weights, as far as the wants allow; in sum min(room, sum(wants))."""
-    shares = [0] * len(wants)
+    """Rows in proportion to the weights, as far as the wants allow; in sum min(room, sum(wants))."""
+    dealt = [0] * len(wants)
     weight_left = sum(weights)
     for index in sorted(range(len(wants)), key=lambda index: wants[index] / weights[index]):
-        shares[index] = min(wants[index], room * weights[index] // weight_left)
-        room -= shares[index]
+        dealt[index] = min(wants[index], room * weights[index] // weight_left)
+        room -= dealt[index]
         weight_left -= weights[index]
-    return shares
+    return dealt
 
 
 def _shortest_first(wants: list[int], room: int) -> list[int]:
-    """Shares of one client's requests; in sum min(room, sum(wants)). Everybody gets a granule, or nobody who need not:
-    a backend with separate streams makes a pass of its own for every other length."""
-    shares = [0] * len(wants)
-    if room // _SHARED_PART >= GRANULE_ROWS * len(wants):
-        shares = _fill(wants, [1] * len(wants), room // _SHARED_PART)
+    """The rows of one client's requests; in sum min(room, sum(wants)). Everybody gets a granule, or nobody who need
+    not: a backend with separate streams makes a pass of its own for every other length."""
+    dealt = [0] * len(wants)
+    if room // _PART_FOR_ALL >= GRANULE_ROWS * len(wants):
+        dealt = _fill(wants, [1] * len(wants), room // _PART_FOR_ALL)
     elif len(wants) > 1 and max(wants) > _LONG_ROWS:
-        shares[wants.index(max(wants))] = min(GRANULE_ROWS, room)
-    left = min(room, sum(wants)) - sum(shares)
+        dealt[wants.index(max(wants))] = min(GRANULE_ROWS, room)
+    left = min(room, sum(wants)) - sum(dealt)
     for index in sorted(range(len(wants)), key=wants.__getitem__):
-        more = min(wants[index] - shares[index], left)
-        shares[index] += more
+        more = min(wants[index] - dealt[index], left)
+        dealt[index] += more
         left -= more
-    return shares
+    return dealt
 
 
-def _in_granules(wants: Sequence[Want], shares: list[int]) -> list[int]:
-    """Cuts what sticks out of whole granules and deals it again, a granule each, the smallest share first."""
-    cut = [i for i, share in enumerate(shares) if GRANULE_ROWS <= share < wants[i].n_rows]
+def _in_granules(wants: Sequence[Want], dealt: list[int]) -> list[int]:
+    """Cuts what sticks out of whole granules and deals it again, a granule each, to who has least first."""
+    cut = [i for i, n_rows in enumerate(dealt) if GRANULE_ROWS <= n_rows < wants[i].n_rows]
     spare = 0
     for index in cut:
-        spare += shares[index] % GRANULE_ROWS
-        shares[index] -= shares[index] % GRANULE_ROWS
-    for index in sorted(cut, key=shares.__getitem__):
-        more = min(spare, GRANULE_ROWS, wants[index].n_rows - shares[index])
-        shares[index] += more
+        spare += dealt[index] % GRANULE_ROWS
+        dealt[index] -= dealt[index] % GRANULE_ROWS
+    for index in sorted(cut, key=dealt.__getitem__):
+        more = min(spare, GRANULE_ROWS, wants[index].n_rows - dealt[index])
+        dealt[index] += more
         spare -= more
-    return shares
+    return dealt

@@ -12,15 +12,16 @@ Does not: order or weigh requests itself (`policy.py`), or predict (`waits.py`).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from localrun.engine.backend import Batch
-from localrun.engine.cache.prefix_tree import common_prefix
+from localrun.engine.cache.tree import Key, common_prefix
 from localrun.engine.request import Request
-from localrun.engine.schedule.budget import SMALL_ROWS, TILE_ROWS, Budget
-from localrun.engine.schedule.policy import LANE_RANKS, Policy, Want, divide
+from localrun.engine.schedule.budget import TILE_ROWS, Budget
+from localrun.engine.schedule.policy import LANE_RANKS, Policy, Want, deal
 from localrun.engine.schedule.waits import Waits
 from localrun.errors import QueueFull
 
@@ -143,7 +144,7 @@ class Scheduler:
         )
 
     def too_late(
-        self, request: Request, deadline_s: float | None, match: Callable[[list[int]], int], *, now_s: float
+        self, request: Request, deadline_s: float | None, match: Callable[[Key], int], *, now_s: float
     ) -> QueueFull | None:
         """Why a new request is not worth taking: its first token is expected later than `deadline_s` from now. `match`
         says how much of a prompt the cache has."""
@@ -153,7 +154,7 @@ class Scheduler:
         order = self.policy.order([*self.waiting, request], now_s)
         self.policy.leave(request.client)
         ahead = order[: order.index(request) + 1]
-        known_rows = {request.id: request.n_tokens - match(request.tokens)}
+        known_rows = {request.id: request.n_tokens - match(request.key)}
         waits_s = self.waits.first_tokens_s(
             self.running, ahead, n_free_slots=len(self._free_slots), known_rows=known_rows
         )
@@ -222,6 +223,11 @@ class Scheduler:
         """A running request goes on in another sequence."""
         request.seq = seq
         self._steady = None
+
+    def charge_outputs(self, clients: Iterable[str]) -> None:
+        """A token of output for each of these clients' requests."""
+        for client, n_output in Counter(clients).items():
+            self.policy.charge(client, n_output=n_output)
 
     def preempt(self, request: Request, now_s: float) -> None:
         """A running request waits again; it keeps its tokens and comes back through `start`."""
@@ -295,12 +301,12 @@ class Scheduler:
         prefilling.sort(key=_by_seq)
         is_together = left_s is None and n_decode > 0
         rows = self._prompt_rows(decoding, prefilling, left_s)
-        given = divide(_wants(prefilling), min(rows, n_free - n_decode))
+        given = deal(_wants(prefilling), min(rows, n_free - n_decode))
         if not is_together:
             given = _whole(prefilling, given)
             if any(given):
                 streams, n_decode = [], 0
-        grants = [Grant(request, share) for request, share in zip(prefilling, given, strict=True) if share]
+        grants = [Grant(request, n_rows) for request, n_rows in zip(prefilling, given, strict=True) if n_rows]
         return StepPlan((*streams, *grants), sum(given), n_decode)
 
     def _prompt_rows(self, decoding: list[Request], prefilling: list[Request], left_s: float | None) -> int:
@@ -309,12 +315,19 @@ class Scheduler:
         if left_s is None or not decoding:
             rows = self.budget.prefill_rows(n_decode=len(decoding), depth=depth, target_s=_target_s(decoding))
         else:
-            rows = self.budget.rows_until(depth=depth, left_s=left_s) or (SMALL_ROWS[0] if self._is_prompts_turn else 0)
+            rows = self.budget.rows_until(depth=depth, left_s=left_s) or (
+                self.budget.least_rows(depth) if self._is_prompts_turn else 0
+            )
         if rows == 0 or (left_s is None and decoding):
             return rows
         shortest = min(request.n_grantable for request in prefilling)
-        whole = shortest if shortest <= TILE_ROWS else 0  # not worth being cut
-        return min(max(rows, whole), self.budget.batch_rows)
+        if shortest <= TILE_ROWS and (
+            left_s is None
+            or not decoding
+            or self.budget.is_better_whole(shortest, part_rows=rows, depth=depth, left_s=left_s)
+        ):
+            rows = max(rows, shortest)
+        return min(rows, self.budget.batch_rows)
 
     @property
     def target_s(self) -> float | None:
@@ -332,6 +345,10 @@ class Scheduler:
         if target_s == 0 or all(request.is_away for request in self.running):
             return math.inf
         return self._step_ended_at_s + max((target_s or 0.0) - self._step_s, self._step_s) - now_s
+
+    def is_turn_near(self, now_s: float, within_s: float) -> bool:
+        """Whether streams in a hurry have a step so soon that something which takes `within_s` would make them late."""
+        return bool(self.target_s) and self.due_in_s(now_s) < within_s
 
     def observe(self, plan: StepPlan, *, depth: float, step_s: float, ended_at_s: float) -> None:
         """A planned step was computed and took `step_s` seconds; its prompt rows began `depth` tokens deep."""
@@ -373,12 +390,12 @@ def _wants(prompts: Sequence[Request]) -> list[Want]:
     return [Want(request.n_grantable, request.client, request.rank) for request in prompts]
 
 
-def _whole(prompts: Sequence[Request], shares: list[int]) -> list[int]:
-    """Without the pieces of short prompts, if others are done whole: a pass for a piece costs nearly as much again."""
-    pairs = list(zip(prompts, shares, strict=True))
-    if not any(share == request.n_grantable for request, share in pairs):
-        return shares
-    return [0 if share < request.n_grantable <= TILE_ROWS else share for request, share in pairs]
+def _whole(prompts: Sequence[Request], given: list[int]) -> list[int]:
+    """Without the parts of short prompts, if others are done whole: a pass for a part costs nearly as much again."""
+    pairs = list(zip(prompts, given, strict=True))
+    if not any(n_rows == request.n_grantable for request, n_rows in pairs):
+        return given
+    return [0 if n_rows < request.n_grantable <= TILE_ROWS else n_rows for request, n_rows in pairs]
 
 
 def _target_s(decoding: Iterable[Request]) -> float:

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from localrun.engine.cache import kv_pool
-from localrun.engine.cache.kv_cells import KvCells
+from localrun.engine.cache import cells as cells_module
+from localrun.engine.cache.cells import PoolCells
 from localrun.engine.fake import FakeBackend
 from tests.engine.harness import Harness, expected_output
 
@@ -15,19 +15,19 @@ from tests.engine.harness import Harness, expected_output
 @pytest.mark.parametrize("is_on_gpu", [False, True])
 def test_requests_that_come_and_go_are_moved_and_answer_as_if_alone(is_on_gpu: bool, monkeypatch: pytest.MonkeyPatch):
     """The harness compares all books, cell by cell, after every step."""
-    monkeypatch.setattr(kv_pool, "COMPACT_RATIO", 1.0)
-    monkeypatch.setattr(kv_pool, "COMPACT_CELLS", 8)
-    monkeypatch.setattr(kv_pool, "MOVE_TOKENS", 6)
+    monkeypatch.setattr(cells_module, "COMPACT_RATIO", 1.0)
+    monkeypatch.setattr(cells_module, "COMPACT_CELLS", 8)
+    monkeypatch.setattr(cells_module, "MOVE_TOKENS", 6)
     n_moved = {1: 0, 2: 0}
-    move = KvCells.move
+    move = PoolCells.move
 
-    def counted(cells: KvCells, seqs: list[int], start: int, end: int) -> None:
+    def counted(cells: PoolCells, seqs: list[int], start: int, end: int) -> None:
         n_moved[min(2, len(seqs))] += 1
         n_used, span = cells.n_used, cells.span
         move(cells, seqs, start, end)
         assert (cells.n_used, cells.span < span) == (n_used, True)
 
-    monkeypatch.setattr(KvCells, "move", counted)
+    monkeypatch.setattr(PoolCells, "move", counted)
 
     def as_placed(fake: FakeBackend) -> FakeBackend:
         fake.n_gpu_layers = 99 if is_on_gpu else 0

@@ -316,15 +316,15 @@ def run(backend: LlamaBackend, prompts: list[list[int]], *, n_predict: int, n_sl
     finals = 0
     while not engine.is_idle:
         step = engine.step()
-        engine.pool.check_integrity()
+        engine.cache.check_integrity()
         for seq in range(backend.n_seqs):
             last = native.llama_memory_seq_pos_max(backend._main._memory, seq)
-            assert last + 1 == engine.pool.cells.length(seq)
+            assert last + 1 == engine.cache.cells.length(seq)
         for delta in step.deltas if step else ():
             outputs[delta.id] += delta.tokens
             finals += delta.finish is Finish.LENGTH
     assert finals == len(prompts)
-    assert engine.pool.cells.n_used == 0
+    assert engine.cache.cells.n_used == 0
     return outputs
 
 

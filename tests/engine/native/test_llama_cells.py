@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from localrun.engine.backend import DecodeFailed, NoRoom
-from localrun.engine.cache.kv_cells import KvCells
+from localrun.engine.cache.cells import PoolCells
 from localrun.engine.native.library import log_callback, native
 from localrun.engine.native.llama import LlamaBackend
 from tests.engine.conftest import compute, open_tiny, saved_state
@@ -38,7 +38,7 @@ def test_a_full_pool_refuses_a_batch_and_stays_as_it_was(tiny_gguf: Path):
     backend.close()
 
 
-def abort_next_decode(backend: LlamaBackend, rows: list[int], cells: KvCells) -> None:
+def abort_next_decode(backend: LlamaBackend, rows: list[int], cells: PoolCells) -> None:
     """A decode that llama.cpp breaks off after it gave cells to the rows."""
     abort = native.ggml_abort_callback(lambda data: True)
     native.llama_set_abort_callback(backend._main.native, abort, ctypes.c_void_p())
@@ -50,7 +50,7 @@ def abort_next_decode(backend: LlamaBackend, rows: list[int], cells: KvCells) ->
     assert caught.value.is_fatal
 
 
-def append(backend: LlamaBackend, rows: list[int], cells: KvCells) -> None:
+def append(backend: LlamaBackend, rows: list[int], cells: PoolCells) -> None:
     """Decode one more token for the sequence of each row."""
     batch, lengths = backend.batch, {seq: cells.length(seq) for seq in rows}
     for row, seq in enumerate(rows):
@@ -62,7 +62,7 @@ def append(backend: LlamaBackend, rows: list[int], cells: KvCells) -> None:
 
 def test_an_aborted_step_gives_its_cells_back(backend: LlamaBackend):
     own = compute(backend, 0, PROMPT)
-    abort_next_decode(backend, [1] * 20, KvCells(backend.n_cells, backend.n_seqs))
+    abort_next_decode(backend, [1] * 20, PoolCells(backend.n_cells, backend.n_seqs))
     np.testing.assert_allclose(compute(backend, 1, PROMPT), own, atol=1e-3)
 
 
@@ -88,7 +88,7 @@ class Layouts:
         elif line.startswith("\n"):
             self.owners, self.positions = self.positions, line
 
-    def check(self, cells: KvCells) -> None:
+    def check(self, cells: PoolCells) -> None:
         """That the last logged layout is the one of `cells`, which were not changed since."""
         owners = self.owners.replace(" *", "").replace("\n", "")
         positions = self.positions.replace("*", "").split()
@@ -111,7 +111,7 @@ def test_the_mirror_has_every_token_in_the_cell_where_llama_has_it(
     monkeypatch.setenv("LLAMA_KV_CACHE_DEBUG", "3")
     backend = open_tiny(tiny_gguf, n_cells=256, n_seqs=N_SEQS)
     random = Random(seed)
-    cells = KvCells(256, N_SEQS)
+    cells = PoolCells(256, N_SEQS)
     saved: list[tuple[bytearray, np.ndarray]] = []
     done: Counter[str] = Counter()
     with Layouts() as layouts:
@@ -140,14 +140,15 @@ def test_the_mirror_has_every_token_in_the_cell_where_llama_has_it(
                 backend.seq_share(other, seq, 0, length)
                 cells.share(other, seq, 0, length)
             elif act == "save" and cells.length(seq):
-                saved.append((saved_state(backend, seq), cells.saved_order(seq)))
+                saved.append((saved_state(backend, seq), np.argsort(cells.cells_of(seq))))
             elif act == "restore" and saved and cells.length(seq) == 0:
                 state, order = random.choice(saved)
                 is_done = backend.state_set(seq, state)
                 assert is_done == (order.size <= cells.n_free)
                 layouts.check(cells)
                 if is_done:
-                    cells.restore(seq, order)
+                    cells.fill(seq, order.size)
+                    cells.cells_of(seq)[order] = cells.cells_of(seq).copy()  # in the order in which they were saved
             done[act] += 1
             cells.check_integrity()
     backend.close()

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localrun.engine.cache.kv_pool import COMPACT_CELLS, COMPACT_RATIO, KvPool
-from localrun.engine.cache.kv_store import KvStore
-from localrun.engine.cache.state_keeper import StateKeeper
+from localrun.engine.cache.cache import Cache
+from localrun.engine.cache.cells import COMPACT_CELLS, COMPACT_RATIO, PoolCells
+from localrun.engine.cache.tiers import Tiers
+from localrun.engine.cache.tree import Key
 from localrun.engine.engine import Engine, Limits
 from localrun.wire import Finish, Sampling, Submit
 from tests.engine.conftest import compute, open_tiny
@@ -53,16 +54,18 @@ def test_what_is_moved_is_where_the_books_say_and_answers_as_before(tiny_gguf: P
     """A prompt that two share and the tail of each, behind a hole; `Layouts` reads where llama.cpp has them."""
     monkeypatch.setenv("LLAMA_KV_CACHE_DEBUG", "3")
     backend = open_tiny(tiny_gguf, n_cells=2560, n_seqs=N_SEQS, n_batch=512)
-    pool = KvPool(backend, StateKeeper(backend, KvStore(0), lambda: 0.0))
+    cache = Cache(backend, Tiers(0), lambda: 0.0)
+    cells = cache.cells
+    assert isinstance(cells, PoolCells)
 
     def start(tokens: list[int]) -> int:
-        lease = pool.acquire(tokens)
+        lease = cache.acquire(Key(tokens))
         assert lease is not None
         for at in range(lease.n_cached, len(tokens), 512):
             part = tokens[at : at + 512]
             compute(backend, lease.seq, part, start=at)
-            pool.cells.place([lease.seq] * len(part))
-        pool.publish(lease.seq, tokens)
+            cells.place([lease.seq] * len(part))
+        cache.grow(lease.seq, len(tokens))
         return lease.seq
 
     below = start([5] * 1500)
@@ -76,19 +79,19 @@ def test_what_is_moved_is_where_the_books_say_and_answers_as_before(tiny_gguf: P
             assert backend.seq_remove(seq, len(tokens))
         return logits
 
-    pool.forget(below)
+    cache.forget(below)
     expected = answers()
     n_moves = 0
-    while pool.cells.span > COMPACT_RATIO * pool.cells.n_used + COMPACT_CELLS:
-        span = pool.cells.span
-        pool.compact()
-        assert pool.cells.span < span
+    while cells.span > COMPACT_RATIO * cells.n_used + COMPACT_CELLS:
+        span = cells.span
+        cache.compact()
+        assert cells.span < span
         n_moves += 1
     assert n_moves == 3, "each tail, and the end of what they share"
-    assert pool.cells.n_shared == len(common)
-    pool.check_integrity()
+    assert cells.n_shared == len(common)
+    cache.check_integrity()
     with Layouts() as layouts:
         for before, after in zip(expected, answers(), strict=True):
-            layouts.check(pool.cells)
+            layouts.check(cells)
             np.testing.assert_allclose(after, before, atol=ROUNDING)
     backend.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from localrun.engine.cache.state_keeper import GAIN_TOKENS
+from localrun.engine.cache.cache import GAIN_TOKENS
+from localrun.engine.cache.tree import Key
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native import context as llama_context
 from localrun.engine.native.llama import LlamaBackend
@@ -63,7 +64,9 @@ def test_nothing_is_copied_that_cannot_be_kept(backend: LlamaBackend, ram_tokens
     engine.submit(submit, list(range(300, 440)))
     while not engine.is_idle:
         engine.step()
-    store = engine.pool.store
-    assert store.match(list(range(300, 440)), 140).n_tokens == (ram_tokens if ram_tokens >= GAIN_TOKENS else 0)
+    store = engine.cache.tiers
+    assert store.match(Key(list(range(300, 440))), 140).saved().n_tokens == (
+        ram_tokens if ram_tokens >= GAIN_TOKENS else 0
+    )
     assert (buffer_bytes(backend) > 0) == (store.size_bytes > 0)
     assert store.size_bytes <= limit_bytes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from localrun.engine.cache.prefix_tree import common_prefix
+from localrun.engine.cache.tree import Key, common_prefix
 from localrun.engine.schedule.scheduler import SHARED_PREFIX_TOKENS
 from tests.engine.harness import Harness, expected_output
 
@@ -17,13 +17,13 @@ N_FOLLOWERS = 20
 def count_looks(run: Harness, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by the length of the prompt whenever admission matches one with the cache."""
     looks: list[int] = []
-    match = run.engine.pool.match
+    match = run.engine.cache.match
 
-    def counted(tokens: list[int]) -> int:
-        looks.append(len(tokens))
-        return match(tokens)
+    def counted(key: Key) -> int:
+        looks.append(len(key.tokens))
+        return match(key)
 
-    monkeypatch.setattr(run.engine.pool, "match", counted)
+    monkeypatch.setattr(run.engine.cache, "match", counted)
     return looks
 
 

@@ -134,3 +134,42 @@ def test_on_a_slow_machine_no_prompt_is_computed_where_streams_cannot_interrupt_
     assert Machine().learn().budget.direct_tokens(0.14) == TILE_ROWS
     assert Machine(base_s=0.0, row_s=0.005).learn().budget.direct_tokens(0.14) == SMALL_ROWS[0]
     assert Machine(row_s=0.05).learn().budget.direct_tokens(0.14) == 1
+
+
+def deep_machine() -> Machine:
+    """4,096 tokens deep a row takes 20 ms, at the beginning it takes none to speak of."""
+    return Machine(base_s=0.01, row_s=0.0002, deep_s=0.005, noise=0.01).learn()
+
+
+def test_deep_in_a_prompt_there_is_time_for_a_few_rows_where_a_small_batch_would_take_too_long():
+    machine = deep_machine()
+    rows = machine.budget.rows_until(depth=4096, left_s=0.1)
+    assert 1 <= rows < SMALL_ROWS[0]
+    assert machine.prompt_s(rows, 4096) <= 0.1
+    assert machine.budget.rows_until(depth=4096, left_s=0.02) == 0
+    assert machine.budget.least_rows(4096) in (1, 2)
+    assert machine.budget.least_rows(0) == SMALL_ROWS[0], "rows are nothing beside the weights"
+
+
+def test_a_depth_that_was_never_seen_is_tried_with_a_few_rows():
+    machine = Machine(base_s=0.01, row_s=0.0002, deep_s=0.005)
+    for _ in range(20):
+        machine.step(0, 64, depth=0)
+    rows = [machine.budget.rows_until(depth=depth, left_s=10.0) for depth in (0, 4096, 30_000)]
+    assert rows == sorted(rows, reverse=True)
+    assert rows[1] < SMALL_ROWS[0]
+    assert rows[2] <= 2
+    assert machine.budget.direct_tokens(10.0, 4096) == rows[1]
+
+
+def test_the_end_of_a_deep_prompt_is_not_computed_whole_before_the_streams():
+    budget = deep_machine().budget
+    assert budget.is_better_whole(40, part_rows=16, depth=0, left_s=0.0)
+    assert not budget.is_better_whole(40, part_rows=4, depth=4096, left_s=0.1)
+    assert budget.is_better_whole(40, part_rows=4, depth=4096, left_s=1.0)
+
+
+def test_a_few_tokens_at_the_end_of_a_long_prompt_go_to_the_background():
+    budget = deep_machine().budget
+    assert budget.direct_tokens(0.14, 0) == TILE_ROWS
+    assert budget.direct_tokens(0.14, 4096) < SMALL_ROWS[0]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from localrun.engine.cache.kv_pool import COMPACT_CELLS, COMPACT_RATIO, MOVE_TOKENS, KvPool
-from localrun.engine.cache.kv_store import KvStore
-from localrun.engine.cache.state_keeper import GAIN_TOKENS, StateKeeper
+from localrun.engine.cache.cache import GAIN_TOKENS, Cache
+from localrun.engine.cache.cells import COMPACT_CELLS, COMPACT_RATIO, MOVE_TOKENS, PoolCells
+from localrun.engine.cache.tiers import Tiers
+from localrun.engine.cache.tree import Key
 from localrun.engine.fake import FakeBackend
 
 A, B, C = ([letter] * 60 for letter in b"abc")
@@ -19,48 +20,53 @@ class Bench:
     ) -> None:
         self.backend = backend or FakeBackend(n_cells=n_cells, n_seqs=n_seqs, n_batch=n_cells)
         now = iter(range(1 << 30))
-        self.keeper = StateKeeper(self.backend, KvStore(ram_cache_bytes), lambda: next(now) * 1e-6)
-        self.pool = KvPool(self.backend, self.keeper)
+        self.cache = Cache(self.backend, Tiers(ram_cache_bytes), lambda: next(now) * 1e-6)
+        assert isinstance(self.cache.cells, PoolCells)
+        self.cells = self.cache.cells
+        self.tokens: dict[int, list[int]] = {}
 
     def start(self, tokens: list[int]) -> tuple[int, int]:
         """Compute `tokens` in a sequence. Returns the sequence and how many of them the cache gave."""
-        lease = self.pool.acquire(tokens)
+        tokens = list(tokens)  # a request's own, which grows
+        lease = self.cache.acquire(Key(tokens))
         assert lease is not None
+        self.tokens[lease.seq] = tokens
         pending = tokens[lease.n_cached :]
-        assert self.pool.make_room(len(pending))
+        assert self.cache.make_room(len(pending))
         batch, count = self.backend.batch, len(pending)
         batch.token[:count] = pending
         batch.pos[:count] = range(lease.n_cached, len(tokens))
         batch.seq[:count] = lease.seq
         self.backend.decode(count)
-        self.pool.cells.place([lease.seq] * count)
-        self.pool.publish(lease.seq, tokens)
+        self.cells.place([lease.seq] * count)
+        self.cache.grow(lease.seq, len(tokens))
         self.check()
         return lease.seq, lease.n_cached
 
     def decode(self, seq: int, token: int) -> None:
         """One more token of a running sequence."""
+        self.tokens[seq].append(token)
         batch = self.backend.batch
-        batch.token[0], batch.pos[0], batch.seq[0] = token, self.pool.cells.length(seq), seq
+        batch.token[0], batch.pos[0], batch.seq[0] = token, self.cells.length(seq), seq
         self.backend.decode(1)
-        self.pool.cells.place([seq])
+        self.cells.place([seq])
         self.check()
 
     def park(self, tokens: list[int]) -> int:
         seq, n_cached = self.start(tokens)
-        self.pool.release(seq, tokens)
+        self.cache.release(seq, len(tokens))
         self.check()
         return n_cached
 
     def settle(self) -> None:
-        while self.pool.can_settle:
-            self.pool.settle()
+        while self.cache.can_settle:
+            self.cache.settle()
             self.check()
 
     def check(self) -> None:
-        self.pool.check_integrity()
+        self.cache.check_integrity()
         for seq in range(self.backend.n_seqs):
-            assert self.pool.cells.cells_of(seq).tolist() == self.backend.cells_of(seq)
+            assert self.cells.cells_of(seq).tolist() == self.backend.cells_of(seq)
 
 
 def test_a_parked_prefix_is_shared_by_cells_and_a_settled_one_comes_back_from_memory():
@@ -69,8 +75,8 @@ def test_a_parked_prefix_is_shared_by_cells_and_a_settled_one_comes_back_from_me
     assert bench.backend.n_used == 60
     seq, n_cached = bench.start(A + TAIL)
     assert n_cached == 60
-    assert bench.pool.cells.n_shared == 60
-    bench.pool.release(seq, A + TAIL)
+    assert bench.cells.n_shared == 60
+    bench.cache.release(seq, len(A + TAIL))
     bench.settle()
     assert bench.backend.n_used == 0
     assert bench.park(A + TAIL + TAIL) == 60, "a few tokens more are not worth a save"
@@ -82,11 +88,11 @@ def test_a_parked_prefix_is_shared_by_cells_and_a_settled_one_comes_back_from_me
 def test_what_matches_is_what_an_acquire_gives_and_never_the_last_token():
     bench = Bench()
     bench.park(A)
-    assert bench.pool.match(A) == 59
-    assert bench.pool.match(A + TAIL) == 60
-    assert bench.pool.match(B) == 0
+    assert bench.cache.match(Key(A)) == 59
+    assert bench.cache.match(Key(A + TAIL)) == 60
+    assert bench.cache.match(Key(B)) == 0
     bench.settle()
-    assert bench.pool.match(A) == 59
+    assert bench.cache.match(Key(A)) == 59
     assert bench.start(A)[1] == 59
 
 
@@ -101,15 +107,15 @@ def test_a_saved_state_is_left_alone_where_it_would_give_little_more_than_the_ce
 
 def test_two_that_computed_the_same_end_up_on_the_same_cells():
     bench = Bench()
-    first, second = (bench.pool.acquire(A) for _ in range(2))
+    first, second = (bench.cache.acquire(Key(A)) for _ in range(2))
     for lease in (first, second):
         batch = bench.backend.batch
         batch.token[:60], batch.pos[:60], batch.seq[:60] = A, range(60), lease.seq
         bench.backend.decode(60)
-        bench.pool.cells.place([lease.seq] * 60)
-    bench.pool.publish(first.seq, A)
+        bench.cells.place([lease.seq] * 60)
+    bench.cache.grow(first.seq, len(A))
     assert bench.backend.n_used == 120
-    bench.pool.publish(second.seq, A)
+    bench.cache.grow(second.seq, len(A))
     bench.check()
     assert bench.backend.n_used == 60
 
@@ -119,9 +125,9 @@ def test_when_cells_run_out_the_least_recently_used_prefix_goes():
     for tokens in (A, B, C):
         bench.park(tokens)
     bench.park(A + TAIL)  # uses A again; 189 of 192 cells are taken now
-    assert bench.pool.make_room(40)
+    assert bench.cache.make_room(40)
     bench.check()
-    assert [bench.pool.match(tokens) for tokens in (A, B, C)] == [59, 0, 59]
+    assert [bench.cache.match(Key(tokens)) for tokens in (A, B, C)] == [59, 0, 59]
 
 
 def test_a_prefix_that_was_shared_counts_as_used():
@@ -129,21 +135,21 @@ def test_a_prefix_that_was_shared_counts_as_used():
     for tokens in (A, B):
         bench.park(tokens)
     seq, _ = bench.start(A + TAIL)
-    bench.pool.forget(seq)
-    assert bench.pool.make_room(100)
-    assert [bench.pool.match(tokens) for tokens in (A, B)] == [59, 0]
+    bench.cache.forget(seq)
+    assert bench.cache.make_room(100)
+    assert [bench.cache.match(Key(tokens)) for tokens in (A, B)] == [59, 0]
 
 
 def test_ids_run_out_only_when_all_of_them_run():
     bench = Bench(n_seqs=3)
     for tokens in (A[:20], B[:20], C[:20]):
         bench.park(tokens)
-    leases = [bench.pool.acquire([letter] * 5) for letter in b"xyz"]
+    leases = [bench.cache.acquire(Key([letter] * 5)) for letter in b"xyz"]
     assert sorted(lease.seq for lease in leases) == [0, 1, 2]
-    assert bench.pool.acquire(list(b"more")) is None
-    bench.pool.release(leases[0].seq, [])
+    assert bench.cache.acquire(Key(list(b"more"))) is None
+    bench.cache.release(leases[0].seq, len([]))
     bench.check()
-    assert bench.pool.acquire(list(b"more")).seq == leases[0].seq
+    assert bench.cache.acquire(Key(list(b"more"))).seq == leases[0].seq
 
 
 def test_a_donor_that_must_go_to_make_room_is_not_shared_from():
@@ -173,7 +179,7 @@ def test_a_donor_that_went_in_vain_is_not_shared_from():
     bench.settle()
     bench.start(C + C)
     bench.park(A + TAIL)
-    lease = bench.pool.acquire(A + B[:20])
+    lease = bench.cache.acquire(Key(A + B[:20]))
     bench.check()
     assert lease is not None
     assert lease.n_cached == 0
@@ -184,13 +190,13 @@ def test_a_state_that_is_pushed_out_of_memory_while_it_makes_room_is_a_miss_and_
     bench = Bench(n_cells=128, ram_cache_bytes=300)
     bench.park(A)
     bench.settle()
-    assert bench.pool.store.size_bytes > 150, "two states do not fit into this memory"
+    assert bench.cache.tiers.size_bytes > 150, "two states do not fit into this memory"
     bench.park(B + B[:9])
-    assert bench.pool.cells.n_free < 60
+    assert bench.cells.n_free < 60
     seq, n_cached = bench.start(A + TAIL)
     assert n_cached in (0, 60)
     assert bench.backend.tokens_of(seq) == A + TAIL
-    assert len(bench.pool.store) == 1
+    assert len(bench.cache.tiers) == 1
 
 
 def test_a_longer_state_takes_the_place_of_those_that_it_covers():
@@ -198,10 +204,10 @@ def test_a_longer_state_takes_the_place_of_those_that_it_covers():
     for tokens in (A, A + TAIL, A + TAIL + B):
         bench.park(tokens)
         bench.settle()
-        assert len(bench.pool.store) == 1
+        assert len(bench.cache.tiers) == 1
     bench.park(A + C)
     bench.settle()
-    assert len(bench.pool.store) == 2
+    assert len(bench.cache.tiers) == 2
 
 
 def test_a_longer_state_pushes_out_nobody_while_its_own_predecessor_can_go():
@@ -210,11 +216,11 @@ def test_a_longer_state_pushes_out_nobody_while_its_own_predecessor_can_go():
     bench.settle()
     bench.park(A)
     bench.settle()
-    assert bench.pool.store.size_bytes > 350
+    assert bench.cache.tiers.size_bytes > 350
     bench.park(A + TAIL + TAIL)
     bench.settle()
-    assert bench.pool.match(B) == 59
-    assert bench.pool.match(A + TAIL + TAIL) == 77
+    assert bench.cache.match(Key(B)) == 59
+    assert bench.cache.match(Key(A + TAIL + TAIL)) == 77
 
 
 def test_a_prefix_that_was_saved_before_is_not_saved_again_but_counts_as_used():
@@ -224,13 +230,13 @@ def test_a_prefix_that_was_saved_before_is_not_saved_again_but_counts_as_used():
     seq, _ = bench.start(A)
     bench.park(B)
     bench.settle()
-    bench.pool.release(seq, A)
+    bench.cache.release(seq, len(A))
     bench.settle()
-    assert len(bench.pool.store) == 2
-    assert bench.pool.store.size_bytes > 350, "three do not fit"
+    assert len(bench.cache.tiers) == 2
+    assert bench.cache.tiers.size_bytes > 350, "three do not fit"
     bench.park(C)
     bench.settle()
-    assert [bench.pool.match(tokens) for tokens in (A, B, C)] == [59, 0, 59]
+    assert [bench.cache.match(Key(tokens)) for tokens in (A, B, C)] == [59, 0, 59]
 
 
 def test_a_prefix_too_large_for_memory_stays_in_its_cells_until_they_are_needed():
@@ -238,35 +244,35 @@ def test_a_prefix_too_large_for_memory_stays_in_its_cells_until_they_are_needed(
     bench.park(A)
     bench.settle()
     assert bench.backend.n_used == 60
-    assert bench.pool.n_cached_sequences == 1
+    assert bench.cache.n_cached_sequences == 1
     assert bench.start(A + TAIL)[1] == 60
-    assert bench.pool.make_room(192 - 69)
-    assert len(bench.pool.store) == 0
+    assert bench.cache.make_room(192 - 69)
+    assert len(bench.cache.tiers) == 0
 
 
 def test_a_sequence_that_is_forgotten_leaves_its_cells_to_those_that_share_them():
     bench = Bench()
     first, _ = bench.start(A)
     second, _ = bench.start(A + TAIL)
-    bench.pool.forget(first)
+    bench.cache.forget(first)
     bench.check()
     assert bench.backend.tokens_of(second) == A + TAIL
-    assert bench.pool.match(A + TAIL) == 68
-    bench.pool.forget(second)
+    assert bench.cache.match(Key(A + TAIL)) == 68
+    bench.cache.forget(second)
     bench.check()
     assert bench.backend.n_used == 0
-    assert bench.pool.match(A) == 0
+    assert bench.cache.match(Key(A)) == 0
 
 
 def test_obtainable_are_all_cells_but_those_of_others_that_run():
     bench = Bench(n_cells=256)
-    assert bench.pool.n_obtainable(A) == 256
+    assert bench.cache.n_obtainable(Key(A)) == 256
     bench.park(B)
-    assert bench.pool.n_obtainable(A) == 256
+    assert bench.cache.n_obtainable(Key(A)) == 256
     bench.start(A)
     bench.start(A + TAIL)
-    assert bench.pool.n_obtainable(C) == 256 - 69
-    assert bench.pool.n_obtainable(A + C) == 256 - 69 + 60
+    assert bench.cache.n_obtainable(Key(C)) == 256 - 69
+    assert bench.cache.n_obtainable(Key(A + C)) == 256 - 69 + 60
 
 
 def test_a_damaged_state_is_a_miss_and_is_thrown_away():
@@ -275,7 +281,7 @@ def test_a_damaged_state_is_a_miss_and_is_thrown_away():
     bench.settle()
     bench.backend.state_set = lambda seq, state: False  # type: ignore[method-assign]
     assert bench.start(A + TAIL)[1] == 0
-    assert len(bench.pool.store) == 0
+    assert len(bench.cache.tiers) == 0
 
 
 def test_prefixes_too_short_to_save_are_not_kept_in_cells_unless_cells_are_all_there_is():
@@ -284,7 +290,7 @@ def test_prefixes_too_short_to_save_are_not_kept_in_cells_unless_cells_are_all_t
         bench = Bench(ram_cache_bytes=ram_cache_bytes)
         bench.park(short)
         assert bench.backend.n_used == n_kept
-        assert not bench.pool.can_settle
+        assert not bench.cache.can_settle
 
 
 def test_a_span_much_longer_than_the_used_cells_shrinks_and_everybody_keeps_their_tokens():
@@ -292,16 +298,16 @@ def test_a_span_much_longer_than_the_used_cells_shrinks_and_everybody_keeps_thei
     below, _ = bench.start([1] * (COMPACT_CELLS + 400))
     first, _ = bench.start(A)
     second, _ = bench.start(B)
-    assert bench.pool.compact() is None
+    assert bench.cache.compact() is None
     assert bench.backend.cells_of(second)[0] > COMPACT_CELLS, "a span that is full is left alone"
-    bench.pool.forget(below)
-    n_used, span = bench.pool.cells.n_used, bench.pool.cells.span
+    bench.cache.forget(below)
+    n_used, span = bench.cells.n_used, bench.cells.span
     assert span > COMPACT_RATIO * n_used + COMPACT_CELLS
     for _ in range(3):
-        assert bench.pool.compact() is None, "numbers stay"
+        assert bench.cache.compact() is None, "numbers stay"
         bench.check()
-    assert bench.pool.cells.n_used == n_used
-    assert bench.pool.cells.span <= COMPACT_RATIO * n_used + COMPACT_CELLS
+    assert bench.cells.n_used == n_used
+    assert bench.cells.span <= COMPACT_RATIO * n_used + COMPACT_CELLS
     assert bench.backend.tokens_of(first) == A
     assert bench.backend.tokens_of(second) == B
 
@@ -309,12 +315,12 @@ def test_a_span_much_longer_than_the_used_cells_shrinks_and_everybody_keeps_thei
 def compacted(bench: Bench) -> list[int]:
     """Compact until it is done. Returns how many cells each move took from the span."""
     gains = []
-    while bench.pool.cells.span > COMPACT_RATIO * bench.pool.cells.n_used + COMPACT_CELLS:
-        before = bench.pool.cells.span
-        assert bench.pool.compact() is None, "numbers stay"
+    while bench.cells.span > COMPACT_RATIO * bench.cells.n_used + COMPACT_CELLS:
+        before = bench.cells.span
+        assert bench.cache.compact() is None, "numbers stay"
         bench.check()
-        gains.append(before - bench.pool.cells.span)
-    assert bench.pool.compact() is None
+        gains.append(before - bench.cells.span)
+    assert bench.cache.compact() is None
     return gains
 
 
@@ -324,12 +330,12 @@ def test_a_shared_prompt_is_moved_for_all_who_share_it_and_stays_shared():
     first, _ = bench.start(A + B)
     second, _ = bench.start(A + B + TAIL)
     third, _ = bench.start(A + C)
-    bench.pool.forget(below)
-    n_used, n_shared = bench.pool.cells.n_used, bench.pool.cells.n_shared
+    bench.cache.forget(below)
+    n_used, n_shared = bench.cells.n_used, bench.cells.n_shared
     assert n_shared == 120
     assert all(gain > 0 for gain in compacted(bench))
-    assert (bench.pool.cells.n_used, bench.pool.cells.n_shared) == (n_used, n_shared)
-    assert bench.pool.cells.span <= n_used + COMPACT_CELLS
+    assert (bench.cells.n_used, bench.cells.n_shared) == (n_used, n_shared)
+    assert bench.cells.span <= n_used + COMPACT_CELLS
     for seq, tokens in ((first, A + B), (second, A + B + TAIL), (third, A + C)):
         assert bench.backend.tokens_of(seq) == tokens
         assert bench.start([*tokens, 1])[1] == len(tokens)
@@ -343,10 +349,10 @@ def test_only_the_tails_behind_a_hole_are_moved_and_a_piece_at_a_time():
     tails = [[letter] * 700 for letter in b"xyz"]
     followers = [bench.start(prompt + tail)[0] for tail in tails]
     prompt_cells = bench.backend.cells_of(leader)
-    bench.pool.forget(below)
+    bench.cache.forget(below)
     n_moved: list[int] = []
-    move = bench.pool.cells.move
-    bench.pool.cells.move = lambda seqs, start, end: (n_moved.append(end - start), move(seqs, start, end))  # type: ignore[method-assign,assignment,func-returns-value]
+    move = bench.cells.move
+    bench.cells.move = lambda seqs, start, end: (n_moved.append(end - start), move(seqs, start, end))  # type: ignore[method-assign,assignment,func-returns-value]
     assert all(gain > 0 for gain in compacted(bench))
     assert max(n_moved) == MOVE_TOKENS
     assert sum(n_moved) <= 3 * 700
@@ -357,15 +363,16 @@ def test_only_the_tails_behind_a_hole_are_moved_and_a_piece_at_a_time():
 def test_streams_that_decode_in_lockstep_are_moved_once_each():
     bench = Bench(n_cells=8192, n_seqs=20)
     below, _ = bench.start([1] * 6000)
-    streams = {bench.start([*A, letter])[0]: [*A, letter] for letter in b"stuvwxyz"}
+    seqs = [bench.start([*A, letter])[0] for letter in b"stuvwxyz"]
+    streams = {seq: bench.tokens[seq] for seq in seqs}
     batch = bench.backend.batch
     for step in range(40):
         for row, (seq, tokens) in enumerate(streams.items()):
             tokens.append(step)
             batch.token[row], batch.pos[row], batch.seq[row] = step, len(tokens) - 1, seq
         bench.backend.decode(len(streams))
-        bench.pool.cells.place(list(streams))
-    bench.pool.forget(below)
+        bench.cells.place(list(streams))
+    bench.cache.forget(below)
     assert len(compacted(bench)) <= len(streams) + 1
     assert {seq: bench.backend.tokens_of(seq) for seq in streams} == streams
 
@@ -375,22 +382,22 @@ def test_without_a_spare_sequence_a_parked_one_gives_way_to_a_move():
     bench.park(B)
     below, _ = bench.start([1] * 3000)
     last, _ = bench.start(A)
-    bench.pool.forget(below)
-    bench.pool.acquire(C)
+    bench.cache.forget(below)
+    bench.cache.acquire(Key(C))
     assert [gain > 0 for gain in compacted(bench)] == [False, True]
     assert bench.backend.tokens_of(last) == A
-    assert bench.pool.match(B) == 59, "it went to the store"
+    assert bench.cache.match(Key(B)) == 59, "it went to the store"
 
 
 def test_when_all_sequences_run_nothing_is_moved():
     bench = Bench(n_cells=4096, n_seqs=2)
     below, _ = bench.start([1] * 3000)
     bench.start(A)
-    bench.pool.forget(below)
-    bench.pool.acquire(C)
-    span = bench.pool.cells.span
-    assert bench.pool.compact() is None
-    assert bench.pool.cells.span == span
+    bench.cache.forget(below)
+    bench.cache.acquire(Key(C))
+    span = bench.cells.span
+    assert bench.cache.compact() is None
+    assert bench.cells.span == span
 
 
 def test_while_others_run_a_prefix_goes_when_looking_at_it_has_cost_as_much_as_copies_do():
@@ -399,28 +406,28 @@ def test_while_others_run_a_prefix_goes_when_looking_at_it_has_cost_as_much_as_c
     bench.settle()
     bench.park(A + TAIL)  # saved and restored: it is known now what copies take
     bench.settle()
-    copy_s = bench.keeper.copy_s_per_token
+    copy_s = bench.cache.tiers.copy_s_per_token
     assert copy_s > 0
     n_rows = 40
     attend_s = copy_s / (n_rows - 0.5)
-    bench.pool.store.recompute_s = lambda start, n_tokens: n_tokens * (1e-3 + start * attend_s)  # type: ignore[method-assign]
-    bench.pool.clear(ram=True, disk=False)
+    bench.cache.tiers.recompute_s = lambda start, n_tokens: n_tokens * (1e-3 + start * attend_s)  # type: ignore[method-assign]
+    bench.cache.clear(ram=True, disk=False)
     runner, _ = bench.start(B)
     bench.park(C)
     for position in range(n_rows):
-        assert not bench.pool.can_settle
-        bench.pool.settle()
+        assert not bench.cache.can_settle
+        bench.cache.settle()
         assert bench.backend.n_used == 120 + position
         bench.decode(runner, 7)
-    assert bench.pool.can_settle
+    assert bench.cache.can_settle
     bench.settle()
     assert bench.backend.n_used == 60 + n_rows
-    assert bench.pool.match(C) == 59
+    assert bench.cache.match(Key(C)) == 59
 
 
 def test_nothing_is_lost_by_moving_a_prefix_while_nobody_runs():
     bench = Bench()
-    bench.pool.store.recompute_s = lambda start, n_tokens: n_tokens * 1e-3  # type: ignore[method-assign]
+    bench.cache.tiers.recompute_s = lambda start, n_tokens: n_tokens * 1e-3  # type: ignore[method-assign]
     bench.park(A)
     bench.settle()
     assert bench.backend.n_used == 0
@@ -433,29 +440,29 @@ def test_on_a_gpu_prefixes_stay_in_their_cells_until_these_are_needed():
     short = list(b"short")
     for tokens in (short, A, B):
         bench.park(tokens)
-    assert not bench.pool.can_settle
-    bench.pool.settle()
+    assert not bench.cache.can_settle
+    bench.cache.settle()
     assert bench.backend.n_used == 125
-    assert len(bench.pool.store) == 0
+    assert len(bench.cache.tiers) == 0
     assert bench.start(A + TAIL)[1] == 60
-    assert bench.pool.cells.n_shared == 60, "a hit costs no copy"
-    assert bench.pool.make_room(100)
+    assert bench.cells.n_shared == 60, "a hit costs no copy"
+    assert bench.cache.make_room(100)
     bench.check()
-    assert bench.pool.match([*short, 1]) == 0
-    assert bench.pool.match(B) == 59
-    assert len(bench.pool.store) == 1, "what had to go was saved"
-    bench.pool.retire()
-    assert bench.pool.match(A) == 59
+    assert bench.cache.match(Key([*short, 1])) == 0
+    assert bench.cache.match(Key(B)) == 59
+    assert len(bench.cache.tiers) == 1, "what had to go was saved"
+    bench.cache.retire()
+    assert bench.cache.match(Key(A)) == 59
 
 
 def test_retiring_moves_everything_parked_to_the_store():
     bench = Bench()
     for tokens in (A, B):
         bench.park(tokens)
-    bench.pool.retire()
+    bench.cache.retire()
     bench.check()
     assert bench.backend.n_used == 0
-    assert [bench.pool.match(tokens) for tokens in (A, B)] == [59, 59]
+    assert [bench.cache.match(Key(tokens)) for tokens in (A, B)] == [59, 59]
 
 
 def test_clearing_memory_forgets_parked_and_saved_prefixes_and_spares_running_ones():
@@ -464,7 +471,7 @@ def test_clearing_memory_forgets_parked_and_saved_prefixes_and_spares_running_on
     bench.settle()
     bench.park(B)
     seq, _ = bench.start(C)
-    bench.pool.clear(ram=True, disk=False)
+    bench.cache.clear(ram=True, disk=False)
     bench.check()
-    assert [bench.pool.match(tokens) for tokens in (A, B)] == [0, 0]
+    assert [bench.cache.match(Key(tokens)) for tokens in (A, B)] == [0, 0]
     assert bench.backend.tokens_of(seq) == C

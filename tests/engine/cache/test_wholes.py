@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from localrun.engine.backend import MemoryKind, State
-from localrun.engine.cache.state_pool import CHECKPOINT_GAP_TOKENS, KEPT_CHECKPOINTS, StatePool
+from localrun.engine.cache.cells import Wholes
+from localrun.engine.cache.checkpoints import CHECKPOINT_GAP_TOKENS, KEPT_CHECKPOINTS
+from localrun.engine.cache.tree import Key
 from localrun.engine.fake import IM_END, FakeBackend
 from tests.engine.harness import Harness, expected_output
 
@@ -23,7 +25,7 @@ def harness(**changed: Any) -> Harness:
     """An engine on such a memory, for which computing is much slower than copying."""
     kinds = {"n_cells": 1024, "n_seqs": 4, "n_slots": 4, "memory_kind": MemoryKind.HYBRID}
     made = Harness(**(kinds | changed))
-    made.engine.pool.store.recompute_s = lambda start, n_tokens: n_tokens * 1e-3
+    made.engine.cache.tiers.recompute_s = lambda start, n_tokens: n_tokens * 1e-3
     return made
 
 
@@ -40,13 +42,13 @@ def ask(harness: Harness, prompt: list[int], *, n_predict: int = 8) -> int:
 
 def checkpoints(harness: Harness, tokens: list[int]) -> list[int]:
     """The lengths of all saved beginnings of `tokens`, shortest first."""
-    return [segment.end for segment in harness.engine.pool.store.wholes(tokens)]
+    return [state.end for state in harness.engine.cache.tiers.match(Key(tokens), len(tokens)).states()]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MemoryKind if kind is not MemoryKind.ATTENTION])
-def test_the_engine_takes_this_pool_where_a_state_is_whole_or_nothing(kind: MemoryKind):
-    assert isinstance(harness(memory_kind=kind).engine.pool, StatePool)
-    assert not isinstance(Harness().engine.pool, StatePool)
+def test_the_engine_takes_this_layout_where_a_state_is_whole_or_nothing(kind: MemoryKind):
+    assert isinstance(harness(memory_kind=kind).engine.cache._layout, Wholes)
+    assert not isinstance(Harness().engine.cache._layout, Wholes)
 
 
 def test_states_are_saved_behind_the_first_and_the_last_two_messages_and_at_both_ends():
@@ -68,7 +70,7 @@ def test_what_the_template_puts_after_the_last_message_gets_no_checkpoint_of_its
 def test_checkpoints_keep_their_distance():
     run = harness()
     ask(run, [*b"hi", IM_END, *b"how are you", IM_END], n_predict=4)
-    assert len(run.engine.pool.store) == 0
+    assert len(run.engine.cache.tiers) == 0
     prompt = SYSTEM + message("a", 10) + message("b", 10)
     ask(run, prompt, n_predict=8)
     assert checkpoints(run, prompt) == [len(SYSTEM)]
@@ -154,7 +156,7 @@ def test_an_ended_request_can_be_continued_before_its_state_was_moved():
     run.submit(0, prompt, n_predict=40)
     while 0 not in run.finals:
         run.step()
-    assert run.engine.pool.can_settle
+    assert run.engine.cache.can_settle
     more = prompt + run.tokens[0] + message("b")
     assert ask(run, more) == len(prompt) + 39
 
@@ -168,8 +170,8 @@ def test_states_that_end_together_are_moved_one_a_step():
     for index in range(4):
         run.engine.cancel(index)
     saved = []
-    while run.engine.pool.can_settle:
-        saved.append(len(run.engine.pool.store))
+    while run.engine.cache.can_settle:
+        saved.append(len(run.engine.cache.tiers))
         run.step()
     assert len(saved) == 4
     assert saved == sorted(set(saved))
@@ -191,7 +193,7 @@ def test_with_little_memory_old_states_go_and_answers_stay_right():
     prompts = [SYSTEM + message(letter) for letter in "abcdef"]
     for prompt in [*prompts, *prompts]:
         ask(run, prompt)
-    assert 0 < run.engine.pool.store.size_bytes <= 900
+    assert 0 < run.engine.cache.tiers.size_bytes <= 900
 
 
 def count_copies(harness: Harness) -> list[str]:
@@ -249,11 +251,9 @@ def test_going_on_in_place_counts_as_a_start_from_the_checkpoint_there():
     answered = SYSTEM + run.tokens[0]
     for letter in "ab":
         assert ask(run, answered + message(letter)) == len(answered) - 1
-    pool = run.engine.pool
-    assert isinstance(pool, StatePool)
-    fork = pool.store.wholes(answered)[-1]
+    fork = run.engine.cache.tiers.match(Key(answered), len(answered)).states()[-1]
     assert fork.end == len(answered) - 1
-    assert pool._starts[fork] == 2
+    assert fork.n_starts == 2
 
 
 def test_what_was_saved_takes_no_cells_beside_what_runs():
@@ -285,7 +285,7 @@ def test_two_that_go_on_from_one_state_both_find_it():
     run.submit(0, prompt, n_predict=40)
     while 0 not in run.finals:
         run.step()
-    assert run.engine.pool.can_settle
+    assert run.engine.cache.can_settle
     for index in (1, 2):
         run.submit(index, prompt + run.tokens[0] + message("bc"[index - 1]), n_predict=4)
     run.run()
@@ -296,11 +296,9 @@ def test_the_books_are_checked():
     run = harness()
     run.submit(0, SYSTEM, n_predict=8)
     run.step()
-    pool = run.engine.pool
-    assert isinstance(pool, StatePool)
-    pool._free.append(0)
+    run.engine.cache._free.add(0)
     with pytest.raises(AssertionError, match="lost or double"):
-        pool.check_integrity()
+        run.engine.cache.check_integrity()
 
 
 def test_the_fake_refuses_what_such_a_memory_refuses():
@@ -329,10 +327,10 @@ def test_a_copy_that_takes_longer_than_computing_is_not_made_and_tried_again_som
 
     run.backend.state_get = slow  # type: ignore[method-assign]
     ask(run, SYSTEM + message("a"), n_predict=1)
-    assert len(run.engine.pool.store) == 1, "the first one shows what a copy takes"
+    assert len(run.engine.cache.tiers) == 1, "the first one shows what a copy takes"
     ask(run, SYSTEM + message("b"), n_predict=1)
-    assert len(run.engine.pool.store) == 1
+    assert len(run.engine.cache.tiers) == 1
     slow_s = 0.0
     for index in range(20):
         ask(run, [*bytes([97 + index]) * 80], n_predict=1)
-    assert len(run.engine.pool.store) > 10
+    assert len(run.engine.cache.tiers) > 10

@@ -4,44 +4,50 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrun.engine.cache.kv_store import KvStore
-from localrun.engine.cache.segments import Segment
+from localrun.engine.cache.tiers import Tiers
+from localrun.engine.cache.tree import Block, Key, Saved
 from tests.engine.memory_disk import MemoryDisk
 
-NO_ORDER = np.empty(0, np.int32)
 A, B, C, D = ([letter] * 10 for letter in b"abcd")
 
 
-def save(store: KvStore, tokens: list[int], size_bytes: int = 10) -> Segment | None:
+def saved(store: Tiers, tokens: list[int]) -> Saved:
+    return store.match(Key(tokens), len(tokens)).saved()
+
+
+def add(store: Tiers, path: Saved, tokens: list[int], data: bytes) -> Block | None:
+    """Keep the rows of `tokens` after a path, which is what is saved of them."""
+    block = store.tree.graft(path.blocks[-1] if path.pieces else None, path.n_tokens, tokens[path.n_tokens :])
+    return block if store.keep(block, data) else None
+
+
+def save(store: Tiers, tokens: list[int], size_bytes: int = 10) -> Block | None:
     """Keep what the store lacks of `tokens`; the bytes tell the segment."""
-    path = store.match(tokens, len(tokens))
-    parent = path.segments[-1] if path.segments else None
-    data = bytes([tokens[-1]]) * size_bytes
-    segment = store.add(parent, path.n_tokens, tokens[path.n_tokens :], NO_ORDER, data)
+    path = saved(store, tokens)
+    block = add(store, path, tokens, bytes([tokens[-1]]) * size_bytes)
     store.check_integrity()
-    return segment
+    return block
 
 
-def kept(store: KvStore, *prompts: list[int]) -> list[int]:
-    return [store.match(tokens, len(tokens)).n_tokens for tokens in prompts]
+def kept(store: Tiers, *prompts: list[int]) -> list[int]:
+    return [saved(store, tokens).n_tokens for tokens in prompts]
 
 
-def loaded(store: KvStore, tokens: list[int]) -> list[bytes | None]:
+def loaded(store: Tiers, tokens: list[int]) -> list[bytes | None]:
     """The bytes of each segment on the way through `tokens`; loading counts as a use."""
-    path = store.match(tokens, len(tokens))
-    found = [store.load(segment) for segment in path.segments]
+    path = saved(store, tokens)
+    found = [store.load(block) for block in path.blocks]
     store.check_integrity()
-    store.touch(path)
+    store.touch(path.blocks)
     return [None if data is None else bytes(data) for data in found]
 
 
 def test_memory_is_never_above_its_bytes_and_the_one_unused_longest_goes():
-    store = KvStore(30)
+    store = Tiers(30)
     for tokens in (A, B, C):
         save(store, tokens)
     loaded(store, A)
@@ -51,7 +57,7 @@ def test_memory_is_never_above_its_bytes_and_the_one_unused_longest_goes():
 
 
 def test_what_is_larger_than_memory_is_not_kept_and_costs_nobody_anything():
-    store = KvStore(30)
+    store = Tiers(30)
     save(store, A, 30)
     assert save(store, B, 31) is None
     assert kept(store, A, B) == [10, 0]
@@ -59,7 +65,7 @@ def test_what_is_larger_than_memory_is_not_kept_and_costs_nobody_anything():
 
 def test_what_is_dear_to_compute_stays_longer_but_not_for_ever():
     cost = {0: 1.0}
-    store = KvStore(30, recompute_s=lambda start, n_tokens: 100.0 if n_tokens == 11 else cost[start])
+    store = Tiers(30, recompute_s=lambda start, n_tokens: 100.0 if n_tokens == 11 else cost[start])
     save(store, [*A, 1])
     for letter in range(200, 204):
         save(store, [letter] * 10)
@@ -74,7 +80,7 @@ def test_what_is_dear_to_compute_stays_longer_but_not_for_ever():
 
 
 def test_of_two_that_cost_the_same_to_compute_the_smaller_stays():
-    store = KvStore(100)
+    store = Tiers(100)
     save(store, A, 80)
     save(store, B, 20)
     save(store, C, 20)
@@ -82,17 +88,17 @@ def test_of_two_that_cost_the_same_to_compute_the_smaller_stays():
 
 
 def test_what_hangs_below_goes_before_what_carries_it():
-    store = KvStore(30)
+    store = Tiers(30)
     save(store, A)
     save(store, A + B)
     save(store, A + B + C)
-    store.touch(store.match(A + B + C, 30))
+    store.touch(saved(store, A + B + C).blocks)
     save(store, D)
     assert kept(store, A + B + C, D) == [20, 10]
 
 
 def test_a_branch_never_pushes_out_what_it_hangs_below():
-    store = KvStore(20)
+    store = Tiers(20)
     save(store, A)
     save(store, A + B)
     assert save(store, A + B + C) is None
@@ -101,7 +107,7 @@ def test_a_branch_never_pushes_out_what_it_hangs_below():
 
 def test_the_clock_never_goes_back():
     """A cheap segment that had to wait for a dear one below it must not make newcomers look worthless."""
-    store = KvStore(20, recompute_s=lambda start, n_tokens: 1.0 if start == 0 else 50.0)
+    store = Tiers(20, recompute_s=lambda start, n_tokens: 1.0 if start == 0 else 50.0)
     save(store, A)
     save(store, A + B)
     save(store, C)  # in the place of what hangs below A
@@ -112,7 +118,7 @@ def test_the_clock_never_goes_back():
 
 
 def test_hits_are_counted_by_tier():
-    store = KvStore(20, MemoryDisk())
+    store = Tiers(20, MemoryDisk())
     for tokens in (A, B, C):
         save(store, tokens)
     assert loaded(store, A) == [b"a" * 10]
@@ -123,7 +129,7 @@ def test_hits_are_counted_by_tier():
 
 def test_what_leaves_memory_goes_to_disk_parents_first_and_comes_back():
     disk = MemoryDisk()
-    store = KvStore(20, disk)
+    store = Tiers(20, disk)
     save(store, A)
     save(store, A + B)
     save(store, C)
@@ -136,7 +142,7 @@ def test_what_leaves_memory_goes_to_disk_parents_first_and_comes_back():
 
 def test_what_memory_cannot_hold_at_all_goes_straight_to_disk():
     disk = MemoryDisk()
-    store = KvStore(0, disk)
+    store = Tiers(0, disk)
     assert store.is_on
     save(store, A)
     save(store, A + B)
@@ -147,7 +153,7 @@ def test_what_memory_cannot_hold_at_all_goes_straight_to_disk():
 
 def test_an_entry_that_vanished_from_disk_is_a_miss_and_takes_what_hangs_below_with_it():
     disk = MemoryDisk()
-    store = KvStore(0, disk)
+    store = Tiers(0, disk)
     trunk = save(store, A)
     save(store, A + B)
     assert trunk is not None
@@ -161,12 +167,12 @@ def test_an_entry_that_vanished_from_disk_is_a_miss_and_takes_what_hangs_below_w
 
 def test_a_restart_finds_everything_and_reads_it_only_when_it_is_wanted():
     disk = MemoryDisk()
-    store = KvStore(100, disk)
+    store = Tiers(100, disk)
     for tokens in (A, A + B, A + C):
         save(store, tokens)
     store.flush(1.0, time.monotonic)
     assert disk.calls == ["flush", "close"]
-    again = KvStore(100, disk)
+    again = Tiers(100, disk)
     again.check_integrity()
     assert (again.n_ram_entries, len(again), again.can_persist) == (0, 3, False)
     assert kept(again, A + B, A + C, D) == [20, 20, 0]
@@ -176,16 +182,16 @@ def test_a_restart_finds_everything_and_reads_it_only_when_it_is_wanted():
 
 def test_a_restart_deletes_orphans_and_the_second_of_two_that_begin_alike():
     disk = MemoryDisk()
-    store = KvStore(0, disk)
+    store = Tiers(0, disk)
     for tokens in (A, A + B, C):
         save(store, tokens)
     trunk = next(record for record in disk.scan() if record.tokens == A)
     del disk.records[trunk.key], disk.data[trunk.key]
     other = MemoryDisk()
-    save(KvStore(0, other), [*C[:4], *D])
+    save(Tiers(0, other), [*C[:4], *D])
     disk.records |= other.records
     disk.data |= other.data
-    again = KvStore(0, disk)
+    again = Tiers(0, disk)
     again.check_integrity()
     assert [record.tokens for record in disk.scan()] == [C]
     assert kept(again, A + B, C) == [0, 10]
@@ -193,7 +199,7 @@ def test_a_restart_deletes_orphans_and_the_second_of_two_that_begin_alike():
 
 def test_a_disk_that_refuses_writes_is_read_and_not_counted_on():
     disk = MemoryDisk()
-    store = KvStore(10, disk)
+    store = Tiers(10, disk)
     save(store, A)
     save(store, B)
     disk.may_write = False
@@ -202,14 +208,14 @@ def test_a_disk_that_refuses_writes_is_read_and_not_counted_on():
     assert kept(store, A, B, C, D) == [10, 0, 0, 10]
     assert not store.can_persist
     assert save(store, [1] * 10, 11) is None
-    disk_only = KvStore(0, disk)
+    disk_only = Tiers(0, disk)
     assert not disk_only.is_on
     assert loaded(disk_only, A) == [b"a" * 10]
 
 
 def test_persisting_goes_one_by_one_with_parents_first_and_ends():
     disk = MemoryDisk()
-    store = KvStore(100, disk)
+    store = Tiers(100, disk)
     for tokens in (A, A + B, A + B + C, D):
         save(store, tokens)
     for n_written in range(1, 5):
@@ -222,27 +228,27 @@ def test_persisting_goes_one_by_one_with_parents_first_and_ends():
 
 
 def test_without_a_disk_there_is_nothing_to_persist_and_flushing_is_no_error():
-    store = KvStore(100)
+    store = Tiers(100)
     save(store, A)
     assert not store.can_persist
     store.flush(1.0, time.monotonic)
-    assert not KvStore(0).is_on
+    assert not Tiers(0).is_on
 
 
 def test_a_use_is_told_to_the_disk_with_the_root_as_the_latest():
     disk = MemoryDisk()
-    store = KvStore(0, disk)
+    store = Tiers(0, disk)
     trunk, branch = save(store, A), save(store, A + B)
     assert trunk is not None
     assert branch is not None
-    store.touch(store.match(A + B, 20))
-    assert disk.touched == [branch.key, trunk.key]
+    store.touch(saved(store, A + B).blocks)
+    assert disk.touched == [branch.name, trunk.name]
 
 
-def tiers() -> tuple[KvStore, MemoryDisk]:
+def tiers() -> tuple[Tiers, MemoryDisk]:
     """A and below it B in memory and on disk, C in memory alone, D on disk alone."""
     disk = MemoryDisk()
-    store = KvStore(30, disk)
+    store = Tiers(30, disk)
     save(store, D)
     for tokens in (A, A + B):
         save(store, tokens)
@@ -281,7 +287,7 @@ def test_clearing_both_leaves_nothing():
 
 def test_the_check_notices_books_that_do_not_add_up():
     for damage in ("size_bytes", "limit_bytes"):
-        store = KvStore(30)
+        store = Tiers(30)
         save(store, A)
         setattr(store, damage, 5)
         with pytest.raises(AssertionError):
@@ -305,27 +311,25 @@ def content(tokens: list[int], size_bytes: int) -> bytes:
 @settings(max_examples=200)
 def test_whatever_happens_the_books_are_right_and_bytes_are_those_of_their_tokens(trace, limit_bytes, has_disk):
     disk = MemoryDisk() if has_disk else None
-    store = KvStore(limit_bytes, disk)
+    store = Tiers(limit_bytes, disk)
     for act, tokens, number in trace:
-        path = store.match(tokens, len(tokens))
+        path = saved(store, tokens)
         if act == "save" and path.n_tokens < len(tokens):
-            parent = path.segments[-1] if path.segments else None
-            data = content(tokens, number)
-            store.add(parent, path.n_tokens, tokens[path.n_tokens :], NO_ORDER, data)
+            add(store, path, tokens, content(tokens, number))
         elif act == "load":
-            for segment, _, end in path.pieces():
-                data = store.load(segment)
+            for block, _, end in path.pieces:
+                data = store.load(block)
                 if data is None:
                     break
-                whole = [*tokens[: segment.start], *segment.tokens]
+                whole = [*tokens[: block.start], *block.tokens]
                 assert bytes(data[: len(whole) + 1]) == bytes([*whole, 255])
-                assert end <= segment.end
-            store.touch(path)
-        elif act == "drop" and path.segments:
-            store.drop(path.segments[0])
-            assert store.match(tokens, len(tokens)).n_tokens == 0
-        elif act == "vanish" and disk is not None and path.segments:
-            disk.remove(path.segments[-1].key)
+                assert end <= block.end
+            store.touch(path.blocks)
+        elif act == "drop" and path.blocks:
+            store.drop(path.blocks[0])
+            assert saved(store, tokens).n_tokens == 0
+        elif act == "vanish" and disk is not None and path.blocks:
+            disk.remove(path.blocks[-1].name)
         elif act == "clear":
             store.clear(ram=bool(number & 1), disk=bool(number & 2))
             assert not number & 1 or store.size_bytes == 0
@@ -334,7 +338,7 @@ def test_whatever_happens_the_books_are_right_and_bytes_are_those_of_their_token
         elif act == "restart" and disk is not None:
             store.flush(1.0, time.monotonic)
             assert not store.can_persist
-            store = KvStore(limit_bytes, disk)
+            store = Tiers(limit_bytes, disk)
         elif act == "refuse" and disk is not None:
             disk.may_write = not disk.may_write
         store.check_integrity()

@@ -7,17 +7,16 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from localrun import kv_folders
 from localrun.engine.cache import disk as kv_disk
 from localrun.engine.cache.disk import KvDisk
-from localrun.engine.cache.kv_store import KvStore
+from localrun.engine.cache.tiers import Tiers
+from localrun.engine.cache.tree import Block, Key, Saved
 from tests.engine.disk_harness import flushed, tier
 from tests.engine.memory_disk import MemoryDisk
 
-NO_ORDER = np.empty(0, np.int32)
 DATA = bytes(4000)
 A, B, C = ([letter] * 10 for letter in b"abc")
 
@@ -31,31 +30,40 @@ def prompt(number: int) -> list[int]:
     return [number] * 20
 
 
-def save(store: KvStore, tokens: list[int], data: bytes = DATA) -> bool:
-    path = store.match(tokens, len(tokens))
-    parent = path.segments[-1] if path.segments else None
-    is_kept = store.add(parent, path.n_tokens, tokens[path.n_tokens :], NO_ORDER, data) is not None
+def saved(store: Tiers, tokens: list[int]) -> Saved:
+    return store.match(Key(tokens), len(tokens)).saved()
+
+
+def add(store: Tiers, path: Saved, tokens: list[int], data: bytes) -> Block | None:
+    """Keep the rows of `tokens` after a path, which is what is saved of them."""
+    block = store.tree.graft(path.blocks[-1] if path.pieces else None, path.n_tokens, tokens[path.n_tokens :])
+    return block if store.keep(block, data) else None
+
+
+def save(store: Tiers, tokens: list[int], data: bytes = DATA) -> bool:
+    path = saved(store, tokens)
+    is_kept = add(store, path, tokens, data) is not None
     store.check_integrity()
     return is_kept
 
 
-def n_matched(store: KvStore, *prompts: list[int]) -> list[int]:
-    return [store.match(tokens, len(tokens)).n_tokens for tokens in prompts]
+def n_matched(store: Tiers, *prompts: list[int]) -> list[int]:
+    return [saved(store, tokens).n_tokens for tokens in prompts]
 
 
-def assert_no_false_hits(store: KvStore, disk: KvDisk, n_prompts: int) -> None:
-    store.match([], 0)
+def assert_no_false_hits(store: Tiers, disk: KvDisk, n_prompts: int) -> None:
+    saved(store, [])
     store.check_integrity()
     assert len(store) == disk.n_entries
     for number in range(n_prompts):
-        for segment in store.match(prompt(number), 20).segments:
-            assert store.load(segment) == DATA
+        for block in saved(store, prompt(number)).blocks:
+            assert store.load(block) == DATA
 
 
 @pytest.mark.parametrize("ram_bytes", [0, 10 * len(DATA)])
 def test_what_the_bound_evicts_is_no_hit_and_no_memory(root: Path, ram_bytes: int):
     disk = tier(root, limit_bytes=100 * len(DATA))
-    store = KvStore(ram_bytes, disk)
+    store = Tiers(ram_bytes, disk)
     for number in range(1000):
         save(store, prompt(number))
         if number % 50 == 49:
@@ -73,7 +81,7 @@ def test_what_a_busy_disk_drops_is_no_hit(root: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "fsync", lambda descriptor: go.wait(10.0) and fsync(descriptor))
     monkeypatch.setattr(kv_disk, "BACKLOG_BYTES", 3 * len(DATA))
     disk = tier(root)
-    store = KvStore(0, disk)
+    store = Tiers(0, disk)
     assert [save(store, prompt(number)) for number in range(10)] == [True] * 3 + [False] * 7
     go.set()
     flushed(disk)
@@ -84,7 +92,7 @@ def test_what_a_busy_disk_drops_is_no_hit(root: Path, monkeypatch: pytest.Monkey
 
 def test_what_could_not_be_written_after_all_is_no_hit(root: Path, monkeypatch: pytest.MonkeyPatch):
     disk = tier(root)
-    store = KvStore(0, disk)
+    store = Tiers(0, disk)
     save(store, prompt(0))
     flushed(disk)
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "no space")))
@@ -98,7 +106,7 @@ def test_what_could_not_be_written_after_all_is_no_hit(root: Path, monkeypatch: 
 
 def test_what_another_process_evicts_is_noticed_by_the_next_survey(root: Path):
     disk = tier(root, limit_bytes=50 * len(DATA))
-    store = KvStore(0, disk)
+    store = Tiers(0, disk)
     for number in range(40):
         save(store, prompt(number))
     flushed(disk)
@@ -114,7 +122,7 @@ def test_what_another_process_evicts_is_noticed_by_the_next_survey(root: Path):
 
 def test_what_is_in_memory_too_stays_and_is_written_again_when_it_leaves():
     disk = MemoryDisk(limit_bytes=25)
-    store = KvStore(30, disk)
+    store = Tiers(30, disk)
     for tokens in (A, B, C):
         save(store, tokens, bytes(10))
     n_written = 0
@@ -128,16 +136,16 @@ def test_what_is_in_memory_too_stays_and_is_written_again_when_it_leaves():
     for letter in b"xyz":
         save(store, [letter] * 10, bytes(10))
     assert n_matched(store, B, C) == [10, 10]
-    assert [store.load(store.match(tokens, 10).segments[0]) for tokens in (B, C)] == [bytes(10)] * 2
+    assert [store.load(saved(store, tokens).blocks[0]) for tokens in (B, C)] == [bytes(10)] * 2
 
 
 def test_a_lost_beginning_takes_along_what_nobody_can_reach_without_it():
     disk = MemoryDisk()
-    store = KvStore(0, disk)
+    store = Tiers(0, disk)
     for tokens in (A, A + B, A + B + C):
         save(store, tokens, bytes(10))
-    branch = store.match(A + B, 20).segments[1]
-    disk.lose(branch.key)
+    branch = saved(store, A + B).blocks[1]
+    disk.lose(branch.name)
     assert n_matched(store, A + B + C) == [10]
     store.check_integrity()
     assert disk.n_entries == 1
@@ -145,20 +153,20 @@ def test_a_lost_beginning_takes_along_what_nobody_can_reach_without_it():
 
 def test_what_was_lost_and_saved_again_since_is_there():
     disk = MemoryDisk()
-    store = KvStore(0, disk)
+    store = Tiers(0, disk)
     save(store, A, bytes(10))
-    segment = store.match(A, 10).segments[0]
-    disk.lose(segment.key)
-    store.drop(segment)
+    block = saved(store, A).blocks[0]
+    disk.lose(block.name)
+    store.drop(block)
     save(store, A, bytes(10))
     assert n_matched(store, A) == [10]
-    assert store.load(segment) is None, "a segment that was forgotten has no bytes, whoever has its key now"
+    assert store.load(block) is None, "a segment that was forgotten has no bytes, whoever has its key now"
     store.check_integrity()
 
 
 def test_flushing_ends_though_the_disk_takes_nothing(root: Path):
     disk = tier(root, limit_bytes=1000)
-    store = KvStore(100 * len(DATA), disk)
+    store = Tiers(100 * len(DATA), disk)
     for number in range(5):
         save(store, prompt(number))
     store.flush(60.0, time.monotonic)

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from localrun.engine.cache.kv_store import KvStore
-from localrun.engine.cache.pool import Lease
-from localrun.engine.cache.state_keeper import GAIN_TOKENS, StateKeeper
-from localrun.engine.cache.stream_pool import StreamPool
+from localrun.engine.cache.cache import GAIN_TOKENS, Cache, Lease
+from localrun.engine.cache.tiers import Tiers
+from localrun.engine.cache.tree import Key
 from localrun.engine.fake import FakeBackend
 from localrun.engine.native.background import Background
 from localrun.engine.request import Request
@@ -31,8 +30,7 @@ class Bench:
             n_cells=256 * n_slots, n_seqs=9, n_batch=256, n_slots=n_slots, n_background_seqs=n_background_seqs
         )
         now = iter(range(1 << 30))
-        self.keeper = StateKeeper(self.backend, KvStore(ram_cache_bytes), lambda: next(now) * 1e-6)
-        self.pool = StreamPool(self.backend, self.keeper, self.takes)
+        self.cache = Cache(self.backend, Tiers(ram_cache_bytes), lambda: next(now) * 1e-6, self.takes)
         self.away: dict[int, Request] = {}
 
     @property
@@ -40,11 +38,11 @@ class Bench:
         assert self.backend.background is not None
         return self.backend.background
 
-    def takes(self, n_new: int) -> bool:
+    def takes(self, n_new: int, depth: int = 0) -> bool:
         return self.backend.background is not None and self.background.takes(n_new, DIRECT_TOKENS)
 
     def acquire(self, tokens: list[int]) -> Lease:
-        lease = self.pool.acquire(tokens)
+        lease = self.cache.acquire(Key(tokens))
         assert lease is not None
         if lease.seq >= self.backend.n_seqs:
             sampler = self.backend.sampler(Sampling(), ignore_eos=True)
@@ -77,25 +75,25 @@ class Bench:
             worker.finish()
         else:
             self.backend.decode(count)
-        self.pool.cells.place([seq] * count)
-        self.pool.publish(seq, tokens)
+        self.cache.cells.place([seq] * count)
+        self.cache.grow(seq, len(tokens))
         self.check()
 
     def park(self, tokens: list[int]) -> int:
         seq, _ = self.start(tokens)
         if seq in self.away:
             assert self.background.drop(self.away.pop(seq))
-        self.pool.release(seq, tokens)
+        self.cache.release(seq, len(tokens))
         self.check()
         return seq
 
     def settle(self) -> None:
-        while self.pool.can_settle:
-            self.pool.settle()
+        while self.cache.can_settle:
+            self.cache.settle()
             self.check()
 
     def stored(self, tokens: list[int]) -> int:
-        return self.pool.store.match(tokens, len(tokens)).n_tokens
+        return self.cache.tiers.match(Key(tokens), len(tokens)).saved().n_tokens
 
     def begin(self) -> None:
         """The background has something under way."""
@@ -103,9 +101,9 @@ class Bench:
         assert self.background.is_busy
 
     def check(self) -> None:
-        self.pool.check_integrity()
+        self.cache.check_integrity()
         for seq in range(self.backend.n_seqs + n_seqs_away(self.backend)):
-            assert self.pool.cells.length(seq) == len(self.backend.cells_of(seq))
+            assert self.cache.cells.length(seq) == len(self.backend.cells_of(seq))
 
 
 def test_a_parked_prefix_is_gone_on_with_where_it_is():
@@ -118,7 +116,7 @@ def test_a_parked_prefix_is_gone_on_with_where_it_is():
 def test_the_last_token_is_never_cached_and_what_matches_is_what_an_acquire_gives():
     bench = Bench()
     bench.park(A)
-    assert [bench.pool.match(tokens) for tokens in (A, A + TAIL, B)] == [59, 60, 0]
+    assert [bench.cache.match(Key(tokens)) for tokens in (A, A + TAIL, B)] == [59, 60, 0]
     assert bench.start(A)[1] == 59
 
 
@@ -136,7 +134,7 @@ def test_the_tail_of_a_parked_prefix_is_saved_before_it_is_cut():
 def test_what_runs_is_copied_as_far_as_it_was_computed():
     bench = Bench()
     first = bench.acquire(A + B)
-    assert bench.pool.match(A + TAIL) == 0, "nothing is computed yet"
+    assert bench.cache.match(Key(A + TAIL)) == 0, "nothing is computed yet"
     bench.compute(first.seq, A + B, 0)
     second, n_cached = bench.start(A + TAIL)
     assert second != first.seq
@@ -158,8 +156,8 @@ def test_what_was_settled_comes_back_from_the_store_after_its_stream_was_taken()
     bench.settle()
     for tokens in (B, C, D):
         bench.start(tokens)
-    assert bench.pool.acquire(A) is None, "all streams run"
-    bench.pool.release(0, B)
+    assert bench.cache.acquire(Key(A)) is None, "all streams run"
+    bench.cache.release(0, len(B))
     assert bench.start(A + TAIL)[1] == 60
 
 
@@ -182,7 +180,7 @@ def test_the_prefix_parked_first_makes_way_and_never_the_donor_if_another_can():
 def test_a_little_in_common_is_not_worth_anything():
     bench = Bench()
     bench.park(A)
-    assert bench.pool.match(A[: GAIN_TOKENS - 1] + B) == 0
+    assert bench.cache.match(Key(A[: GAIN_TOKENS - 1] + B)) == 0
     seq, n_cached = bench.start(A[: GAIN_TOKENS - 1] + B)
     assert (n_cached, bench.backend.tokens_of(seq)) == (0, A[: GAIN_TOKENS - 1] + B)
 
@@ -190,57 +188,57 @@ def test_a_little_in_common_is_not_worth_anything():
 def test_following_pays_where_more_comes_than_is_there():
     bench = Bench()
     lease = bench.acquire(A + B)
-    assert bench.pool.follow(lease.seq, A + C, 0)
-    assert not bench.pool.follow(lease.seq, A + C, 60 - GAIN_TOKENS + 1)
+    assert bench.cache.follow(lease.seq, Key(A + C), 0)
+    assert not bench.cache.follow(lease.seq, Key(A + C), 60 - GAIN_TOKENS + 1)
     bench.compute(lease.seq, A + B, 0)
-    assert not bench.pool.follow(lease.seq, A + C, 0), "there is no more to come"
+    assert not bench.cache.follow(lease.seq, Key(A + C), 0), "there is no more to come"
 
 
 def test_a_rewound_sequence_promises_only_what_it_still_has():
     bench = Bench()
     seq, _ = bench.start(A + B)
-    assert bench.pool.rewind(seq, 30) == 30
+    assert bench.cache.rewind(seq, 30) == 30
     bench.check()
-    assert bench.pool.match(A + C) == 30
+    assert bench.cache.match(Key(A + C)) == 30
 
 
 def test_a_forgotten_sequence_leaves_nothing():
     bench = Bench()
     seq, _ = bench.start(A)
-    bench.pool.forget(seq)
+    bench.cache.forget(seq)
     bench.check()
-    assert (bench.pool.match(A), bench.backend.n_used, bench.pool.n_cached_sequences) == (0, 0, 0)
+    assert (bench.cache.match(Key(A)), bench.backend.n_used, bench.cache.n_cached_sequences) == (0, 0, 0)
     other = bench.acquire(B)
-    bench.pool.release(other.seq, [])
+    bench.cache.release(other.seq, len([]))
     bench.check()
-    assert bench.pool.n_cached_sequences == 0
+    assert bench.cache.n_cached_sequences == 0
 
 
 def test_settling_saves_one_at_a_time_and_leaves_it_where_it_is():
     bench = Bench()
     for tokens in (A, B):
         bench.park(tokens)
-    bench.pool.settle()
+    bench.cache.settle()
     assert sorted(map(bench.stored, (A, B))) == [0, 60]
-    bench.pool.settle()
-    assert (bench.stored(A), bench.stored(B), bench.pool.can_settle) == (60, 60, False)
+    bench.cache.settle()
+    assert (bench.stored(A), bench.stored(B), bench.cache.can_settle) == (60, 60, False)
     assert bench.backend.n_used == 120
-    bench.pool.settle()
+    bench.cache.settle()
 
 
 def test_without_a_store_prefixes_stay_in_their_streams_and_nothing_is_to_settle():
     bench = Bench(ram_cache_bytes=0)
     seq = bench.park(A)
-    assert not bench.pool.can_settle
+    assert not bench.cache.can_settle
     assert bench.start(A[:30] + B) == (seq, 30)
-    bench.pool.retire()
+    bench.cache.retire()
 
 
 def test_retiring_saves_everything_that_is_parked():
     bench = Bench(n_background_seqs=1)
     for tokens in (A, B, LONG):
         bench.park(tokens)
-    bench.pool.retire()
+    bench.cache.retire()
     assert [bench.stored(tokens) for tokens in (A, B, LONG)] == [60, 60, len(LONG)]
 
 
@@ -250,9 +248,9 @@ def test_clearing_memory_empties_parked_streams_and_leaves_running_ones():
     bench.park(B)
     bench.settle()
     seq, _ = bench.start(C)
-    bench.pool.clear(ram=True, disk=False)
+    bench.cache.clear(ram=True, disk=False)
     bench.check()
-    assert [bench.pool.match(tokens) for tokens in (A, B)] == [0, 0]
+    assert [bench.cache.match(Key(tokens)) for tokens in (A, B)] == [0, 0]
     assert bench.backend.tokens_of(seq) == C
     assert bench.backend.n_used == 60
 
@@ -261,15 +259,15 @@ def test_running_streams_are_kept_at_the_lowest_numbers():
     bench = Bench()
     for tokens in (A, B, C):
         bench.start(tokens)
-    assert bench.pool.compact() is None
-    bench.pool.release(0, A)
-    assert bench.pool.compact() == (2, 0)
+    assert bench.cache.compact() is None
+    bench.cache.release(0, len(A))
+    assert bench.cache.compact() == (2, 0)
     bench.check()
     assert bench.backend.tokens_of(0) == C
     assert bench.stored(A) == 60, "what was parked in the hole is not lost"
-    assert bench.pool.compact() is None
-    bench.pool.forget(0)
-    assert bench.pool.compact() == (1, 0)
+    assert bench.cache.compact() is None
+    bench.cache.forget(0)
+    assert bench.cache.compact() == (1, 0)
     assert bench.backend.tokens_of(0) == B
     bench.check()
 
@@ -278,10 +276,10 @@ def test_a_move_that_the_backend_refuses_is_not_passed_over():
     bench = Bench()
     for tokens in (A, B):
         bench.start(tokens)
-    bench.pool.forget(0)
+    bench.cache.forget(0)
     bench.backend.state_set = lambda seq, state: False  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="stream 0 refused"):
-        bench.pool.compact()
+        bench.cache.compact()
 
 
 def background_bench(**changed: Any) -> Bench:
@@ -306,7 +304,7 @@ def test_a_long_prompt_takes_what_is_cached_with_it_into_the_background():
     bench = background_bench()
     bench.park(A)
     seq, n_cached = bench.start(A + LONG)
-    assert bench.pool.check_integrity() is None
+    assert bench.cache.check_integrity() is None
     assert (seq >= bench.backend.n_seqs, n_cached) == (True, 60)
 
 
@@ -314,12 +312,12 @@ def test_a_prompt_of_the_background_that_is_done_goes_on_among_the_streams():
     bench = background_bench()
     seq, _ = bench.start(LONG)
     assert seq == 3
-    assert bench.pool.bring_home(seq) == 0
+    assert bench.cache.bring_home(seq) == 0
     bench.check()
     assert bench.backend.tokens_of(0) == LONG
     assert bench.backend.tokens_of(seq) == []
-    bench.pool.release(0, LONG)
-    assert bench.pool.match([*LONG, 1]) == len(LONG)
+    bench.cache.release(0, len(LONG))
+    assert bench.cache.match(Key([*LONG, 1])) == len(LONG)
 
 
 def test_nobody_starts_in_the_background_while_it_computes():
@@ -337,12 +335,12 @@ def test_while_the_background_computes_its_sequences_are_left_alone():
     busy = bench.acquire([*A, *A]).seq
     assert parked != busy
     bench.begin()
-    assert not bench.pool.can_settle
-    bench.pool.settle()
-    bench.pool.clear(ram=True, disk=True)
-    assert bench.pool.match([*LONG, 1]) == 0
+    assert not bench.cache.can_settle
+    bench.cache.settle()
+    bench.cache.clear(ram=True, disk=True)
+    assert bench.cache.match(Key([*LONG, 1])) == 0
     assert bench.start([*LONG[:GAIN_TOKENS], *TAIL])[1] == 0
     assert bench.background.halt() is not None
-    bench.pool.rewind(busy, 0)
+    bench.cache.rewind(busy, 0)
     bench.check()
-    assert bench.pool.can_settle
+    assert bench.cache.can_settle

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from localrun.engine.cache.kv_cells import KvCells
+from localrun.engine.cache.cells import PoolCells, StreamCells
 
 N_CELLS, N_SEQS = 24, 4
 sequences = st.integers(0, N_SEQS - 1)
@@ -21,10 +21,9 @@ class Pool(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cells = KvCells(N_CELLS, N_SEQS)
+        self.cells = PoolCells(N_CELLS, N_SEQS)
         self.lists: dict[int, list[int]] = {seq: [] for seq in range(N_SEQS)}
         self.head = 0
-        self.saved: list[tuple[list[int], np.ndarray]] = []
 
     def used(self) -> set[int]:
         return {cell for cells in self.lists.values() for cell in cells}
@@ -99,25 +98,15 @@ class Pool(RuleBasedStateMachine):
             self.lists[other][start:start] = found
         self.cells.move(holders, start, start + len(own))
 
-    @rule(seq=sequences)
-    def save(self, seq: int) -> None:
-        by_cell = sorted(range(len(self.lists[seq])), key=self.lists[seq].__getitem__)
-        order = self.cells.saved_order(seq)
-        assert order.tolist() == by_cell
-        self.saved.append((by_cell, order))
-
-    @precondition(lambda self: self.saved)
-    @rule(seq=sequences, data=st.data())
-    def restore(self, seq: int, data: st.DataObject) -> None:
-        by_cell, order = data.draw(st.sampled_from(self.saved))
-        found = self.find(len(by_cell)) if by_cell else []
+    @rule(seq=sequences, count=st.integers(0, N_CELLS))
+    def fill(self, seq: int, count: int) -> None:
+        found = self.find(count) if count else []
         if found is None or self.lists[seq]:
             with pytest.raises(ValueError, match=r"free|not empty"):
-                self.cells.restore(seq, order)
+                self.cells.fill(seq, count)
             return
-        self.cells.restore(seq, order)
-        placed = dict(zip(by_cell, found, strict=True))
-        self.lists[seq] = [placed[position] for position in range(len(by_cell))]
+        self.cells.fill(seq, count)
+        self.lists[seq] = found
         self.head = found[-1] + 1 if found else self.head
 
     @invariant()
@@ -138,7 +127,7 @@ TestPool.settings = settings(max_examples=150, stateful_step_count=30, deadline=
 
 
 def test_a_share_that_would_leave_a_hole_or_go_past_the_end_is_refused():
-    cells = KvCells(64, 3)
+    cells = PoolCells(64, 3)
     cells.place([0] * 10 + [1] * 4)
     for start, end in ((0, 5), (5, 6), (4, 11)):
         with pytest.raises(ValueError, match="lengths do not fit"):
@@ -146,7 +135,7 @@ def test_a_share_that_would_leave_a_hole_or_go_past_the_end_is_refused():
 
 
 def test_what_is_held_alike_ends_with_the_cell_and_begins_where_the_sharing_changes():
-    cells = KvCells(64, 4)
+    cells = PoolCells(64, 4)
     cells.place([0] * 20)
     cells.share(0, 1, 0, 12)
     cells.share(0, 2, 0, 5)
@@ -171,7 +160,7 @@ class Looks(np.ndarray):
 def test_a_step_looks_at_few_cells_however_many_there_are():
     """Full but for a hole in the middle, where streams take and give back cells."""
     n_cells, n_seqs = 1 << 18, 8
-    cells = KvCells(n_cells, n_seqs + 2)
+    cells = PoolCells(n_cells, n_seqs + 2)
     cells.place([n_seqs] * (n_cells // 2))
     cells.place([n_seqs + 1] * (n_cells // 2))
     cells.truncate(n_seqs + 1, n_cells // 2 - 2_000)
@@ -187,7 +176,7 @@ def test_a_step_looks_at_few_cells_however_many_there_are():
 
 
 def test_a_sequence_may_grow_to_the_whole_pool():
-    cells = KvCells(2048, 2)
+    cells = PoolCells(2048, 2)
     for _ in range(4):
         cells.place([1] * 512)
     assert cells.cells_of(1).tolist() == list(range(2048))
@@ -205,9 +194,33 @@ def test_a_sequence_may_grow_to_the_whole_pool():
     ],
 )
 def test_the_check_notices_books_that_are_wrong(spoil):
-    cells = KvCells(16, 2)
+    cells = PoolCells(16, 2)
     cells.place([0] * 5)
     cells.check_integrity()
     spoil(cells)
     with pytest.raises(AssertionError):
         cells.check_integrity()
+
+
+def test_streams_count_for_themselves_and_the_longest_decides_the_span():
+    cells = StreamCells(100, n_seqs=3, n_away=1)
+    cells.place([0, 0, 2, 0])
+    cells.fill(1, 7)
+    assert [cells.length(seq) for seq in range(4)] == [3, 7, 1, 0]
+    assert (cells.n_used, cells.span, cells.n_free) == (11, 7, 93)
+
+
+def test_prompts_in_the_making_use_cells_but_do_not_lengthen_the_span_of_the_streams():
+    cells = StreamCells(100, n_seqs=2, n_away=2)
+    cells.fill(0, 10)
+    cells.fill(3, 90)
+    assert (cells.n_used, cells.span, cells.n_free) == (100, 10, 90)
+
+
+def test_a_stream_that_ends_gives_everything_back():
+    cells = StreamCells(100, n_seqs=2, n_away=0)
+    cells.place([1] * 40)
+    with pytest.raises(ValueError, match="not empty"):
+        cells.fill(1, 3)
+    cells.truncate(1, 0)
+    assert (cells.n_used, cells.span, cells.n_free, cells.n_shared) == (0, 0, 100, 0)

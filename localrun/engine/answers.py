@@ -1,0 +1,107 @@
+"""From computed rows to answers: what token is drawn, what of it is said, and when an answer is over.
+
+Owner: the engine's main thread; what takes long is drawn in threads (`grammars.py`).
+Does not: decode, or end a request: that is the engine's, at each `Over`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from localrun.engine.backend import Backend
+from localrun.engine.report import Report
+from localrun.engine.request import Request
+from localrun.engine.sample.constraint import DEAD_END
+from localrun.engine.sample.grammars import GrammarQueue, LateRows
+from localrun.errors import BadRequest, LocalrunError
+from localrun.wire import ChosenLogprob, Finish, Phase, Submit
+
+
+class Over(NamedTuple):
+    """An answer has come to its end at this time, or will never begin."""
+
+    request: Request
+    finish: Finish
+    now_s: float
+    error: LocalrunError | None = None
+
+
+class Answers:
+    """See the module. Whoever is told of an `Over` ends that request before asking for the next one."""
+
+    def __init__(self, backend: Backend, report: Report, clock: Callable[[], float]) -> None:
+        self._backend = backend
+        self._report = report
+        self._clock = clock
+        self._grammars = GrammarQueue(backend, clock)
+        self._late = LateRows()
+
+    @property
+    def n_compiling(self) -> int:
+        """Requests that wait for their grammar."""
+        return len(self._grammars)
+
+    def begin(self, request: Request, submit: Submit) -> None:
+        """A new request; with a grammar it waits until that is compiled."""
+        request.sampler.accept(request.tokens)
+        self._grammars.add(request, submit, self._clock())
+
+    def extend(self, rows: Sequence[tuple[Request, int]]) -> Iterator[Over]:
+        """Draw the next token of each request, from its row of the last decode. Slow ones follow with `collect`."""
+        rows = [(request, row) for request, row in rows if not self._late.hold(request, row)]
+        tokens = self._backend.sample([(request.sampler, row) for request, row in rows])
+        now_s = self._clock()
+        for (request, row), token in zip(rows, tokens, strict=True):
+            over = self._take(request, row, token, now_s)
+            if over is not None:
+                yield over
+
+    def collect(self, now_s: float) -> Iterator[Over]:
+        """Take what became ready beside the steps: grammars, and tokens that took long."""
+        for request, error in self._grammars.collect(now_s):
+            yield Over(request, Finish.ERROR, now_s, error)
+        for request, token in self._late.collect():
+            over = self._take(request, None, token, self._clock())
+            if over is not None:
+                yield over
+
+    def wait_for_grammar(self) -> None:
+        """Sleep a little, or until a grammar is compiled."""
+        self._grammars.wait()
+
+    def wait_for_token(self) -> None:
+        """Sleep a little, or until a token that takes long is there; not at all when there is none."""
+        self._late.wait()
+
+    def end(self, request: Request) -> None:
+        """A request is over."""
+        self._late.drop(request)
+        request.sampler.close()
+        self._grammars.drop(request)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._grammars.close()
+        self._late.close()
+
+    def _take(self, request: Request, row: int | None, token: int, now_s: float) -> Over | None:
+        """A token was chosen, from this row of the last decode if that is still there."""
+        constraint = request.constraint
+        if token == DEAD_END and constraint is not None:
+            return Over(request, Finish.ERROR, now_s, BadRequest(constraint.problem))
+        if request.ends_at_eog and token in self._backend.eog_tokens:
+            return Over(request, Finish.STOP, now_s)
+        request.append(token, now_s)
+        piece = self._backend.piece(token)
+        shown = piece or self._backend.control_text(token).encode() if request.shows_control else piece
+        delta = self._report.delta(request)
+        delta.phase = Phase.DECODE  # also of one that lost its slot while its token was drawn
+        delta.tokens.append(token)
+        delta.text += request.text.feed(shown)
+        if request.n_probs is not None and row is not None:
+            logprob, top = self._backend.logprobs(row, token, request.n_probs)
+            delta.logprobs = [ChosenLogprob(token, piece, logprob, top)]
+        if request.text.stopped is not None or (constraint is not None and constraint.is_complete):
+            return Over(request, Finish.STOP, now_s)
+        return Over(request, Finish.LENGTH, now_s) if request.n_output >= request.max_output else None

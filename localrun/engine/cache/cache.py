@@ -1,0 +1,568 @@
+"""The cache of prompts: a sequence's life, from what is found of its prompt to what is kept of it.
+
+Owner: the engine's main thread. A sequence id is *free*, *running* (a request owns it, from `acquire` to `release` or
+`forget`) or *parked*: a finished request's tokens stay in their cells until these are needed. What is worth it is
+saved to memory and disk in *blocks*, a piece at a time beside the steps (`settle`), and comes back in about a hundredth
+of the time that computing it took. How a prompt is begun depends on where sequences lie (`cells.py`):
+
+* One pool: it shares the cells of whoever has most of it. Every row attends over the whole span, so parked sequences
+  leave their cells as soon as nobody runs, or when looking at them has cost the running ones as much as the copies
+  take; on a GPU, which reads cells quickly, when the cells are needed. What lies behind a hole is moved into it.
+* Streams: a parked sequence is gone on with, what runs is copied. A request with a long way to go begins in a sequence
+  of the *background*, which cannot be touched while that is busy, and comes home to a stream when its prompt is done.
+* Wholes: a parked sequence that the prompt continues is gone on with; else the longest checkpoint is restored
+  (`checkpoints.py`). What was saved keeps its cells only while nothing runs.
+
+A request that outgrows its stream brings one pool for all; what the others computed waits in memory while the native
+context changes. Split comes back when there is no such request any more, and nothing runs, or for some time.
+
+Invariant: for every sequence, backend, book of cells and tree agree on its tokens (`check_integrity`).
+Does not: decide who runs (`scheduler.py`), or what goes when memory is short (`tiers.py`). Its clock is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from itertools import pairwise
+from typing import NamedTuple
+
+from localrun.engine.backend import Backend
+from localrun.engine.cache.cells import Cells, Layout, OnePool, PoolCells, Streams, Wholes
+from localrun.engine.cache.checkpoints import Checkpoints, next_stop
+from localrun.engine.cache.tiers import Tiers
+from localrun.engine.cache.tree import Block, Key, common_prefix
+
+# More cells than there are anywhere.
+UNCOUNTED = 1 << 40
+# Large enough that one native copy is worth its call, small enough that what conversations do not share is not kept
+# twice and that the disk is read for what is needed.
+BLOCK_TOKENS = 256
+# What one call of `settle` saves in one pool.
+PIECE_TOKENS = 2 * BLOCK_TOKENS
+# For fewer tokens a copy costs more than it saves.
+GAIN_TOKENS = 16
+# A change of layout costs everybody about as much as ten decode steps; requests that need it rarely come alone.
+LINGER_S = 10.0
+# How far apart two positions are whose rows tell what a row pays for a cell that it looks at.
+_DEPTH_TOKENS = 1024
+
+
+class Lease(NamedTuple):
+    """A sequence for a request, with the tokens that the cache already gave."""
+
+    seq: int
+    n_cached: int
+
+
+class _Found(NamedTuple):
+    """What there is of a prompt: `n_cells` tokens in the cells of `seq` (-1: nobody), and `n_saved`."""
+
+    n_cells: int
+    seq: int
+    n_saved: int
+
+
+class Cache:
+    """See the module. `takes` says whether a request with so many tokens to compute, behind so many that are
+    there, is computed in the background."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        tiers: Tiers,
+        clock: Callable[[], float],
+        takes: Callable[[int, int], bool] = lambda n_new, depth: False,
+    ) -> None:
+        self.tiers = tiers
+        self._backend = backend
+        self._clock = clock
+        self._takes = takes
+        self._checkpoints = Checkpoints(tiers, backend.eog_tokens)
+        self._one_pool_until_s = 0.0
+        self._open()
+
+    def _open(self) -> None:
+        """Begin with empty cells."""
+        backend = self._backend
+        self._layout: Layout = Wholes(backend) if not backend.cuts_states else OnePool(backend)
+        if backend.is_split:
+            self._layout = Streams(backend)
+            self._stream_cells = self._layout.cells.n_cells
+        self._free = set(range(self._layout.n_seqs))
+        self._running: dict[int, list[int]] = {}  # with the positions where steps must end, in order
+        self._keys: dict[int, Key] = {}  # of those that run and those that are parked
+        self._saved: set[int] = set()  # of the parked ones, where they leave their cells because of that
+
+    @property
+    def cells(self) -> Cells:
+        return self._layout.cells
+
+    @property
+    def n_cached_sequences(self) -> int:
+        """Prefixes kept for later."""
+        return len(self.tiers.parked) - len(self._saved) + len(self.tiers)
+
+    @property
+    def can_settle(self) -> bool:
+        """Whether `settle` has something to do."""
+        return self._due() is not None
+
+    # --- what there is -------------------------------------------------------------------------------------------
+
+    def match(self, key: Key) -> int:
+        """How many leading tokens an `acquire` would get without computing. The last token is never among them."""
+        found = self._find(key)
+        return max(found.n_cells, found.n_saved)
+
+    def follow(self, seq: int, key: Key, n_matched: int) -> bool:
+        """Whether a request of which `n_matched` tokens can be had now gains by waiting for running `seq`, which is
+        computing more of the same beginning."""
+        ahead = self._keys[seq]
+        if ahead.realm != key.realm:
+            return False
+        if self._layout.can_share:
+            return True  # whatever `seq` computes can be shared at once
+        n_common = key.floor(common_prefix(ahead.tokens, key.tokens, 0, len(key.tokens) - 1))
+        n_computed = self.tiers.tree.length(seq)
+        if self._layout.can_cut:
+            return n_common - max(n_matched, n_computed) >= GAIN_TOKENS
+        return self._checkpoints.follow(self._running[seq], n_computed, n_common, n_matched)
+
+    def n_obtainable(self, key: Key) -> int:
+        """Cells that a request could have if all parked sequences had to go, shared ones included."""
+        if isinstance(self._layout, Streams):
+            return UNCOUNTED  # a stream of its own, whatever the others hold
+        n_shared = 0
+        if self._layout.can_share:
+            n_shared, _ = self.tiers.match(key, len(key.tokens) - 1).held(self._running.keys())
+        return self.cells.n_cells - self._n_running_cells() + n_shared
+
+    # --- a sequence's life ---------------------------------------------------------------------------------------
+
+    def acquire(self, key: Key) -> Lease | None:
+        """A sequence that already holds as much of a prompt as the cache has. None if no sequence is left.
+
+        The key's list is the request's own, and may grow: the cache looks at it as long as the sequence runs.
+        """
+        found = self._find(key)
+        n_found = max(found.n_cells, found.n_saved)
+        is_away = not self._is_busy and self._takes(len(key.tokens) - n_found, n_found)
+        goes_on = self._goes_on(found, is_away=is_away)
+        if goes_on:
+            self._continue(found.seq, key, found.n_cells)
+        for saved in list(self._saved):
+            self._unpark(saved)
+        seq = found.seq if goes_on else self._vacate(is_away=is_away, spare=found.seq)
+        if seq is None:
+            return None
+        self._free.discard(seq)
+        n_cached = found.n_cells if goes_on else self._fill(seq, key)
+        stops: list[int] = []
+        if not self._layout.can_cut:
+            n_common = key.floor(self.tiers.match(key, len(key.tokens) - 1).n_tokens)
+            stops = self._checkpoints.stops(key.tokens, n_cached, n_common)
+        self._running[seq] = stops
+        self._keys[seq] = key
+        self._grow(seq, n_cached)
+        return Lease(seq, n_cached)
+
+    def next_stop(self, seq: int, n_computed: int) -> int | None:
+        """A position behind `n_computed` at which a step of this sequence must end; None if it may go on for ever."""
+        return next_stop(self._running[seq], n_computed)
+
+    def make_room(self, n_cells: int) -> bool:
+        """Free cells by moving parked sequences out. False if that is not enough."""
+        if isinstance(self._layout, Streams):
+            return True
+        while self.cells.n_free < n_cells:
+            if not self.tiers.parked:
+                return False
+            self._evict(next(iter(self.tiers.parked)))
+        return True
+
+    def grow(self, seq: int, n_tokens: int) -> None:
+        """A running sequence holds so many of its tokens now: others may profit."""
+        self._grow(seq, n_tokens)
+        if n_tokens in self._running[seq]:
+            self._save_whole(seq)
+
+    def rewind(self, seq: int, n_tokens: int) -> int:
+        """A step failed half way: put a running sequence back to its first `n_tokens`, or to fewer where that cannot
+        be. Returns how many it holds."""
+        if not self._layout.cut(seq, n_tokens):
+            self._layout.cut(seq, 0)
+            n_tokens = self._restore_whole(seq, self._keys[seq], n_tokens)
+        self.tiers.tree.cut(seq, n_tokens)
+        return n_tokens
+
+    def release(self, seq: int, n_tokens: int) -> None:
+        """A request is done with its sequence, which holds so many of its tokens: they are kept, if that pays."""
+        del self._running[seq]
+        if not n_tokens:
+            self._clear(seq)
+            return
+        self._grow(seq, n_tokens)
+        is_saved = self._is_worth_saving(n_tokens) if self._layout.can_cut else self.tiers.is_on
+        self.tiers.park(seq, self.cells.n_placed if is_saved else None)
+        if self._layout.can_share and not is_saved and self.tiers.is_on and not self._backend.n_gpu_layers:
+            self._unpark(seq)
+
+    def forget(self, seq: int) -> None:
+        """Drop a running sequence and everything in its cells."""
+        del self._running[seq]
+        self._clear(seq)
+
+    def bring_home(self, seq: int) -> int:
+        """The prompt of a background sequence is done. Returns the sequence among the streams that it goes on in."""
+        target = self._vacate(is_away=False, spare=-1)
+        assert target is not None, "more requests than streams"
+        self._move(seq, target)
+        return target
+
+    # --- beside the steps ----------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Save a piece of one parked sequence."""
+        seq = self._due()
+        if seq is not None:
+            self._save_parked(seq, PIECE_TOKENS, leaves=True)
+
+    def compact(self) -> tuple[int, int] | None:
+        """Move one running sequence, or a piece of it, to where its rows cost less. Returns its old and new number if
+        that changes."""
+        if isinstance(self._layout, Streams):
+            running = [seq for seq in self._running if seq < self._layout.n_main]
+            hole = next((seq for seq in range(len(running)) if seq not in self._running), None)
+            if hole is None:
+                return None
+            if hole in self.tiers.parked:
+                self._evict(hole)
+            seq = max(running)
+            self._move(seq, hole)
+            return seq, hole
+        if isinstance(self._layout, OnePool) and self._layout.is_loose:
+            if self._free:
+                self._layout.tighten(min(self._free))
+            elif self.tiers.parked:
+                self._evict(next(iter(self.tiers.parked)))  # the next call has a spare sequence
+        return None
+
+    def clear(self, *, ram: bool, disk: bool) -> None:
+        """Forget what is kept: in cells and memory, on disk, or both. Running sequences keep theirs."""
+        self.tiers.clear(ram=ram, disk=disk)
+        if ram:
+            for seq in list(self.tiers.parked):
+                if self._can_touch(seq):
+                    self._unpark(seq)
+
+    def retire(self) -> None:
+        """Save all that is kept in cells, which will be lost."""
+        for seq in list(self.tiers.unsaved):
+            self._save_parked(seq, leaves=True)
+
+    def fit(self, n_longest: int, *, is_running: bool, now_s: float) -> bool | None:
+        """Whether cells should be split into streams from now on, for requests of up to `n_longest` tokens; None to
+        leave it so."""
+        if not self._backend.can_split:
+            return None
+        if n_longest >= self._stream_cells:
+            self._one_pool_until_s = now_s + LINGER_S
+            return False if self._backend.is_split else None
+        is_due = not is_running or now_s >= self._one_pool_until_s
+        return True if is_due and not self._backend.is_split else None
+
+    def change(self, *, split: bool) -> None:
+        """Change to streams, or to one pool. Nothing may run; what is parked is saved, as far as there is room."""
+        assert not self._running, "cells in use"
+        self.retire()
+        for seq in list(self.tiers.parked):
+            self.tiers.unpark(seq)
+            self.tiers.tree.leave(seq)
+        self._backend.rebuild(split=split)
+        self._open()
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where the books disagree."""
+        layout, tree, parked = self._layout, self.tiers.tree, self.tiers.parked.keys()
+        self.tiers.check_integrity()
+        if isinstance(self.cells, PoolCells):
+            self.cells.check_integrity()
+        ids = [*self._free, *parked, *self._running]
+        assert sorted(ids) == list(range(layout.n_seqs)), "a sequence id is lost or double"
+        assert self._keys.keys() == parked | self._running.keys(), "keys of other sequences than those in use"
+        for seq in self._free:
+            assert self.cells.length(seq) == 0, f"free sequence {seq} holds cells"
+            assert tree.length(seq) == 0, f"free sequence {seq} is in the tree"
+        for seq in parked:
+            assert self.cells.length(seq) == tree.length(seq), f"parked sequence {seq} is not all in the tree"
+        for seq, stops in self._running.items():
+            assert tree.length(seq) <= self.cells.length(seq), f"the tree promises more of {seq} than there is"
+            assert stops == sorted(set(stops)), f"the stops of sequence {seq} are out of order"
+        for seq, key in self._keys.items():
+            assert self.cells.length(seq) <= len(key.tokens), f"sequence {seq} holds more than its tokens"
+            n_held, _ = tree.match(key._replace(atoms=()), tree.length(seq)).held({seq})
+            assert n_held == tree.length(seq), f"sequence {seq} is in the tree with other tokens"
+        assert self._saved <= parked - self.tiers.unsaved.keys(), "a sequence is to be saved that is saved"
+        assert not (self._saved and self._running), "rows attend over what is saved"
+        if isinstance(layout, OnePool):
+            held = {cell for seq in self._running for cell in layout.pool.cells_of(seq).tolist()}
+            assert self._n_running_cells() == len(held), "cells of running sequences are counted twice or not at all"
+
+    # --- how a sequence begins -----------------------------------------------------------------------------------
+
+    def _find(self, key: Key) -> _Found:
+        path = self.tiers.match(key, len(key.tokens) - 1)
+        parked = self.tiers.parked.keys()
+        if not self._layout.can_cut:
+            states = path.states()
+            return _Found(*path.ended(parked), states[-1].end if states else 0)
+        n_cells, seqs = path.held(self._touchable)
+        if n_cells < (1 if self._layout.can_share else GAIN_TOKENS):
+            n_cells, seqs = 0, set()
+        return _Found(n_cells, max(seqs & parked or seqs, default=-1), path.saved().n_tokens)
+
+    def _goes_on(self, found: _Found, *, is_away: bool) -> bool:
+        """Whether a parked sequence is gone on with where it is."""
+        is_there = found.seq in self.tiers.parked and found.n_cells >= found.n_saved
+        return is_there and not self._layout.can_share and self._is_away(found.seq) == is_away
+
+    def _continue(self, seq: int, key: Key, n_tokens: int) -> None:
+        """A parked sequence is no longer parked and has the first `n_tokens` left."""
+        if not self._layout.can_cut or n_tokens < self.cells.length(seq):
+            self._save_parked(seq)  # others may part from what it has now
+            self._layout.cut(seq, n_tokens)
+            self.tiers.tree.cut(seq, n_tokens)
+        self.tiers.unpark(seq)
+        self._saved.discard(seq)
+        states = [] if self._layout.can_cut else self.tiers.match(key, n_tokens).states()
+        if states and states[-1].end == n_tokens:
+            self._note_start(states[-1])
+
+    def _vacate(self, *, is_away: bool, spare: int) -> int | None:
+        """The lowest free sequence, in the background or not; else the one that was parked first, `spare` only if there
+        is no other."""
+        free = [seq for seq in self._free if self._is_away(seq) == is_away]
+        if free:
+            return min(free)
+        parked = [seq for seq in self.tiers.parked if self._is_away(seq) == is_away]
+        if not parked:
+            return None
+        seq = next((seq for seq in parked if seq != spare), spare)
+        self._evict(seq)
+        return seq
+
+    def _fill(self, seq: int, key: Key) -> int:
+        """Bring what the cache has of a prompt into an empty sequence. Returns how many tokens that is."""
+        if not self._layout.can_cut:
+            return self._restore_whole(seq, key, len(key.tokens) - 1)
+        found = self._find(key)
+        is_copied = not self._layout.can_share and found.n_cells >= found.n_saved + GAIN_TOKENS
+        if is_copied and self._is_worth_saving(found.n_cells):
+            self._save(found.seq, key, found.n_cells)  # others will want it, too
+            found = self._find(key)
+        least_gain = GAIN_TOKENS if self._layout.can_share else 1 - GAIN_TOKENS
+        if found.n_saved >= max(GAIN_TOKENS, found.n_cells + least_gain):
+            n_tokens = self._restore(seq, key, found.n_saved)
+            if n_tokens:
+                return n_tokens
+            found = self._find(key)  # who made room may have been the donor
+        if found.seq in self.tiers.parked:
+            self.tiers.parked.move_to_end(found.seq)
+        is_given = found.n_cells > 0 and self._layout.give(found.seq, seq, found.n_cells)
+        return found.n_cells if is_given else 0
+
+    def _restore(self, seq: int, key: Key, n_tokens: int) -> int:
+        """Fill an empty sequence with saved rows. Returns how many tokens it holds then."""
+        if not self.make_room(n_tokens):
+            return 0
+        began_s = self._clock()
+        saved = self.tiers.match(key, n_tokens).saved()
+        pieces, n_tokens = [], 0
+        for block, start, end in saved.pieces:
+            data = self.tiers.load(block)
+            if data is None:
+                break
+            pieces.append((data, block.start, start, end))
+            n_tokens = end
+        if not pieces:
+            return 0
+        if not self._layout.load(seq, pieces):
+            self.tiers.drop(saved.blocks[0])
+            return 0
+        self.tiers.touch(saved.blocks[: len(pieces)])
+        self.tiers.restore.note((self._clock() - began_s) / n_tokens)
+        return n_tokens
+
+    def _restore_whole(self, seq: int, key: Key, limit: int) -> int:
+        """Bring the longest checkpoint of a prompt's beginning into an empty sequence. Returns its length; 0: none."""
+        while states := self.tiers.match(key, limit).states():
+            block = states[-1]
+            if not self.make_room(block.end):
+                return 0
+            began_s = self._clock()
+            data = self.tiers.load(block)
+            assert isinstance(self._layout, Wholes)
+            if data is not None and self._layout.load_whole(seq, data, block.end):
+                self._note_start(block)
+                self._checkpoints.restore.note(self._clock() - began_s)
+                return block.end
+            self.tiers.drop(block)
+        return 0
+
+    def _note_start(self, state: Block) -> None:
+        """A request goes on from a checkpoint."""
+        self.tiers.touch([state])
+        state.n_starts += 1
+
+    # --- what is kept of it --------------------------------------------------------------------------------------
+
+    def _grow(self, seq: int, n_tokens: int) -> None:
+        """The tree knows of so many tokens of a sequence. In one pool cells that another one has too are given back."""
+        for same in self.tiers.tree.grow(seq, self._keys[seq], n_tokens):
+            if isinstance(self._layout, OnePool):
+                self._layout.same(same.seq, seq, same.start, same.end)
+
+    def _is_worth_saving(self, n_tokens: int) -> bool:
+        """Whether coming back by a copy would be faster than by computing."""
+        copy_s = n_tokens * self.tiers.copy_s_per_token
+        return self.tiers.is_on and n_tokens >= GAIN_TOKENS and self.tiers.recompute_s(0, n_tokens) > copy_s
+
+    def _due(self) -> int | None:
+        """The sequence that `settle` takes next, if it is time: the one parked first."""
+        unsaved = self.tiers.unsaved
+        if not self._layout.can_share:
+            return next(filter(self._can_touch, unsaved), None)
+        if not unsaved or self._backend.n_gpu_layers:
+            return None
+        seq, n_placed = next(iter(unsaved.items()))
+        if not self._running:
+            return seq
+        recompute_s = self.tiers.recompute_s
+        attend_s = (recompute_s(_DEPTH_TOKENS, 1) - recompute_s(0, 1)) / _DEPTH_TOKENS
+        has_cost_s = (self.cells.n_placed - n_placed) * attend_s  # for each token, as the copies
+        return seq if has_cost_s >= self.tiers.copy_s_per_token else None
+
+    def _save_parked(self, seq: int, most_tokens: int = UNCOUNTED, *, leaves: bool = False) -> None:
+        """Save a parked sequence if it is to be saved, or so much of it. With `leaves` it leaves its cells then, where
+        what is saved should not take any."""
+        if seq not in self.tiers.unsaved:
+            return
+        layout = self._layout
+        if layout.can_cut:
+            is_saved = self._save(seq, self._keys[seq], self.cells.length(seq), most_tokens)
+        else:
+            is_saved = self._save_whole(seq)
+        if is_saved is None:
+            return
+        del self.tiers.unsaved[seq]
+        if not is_saved or not leaves or isinstance(layout, Streams):
+            return
+        if layout.can_share or self._running:
+            self._unpark(seq)
+        else:
+            self._saved.add(seq)
+
+    def _save(self, seq: int, key: Key, n_tokens: int, most_tokens: int = UNCOUNTED) -> bool | None:
+        """Save what is not saved yet of the first `n_tokens`, which a sequence holds; in one pool no more than
+        `most_tokens` of it. False if not all of it fits, None if there is more to save.
+
+        Of a prompt that is too large for memory the beginning is saved, and nothing is copied that cannot be kept.
+        """
+        tiers, is_one_pool = self.tiers, self._layout.can_share
+        n_fitting = tiers.most_bytes // self._backend.state_token_bytes
+        is_all = n_tokens <= n_fitting
+        n_tokens = min(n_tokens, n_fitting)
+        saved = tiers.match(key._replace(atoms=()), n_tokens).saved()
+        tiers.touch(saved.blocks)
+        start = saved.n_tokens
+        parent = saved.blocks[-1] if saved.pieces else None
+        if n_tokens - start < GAIN_TOKENS and (parent or not n_tokens or not is_all):
+            return is_all
+        if parent and parent.end == start and not parent.children and parent.n_tokens < BLOCK_TOKENS // 2:
+            # A short end that goes on is saved anew, so that a long conversation is not a chain of crumbs.
+            start, crumb, parent = parent.start, parent, parent.parent
+            tiers.drop(crumb)
+        end = min(n_tokens, start + most_tokens) if is_one_pool else n_tokens
+        began_s = self._clock()
+        ranges = list(pairwise([*range(start, end, BLOCK_TOKENS), end]))
+        spare = min(self._free, default=None) if is_one_pool else None
+        with closing(self._layout.save(seq, ranges, spare)) as slices:
+            for (first, last), data in zip(ranges, slices, strict=True):
+                parent = tiers.tree.graft(parent, first, key.tokens[first:last], root=key.root)
+                if not tiers.keep(parent, data):
+                    return False
+        tiers.save.note((self._clock() - began_s) / (end - start if spare is not None else n_tokens))
+        return is_all if end == n_tokens else None
+
+    def _save_whole(self, seq: int) -> bool | None:
+        """Keep the state of a sequence, unless a checkpoint shortly before it is as good. False if it does not fit."""
+        assert isinstance(self._layout, Wholes)
+        tiers, key, n_tokens = self.tiers, self._keys[seq], self.cells.length(seq)
+        states = tiers.match(key, n_tokens).states()
+        n_saved = states[-1].end if states else 0
+        if not self._checkpoints.pays(n_saved, n_tokens):
+            tiers.touch(states[-1:])
+            self._checkpoints.passed_over(n_saved, n_tokens)
+            return True
+        began_s = self._clock()
+        data = self._layout.save_whole(seq, tiers.limit_bytes or tiers.most_bytes)
+        if data is None or not tiers.keep(tiers.tree.graft_state(key.tokens[:n_tokens], root=key.root), data):
+            return False
+        self._checkpoints.save.note(self._clock() - began_s)
+        for state in self._checkpoints.surplus(tiers.match(key, n_tokens).states()):
+            tiers.drop(state)
+        return True
+
+    def _evict(self, seq: int) -> None:
+        """Move a parked sequence out of its cells."""
+        self._save_parked(seq)
+        if seq in self.tiers.parked:
+            self._unpark(seq)
+
+    def _unpark(self, seq: int) -> None:
+        self.tiers.unpark(seq)
+        self._saved.discard(seq)
+        self._clear(seq)
+
+    def _clear(self, seq: int) -> None:
+        """A sequence is free."""
+        self._layout.cut(seq, 0)
+        self.tiers.tree.leave(seq)
+        del self._keys[seq]
+        self._free.add(seq)
+
+    def _move(self, seq: int, target: int) -> None:
+        """A running sequence goes to an empty stream."""
+        assert isinstance(self._layout, Streams)
+        self._layout.move(seq, target)
+        n_tokens = self.tiers.tree.length(seq)
+        self._running[target], self._keys[target] = self._running.pop(seq), self._keys[seq]
+        self._free.discard(target)
+        self._grow(target, n_tokens)
+        self._clear(seq)
+
+    # --- whose it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether the background computes."""
+        return self._backend.background is not None and self._backend.background.is_busy
+
+    @property
+    def _touchable(self) -> set[int] | None:
+        """The sequences that may be looked into; None: all."""
+        return set(range(self._layout.n_main)) if self._is_busy else None
+
+    def _is_away(self, seq: int) -> bool:
+        return seq >= self._layout.n_main
+
+    def _can_touch(self, seq: int) -> bool:
+        return not (self._is_busy and self._is_away(seq))
+
+    def _n_running_cells(self) -> int:
+        """Cells that running sequences hold: in one pool what the tree has of them is shared, the rest is not."""
+        lengths, tree = map(self.cells.length, self._running), self.tiers.tree
+        if not self._layout.can_share:
+            return sum(lengths)
+        return tree.n_held(self._running.keys()) + sum(lengths) - sum(map(tree.length, self._running))

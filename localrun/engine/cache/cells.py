@@ -1,0 +1,431 @@
+"""Where sequences lie in cells: the three layouts, each with its book of cells and the native calls that change it.
+
+Owner: the engine's main thread. A layout changes its book and the backend's cells in one call, so the two never differ:
+
+* `OnePool`: every row attends over the used span of one pool, empty cells and other people's included. What prompts
+  have in common is shared: a cell may belong to several sequences.
+* `Streams`: a sequence has a stream of cells of its own, and its rows attend over that alone. What prompts have in
+  common is copied.
+* `Wholes`: one pool whose sequences can be neither cut nor shared (sliding windows, recurrent and hybrid layers).
+
+Does not: know which tokens lie there (`tree.py`), or decide anything (`cache.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localrun.engine.backend import Backend, State
+
+# A span this much longer than the cells in use is worth moving something for: the moves take as long as a few steps
+# lose by it.
+COMPACT_RATIO, COMPACT_CELLS = 1.5, 1024
+# One move, which streams wait for; fewer than the holes have room for.
+MOVE_TOKENS = 512
+_GROW = 256
+
+Piece = tuple[State, int, int, int]
+
+
+class Cells(Protocol):
+    """How full the backend's cells are. `n_cells` is what one request may use, `n_shared` are held by several, and
+    `n_placed` rows were placed so far."""
+
+    n_cells: int
+    n_placed: int
+
+    @property
+    def n_used(self) -> int: ...
+
+    @property
+    def n_free(self) -> int: ...
+
+    @property
+    def n_shared(self) -> int: ...
+
+    @property
+    def span(self) -> int:
+        """The cells that a row attends over, used or not."""
+
+    def length(self, seq: int) -> int:
+        """Tokens of a sequence."""
+
+    def place(self, rows: list[int]) -> None:
+        """A step appended one token to the sequence of each row."""
+
+    def truncate(self, seq: int, length: int) -> None:
+        """Keep the first `length` tokens of a sequence."""
+
+    def fill(self, seq: int, n_tokens: int) -> None:
+        """An empty sequence has so many tokens now."""
+
+
+class Layout:
+    """What all layouts have in common: a book of `cells`, and the calls that change a single sequence.
+
+    Sequences from `n_main` up to `n_seqs` are the background's. `can_cut`: a part of a sequence can be taken off, saved
+    and restored. `can_share`: sequences share cells; else what they have in common is copied.
+    """
+
+    can_cut = True
+    can_share = False
+
+    def __init__(self, backend: Backend, cells: Cells, n_away: int = 0) -> None:
+        self.cells = cells
+        self.n_main = backend.n_seqs
+        self.n_seqs = backend.n_seqs + n_away
+        self._backend = backend
+
+    def cut(self, seq: int, n_tokens: int) -> bool:
+        """Keep the first `n_tokens` of a sequence. False, and nothing has changed, where memory refuses that."""
+        if not self._backend.seq_remove(seq, n_tokens):
+            return False
+        self.cells.truncate(seq, n_tokens)
+        return True
+
+    def give(self, source: int, target: int, n_tokens: int) -> bool:
+        """Give an empty sequence the first tokens of another one. False if that cannot be."""
+        return False
+
+    def save(self, seq: int, ranges: list[tuple[int, int]], spare: int | None) -> Generator[State]:
+        """The bytes of each range of positions, of which each begins where the one before ends. To be used up, or
+        closed, before anything else. `spare` is an empty sequence, if there is one."""
+        yield from self._backend.state_slices(seq, ranges)
+
+    def load(self, seq: int, pieces: list[Piece]) -> bool:
+        """Fill an empty sequence with pieces from position 0 on. False if they were refused; it is empty then."""
+        if not self._backend.state_set(seq, self._backend.state_join(seq, pieces)):
+            return False
+        self.cells.fill(seq, pieces[-1][3])
+        return True
+
+
+class OnePool(Layout):
+    """See the module."""
+
+    can_share = True
+
+    def __init__(self, backend: Backend) -> None:
+        self.pool = PoolCells(backend.n_cells, backend.n_seqs)
+        super().__init__(backend, self.pool)
+
+    def give(self, source: int, target: int, n_tokens: int) -> bool:
+        self._backend.seq_share(source, target, 0, n_tokens)
+        self.pool.share(source, target, 0, n_tokens)
+        return True
+
+    def same(self, holder: int, seq: int, start: int, end: int) -> None:
+        """`seq` has the same tokens as `holder` at [start, end): it gives up its own cells there, and shares."""
+        if self.pool.cells_of(seq)[start] == self.pool.cells_of(holder)[start]:
+            return  # already the same cells
+        if self._backend.seq_remove(seq, start, end):
+            self._backend.seq_share(holder, seq, start, end)
+            self.pool.swap(holder, seq, start, end)
+
+    def save(self, seq: int, ranges: list[tuple[int, int]], spare: int | None) -> Generator[State]:
+        """The library saves whole sequences: with a spare one that shares the ranges alone, it copies no more."""
+        if spare is None or not ranges:
+            yield from super().save(seq, ranges, spare)
+            return
+        self._backend.seq_share(seq, spare, ranges[0][0], ranges[-1][1])
+        try:
+            yield from self._backend.state_slices(spare, ranges)
+        finally:
+            self._backend.seq_remove(spare, 0)
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether the span is so much longer than what is used that `tighten` pays."""
+        return self.pool.span > COMPACT_RATIO * self.pool.n_used + COMPACT_CELLS
+
+    def tighten(self, spare: int) -> None:
+        """Move what lies in the highest cell, and what lies before it in the same sequences, into the lowest free
+        cells. Sequences keep their numbers, and what they share. `spare` is an empty one."""
+        cells, backend = self.pool, self._backend
+        seqs, start, end = cells.held_alike(cells.span - 1, MOVE_TOKENS)
+        backend.seq_share(seqs[0], spare, start, end)
+        (data,) = backend.state_slices(spare, [(start, end)])
+        for seq in (spare, *seqs):
+            backend.seq_remove(seq, start, end)
+        if not backend.state_set(spare, backend.state_join(spare, [(data, start, start, end)])):
+            raise RuntimeError(f"positions [{start}, {end}) were refused by the cells that they came from")
+        for seq in seqs:
+            backend.seq_share(spare, seq, start, end)
+        backend.seq_remove(spare, 0)
+        cells.move(seqs, start, end)
+
+
+class Streams(Layout):
+    """See the module. The library computes neighbouring streams together and makes a pass of its own for every gap
+    between them, so running sequences are kept at the lowest numbers."""
+
+    def __init__(self, backend: Backend) -> None:
+        n_away = backend.background.n_seqs if backend.background else 0
+        cells = StreamCells(backend.n_cells // backend.n_seqs, backend.n_seqs, n_away)
+        super().__init__(backend, cells, n_away)
+
+    def give(self, source: int, target: int, n_tokens: int) -> bool:
+        (data,) = self._backend.state_slices(source, [(0, n_tokens)])
+        return self.load(target, [(data, 0, 0, n_tokens)])
+
+    def move(self, seq: int, target: int) -> None:
+        """A sequence goes to an empty stream."""
+        n_tokens = self.cells.length(seq)
+        if n_tokens:
+            if not self._backend.seq_copy(seq, target):
+                raise RuntimeError(f"stream {target} refused the state of stream {seq}")
+            self.cells.fill(target, n_tokens)
+        self.cut(seq, 0)
+
+
+class Wholes(Layout):
+    """See the module."""
+
+    can_cut = False
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend, PoolCells(backend.n_cells, backend.n_seqs))
+
+    def save_whole(self, seq: int, limit_bytes: int) -> State | None:
+        """The state of a sequence; None if it is larger."""
+        return self._backend.state_get(seq, limit_bytes=limit_bytes)
+
+    def load_whole(self, seq: int, data: State, n_tokens: int) -> bool:
+        """Fill an empty sequence with a state of so many tokens. False if it was refused; it is empty then."""
+        if not self._backend.state_set(seq, data if isinstance(data, bytearray) else bytearray(data)):
+            return False
+        self.cells.fill(seq, n_tokens)
+        return True
+
+
+class PoolCells:
+    """A mirror of llama.cpp's one pool: which sequence holds which cell. `n_cells` cells, all empty at first.
+
+    llama.cpp does not tell where it puts tokens, but new tokens, and those of a restored state, always take the lowest
+    free cells. (`llama_kv_cache::find_slot` scans upwards from a head. Placing moves the head behind the last cell
+    taken and freeing moves it back to the first cell freed, so no free cell is ever below it; its rules for wrapping
+    round and for starting over at 0 never apply.) So the placement follows from which cells are in use, whatever
+    happened before, and a step that failed half way leaves nothing to catch up with. Following it here gives the exact
+    number of free cells before a step, the cells that are shared, and the used span, which is what attention costs.
+
+    Invariant: `refs[cell]` is the number of sequences that list the cell; positions of a sequence are 0..length-1;
+    `span` is one more than the highest used cell, 0 when all are empty: every row attends over this many cells, used or
+    not. `n_shared` cells have more than one sequence. `n_placed` counts the rows of all steps so far.
+    """
+
+    def __init__(self, n_cells: int, n_seqs: int) -> None:
+        self.n_cells = n_cells
+        self.refs: NDArray[np.int32] = np.zeros(n_cells, np.int32)
+        self.n_used = 0
+        self.n_shared = 0
+        self.n_placed = 0
+        self.span = 0
+        self._n_packed = 0  # no free cell is below this one
+        self._cells: list[NDArray[np.int32]] = [np.empty(_GROW, np.int32) for _ in range(n_seqs)]
+        self._lengths = [0] * n_seqs
+
+    @property
+    def n_free(self) -> int:
+        return self.n_cells - self.n_used
+
+    def length(self, seq: int) -> int:
+        """Tokens of a sequence."""
+        return self._lengths[seq]
+
+    def cells_of(self, seq: int) -> NDArray[np.int32]:
+        """The cells of a sequence in order of position. A view: do not keep it."""
+        return self._cells[seq][: self._lengths[seq]]
+
+    def place(self, rows: list[int]) -> None:
+        """Append one token to the sequence of each row, in order. Raises ValueError when `rows` are more than free."""
+        taken = self._take(len(rows))
+        numbers, at = taken.tolist(), 0
+        while at < len(rows):
+            seq, end = rows[at], at + 1
+            while end < len(rows) and rows[end] == seq:
+                end += 1
+            length = self._lengths[seq]
+            self._lengths[seq] = length + end - at
+            if self._lengths[seq] > self._cells[seq].size:
+                self._reserve(seq, self._lengths[seq])
+            if end - at == 1:
+                self._cells[seq][length] = numbers[at]
+            else:
+                self._cells[seq][length : length + end - at] = taken[at:end]
+            at = end
+        self.n_placed += len(rows)
+
+    def share(self, source: int, target: int, start: int, end: int) -> None:
+        """`target`, which holds exactly [0, start), also takes the cells of `source` at [start, end)."""
+        if self._lengths[target] != start or end > self._lengths[source]:
+            raise ValueError(f"cannot share [{start}, {end}) of {source} with {target}: lengths do not fit")
+        cells = self._cells[source][start:end]
+        self._reserve(target, end)
+        self._cells[target][start:end] = cells
+        self._lengths[target] = end
+        self._add(cells)
+
+    def swap(self, source: int, target: int, start: int, end: int) -> None:
+        """`target` gives up its own cells at [start, end) and takes those of `source`."""
+        own = self._cells[target][start:end].copy()
+        cells = self._cells[source][start:end]
+        self._add(cells)
+        self._cells[target][start:end] = cells
+        self._drop(own)
+
+    def held_alike(self, cell: int, most: int) -> tuple[list[int], int, int]:
+        """The sequences that hold a used cell, and at most `most` positions [start, end) that just these share, of
+        which the cell is the last.
+
+        A sequence shares a beginning, so the deeper a position is, the fewer hold its cell. O(cells of all sequences).
+        """
+        seqs = [seq for seq in range(len(self._lengths)) if cell in self.cells_of(seq)]
+        cells = self.cells_of(seqs[0])
+        end = int(np.flatnonzero(cells == cell)[0]) + 1
+        start = int(np.flatnonzero(self.refs[cells[:end]] == len(seqs))[0])
+        return seqs, max(start, end - most), end
+
+    def move(self, seqs: list[int], start: int, end: int) -> None:
+        """Sequences that share their cells at [start, end) with nobody else give them up and take the lowest free ones
+        together."""
+        for seq in seqs:
+            self._drop(self._cells[seq][start:end])
+        taken = self._take(end - start)
+        for seq in seqs:
+            self._cells[seq][start:end] = taken
+        for _ in seqs[1:]:
+            self._add(taken)
+
+    def truncate(self, seq: int, length: int) -> None:
+        """Keep the first `length` tokens of a sequence."""
+        dropped = self._cells[seq][length : self._lengths[seq]].copy()
+        self._lengths[seq] = min(length, self._lengths[seq])
+        self._drop(dropped)
+
+    def fill(self, seq: int, n_tokens: int) -> None:
+        """An empty sequence takes the lowest free cells, in order."""
+        if self._lengths[seq]:
+            raise ValueError(f"sequence {seq} is not empty")
+        self._reserve(seq, n_tokens)
+        self._cells[seq][:n_tokens] = self._take(n_tokens)
+        self._lengths[seq] = n_tokens
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if the reference counts do not follow from the sequences. O(cells)."""
+        refs = np.zeros(self.n_cells, np.int32)
+        for seq in range(len(self._lengths)):
+            cells = self.cells_of(seq)
+            assert np.unique(cells).size == cells.size, f"sequence {seq} lists a cell twice"
+            refs[cells] += 1
+        assert np.array_equal(refs, self.refs), "reference counts differ from what the sequences hold"
+        assert self.n_shared == np.count_nonzero(refs > 1), "n_shared differs from the cells that several hold"
+        used = np.flatnonzero(refs)
+        assert used.size == self.n_used, "n_used differs from the cells in use"
+        assert self.span == (used[-1] + 1 if used.size else 0), "span is not the end of the used cells"
+        assert refs[: self._n_packed].all(), "a free cell where none should be"
+
+    def _take(self, count: int) -> NDArray[np.int32]:
+        """Use `count` free cells, one reference each: those that llama.cpp would choose, in its order."""
+        if count > self.n_free:
+            raise ValueError(f"{count} cells wanted, {self.n_free} free")
+        if count == 0:
+            return np.empty(0, np.int32)
+        parts, at, width = [], self._n_packed, max(count, _GROW)
+        n_missing = count
+        while n_missing:
+            free = np.flatnonzero(self.refs[at : at + width] == 0)[:n_missing] + at
+            parts.append(free)
+            n_missing -= free.size
+            at, width = at + width, width * 2
+        taken = np.concatenate(parts).astype(np.int32)
+        self.refs[taken] = 1
+        self.n_used += count
+        self._n_packed = int(taken[-1]) + 1
+        self.span = max(self.span, self._n_packed)
+        return taken
+
+    def _add(self, cells: NDArray[np.int32]) -> None:
+        """Used cells have one more holder."""
+        self.n_shared += int(np.count_nonzero(self.refs[cells] == 1))
+        self.refs[cells] += 1
+
+    def _drop(self, cells: NDArray[np.int32]) -> None:
+        self.refs[cells] -= 1
+        left = self.refs[cells]
+        self.n_shared -= int(np.count_nonzero(left == 1))
+        freed = cells[left == 0]
+        if freed.size:
+            self.n_used -= int(freed.size)
+            self._n_packed = min(self._n_packed, int(freed.min()))
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Let the span end with a used cell again. O(free cells at its end)."""
+        width = _GROW
+        while self.span:
+            begin = max(0, self.span - width)
+            used = np.flatnonzero(self.refs[begin : self.span])
+            if used.size:
+                self.span = begin + int(used[-1]) + 1
+                return
+            self.span, width = begin, width * 2
+
+    def _reserve(self, seq: int, length: int) -> None:
+        have = self._cells[seq].size
+        if length > have:
+            bigger = np.empty(max(length + _GROW, have * 2), np.int32)
+            bigger[:have] = self._cells[seq]
+            self._cells[seq] = bigger
+
+
+class StreamCells:
+    """How many tokens each stream of a split KV cache holds; nothing depends on where in it. A stream belongs to one
+    sequence: `n_seqs` streams for requests and `n_away` more for prompts in the making, of `n_cells` cells
+    each, all empty at first."""
+
+    n_shared = 0
+
+    def __init__(self, n_cells: int, n_seqs: int, n_away: int) -> None:
+        self.n_cells = n_cells
+        self.n_placed = 0
+        self._n_seqs = n_seqs
+        self._lengths = [0] * (n_seqs + n_away)
+
+    @property
+    def n_used(self) -> int:
+        """Cells in use in all streams."""
+        return sum(self._lengths)
+
+    @property
+    def n_free(self) -> int:
+        """Cells that are free in the fullest of the requests' streams: all of them can have as many."""
+        return self.n_cells - self.span
+
+    @property
+    def span(self) -> int:
+        """The longest of the requests' streams: they are computed together, each as long as the longest."""
+        return max(self._lengths[: self._n_seqs])
+
+    def length(self, seq: int) -> int:
+        """Tokens of a sequence."""
+        return self._lengths[seq]
+
+    def place(self, rows: list[int]) -> None:
+        """Append one token to the sequence of each row."""
+        for seq in rows:
+            self._lengths[seq] += 1
+        self.n_placed += len(rows)
+
+    def truncate(self, seq: int, length: int) -> None:
+        """Keep the first `length` tokens of a sequence."""
+        self._lengths[seq] = min(length, self._lengths[seq])
+
+    def fill(self, seq: int, n_tokens: int) -> None:
+        """An empty sequence has so many tokens now."""
+        if self._lengths[seq]:
+            raise ValueError(f"sequence {seq} is not empty")
+        self._lengths[seq] = n_tokens

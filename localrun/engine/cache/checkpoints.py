@@ -1,0 +1,82 @@
+"""Where whole states are worth saving, and which of them are kept. Pure.
+
+The state of some models (sliding windows, recurrent and hybrid layers) cannot be cut back to a common beginning. So it
+is saved as a *checkpoint* where a later prompt is likely to part from this one or to go on: after the first message
+(the system prompt, which conversations share), after the last two that the prompt holds (an edited or dropped answer),
+where it parts from an earlier prompt (what two have in common a third may have too), before its last token (the same
+prompt again), and at the end of the request (the next turn). A step ends exactly at a checkpoint, and there is none
+where computing the tokens since the one before is faster than the copy.
+
+Of one conversation the first checkpoint is kept, the last few, and those that several requests started from.
+
+Does not: save anything (`cache.py`), or decide which checkpoint goes when memory is short (`tiers.py`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+
+from localrun.engine.cache.tiers import Cost, Tiers
+from localrun.engine.cache.tree import Block
+
+# Checkpoints keep this distance, however fast copies are: a step that ends early costs something too.
+CHECKPOINT_GAP_TOKENS = 32
+# Of one conversation: the first, and the longest ones (its end, the last prompt, the message before).
+KEPT_CHECKPOINTS = 4
+# The next turn of a conversation starts from its last state once. What was started from more often is a fork.
+FORK_STARTS = 2
+
+
+class Checkpoints:
+    """See the module. `save` and `restore` cost so much for one state, however long."""
+
+    def __init__(self, tiers: Tiers, eog_tokens: frozenset[int]) -> None:
+        self.save, self.restore = Cost(), Cost()
+        self._tiers = tiers
+        self._eog_tokens = eog_tokens
+
+    def pays(self, start: int, end: int) -> bool:
+        """Whether a checkpoint at `end` is worth its copies, given one at `start`."""
+        if not self._tiers.is_on or end - start < CHECKPOINT_GAP_TOKENS:
+            return False
+        return self._tiers.recompute_s(start, end - start) >= self.save.seconds + self.restore.seconds
+
+    def stops(self, tokens: list[int], n_cached: int, n_common: int) -> list[int]:
+        """Where to save a state on the way through a prompt of which `n_cached` tokens are there, and which has its
+        first `n_common` tokens in common with an earlier one."""
+        last = len(tokens) - 1
+        ends = [at for at, token in enumerate(tokens[:last], 1) if token in self._eog_tokens]
+        # What comes after the last message's end is a few words of the template: one checkpoint there is enough.
+        wanted = {*ends[:1], n_common, *(end for end in ends[-2:] if last - end >= CHECKPOINT_GAP_TOKENS), last}
+        stops: list[int] = []
+        for stop in sorted(wanted):
+            if self.pays(stops[-1] if stops else n_cached, stop):
+                stops.append(stop)
+        return stops
+
+    def follow(self, stops: list[int], n_computed: int, n_common: int, n_matched: int) -> bool:
+        """Whether a prompt with `n_common` tokens in common gains by waiting for one that is on its way, compared with
+        the `n_matched` tokens that there are. One stop is added where they part, if none is planned in between."""
+        if n_computed >= n_common or not self.pays(n_matched, n_common):
+            return False
+        if not any(max(n_matched, n_computed) < stop <= n_common for stop in stops):
+            insort(stops, n_common)
+        return True
+
+    def passed_over(self, start: int, end: int) -> None:
+        """No state was saved at `end`, given one at `start`. One slow copy is not held against all that follow: sooner
+        or later one is tried again."""
+        if end - start >= CHECKPOINT_GAP_TOKENS:
+            self.save.fade()
+            self.restore.fade()
+
+    @staticmethod
+    def surplus(states: list[Block]) -> list[Block]:
+        """Of the states of one conversation, shortest first, those that need not be kept."""
+        return [state for state in states[1 : -KEPT_CHECKPOINTS + 1] if state.n_starts < FORK_STARTS]
+
+
+def next_stop(stops: list[int], n_computed: int) -> int | None:
+    """The first stop behind `n_computed`."""
+    at = bisect_right(stops, n_computed)
+    return stops[at] if at < len(stops) else None

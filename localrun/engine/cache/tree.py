@@ -1,0 +1,462 @@
+"""Which tokens are where: one radix tree for the sequences in cells and for the bytes saved of them. Pure.
+
+A *node* stands for a run of tokens. It knows the sequences that have these tokens in their cells, the *block* of saved
+rows that they are a part of, and the whole state that was saved at its end. It is there as long as it has one of these,
+or a child. A node splits where two paths part and where a block, a state or a sequence ends, and is joined again when
+nothing parts there any more; bytes are never split.
+
+Blocks hang together: of what is saved everything before it is saved too, so it can be restored from position 0. A
+branch may begin inside the block that it hangs below. Whole states need no other.
+
+Matching compares tokens, never hashes: a hit is a fact. It takes as long as the tokens are many, whatever is kept.
+Does not: count bytes or cells, or choose what goes (`tiers.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localrun.engine.backend import State
+from localrun.engine.cache.disk_record import KEY_BYTES, DiskRecord, segment_key
+
+_FIRST_SLICE = 64
+_NO_ORDER: NDArray[np.int32] = np.empty(0, np.int32)
+
+
+class Key(NamedTuple):
+    """What a prompt is known by: equal keys mean equal states. Token lists begin at position 0.
+
+    `realm` is what a state depends on besides, such as a set of adapters. `atoms` are ranges [start, end) that are had
+    as a whole or not at all, in order: an image, whose rows are tokens made of its hash.
+    """
+
+    tokens: list[int]
+    realm: bytes = b""
+    atoms: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def root(self) -> bytes:
+        """What stands for the realm where the name of a block above would: nothing for the empty one."""
+        if not self.realm:
+            return b""
+        return hashlib.blake2b(self.realm, digest_size=KEY_BYTES, person=b"localrun realm").digest()
+
+    def floor(self, n_tokens: int) -> int:
+        """As many of the first tokens as do not end inside an atom."""
+        return next((start for start, end in self.atoms if start < n_tokens < end), n_tokens)
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """Tokens from position `start` on; `ends` are those of `seqs` that go no further. A root has no tokens."""
+
+    tokens: list[int]
+    start: int
+    parent: Node | None
+    children: dict[int, Node] = field(default_factory=dict)
+    seqs: set[int] = field(default_factory=set)
+    ends: set[int] = field(default_factory=set)
+    block: Block | None = None
+    state: Block | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """Saved bytes: the rows of positions [start, end), or with `is_state` the state of everything up to `end`.
+
+    `root` stands for its realm, `name` is its key on disk. `nodes` is the chain that it covers, for a state the node
+    that it stands at. The rest is `Tiers`': `data` is None while the bytes are on disk alone, `n_below` counts the
+    blocks in memory that hang below, `n_starts` the requests that began at a state.
+    """
+
+    parent: Block | None
+    root: bytes
+    start: int
+    end: int
+    is_state: bool
+    name: bytes
+    nodes: list[Node]
+    children: set[Block] = field(default_factory=set)
+    data: State | None = None
+    n_bytes: int = 0
+    is_on_disk: bool = False
+    n_below: int = 0
+    n_starts: int = 0
+    rank: tuple[float, int] = (0.0, 0)
+
+    @property
+    def n_tokens(self) -> int:
+        return self.end - self.start
+
+    @property
+    def tokens(self) -> list[int]:
+        """O(tokens)."""
+        nodes = list(self.nodes)
+        while self.is_state and nodes[0].parent is not None:
+            nodes.insert(0, nodes[0].parent)
+        return [token for node in nodes for token in node.tokens]
+
+    @property
+    def record(self) -> DiskRecord:
+        """What the disk tier is told of it."""
+        parent, root = (self.parent.name, b"") if self.parent else (b"", self.root)
+        return DiskRecord(self.name, parent, self.start, self.tokens, _NO_ORDER, self.is_state, root)
+
+
+class Same(NamedTuple):
+    """Positions [start, end) that a sequence has in its cells although `seq` has them too."""
+
+    start: int
+    end: int
+    seq: int
+
+
+class Saved(NamedTuple):
+    """Saved rows of a beginning: each block with the positions [start, end) that are taken from it."""
+
+    n_tokens: int
+    pieces: list[tuple[Block, int, int]]
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [block for block, _, _ in self.pieces]
+
+
+@dataclass(frozen=True)
+class Path:
+    """The nodes that a key's beginning of `n_tokens` goes through, of the last one perhaps a part. To be used before
+    the tree changes."""
+
+    key: Key
+    nodes: list[Node]
+    n_tokens: int
+
+    def saved(self) -> Saved:
+        """The saved rows on the path."""
+        pieces: list[tuple[Block, int, int]] = []
+        n_tokens = 0
+        for node in self.nodes:
+            if (block := node.block) is None:
+                break
+            start = pieces.pop()[1] if pieces and pieces[-1][0] is block else node.start
+            n_tokens = self.key.floor(min(node.end, self.n_tokens))
+            if start < n_tokens:
+                pieces.append((block, start, n_tokens))
+        return Saved(n_tokens, pieces)
+
+    def states(self) -> list[Block]:
+        """The whole states on the path, shortest first."""
+        return [node.state for node in self.nodes if node.state and self._is_whole(node)]
+
+    def held(self, among: Set[int] | None = None) -> tuple[int, set[int]]:
+        """How many tokens are in the cells of a sequence (of `among`), and the sequences that have the most of them."""
+        n_tokens, seqs = 0, set[int]()
+        for node in self.nodes:
+            here = node.seqs if among is None else node.seqs & among
+            if not here:
+                break
+            n_tokens, seqs = self.key.floor(min(node.end, self.n_tokens)), here
+        return n_tokens, set(seqs)
+
+    def ended(self, among: Set[int]) -> tuple[int, int]:
+        """The longest sequence of `among` all of whose tokens the path begins with, as (tokens, sequence); (0, -1)."""
+        ends = [(node.end, max(node.ends & among)) for node in self.nodes if self._is_whole(node) and node.ends & among]
+        return ends[-1] if ends else (0, -1)
+
+    def _is_whole(self, node: Node) -> bool:
+        return node.end <= self.n_tokens and self.key.floor(node.end) == node.end
+
+
+class Tree:
+    """See the module. `blocks` by their names."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[bytes, Block] = {}
+        self._roots: dict[bytes, Node] = {}
+        self._leaves: dict[int, Node] = {}
+
+    def length(self, seq: int) -> int:
+        """Tokens that a sequence covers; 0 for an unknown one."""
+        leaf = self._leaves.get(seq)
+        return leaf.end if leaf else 0
+
+    def match(self, key: Key, limit: int) -> Path:
+        """What is known of `key.tokens[:limit]`."""
+        node, at, nodes = self._roots.get(key.root), 0, []
+        while node and at == node.end < limit and (node := node.children.get(key.tokens[at])):
+            nodes.append(node)
+            at += common_prefix(node.tokens, key.tokens, at, limit)
+        return Path(key, nodes, at)
+
+    def n_held(self, seqs: Set[int]) -> int:
+        """Tokens that some of these sequences cover, each counted once. O(their nodes)."""
+        seen: set[Node] = set()
+        for seq in seqs:
+            node = self._leaves.get(seq)
+            while node is not None and node not in seen:
+                seen.add(node)
+                node = node.parent
+        return sum(len(node.tokens) for node in seen)
+
+    # --- sequences -----------------------------------------------------------------------------------------------
+
+    def grow(self, seq: int, key: Key, n_tokens: int) -> list[Same]:
+        """Let a sequence cover the first `n_tokens` of a key, which begin with what it covers already. Returns where
+        others have the same. Amortized O(new tokens)."""
+        node = before = self._leaves.get(seq) or self._root(key.root)
+        same: list[Same] = []
+        while node.end < n_tokens:
+            child = node.children.get(key.tokens[node.end])
+            if child is None:
+                node = self._extend(node, seq, key.tokens[node.end : n_tokens])
+                break
+            n_common = common_prefix(child.tokens, key.tokens, node.end, n_tokens)
+            node = child if n_common == len(child.tokens) else self._split(child, n_common)
+            if node.seqs:
+                same.append(Same(node.start, node.end, next(iter(node.seqs))))
+            node.seqs.add(seq)
+        if node.parent is None:
+            self._tidy(node)
+            return same
+        before.ends.discard(seq)
+        node.ends.add(seq)
+        self._leaves[seq] = node
+        if before is not node:
+            self._tidy(before)
+        return same
+
+    def cut(self, seq: int, n_tokens: int) -> None:
+        """A sequence covers no more than its first `n_tokens` from now on."""
+        node = self._leaves.get(seq)
+        if node is None or node.end <= n_tokens:
+            return
+        node.ends.remove(seq)
+        while node.parent is not None and node.start >= n_tokens:
+            parent = node.parent
+            node.seqs.remove(seq)
+            self._tidy(node)
+            node = parent
+        if node.end > n_tokens:
+            node = self._split(node, n_tokens - node.start)
+            (lower,) = node.children.values()
+            lower.seqs.remove(seq)
+            node.ends.add(seq)
+            self._tidy(lower)
+        if node.parent is None:
+            del self._leaves[seq]
+            self._tidy(node)
+        else:
+            node.ends.add(seq)
+            self._leaves[seq] = node
+
+    def leave(self, seq: int) -> None:
+        """Forget a sequence, if it is known."""
+        self.cut(seq, 0)
+
+    # --- blocks --------------------------------------------------------------------------------------------------
+
+    def graft(self, parent: Block | None, start: int, tokens: Sequence[int], *, root: bytes = b"") -> Block:
+        """A new block of `tokens` at `start`, which is a position of `parent` or its end (None: 0). Raises ValueError
+        where saved rows begin alike. `root` is `Key.root`. O(tokens)."""
+        if not (parent.start < start <= parent.end if parent else start == 0):
+            raise ValueError(f"no block can begin at {start}")
+        name = segment_key(parent.name if parent else root, start, tokens)
+        node = self._root(root) if parent is None else next(node for node in parent.nodes if node.end >= start)
+        inside = start - node.start
+        if node.end == start:
+            ahead = node.children.get(tokens[0])
+        else:
+            ahead = node if node.tokens[inside] == tokens[0] else None
+        if name in self.blocks or (ahead is not None and ahead.block is not None):
+            raise ValueError(f"a block at {start} is there already")
+        if node.end > start:
+            node = self._split(node, inside)
+        nodes = self._descend(node, tokens)
+        block = Block(parent, parent.root if parent else root, start, start + len(tokens), False, name, nodes)
+        for each in nodes:
+            each.block = block
+        if parent is not None:
+            parent.children.add(block)
+        self.blocks[name] = block
+        return block
+
+    def graft_state(self, tokens: Sequence[int], *, root: bytes = b"") -> Block:
+        """A new whole state after `tokens`. Raises ValueError where one is already. O(tokens)."""
+        name = segment_key(root, 0, tokens)
+        if name in self.blocks:
+            raise ValueError(f"a state of {len(tokens)} tokens is there already")
+        node = self._descend(self._root(root), tokens)[-1]
+        block = node.state = self.blocks[name] = Block(None, root, 0, len(tokens), True, name, [node])
+        return block
+
+    def detach(self, block: Block) -> list[Block]:
+        """Take out a block and all that hang below it. Returns them, what hangs below before what carries it."""
+        gone, stack = [], [block]
+        while stack:
+            each = stack.pop()
+            gone.append(each)
+            stack += each.children
+        if block.parent is not None:
+            block.parent.children.remove(block)
+        gone.reverse()
+        for each in gone:
+            del self.blocks[each.name]
+            for node in reversed(list(each.nodes)):
+                if each.is_state:
+                    node.state = None
+                else:
+                    node.block = None
+                self._tidy_up(node)
+        return gone
+
+    # --- the whole -----------------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where the tree contradicts itself. O(tree)."""
+        covered: dict[int, int] = {}
+        ends: dict[int, Node] = {}
+        chains: dict[bytes, list[Node]] = {}
+        for name, root in self._roots.items():
+            assert root.children, "a root with nothing below it"
+            for node in _below(root):
+                self._check_node(node, is_first=node.parent is root)
+                covered |= {seq: max(covered.get(seq, 0), node.end) for seq in node.seqs}
+                ends |= dict.fromkeys(node.ends, node)
+                for block in (node.block, node.state):
+                    if block is not None:
+                        assert block.root == name, "a block of another realm"
+                        chains.setdefault(block.name, []).append(node)
+        assert ends == self._leaves, "ends differ"
+        assert covered == {seq: leaf.end for seq, leaf in self._leaves.items()}, "leaves differ"
+        assert chains == {name: block.nodes for name, block in self.blocks.items()}, "blocks differ from their nodes"
+        for block in self.blocks.values():
+            first, last = block.nodes[0], block.nodes[-1]
+            assert last.end == block.end, "a block does not end with its last node"
+            assert block.is_state or first.start == block.start, "a block does not begin with its first node"
+            above = None if block.is_state or first.parent is None else first.parent.block
+            assert block.parent is above, "a block hangs below another one than its tokens"
+            assert above is None or block in above.children, "a block that what carries it does not know"
+            assert all(child.parent is block for child in block.children), "a block carries another one's"
+            parent_name = above.name if above else block.root
+            assert block.name == segment_key(parent_name, block.start, block.tokens), "a block under a wrong name"
+
+    def _check_node(self, node: Node, *, is_first: bool) -> None:
+        parent = node.parent
+        assert parent is not None
+        assert node.tokens, "an empty node"
+        assert node.start == parent.end, "a node does not start where its parent ends"
+        assert parent.children.get(node.tokens[0]) is node, "a child under the wrong token"
+        assert node.seqs or node.block or node.state or node.children, "a node that nobody needs"
+        assert is_first or node.seqs <= parent.seqs, "a sequence of a child misses in the parent"
+        assert node.ends <= node.seqs, "a sequence ends where it is not"
+        assert is_first or node.block is None or parent.block is not None, "saved rows below others that are not"
+
+    def _root(self, root: bytes) -> Node:
+        return self._roots.setdefault(root, Node([], 0, None))
+
+    def _extend(self, node: Node, seq: int, tokens: Sequence[int]) -> Node:
+        """A sequence goes on after `node`: inside it when nobody could notice, else in a new child."""
+        if node.parent and node.seqs == {seq} and not (node.children or node.block or node.state):
+            node.tokens += tokens
+            return node
+        child = Node(list(tokens), node.end, node, seqs={seq})
+        node.children[child.tokens[0]] = child
+        return child
+
+    def _descend(self, node: Node, tokens: Sequence[int]) -> list[Node]:
+        """The nodes of `tokens` after `node`, made where they miss, with an end where the tokens end."""
+        nodes, at = [], 0
+        while at < len(tokens):
+            child = node.children.get(tokens[at])
+            if child is None:
+                child = node.children[tokens[at]] = Node(list(tokens[at:]), node.end, node)
+            n_common = common_prefix(child.tokens, tokens, at, len(tokens))
+            node = child if n_common == len(child.tokens) else self._split(child, n_common)
+            nodes.append(node)
+            at += n_common
+        return nodes
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut a node after `at` of its tokens. Returns the upper part, which is new; what ends there stays below."""
+        parent = node.parent
+        assert parent is not None
+        upper = Node(node.tokens[:at], node.start, parent, seqs=set(node.seqs), block=node.block)
+        parent.children[upper.tokens[0]] = upper
+        if node.block is not None:
+            node.block.nodes.insert(node.block.nodes.index(node), upper)
+        node.tokens = node.tokens[at:]
+        node.start += at
+        node.parent = upper
+        upper.children[node.tokens[0]] = node
+        return upper
+
+    def _tidy_up(self, node: Node) -> None:
+        """Tidy a node, and those above it as long as that changes something."""
+        while node.parent is not None:
+            parent = node.parent
+            if not self._tidy(node):
+                return
+            node = parent
+        self._tidy(node)
+
+    def _tidy(self, node: Node) -> bool:
+        """Drop a node that nobody needs, or join it with its only child if nothing parts there. Whether it is gone."""
+        parent = node.parent
+        if parent is None:
+            if not node.children:
+                self._roots = {name: root for name, root in self._roots.items() if root is not node}
+            return not node.children
+        if not node.children:
+            if node.seqs or node.block or node.state:
+                return False
+            del parent.children[node.tokens[0]]
+            return True
+        child = next(iter(node.children.values()))
+        if len(node.children) > 1 or node.ends or node.state or child.block is not node.block:
+            return False
+        child.tokens = node.tokens + child.tokens
+        child.start, child.parent = node.start, parent
+        parent.children[child.tokens[0]] = child
+        if node.block is not None:
+            node.block.nodes.remove(node)
+        return True
+
+
+def _below(root: Node) -> Iterator[Node]:
+    """All nodes below, parents first."""
+    stack = list(root.children.values())
+    while stack:
+        node = stack.pop()
+        yield node
+        stack += node.children.values()
+
+
+def common_prefix(run: Sequence[int], tokens: Sequence[int], start: int, limit: int) -> int:
+    """How many tokens of `run` equal those of `tokens` from `start` on, looking no further than `limit`.
+
+    Compares slices, which is one C call, as long as all before them together, and halves on a difference: tens of
+    microseconds for thousands of equal tokens, and nothing for the rest.
+    """
+    length = max(0, min(len(run), limit - start))
+    same, different = 0, min(length, _FIRST_SLICE)
+    while run[same:different] == tokens[start + same : start + different]:
+        if different == length:
+            return length
+        same, different = different, min(length, 2 * different)
+    while different - same > 1:
+        middle = (same + different) // 2
+        if run[same:middle] == tokens[start + same : start + middle]:
+            same = middle
+        else:
+            different = middle
+    return same
