@@ -49,7 +49,13 @@ class Answers:
 
     def extend(self, rows: Sequence[tuple[Request, int]]) -> Iterator[Over]:
         """Draw the next token of each request, from its row of the last decode. Slow ones follow with `collect`."""
-        rows = [(request, row) for request, row in rows if not self._late.hold(request, row)]
+        late = {
+            request for request, row in rows if request.constraint is not None and self._late.postpone(request, row)
+        }
+        if late:
+            for request, _ in rows:
+                self._report.delta(request)  # each in its place, and all of them
+            rows = [(request, row) for request, row in rows if request not in late]
         tokens = self._backend.sample([(request.sampler, row) for request, row in rows])
         now_s = self._clock()
         for (request, row), token in zip(rows, tokens, strict=True):

@@ -91,6 +91,23 @@ class Sampler(Protocol):
         """Free native memory. The sampler is unusable after it; closing twice is allowed."""
 
 
+class Copy(Protocol):
+    """The saved state of a sequence on its way into memory. The main thread does what is native (`advance`), another
+    one the rest: cutting, and touching fresh memory, which takes ten times as long as copying.
+
+    `has_left`: the sequence is not needed any more; until then it must stay as it is. `states` are there at the end.
+    """
+
+    has_left: bool
+    states: list[State]
+
+    def advance(self) -> bool:
+        """Do what is native, if it is time; never wait. True once all is done."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Until `advance` has something to do, or at most so long."""
+
+
 class Backend(Protocol):
     """See the module. `n_ctx` is the most tokens one sequence may have, `eog_tokens` those that end a generation.
 
@@ -164,6 +181,9 @@ class Backend(Protocol):
     def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
         """The saved state of a sequence at each range of positions [start, end), one by one. To be used up before the
         next call of anything with states."""
+
+    def save(self, seq: int, ranges: list[tuple[int, int]]) -> Copy:
+        """The same, of at least one range and beside the steps. Not for sequences of the background."""
 
     def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> State:
         """A state for `state_set` of `seq` out of pieces that follow each other: (slice, the position that the slice

@@ -1,15 +1,12 @@
 """The hot loop: one `step` is collect, admit, plan, compute, report.
 
 Owner: the engine process's main thread; nothing here is thread-safe. The clock is passed in, so a test can own time.
-Per step there are at most two native decodes, one native sampling call per finished row, and one message for all.
-
-Where the backend can, long prompts are computed in the background (`background.py`), and a step is the streams' and the
-short prompts' alone. While nobody comes or goes a step is the one before once more (`Scheduler.steady_plan`), and
-nothing in it takes time by the number of cells or by the length of the vocabulary.
+Where the backend can, long prompts are computed in the background, and a step is the streams' and the short prompts'
+alone. While nobody comes or goes a step is the one before once more (`Scheduler.steady_plan`), and nothing that the
+main thread does in it takes time by the number of cells.
 
 Invariant: every submitted request gets exactly one final delta.
-Does not: read or write pipes (`process.py`), tokenize (`text.py`), or decide (`scheduler.py`, `admission.py`, the
-cache).
+Does not: read or write pipes (`pipes.py`), choose tokens (`answers.py`), or decide (`scheduler.py`, `admission.py`).
 """
 
 from __future__ import annotations
@@ -65,7 +62,7 @@ class Engine:
         self._backend = backend
         self._clock = clock
         budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows)
-        tiers = Tiers(limits.ram_cache_bytes, disk, self._recompute_s)
+        tiers = Tiers(limits.ram_cache_bytes, disk, lambda *tokens: (backend.background or budget).recompute_s(*tokens))
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)
         self._admission = Admission(backend, self.scheduler, self._preempt, target_itl_s=limits.target_itl_s)
         self.cache = Cache(backend, tiers, clock, self._admission.goes_to_background)
@@ -137,10 +134,6 @@ class Engine:
     def _background(self) -> Background | None:
         return self._backend.background
 
-    def _recompute_s(self, start: int, n_tokens: int) -> float:
-        """Seconds that computing `n_tokens` from position `start` on would take."""
-        return (self._background or self.scheduler.budget).recompute_s(start, n_tokens)
-
     # --- the step ----------------------------------------------------------------------------------------------
 
     def step(self) -> Step | None:
@@ -155,12 +148,14 @@ class Engine:
     def _collect(self, now_s: float) -> None:
         """What became ready beside the steps: a batch of the background, grammars, tokens of slow grammars. Where there
         is nothing else to do, wait a little for one."""
-        beside, scheduler = self._background, self.scheduler
-        if beside and beside.is_over and not (beside.completes and scheduler.is_turn_near(now_s, BRING_HOME_S)):
-            self._take_batch(beside.collect())
+        background, scheduler = self._background, self.scheduler
+        if background and background.is_over:
+            is_late = background.completes and scheduler.is_turn_near(now_s, BRING_HOME_S)
+            if not is_late:
+                self._take_batch(background.collect())
         if not scheduler.running and self._answers.n_compiling == len(scheduler.waiting):
             self._answers.wait_for_grammar()
-        if not (beside and beside.is_busy) and all(request.is_away for request in scheduler.running):
+        if not (background and background.is_busy) and all(request.is_away for request in scheduler.running):
             self._answers.wait_for_token()
         for over in self._answers.collect(now_s):
             self._end(*over)
@@ -177,10 +172,12 @@ class Engine:
     def _plan(self) -> StepPlan:
         """Who gets how many rows, within the free cells, after parked prefixes and, if need be, victims made room.
         Nobody while it is the background's turn, which is waited for."""
-        beside = self._background
-        if beside and beside.is_busy and (due_s := self.scheduler.due_in_s(self._clock())) > 0 and not beside.is_over:
-            beside.wait(due_s)
-            return NOTHING
+        background = self._background
+        if background and background.is_busy:
+            due_s = self.scheduler.due_in_s(self._clock())
+            if due_s > 0 and not background.is_over:
+                background.wait(due_s)
+                return NOTHING
         steady = self.scheduler.steady_plan()
         if steady is not None and self.cache.make_room(steady.n_rows):
             return steady
@@ -213,13 +210,11 @@ class Engine:
             self.cache.make_room(self.cache.cells.n_free + plan.n_rows)  # what is parked takes cells, too
             return
         except DecodeFailed as error:
-            self._note_failure(error)
-            self._take_back(plan.grants)
-            self._end_refused(plan.grants, error)
+            self._take_back(plan.grants, error)
             return
         self._n_failed_steps = 0
         self.cache.cells.place(seqs)
-        self._advance(plan.grants)
+        self._advance(plan.grants, is_steady=plan.is_steady)
         ended_s = self._clock()
         self._report.computed(plan, ended_s - began_s)
         self.scheduler.observe(plan, depth=depth, step_s=ended_s - began_s, ended_at_s=ended_s)
@@ -256,17 +251,13 @@ class Engine:
             self.cache.check_integrity()
 
     def _take_batch(self, batch: Done) -> None:
-        """The background computed a batch, or gave it up. Whose prompt is done goes on among the streams, and what
-        others left behind is kept."""
+        """The background is over with a batch: finished prompts go on among the streams, what others left is kept."""
         if batch.is_computed:
             self.cache.cells.place(batch.seqs)
         for seq, _, n_before, n_after in batch.left:
             self.cache.release(seq, n_after if batch.is_computed else self.cache.rewind(seq, n_before))
         if not batch.is_computed:
-            self._take_back(batch.grants)
-            if batch.error is not None:
-                self._note_failure(batch.error)
-                self._end_refused(batch.grants, batch.error)
+            self._take_back(batch.grants, batch.error)
             return
         self._n_failed_steps = 0
         self._advance(batch.grants)
@@ -285,12 +276,12 @@ class Engine:
     def _leave_background(self, request: Request) -> bool:
         """Whether a request's sequence may be touched now. If not, it comes with the batch under way, for which others
         wait."""
-        beside = self._background
-        if beside is None or request not in beside:
+        background = self._background
+        if background is None or request not in background:
             return True
-        if beside.is_for_nobody_but(request):
+        if background.is_for_nobody_but(request):
             self._halt_background()
-        return beside.drop(request)
+        return background.drop(request)
 
     def _release(self, request: Request) -> None:
         """Give back a request's sequence, with what it holds."""
@@ -298,17 +289,18 @@ class Engine:
         if self._leave_background(request):
             self.cache.release(request.seq, request.n_computed)
 
-    def _advance(self, grants: tuple[Grant, ...]) -> None:
-        """After a decode: count, publish prompts to the cache, and on with the answer of each who has caught up."""
+    def _advance(self, grants: tuple[Grant, ...], *, is_steady: bool = False) -> None:
+        """After a decode: count, tell the cache how far prompts are, and go on with the answers of who caught up."""
         row, caught_up = -1, []
         for request, n_tokens in grants:
             row += n_tokens
-            is_prefilling = request.is_prefilling
+            is_prefilling = not is_steady and request.is_prefilling
             request.n_computed += n_tokens
             if is_prefilling:
                 assert request.seq is not None
                 self.cache.grow(request.seq, request.n_computed)
-            self._report.delta(request)
+            if not is_steady:  # then all is said with the tokens
+                self._report.delta(request)
             if request.n_computed == len(request.tokens):
                 caught_up.append((request, row))
         self.scheduler.charge_outputs(request.client for request, _ in caught_up)
@@ -344,14 +336,15 @@ class Engine:
         if self._n_failed_steps >= MAX_FAILED_STEPS:
             raise error
 
-    def _take_back(self, grants: tuple[Grant, ...]) -> None:
-        """Put every sequence back to where it was before a step that failed."""
+    def _take_back(self, grants: tuple[Grant, ...], error: DecodeFailed | None) -> None:
+        """Put every sequence back to where it was before a step that was given up, or failed with an error. A batch
+        that was refused as it is ends its requests; any other is tried again."""
         for request, _ in grants:
             assert request.seq is not None
             request.n_computed = self.cache.rewind(request.seq, request.n_computed)
-
-    def _end_refused(self, grants: tuple[Grant, ...], error: DecodeFailed) -> None:
-        """A batch that was refused as it is ends its requests; any other is tried again."""
+        if error is None:
+            return
+        self._note_failure(error)
         if not error.is_fatal:
             for request, _ in grants:
                 self._end(request, Finish.ERROR, self._clock(), EngineFailed(str(error)))

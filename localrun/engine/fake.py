@@ -183,6 +183,27 @@ class FakeWorker:
         self._backend._compute(self.batch, n_rows)
 
 
+class FakeCopy:
+    """A `backend.Copy` that reads the sequence at the first look, and is done at the one after that."""
+
+    def __init__(self, backend: FakeBackend, seq: int, ranges: list[tuple[int, int]]) -> None:
+        self.has_left = False
+        self.states: list[State] = []
+        self._read: list[State] = []
+        self._backend, self._seq, self._ranges = backend, seq, ranges
+
+    def advance(self) -> bool:
+        if self.has_left:
+            self.states = self._read
+        else:
+            self._read = list(self._backend.state_slices(self._seq, self._ranges))
+            self.has_left = True
+        return bool(self.states)
+
+    def wait(self, timeout_s: float) -> None:
+        pass
+
+
 class FakeBackend:
     """See the module and `backend.Backend`."""
 
@@ -375,6 +396,16 @@ class FakeBackend:
             if not self._at[seq].keys() >= set(range(start, end)):
                 raise ValueError(f"sequence {seq} has not all of the positions [{start}, {end})")
         return (self._slice(seq, start, end) for start, end in ranges)
+
+    def save(self, seq: int, ranges: list[tuple[int, int]]) -> FakeCopy:
+        self._begin_cutting()
+        self._check_seq(seq)
+        if seq >= self.n_seqs:
+            raise ValueError(f"sequence {seq} is the background's")
+        n_tokens = len(self._at[seq])
+        if not ranges or any(not 0 <= start < end <= n_tokens for start, end in ranges):
+            raise ValueError(f"sequence {seq} has {n_tokens} tokens, and not all of {ranges}")
+        return FakeCopy(self, seq, ranges)
 
     def _slice(self, seq: int, start: int, end: int) -> State:
         cells = [self._cell(seq, pos) for pos in range(start, end)]

@@ -1,7 +1,7 @@
 """Entry point of the engine process: `python -m localrun.engine.process [--fake]`.
 
-Its threads are those of `pipes.py` and of `pipes.py` (reading a vocabulary is safe beside a step). ctypes
-releases the interpreter lock during native calls, so all of them work while a step computes.
+Its threads are those of `pipes.py`. ctypes releases the interpreter lock during native calls, so all of them work while
+a step computes; reading a vocabulary is safe beside one.
 
 At start the frame pipe moves to private descriptors, stdin becomes empty and stdout points at stderr, so that no
 library's print can corrupt a frame. The process ends within a step when its stdin closes or on SIGTERM.

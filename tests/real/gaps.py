@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from localrun.engine.cache.tree import Key
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.llama import LlamaBackend
 from localrun.thread_choice import Threads
@@ -127,11 +128,12 @@ def seed(gaps: Gaps, tokens: list[int]) -> None:
     backend.decode(BLOCK_TOKENS)
     (data,) = backend.state_slices(seq, [(0, BLOCK_TOKENS)])
     backend.seq_remove(seq, 0)
-    parent, store = None, gaps.engine.cache.tiers
+    parent, tiers, key = None, gaps.engine.cache.tiers, Key(tokens)
     for start in range(0, len(tokens), BLOCK_TOKENS):
         part = tokens[start : start + BLOCK_TOKENS]
         rows = np.array(data[: len(part) * backend.state_token_bytes])
-        parent = store.add(parent, start, part, np.empty(0, np.int32), rows)
+        parent = tiers.tree.graft(parent, start, part, root=key.root)
+        assert tiers.keep(parent, rows)
 
 
 def main() -> None:

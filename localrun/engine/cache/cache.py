@@ -22,12 +22,13 @@ Does not: decide who runs (`scheduler.py`), or what goes when memory is short (`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from localrun.engine.backend import Backend
+from localrun.engine.backend import Backend, Copy, State
 from localrun.engine.cache.cells import Cells, Layout, OnePool, PoolCells, Streams, Wholes
 from localrun.engine.cache.checkpoints import Checkpoints, next_stop
 from localrun.engine.cache.tiers import Tiers
@@ -44,6 +45,8 @@ PIECE_TOKENS = 2 * BLOCK_TOKENS
 GAIN_TOKENS = 16
 # A change of layout costs everybody about as much as ten decode steps; requests that need it rarely come alone.
 LINGER_S = 10.0
+# A copy that a thread is at work on is waited for so long at a time.
+WAIT_S = 0.02
 # How far apart two positions are whose rows tell what a row pays for a cell that it looks at.
 _DEPTH_TOKENS = 1024
 
@@ -61,6 +64,30 @@ class _Found(NamedTuple):
     n_cells: int
     seq: int
     n_saved: int
+
+
+class _Missing(NamedTuple):
+    """What is to be saved of a sequence: `ranges` behind `parent`. `is_all` is False if memory cannot have all of it,
+    and None if there is more. `crumb`: a short end that goes on is saved anew, so that a long conversation is not a
+    chain of crumbs."""
+
+    parent: Block | None
+    crumb: Block | None
+    ranges: list[tuple[int, int]]
+    is_all: bool | None
+
+
+@dataclass
+class _Saving:
+    """A stream on its way into memory: the first `n_tokens` of `key`, of which `copy` will have `ranges`. The main
+    thread spent `spent_s` on it."""
+
+    seq: int
+    key: Key
+    n_tokens: int
+    ranges: list[tuple[int, int]]
+    copy: Copy
+    spent_s: float = 0.0
 
 
 class Cache:
@@ -92,6 +119,7 @@ class Cache:
         self._free = set(range(self._layout.n_seqs))
         self._running: dict[int, list[int]] = {}  # with the positions where steps must end, in order
         self._keys: dict[int, Key] = {}  # of those that run and those that are parked
+        self._saving: _Saving | None = None
         self._saved: set[int] = set()  # of the parked ones, where they leave their cells because of that
 
     @property
@@ -106,7 +134,7 @@ class Cache:
     @property
     def can_settle(self) -> bool:
         """Whether `settle` has something to do."""
-        return self._due() is not None
+        return self._saving is not None or self._due() is not None
 
     # --- what there is -------------------------------------------------------------------------------------------
 
@@ -223,9 +251,17 @@ class Cache:
     # --- beside the steps ----------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Save a piece of one parked sequence."""
+        """Save a piece of one parked sequence, or go on with a stream; with nobody running that is waited for."""
+        if self._saving is not None:
+            if self._saving.copy.has_left or self._can_touch(self._saving.seq):
+                self._go_on_saving(0.0 if self._running else WAIT_S)
+            return
         seq = self._due()
-        if seq is not None:
+        if seq is None:
+            return
+        if isinstance(self._layout, Streams) and seq < self._layout.n_main:
+            self._begin_saving(seq)
+        else:
             self._save_parked(seq, PIECE_TOKENS, leaves=True)
 
     def compact(self) -> tuple[int, int] | None:
@@ -252,12 +288,15 @@ class Cache:
         """Forget what is kept: in cells and memory, on disk, or both. Running sequences keep theirs."""
         self.tiers.clear(ram=ram, disk=disk)
         if ram:
+            self._saving = None
             for seq in list(self.tiers.parked):
                 if self._can_touch(seq):
                     self._unpark(seq)
 
     def retire(self) -> None:
         """Save all that is kept in cells, which will be lost."""
+        while self._saving is not None:
+            self._go_on_saving(WAIT_S)
         for seq in list(self.tiers.unsaved):
             self._save_parked(seq, leaves=True)
 
@@ -443,10 +482,44 @@ class Cache:
         has_cost_s = (self.cells.n_placed - n_placed) * attend_s  # for each token, as the copies
         return seq if has_cost_s >= self.tiers.copy_s_per_token else None
 
+    def _begin_saving(self, seq: int) -> None:
+        """Begin to read a parked stream, which a thread cuts into blocks, unless all of it is saved."""
+        key, n_tokens = self._keys[seq], self.cells.length(seq)
+        ranges = self._missing(key, n_tokens).ranges
+        if ranges:
+            self._saving = _Saving(seq, key, n_tokens, ranges, self._backend.save(seq, ranges))
+        else:
+            self._save_parked(seq)
+
+    def _go_on_saving(self, timeout_s: float) -> None:
+        """The next part of it, after waiting at most so long; at the end what was cut is kept."""
+        saving = self._saving
+        assert saving is not None
+        if timeout_s:
+            saving.copy.wait(timeout_s)
+        began_s = self._clock()
+        is_done = saving.copy.advance()
+        saving.spent_s += self._clock() - began_s
+        if not is_done:
+            return
+        self._saving = None
+        is_saved = self._save(saving.seq, saving.key, saving.n_tokens, cut=saving)
+        if is_saved is not None and self._keys.get(saving.seq) is saving.key:
+            self.tiers.unsaved.pop(saving.seq, None)
+
+    def _let_go(self, seq: int) -> None:
+        """A sequence is about to change: what is being saved of it must have been read."""
+        while self._saving is not None and self._saving.seq == seq and not self._saving.copy.has_left:
+            self._go_on_saving(WAIT_S)
+
     def _save_parked(self, seq: int, most_tokens: int = UNCOUNTED, *, leaves: bool = False) -> None:
         """Save a parked sequence if it is to be saved, or so much of it. With `leaves` it leaves its cells then, where
         what is saved should not take any."""
+        self._let_go(seq)
         if seq not in self.tiers.unsaved:
+            return
+        if self._saving is not None and self._saving.seq == seq:
+            del self.tiers.unsaved[seq]  # all of it has been read
             return
         layout = self._layout
         if layout.can_cut:
@@ -463,13 +536,12 @@ class Cache:
         else:
             self._saved.add(seq)
 
-    def _save(self, seq: int, key: Key, n_tokens: int, most_tokens: int = UNCOUNTED) -> bool | None:
-        """Save what is not saved yet of the first `n_tokens`, which a sequence holds; in one pool no more than
-        `most_tokens` of it. False if not all of it fits, None if there is more to save.
+    def _missing(self, key: Key, n_tokens: int, most_tokens: int = UNCOUNTED) -> _Missing:
+        """What is not saved yet of the first `n_tokens`, or the first `most_tokens` of that.
 
         Of a prompt that is too large for memory the beginning is saved, and nothing is copied that cannot be kept.
         """
-        tiers, is_one_pool = self.tiers, self._layout.can_share
+        tiers = self.tiers
         n_fitting = tiers.most_bytes // self._backend.state_token_bytes
         is_all = n_tokens <= n_fitting
         n_tokens = min(n_tokens, n_fitting)
@@ -478,22 +550,42 @@ class Cache:
         start = saved.n_tokens
         parent = saved.blocks[-1] if saved.pieces else None
         if n_tokens - start < GAIN_TOKENS and (parent or not n_tokens or not is_all):
-            return is_all
+            return _Missing(parent, None, [], is_all)
+        crumb = None
         if parent and parent.end == start and not parent.children and parent.n_tokens < BLOCK_TOKENS // 2:
-            # A short end that goes on is saved anew, so that a long conversation is not a chain of crumbs.
             start, crumb, parent = parent.start, parent, parent.parent
-            tiers.drop(crumb)
-        end = min(n_tokens, start + most_tokens) if is_one_pool else n_tokens
-        began_s = self._clock()
+        end = min(n_tokens, start + most_tokens)
         ranges = list(pairwise([*range(start, end, BLOCK_TOKENS), end]))
+        return _Missing(parent, crumb, ranges, is_all if end == n_tokens else None)
+
+    def _save(
+        self, seq: int, key: Key, n_tokens: int, most_tokens: int = UNCOUNTED, cut: _Saving | None = None
+    ) -> bool | None:
+        """Save what is not saved yet of the first `n_tokens`, which a sequence holds; in one pool no more than
+        `most_tokens` of it. False if not all of it fits, None if there is more to save. `cut`: a thread has it already.
+        """
+        tiers, is_one_pool = self.tiers, self._layout.can_share
+        missing = self._missing(key, n_tokens, most_tokens if is_one_pool else UNCOUNTED)
+        ranges, parent = missing.ranges, missing.parent
+        if not ranges:
+            return missing.is_all
+        if cut is not None and cut.ranges != ranges:
+            return None  # it was cut for what was missing then
+        if missing.crumb is not None:
+            tiers.drop(missing.crumb)
+        began_s = self._clock()
         spare = min(self._free, default=None) if is_one_pool else None
-        with closing(self._layout.save(seq, ranges, spare)) as slices:
+        slices: Generator[State] = (
+            (state for state in cut.copy.states) if cut else self._layout.save(seq, ranges, spare)
+        )
+        with closing(slices):
             for (first, last), data in zip(ranges, slices, strict=True):
                 parent = tiers.tree.graft(parent, first, key.tokens[first:last], root=key.root)
                 if not tiers.keep(parent, data):
                     return False
-        tiers.save.note((self._clock() - began_s) / (end - start if spare is not None else n_tokens))
-        return is_all if end == n_tokens else None
+        spent_s = self._clock() - began_s + (cut.spent_s if cut else 0.0)
+        tiers.save.note(spent_s / (ranges[-1][1] - ranges[0][0] if spare is not None else n_tokens))
+        return missing.is_all
 
     def _save_whole(self, seq: int) -> bool | None:
         """Keep the state of a sequence, unless a checkpoint shortly before it is as good. False if it does not fit."""

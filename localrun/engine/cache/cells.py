@@ -169,8 +169,10 @@ class Streams(Layout):
         super().__init__(backend, cells, n_away)
 
     def give(self, source: int, target: int, n_tokens: int) -> bool:
-        (data,) = self._backend.state_slices(source, [(0, n_tokens)])
-        return self.load(target, [(data, 0, 0, n_tokens)])
+        if not self._backend.seq_copy(source, target):
+            return False
+        self.cells.fill(target, self.cells.length(source))
+        return self.cut(target, n_tokens)
 
     def move(self, seq: int, target: int) -> None:
         """A sequence goes to an empty stream."""

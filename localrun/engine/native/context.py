@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Iterator
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -232,6 +233,14 @@ class LlamaContext:
         state = self._state_buffer[:written]
         return self._slices(layout, state, ranges)
 
+    def save(self, layout: StateLayout, seq: int, ranges: list[tuple[int, int]], threads: Executor) -> StateCopy:
+        """See `Backend.save`."""
+        self._check_seq(seq)
+        n_tokens = int(native.llama_memory_seq_pos_max(self._memory, seq)) + 1
+        if not ranges or any(not 0 <= start < end <= n_tokens for start, end in ranges):
+            raise ValueError(f"sequence {seq} has {n_tokens} tokens, and not all of {ranges}")
+        return StateCopy(self, layout, seq, ranges, threads)
+
     def state_join(self, layout: StateLayout, pieces: list[tuple[State, int, int, int]]) -> State:
         """See `Backend.state_join`."""
         n_cells = pieces[-1][3] - pieces[0][2]
@@ -266,6 +275,25 @@ class LlamaContext:
             native.llama_memory_seq_rm(self._memory, seq, 0, -1)
         self.trim()
         return is_read
+
+    def state_bytes(self, seq: int) -> int:
+        """Bytes of a sequence's saved state."""
+        return int(native.llama_state_seq_get_size(self.native, seq))
+
+    def export(self, seq: int, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The saved state of a sequence, in a buffer that is large enough."""
+        return buffer[: self._save(seq, buffer, buffer.size)]
+
+    def lend_buffer(self) -> NDArray[np.uint8]:
+        """The buffer for states, which the context does without until it is given back."""
+        buffer, self._state_buffer, self._n_warm_bytes = self._state_buffer, np.empty(0, np.uint8), 0
+        return buffer
+
+    def return_buffer(self, buffer: NDArray[np.uint8]) -> None:
+        """Keep the larger one of this buffer and of what the context has by now."""
+        if buffer.size > self._state_buffer.size:
+            self._state_buffer, self._n_warm_bytes = buffer, buffer.size
+        self.trim()
 
     def trim(self) -> None:
         """Nobody needs what is in the buffer for states: if it is a large one, give it back."""
@@ -304,6 +332,46 @@ class LlamaContext:
     def _check_seq(self, seq: int) -> None:
         if not 0 <= seq < self.n_seqs:
             raise ValueError(f"sequence {seq} is not below {self.n_seqs}")
+
+
+class StateCopy:
+    """See `backend.Copy`: memory is touched in a thread, the state is exported into it, and cut in a thread."""
+
+    def __init__(
+        self, context: LlamaContext, layout: StateLayout, seq: int, ranges: list[tuple[int, int]], threads: Executor
+    ) -> None:
+        self.has_left = False
+        self.states: list[State] = []
+        self._context, self._layout, self._seq, self._ranges = context, layout, seq, ranges
+        self._threads = threads
+        self._touching = threads.submit(_touched, context.lend_buffer(), context.state_bytes(seq))
+        self._cutting: Future[list[State]] | None = None
+
+    def advance(self) -> bool:
+        if self._cutting is None:
+            if not self._touching.done():
+                return False
+            state = self._context.export(self._seq, self._touching.result())
+            self.has_left = True
+            self._cutting = self._threads.submit(
+                lambda: [self._layout.slice(state, start, end) for start, end in self._ranges]
+            )
+        elif self._cutting.done() and not self.states:
+            self.states = self._cutting.result()
+            self._context.return_buffer(self._touching.result())
+        return bool(self.states)
+
+    def wait(self, timeout_s: float) -> None:
+        pending: Future[Any] = self._cutting or self._touching
+        wait([pending], timeout_s)
+
+
+def _touched(buffer: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """This buffer, or another one of so many bytes, all of which were written to."""
+    if buffer.size < size:
+        buffer = np.empty(max(size, min(size + size // 4, KEPT_BUFFER_BYTES)), np.uint8)
+        buffer.fill(0)
+    return buffer
 
 
 def _params(shape: ContextShape, kind: MemoryKind) -> Any:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from localrun import processors
-from localrun.engine.backend import MemoryKind, Sampler, State
+from localrun.engine.backend import Copy, MemoryKind, Sampler, State
 from localrun.engine.native.background import Background
 from localrun.engine.native.context import ContextShape, LlamaContext
 from localrun.engine.native.library import Threadpools, log_callback, native
@@ -86,6 +87,7 @@ class LlamaBackend:
         self._threads = Threads(n_threads, n_threads)
         self._fewer: FewerThreads | None = None
         self._pools = Threadpools(native._lib)
+        self._copying = ThreadPoolExecutor(1, "copies")
         self._open(split=self.can_split)
         # Every stream is padded. One pool gets what all streams have, so that what fits the one mode fits the other.
         self._n_cells = self.n_cells
@@ -193,6 +195,9 @@ class LlamaBackend:
         context, seq = self._place(seq)
         return context.state_slices(self._cut, seq, ranges)
 
+    def save(self, seq: int, ranges: list[tuple[int, int]]) -> Copy:
+        return self._main.save(self._cut, seq, ranges, self._copying)
+
     def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> State:
         context, _ = self._place(seq)
         return context.state_join(self._cut, pieces)
@@ -214,6 +219,7 @@ class LlamaBackend:
 
     def close(self) -> None:
         self._sampling.close()
+        self._copying.shutdown()
         self._close_contexts()
         self._pools.close()
         native.llama_model_free(self._model)

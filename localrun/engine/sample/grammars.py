@@ -179,7 +179,7 @@ class LateRows:
         self._threads: ThreadPoolExecutor | None = None
         self._late: dict[Request, Future[int]] = {}
 
-    def hold(self, request: Request, row: int) -> bool:
+    def postpone(self, request: Request, row: int) -> bool:
         """Have the next token of a constrained request drawn beside the steps, if its grammar is slow. Whether it
         is."""
         # The log-probabilities of a token are read from its row, which must still be there then.

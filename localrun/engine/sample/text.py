@@ -55,10 +55,11 @@ class TextStream:
     def feed(self, piece: bytes) -> str:
         """The text that this token makes certain. Sets `stopped` to the stop string it completes, if any."""
         if not self._has_part and piece.isascii():
-            return self._advance(piece.decode("ascii"))
-        text = self._decoder.decode(piece)
-        self._has_part = bool(self._decoder.getstate()[0])
-        return self._advance(text)
+            text = piece.decode("ascii")
+        else:
+            text = self._decoder.decode(piece)
+            self._has_part = bool(self._decoder.getstate()[0])
+        return self._advance(text) if self._stop else text
 
     def finish(self) -> str:
         """What was held back, when no more tokens come."""

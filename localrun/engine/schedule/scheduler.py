@@ -40,11 +40,13 @@ class Grant(NamedTuple):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Grants in row order. `n_prefill_rows` and `n_decode_rows` add up to all rows."""
+    """Grants in row order. `n_prefill_rows` and `n_decode_rows` add up to all rows. `is_steady`: there is one token for
+    each who runs, none of them the first of an answer, so the next plan is the same if nothing happens."""
 
     grants: tuple[Grant, ...]
     n_prefill_rows: int
     n_decode_rows: int
+    is_steady: bool = False
 
     @property
     def n_rows(self) -> int:
@@ -295,8 +297,9 @@ class Scheduler:
         streams = [Grant(request, 1) for request in decoding[:n_free]]
         n_decode = len(streams)
         if not prefilling:
-            plan = StepPlan(tuple(streams), 0, n_decode)
-            self._steady = plan if 0 < n_decode == len(self.running) else None
+            is_steady = 0 < n_decode == len(self.running) and all(request.n_output for request in decoding)
+            plan = StepPlan(tuple(streams), 0, n_decode, is_steady)
+            self._steady = plan if is_steady else None
             return plan
         prefilling.sort(key=_by_seq)
         is_together = left_s is None and n_decode > 0

@@ -218,12 +218,61 @@ def test_settling_saves_one_at_a_time_and_leaves_it_where_it_is():
     bench = Bench()
     for tokens in (A, B):
         bench.park(tokens)
-    bench.cache.settle()
+    for _ in ("begun", "read", "kept"):
+        assert sorted(map(bench.stored, (A, B))) == [0, 0]
+        bench.cache.settle()
     assert sorted(map(bench.stored, (A, B))) == [0, 60]
-    bench.cache.settle()
+    bench.settle()
     assert (bench.stored(A), bench.stored(B), bench.cache.can_settle) == (60, 60, False)
     assert bench.backend.n_used == 120
     bench.cache.settle()
+
+
+@pytest.mark.parametrize("n_steps", [1, 2])
+def test_who_goes_on_in_a_stream_that_is_being_saved_waits_until_it_is_read(n_steps: int):
+    """Its tail is cut off: what was read before that is kept."""
+    bench = Bench()
+    seq = bench.park(A + B)
+    for _ in range(n_steps):
+        bench.cache.settle()
+    assert bench.start(A + C) == (seq, 60)
+    bench.settle()
+    assert bench.stored(A + B) == 120
+    assert bench.backend.tokens_of(seq) == A + C
+
+
+@pytest.mark.parametrize("n_steps", [1, 2])
+def test_a_stream_that_is_taken_while_it_is_being_saved_is_saved_all_the_same(n_steps: int):
+    bench = Bench(n_slots=2)
+    bench.start(B)
+    bench.park(A)
+    for _ in range(n_steps):
+        bench.cache.settle()
+    bench.start(C)
+    bench.settle()
+    assert bench.stored(A) == 60
+
+
+@pytest.mark.parametrize("n_steps", [1, 2])
+def test_what_is_cleared_while_it_is_being_saved_does_not_come_back(n_steps: int):
+    bench = Bench()
+    bench.park(A)
+    for _ in range(n_steps):
+        bench.cache.settle()
+    bench.cache.clear(ram=True, disk=True)
+    bench.check()
+    bench.settle()
+    assert bench.stored(A) == 0
+    assert not bench.cache.can_settle
+
+
+def test_retiring_waits_for_what_is_being_saved():
+    bench = Bench()
+    for tokens in (A, B):
+        bench.park(tokens)
+    bench.cache.settle()
+    bench.cache.retire()
+    assert [bench.stored(tokens) for tokens in (A, B)] == [60, 60]
 
 
 def test_without_a_store_prefixes_stay_in_their_streams_and_nothing_is_to_settle():

@@ -487,6 +487,53 @@ def test_a_joined_state_is_good_until_the_next_call(shareable: Both):
     assert shareable.result(join_twice) is False
 
 
+def all_states(copy: Any) -> list[bytes]:
+    while not copy.advance():
+        copy.wait(1.0)
+    return [bytes(state) for state in copy.states]
+
+
+def test_a_save_beside_the_steps_is_the_same_as_one_at_once(shareable: Both):
+    grow(shareable, 0, 100)
+    ranges = [(0, 40), (40, 90)]
+
+    def is_same(backend: Subject) -> bool:
+        return all_states(backend.save(0, ranges)) == [bytes(state) for state in backend.state_slices(0, ranges)]
+
+    assert shareable.result(is_same) is True
+    assert shareable.result(is_same) is True, "and once more, with the buffer that was lent"
+
+
+def test_what_is_being_saved_may_go_once_it_has_been_read(shareable: Both):
+    grow(shareable, 0, 100)
+
+    def save_and_remove(backend: Subject) -> bool:
+        before = [bytes(state) for state in backend.state_slices(0, [(10, 100)])]
+        copy = backend.save(0, [(10, 100)])
+        assert not copy.has_left
+        while not copy.has_left:
+            copy.wait(1.0)
+            copy.advance()
+        backend.seq_remove(0, 0)
+        rows(0, 30, token=7)(backend)
+        return all_states(copy) == before
+
+    assert shareable.result(save_and_remove) is True
+
+
+def test_what_cannot_be_saved_is_refused_at_once(both: Both):
+    if both.kind is not MemoryKind.ATTENTION:
+        grow(both, 0, 50)
+        both.refuses(ValueError, lambda backend: backend.save(0, [(0, 50)]))
+        return
+    both.refuses(ValueError, lambda backend: backend.save(0, [(0, 1)]))
+    grow(both, 0, 50)
+    for ranges in ([], [(0, 51)], [(-1, 5)], [(7, 7)]):
+        both.refuses(ValueError, lambda backend, ranges: backend.save(0, ranges), (ranges, ranges))
+    for seq in (-1, both.n_seqs, both.n_seqs + both.n_away):
+        both.refuses(ValueError, lambda backend, seq: backend.save(seq, [(0, 1)]), (seq, seq))
+
+
 def test_a_sequence_is_copied_and_an_empty_one_is_not(shareable: Both):
     grow(shareable, 0, 100)
     targets = [1, shareable.n_seqs] if shareable.n_away else [1]

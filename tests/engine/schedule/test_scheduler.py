@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -307,3 +308,56 @@ def test_a_stream_that_decodes_leads_nobody():
     plan_of = scheduler()
     run(plan_of, request(1, [*PREFIX, 81], n_output=1), n_computed=SHARED_PREFIX_TOKENS + 1)
     assert plan_of.leader(request(2, [*PREFIX, 91]), 0) is None
+
+
+def steady() -> tuple[Scheduler, list[Request]]:
+    """Three streams, planned once."""
+    plan_of = scheduler()
+    streams = [run(plan_of, request(one, 10, n_output=1), n_computed=10) for one in (1, 2, 3)]
+    plan_of.plan(n_free=LOTS)
+    return plan_of, streams
+
+
+def decode(streams: list[Request]) -> None:
+    for one in streams:
+        one.n_computed += 1
+        one.append(7, 0.0)
+
+
+def test_the_plan_stays_while_streams_decode():
+    plan_of, streams = steady()
+    plan = plan_of.steady_plan()
+    assert plan is not None
+    for _ in range(3):
+        decode(streams)
+        assert plan_of.steady_plan() is plan
+        assert granted(plan) == granted(plan_of.plan(n_free=LOTS)) == {1: 1, 2: 1, 3: 1}
+        plan = plan_of.steady_plan()
+
+
+CHANGES: dict[str, Callable[[Scheduler, list[Request]], object]] = {
+    "one comes": lambda plan_of, streams: run(plan_of, request(4, 10, n_output=1), n_computed=10),
+    "one ends": lambda plan_of, streams: plan_of.end(streams[0]),
+    "one is preempted": lambda plan_of, streams: plan_of.preempt(streams[1], 0.0),
+    "one is moved": lambda plan_of, streams: plan_of.move(streams[0], 9),
+    "one is away": lambda plan_of, streams: setattr(streams[2], "is_away", True),
+    "one is put back": lambda plan_of, streams: setattr(streams[2], "n_computed", 4),
+    "one waits for its token": lambda plan_of, streams: setattr(streams[2], "n_computed", streams[2].n_tokens),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_plan_does_not_stay_when(change: str):
+    plan_of, streams = steady()
+    CHANGES[change](plan_of, streams)
+    assert plan_of.steady_plan() is None
+
+
+def test_a_plan_with_prompts_or_without_some_of_the_streams_is_not_kept():
+    plan_of, _ = steady()
+    assert plan_of.plan(n_free=2).n_rows == 2
+    assert plan_of.steady_plan() is None
+    plan_of.plan(n_free=LOTS)
+    run(plan_of, request(4, 100))
+    plan_of.plan(n_free=LOTS)
+    assert plan_of.steady_plan() is None
