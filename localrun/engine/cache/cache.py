@@ -7,7 +7,7 @@ of the time that computing it took. How a prompt is begun depends on where seque
 
 * One pool: it shares the cells of whoever has most of it. Every row attends over the whole span, so parked sequences
   leave their cells as soon as nobody runs, or when looking at them has cost the running ones as much as the copies
-  take; on a GPU, which reads cells quickly, when the cells are needed. What lies behind a hole is moved into it.
+  take; on a GPU, which reads cells quickly, when cells run short. What lies behind a hole is moved into it.
 * Streams: a parked sequence is gone on with, what runs is copied. A request with a long way to go begins in a sequence
   of the *background*, which cannot be touched while that is busy, and comes home to a stream when its prompt is done.
 * Wholes: a parked sequence that the prompt continues is gone on with; else the longest checkpoint is restored
@@ -45,6 +45,8 @@ PIECE_TOKENS = 2 * BLOCK_TOKENS
 GAIN_TOKENS = 16
 # A change of layout costs everybody about as much as ten decode steps; requests that need it rarely come alone.
 LINGER_S = 10.0
+# On a GPU parked sequences begin to leave when less than this part of the cells is free, so that nobody waits for them.
+SCARCE_PART = 8
 # A copy that a thread is at work on is waited for so long at a time.
 WAIT_S = 0.02
 # How far apart two positions are whose rows tell what a row pays for a cell that it looks at.
@@ -372,6 +374,8 @@ class Cache:
             self._save_parked(seq)  # others may part from what it has now
             self._layout.cut(seq, n_tokens)
             self.tiers.tree.cut(seq, n_tokens)
+        elif self._saving is not None and self._saving.seq == seq and not self._saving.copy.has_left:
+            self._saving = None  # not read yet, and about to change: it is saved when it ends
         self.tiers.unpark(seq)
         self._saved.discard(seq)
         states = [] if self._layout.can_cut else self.tiers.match(key, n_tokens).states()
@@ -401,36 +405,45 @@ class Cache:
             self._save(found.seq, key, found.n_cells)  # others will want it, too
             found = self._find(key)
         least_gain = GAIN_TOKENS if self._layout.can_share else 1 - GAIN_TOKENS
-        if found.n_saved >= max(GAIN_TOKENS, found.n_cells + least_gain):
-            n_tokens = self._restore(seq, key, found.n_saved)
-            if n_tokens:
-                return n_tokens
-            found = self._find(key)  # who made room may have been the donor
+        brings_saved = found.n_saved >= max(GAIN_TOKENS, found.n_cells + least_gain)
+        if not brings_saved or (self._layout.can_share and self._free):
+            self._give(found, seq)
+        if brings_saved and not self._restore(seq, key, found.n_saved):
+            self._give(self._find(key), seq)  # who made room may have been the donor
+        return self.cells.length(seq)
+
+    def _give(self, found: _Found, seq: int) -> None:
+        """An empty sequence gets what there is in the cells of another one."""
         if found.seq in self.tiers.parked:
             self.tiers.parked.move_to_end(found.seq)
-        is_given = found.n_cells > 0 and self._layout.give(found.seq, seq, found.n_cells)
-        return found.n_cells if is_given else 0
+        if found.n_cells:
+            self._layout.give(found.seq, seq, found.n_cells)
 
     def _restore(self, seq: int, key: Key, n_tokens: int) -> int:
-        """Fill an empty sequence with saved rows. Returns how many tokens it holds then."""
-        if not self.make_room(n_tokens):
-            return 0
+        """Append what a sequence lacks of `n_tokens` that are saved. Returns how many it holds then."""
+        start = self.cells.length(seq)
+        if not self.make_room(n_tokens - start):
+            return start
         began_s = self._clock()
+        spare = min(self._free, default=None) if self._layout.can_share else None
         saved = self.tiers.match(key, n_tokens).saved()
-        pieces, n_tokens = [], 0
-        for block, start, end in saved.pieces:
-            data = self.tiers.load(block)
-            if data is None:
+        missing = [(block, max(first, start), end) for block, first, end in saved.pieces if end > start]
+        n_at_once = PIECE_TOKENS // BLOCK_TOKENS if spare is not None else max(1, len(missing))
+        for at in range(0, len(missing), n_at_once):
+            pieces = []
+            for block, first, end in missing[at : at + n_at_once]:
+                if (data := self.tiers.load(block)) is None:
+                    break
+                pieces.append((data, block.start, first, end))
+            if pieces and not self._layout.load(seq, pieces, spare):
+                self.tiers.drop(missing[at][0])
+            is_all = self.cells.length(seq) == missing[: at + n_at_once][-1][2]
+            if not is_all:
                 break
-            pieces.append((data, block.start, start, end))
-            n_tokens = end
-        if not pieces:
-            return 0
-        if not self._layout.load(seq, pieces):
-            self.tiers.drop(saved.blocks[0])
-            return 0
-        self.tiers.touch(saved.blocks[: len(pieces)])
-        self.tiers.restore.note((self._clock() - began_s) / n_tokens)
+        n_tokens = self.cells.length(seq)
+        self.tiers.touch(block for block, first, _ in saved.pieces if first < n_tokens)
+        if n_tokens > start:
+            self.tiers.restore.note((self._clock() - began_s) / (n_tokens - start))
         return n_tokens
 
     def _restore_whole(self, seq: int, key: Key, limit: int) -> int:
@@ -472,9 +485,11 @@ class Cache:
         unsaved = self.tiers.unsaved
         if not self._layout.can_share:
             return next(filter(self._can_touch, unsaved), None)
-        if not unsaved or self._backend.n_gpu_layers:
+        if not unsaved:
             return None
         seq, n_placed = next(iter(unsaved.items()))
+        if self._backend.n_gpu_layers:
+            return seq if self.cells.n_free < self.cells.n_cells // SCARCE_PART else None
         if not self._running:
             return seq
         recompute_s = self.tiers.recompute_s

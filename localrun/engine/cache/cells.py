@@ -61,7 +61,7 @@ class Cells(Protocol):
         """Keep the first `length` tokens of a sequence."""
 
     def fill(self, seq: int, n_tokens: int) -> None:
-        """An empty sequence has so many tokens now."""
+        """A sequence has so many tokens now; the new ones take the lowest free cells, in order."""
 
 
 class Layout:
@@ -96,8 +96,9 @@ class Layout:
         closed, before anything else. `spare` is an empty sequence, if there is one."""
         yield from self._backend.state_slices(seq, ranges)
 
-    def load(self, seq: int, pieces: list[Piece]) -> bool:
-        """Fill an empty sequence with pieces from position 0 on. False if they were refused; it is empty then."""
+    def load(self, seq: int, pieces: list[Piece], spare: int | None) -> bool:
+        """Append pieces to a sequence. False, and nothing has changed, if they were refused. Without `spare`, an empty
+        sequence, and in `Streams`, it must be empty itself."""
         if not self._backend.state_set(seq, self._backend.state_join(seq, pieces)):
             return False
         self.cells.fill(seq, pieces[-1][3])
@@ -136,6 +137,19 @@ class OnePool(Layout):
             yield from self._backend.state_slices(spare, ranges)
         finally:
             self._backend.seq_remove(spare, 0)
+
+    def load(self, seq: int, pieces: list[Piece], spare: int | None) -> bool:
+        """The library replaces what a sequence has: pieces are appended by way of the spare one."""
+        start, end = pieces[0][2], pieces[-1][3]
+        if start == 0:
+            return super().load(seq, pieces, spare)
+        assert spare is not None
+        if not self._backend.state_set(spare, self._backend.state_join(spare, pieces)):
+            return False
+        self._backend.seq_share(spare, seq, start, end)
+        self._backend.seq_remove(spare, 0)
+        self.pool.fill(seq, end)
+        return True
 
     @property
     def is_loose(self) -> bool:
@@ -309,11 +323,13 @@ class PoolCells:
         self._drop(dropped)
 
     def fill(self, seq: int, n_tokens: int) -> None:
-        """An empty sequence takes the lowest free cells, in order."""
-        if self._lengths[seq]:
-            raise ValueError(f"sequence {seq} is not empty")
+        """A sequence has so many tokens now; the new ones take the lowest free cells, in order."""
+        length = self._lengths[seq]
+        if n_tokens < length:
+            raise ValueError(f"sequence {seq} has {length} tokens already")
+        taken = self._take(n_tokens - length)
         self._reserve(seq, n_tokens)
-        self._cells[seq][:n_tokens] = self._take(n_tokens)
+        self._cells[seq][length:n_tokens] = taken
         self._lengths[seq] = n_tokens
 
     def check_integrity(self) -> None:
@@ -427,7 +443,7 @@ class StreamCells:
         self._lengths[seq] = min(length, self._lengths[seq])
 
     def fill(self, seq: int, n_tokens: int) -> None:
-        """An empty sequence has so many tokens now."""
-        if self._lengths[seq]:
-            raise ValueError(f"sequence {seq} is not empty")
+        """A sequence has so many tokens now."""
+        if n_tokens < self._lengths[seq]:
+            raise ValueError(f"sequence {seq} has {self._lengths[seq]} tokens already")
         self._lengths[seq] = n_tokens

@@ -284,7 +284,8 @@ class Tiers:
         self.n_ram_entries -= 1
         if block.parent is not None:
             block.parent.n_below -= 1
-            self._push(block.parent)
+            if block.parent.name in self.tree.blocks:
+                self._push(block.parent)
 
     def _make_room(self, n_bytes: int, *, spare: Block | None) -> bool:
         """Let blocks leave memory until `n_bytes` fit. False if that would take `spare` or what it hangs below, or

@@ -22,7 +22,7 @@ def backend(*, n_slots: int = 4, kind: MemoryKind = MemoryKind.ATTENTION) -> Fak
 
 def opened(fake: FakeBackend) -> Cache:
     now = iter(range(1 << 30))
-    return Cache(fake, Tiers(1 << 20), lambda: next(now) * 1e-6, lambda n_new, depth: False)
+    return Cache(fake, Tiers(1 << 20), lambda: next(now) * 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localrun.engine.cache.cache import GAIN_TOKENS, Cache
+from localrun.engine.cache.cache import GAIN_TOKENS, PIECE_TOKENS, SCARCE_PART, Cache
 from localrun.engine.cache.cells import COMPACT_CELLS, COMPACT_RATIO, MOVE_TOKENS, PoolCells
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.cache.tree import Key
@@ -172,8 +172,8 @@ def test_a_saved_state_that_finds_no_room_is_given_up_for_what_the_cells_have():
     assert bench.backend.tokens_of(seq) == A + C
 
 
-def test_a_donor_that_went_in_vain_is_not_shared_from():
-    """Room for the saved state is not to be had, and the parked prefix that was second best went in the attempt."""
+def test_what_was_shared_before_room_was_made_stays_though_its_donor_went_in_vain():
+    """Room for the rest of what is saved is not to be had, and the parked prefix went in the attempt."""
     bench = Bench(n_cells=192)
     bench.park(A + B)
     bench.settle()
@@ -182,8 +182,62 @@ def test_a_donor_that_went_in_vain_is_not_shared_from():
     lease = bench.cache.acquire(Key(A + B[:20]))
     bench.check()
     assert lease is not None
-    assert lease.n_cached == 0
-    assert bench.backend.tokens_of(lease.seq) == []
+    assert lease.n_cached == 60
+    assert bench.backend.tokens_of(lease.seq) == A
+
+
+def test_of_what_is_saved_only_what_the_cells_lack_is_brought():
+    bench = Bench(n_cells=4096)
+    chat = [number % 249 for number in range(1500)]
+    bench.park(chat)
+    bench.settle()
+    system, _ = bench.start(chat[:300])
+    loaded: list[int] = []
+    join = bench.backend.state_join
+
+    def noted(seq, pieces):
+        loaded.append(pieces[-1][3] - pieces[0][2])
+        return join(seq, pieces)
+
+    bench.backend.state_join = noted  # type: ignore[method-assign]
+    seq, n_cached = bench.start([*chat, *TAIL])
+    assert n_cached == 1500
+    assert sum(loaded) == 1200
+    assert max(loaded) <= PIECE_TOKENS
+    assert bench.cells.n_shared == 300
+    assert bench.backend.tokens_of(seq) == [*chat, *TAIL]
+    assert bench.backend.tokens_of(system) == chat[:300]
+
+
+def test_a_piece_that_is_refused_ends_what_comes_back_and_is_thrown_away():
+    bench = Bench(n_cells=4096)
+    chat = [number % 249 for number in range(1500)]
+    bench.park(chat)
+    bench.settle()
+    n_blocks, put, n_puts = len(bench.cache.tiers), bench.backend.state_set, 0
+
+    def damaged_at_the_second(seq, state):
+        nonlocal n_puts
+        n_puts += 1
+        return put(seq, state) if n_puts != 2 else False
+
+    bench.backend.state_set = damaged_at_the_second  # type: ignore[method-assign]
+    assert bench.start([*chat, *TAIL])[1] == PIECE_TOKENS
+    assert len(bench.cache.tiers) == 2 < n_blocks
+
+
+def test_on_a_gpu_prefixes_begin_to_leave_when_cells_run_short():
+    backend = FakeBackend(n_cells=192, n_seqs=6, n_batch=192)
+    backend.n_gpu_layers = 99
+    bench = Bench(backend=backend)
+    for tokens in (A, B):
+        bench.park(tokens)
+    assert not bench.cache.can_settle
+    bench.start(C)
+    assert bench.cells.n_free < 192 // SCARCE_PART
+    bench.settle()
+    assert bench.cache.match(Key(A)) == 59
+    assert bench.backend.n_used == 120, "one was enough"
 
 
 def test_a_state_that_is_pushed_out_of_memory_while_it_makes_room_is_a_miss_and_no_mix_up():

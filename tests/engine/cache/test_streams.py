@@ -242,6 +242,24 @@ def test_who_goes_on_in_a_stream_that_is_being_saved_waits_until_it_is_read(n_st
 
 
 @pytest.mark.parametrize("n_steps", [1, 2])
+def test_who_goes_on_behind_what_is_being_saved_may_move_at_once(n_steps: int):
+    """What was not read yet is not read any more: the longer prompt is saved at its end."""
+    bench = Bench()
+    bench.start(B)
+    seq = bench.park(A)
+    for _ in range(n_steps):
+        bench.cache.settle()
+    assert bench.start(A + TAIL) == (seq, 60)
+    bench.cache.forget(0)
+    assert bench.cache.compact() == (seq, 0)
+    bench.settle()
+    assert bench.stored(A + TAIL) == (0 if n_steps == 1 else 60)
+    bench.cache.release(0, len(A + TAIL))
+    bench.settle()
+    assert bench.stored(A + TAIL) == 69 - (9 if n_steps == 2 else 0), "a few tokens more are not worth a save"
+
+
+@pytest.mark.parametrize("n_steps", [1, 2])
 def test_a_stream_that_is_taken_while_it_is_being_saved_is_saved_all_the_same(n_steps: int):
     bench = Bench(n_slots=2)
     bench.start(B)

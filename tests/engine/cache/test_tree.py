@@ -152,10 +152,10 @@ class Trees(RuleBasedStateMachine):
         assert set(self.tree.blocks.values()) == {*self.rows, *self.wholes}
         for seq in range(6):
             assert self.tree.length(seq) == len(self.held.get(seq, (b"", []))[1])
-        for block, (_, tokens) in self.rows.items():
+        for block, (realm, tokens) in (*self.rows.items(), *self.wholes.items()):
             assert block.tokens == tokens[block.start :]
-        for block, (_, tokens) in self.wholes.items():
-            assert block.tokens == tokens
+            above = block.parent.name if block.parent else Key([], realm).root
+            assert block.name == segment_key(above, block.start, block.tokens)
         held = {
             (realm, tuple(tokens[:end])) for realm, tokens in self.held.values() for end in range(1, len(tokens) + 1)
         }

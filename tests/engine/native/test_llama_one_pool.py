@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localrun.engine.cache.cache import Cache
+from localrun.engine.cache.cache import PIECE_TOKENS, Cache
 from localrun.engine.cache.cells import COMPACT_CELLS, COMPACT_RATIO, PoolCells
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.cache.tree import Key
@@ -94,4 +94,44 @@ def test_what_is_moved_is_where_the_books_say_and_answers_as_before(tiny_gguf: P
         for before, after in zip(expected, answers(), strict=True):
             layouts.check(cells)
             np.testing.assert_allclose(after, before, atol=ROUNDING)
+    backend.close()
+
+
+def test_what_is_saved_and_brought_in_pieces_behind_what_is_shared_answers_as_before(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("LLAMA_KV_CACHE_DEBUG", "3")
+    backend = open_tiny(tiny_gguf, n_cells=4096, n_seqs=N_SEQS, n_batch=512)
+    cache = Cache(backend, Tiers(1 << 30), lambda: 0.0)
+    cells = cache.cells
+    assert isinstance(cells, PoolCells)
+    chat = [300 + at % 500 for at in range(PIECE_TOKENS + 500)]
+
+    def start(tokens: list[int]) -> tuple[int, int, np.ndarray]:
+        lease = cache.acquire(Key(tokens))
+        assert lease is not None
+        logits = np.empty(0)
+        for at in range(lease.n_cached, len(tokens), 512):
+            part = tokens[at : at + 512]
+            logits = compute(backend, lease.seq, part, start=at)
+            cells.place([lease.seq] * len(part))
+        cache.grow(lease.seq, len(tokens))
+        cache.check_integrity()
+        return lease.seq, lease.n_cached, logits
+
+    seq, _, expected = start(chat)
+    cache.release(seq, len(chat))
+    n_pieces = 0
+    while cache.can_settle:
+        cache.settle()
+        cache.check_integrity()
+        n_pieces += 1
+    assert (n_pieces, cells.n_used) == (2, 0)
+    start(chat[:300])
+    seq, n_cached, logits = start(chat)
+    assert (n_cached, cells.n_shared) == (len(chat) - 1, 300)
+    np.testing.assert_allclose(logits, expected, atol=ROUNDING)
+    with Layouts() as layouts:
+        compute(backend, seq, [7], start=len(chat))
+        layouts.check(cells)
     backend.close()
