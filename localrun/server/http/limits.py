@@ -7,6 +7,8 @@ every route, also unknown ones, and before anything runs:
 - Host is `localhost`, `127.0.0.1`, `[::1]` or the address listened on, with any port; else 403.
 - Origin is absent, loopback, the scheme of a local application, or in `settings.origins`; else 403, and a preflight
   gets no CORS grant.
+- Sec-Fetch-Site is not `cross-site`, unless an Origin that passes says which site it is; else 403. It is what a browser
+  says about requests that carry no Origin, such as those of images, frames and links.
 - A body is JSON by its Content-Type (415), not encoded (415), and at most `settings.max_body_bytes` (413, before it is
   buffered, also when chunked); an uploaded file may also be an octet stream, of any size. A missing Content-Type
   passes for clients that are no browser: several Ollama clients send none, and a browser that sends a body without one
@@ -90,6 +92,11 @@ class Limits:
     def _check_origin(self, headers: _Headers) -> str | None:
         origins = headers.all(b"origin")
         if not origins:
+            if "cross-site" in headers.all(b"sec-fetch-site"):
+                raise Forbidden(
+                    "another site may not lead a browser here; open this address by typing it, or let the page name "
+                    "itself (a CORS request) and list it in LOCALRUN_ORIGINS"
+                )
             return None
         origin = origins[0]
         allowed = len(origins) == 1 and (

@@ -141,6 +141,24 @@ def test_foreign_origins_are_refused_without_a_grant(origin: str) -> None:
     assert handler.body is None
 
 
+def test_what_a_foreign_page_makes_a_browser_get_is_refused_before_the_handler() -> None:
+    handler = Handler()
+    answer = ask(handler, path="/localrun/v1/search", headers=[*LOCAL, ("sec-fetch-site", "cross-site")])
+    assert (answer.status, handler.body) == (403, None)
+    assert "LOCALRUN_ORIGINS" in json.loads(answer.body)["error"]["message"]
+
+
+@pytest.mark.parametrize("site", ["none", "same-origin", "same-site"])
+def test_what_the_user_opens_in_a_browser_passes(site: str) -> None:
+    assert ask(Handler(), headers=[*LOCAL, ("sec-fetch-site", site)]).status == 200
+
+
+def test_a_page_from_another_site_that_may_use_the_server_passes() -> None:
+    headers = [*LOCAL, ("sec-fetch-site", "cross-site"), ("origin", "https://chat.example.com")]
+    assert ask(Handler(), headers=headers, settings=Settings(origins="https://chat.example.com")).status == 200
+    assert ask(Handler(), headers=headers).status == 403
+
+
 def test_origins_from_the_settings_pass() -> None:
     settings = Settings(origins="https://chat.example.com, chrome-extension://*, HTTP://Box.local:8080/")
     for origin in ("https://chat.example.com", "chrome-extension://abcdef", "http://box.local:8080"):
