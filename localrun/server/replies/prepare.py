@@ -24,6 +24,7 @@ from localrun.server.replies.ending import ended
 from localrun.server.replies.parser_plan import ParserPlan
 from localrun.server.replies.pieces import ReplyParser
 from localrun.server.runtime import Runtime
+from localrun.server.templates.frames import check_length
 from localrun.wire import Grammar, Segment
 
 __all__ = ["ChatAsk", "Prepared", "Tool", "ToolChoice", "prepare"]
@@ -43,6 +44,7 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
     """Raises BadTemplate, and BadRequest for a conversation that the template refuses, for tools that contradict each
     other or the tool choice, and for thinking that the model does not know."""
     template = ask.template or template_of(job)
+    check_length(template)
     known = recognise.call_format(template)
     tags = thinking_tags.thinking_tags(template)
     _check(ask, knows_thinking=tags is not None or known is formats.HARMONY or thinking_tags.takes_effort(template))

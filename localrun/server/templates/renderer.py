@@ -19,9 +19,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from localrun import errors, framing, wire
-from localrun.server.templates.frames import RenderReply, RenderRequest, decode_reply
+from localrun.server.templates.frames import RenderReply, RenderRequest, check_length, decode_reply
 
 START_TIMEOUT_S = 60.0
+
+
+class TemplateOverrunError(errors.BadTemplate):
+    """A render took its worker with it: it would do so again, and every try costs the others their worker."""
 
 
 class TemplateRenderer:
@@ -59,9 +63,11 @@ class TemplateRenderer:
         """The prompt of a conversation.
 
         Text of a control token inside the variables (except those named `*_token`) comes back in untrusted segments.
-        Raises BadTemplate (broken, against the sandbox, over the time or output limit), BadRequest (the template's own
+        Raises BadTemplate (broken, too long, against the sandbox, over the output limit), TemplateOverrunError (a
+        BadTemplate: over the time limit, or it ended its worker twice), BadRequest (the template's own
         `raise_exception`; variables that are no valid data) and Unavailable (no worker).
         """
+        check_length(template)
         request = RenderRequest(
             template=template,
             variables=variables,
@@ -100,14 +106,14 @@ class TemplateRenderer:
                     return await _ask(worker, frame)
             except TimeoutError:
                 await self._discard()
-                raise errors.BadTemplate(
+                raise TemplateOverrunError(
                     f"the chat template ran longer than {self._timeout_s:g} s (setting template_timeout_s)"
                 ) from None
             except (asyncio.IncompleteReadError, ConnectionError, framing.FrameError):
                 await self._discard()
         if self._stopped:
             raise errors.Unavailable("the daemon is shutting down")
-        raise errors.BadTemplate("the chat template ended its worker process twice")
+        raise TemplateOverrunError("the chat template ended its worker process twice")
 
     async def _spawn(self) -> Process:
         # -P: the daemon's working folder must not be a place to import from.
