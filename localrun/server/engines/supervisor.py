@@ -134,6 +134,7 @@ class Supervisor:
                 # The file was replaced: the next idle moment is the time to take the new one.
                 resident.unload_when_idle = True
                 self._if_idle(resident)
+            resident.is_unwanted = False
             if resident.state is ResidentState.LOADING:
                 has_waited = True
                 await self._join(resident)
@@ -150,7 +151,8 @@ class Supervisor:
                 )
 
     async def unload(self, name: str) -> bool:
-        """Unloads a model: now and waiting for it if it is idle, else when its requests have ended.
+        """Unloads a model: now and waiting for it if it is idle, else when its requests have ended, unless another one
+        begins before.
 
         False when it is not loaded. Raises ModelNotFound for a name that is neither loaded nor in the store.
         """
@@ -162,7 +164,7 @@ class Supervisor:
             if not residents:
                 raise
         for resident in residents:
-            resident.unload_when_idle = True
+            resident.is_unwanted = True
             if resident.can_be_evicted:
                 await self._end(resident)
         return bool(residents)
@@ -322,7 +324,7 @@ class Supervisor:
         """After anything that may have made it idle: unload it, or start its countdown."""
         if not resident.can_be_evicted:
             return
-        if resident.unload_when_idle or resident.keep_alive_s == 0:
+        if resident.unload_when_idle or resident.is_unwanted or resident.keep_alive_s == 0:
             self._expired(resident)
         else:
             resident.start_countdown(self._expired)

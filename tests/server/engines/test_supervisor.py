@@ -159,6 +159,22 @@ async def test_a_name_that_means_something_else_is_looked_up_again(
 # --- unloading ---------------------------------------------------------------------------------------------------
 
 
+async def test_a_request_after_an_unload_of_a_busy_model_keeps_it_as_long_as_it_says(supervising: Any) -> None:
+    async with supervising() as (supervisor, watch):
+        before = await supervisor.acquire("alpha", None)
+        assert await supervisor.unload("alpha")
+        after = await supervisor.acquire("alpha", 3600.0)
+        after.release()
+        before_ended = await supervisor.acquire("alpha", 3600.0)
+        before.release()
+        before_ended.release()
+        await asyncio.sleep(0)
+        assert [row.state for row in supervisor.loaded()] == ["ready"]
+        assert watch.ended == []
+        assert await supervisor.unload("alpha")
+        assert watch.ended == ["alpha"]
+
+
 async def test_keep_alive_zero_unloads_after_the_last_job(supervising: Any) -> None:
     async with supervising() as (supervisor, watch):
         first = await supervisor.acquire("alpha", 0)
