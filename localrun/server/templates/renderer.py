@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
@@ -22,6 +23,13 @@ from localrun import errors, framing, wire
 from localrun.server.templates.frames import RenderReply, RenderRequest, check_length, decode_reply
 
 START_TIMEOUT_S = 60.0
+# What Python needs to start and to find this package; nothing else of the daemon's environment is the worker's to know.
+_ENVIRONMENT = frozenset(
+    {
+        *("PATH", "HOME", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
+        *("SYSTEMROOT", "USERPROFILE", "APPDATA"),
+    }
+)
 
 
 class TemplateOverrunError(errors.BadTemplate):
@@ -118,7 +126,10 @@ class TemplateRenderer:
     async def _spawn(self) -> Process:
         # -P: the daemon's working folder must not be a place to import from.
         command = [sys.executable, "-P", "-m", "localrun.server.templates.worker"]
-        worker = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+        environment = {
+            name: value for name, value in os.environ.items() if name in _ENVIRONMENT or name.startswith("PYTHON")
+        }
+        worker = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=environment)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await _read_reply(worker)
