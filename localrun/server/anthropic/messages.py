@@ -30,7 +30,7 @@ _PING_EVERY_S = 10.0
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = bodies.decode(await exchange.read_body(), MessagesBody)
+    body = await bodies.read(exchange, MessagesBody)
     body.check_supported()
     ask = body.ask()
     who = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)

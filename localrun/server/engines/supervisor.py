@@ -123,7 +123,8 @@ class Supervisor:
         began_s = time.monotonic()
         has_waited = False
         while True:
-            model, key, stamp = self._found_before(name) or await asyncio.to_thread(self._look_up, name)
+            found = self._found_before(name)
+            model, key, stamp = await asyncio.to_thread(self._look_up, name) if found is None else found
             if self._is_closed:
                 raise Unavailable("localrun is shutting down")
             pooling = pooling_for(model, use)

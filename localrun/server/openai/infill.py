@@ -55,7 +55,7 @@ class InfillBody(SamplingFields, frozen=True, kw_only=True):
 
 async def fill_in(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = bodies.decode(await exchange.read_body(), InfillBody)
+    body = await bodies.read(exchange, InfillBody)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         model = body.model or _loaded_model(runtime)
         (job,) = await job_plan.enter(runtime, exchange, stack, model=model, fields=body, n_jobs=1)

@@ -51,7 +51,10 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
     tools = () if ask.tool_choice == "none" else ask.tools
     call_format = known or formats.HERMES
     segments = await render_chat(runtime, job, ask, template, call_format if tools else known)
-    ending = ended(segments, ask, tools, call_format, tags, job.control_tokens)
+    if tools:  # whose grammar may take a while
+        ending = await asyncio.to_thread(ended, segments, ask, tools, call_format, tags, job.control_tokens)
+    else:
+        ending = ended(segments, ask, tools, call_format, tags, job.control_tokens)
     plan = ParserPlan(
         call_format=call_format if tools or call_format.whole is not None else None,
         tags=tags,

@@ -35,7 +35,7 @@ from localrun.wire import Delta, Finish
 
 async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = bodies.decode(await exchange.read_body(), ResponsesBody)
+    body = await bodies.read(exchange, ResponsesBody)
     body.check_supported()
     before: tuple[Item, ...] = ()
     if body.previous_response_id is not None:
