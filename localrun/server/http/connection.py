@@ -50,6 +50,9 @@ class BoundedConnection(HttpToolsProtocol):
         # True from the end of one request to the end of the next one's head; the head is held back until it is whole.
         self._head_open = True
         self._head = b""
+        # The end of what the parser has of a head that is not whole: of a request that came along with the one before.
+        self._parsed = b""
+        self._is_parsing_head = False
         self._is_upload = False
 
     # --- arrival -------------------------------------------------------------------------------------------------
@@ -64,21 +67,28 @@ class BoundedConnection(HttpToolsProtocol):
         if self._head_open:
             self._unset_keepalive_if_required()
             self._head += data
-            end = self._head.find(_END_OF_HEAD)
-            if self._is_too_large(end):
+            found = (self._parsed + self._head).find(_END_OF_HEAD)
+            end = len(self._head) if found < 0 else max(0, found - len(self._parsed))
+            if end > MAX_HEAD_BYTES or self._head.count(b"\r\n", 0, end) > MAX_HEADER_FIELDS:
                 self._answer_and_close(b"431 Request Header Fields Too Large")
                 return
-            if end < 0:
+            if found < 0:
                 return
             data = _UPGRADE.sub(_NOT_UPGRADE, self._head[:end]) + self._head[end:]
-            self._head = b""
+            self._head = self._parsed = b""
         elif self._is_upload:
             self._stop_receiving()
             self._start_receiving()
         super().data_received(data)
+        if self._is_parsing_head:
+            self._parsed = data[1 - len(_END_OF_HEAD) :]
+
+    def on_message_begin(self) -> None:
+        self._is_parsing_head = True
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._head_open = False
+        self._head_open = self._is_parsing_head = False
         super().on_headers_complete()
         self._is_upload = self.scope["path"].startswith(UPLOADS)
 
@@ -105,10 +115,6 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     # --- private -------------------------------------------------------------------------------------------------
-
-    def _is_too_large(self, end: int) -> bool:
-        size_bytes = len(self._head) if end < 0 else end
-        return size_bytes > MAX_HEAD_BYTES or self._head.count(b"\r\n", 0, size_bytes) > MAX_HEADER_FIELDS
 
     def _start_receiving(self) -> None:
         self._receiving = self.loop.call_later(self._deadline_s, self._on_deadline)

@@ -148,6 +148,15 @@ async def test_a_pipelined_request_waits_for_the_answer_before_it() -> None:
     assert answer.count(b"HTTP/1.1 200 OK") == 2
 
 
+@pytest.mark.parametrize("n_last", range(1, 30))
+async def test_a_pipelined_request_may_be_split_anywhere(n_last: int) -> None:
+    requests = HEAD + b"content-length: 1\r\n\r\na" + HEAD + b"connection: close\r\ncontent-length: 2\r\n\r\nab"
+    async with serving() as port:
+        answer = await exchange(port, requests[:-n_last], requests[-n_last:], pause_s=0.01)
+    assert answer.count(b"HTTP/1.1 200 OK") == 2
+    assert answer.endswith(b"\r\n\r\n2")
+
+
 @pytest.mark.parametrize(
     "head",
     [
