@@ -3,7 +3,8 @@
 Runs in the daemon's event loop. A request, headers and body, must have arrived within `deadline_s` of its first byte
 (of the connection's opening, for the first request), an uploaded file within `deadline_s` of its last piece; its head
 is bounded in bytes and in fields before the parser sees it; and a client that accepts no output for `deadline_s` is cut
-off, so that it cannot hold a model for ever. None of this costs anything per token: the timers move only when a request
+off, so that it cannot hold a model for ever. Of more than `MAX_CONNECTIONS` at once the last ones are answered 503 and
+closed. None of this costs anything per token: the timers move only when a request
 begins or ends, when a piece of a file arrives, or when the socket's buffer fills or empties.
 
 Does not: look at what the headers say (`limits.py` does), or bound the body's size.
@@ -21,6 +22,9 @@ from uvicorn.server import ServerState
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADER_FIELDS = 128
+MAX_CONNECTIONS = 512
+# How long a connection over that may take for the request that is refused.
+_REFUSAL_S = 1.0
 # Bodies of these routes are files of many gigabytes: they may take their time as long as they come.
 UPLOADS = "/api/blobs/"
 
@@ -28,6 +32,10 @@ _END_OF_HEAD = b"\r\n\r\n"
 # Java's HTTP client (editors use it) offers an upgrade to h2c with every request. httptools then ends the request
 # after its head and drops the body. We never upgrade, so the parser is not told; the name keeps its length.
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_TOO_MANY = (
+    b'{"error": "localrun has more than %d connections; close some, or let requests share them, and try again"}'
+    % MAX_CONNECTIONS
+)
 _NOT_UPGRADE = b"\r\nx-upgrd:"
 
 
@@ -54,12 +62,17 @@ class BoundedConnection(HttpToolsProtocol):
         self._parsed = b""
         self._is_parsing_head = False
         self._is_upload = False
+        self._is_one_too_many = False
 
     # --- arrival -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start_receiving()
+        self._is_one_too_many = len(self.connections) > MAX_CONNECTIONS
+        if self._is_one_too_many:
+            self._receiving = self.loop.call_later(_REFUSAL_S, transport.close)
+        else:
+            self._start_receiving()
 
     def data_received(self, data: bytes) -> None:
         if self._receiving is None and self._head_open:
@@ -73,6 +86,9 @@ class BoundedConnection(HttpToolsProtocol):
                 self._answer_and_close(b"431 Request Header Fields Too Large")
                 return
             if found < 0:
+                return
+            if self._is_one_too_many:
+                self._answer_and_close(b"503 Service Unavailable", _TOO_MANY)
                 return
             data = _UPGRADE.sub(_NOT_UPGRADE, self._head[:end]) + self._head[end:]
             self._head = self._parsed = b""
@@ -142,6 +158,8 @@ class BoundedConnection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _answer_and_close(self, status: bytes) -> None:
-        self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+    def _answer_and_close(self, status: bytes, body: bytes = b"") -> None:
+        headers = b"content-type: application/json\r\nretry-after: 1\r\n" if body else b""
+        headers += b"content-length: %d\r\nconnection: close\r\n" % len(body)
+        self.transport.write(b"HTTP/1.1 " + status + b"\r\n" + headers + b"\r\n" + body)
         self.transport.close()
