@@ -6,8 +6,6 @@ conversation longer than the context is refused with both numbers; nothing is cu
 
 from __future__ import annotations
 
-import time
-
 from localrun.errors import Cancelled, EngineFailed
 from localrun.server.anthropic.body import MessagesBody
 from localrun.server.anthropic.events import MESSAGE_STOP, PING, Fields, encode, event
@@ -23,9 +21,6 @@ from localrun.server.jobs.model_defaults import defaults_of
 from localrun.server.replies.gathered import Reply
 from localrun.server.runtime import Runtime
 from localrun.wire import Delta, Finish, Usage
-
-# A stream that has nothing to say for so long (a long prompt) says that it is alive.
-_PING_EVERY_S = 10.0
 
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
@@ -66,7 +61,6 @@ class _Message:
     async def stream(self) -> None:
         """Sends all of it. Raises what the job's iteration raises."""
         pending: list[bytes] = []
-        written_at_s = time.monotonic()
         async for delta in self._job:
             if not self._exchange.started:
                 # Not before the first delta: what the engine refuses still gets its own status.
@@ -76,11 +70,8 @@ class _Message:
             if delta.finish is not None:
                 await self._exchange.close_stream(b"".join([*pending, *self._last(delta)]))
                 return
-            if not any(pending) and time.monotonic() - written_at_s > _PING_EVERY_S:
-                pending.append(PING)
             if any(pending) and not self._job.has_ready:
                 await self._exchange.write(b"".join(pending))
-                written_at_s = time.monotonic()
                 pending.clear()
 
     async def whole(self) -> None:
