@@ -16,6 +16,7 @@ from localrun.server.http import bodies, caller, keep_alive
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.jobs import plan as job_plan
+from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.jobs.model_defaults import defaults_of
 from localrun.server.replies.gathered import Reply
@@ -60,19 +61,17 @@ class _Message:
 
     async def stream(self) -> None:
         """Sends all of it. Raises what the job's iteration raises."""
-        pending: list[bytes] = []
-        async for delta in self._job:
-            if not self._exchange.started:
-                # Not before the first delta: what the engine refuses still gets its own status.
-                await self._exchange.open_stream(self._headers)
-                pending += [event("message_start", {"message": self._begun()}), PING]
-            pending.append(self._take(delta))
-            if delta.finish is not None:
-                await self._exchange.close_stream(b"".join([*pending, *self._last(delta)]))
-                return
-            if any(pending) and not self._job.has_ready:
-                await self._exchange.write(b"".join(pending))
-                pending.clear()
+        await streaming.stream(self._exchange, [self._job], self, self._headers)
+
+    def begin(self) -> bytes:
+        return event("message_start", {"message": self._begun()}) + PING
+
+    def take(self, _: int, delta: Delta) -> bytes:
+        news = self._take(delta)
+        return news if delta.finish is None else news + self._last(delta)
+
+    def end(self) -> bytes:
+        return MESSAGE_STOP
 
     async def whole(self) -> None:
         """Sends all of it at once. Raises what the job's iteration raises, and Cancelled."""
@@ -102,9 +101,9 @@ class _Message:
             "usage": counts(n_prompt, n_cached, 0, 0),
         }
 
-    def _last(self, delta: Delta) -> list[bytes]:
+    def _last(self, delta: Delta) -> bytes:
         ending, usage = self._ended(delta)
-        return [event("message_delta", {"delta": ending, "usage": usage}), MESSAGE_STOP]
+        return event("message_delta", {"delta": ending, "usage": usage})
 
     def _ended(self, delta: Delta) -> tuple[Fields, Fields]:
         """Why it ended, and what it used. Raises Cancelled: any other reason would be a lie."""
