@@ -33,9 +33,9 @@ _END_OF_HEAD = b"\r\n\r\n"
 # after its head and drops the body. We never upgrade, so the parser is not told; the name keeps its length.
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _TOO_MANY = (
-    b'{"error": "localrun has more than %d connections; close some, or let requests share them, and try again"}'
-    % MAX_CONNECTIONS
-)
+    f'{{"error": "localrun has more than {MAX_CONNECTIONS} connections; close some, or let requests share them, and '
+    f'try again"}}'
+).encode()
 _NOT_UPGRADE = b"\r\nx-upgrd:"
 
 

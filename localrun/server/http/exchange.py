@@ -4,7 +4,8 @@ Owner: the task that serves the request, in the daemon's event loop. A whole ans
 message per batch of tokens, without any layer in between.
 
 Invariants: at most one answer is sent; after the client has gone nothing is sent and the handler is cancelled within
-one turn of the event loop, whatever it was waiting for (a load, a template, a slot, a token).
+one turn of the event loop, whatever it was waiting for (a load, a template, a slot, a token); a stream is never silent
+for much longer than `PING_AFTER_S`.
 
 Does not: know what the bytes mean.
 """
