@@ -94,7 +94,7 @@ async def test_search_rename_and_delete(desk: Any) -> None:
         await desk.see(pilot, "about foxes")
         assert "Bears" in desk.seen(desk.app)
         await pilot.press("ctrl+d")
-        await desk.see(pilot, "deletes “Bears” for good")
+        await desk.see(pilot, "^d again deletes “Bears”")
         await pilot.press("ctrl+d")
         await desk.until(pilot, lambda: [chat.title for chat in desk.app.session.history.chats()] == ["about foxes"])
 
@@ -253,6 +253,27 @@ async def test_a_chat_that_is_deleted_while_it_is_open_leaves_the_screen(desk: A
         assert _sent(desk) == ["draft"]
 
 
+async def test_the_delete_key_deletes_letters_and_a_chat_that_was_deleted_comes_back(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await _talk(desk, pilot, "about foxes", "They are red.")
+        await pilot.press("ctrl+l")
+        await desk.see(pilot, "about foxes")
+        await pilot.press("ctrl+r", "home", *["delete"] * 6, "enter")
+        await desk.see(pilot, "foxes  ")
+        assert [chat.title for chat in desk.app.session.history.chats()] == ["foxes"]
+        await pilot.press("ctrl+d", "x", "backspace", "ctrl+d")
+        await desk.see(pilot, "^d again deletes “foxes”")
+        await pilot.press("ctrl+d")
+        await desk.see(pilot, "Deleted “foxes”. ^z brings it back")
+        assert desk.app.session.history.chats() == []
+        await pilot.press("escape", "ctrl+l", "ctrl+z")
+        await desk.see(pilot, "foxes  ")
+        await pilot.press("enter")
+        await desk.see(pilot, "They are red.")
+        await pilot.press("ctrl+l", "ctrl+z")
+        await desk.see(pilot, "No chat was deleted")
+
+
 async def test_two_windows_on_one_history(tmp_path: Path) -> None:
     first, second = Desk(tmp_path / "chats.db"), Desk(tmp_path / "chats.db")
     async with first.open(SIZE) as pilot, second.open(SIZE) as other:
@@ -260,7 +281,7 @@ async def test_two_windows_on_one_history(tmp_path: Path) -> None:
         await other.press("ctrl+l")
         await second.see(other, "about foxes")
         await other.press("ctrl+d", "ctrl+d")
-        await second.see(other, "There are no chats yet.")
+        await second.see(other, "Deleted “about foxes”")
         await _type(first, pilot, "/title Foxes")
         await first.see(pilot, "deleted in another window")
         first.app.screen.query_one(Prompt).put("")
