@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from localrun.errors import DaemonUnreachable
 from localrun.tui.history import open_history
 from localrun.tui.widgets.answer_message import AnswerMessage
 from localrun.tui.widgets.conversation_view import PAGE
@@ -238,6 +239,59 @@ async def test_a_damaged_history_is_said_and_put_aside(tmp_path: Path) -> None:
         await desk.see(pilot, "was damaged")
         await _talk(desk, pilot, "one", "first")
     assert any(name.startswith("chats.damaged-") for name in os.listdir(tmp_path))
+
+
+async def _ask_again(desk: Any, pilot: Any, key: str) -> None:
+    desk.app.screen.query(UserMessage).last().focus()
+    await pilot.press(key)
+
+
+async def test_a_draft_comes_back_when_the_edited_question_is_asked(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await _talk(desk, pilot, "one", "first")
+        await pilot.press(*"draft")
+        await _ask_again(desk, pilot, "e")
+        prompt = desk.app.screen.query_one(Prompt)
+        await desk.until(pilot, lambda: prompt.text == "one")
+        await _talk(desk, pilot, " better", "second")
+        assert _sent(desk) == ["one better"]
+        assert prompt.text == "draft"
+
+
+async def test_a_question_that_failed_waits_for_what_was_typed_since(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"one", "enter")
+        await desk.until(pilot, lambda: desk.daemon.questions)
+        await pilot.press(*"two")
+        desk.daemon.fail_answer(DaemonUnreachable("the daemon went away"))
+        await desk.see(pilot, "The answer failed")
+        await _talk(desk, pilot, "", "Two.")
+        assert _sent(desk) == ["two"]
+        assert desk.app.screen.query_one(Prompt).text == "one"
+
+
+async def test_an_image_is_sent_again_with_its_question(desk: Any, tmp_path: Path) -> None:
+    image = tmp_path / "fox.png"
+    image.write_bytes(b"\x89PNG\r\n\x1a\nfox")
+    async with desk.open(SIZE) as pilot:
+        await _type(desk, pilot, f"/attach {image}")
+        await desk.see(pilot, "with fox.png")
+        await _talk(desk, pilot, "what is this", "A fox.")
+        first = desk.daemon.questions[-1][1][-1]
+        await _ask_again(desk, pilot, "r")
+        await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
+        desk.daemon.say("A red fox.")
+        desk.daemon.end_answer()
+        await desk.until(pilot, lambda: not desk.app.screen.view.is_answering)
+        await _ask_again(desk, pilot, "e")
+        await desk.see(pilot, "with fox.png (")
+        await _talk(desk, pilot, " please", "A fox.")
+    assert first["images"]
+    assert [messages[-1] for _, messages in desk.daemon.questions] == [
+        first,
+        first,
+        first | {"content": "what is this please"},
+    ]
 
 
 async def test_a_chat_that_is_deleted_while_it_is_open_leaves_the_screen(desk: Any) -> None:
