@@ -26,7 +26,7 @@ from typing import NamedTuple
 from localrun.errors import BadRequest, NotFound
 
 from .fit import rough_bytes
-from .fit_devices import USABLE_RAM
+from .fit_devices import USABLE_RAM, in_gb
 
 _COMFORTABLE_FRACTION = 0.5
 
@@ -170,7 +170,7 @@ def _by_memory(offered: Sequence[Candidate], memory_bytes: int) -> tuple[Candida
     comfortable = [each for each in quantized if _rank(each.quant) <= _RANK["Q4_K_M"] and _fits(each, half)]
     if comfortable:
         return comfortable[0], (
-            f"{_named(comfortable[0])}: the best that takes at most half of the {_gb(usable)} of memory that a model "
+            f"{_named(comfortable[0])}: the best that takes at most half of the {in_gb(usable)} of memory that a model "
             f"may use here"
         )
     four_bits = sorted(
@@ -179,13 +179,13 @@ def _by_memory(offered: Sequence[Candidate], memory_bytes: int) -> tuple[Candida
     for each in four_bits:
         if _fits(each, usable):
             return each, (
-                f"{_named(each)}: fits the {_gb(usable)} of memory that a model may use here; more bits would take "
+                f"{_named(each)}: fits the {in_gb(usable)} of memory that a model may use here; more bits would take "
                 f"more than half of it, or are not there"
             )
     fitting = [each for each in quantized if _fits(each, usable)]
     if fitting:
         return fitting[0], (
-            f"{_named(fitting[0])}: the best that fits the {_gb(usable)} of memory that a model may use here; there "
+            f"{_named(fitting[0])}: the best that fits the {in_gb(usable)} of memory that a model may use here; there "
             f"are no 4 bits that fit, so expect weaker answers than from a smaller model of 4 bits or more"
         )
     smallest = min(quantized, key=lambda each: each.size_bytes)
@@ -194,8 +194,8 @@ def _by_memory(offered: Sequence[Candidate], memory_bytes: int) -> tuple[Candida
 
 def _too_big(candidate: Candidate, usable_bytes: int) -> str:
     return (
-        f", but it needs about {_gb(rough_bytes(candidate.size_bytes))} of memory and a model may use "
-        f"{_gb(usable_bytes)} here; it will be slow or not load"
+        f", but it needs about {in_gb(rough_bytes(candidate.size_bytes))} of memory and a model may use "
+        f"{in_gb(usable_bytes)} here; it will be slow or not load"
     )
 
 
@@ -209,8 +209,4 @@ def _fits(candidate: Candidate, memory_bytes: int) -> bool:
 
 
 def _named(candidate: Candidate) -> str:
-    return f"{candidate.label} ({_gb(candidate.size_bytes)})"
-
-
-def _gb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 95_000_000 else f"{size_bytes / 1e6:.0f} MB"
+    return f"{candidate.label} ({in_gb(candidate.size_bytes)})"
