@@ -60,8 +60,8 @@ def refusal(name: str, fit: Fit, machine: Machine, fitting_cells: int) -> str:
     on_gpus = "".join(f", and {in_gb(gpu.free_bytes)} on {gpu.name}" for gpu in machine.gpus)
     return (
         f"model '{name}' needs {in_gb(needed.total_bytes)} of memory (weights {in_gb(needed.weights_bytes)}, KV cache "
-        f"of {fit.n_kv_cells} cells {in_gb(needed.kv_bytes)}, compute {in_gb(needed.compute_bytes)}, the process and long "
-        f"prompts in the background {in_gb(rest_bytes)}) but {in_gb(machine.ram_bytes)} is available, of which "
+        f"of {fit.n_kv_cells} cells {in_gb(needed.kv_bytes)}, compute {in_gb(needed.compute_bytes)}, the process and "
+        f"long prompts in the background {in_gb(rest_bytes)}) but {in_gb(machine.ram_bytes)} is available, of which "
         f"{USABLE_RAM:.0%} may be used{on_gpus}; {', '.join(ways[:-1])}, or {ways[-1]}"
     )
 
