@@ -264,7 +264,7 @@ class Cache:
         if isinstance(self._layout, Streams) and seq < self._layout.n_main:
             self._begin_saving(seq)
         else:
-            self._save_parked(seq, PIECE_TOKENS, leaves=True)
+            self._save_parked(seq, at_once=False, leaves=True)
 
     def compact(self) -> tuple[int, int] | None:
         """Move one running sequence, or a piece of it, to where its rows cost less. Returns its old and new number if
@@ -527,8 +527,8 @@ class Cache:
         while self._saving is not None and self._saving.seq == seq and not self._saving.copy.has_left:
             self._go_on_saving(WAIT_S)
 
-    def _save_parked(self, seq: int, most_tokens: int = UNCOUNTED, *, leaves: bool = False) -> None:
-        """Save a parked sequence if it is to be saved, or so much of it. With `leaves` it leaves its cells then, where
+    def _save_parked(self, seq: int, *, at_once: bool = True, leaves: bool = False) -> None:
+        """Save a parked sequence if it is to be saved, or a piece of it. With `leaves` it leaves its cells then, where
         what is saved should not take any."""
         self._let_go(seq)
         if seq not in self.tiers.unsaved:
@@ -537,12 +537,12 @@ class Cache:
             del self.tiers.unsaved[seq]  # all of it has been read
             return
         layout = self._layout
-        if layout.can_cut:
-            is_saved = self._save(seq, self._keys[seq], self.cells.length(seq), most_tokens)
-        else:
-            is_saved = self._save_whole(seq)
-        if is_saved is None:
-            return
+        is_saved: bool | None = None
+        while is_saved is None:
+            key, n_tokens = self._keys[seq], self.cells.length(seq)
+            is_saved = self._save(seq, key, n_tokens) if layout.can_cut else self._save_whole(seq)
+            if is_saved is None and not at_once:
+                return
         del self.tiers.unsaved[seq]
         if not is_saved or not leaves or isinstance(layout, Streams):
             return
@@ -573,14 +573,13 @@ class Cache:
         ranges = list(pairwise([*range(start, end, BLOCK_TOKENS), end]))
         return _Missing(parent, crumb, ranges, is_all if end == n_tokens else None)
 
-    def _save(
-        self, seq: int, key: Key, n_tokens: int, most_tokens: int = UNCOUNTED, cut: _Saving | None = None
-    ) -> bool | None:
-        """Save what is not saved yet of the first `n_tokens`, which a sequence holds; in one pool no more than
-        `most_tokens` of it. False if not all of it fits, None if there is more to save. `cut`: a thread has it already.
-        """
-        tiers, is_one_pool = self.tiers, self._layout.can_share
-        missing = self._missing(key, n_tokens, most_tokens if is_one_pool else UNCOUNTED)
+    def _save(self, seq: int, key: Key, n_tokens: int, cut: _Saving | None = None) -> bool | None:
+        """Save what is not saved yet of the first `n_tokens`, which a sequence holds; in one pool a piece of it. False
+        if not all of it fits, None if there is more to save. `cut`: a thread has it already."""
+        tiers = self.tiers
+        spare = min(self._free, default=None) if self._layout.can_share else None
+        # Without a spare sequence every piece would be an export of everything.
+        missing = self._missing(key, n_tokens, UNCOUNTED if spare is None else PIECE_TOKENS)
         ranges, parent = missing.ranges, missing.parent
         if not ranges:
             return missing.is_all
@@ -589,7 +588,6 @@ class Cache:
         if missing.crumb is not None:
             tiers.drop(missing.crumb)
         began_s = self._clock()
-        spare = min(self._free, default=None) if is_one_pool else None
         slices: Generator[State] = (
             (state for state in cut.copy.states) if cut else self._layout.save(seq, ranges, spare)
         )
@@ -602,7 +600,7 @@ class Cache:
         tiers.save.note(spent_s / (ranges[-1][1] - ranges[0][0] if spare is not None else n_tokens))
         return missing.is_all
 
-    def _save_whole(self, seq: int) -> bool | None:
+    def _save_whole(self, seq: int) -> bool:
         """Keep the state of a sequence, unless a checkpoint shortly before it is as good. False if it does not fit."""
         assert isinstance(self._layout, Wholes)
         tiers, key, n_tokens = self.tiers, self._keys[seq], self.cells.length(seq)
