@@ -178,3 +178,24 @@ def test_a_seed_gives_the_same_answer_alone_and_among_others():
     alone, _ = run([one])
     together, _ = run([one, *others])
     assert alone[0] == together[0]
+
+
+def test_while_a_grammar_waits_for_its_trigger_the_vocabulary_is_listed_once(
+    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+):
+    compute(backend, 0, PROMPT)
+    n_lists = 0
+    list_all = np.delete
+
+    def counted(*given: Any) -> Any:
+        nonlocal n_lists
+        n_lists += 1
+        return list_all(*given)
+
+    monkeypatch.setattr(np, "delete", counted)
+    sampler = backend.sampler(Sampling(temperature=1.0, seed=3), ignore_eos=True)
+    sampler.constrain(constraint(compiled(backend, GrammarKind.REGEX, "[a-e]+"), triggers=("no such text",)))
+    for _ in range(5):
+        assert sampler.sample(ROW) not in backend.eog_tokens
+    sampler.close()
+    assert n_lists == 1
