@@ -39,10 +39,8 @@ UNCOUNTED = 1 << 40
 # Large enough that one native copy is worth its call, small enough that what conversations do not share is not kept
 # twice and that the disk is read for what is needed.
 BLOCK_TOKENS = 256
-# What one call of `settle` saves in one pool.
+# What is saved and restored at once in one pool: the buffer for both is touched once, which takes longer than copies.
 PIECE_TOKENS = 2 * BLOCK_TOKENS
-# What is restored at once in one pool: a larger buffer takes longer to touch for the first time than its calls save.
-RESTORE_BYTES = 8 * 1024**2
 # For fewer tokens a copy costs more than it saves.
 GAIN_TOKENS = 16
 # A change of layout costs everybody about as much as ten decode steps; requests that need it rarely come alone.
@@ -430,9 +428,7 @@ class Cache:
         spare = min(self._free, default=None) if self._layout.can_share else None
         saved = self.tiers.match(key, n_tokens).saved()
         missing = [(block, max(first, start), end) for block, first, end in saved.pieces if end > start]
-        n_at_once = max(1, len(missing))
-        if spare is not None:
-            n_at_once = max(1, RESTORE_BYTES // (BLOCK_TOKENS * self._backend.state_token_bytes))
+        n_at_once = PIECE_TOKENS // BLOCK_TOKENS if spare is not None else max(1, len(missing))
         for at in range(0, len(missing), n_at_once):
             pieces = []
             for block, first, end in missing[at : at + n_at_once]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from localrun.engine.cache import cache
 from localrun.engine.cache.cache import GAIN_TOKENS, PIECE_TOKENS, SCARCE_PART, Cache
 from localrun.engine.cache.cells import COMPACT_CELLS, COMPACT_RATIO, MOVE_TOKENS, PoolCells
 from localrun.engine.cache.tiers import Tiers
@@ -189,8 +186,7 @@ def test_what_was_shared_before_room_was_made_stays_though_its_donor_went_in_vai
     assert bench.backend.tokens_of(lease.seq) == A
 
 
-def test_of_what_is_saved_only_what_the_cells_lack_is_brought(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cache, "RESTORE_BYTES", PIECE_TOKENS * FakeBackend.state_token_bytes)
+def test_of_what_is_saved_only_what_the_cells_lack_is_brought():
     bench = Bench(n_cells=4096)
     chat = [number % 249 for number in range(1500)]
     bench.park(chat)
@@ -213,8 +209,7 @@ def test_of_what_is_saved_only_what_the_cells_lack_is_brought(monkeypatch: pytes
     assert bench.backend.tokens_of(system) == chat[:300]
 
 
-def test_a_piece_that_is_refused_ends_what_comes_back_and_is_thrown_away(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cache, "RESTORE_BYTES", PIECE_TOKENS * FakeBackend.state_token_bytes)
+def test_a_piece_that_is_refused_ends_what_comes_back_and_is_thrown_away():
     bench = Bench(n_cells=4096)
     chat = [number % 249 for number in range(1500)]
     bench.park(chat)

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localrun.engine.cache import cache as cache_module
 from localrun.engine.cache.cache import PIECE_TOKENS, Cache
 from localrun.engine.cache.cells import COMPACT_CELLS, COMPACT_RATIO, PoolCells
 from localrun.engine.cache.tiers import Tiers
@@ -103,7 +102,6 @@ def test_what_is_saved_and_brought_in_pieces_behind_what_is_shared_answers_as_be
 ):
     monkeypatch.setenv("LLAMA_KV_CACHE_DEBUG", "3")
     backend = open_tiny(tiny_gguf, n_cells=4096, n_seqs=N_SEQS, n_batch=512)
-    monkeypatch.setattr(cache_module, "RESTORE_BYTES", PIECE_TOKENS * backend.state_token_bytes)
     cache = Cache(backend, Tiers(1 << 30), lambda: 0.0)
     cells = cache.cells
     assert isinstance(cells, PoolCells)
