@@ -61,6 +61,13 @@ class Store:
             raise ModelNotFound(name)
         return found
 
+    def evidence(self, name: str) -> tuple[tuple[int, int] | None, ...]:
+        """What changes when the name may have come to mean another file: a few looks at the disk, cheap enough for an
+        event loop. A file itself is not looked at. Raises BadRequest for a malformed name."""
+        if ModelName.parse(name).kind is not Kind.STORED:
+            return ()
+        return tuple(_stamp(path) for path in (Key.of(name).path(self.folder), self.folder, *self.model_dirs))
+
     def list(self) -> list[Model]:
         """All sound models: the built-in one first, then the others by name. Unusable files are left out."""
         return [model for model in self.survey() if isinstance(model, Model)]
@@ -196,6 +203,14 @@ class Store:
         if file is None:
             raise _gone(said, path)
         return file
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime_ns
 
 
 def _gone(said: Manifest, path: Path) -> BadModelFile:

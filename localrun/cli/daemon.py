@@ -1,20 +1,22 @@
 """Finding the daemon, and starting one in the background.
 
 A background daemon is `localrun serve` in a session of its own, so it outlives the terminal, with its output in a log
-file in the state folder; it ends by itself after half an hour without work. Two commands that start one at the same
-time end up with the same daemon: the loser of the race for the port finds the winner's.
+file in the state folder; it ends by itself after half an hour without work. Of commands that need one at the same time
+one starts it while the others wait; if somebody else takes the port meanwhile, that daemon is as good.
 
 Does not: stop a daemon, or speak anything but `/health`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,9 @@ def ensure_daemon(settings: config.Settings) -> str:
     while True:
         try:
             if daemon_version(settings) is None:
-                _start(settings, url)
+                with _starting():
+                    if daemon_version(settings) is None:
+                        _start(settings, url)
             return url
         except errors.Unavailable:
             if time.monotonic() > deadline_s:
@@ -119,6 +123,22 @@ def _json_object(content: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+@contextlib.contextmanager
+def _starting() -> Iterator[None]:
+    """While one command starts a daemon, others wait: each would move the other's log away. Raises Unavailable."""
+    import filelock
+
+    folder = config.folders().state
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        with filelock.FileLock(folder / "daemon.lock", timeout=START_TIMEOUT_S, mode=0o600):
+            yield
+    except filelock.Timeout:
+        raise errors.Unavailable(
+            f"another command has been starting a daemon for {START_TIMEOUT_S:g} s; the log is in {folder}"
+        ) from None
+
+
 def _start(settings: config.Settings, url: str) -> None:
     log_path = _fresh_log()
     if sys.stderr.isatty():
@@ -155,7 +175,6 @@ def _detached() -> dict[str, Any]:
 def _fresh_log() -> Path:
     """An empty log for the next daemon; the one before it is kept as `daemon.log.1`."""
     path = config.folders().state / "daemon.log"
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if path.exists():
         os.replace(path, path.with_suffix(".log.1"))
     path.touch(mode=0o600)

@@ -58,9 +58,8 @@ def install(host: str | None, port: int | None) -> None:
             f"a daemon that is not the service answers at {url}; end it (localrun stop --daemon) and try again"
         )
     manager.install(plan)
-    for name in left_out():
-        print(f"warning: {name} is not taken over, as it is a secret; keep the token in a file (HF_TOKEN_PATH)",
-              file=sys.stderr)  # fmt: skip
+    for name, way_out in left_out().items():
+        print(f"warning: {name} is not taken over, as it has a secret in it; {way_out}", file=sys.stderr)
     print(f"installed {manager.path}")
     version = _wait_for(settings)
     print(f"localrun {version} is listening on {url}, and starts with every session")

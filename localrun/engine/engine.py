@@ -237,6 +237,10 @@ class Engine:
 
     def _tidy(self) -> None:
         """Small work between steps: at most one copy of each kind, and more only when nobody is there."""
+        brought = self.cache.bring()
+        if brought is not None:
+            request = next(request for request in self.scheduler.running if request.seq == brought[0])
+            request.n_computed, request.is_away = brought[1], request.seq in self.cache.coming
         self.cache.settle()
         moved = self.cache.compact()
         if moved is not None:
@@ -276,6 +280,8 @@ class Engine:
     def _leave_background(self, request: Request) -> bool:
         """Whether a request's sequence may be touched now. If not, it comes with the batch under way, for which others
         wait."""
+        if request.seq in self.cache.coming:
+            request.is_away = False
         background = self._background
         if background is None or request not in background:
             return True

@@ -17,6 +17,7 @@ Does not: load anything.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from starlette.routing import Route
@@ -36,10 +37,17 @@ from localrun.server.runtime import Runtime
 
 def routes(runtime: Runtime) -> list[Route]:
     """The route, bound to a runtime."""
-    return [route("/localrun/v1/fit", runtime, _fit, methods=["GET"])]
+    return [route("/localrun/v1/fit", runtime, partial(_fit, asyncio.Lock()), methods=["GET"])]
 
 
-async def _fit(runtime: Runtime, exchange: Exchange) -> None:
+async def _fit(one_at_a_time: asyncio.Lock, runtime: Runtime, exchange: Exchange) -> None:
+    """Asking the GPUs takes a process, so there is one such question at a time."""
+    await exchange.read_body()
+    async with exchange.while_connected(), one_at_a_time:
+        await exchange.answer_json(await _explained(runtime, exchange))
+
+
+async def _explained(runtime: Runtime, exchange: Exchange) -> dict[str, Any]:
     name = parameter(exchange, "model")
     if not name:
         raise BadRequest("model is missing: /localrun/v1/fit?model=NAME", field="model")
@@ -50,12 +58,11 @@ async def _fit(runtime: Runtime, exchange: Exchange) -> None:
     here = Machine(machine.available_bytes() + idle_bytes, await installed_gpus())
     wish = wish_of(runtime.settings, adapter_bytes=model.adapter_bytes)
     fit = await asyncio.to_thread(choose, model.header, here, wish)
-    answer = _answer(model.name, fit) | {
+    return _answer(model.name, fit) | {
         "idle_bytes": idle_bytes,
         "prefix_cache_bytes": runtime.settings.ram_cache_bytes,
         "problem": None if fit.fits else refusal(model.name, fit, here, 0),
     }
-    await exchange.answer_json(answer)
 
 
 def _idle_bytes(runtime: Runtime, name: str) -> int:

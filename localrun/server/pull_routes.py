@@ -64,9 +64,11 @@ async def _search(runtime: Runtime, exchange: Exchange) -> None:
     limit = _limit(exchange)
     hits: list[HubHit] = []
     problem: str | None = None
+    await exchange.read_body()
     if query:
         try:
-            hits = await huggingface.search(query, hub=runtime.pulls.hub, limit=limit)
+            async with exchange.while_connected():
+                hits = await huggingface.search(query, hub=runtime.pulls.hub, limit=limit)
         except (DownloadFailed, Unavailable) as error:
             # The catalogue answers without a network.
             problem = error.message

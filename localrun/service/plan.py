@@ -41,8 +41,13 @@ _PATHS = frozenset(
         *("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN_PATH"),
     }
 )
-# A token does not belong into a file that service managers show to whoever asks them.
-SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+# Secrets do not belong into a file that service managers show to whoever asks them: tokens, and addresses with a user's
+# name or password in them.
+_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_ADDRESSES = (
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
+    "HF_ENDPOINT",
+)
 
 
 class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +83,8 @@ def make_plan(
     for field, value in flags.items():
         if value is not None:
             command += ["--" + field.replace("_", "-"), str(value)]
-    environment = {name: environ[name] for name in taken_over() if environ.get(name)}
+    secrets = left_out(environ)
+    environment = {name: environ[name] for name in taken_over() if environ.get(name) and name not in secrets}
     for name in _PATHS & set(environment):
         environment[name] = _absolute(environment[name], shell_folder)
     for name, value in [*environment.items(), *(("the command", word) for word in command)]:
@@ -107,6 +113,10 @@ def taken_over() -> Sequence[str]:
     return [*(env_name(field) for field in Settings.__struct_fields__), *_OTHERS]
 
 
-def left_out(environ: Mapping[str, str] = os.environ) -> Sequence[str]:
-    """The variables that are set and matter, but are secrets, so the service does not get them."""
-    return [name for name in SECRETS if environ.get(name)]
+def left_out(environ: Mapping[str, str] = os.environ) -> Mapping[str, str]:
+    """The variables that are set and matter, but are secrets, so the service does not get them; and what to do."""
+    tokens = [name for name in _TOKENS if environ.get(name)]
+    addresses = [name for name in _ADDRESSES if "@" in environ.get(name, "")]
+    return dict.fromkeys(tokens, "keep the token in a file (HF_TOKEN_PATH)") | dict.fromkeys(
+        addresses, "give it an address without a user's name and password, or set it in the service manager yourself"
+    )

@@ -38,6 +38,9 @@ def test_commands_that_come_at_once_share_one_daemon(localrun, environment, port
         printed, complaints = command.communicate(timeout=120)
         assert command.returncode == exits.OK, complaints
         assert isinstance(json.loads(printed), list)
+    state = Path(environment["LOCALRUN_HOME"]) / "state"
+    assert f"localrun is listening on http://127.0.0.1:{port}" in (state / "daemon.log").read_text()
+    assert not (state / "daemon.log.1").exists(), "one command alone started a daemon"
     assert json.loads(localrun("version", "--json", port=port).stdout) == {
         "localrun": __version__,
         "daemon": __version__,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -73,3 +74,22 @@ async def test_unknown_models_and_none_are_refused(serving: Any) -> None:
     async with serving() as (_, client):
         assert (await client.get("/localrun/v1/fit?model=nobody")).status_code == 404
         assert (await client.get("/localrun/v1/fit")).status_code == 400
+
+
+async def test_the_gpus_are_asked_by_one_request_at_a_time(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_asked = n_at_once = most_at_once = 0
+
+    async def installed_gpus() -> tuple[Any, ...]:
+        nonlocal n_asked, n_at_once, most_at_once
+        n_asked += 1
+        n_at_once += 1
+        most_at_once = max(most_at_once, n_at_once)
+        await asyncio.sleep(0)
+        n_at_once -= 1
+        return ()
+
+    monkeypatch.setattr(fit, "installed_gpus", installed_gpus)
+    async with serving() as (_, client):
+        answers = await asyncio.gather(*(client.get("/localrun/v1/fit?model=alpha") for _ in range(8)))
+        assert {answer.status_code for answer in answers} == {200}
+        assert (n_asked, most_at_once) == (8, 1)

@@ -54,8 +54,16 @@ def test_relative_paths_mean_what_they_meant_in_the_shell():
 def test_tokens_stay_out_and_are_named():
     environ = {"HF_TOKEN": "secret", "HF_TOKEN_PATH": "/h/token"}
     assert plan(environ=environ).environment == {"HF_TOKEN_PATH": "/h/token"}
-    assert left_out(environ) == ["HF_TOKEN"]
-    assert left_out({}) == []
+    assert list(left_out(environ)) == ["HF_TOKEN"]
+    assert left_out({}) == {}
+
+
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "http_proxy", "ALL_PROXY", "HF_ENDPOINT"])
+@pytest.mark.parametrize("address", ["http://me:pass@p:3128", "http://token@p", "me:pass@p:3128"])
+def test_addresses_with_passwords_stay_out_and_are_named(name: str, address: str):
+    assert plan(environ={name: address, "NO_PROXY": "localhost"}).environment == {"NO_PROXY": "localhost"}
+    assert "without a user's name and password" in left_out({name: address})[name]
+    assert plan(environ={name: "http://p:3128"}).environment == {name: "http://p:3128"}
 
 
 def test_folders_within_others_are_not_listed():

@@ -47,6 +47,8 @@ GAIN_TOKENS = 16
 LINGER_S = 10.0
 # On a GPU parked sequences begin to leave when less than this part of the cells is free, so that nobody waits for them.
 SCARCE_PART = 8
+# So long others wait for a piece of what one of them had saved.
+BRING_S = 0.015
 # A copy that a thread is at work on is waited for so long at a time.
 WAIT_S = 0.02
 # How far apart two positions are whose rows tell what a row pays for a cell that it looks at.
@@ -54,10 +56,12 @@ _DEPTH_TOKENS = 1024
 
 
 class Lease(NamedTuple):
-    """A sequence for a request, with the tokens that the cache already gave."""
+    """A sequence for a request, and how many of its tokens need not be computed. Of these `n_here` are there; the rest
+    comes with `bring`."""
 
     seq: int
     n_cached: int
+    n_here: int
 
 
 class _Found(NamedTuple):
@@ -122,6 +126,7 @@ class Cache:
         self._running: dict[int, list[int]] = {}  # with the positions where steps must end, in order
         self._keys: dict[int, Key] = {}  # of those that run and those that are parked
         self._saving: _Saving | None = None
+        self.coming: dict[int, int] = {}  # running sequences that are still being restored, and up to where
         self._saved: set[int] = set()  # of the parked ones, where they leave their cells because of that
 
     @property
@@ -195,7 +200,7 @@ class Cache:
         self._running[seq] = stops
         self._keys[seq] = key
         self._grow(seq, n_cached)
-        return Lease(seq, n_cached)
+        return Lease(seq, self.coming.get(seq, n_cached), n_cached)
 
     def next_stop(self, seq: int, n_computed: int) -> int | None:
         """A position behind `n_computed` at which a step of this sequence must end; None if it may go on for ever."""
@@ -229,6 +234,7 @@ class Cache:
     def release(self, seq: int, n_tokens: int) -> None:
         """A request is done with its sequence, which holds so many of its tokens: they are kept, if that pays."""
         del self._running[seq]
+        self.coming.pop(seq, None)
         if not n_tokens:
             self._clear(seq)
             return
@@ -241,6 +247,7 @@ class Cache:
     def forget(self, seq: int) -> None:
         """Drop a running sequence and everything in its cells."""
         del self._running[seq]
+        self.coming.pop(seq, None)
         self._clear(seq)
 
     def bring_home(self, seq: int) -> int:
@@ -265,6 +272,19 @@ class Cache:
             self._begin_saving(seq)
         else:
             self._save_parked(seq, at_once=False, leaves=True)
+
+    def bring(self) -> tuple[int, int] | None:
+        """Go on with a sequence that is being restored. Returns it, and how many tokens it has now; unless it is still
+        among `coming` that is all. What cannot be had any more is left to be computed."""
+        if not self.coming:
+            return None
+        seq, most = next(iter(self.coming.items()))
+        wanted = min(most, self.cells.length(seq) + self._n_brought)
+        n_tokens = self._restore(seq, self._keys[seq], wanted)
+        if n_tokens in (most, self.tiers.tree.length(seq)) or n_tokens < wanted:
+            del self.coming[seq]
+        self._grow(seq, n_tokens)
+        return seq, n_tokens
 
     def compact(self) -> tuple[int, int] | None:
         """Move one running sequence, or a piece of it, to where its rows cost less. Returns its old and new number if
@@ -346,6 +366,7 @@ class Cache:
             assert n_held == tree.length(seq), f"sequence {seq} is in the tree with other tokens"
         assert self._saved <= parked - self.tiers.unsaved.keys(), "a sequence is to be saved that is saved"
         assert not (self._saved and self._running), "rows attend over what is saved"
+        assert self.coming.keys() <= self._running.keys(), "a sequence is being restored that does not run"
         if isinstance(layout, OnePool):
             held = {cell for seq in self._running for cell in layout.pool.cells_of(seq).tolist()}
             assert self._n_running_cells() == len(held), "cells of running sequences are counted twice or not at all"
@@ -408,9 +429,21 @@ class Cache:
         brings_saved = found.n_saved >= max(GAIN_TOKENS, found.n_cells + least_gain)
         if not brings_saved or (self._layout.can_share and self._free):
             self._give(found, seq)
-        if brings_saved and not self._restore(seq, key, found.n_saved):
+        n_saved = found.n_saved
+        if brings_saved and self._layout.can_share and self._free and self._running:
+            n_now = self.cells.length(seq) + self._n_brought
+            if n_now < n_saved:
+                self.coming[seq], n_saved = n_saved, n_now
+        if brings_saved and not self._restore(seq, key, n_saved):
+            self.coming.pop(seq, None)
             self._give(self._find(key), seq)  # who made room may have been the donor
         return self.cells.length(seq)
+
+    @property
+    def _n_brought(self) -> int:
+        """Tokens that are restored at once while others run and wait for that."""
+        token_s = self.tiers.restore.seconds
+        return max(1, int(BRING_S / token_s / PIECE_TOKENS) if token_s else 1) * PIECE_TOKENS
 
     def _give(self, found: _Found, seq: int) -> None:
         """An empty sequence gets what there is in the cells of another one."""
@@ -425,7 +458,11 @@ class Cache:
         if not self.make_room(n_tokens - start):
             return start
         began_s = self._clock()
+        if start and not self._free and self.tiers.parked:
+            self._evict(next(iter(self.tiers.parked)))  # a piece is appended by way of a spare sequence
         spare = min(self._free, default=None) if self._layout.can_share else None
+        if start and spare is None:
+            return start
         saved = self.tiers.match(key, n_tokens).saved()
         missing = [(block, max(first, start), end) for block, first, end in saved.pieces if end > start]
         n_at_once = PIECE_TOKENS // BLOCK_TOKENS if spare is not None else max(1, len(missing))

@@ -289,15 +289,15 @@ class LlamaContext:
         buffer, self._state_buffer, self._n_warm_bytes = self._state_buffer, np.empty(0, np.uint8), 0
         return buffer
 
-    def return_buffer(self, buffer: NDArray[np.uint8]) -> None:
-        """Keep the larger one of this buffer and of what the context has by now."""
+    def return_buffer(self, buffer: NDArray[np.uint8], n_warm_bytes: int) -> None:
+        """Keep this buffer, the beginning of which was written to, or what the context has by now if that is larger."""
         if buffer.size > self._state_buffer.size:
-            self._state_buffer, self._n_warm_bytes = buffer, buffer.size
+            self._state_buffer, self._n_warm_bytes = buffer, n_warm_bytes
         self.trim()
 
     def trim(self) -> None:
-        """Nobody needs what is in the buffer for states: if it is a large one, give it back."""
-        if self._state_buffer.size > KEPT_BUFFER_BYTES:
+        """Nobody needs what is in the buffer for states: if much of it takes memory, give it back."""
+        if self._n_warm_bytes > KEPT_BUFFER_BYTES:
             self._state_buffer, self._n_warm_bytes = np.empty(0, np.uint8), 0
 
     def close(self) -> None:
@@ -313,10 +313,11 @@ class LlamaContext:
             self._pools.use(self.native, n_threads)
 
     def _reserve(self, size: int) -> None:
-        """The buffer is kept for the next time, if it is not too large (`trim`): touching fresh memory takes ten times
-        as long as copying into it."""
+        """The buffer is kept for the next time, unless it takes too much memory (`trim`): touching fresh memory takes
+        ten times as long as copying into it."""
         if size > self._state_buffer.size:
-            self._state_buffer = np.empty(max(size, min(size + size // 4, KEPT_BUFFER_BYTES)), np.uint8)
+            self._state_buffer, self._n_warm_bytes = np.empty(size + size // 4, np.uint8), 0
+        self._n_warm_bytes = max(self._n_warm_bytes, size)
 
     def _slices(self, layout: StateLayout, state: NDArray[np.uint8], ranges: list[tuple[int, int]]) -> Iterator[State]:
         try:
@@ -344,7 +345,8 @@ class StateCopy:
         self.states: list[State] = []
         self._context, self._layout, self._seq, self._ranges = context, layout, seq, ranges
         self._threads = threads
-        self._touching = threads.submit(_touched, context.lend_buffer(), context.state_bytes(seq))
+        self._size = context.state_bytes(seq)
+        self._touching = threads.submit(_touched, context.lend_buffer(), self._size)
         self._cutting: Future[list[State]] | None = None
 
     def advance(self) -> bool:
@@ -358,7 +360,7 @@ class StateCopy:
             )
         elif self._cutting.done() and not self.states:
             self.states = self._cutting.result()
-            self._context.return_buffer(self._touching.result())
+            self._context.return_buffer(self._touching.result(), self._size)
         return bool(self.states)
 
     def wait(self, timeout_s: float) -> None:
@@ -367,10 +369,10 @@ class StateCopy:
 
 
 def _touched(buffer: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """This buffer, or another one of so many bytes, all of which were written to."""
+    """This buffer, or another one, of which so many bytes were written to."""
     if buffer.size < size:
-        buffer = np.empty(max(size, min(size + size // 4, KEPT_BUFFER_BYTES)), np.uint8)
-        buffer.fill(0)
+        buffer = np.empty(size + size // 4, np.uint8)
+        buffer[:size] = 0
     return buffer
 
 

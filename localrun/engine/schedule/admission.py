@@ -95,6 +95,8 @@ class Admission:
             is_first = not request.was_started
             self._scheduler.start(request, lease.seq, lease.n_cached, now_s)
             self._backend.expect(lease.seq, request.sampler, wants_logprobs=request.n_probs is not None)
+            if lease.n_here < lease.n_cached:
+                request.n_computed, request.is_away = lease.n_here, True
             # Asked each time: one pool has more sequences than split streams have.
             if self._backend.background is not None and lease.seq >= self._backend.n_seqs:
                 self._backend.background.add(request)

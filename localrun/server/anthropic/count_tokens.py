@@ -14,7 +14,7 @@ from localrun.server.runtime import Runtime
 
 async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = bodies.decode(await exchange.read_body(), CountBody)
+    body = await bodies.read(exchange, CountBody)
     ask = body.ask()
     who = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)
     async with exchange.while_connected(), runtime.job(who) as job:

@@ -6,8 +6,6 @@ conversation longer than the context is refused with both numbers; nothing is cu
 
 from __future__ import annotations
 
-import time
-
 from localrun.errors import Cancelled, EngineFailed
 from localrun.server.anthropic.body import MessagesBody
 from localrun.server.anthropic.events import MESSAGE_STOP, PING, Fields, encode, event
@@ -18,19 +16,17 @@ from localrun.server.http import bodies, caller, keep_alive
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.jobs import plan as job_plan
+from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.jobs.model_defaults import defaults_of
 from localrun.server.replies.gathered import Reply
 from localrun.server.runtime import Runtime
 from localrun.wire import Delta, Finish, Usage
 
-# A stream that has nothing to say for so long (a long prompt) says that it is alive.
-_PING_EVERY_S = 10.0
-
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = bodies.decode(await exchange.read_body(), MessagesBody)
+    body = await bodies.read(exchange, MessagesBody)
     body.check_supported()
     ask = body.ask()
     who = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)
@@ -65,23 +61,17 @@ class _Message:
 
     async def stream(self) -> None:
         """Sends all of it. Raises what the job's iteration raises."""
-        pending: list[bytes] = []
-        written_at_s = time.monotonic()
-        async for delta in self._job:
-            if not self._exchange.started:
-                # Not before the first delta: what the engine refuses still gets its own status.
-                await self._exchange.open_stream(self._headers)
-                pending += [event("message_start", {"message": self._begun()}), PING]
-            pending.append(self._take(delta))
-            if delta.finish is not None:
-                await self._exchange.close_stream(b"".join([*pending, *self._last(delta)]))
-                return
-            if not any(pending) and time.monotonic() - written_at_s > _PING_EVERY_S:
-                pending.append(PING)
-            if any(pending) and not self._job.has_ready:
-                await self._exchange.write(b"".join(pending))
-                written_at_s = time.monotonic()
-                pending.clear()
+        await streaming.stream(self._exchange, [self._job], self, self._headers)
+
+    def begin(self) -> bytes:
+        return event("message_start", {"message": self._begun()}) + PING
+
+    def take(self, _: int, delta: Delta) -> bytes:
+        news = self._take(delta)
+        return news if delta.finish is None else news + self._last(delta)
+
+    def end(self) -> bytes:
+        return MESSAGE_STOP
 
     async def whole(self) -> None:
         """Sends all of it at once. Raises what the job's iteration raises, and Cancelled."""
@@ -111,9 +101,9 @@ class _Message:
             "usage": counts(n_prompt, n_cached, 0, 0),
         }
 
-    def _last(self, delta: Delta) -> list[bytes]:
+    def _last(self, delta: Delta) -> bytes:
         ending, usage = self._ended(delta)
-        return [event("message_delta", {"delta": ending, "usage": usage}), MESSAGE_STOP]
+        return event("message_delta", {"delta": ending, "usage": usage})
 
     def _ended(self, delta: Delta) -> tuple[Fields, Fields]:
         """Why it ended, and what it used. Raises Cancelled: any other reason would be a lie."""

@@ -21,7 +21,7 @@ from localrun.server.runtime import Runtime
 async def embed(runtime: Runtime, exchange: Exchange) -> None:
     """POST /api/embed."""
     began_s = time.monotonic()
-    body = bodies.decode(await exchange.read_body(), EmbedBody)
+    body = await bodies.read(exchange, EmbedBody)
     wanted = Work(
         model=body.model,
         inputs=body.inputs(),
@@ -45,7 +45,7 @@ async def embed(runtime: Runtime, exchange: Exchange) -> None:
 
 async def legacy_embeddings(runtime: Runtime, exchange: Exchange) -> None:
     """POST /api/embeddings."""
-    body = bodies.decode(await exchange.read_body(), LegacyEmbeddingsBody)
+    body = await bodies.read(exchange, LegacyEmbeddingsBody)
     wanted = Work(
         model=body.model,
         inputs=[body.prompt] if body.prompt else [],

@@ -14,7 +14,7 @@ from localrun.server.runtime import Runtime
 
 async def embeddings(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = bodies.decode(await exchange.read_body(), EmbeddingsBody)
+    body = await bodies.read(exchange, EmbeddingsBody)
     wanted = Work(
         model=body.model,
         inputs=body.inputs(),

@@ -19,7 +19,7 @@ from localrun.server.runtime import Runtime
 
 async def rerank(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = bodies.decode(await exchange.read_body(), RerankBody)
+    body = await bodies.read(exchange, RerankBody)
     texts = body.texts()
     wanted = Work(
         model=body.model,

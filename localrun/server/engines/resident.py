@@ -85,8 +85,10 @@ class Resident:
         self.n_behind = 0
         self.began_at_s = self.last_used_s = time.monotonic()
         self.loaded_at_s: float | None = None
-        # Unload at the next idle moment; with `is_draining`, new requests also wait for that instead of joining.
+        # Unload at the next idle moment: it is not what should run, whoever still comes; or it was asked for while in
+        # use, and nobody has asked for the model since. With `is_draining`, new requests wait for that moment.
         self.unload_when_idle = False
+        self.is_unwanted = False
         self.is_draining = False
         self.ended = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None

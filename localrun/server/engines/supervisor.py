@@ -39,6 +39,11 @@ _log = logging.getLogger(__name__)
 
 # The file, resolved; the adapters in effect; the way of use.
 Key = tuple[Path, tuple[Path, ...], wire.Pooling | None]
+# What a name means: the model, its file resolved, and what that file was like.
+Found = tuple[Model, Path, FileStamp]
+# Names whose meaning is remembered; one model can be called by any number.
+MAX_FOUND = 256
+
 StepSeen = Callable[[EngineLink, wire.Step], None]
 LinkSeen = Callable[[EngineLink], None]
 
@@ -72,6 +77,7 @@ class Supervisor:
         self._on_ended = on_ended
         self._residents: dict[Key, Resident] = {}
         self._load_s: dict[Key, float] = {}
+        self._found: dict[str, tuple[tuple[object, ...], Found]] = {}
         self._breakers: dict[tuple[Key, FileStamp], Breaker] = {}
         self._room = Room(settings, residents=self.residents, end=self._end, available_bytes=available_bytes)
         self._stalls = StallWatch(lambda: [r.link for r in self.residents() if r.state is ResidentState.READY])
@@ -117,7 +123,8 @@ class Supervisor:
         began_s = time.monotonic()
         has_waited = False
         while True:
-            model, key, stamp = await asyncio.to_thread(self._look_up, name)
+            found = self._found_before(name)
+            model, key, stamp = await asyncio.to_thread(self._look_up, name) if found is None else found
             if self._is_closed:
                 raise Unavailable("localrun is shutting down")
             pooling = pooling_for(model, use)
@@ -128,6 +135,7 @@ class Supervisor:
                 # The file was replaced: the next idle moment is the time to take the new one.
                 resident.unload_when_idle = True
                 self._if_idle(resident)
+            resident.is_unwanted = False
             if resident.state is ResidentState.LOADING:
                 has_waited = True
                 await self._join(resident)
@@ -144,7 +152,8 @@ class Supervisor:
                 )
 
     async def unload(self, name: str) -> bool:
-        """Unloads a model: now and waiting for it if it is idle, else when its requests have ended.
+        """Unloads a model: now and waiting for it if it is idle, else when its requests have ended, unless another one
+        begins before.
 
         False when it is not loaded. Raises ModelNotFound for a name that is neither loaded nor in the store.
         """
@@ -156,20 +165,37 @@ class Supervisor:
             if not residents:
                 raise
         for resident in residents:
-            resident.unload_when_idle = True
+            resident.is_unwanted = True
             if resident.can_be_evicted:
                 await self._end(resident)
         return bool(residents)
 
     # --- loading -------------------------------------------------------------------------------------------------
 
-    def _look_up(self, name: str) -> tuple[Model, Path, FileStamp]:
+    def _look_up(self, name: str) -> Found:
         """In a thread: reads the disk."""
+        evidence = self._store.evidence(name)
         model = self._store.resolve(name)
         try:
-            return model, model.path.resolve(), FileStamp.of(model.path)
+            found = model, model.path.resolve(), FileStamp.of(model.path)
         except OSError:
             raise ModelNotFound(name) from None
+        if len(self._found) >= MAX_FOUND:
+            self._found.clear()
+        self._found[name] = evidence, found
+        return found
+
+    def _found_before(self, name: str) -> Found | None:
+        """What the name meant the last time, while nothing has changed and that model is loaded. In the event loop: a
+        request to a loaded model waits for no thread, whatever the others do."""
+        evidence, found = self._found.get(name, (None, None))
+        if found is None or all(found[1] != key for key, _, _ in self._residents):
+            return None
+        try:
+            is_same = FileStamp.of(found[0].path) == found[2] and self._store.evidence(name) == evidence
+        except OSError:
+            return None
+        return found if is_same else None
 
     def _start_loading(self, model: Model, key: Path, stamp: FileStamp, pooling: wire.Pooling | None) -> Resident:
         breaker = self._breakers.get(((key, model.adapters, pooling), stamp))
@@ -299,7 +325,7 @@ class Supervisor:
         """After anything that may have made it idle: unload it, or start its countdown."""
         if not resident.can_be_evicted:
             return
-        if resident.unload_when_idle or resident.keep_alive_s == 0:
+        if resident.unload_when_idle or resident.is_unwanted or resident.keep_alive_s == 0:
             self._expired(resident)
         else:
             resident.start_countdown(self._expired)

@@ -5,11 +5,12 @@ surrogates, no duplicate keys (two parsers that pick different ones are a way pa
 parser's stack holds. Unknown fields are ignored, since clients send fields of every server they know; known fields of
 the wrong type or out of range are refused with the field's name and its limit.
 
-Does not: read the network (`exchange.py` does), or know any API's fields.
+Does not: bound a body's size (`limits.py` does), or know any API's fields.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from typing import Any, TypeVar
@@ -17,11 +18,23 @@ from typing import Any, TypeVar
 import msgspec
 
 from localrun.errors import BadRequest
+from localrun.server.http.exchange import Exchange
 
 Body = TypeVar("Body")
 
+# From here on the objects of a body may be so many that the event loop had better not wait until they are looked at.
+LARGE_BYTES = 256 * 1024
+
 _AT = re.compile(r" - at `(?P<kind>key in )?\$(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
+
+
+async def read(exchange: Exchange, type_: type[Body]) -> Body:
+    """The body of a request. Raises as `decode` and `Exchange.read_body` do."""
+    body = await exchange.read_body()
+    if len(body) < LARGE_BYTES:
+        return decode(body, type_)
+    return await asyncio.to_thread(decode, body, type_)
 
 
 def decode(body: bytes, type_: type[Body]) -> Body:

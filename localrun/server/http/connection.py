@@ -3,7 +3,8 @@
 Runs in the daemon's event loop. A request, headers and body, must have arrived within `deadline_s` of its first byte
 (of the connection's opening, for the first request), an uploaded file within `deadline_s` of its last piece; its head
 is bounded in bytes and in fields before the parser sees it; and a client that accepts no output for `deadline_s` is cut
-off, so that it cannot hold a model for ever. None of this costs anything per token: the timers move only when a request
+off, so that it cannot hold a model for ever. Of more than `MAX_CONNECTIONS` at once the last ones are answered 503 and
+closed. None of this costs anything per token: the timers move only when a request
 begins or ends, when a piece of a file arrives, or when the socket's buffer fills or empties.
 
 Does not: look at what the headers say (`limits.py` does), or bound the body's size.
@@ -21,6 +22,9 @@ from uvicorn.server import ServerState
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADER_FIELDS = 128
+MAX_CONNECTIONS = 512
+# How long a connection over that may take for the request that is refused.
+_REFUSAL_S = 1.0
 # Bodies of these routes are files of many gigabytes: they may take their time as long as they come.
 UPLOADS = "/api/blobs/"
 
@@ -28,6 +32,10 @@ _END_OF_HEAD = b"\r\n\r\n"
 # Java's HTTP client (editors use it) offers an upgrade to h2c with every request. httptools then ends the request
 # after its head and drops the body. We never upgrade, so the parser is not told; the name keeps its length.
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_TOO_MANY = (
+    f'{{"error": "localrun has more than {MAX_CONNECTIONS} connections; close some, or let requests share them, and '
+    f'try again"}}'
+).encode()
 _NOT_UPGRADE = b"\r\nx-upgrd:"
 
 
@@ -50,13 +58,21 @@ class BoundedConnection(HttpToolsProtocol):
         # True from the end of one request to the end of the next one's head; the head is held back until it is whole.
         self._head_open = True
         self._head = b""
+        # The end of what the parser has of a head that is not whole: of a request that came along with the one before.
+        self._parsed = b""
+        self._is_parsing_head = False
         self._is_upload = False
+        self._is_one_too_many = False
 
     # --- arrival -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start_receiving()
+        self._is_one_too_many = len(self.connections) > MAX_CONNECTIONS
+        if self._is_one_too_many:
+            self._receiving = self.loop.call_later(_REFUSAL_S, transport.close)
+        else:
+            self._start_receiving()
 
     def data_received(self, data: bytes) -> None:
         if self._receiving is None and self._head_open:
@@ -64,21 +80,31 @@ class BoundedConnection(HttpToolsProtocol):
         if self._head_open:
             self._unset_keepalive_if_required()
             self._head += data
-            end = self._head.find(_END_OF_HEAD)
-            if self._is_too_large(end):
+            found = (self._parsed + self._head).find(_END_OF_HEAD)
+            end = len(self._head) if found < 0 else max(0, found - len(self._parsed))
+            if end > MAX_HEAD_BYTES or self._head.count(b"\r\n", 0, end) > MAX_HEADER_FIELDS:
                 self._answer_and_close(b"431 Request Header Fields Too Large")
                 return
-            if end < 0:
+            if found < 0:
+                return
+            if self._is_one_too_many:
+                self._answer_and_close(b"503 Service Unavailable", _TOO_MANY)
                 return
             data = _UPGRADE.sub(_NOT_UPGRADE, self._head[:end]) + self._head[end:]
-            self._head = b""
+            self._head = self._parsed = b""
         elif self._is_upload:
             self._stop_receiving()
             self._start_receiving()
         super().data_received(data)
+        if self._is_parsing_head:
+            self._parsed = data[1 - len(_END_OF_HEAD) :]
+
+    def on_message_begin(self) -> None:
+        self._is_parsing_head = True
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._head_open = False
+        self._head_open = self._is_parsing_head = False
         super().on_headers_complete()
         self._is_upload = self.scope["path"].startswith(UPLOADS)
 
@@ -106,10 +132,6 @@ class BoundedConnection(HttpToolsProtocol):
 
     # --- private -------------------------------------------------------------------------------------------------
 
-    def _is_too_large(self, end: int) -> bool:
-        size_bytes = len(self._head) if end < 0 else end
-        return size_bytes > MAX_HEAD_BYTES or self._head.count(b"\r\n", 0, size_bytes) > MAX_HEADER_FIELDS
-
     def _start_receiving(self) -> None:
         self._receiving = self.loop.call_later(self._deadline_s, self._on_deadline)
 
@@ -136,6 +158,8 @@ class BoundedConnection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _answer_and_close(self, status: bytes) -> None:
-        self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+    def _answer_and_close(self, status: bytes, body: bytes = b"") -> None:
+        headers = b"content-type: application/json\r\nretry-after: 1\r\n" if body else b""
+        headers += b"content-length: %d\r\nconnection: close\r\n" % len(body)
+        self.transport.write(b"HTTP/1.1 " + status + b"\r\n" + headers + b"\r\n" + body)
         self.transport.close()

@@ -4,7 +4,8 @@ Owner: the task that serves the request, in the daemon's event loop. A whole ans
 message per batch of tokens, without any layer in between.
 
 Invariants: at most one answer is sent; after the client has gone nothing is sent and the handler is cancelled within
-one turn of the event loop, whatever it was waiting for (a load, a template, a slot, a token).
+one turn of the event loop, whatever it was waiting for (a load, a template, a slot, a token); a stream is never silent
+for much longer than `PING_AFTER_S`.
 
 Does not: know what the bytes mean.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -30,6 +32,16 @@ _STREAM_TYPES = {
     Shape.ANTHROPIC: b"text/event-stream",
     Shape.NATIVE: b"text/event-stream",
 }
+
+# What a stream that has no news sends, so that no client or proxy takes it for dead. Parsers of JSON skip the space
+# before Ollama's next line, and those of SSE the comment.
+_PINGS = {
+    Shape.OLLAMA: b" ",
+    Shape.OPENAI: b": ping\n\n",
+    Shape.ANTHROPIC: b'event: ping\ndata: {"type":"ping"}\n\n',
+    Shape.NATIVE: b": ping\n\n",
+}
+PING_AFTER_S = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +61,8 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._is_over = False
+        self._pinger: asyncio.Task[None] | None = None
+        self._written_at_s = 0.0
 
     def header(self, name: bytes) -> str:
         """The first value of a header, by lower-case name; empty if there is none."""
@@ -85,6 +99,7 @@ class Exchange:
             raise
         finally:
             watcher.cancel()
+            self._stop_pings()
 
     async def answer(self, body: bytes, *, status: int = 200, headers: Headers | None = None) -> None:
         """A whole answer: JSON, unless `headers` name another content type."""
@@ -99,12 +114,16 @@ class Exchange:
         await self.answer(msgspec.json.encode(content), headers=headers)
 
     async def open_stream(self, headers: Headers | None = None) -> None:
-        """Sends the status line and headers of a stream in the family's format."""
+        """Sends the status line and headers of a stream in the family's format. From then on it says that it is alive
+        whenever nothing was written for `PING_AFTER_S`."""
         stream_headers = [(b"content-type", _STREAM_TYPES[self.shape]), (b"cache-control", b"no-store")]
         await self._start(200, [*stream_headers, *(headers or [])])
+        self._written_at_s = time.monotonic()
+        self._pinger = asyncio.create_task(self._ping())
 
     async def write(self, data: bytes) -> None:
         """One piece of a stream. Waits while the client reads slower than we write."""
+        self._written_at_s = time.monotonic()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def close_stream(self, data: bytes = b"") -> None:
@@ -128,7 +147,20 @@ class Exchange:
     async def _end(self, data: bytes) -> None:
         # Set first: the server wakes the watcher with a "disconnect" as soon as the answer is complete.
         self._is_over = True
+        self._stop_pings()
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def _ping(self) -> None:
+        while True:
+            left_s = self._written_at_s + PING_AFTER_S - time.monotonic()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+            else:
+                await self.write(_PINGS[self.shape])
+
+    def _stop_pings(self) -> None:
+        if self._pinger is not None:
+            self._pinger.cancel()
 
     async def _watch(self, task: asyncio.Task[object]) -> bool:
         """Waits for the client's going and cancels `task`. False when the answer was over before."""

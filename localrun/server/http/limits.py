@@ -7,13 +7,16 @@ every route, also unknown ones, and before anything runs:
 - Host is `localhost`, `127.0.0.1`, `[::1]` or the address listened on, with any port; else 403.
 - Origin is absent, loopback, the scheme of a local application, or in `settings.origins`; else 403, and a preflight
   gets no CORS grant.
+- Sec-Fetch-Site is not `cross-site`, unless an Origin that passes says which site it is; else 403. It is what a browser
+  says about requests that carry no Origin, such as those of images, frames and links.
 - A body is JSON by its Content-Type (415), not encoded (415), and at most `settings.max_body_bytes` (413, before it is
   buffered, also when chunked); an uploaded file may also be an octet stream, of any size. A missing Content-Type
   passes for clients that are no browser: several Ollama clients send none, and a browser that sends a body without one
   names its Origin.
+- The bodies of all requests under way, files aside, have at most `MAX_BODIES` times that size together; else 429.
 
-Runs in the daemon's event loop, once per request; `send` is wrapped only where an answer needs CORS headers or a body
-may still go over its limit.
+Runs in the daemon's event loop, once per request; `send` is wrapped only where an answer needs CORS headers or there is
+a body.
 
 Does not: enforce time or header size (`connection.py` does), or authenticate.
 """
@@ -28,7 +31,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localrun.config import ConfigError, Settings
-from localrun.errors import BadRequest, Forbidden, LocalrunError, TooLarge, UnsupportedMediaType
+from localrun.errors import BadRequest, Forbidden, LocalrunError, QueueFull, TooLarge, UnsupportedMediaType
 from localrun.server.http import cors, failures
 
 # Schemes that a page from the network cannot have: desktop applications and editor panels.
@@ -38,6 +41,9 @@ _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\[\]:]+)(?::\d{0,5})?", re.ASCII
 # Bodies of these routes are files and no JSON.
 _FILES = "/api/blobs/"
 _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+# So many of the largest bodies may be there at once, from their first byte to the end of their answers.
+MAX_BODIES = 8
 
 # How long a refused body is read and thrown away. A socket closed with unread input resets the connection, and the
 # client would lose the answer that says what was wrong.
@@ -49,7 +55,7 @@ class Limits:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._max_body_bytes = settings.max_body_bytes
+        self._room = _BodyRoom(settings.max_body_bytes)
         self._hosts = {"localhost", "127.0.0.1", "[::1]", _bracketed(settings.host.lower())}
         self._origins = _parse_origins(settings.origins)
 
@@ -67,16 +73,20 @@ class Limits:
                 await cors.grant_preflight(send, origin, asked)
                 return
             is_file = scope["path"].startswith(_FILES) and scope["method"] == "POST"
-            length = self._check_body(scope["method"], headers, origin, is_file=is_file)
+            has_body = self._check_body(scope["method"], headers, origin, is_file=is_file)
         except LocalrunError as error:
             await self._refuse(error, scope["path"], headers, receive, send)
             return
         if origin is not None:
             send = cors.granting(send, origin)
-        if length is None:
-            guard = _BodyGuard(receive, send, self._max_body_bytes)
-            receive, send = guard.receive, guard.send
-        await self._app(scope, receive, send)
+        if not has_body or is_file:
+            await self._app(scope, receive, send)
+            return
+        guard = _BodyGuard(receive, send, self._room)
+        try:
+            await self._app(scope, guard.receive, guard.send)
+        finally:
+            guard.release()
 
     def _check_host(self, headers: _Headers) -> None:
         hosts = headers.all(b"host")
@@ -90,6 +100,11 @@ class Limits:
     def _check_origin(self, headers: _Headers) -> str | None:
         origins = headers.all(b"origin")
         if not origins:
+            if "cross-site" in headers.all(b"sec-fetch-site"):
+                raise Forbidden(
+                    "another site may not lead a browser here; open this address by typing it, or let the page name "
+                    "itself (a CORS request) and list it in LOCALRUN_ORIGINS"
+                )
             return None
         origin = origins[0]
         allowed = len(origins) == 1 and (
@@ -104,26 +119,23 @@ class Limits:
             )
         return origin
 
-    def _check_body(self, method: str, headers: _Headers, origin: str | None, *, is_file: bool) -> int | None:
-        """The announced length of the body in bytes; None when it is chunked, so that it must be counted.
-
-        An uploaded file is not buffered, and is as large as it is: the disk is its limit.
-        """
+    def _check_body(self, method: str, headers: _Headers, origin: str | None, *, is_file: bool) -> bool:
+        """Whether there is one. An uploaded file is not buffered, and is as large as it is: the disk is its limit."""
         chunked = headers.one(b"transfer-encoding") is not None
         announced = headers.one(b"content-length") or "0"
         if not (announced.isascii() and announced.isdigit()):
             raise BadRequest(f"Content-Length {announced[:40]!r} is not a number of bytes")
         length = int(announced[:20])
         if not chunked and length == 0:
-            return 0
-        if length > self._max_body_bytes and not is_file:
-            raise _too_large(self._max_body_bytes)
+            return False
+        if length > self._room.each_bytes and not is_file:
+            raise _too_large(self._room.each_bytes)
         encoding = headers.one(b"content-encoding")
         if encoding is not None and encoding.strip().lower() not in ("", "identity"):
             raise UnsupportedMediaType(f"Content-Encoding {encoding[:40]!r} is not accepted; send the body as it is")
         if method in _METHODS_WITH_BODY:
             _check_content_type(headers.one(b"content-type"), origin, is_file=is_file)
-        return None if chunked and not is_file else length
+        return True
 
     async def _refuse(self, error: LocalrunError, path: str, headers: _Headers, receive: Receive, send: Send) -> None:
         body = failures.body(error, failures.shape_of(path))
@@ -151,25 +163,53 @@ class _Headers:
         return next((value.decode("latin-1") for key, value in self._raw if key == name), None)
 
 
+class _BodyRoom:
+    """What each body may take, and what all of those under way take together."""
+
+    def __init__(self, each_bytes: int) -> None:
+        self.each_bytes = each_bytes
+        self.taken_bytes = 0
+
+    def check(self) -> None:
+        """Raises QueueFull when all bodies together are too large."""
+        if self.taken_bytes > MAX_BODIES * self.each_bytes:
+            raise QueueFull(
+                f"the bodies of the requests under way have more than {MAX_BODIES * self.each_bytes} bytes together "
+                f"({MAX_BODIES} times LOCALRUN_MAX_BODY_BYTES); try again when some of them have ended",
+                retry_after_s=1.0,
+            )
+
+
 class _BodyGuard:
-    """Counts a body of unannounced length. The read that goes over the limit raises TooLarge in the handler, and the
+    """Counts a body as it comes. The read that goes over a limit raises TooLarge or QueueFull in the handler, and the
     answer to it then closes the connection, since the rest of the body is still on its way."""
 
-    def __init__(self, receive: Receive, send: Send, max_body_bytes: int) -> None:
+    def __init__(self, receive: Receive, send: Send, room: _BodyRoom) -> None:
         self._receive = receive
         self._send = send
-        self._max_body_bytes = max_body_bytes
+        self._room = room
         self._n_bytes = 0
         self._is_over = False
 
     async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":
-            self._n_bytes += len(message.get("body", b""))
-            if self._n_bytes > self._max_body_bytes:
-                self._is_over = True
-                raise _too_large(self._max_body_bytes)
+            n_bytes = len(message.get("body", b""))
+            self._n_bytes += n_bytes
+            self._room.taken_bytes += n_bytes
+            try:
+                if self._n_bytes > self._room.each_bytes:
+                    raise _too_large(self._room.each_bytes)
+                self._room.check()
+            except LocalrunError:
+                self._is_over = message.get("more_body", False)
+                raise
         return message
+
+    def release(self) -> None:
+        """The request has ended, and its body with it."""
+        self._room.taken_bytes -= self._n_bytes
+        self._n_bytes = 0
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         if not self._is_over:

@@ -12,6 +12,7 @@ import asyncio
 import errno
 import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from localrun.errors import DiskFull, NotFound
 from localrun.models.blobs import BlobWriter
@@ -39,29 +40,35 @@ async def blob(runtime: Runtime, exchange: Exchange) -> None:
             pass
         await exchange.answer(b"")
         return
-    _check_room(runtime, exchange)
+    announced = exchange.header(b"content-length")
+    folder = runtime.store.blobs.folder
+    await asyncio.to_thread(_check_room, folder, int(announced) if announced.isascii() and announced.isdigit() else 0)
     try:
         with BlobWriter(runtime.store.blobs) as writer:
             async for piece in _large(exchange.pieces()):
-                await asyncio.to_thread(writer.write, piece)
+                await asyncio.to_thread(_write, writer, piece, folder)
             await asyncio.to_thread(writer.finish, digest)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        raise DiskFull(f"the disk of {runtime.store.blobs.folder} is full; nothing of the file is kept") from None
+        raise DiskFull(f"the disk of {folder} is full; nothing of the file is kept") from None
     await exchange.answer(b"", status=201)
 
 
-def _check_room(runtime: Runtime, exchange: Exchange) -> None:
-    announced = exchange.header(b"content-length")
-    n_bytes = int(announced) if announced.isascii() and announced.isdigit() else 0
-    folder = runtime.store.blobs.folder
+def _write(writer: BlobWriter, piece: bytes, folder: Path) -> None:
+    """Not every file announces its length, and others fill the disk meanwhile."""
+    _check_room(folder, len(piece))
+    writer.write(piece)
+
+
+def _check_room(folder: Path, n_bytes: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     free_bytes = shutil.disk_usage(folder).free - RESERVE_BYTES
     if n_bytes > free_bytes:
         raise DiskFull(
-            f"the file has {n_bytes / 1e9:.1f} GB, but {max(0, free_bytes) / 1e9:.1f} GB are free in {folder}; free "
-            f"some, or put LOCALRUN_MODELS on another disk"
+            f"{n_bytes / 1e9:.3f} GB of the file are to be written, but {max(0, free_bytes) / 1e9:.3f} GB are free in "
+            f"{folder}, besides {RESERVE_BYTES / 1e9:.1f} GB that are left to others; free some, or put "
+            f"LOCALRUN_MODELS on another disk"
         )
 
 

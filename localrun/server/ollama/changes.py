@@ -31,14 +31,14 @@ class CopyBody(msgspec.Struct, frozen=True, kw_only=True):
 
 async def copy(runtime: Runtime, exchange: Exchange) -> None:
     """POST /api/copy: a second name for a model."""
-    body = bodies.decode(await exchange.read_body(), CopyBody)
+    body = await bodies.read(exchange, CopyBody)
     await asyncio.to_thread(naming.copy, runtime.store, body.source, body.destination)
     await exchange.answer(b"")
 
 
 async def delete(runtime: Runtime, exchange: Exchange) -> None:
     """DELETE /api/delete."""
-    body = bodies.decode(await exchange.read_body(), ModelBody)
+    body = await bodies.read(exchange, ModelBody)
     name = body.model_name
     await asyncio.to_thread(removal.check, runtime.store, name)
     # A model whose file is damaged or gone is not loaded under this name, and may be removed all the same.

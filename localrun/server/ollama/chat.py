@@ -21,7 +21,7 @@ from localrun.server.runtime import Runtime
 
 async def chat(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = bodies.decode(await exchange.read_body(), ChatBody)
+    body = await bodies.read(exchange, ChatBody)
     ask = body.ask()
     who = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)
     lines = Lines(body.model, Kind.CHAT)

@@ -33,7 +33,7 @@ _DIGEST = re.compile(r"@?(sha256[:-][0-9A-Fa-f]{64})")
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = bodies.decode(await exchange.read_body(), CreateBody)
+    body = await bodies.read(exchange, CreateBody)
     async with exchange.while_connected():
         await statuses.send(exchange, _steps(runtime, body), stream=body.stream is not False)
 

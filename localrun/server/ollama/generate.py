@@ -26,7 +26,7 @@ from localrun.wire import Segment
 
 async def generate(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = bodies.decode(await exchange.read_body(), GenerateBody)
+    body = await bodies.read(exchange, GenerateBody)
     body.check_supported()
     # Refused before the model is loaded, as is all that can be.
     body.ask()

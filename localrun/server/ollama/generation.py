@@ -1,6 +1,6 @@
 """From a fitted prompt to Ollama's answer, streamed or whole, for chat and generate alike.
 
-Runs in the task of the request. Per token it does one encode, and one send for all tokens that are there.
+Runs in the task of the request. Per token it does one encode.
 
 Does not: make prompts (`chat.py`, `generate.py`).
 """
@@ -12,6 +12,7 @@ import time
 from localrun.errors import Cancelled
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
+from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.ollama import answer_parts
 from localrun.server.ollama import lines as ollama_lines
@@ -78,20 +79,17 @@ class _Answer:
 
     async def stream(self) -> None:
         """Sends all of it. Raises what the job's iteration raises."""
-        pending: list[bytes] = []
-        async for delta in self._job:
-            pending += self._news(delta)
-            if delta.finish is None and self._job.has_ready:
-                continue
-            if not self._exchange.started:
-                # Not before the first delta: what the engine refuses still gets its own status.
-                await self._exchange.open_stream(self._headers)
-            if delta.finish is not None:
-                pending.append(self._lines.end(delta.finish.value, self._last_fields(delta)))
-                await self._exchange.close_stream(b"".join(pending))
-            elif pending:
-                await self._exchange.write(b"".join(pending))
-                pending.clear()
+        await streaming.stream(self._exchange, [self._job], self, self._headers)
+
+    def begin(self) -> bytes:
+        return b""
+
+    def take(self, _: int, delta: Delta) -> bytes:
+        news = b"".join(self._news(delta))
+        return news if delta.finish is None else news + self._lines.end(delta.finish.value, self._last_fields(delta))
+
+    def end(self) -> bytes:
+        return b""
 
     async def whole(self) -> None:
         """Sends all of it at once. Raises what the job's iteration raises, and Cancelled: `stop` would be a lie."""

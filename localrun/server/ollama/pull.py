@@ -34,7 +34,7 @@ class PullBody(ModelBody, frozen=True, kw_only=True):
 
 async def pull(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = bodies.decode(await exchange.read_body(), PullBody)
+    body = await bodies.read(exchange, PullBody)
     name = body.model_name
     stream = body.stream is not False
     is_own = await asyncio.to_thread(_is_own, runtime.store, name)

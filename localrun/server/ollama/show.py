@@ -37,7 +37,7 @@ _FILLS_IN = "{#- .Suffix -#}"
 
 async def show(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = bodies.decode(await exchange.read_body(), ModelBody)
+    body = await bodies.read(exchange, ModelBody)
     loaded = {row.model: row.n_ctx for row in runtime.supervisor.loaded() if row.n_ctx}
     answer = await asyncio.to_thread(_answer, runtime, body, loaded)
     await exchange.answer_json(answer)

@@ -26,7 +26,7 @@ from localrun.server.runtime import Runtime
 
 async def chat(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = bodies.decode(await exchange.read_body(), ChatBody)
+    body = await bodies.read(exchange, ChatBody)
     body.check_supported()
     ask = body.ask()
     async with exchange.while_connected(), AsyncExitStack() as stack:

@@ -27,7 +27,7 @@ from localrun.wire import Segment
 
 async def complete(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = bodies.decode(await exchange.read_body(), CompletionBody)
+    body = await bodies.read(exchange, CompletionBody)
     body.check_supported()
     prompts = [prompt for prompt in body.prompts() for _ in range(body.n_candidates)]
     grammar = body.answer_grammar()

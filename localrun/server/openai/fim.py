@@ -25,7 +25,7 @@ from localrun.server.runtime import Runtime
 
 async def fill_in(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = bodies.decode(await exchange.read_body(), FimBody)
+    body = await bodies.read(exchange, FimBody)
     if body.seed is None and body.random_seed is not None:
         body = msgspec.structs.replace(body, seed=body.random_seed)
     async with exchange.while_connected(), AsyncExitStack() as stack:

@@ -1,6 +1,6 @@
 """From submitted jobs to OpenAI's answer, streamed or whole, for chat and completions alike.
 
-Runs in the task of the request. Per token it does one encode, and one send for all tokens that are there.
+Runs in the task of the request. Per token it does one encode.
 
 Does not: make prompts (`chat.py`, `completions.py`), or know the form of a chunk (`chunks.py`).
 """
@@ -13,8 +13,8 @@ from contextlib import aclosing
 from localrun.errors import Cancelled, EngineFailed
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
+from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
-from localrun.server.openai import choices
 from localrun.server.openai import usage as openai_usage
 from localrun.server.openai.chunks import DONE, Chunks, Fields
 from localrun.server.openai.prompt_field import naming
@@ -48,7 +48,7 @@ class Answer:
         """Sends all of it. Raises what the jobs' iteration raises."""
         if stream:
             with naming(self._prompt_field):
-                await self._stream()
+                await streaming.stream(self._exchange, self._jobs, self, self._headers)
         else:
             reasons = await self.gather()
             await self.send_choices([self._chunks.choice(index, reason) for index, reason in enumerate(reasons)])
@@ -57,7 +57,7 @@ class Answer:
         """Waits for all choices, which the chunks keep. Why each of them ended. Raises what the iteration raises."""
         reasons = [""] * len(self._jobs)
         with naming(self._prompt_field):
-            async with aclosing(choices.deltas(self._jobs)) as deltas:
+            async with aclosing(streaming.deltas(self._jobs)) as deltas:
                 async for index, delta, _ in deltas:
                     self._chunks.gather(index, delta)
                     if delta.finish is not None:
@@ -68,26 +68,20 @@ class Answer:
         """The whole answer, of these choices."""
         await self._exchange.answer(self._chunks.whole(finished, self._counts()), headers=self._headers)
 
-    async def _stream(self) -> None:
-        # All choices begin at once and in order: OpenAI's own client takes the first chunk for choice 0.
-        pending = [self._chunks.first(index) for index in range(len(self._jobs))]
-        async with aclosing(choices.deltas(self._jobs)) as deltas:
-            async for index, delta, more_is_ready in deltas:
-                news = self._chunks.news(index, delta)
-                if news:
-                    pending.append(news)
-                if delta.finish is not None:
-                    pending.append(self._end(index, delta))
-                if more_is_ready or not pending:
-                    continue
-                if not self._exchange.started:
-                    # Not before the first delta: what the engine refuses still gets its own status.
-                    await self._exchange.open_stream(self._headers)
-                await self._exchange.write(b"".join(pending))
-                pending.clear()
-        if self._include_usage:
-            pending.append(self._chunks.last(self._counts()))
-        await self._exchange.close_stream(b"".join([*pending, DONE]))
+    # --- as the writer of a stream -------------------------------------------------------------------------------
+
+    def begin(self) -> bytes:
+        """All choices begin at once and in order: OpenAI's own client takes the first chunk for choice 0."""
+        return b"".join(self._chunks.first(index) for index in range(len(self._jobs)))
+
+    def take(self, index: int, delta: Delta) -> bytes:
+        news = self._chunks.news(index, delta)
+        return news if delta.finish is None else news + self._end(index, delta)
+
+    def end(self) -> bytes:
+        return self._chunks.last(self._counts()) + DONE if self._include_usage else DONE
+
+    # --- inside --------------------------------------------------------------------------------------------------
 
     def _end(self, index: int, delta: Delta) -> bytes:
         reason = self._finish(index, delta)

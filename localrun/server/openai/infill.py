@@ -20,6 +20,7 @@ from localrun.server.http import bodies, fields
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.sampling_fields import SamplingFields
 from localrun.server.jobs import plan as job_plan
+from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.jobs.model_defaults import defaults_of
 from localrun.server.openai import generation
@@ -55,7 +56,7 @@ class InfillBody(SamplingFields, frozen=True, kw_only=True):
 
 async def fill_in(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = bodies.decode(await exchange.read_body(), InfillBody)
+    body = await bodies.read(exchange, InfillBody)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         model = body.model or _loaded_model(runtime)
         (job,) = await job_plan.enter(runtime, exchange, stack, model=model, fields=body, n_jobs=1)
@@ -69,32 +70,39 @@ async def fill_in(runtime: Runtime, exchange: Exchange) -> None:
         plan = job_plan.plan(body, job, defaults_of(job.model), max_output=body.n_predict)
         await plan.submit(job, choice=0, segments=segments)
         with naming("input_prefix"):
-            await _send(exchange, job, model, body)
+            await _Answer(model, body).send(exchange, job, stream=bool(body.stream))
 
 
-async def _send(exchange: Exchange, job: Job, model: str, body: InfillBody) -> None:
-    headers = generation.headers_of([job])
-    texts: list[str] = []
-    async for delta in job:
-        texts.append(delta.text)
+class _Answer:
+    """One answer, sent once: a stream of texts of which the last one has all the facts, or that one with all texts."""
+
+    def __init__(self, model: str, body: InfillBody) -> None:
+        self._model = model
+        self._wanted = body.response_fields
+
+    async def send(self, exchange: Exchange, job: Job, *, stream: bool) -> None:
+        headers = generation.headers_of([job])
+        if stream:
+            await streaming.stream(exchange, [job], self, headers)
+            return
+        deltas = [delta async for delta in job]
+        text = "".join(delta.text for delta in deltas)
+        await exchange.answer(self._last(text, deltas[-1]), headers=headers)
+
+    def begin(self) -> bytes:
+        return b""
+
+    def take(self, _: int, delta: Delta) -> bytes:
         if delta.finish is not None:
-            break
-        if not body.stream or job.has_ready:
-            continue
-        if not exchange.started:
-            # Not before the first delta: what the engine refuses still gets its own status.
-            await exchange.open_stream(headers)
-        if any(texts):
-            await exchange.write(_chunk("".join(texts)))
-            texts.clear()
-    last = _last(model, "".join(texts), delta)
-    whole = encode(last if body.response_fields is None else _picked(last, body.response_fields))
-    if not body.stream:
-        await exchange.answer(whole, headers=headers)
-        return
-    if not exchange.started:
-        await exchange.open_stream(headers)
-    await exchange.close_stream(b"data: " + whole + b"\n\n")
+            return b"data: " + self._last(delta.text, delta) + b"\n\n"
+        return _chunk(delta.text) if delta.text else b""
+
+    def end(self) -> bytes:
+        return b""
+
+    def _last(self, content: str, delta: Delta) -> bytes:
+        last = _last(self._model, content, delta)
+        return encode(last if self._wanted is None else _picked(last, self._wanted))
 
 
 def _chunk(text: str) -> bytes:

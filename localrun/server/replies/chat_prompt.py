@@ -22,6 +22,7 @@ from localrun.server.replies import messages as conversation
 from localrun.server.replies.chat_ask import ChatAsk
 from localrun.server.replies.formats import CallFormat
 from localrun.server.runtime import Runtime
+from localrun.server.templates.renderer import TemplateOverrunError
 from localrun.wire import Segment
 
 _Render = Callable[[Sequence[Message]], Awaitable[tuple[Segment, ...]]]
@@ -45,6 +46,8 @@ async def render_chat(
         variables = _variables(ask, template)
         try:
             return await prompt.render(runtime, job, made, tools=given, variables=variables, template=template)
+        except TemplateOverrunError:
+            raise
         except BadRequest as refusal:
             # What some templates cannot do without: a list of tools, a description of everything, other arguments.
             described = [tool_system.described(tool) for tool in given or ()]
@@ -54,6 +57,8 @@ async def render_chat(
                     return await prompt.render(
                         runtime, job, again, tools=described, variables=variables, template=template
                     )
+                except TemplateOverrunError:
+                    raise
                 except BadRequest:
                     continue
             raise refusal from None

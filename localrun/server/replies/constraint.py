@@ -3,15 +3,21 @@
 A grammar begins where the reply does, or right behind a text that the reply comes to (a trigger). Where thinking may
 stand before, either the prompt has opened it, and its closing tag is the trigger, or the grammar has room for it.
 
-Pure. Does not: compile a grammar.
+A conversation brings the same tools with every turn, so the grammars of calls are remembered.
+
+Pure but for that; any thread may call. Does not: compile a grammar.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import re
-from collections.abc import Sequence
-from typing import Any
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,11 +28,36 @@ from localrun.server.replies.formats import Written
 from localrun.server.replies.thinking_tags import ThinkingTags
 from localrun.wire import Grammar, GrammarKind
 
+_Made = TypeVar("_Made", Grammar, Grammar | None)
+
 # Between the end of the thinking and what must follow it.
 _SPACE_RULE = r"space: /[ \n]{0,4}/"
 _ANY_OBJECT = {"type": "object"}
+_MAX_REMEMBERED = 32
 
 
+def _remembered(make: Callable[..., _Made]) -> Callable[..., _Made]:
+    """`make(written, tools, *, at_most)`, its last results kept by a digest: tools may be megabytes, grammars not."""
+    known: OrderedDict[bytes, _Made] = OrderedDict()
+    lock = threading.Lock()
+
+    def look_up(written: Written, tools: Sequence[Tool], *, at_most: int | None) -> _Made:
+        digest = hashlib.sha256(msgspec.json.encode((written, tools, at_most))).digest()
+        with lock:
+            if digest in known:
+                known.move_to_end(digest)
+                return known[digest]
+        made = make(written, tools, at_most=at_most)
+        with lock:
+            known[digest] = made
+            if len(known) > _MAX_REMEMBERED:
+                known.popitem(last=False)
+        return made
+
+    return look_up
+
+
+@_remembered
 def forced_calls(written: Written, tools: Sequence[Tool], *, at_most: int | None) -> Grammar:
     """The whole reply is calls, one at least. Raises BadRequest for a schema that no decoding can be held to."""
     return structured.calls(
@@ -39,22 +70,28 @@ def forced_calls(written: Written, tools: Sequence[Tool], *, at_most: int | None
     )
 
 
+@_remembered
 def lazy_calls(written: Written, tools: Sequence[Tool], *, at_most: int | None) -> Grammar | None:
     """The reply is free until it opens a call, and then well-formed calls. None where an opening cannot be told.
 
-    A tool whose schema no decoding can be held to gets any object for its arguments: its calls are still JSON.
+    A tool whose schema no decoding can be held to gets any object for its arguments: its calls are still JSON. So do
+    all of them when together they are too much; None when their names alone are.
     """
     if not written.triggers:
         return None
-    return structured.calls(
-        _shapes(written, tools, is_checked=False),
-        at_least=1,
-        at_most=1 if written.separator is None else at_most,
-        separator=written.separator or "",
-        before=written.lead,
-        after=written.closing,
-        triggers=written.triggers,
-    )
+    free = [msgspec.structs.replace(tool, parameters=_ANY_OBJECT) for tool in tools]
+    for wanted in (tools, free):
+        with contextlib.suppress(BadRequest):
+            return structured.calls(
+                _shapes(written, wanted, is_checked=False),
+                at_least=1,
+                at_most=1 if written.separator is None else at_most,
+                separator=written.separator or "",
+                before=written.lead,
+                after=written.closing,
+                triggers=written.triggers,
+            )
+    return None
 
 
 def calls_or_answer(written: Written, tools: Sequence[Tool], answer: Grammar, *, at_most: int | None) -> Grammar:
@@ -111,8 +148,9 @@ def _objects_or_answer(tools: Sequence[Tool], answer: Grammar) -> Grammar:
                 "additionalProperties": False,
             }
         )
-    combined = {"anyOf": [*choices, schema], **definitions}
-    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(combined, ensure_ascii=False))
+    combined = json.dumps({"anyOf": [*choices, schema], **definitions}, ensure_ascii=False)
+    structured.check_size(len(combined))
+    return Grammar(GrammarKind.JSON_SCHEMA, combined)
 
 
 def _shapes(written: Written, tools: Sequence[Tool], *, is_checked: bool) -> list[structured.CallShape]:

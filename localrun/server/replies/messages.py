@@ -18,8 +18,10 @@ from typing import Any
 from localrun.server.jobs.prompt import Message
 from localrun.server.replies.json_text import dump
 
+# Templates come from anywhere, so every pattern must take time in proportion to their length: two repetitions of the
+# same characters never stand side by side, unless the first is possessive.
 _TAKES_OBJECTS = re.compile(
-    r"arguments['\"\]]*\s*\)?\s*(?:\|\s*(?:tojson|items|dictsort)|\.items\(|is (?:not )?(?:mapping|string))"
+    r"arguments['\"\]]*+\s*+(?:\)\s*+)?(?:\|\s*(?:tojson|items|dictsort)|\.items\(|is (?:not )?(?:mapping|string))"
     r"|(?:function|tool_calls|tool_call|call)['\"\]]*\s*\|\s*tojson"
     r"|_args\.items\(|args\s*\|\s*tojson|for \w+, ?\w+ in \w*\.?arguments"
 )

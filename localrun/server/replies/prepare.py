@@ -24,6 +24,7 @@ from localrun.server.replies.ending import ended
 from localrun.server.replies.parser_plan import ParserPlan
 from localrun.server.replies.pieces import ReplyParser
 from localrun.server.runtime import Runtime
+from localrun.server.templates.frames import check_length
 from localrun.wire import Grammar, Segment
 
 __all__ = ["ChatAsk", "Prepared", "Tool", "ToolChoice", "prepare"]
@@ -43,13 +44,17 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
     """Raises BadTemplate, and BadRequest for a conversation that the template refuses, for tools that contradict each
     other or the tool choice, and for thinking that the model does not know."""
     template = ask.template or template_of(job)
+    check_length(template)
     known = recognise.call_format(template)
     tags = thinking_tags.thinking_tags(template)
     _check(ask, knows_thinking=tags is not None or known is formats.HARMONY or thinking_tags.takes_effort(template))
     tools = () if ask.tool_choice == "none" else ask.tools
     call_format = known or formats.HERMES
     segments = await render_chat(runtime, job, ask, template, call_format if tools else known)
-    ending = ended(segments, ask, tools, call_format, tags, job.control_tokens)
+    if tools:  # whose grammar may take a while
+        ending = await asyncio.to_thread(ended, segments, ask, tools, call_format, tags, job.control_tokens)
+    else:
+        ending = ended(segments, ask, tools, call_format, tags, job.control_tokens)
     plan = ParserPlan(
         call_format=call_format if tools or call_format.whole is not None else None,
         tags=tags,

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from localrun.server.replies import formats
 from localrun.server.replies.formats import CallFormat
+from localrun.server.replies.thinking_tags import REMEMBERED_TEMPLATES
 
 # All texts of one entry must be in the template.
 _BY_MARKS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
@@ -45,10 +46,11 @@ _BY_MARKS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
 )
 _KNOWS_TOOLS = re.compile(r"\btools\b|\+ functions ")
 _PYTHONIC = re.compile(r"\[\w+\(\w+=")
-_LLAMA_JSON = re.compile(r'\{\\?"name\\?":.*\\?"parameters\\?":', re.DOTALL)
+_LLAMA_NAME = re.compile(r'\{\\?"name\\?":')
+_LLAMA_PARAMETERS = re.compile(r'\\?"parameters\\?":')
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=REMEMBERED_TEMPLATES)
 def call_format(template: str) -> CallFormat | None:
     """The format of `template`; None for one that knows no calls, or writes them in a way not known here."""
     for marks, known in _BY_MARKS:
@@ -60,7 +62,8 @@ def call_format(template: str) -> CallFormat | None:
         return None
     if _PYTHONIC.search(template):
         return formats.PYTHONIC
-    return formats.LLAMA_JSON if _LLAMA_JSON.search(template) else None
+    name = _LLAMA_NAME.search(template)
+    return formats.LLAMA_JSON if name and _LLAMA_PARAMETERS.search(template, name.end()) else None
 
 
 def takes_tools(template: str) -> bool:

@@ -26,6 +26,8 @@ _TAGS: tuple[tuple[str, str], ...] = (
 # Marks round the answer proper, which are no part of it.
 _ANSWER_MARKS = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 _ANSWER_TAGS = "<response></response>"
+# Few models are loaded at a time, and a client may send templates of a megabyte.
+REMEMBERED_TEMPLATES = 8
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class ThinkingTags:
     closing: str
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=REMEMBERED_TEMPLATES)
 def thinking_tags(template: str) -> ThinkingTags | None:
     """None for a template that knows no thinking."""
     for opening, closing in _TAGS:

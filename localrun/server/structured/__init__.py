@@ -7,7 +7,7 @@ Owner: the daemon's event loop; pure. Does not: compile a grammar (the engine do
 See README.md for the features of JSON schema.
 """
 
-from localrun.server.structured.calls import CallShape, calls
+from localrun.server.structured.calls import CallShape, calls, check_size
 from localrun.server.structured.grammars import gbnf, json_object, json_schema, lark, regex
 
-__all__ = ["CallShape", "calls", "gbnf", "json_object", "json_schema", "lark", "regex"]
+__all__ = ["CallShape", "calls", "check_size", "gbnf", "json_object", "json_schema", "lark", "regex"]

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from localrun.errors import BadRequest
+from localrun.server.structured.grammars import MAX_GRAMMAR_BYTES
 from localrun.server.structured.schema_check import schema_text
 from localrun.wire import Grammar, GrammarKind
 
@@ -38,15 +40,19 @@ def calls(
     """`before`, then `at_least` to `at_most` (None: any number of) calls of any of `shapes` with `separator` between
     them, then `after`. With `triggers` the answer is free until one of them was produced and must match from there on.
 
-    Raises BadRequest for a schema with an unsupported keyword, ValueError for counts that make no sense.
+    Raises BadRequest for a schema with an unsupported keyword and for schemas that are too much together, ValueError
+    for counts that make no sense.
     """
     if not shapes or at_least < 0 or (at_most is not None and (at_most < at_least or at_most < 1)):
         raise ValueError(f"{at_least} to {at_most} calls of {len(shapes)} shapes")
     literals = _Literals()
     first = literals.rule(before)
     rules = []
+    size_bytes = 0
     for index, shape in enumerate(shapes):
         rules.append(f"arguments_{index}: %json {schema_text(shape.schema, field=shape.field)}")
+        size_bytes += len(rules[-1]) + len(shape.before) + len(shape.after)
+        check_size(size_bytes)
         rules.append(f"call_{index}: {literals.rule(shape.before)} arguments_{index} {literals.rule(shape.after)}")
     rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(shapes))))
     many = _repeated(literals.rule(separator), max(at_least, 1), at_most)
@@ -55,6 +61,16 @@ def calls(
     else:
         rules.append(f"start: {first} {many} {literals.rule(after)}")
     return Grammar(GrammarKind.LARK, "\n".join((*rules, *literals.rules)) + "\n", tuple(triggers))
+
+
+def check_size(size_bytes: int) -> None:
+    """Raises BadRequest when the tools of a request make more of a grammar than that."""
+    if size_bytes > MAX_GRAMMAR_BYTES:
+        raise BadRequest(
+            f"tools: their schemas make a grammar of more than {MAX_GRAMMAR_BYTES} bytes; send fewer tools, or simpler "
+            f"schemas",
+            field="tools",
+        )
 
 
 def _repeated(separator: str, at_least: int, at_most: int | None) -> str:

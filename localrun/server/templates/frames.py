@@ -17,6 +17,9 @@ from localrun.errors import BadTemplate
 from localrun.framing import FrameError
 from localrun.wire import Segment
 
+# The longest templates seen are about 20,000 characters.
+MAX_TEMPLATE_CHARACTERS = 1_000_000
+
 
 class RenderRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Render `template` with `variables`. `cpu_s` is the processor time after which the worker ends itself, should the
@@ -35,6 +38,15 @@ class RenderReply(msgspec.Struct, frozen=True, kw_only=True):
     segments: tuple[Segment, ...] = ()
     error_code: str | None = None
     error_message: str = ""
+
+
+def check_length(template: str) -> None:
+    """Raises BadTemplate for a template that nobody should look at any closer: not the daemon, nor the worker."""
+    if len(template) > MAX_TEMPLATE_CHARACTERS:
+        raise BadTemplate(
+            f"the chat template has {len(template)} characters; the limit is {MAX_TEMPLATE_CHARACTERS}; shorten it",
+            field="template",
+        )
 
 
 def decode_request(body: bytes) -> RenderRequest:

@@ -13,15 +13,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from typing import Any
 
 from localrun import errors, framing, wire
-from localrun.server.templates.frames import RenderReply, RenderRequest, decode_reply
+from localrun.server.templates.frames import RenderReply, RenderRequest, check_length, decode_reply
 
 START_TIMEOUT_S = 60.0
+# What Python needs to start and to find this package; nothing else of the daemon's environment is the worker's to know.
+_ENVIRONMENT = frozenset(
+    {
+        *("PATH", "HOME", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
+        *("SYSTEMROOT", "USERPROFILE", "APPDATA"),
+    }
+)
+
+
+class TemplateOverrunError(errors.BadTemplate):
+    """A render took its worker with it: it would do so again, and every try costs the others their worker."""
 
 
 class TemplateRenderer:
@@ -59,9 +71,11 @@ class TemplateRenderer:
         """The prompt of a conversation.
 
         Text of a control token inside the variables (except those named `*_token`) comes back in untrusted segments.
-        Raises BadTemplate (broken, against the sandbox, over the time or output limit), BadRequest (the template's own
+        Raises BadTemplate (broken, too long, against the sandbox, over the output limit), TemplateOverrunError (a
+        BadTemplate: over the time limit, or it ended its worker twice), BadRequest (the template's own
         `raise_exception`; variables that are no valid data) and Unavailable (no worker).
         """
+        check_length(template)
         request = RenderRequest(
             template=template,
             variables=variables,
@@ -100,19 +114,22 @@ class TemplateRenderer:
                     return await _ask(worker, frame)
             except TimeoutError:
                 await self._discard()
-                raise errors.BadTemplate(
+                raise TemplateOverrunError(
                     f"the chat template ran longer than {self._timeout_s:g} s (setting template_timeout_s)"
                 ) from None
             except (asyncio.IncompleteReadError, ConnectionError, framing.FrameError):
                 await self._discard()
         if self._stopped:
             raise errors.Unavailable("the daemon is shutting down")
-        raise errors.BadTemplate("the chat template ended its worker process twice")
+        raise TemplateOverrunError("the chat template ended its worker process twice")
 
     async def _spawn(self) -> Process:
         # -P: the daemon's working folder must not be a place to import from.
         command = [sys.executable, "-P", "-m", "localrun.server.templates.worker"]
-        worker = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+        environment = {
+            name: value for name, value in os.environ.items() if name in _ENVIRONMENT or name.startswith("PYTHON")
+        }
+        worker = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=environment)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await _read_reply(worker)

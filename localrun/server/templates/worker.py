@@ -2,8 +2,9 @@
 
 A template comes with a model file from anywhere and is a program. It runs here, apart from the daemon, in Jinja's
 sandbox, one at a time, and the daemon kills the process when a render takes too long. Where the system has resource
-limits the worker also bounds its own memory and processor time, and cannot open a file, a socket or a core dump: the
-limits are set once everything is imported, so even a way out of the sandbox finds no descriptor to open.
+limits the worker also bounds its own memory and processor time, and cannot open a file or a socket, write a core dump
+or (unless it runs as root, whom no such limit binds) start a process: the limits are set once everything is imported,
+so even a way out of the sandbox finds nothing to open. Its environment is what Python needs, without anybody's secrets.
 
 Frames are those of `frames.py`: requests on stdin, replies on stdout. Ends when stdin ends. Imports nothing of
 the daemon but `errors`, `wire` and the modules named `template_*`.
@@ -94,11 +95,11 @@ def _short(message: str) -> str:
 
 
 def _close_limits() -> None:
-    """Bound memory and forbid new descriptors, file writes and core dumps, for good. A limit that a system does not
-    know, or does not let us lower, is left."""
+    """Bound memory and forbid new descriptors, processes, file writes and core dumps, for good. A limit that a system
+    does not know, or does not let us lower, is left."""
     if sys.platform == "win32":
         return
-    limits = {"RLIMIT_AS": MEMORY_BYTES, "RLIMIT_NOFILE": 3, "RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0}
+    limits = {"RLIMIT_AS": MEMORY_BYTES, "RLIMIT_NOFILE": 0, "RLIMIT_NPROC": 0, "RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0}
     for name, value in limits.items():
         kind = getattr(resource, name, None)
         if kind is not None:

@@ -11,7 +11,7 @@ import pytest
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.context import DEVICE_TOP_K
 from localrun.engine.native.llama import LlamaBackend
-from localrun.wire import Delta, Grammar, GrammarKind, Sampling, Submit
+from localrun.wire import ChosenLogprob, Delta, Grammar, GrammarKind, Sampling, Submit
 from tests.engine.conftest import compute, open_tiny
 
 PROMPT = list(range(300, 340))
@@ -59,6 +59,10 @@ def tokens(deltas: list[Delta]) -> list[int]:
     return [token for delta in deltas for token in delta.tokens]
 
 
+def logprobs(deltas: list[Delta]) -> list[ChosenLogprob]:
+    return [each for delta in deltas for each in delta.logprobs or ()]
+
+
 def submit(number: int, sampling: Sampling, **more: object) -> Submit:
     return Submit(id=number, tokens=tuple(PROMPT[number:]), sampling=sampling, n_predict=24, ignore_eos=False, **more)
 
@@ -90,8 +94,9 @@ def test_log_probabilities_and_grammars_have_all_logits(on_device: LlamaBackend,
     constrained = submit(2, greedy, grammar=grammar)
     for asked in (with_logprobs, constrained):
         found, expected = answers(on_device, [asked])[asked.id], answers(on_host, [asked])[asked.id]
-        assert [delta.text for delta in found] == [delta.text for delta in expected]
-        assert [delta.logprobs for delta in found] == [delta.logprobs for delta in expected]
+        assert tokens(found) == tokens(expected)
+        assert "".join(delta.text for delta in found) == "".join(delta.text for delta in expected)
+        assert logprobs(found) == logprobs(expected)
     assert any(delta.logprobs for delta in answers(on_device, [with_logprobs])[1])
 
 

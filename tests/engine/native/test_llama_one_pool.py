@@ -110,6 +110,9 @@ def test_what_is_saved_and_brought_in_pieces_behind_what_is_shared_answers_as_be
     def start(tokens: list[int]) -> tuple[int, int, np.ndarray]:
         lease = cache.acquire(Key(tokens))
         assert lease is not None
+        while cache.bring():
+            cache.check_integrity()
+        assert cells.length(lease.seq) == lease.n_cached
         logits = np.empty(0)
         for at in range(lease.n_cached, len(tokens), 512):
             part = tokens[at : at + 512]

@@ -24,11 +24,15 @@ from localrun.models import quant_choice
 from localrun.models.download import stale
 from localrun.models.download.fetch import FetchLimits, new_client
 from localrun.models.manifest import Place, Role
+from localrun.models.sources import hub as hub_module
 from localrun.models.sources import huggingface
+from localrun.models.sources.hub import MAX_AT_ONCE
 from localrun.models.sources.huggingface import HubName
 from localrun.models.sources.remote_plan import RemotePlan
+from tests.hub.hanging import HangingHub
 from tests.hub.repository import Repository
 from tests.hub.server import TOKEN, Hub
+from tests.server.waiting import until
 
 REPO = "acme/Fox-GGUF"
 SHARDED = "acme/Elephant-GGUF"
@@ -370,3 +374,54 @@ def test_the_environment_is_read_as_the_real_client_reads_it(tmp_path):
     ).stdout
     for part in ("'http://mirror.example'", TOKEN, str(tmp_path / "hub"), "is_offline=True"):
         assert part in said
+
+
+@pytest.fixture
+def hanging() -> Iterator[HangingHub]:
+    with HangingHub() as hub:
+        yield hub
+
+
+def test_questions_that_hang_keep_nobody_else_waiting(hanging, tmp_path):
+    hub = huggingface.Hub(endpoint=hanging.endpoint, token=None, cache_folder=tmp_path)
+
+    async def run() -> None:
+        searches = [asyncio.create_task(huggingface.search("fox", hub=hub)) for _ in range(40)]
+        await until(lambda: len(hanging.connections) == MAX_AT_ONCE)
+        assert await asyncio.to_thread(str, 1) == "1"
+        assert not any(search.done() for search in searches)
+        assert len(hanging.connections) == MAX_AT_ONCE, "the others wait for their turn"
+        for search in searches:
+            search.cancel()
+
+    asyncio.run(run())  # returns although the hub's threads still wait
+    assert sum(thread.name == "hub" for thread in threading.enumerate()) == MAX_AT_ONCE
+
+
+def test_a_question_whose_asker_has_left_is_not_asked_again(hanging, tmp_path):
+    hub = huggingface.Hub(endpoint=hanging.endpoint, token=None, cache_folder=tmp_path)
+
+    async def run() -> None:
+        search = asyncio.create_task(huggingface.search("fox", hub=hub))
+        await until(lambda: bool(hanging.connections))
+        search.cancel()
+        await asyncio.wait([search])
+        hanging.connections[0].close()  # which huggingface_hub takes for a reason to try again
+        await asyncio.wait_for(hub._free.acquire(), 10)
+        for _ in range(MAX_AT_ONCE - 1):
+            await asyncio.wait_for(hub._free.acquire(), 10)
+
+    asyncio.run(run())
+    assert len(hanging.connections) == 1
+
+
+def test_the_hub_is_not_waited_for_for_ever(hanging, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub_module, "_ANSWER_TIMEOUT_S", 0.05)
+    hub = huggingface.Hub(endpoint=hanging.endpoint, token=None, cache_folder=tmp_path)
+
+    async def run() -> None:
+        search = asyncio.create_task(huggingface.search("fox", hub=hub))
+        await until(lambda: len(hanging.connections) == 2)
+        search.cancel()
+
+    asyncio.run(run())

@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import psutil
 import pytest
 
 from localrun.errors import BadModelFile, EngineDied, ModelNotFound, QueueFull, Unavailable
+from localrun.models import manifest, naming
+from localrun.models.store import Store
 from localrun.server.engines import supervisor as supervisor_module
 from localrun.server.engines.supervisor import Supervisor
 from tests.server.waiting import error_of, until
@@ -115,7 +119,60 @@ async def test_stopping_gives_up_loads_in_progress(supervising: Any, monkeypatch
         assert isinstance(await error_of(supervisor.acquire("alpha", None)), Unavailable)
 
 
+async def test_a_loaded_model_is_lent_while_no_thread_is_free(supervising: Any, models_dir: Path) -> None:
+    async with supervising() as (supervisor, watch):
+        (await supervisor.acquire("alpha", None)).release()
+        is_over = threading.Event()
+        pool = ThreadPoolExecutor(max_workers=1)
+        asyncio.get_running_loop().set_default_executor(pool)
+        blocking = asyncio.create_task(asyncio.to_thread(is_over.wait, 10))
+        await until(lambda: pool._work_queue.empty() and bool(pool._threads))
+        lease = await supervisor.acquire("alpha", None)
+        assert not blocking.done()
+        lease.release()
+        is_over.set()
+        await blocking
+        assert watch.loaded == ["alpha"]
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed", "named by a manifest"])
+async def test_a_name_that_means_something_else_is_looked_up_again(
+    supervising: Any, models_dir: Path, change: str
+) -> None:
+    async with supervising() as (supervisor, _):
+        first = await supervisor.acquire("alpha", None)
+        first.release()
+        path = models_dir / "alpha.gguf"
+        if change == "replaced":
+            shutil.copy(path, path.with_suffix(".new"))
+            os.replace(path.with_suffix(".new"), path)
+            assert (await supervisor.acquire("alpha", None)).link.pid != first.link.pid
+        elif change == "removed":
+            path.unlink()
+            assert isinstance(await error_of(supervisor.acquire("alpha", None)), ModelNotFound)
+        else:
+            beta = naming.described(Store(models_dir).resolve("beta"))
+            manifest.write(models_dir, "alpha", naming.changed(beta, name="alpha"))
+            assert (await supervisor.acquire("alpha", None)).model.path == models_dir / "beta.gguf"
+
+
 # --- unloading ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_after_an_unload_of_a_busy_model_keeps_it_as_long_as_it_says(supervising: Any) -> None:
+    async with supervising() as (supervisor, watch):
+        before = await supervisor.acquire("alpha", None)
+        assert await supervisor.unload("alpha")
+        after = await supervisor.acquire("alpha", 3600.0)
+        after.release()
+        before_ended = await supervisor.acquire("alpha", 3600.0)
+        before.release()
+        before_ended.release()
+        await asyncio.sleep(0)
+        assert [row.state for row in supervisor.loaded()] == ["ready"]
+        assert watch.ended == []
+        assert await supervisor.unload("alpha")
+        assert watch.ended == ["alpha"]
 
 
 async def test_keep_alive_zero_unloads_after_the_last_job(supervising: Any) -> None:

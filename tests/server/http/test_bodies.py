@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+from typing import Annotated, Any
 
 import msgspec
 import pytest
 
 from localrun.errors import BadRequest
 from localrun.server.http import bodies
+from localrun.server.http.exchange import Exchange
 
 
 class Inner(msgspec.Struct):
@@ -69,3 +71,22 @@ def test_what_is_not_plain_json_is_refused(text: bytes) -> None:
 
 def test_whole_characters_written_as_escapes_pass() -> None:
     assert bodies.decode(b'{"name": "\\ud83d\\ude00"}', Outer).name == "\U0001f600"
+
+
+async def test_a_large_body_is_looked_at_beside_the_event_loop() -> None:
+    text = b'{"name": "a", "other": [' + b",".join([b'{"k": 1}'] * 300_000) + b"]}"
+    sent = [{"type": "http.request", "body": text, "more_body": False}]
+
+    async def receive() -> Any:
+        return sent.pop()
+
+    async def send(_: Any) -> None:
+        raise AssertionError
+
+    reading = asyncio.create_task(bodies.read(Exchange({"path": "/api/chat"}, receive, send), Outer))
+    n_turns = 0
+    while not reading.done():
+        n_turns += 1
+        await asyncio.sleep(0.001)
+    assert reading.result().name == "a"
+    assert n_turns > 5

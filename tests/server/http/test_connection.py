@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from localrun.server.http import connection
 from localrun.server.http.connection import MAX_HEAD_BYTES, MAX_HEADER_FIELDS, BoundedConnection
 
 DEADLINE_S = 0.3
@@ -148,6 +149,15 @@ async def test_a_pipelined_request_waits_for_the_answer_before_it() -> None:
     assert answer.count(b"HTTP/1.1 200 OK") == 2
 
 
+@pytest.mark.parametrize("n_last", range(1, 30))
+async def test_a_pipelined_request_may_be_split_anywhere(n_last: int) -> None:
+    requests = HEAD + b"content-length: 1\r\n\r\na" + HEAD + b"connection: close\r\ncontent-length: 2\r\n\r\nab"
+    async with serving() as port:
+        answer = await exchange(port, requests[:-n_last], requests[-n_last:], pause_s=0.01)
+    assert answer.count(b"HTTP/1.1 200 OK") == 2
+    assert answer.endswith(b"\r\n\r\n2")
+
+
 @pytest.mark.parametrize(
     "head",
     [
@@ -200,6 +210,22 @@ async def test_an_upgrade_that_we_do_not_speak_is_ignored() -> None:
     assert answer.count(b"HTTP/1.1 200 OK") == 2
     assert b"\r\n\r\n3HTTP" in answer
     assert answer.endswith(b"\r\n\r\n2")
+
+
+async def test_more_connections_than_may_be_are_refused_until_others_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 2)
+    request = HEAD + b"content-length: 2\r\nconnection: close\r\n\r\nab"
+    async with serving(deadline_s=PATIENCE_S) as port:
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        refused = await exchange(port, request)
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b"close some" in refused
+        assert await exchange(port) == b"", "one that sends nothing is closed as well"
+        for _, writer in held:
+            writer.close()
+        async with asyncio.timeout(PATIENCE_S):
+            while not (await exchange(port, request)).startswith(b"HTTP/1.1 200 "):
+                pass
 
 
 async def test_a_client_that_accepts_no_output_is_cut_off() -> None:

@@ -10,7 +10,9 @@ import pytest
 from starlette.types import Message
 
 from localrun.errors import BadRequest, EngineDied
+from localrun.server.http import exchange as exchange_module
 from localrun.server.http.exchange import ClientGone, Exchange
+from tests.server.waiting import until
 
 
 class Wire:
@@ -173,3 +175,46 @@ def test_headers_are_found_by_name() -> None:
     exchange = Wire().exchange(headers=[(b"user-agent", b"x\xe9"), (b"user-agent", b"second")])
     assert exchange.header(b"user-agent") == "x\xe9"
     assert exchange.header(b"x-localrun-lane") == ""
+
+
+PATHS = {"/api/chat": b" ", "/v1/chat/completions": b": ping\n\n", "/infill": b": ping\n\n"}
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/v1/messages"])
+async def test_a_silent_stream_says_that_it_is_alive_and_nothing_after_its_end(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange_module, "PING_AFTER_S", 0.01)
+    wire = Wire(b"")
+    exchange = Exchange({"path": path, "headers": []}, wire.receive, wire.send)
+    await exchange.read_body()
+    async with exchange.while_connected():
+        await exchange.open_stream()
+        await until(lambda: len(wire.sent) > 3)
+        await exchange.write(b"news")
+        await exchange.close_stream(b"end")
+        n_sent = len(wire.sent)
+        await asyncio.sleep(0.03)
+    assert len(wire.sent) == n_sent
+    *pings, news, end = [message["body"] for message in wire.sent[1:]]
+    assert set(pings) == {PATHS.get(path, b'event: ping\ndata: {"type":"ping"}\n\n')}
+    assert (news, end) == (b"news", b"end")
+
+
+async def test_a_stream_whose_client_has_gone_says_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange_module, "PING_AFTER_S", 0.01)
+    wire = Wire(b"")
+    exchange = Exchange({"path": "/api/chat", "headers": []}, wire.receive, wire.send)
+    await exchange.read_body()
+
+    async def stream() -> None:
+        async with exchange.while_connected():
+            await exchange.open_stream()
+            wire.leave()
+            await asyncio.sleep(10)
+
+    with pytest.raises(ClientGone):
+        await stream()
+    n_sent = len(wire.sent)
+    await asyncio.sleep(0.03)
+    assert len(wire.sent) == n_sent

@@ -10,9 +10,10 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from localrun.config import ConfigError, Settings
-from localrun.errors import LocalrunError
+from localrun.errors import LocalrunError, QueueFull
 from localrun.server.http import failures
-from localrun.server.http.limits import Limits
+from localrun.server.http.limits import MAX_BODIES, Limits
+from tests.server.waiting import until
 
 JSON = [("content-type", "application/json")]
 LOCAL = [("host", "localhost:11434")]
@@ -141,6 +142,24 @@ def test_foreign_origins_are_refused_without_a_grant(origin: str) -> None:
     assert handler.body is None
 
 
+def test_what_a_foreign_page_makes_a_browser_get_is_refused_before_the_handler() -> None:
+    handler = Handler()
+    answer = ask(handler, path="/localrun/v1/search", headers=[*LOCAL, ("sec-fetch-site", "cross-site")])
+    assert (answer.status, handler.body) == (403, None)
+    assert "LOCALRUN_ORIGINS" in json.loads(answer.body)["error"]["message"]
+
+
+@pytest.mark.parametrize("site", ["none", "same-origin", "same-site"])
+def test_what_the_user_opens_in_a_browser_passes(site: str) -> None:
+    assert ask(Handler(), headers=[*LOCAL, ("sec-fetch-site", site)]).status == 200
+
+
+def test_a_page_from_another_site_that_may_use_the_server_passes() -> None:
+    headers = [*LOCAL, ("sec-fetch-site", "cross-site"), ("origin", "https://chat.example.com")]
+    assert ask(Handler(), headers=headers, settings=Settings(origins="https://chat.example.com")).status == 200
+    assert ask(Handler(), headers=headers).status == 403
+
+
 def test_origins_from_the_settings_pass() -> None:
     settings = Settings(origins="https://chat.example.com, chrome-extension://*, HTTP://Box.local:8080/")
     for origin in ("https://chat.example.com", "chrome-extension://abcdef", "http://box.local:8080"):
@@ -238,6 +257,46 @@ def test_a_body_of_exactly_the_limit_passes(headers: list[tuple[str, str]]) -> N
     handler = Handler()
     answer = ask(handler, method="POST", headers=[*LOCAL, *JSON, *headers], chunks=[b"x" * 1024] * 2)
     assert (answer.status, handler.body) == (200, b"x" * LIMIT_BYTES)
+
+
+def test_the_bodies_of_all_requests_are_bounded_together_and_free_again_at_their_end() -> None:
+    async def run() -> None:
+        going_on = asyncio.Event()
+        n_read = 0
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal n_read
+            while (await receive())["more_body"]:
+                pass
+            n_read += 1
+            await going_on.wait()
+
+        limits = Limits(app, Settings(max_body_bytes=LIMIT_BYTES))
+
+        async def post(length: int) -> None:
+            sent = [b"x" * 1024] * (length // 1024)
+
+            async def receive() -> Message:
+                await asyncio.sleep(0)
+                return {"type": "http.request", "body": sent.pop(), "more_body": bool(sent)}
+
+            async def send(_: Message) -> None:
+                pass
+
+            raw = [(name.encode(), value.encode()) for name, value in (*LOCAL, *JSON, ("content-length", str(length)))]
+            await limits({"type": "http", "method": "POST", "path": "/api/chat", "headers": raw}, receive, send)
+
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(post(LIMIT_BYTES)) for _ in range(MAX_BODIES)]
+            await until(lambda: n_read == MAX_BODIES)
+            with pytest.raises(QueueFull, match=f"{MAX_BODIES * LIMIT_BYTES} bytes together .* try again") as caught:
+                await post(1024)
+            assert caught.value.retry_after_s > 0
+            assert not any(task.done() for task in running)
+            going_on.set()
+        await post(LIMIT_BYTES)
+
+    asyncio.run(run())
 
 
 def test_refusals_come_in_the_family_s_shape() -> None:

@@ -14,6 +14,7 @@ from localrun.server.replies import constraint, formats
 from localrun.server.replies.chat_ask import Tool
 from localrun.server.replies.formats import CallFormat, Written
 from localrun.server.replies.parser_plan import ParserPlan
+from localrun.server.structured.grammars import MAX_GRAMMAR_BYTES
 from localrun.wire import Grammar
 from tests.server.replies.golden import SCHEMAS, THINK
 from tests.server.replies.reading_aloud import meaning, read
@@ -122,3 +123,44 @@ def test_thinking_that_the_prompt_opened_ends_with_its_closing_tag():
     grammar = constraint.after_thinking(structured.json_object(), THINK, is_open=True, may_think=True)
     assert grammar.triggers == ("</think>",)
     assert constraint.after_thinking(structured.json_object(), THINK, is_open=False, may_think=False).triggers == ()
+
+
+def test_too_many_tools_for_one_grammar_are_called_with_any_object_and_refused_where_a_call_is_forced():
+    written = formats.HERMES.written
+    assert written is not None
+    schema = {"type": "object", "properties": {"kind": {"enum": ["x" * 1000] * 50}}}
+    tools = [Tool(f"tool_{number}", "", schema) for number in range(100)]
+    lazy = constraint.lazy_calls(written, tools, at_most=None)
+    assert lazy is not None
+    assert len(lazy.text) < MAX_GRAMMAR_BYTES
+    assert "xxx" not in lazy.text
+    with pytest.raises(BadRequest, match="send fewer tools") as caught:
+        constraint.forced_calls(written, tools, at_most=None)
+    assert caught.value.field == "tools"
+    many = [Tool(f"{number}_" + "n" * 120, "", {}) for number in range(3000)]
+    assert constraint.lazy_calls(written, many, at_most=None) is None
+
+
+def test_the_grammar_of_the_same_tools_is_made_once(monkeypatch: pytest.MonkeyPatch):
+    n_made = 0
+    make = structured.calls
+
+    def counted(*given: Any, **more: Any) -> Grammar:
+        nonlocal n_made
+        n_made += 1
+        return make(*given, **more)
+
+    monkeypatch.setattr(structured, "calls", counted)
+    written = formats.HERMES.written
+    assert written is not None
+
+    def tool() -> Tool:
+        return Tool("made_once", "", {"type": "object", "properties": {"a": {"type": "string"}}})
+
+    first = constraint.lazy_calls(written, [tool()], at_most=None)
+    assert constraint.lazy_calls(written, [tool()], at_most=None) is first
+    assert n_made == 1
+    assert constraint.lazy_calls(written, [tool()], at_most=1) is not first
+    other = constraint.lazy_calls(written, [Tool("another", "", {})], at_most=None)
+    assert other is not None
+    assert "another" in other.text

@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from localrun.errors import BadRequest
+from localrun.errors import BadRequest, BadTemplate
 from localrun.models.gguf import read_header
 from localrun.server import structured
 from localrun.server.jobs.job import Job
 from localrun.server.replies.prepare import ChatAsk, Prepared, Tool, prepare
 from localrun.server.runtime import Runtime
-from localrun.server.templates.renderer import TemplateRenderer
+from localrun.server.templates.renderer import TemplateOverrunError, TemplateRenderer
 from localrun.wire import GrammarKind, Segment
 from tests.server.replies.reading_aloud import meaning, read
 
@@ -290,6 +290,35 @@ def test_a_schema_that_no_decoding_can_be_held_to_is_refused_only_when_it_must(d
     lazy = desk(HERMES, tools=(odd,)).grammar
     assert lazy is not None
     assert "unheardOf" not in lazy.text
+
+
+def test_a_template_that_takes_too_long_is_rendered_once(loop: asyncio.AbstractEventLoop, small_model: Path):
+    stuck = HERMES + "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    renderer = TemplateRenderer(timeout_s=0.2, output_bytes=1_000_000)
+    loop.run_until_complete(renderer.start())
+    n_workers = 0
+    spawn = renderer._spawn
+
+    async def counted() -> Any:
+        nonlocal n_workers
+        n_workers += 1
+        return await spawn()
+
+    renderer._spawn = counted  # type: ignore[method-assign]
+    desk = Desk(loop, renderer, read_header(small_model))
+    messages = [HELLO, {"role": "assistant", "content": "", "tool_calls": [_call("get_time", {})]}]
+    try:
+        with pytest.raises(TemplateOverrunError, match=r"longer than 0\.2 s"):
+            desk(stuck, messages=messages, tools=[TIME])
+    finally:
+        loop.run_until_complete(renderer.stop())
+    assert n_workers == 0, "each further render would have needed another worker"
+
+
+def test_a_template_beyond_the_limit_is_refused_before_it_is_looked_at(desk: Desk):
+    with pytest.raises(BadTemplate, match="1000001 characters; the limit is 1000000") as caught:
+        desk("x" * 1_000_001)
+    assert caught.value.field == "template"
 
 
 def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:

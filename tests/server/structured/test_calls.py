@@ -97,3 +97,17 @@ def test_written_grammars_are_taken_as_they_are_unless_empty_or_huge():
         gbnf(" \n", field="grammar")
     with pytest.raises(BadRequest, match="grammar has 300000 bytes; the limit is 262144"):
         lark("x" * 300_000, field="grammar")
+
+
+def test_tools_that_make_too_much_of_a_grammar_are_refused_before_all_are_looked_at():
+    large = {"type": "object", "properties": {"a": {"enum": ["x" * 1000] * 100}}}
+    looked_at = []
+
+    class Counted(dict[str, object]):
+        def items(self) -> object:
+            looked_at.append(1)
+            return super().items()
+
+    with pytest.raises(BadRequest, match="more than 262144 bytes; send fewer tools"):
+        calls([CallShape("f(", Counted(large), ")")] * 1000, at_least=1, at_most=1)
+    assert len(looked_at) < 10

@@ -185,15 +185,37 @@ def test_stopping_ends_the_worker_and_the_waiting_renders():
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_the_worker_cannot_open_anything():
-    seen: list[str] = []
+def test_the_worker_can_open_nothing_and_knows_no_secrets(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    limits: list[str] = []
+    environment: list[str] = []
 
     async def use(renderer: TemplateRenderer) -> None:
-        seen.extend(Path(f"/proc/{renderer.worker_pid}/limits").read_text().splitlines())  # noqa: ASYNC240
+        process = Path(f"/proc/{renderer.worker_pid}")
+        limits.extend((process / "limits").read_text().splitlines())
+        environment.extend((process / "environ").read_text().split("\0"))
 
     _with_renderer(use)
-    files = next(line for line in seen if line.startswith("Max open files"))
-    assert files.split()[3:5] == ["3", "3"]
+    values = {line[:25].strip(): line[25:].split()[:2] for line in limits}
+    assert (values["Max open files"], values["Max processes"]) == (["0", "0"], ["0", "0"])
+    assert "PYTHONHASHSEED=1" in environment
+    assert not any("hf_secret" in each or each.startswith("LOCALRUN_") for each in environment)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no resource limits")
+def test_a_way_out_of_the_sandbox_leads_nowhere():
+    escaped = (
+        "import os\n"
+        "from localrun.server.templates import worker\n"
+        "if os.getuid() == 0: os.setuid(65534)\n"
+        "worker._close_limits()\n"
+        "for escape in ('os.open(os.devnull, 0)', 'os.close(0) or os.dup(1)', 'os.pipe()', 'os.fork()'):\n"
+        "    try: eval(escape)\n"
+        "    except OSError as error: print(escape, error.strerror)\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", escaped], capture_output=True, text=True, check=True, timeout=60)
+    assert len(printed.stdout.splitlines()) == 4, printed.stdout
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not bound a process's time")

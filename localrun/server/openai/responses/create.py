@@ -11,7 +11,7 @@ import msgspec
 from localrun.errors import LocalrunError
 from localrun.server.http import bodies, caller, keep_alive
 from localrun.server.http.exchange import Exchange
-from localrun.server.jobs import beginning
+from localrun.server.jobs import beginning, streaming
 from localrun.server.jobs import plan as job_plan
 from localrun.server.jobs.job import Job
 from localrun.server.jobs.model_defaults import defaults_of
@@ -35,7 +35,7 @@ from localrun.wire import Delta, Finish
 
 async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = bodies.decode(await exchange.read_body(), ResponsesBody)
+    body = await bodies.read(exchange, ResponsesBody)
     body.check_supported()
     before: tuple[Item, ...] = ()
     if body.previous_response_id is not None:
@@ -72,15 +72,33 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
         )
         await plan.submit(job, choice=0, segments=prepared.segments)
         begun = response_object.begun("resp_" + job_plan.answer_id([job]), body, plan.sampling)
-        run = _Run(exchange, job, Reply(prepared.new_parser()), begun, summarizes=body.summarizes)
+        run = _Run(
+            exchange,
+            job,
+            Reply(prepared.new_parser()),
+            begun,
+            summarizes=body.summarizes,
+            kept=kept if body.is_kept else None,
+            conversation=conversation,
+        )
         with naming("input"):
-            await run.send(kept if body.is_kept else None, conversation, stream=bool(body.stream))
+            await run.send(stream=bool(body.stream))
 
 
 class _Run:
-    """One response that runs."""
+    """One response that runs; it is kept in `kept`, where there is one, before its end is sent."""
 
-    def __init__(self, exchange: Exchange, job: Job, reply: Reply, response: Fields, *, summarizes: bool) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        job: Job,
+        reply: Reply,
+        response: Fields,
+        *,
+        summarizes: bool,
+        kept: KeptResponses | None,
+        conversation: list[Item],
+    ) -> None:
         self._exchange = exchange
         self._job = job
         self._reply = reply
@@ -88,50 +106,32 @@ class _Run:
         self._events = Events()
         self._output = Output(self._events, summarizes=summarizes)
         self._headers = generation.headers_of([job])
-        self._pending: list[bytes] = []
+        self._kept = kept
+        self._conversation = conversation
 
-    async def send(self, kept: KeptResponses | None, conversation: list[Item], *, stream: bool) -> None:
-        """Sends all of it, and keeps it in `kept`. Raises what the job's iteration raises, unless a stream has begun:
-        then its last event says it."""
+    async def send(self, *, stream: bool) -> None:
+        """Sends all of it. Raises what the job's iteration raises, unless a stream has begun: then its last event says
+        it."""
         if not stream:
             async for delta in self._job:
-                self._take(delta)
-            if kept is not None:
-                kept.add(self._response, conversation)
+                self.take(0, delta)
             await self._exchange.answer(encode(self._response), headers=self._headers)
             return
         try:
-            await self._stream(kept, conversation)
+            await streaming.stream(self._exchange, [self._job], self, self._headers)
         except LocalrunError as error:
             if not self._exchange.started:
                 raise
             self._response = response_object.failed(self._response, self._output.items, error)
-            await self._close()
+            await self._exchange.close_stream(self.end())
 
-    async def _stream(self, kept: KeptResponses | None, conversation: list[Item]) -> None:
-        pending = self._pending
-        async for delta in self._job:
-            if not self._exchange.started:
-                # Not before the first delta: what the engine refuses still gets its own status.
-                await self._exchange.open_stream(self._headers)
-                pending += [self._event("response.created"), self._event("response.in_progress")]
-            news = self._take(delta)
-            if news:
-                pending.append(news)
-            if delta.finish is not None:
-                if kept is not None:
-                    kept.add(self._response, conversation)
-                await self._close()
-            elif pending and not self._job.has_ready:
-                await self._exchange.write(b"".join(pending))
-                pending.clear()
+    # --- as the writer of a stream -------------------------------------------------------------------------------
 
-    async def _close(self) -> None:
-        """What was not sent yet, and how it ended. Every number is sent, also when it broke off."""
-        await self._exchange.close_stream(b"".join([*self._pending, self._status_event()]))
+    def begin(self) -> bytes:
+        return self._event("response.created") + self._event("response.in_progress")
 
-    def _take(self, delta: Delta) -> bytes:
-        """The events of a delta. With the final one the response has ended."""
+    def take(self, _: int, delta: Delta) -> bytes:
+        """With the final delta the response has ended."""
         told = self._output.take(self._reply.take(delta), delta.logprobs)
         if delta.finish is None:
             return told
@@ -140,9 +140,12 @@ class _Run:
         self._response = response_object.ended(
             self._response, self._output.items, finish, usage, self._reply.n_thinking
         )
+        if self._kept is not None:
+            self._kept.add(self._response, self._conversation)
         return told
 
-    def _status_event(self) -> bytes:
+    def end(self) -> bytes:
+        """How it ended, also when it broke off."""
         return self._event(f"response.{self._response['status']}")
 
     def _event(self, kind: str) -> bytes:

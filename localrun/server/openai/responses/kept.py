@@ -10,7 +10,7 @@ Does not: run a response, or write to disk: conversations are private, and the c
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -34,6 +34,12 @@ class Kept(msgspec.Struct, frozen=True):
         """What a response that follows begins with."""
         return (*self.input, *self.response["output"])
 
+    def named(self) -> Iterator[tuple[str, Item]]:
+        """The items of the conversation that have an id, with it."""
+        for item in self.conversation:
+            if isinstance(item_id := item.get("id"), str):
+                yield item_id, item
+
 
 class KeptResponses:
     """See the module."""
@@ -43,6 +49,8 @@ class KeptResponses:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[str, Kept] = OrderedDict()
         self._size_bytes = 0
+        # By its id: an item of each response that has it, the newest last.
+        self._items: dict[str, dict[str, Item]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -52,8 +60,10 @@ class KeptResponses:
         kept = Kept(response, tuple(input_), len(encode(response)) + len(encode(input_)))
         self._kept[response["id"]] = kept
         self._size_bytes += kept.size_bytes
+        for item_id, item in kept.named():
+            self._items.setdefault(item_id, {})[response["id"]] = item
         while len(self._kept) > self._max_responses or self._size_bytes > self._max_bytes:
-            self._size_bytes -= self._kept.popitem(last=False)[1].size_bytes
+            self._forget(next(iter(self._kept)))
 
     def get(self, response_id: str, *, field: str | None = None) -> Kept:
         """Raises NotFound, naming `field`."""
@@ -69,13 +79,19 @@ class KeptResponses:
 
     def delete(self, response_id: str) -> None:
         """Raises NotFound."""
-        self._size_bytes -= self.get(response_id).size_bytes
-        del self._kept[response_id]
+        self.get(response_id)
+        self._forget(response_id)
 
     def item(self, item_id: str) -> Item | None:
-        """An item of a kept conversation; the newest are looked at first."""
-        for kept in reversed(self._kept.values()):
-            for item in kept.conversation:
-                if item.get("id") == item_id:
-                    return item
-        return None
+        """An item of a kept conversation, of the newest that has it."""
+        having = self._items.get(item_id)
+        return None if having is None else next(reversed(having.values()))
+
+    def _forget(self, response_id: str) -> None:
+        kept = self._kept.pop(response_id)
+        self._size_bytes -= kept.size_bytes
+        for item_id, _ in kept.named():
+            having = self._items.get(item_id, {})
+            having.pop(response_id, None)
+            if not having:
+                self._items.pop(item_id, None)

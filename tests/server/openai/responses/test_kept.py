@@ -47,6 +47,20 @@ def test_bytes_are_bounded_too() -> None:
     assert len(kept) == 0
 
 
+def test_items_are_found_without_looking_through_what_is_kept() -> None:
+    kept = KeptResponses(max_responses=2)
+    kept.add(response("a"), [{"id": "in", "text": "old"}, {"id": ["no", "text"]}])
+    kept.add(response("b"), [{"id": "in", "text": "new"}])
+    assert kept.item("in") == {"id": "in", "text": "new"}
+    kept.delete("b")
+    assert kept.item("in") == {"id": "in", "text": "old"}
+    assert kept.item("msg_b") is None
+    kept.add(response("c"), [])
+    kept.add(response("d"), [])
+    assert kept.item("in") is None
+    assert set(kept._items) == {"msg_c", "msg_d"}, "nothing of what has gone is held on to"
+
+
 def test_an_unknown_one_names_the_field_and_the_way_out() -> None:
     with pytest.raises(NotFound, match="whole conversation") as caught:
         KeptResponses().get("resp_1", field="previous_response_id")

@@ -1,0 +1,86 @@
+"""From the jobs of one request to a stream: their deltas as one sequence, and the loop that every API's stream goes
+through.
+
+Runs in the request's task. One job, the usual case, is iterated as it is; several (the answers to `n` and to several
+prompts) are waited for together. Whatever has come by the time that something is sent goes in one send.
+
+Does not: start or end jobs, know what an API's stream looks like (its writer does), or keep a silent stream alive
+(`exchange.py` does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+from localrun.errors import LocalrunError
+from localrun.server.http.exchange import Exchange
+from localrun.server.http.failures import Headers
+from localrun.server.jobs.job import Job
+from localrun.wire import Delta
+
+
+class Writer(Protocol):
+    """How one API says what the jobs say. All may be empty; what they raise ends the stream."""
+
+    def begin(self) -> bytes:
+        """What comes first. Made when the first delta is there, and not before: until then a refusal of the engine
+        still gets its own status."""
+
+    def take(self, index: int, delta: Delta) -> bytes:
+        """The news of job `index`, and of its end."""
+
+    def end(self) -> bytes:
+        """What comes last, when all jobs have ended."""
+
+
+async def stream(exchange: Exchange, jobs: Sequence[Job], writer: Writer, headers: Headers) -> None:
+    """Sends all of it. Raises what the jobs' iteration and the writer raise; what was written by then is sent."""
+    pending: list[bytes] = []
+    n_running = len(jobs)
+    async with aclosing(deltas(jobs)) as arriving:
+        try:
+            async for index, delta, more_is_ready in arriving:
+                if not exchange.started:
+                    await exchange.open_stream(headers)
+                    pending.append(writer.begin())
+                pending.append(writer.take(index, delta))
+                n_running -= delta.finish is not None
+                # What comes last goes with the end.
+                if n_running and not more_is_ready and any(pending):
+                    await exchange.write(b"".join(pending))
+                    pending.clear()
+        except LocalrunError:
+            if any(pending):
+                await exchange.write(b"".join(pending))
+            raise
+    await exchange.close_stream(b"".join([*pending, writer.end()]))
+
+
+async def deltas(jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Delta, bool], None]:
+    """(index of the job, its delta, whether more can follow without waiting), until every job has ended.
+
+    Raises what any job's iteration raises.
+    """
+    if len(jobs) == 1:
+        job = jobs[0]
+        async for delta in job:
+            yield 0, delta, job.has_ready
+        return
+    waiting = {asyncio.ensure_future(job.__anext__()): index for index, job in enumerate(jobs)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            n_left = len(done)
+            for task in done:
+                index, delta = waiting.pop(task), task.result()
+                n_left -= 1
+                if delta.finish is None:
+                    waiting[asyncio.ensure_future(jobs[index].__anext__())] = index
+                yield index, delta, n_left > 0
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
