@@ -109,7 +109,7 @@ class Client:
 
     async def snapshot(self) -> Snapshot:
         """The daemon's state now."""
-        return _snapshot.decode(await self._daemon.call("GET", "/localrun/v1/snapshot"))
+        return await self._daemon.value(Snapshot, "GET", "/localrun/v1/snapshot")
 
     async def cancel(self, request_id: str) -> bool:
         """Cancel a request; False when it is unknown or has ended."""
@@ -121,24 +121,22 @@ class Client:
 
     async def cache(self) -> CacheReport:
         """What is kept of each model's prompts."""
-        return _cache_report.decode(await self._daemon.call("GET", "/localrun/v1/cache"))
+        return await self._daemon.value(CacheReport, "GET", "/localrun/v1/cache")
 
     async def clear_cache(self, model: str | None = None, *, ram: bool = True, disk: bool = True) -> CacheCleared:
         """Forget what is kept of one model's prompts, or of all, in memory, on disk or both."""
         query = {"model": model} if model is not None else {}
         if ram != disk:
             query["tier"] = "ram" if ram else "disk"
-        return _cache_cleared.decode(await self._daemon.call("DELETE", f"/localrun/v1/cache?{urlencode(query)}"))
+        return await self._daemon.value(CacheCleared, "DELETE", f"/localrun/v1/cache?{urlencode(query)}")
 
     async def models(self) -> list[dict[str, Any]]:
         """The rows of `/api/tags`: every model that can be loaded."""
-        rows: list[dict[str, Any]] = (await self._daemon.json("GET", "/api/tags"))["models"]
-        return rows
+        return (await self._daemon.value(_Models, "GET", "/api/tags")).models
 
     async def loaded(self) -> list[dict[str, Any]]:
         """The rows of `/api/ps`: every model that is loaded."""
-        rows: list[dict[str, Any]] = (await self._daemon.json("GET", "/api/ps"))["models"]
-        return rows
+        return (await self._daemon.value(_Models, "GET", "/api/ps")).models
 
     async def show(self, model: str) -> dict[str, Any]:
         """What `/api/show` says of a model. Raises ModelNotFound."""
@@ -202,7 +200,7 @@ class Client:
 
     async def pulls(self) -> list[PullRow]:
         """The pulls that run, and the last ones that ended."""
-        return _pulls.decode(await self._daemon.call("GET", "/localrun/v1/pulls"))["pulls"]
+        return (await self._daemon.value(_Pulls, "GET", "/localrun/v1/pulls")).pulls
 
     async def cancel_pull(self, model: str) -> None:
         """Cancel a pull, whoever asked for it. Raises NotFound when none runs."""
@@ -211,8 +209,7 @@ class Client:
     async def catalog(self, model: str | None = None) -> list[dict[str, Any]]:
         """The entries of the catalogue; with `model` the one that this name stands for, if there is one."""
         query = "" if model is None else "?" + urlencode({"model": model})
-        entries: list[dict[str, Any]] = (await self._daemon.json("GET", f"/localrun/v1/catalog{query}"))["models"]
-        return entries
+        return (await self._daemon.value(_Models, "GET", f"/localrun/v1/catalog{query}")).models
 
     async def search(self, query: str, *, limit: int = 20) -> dict[str, Any]:
         """Models to pull: `catalog` entries, `hub` repositories, and the `problem` that kept the latter away."""
@@ -239,8 +236,13 @@ class Client:
             raise errors.DaemonUnreachable(f"the daemon at {self.base_url} broke off its answer")
 
 
+class _Models(msgspec.Struct):
+    models: list[dict[str, Any]]
+
+
+class _Pulls(msgspec.Struct):
+    pulls: list[PullRow]
+
+
 _snapshot = msgspec.json.Decoder(Snapshot)
-_pulls = msgspec.json.Decoder(dict[str, list[PullRow]])
 _log_line = msgspec.json.Decoder(LogLine)
-_cache_report = msgspec.json.Decoder(CacheReport)
-_cache_cleared = msgspec.json.Decoder(CacheCleared)

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 import msgspec
 
 from localrun import __version__, errors
 from localrun.client_pieces import LineBuffer
+
+T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 30.0
@@ -66,11 +68,15 @@ class Connection:
         self, method: str, path: str, body: dict[str, Any] | None = None, *, is_patient: bool = False
     ) -> dict[str, Any]:
         """As `call`, for an answer that is an object."""
+        return await self.value(dict[str, Any], method, path, body, is_patient=is_patient)
+
+    async def value(
+        self, kind: type[T], method: str, path: str, body: dict[str, Any] | None = None, *, is_patient: bool = False
+    ) -> T:
+        """As `call`, for an answer of this kind."""
         content = await self.call(method, path, body, is_patient=is_patient)
-        try:
-            return msgspec.json.decode(content, type=dict[str, Any])
-        except msgspec.DecodeError:
-            raise errors.DaemonUnreachable(f"what answers at {self.base_url} is not a localrun daemon") from None
+        with self._reached():
+            return msgspec.json.decode(content, type=kind)
 
     async def call(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, is_patient: bool = False
@@ -96,9 +102,10 @@ class Connection:
         except httpx2.HTTPError as error:
             reason = str(error) or type(error).__name__
             raise errors.DaemonUnreachable(f"the daemon at {self.base_url} went away: {reason}") from None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise errors.DaemonUnreachable(
-                f"what answers at {self.base_url} does not speak localrun's protocol: {error}"
+                f"what answers at {self.base_url} is no localrun daemon, or one of another version ({error}); "
+                f"`localrun version` shows both, `localrun stop --daemon` ends it"
             ) from None
 
 

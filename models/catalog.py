@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from . import quant_choice
 from .name import DEFAULT_TAG, Kind, ModelName
 
 
@@ -67,8 +68,10 @@ def find(name: ModelName) -> Found | None:
     for entry in of_family:
         if tag == entry.tag:
             return Found(entry, None)
-        if tag.startswith(entry.tag + "-"):
-            return Found(entry, tag[len(entry.tag) + 1 :].upper())
+        # Other endings, such as `-instruct` or `-it-qat`, are other models: registries have them under these tags.
+        before, ending, quant = tag.partition(entry.tag + "-")
+        if ending and not before and quant_choice.is_quant(quant):
+            return Found(entry, quant.upper())
     return None
 
 

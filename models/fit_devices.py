@@ -24,6 +24,11 @@ GPU_CONTEXT_BYTES: Final = 400 * 1024 * 1024
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
+def in_gb(size_bytes: int) -> str:
+    """For messages: decimal gigabytes, as models and memory are sold; megabytes where those would be nothing."""
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 95_000_000 else f"{size_bytes / 1e6:.0f} MB"
+
+
 class Gpu(NamedTuple):
     """A device with memory of its own, or one that computes in the machine's (`is_shared`)."""
 

@@ -1,7 +1,7 @@
 """The Hugging Face cache that llama.cpp, transformers and localrun share: where it is, and how one file leaves it.
 
     models--<owner>--<repo>/blobs/<etag>                  the content
-    models--<owner>--<repo>/snapshots/<commit>/<file>     a link to it (a copy where the system has no links)
+    models--<owner>--<repo>/snapshots/<commit>/<file>     a link to it: symbolic, else hard, else the file itself
     models--<owner>--<repo>/refs/<revision>               a commit's name
 
 A file leaves by its link first, and its content when no other link needs it: what other programs fetched of the same
@@ -16,6 +16,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 
 def folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -36,20 +37,37 @@ def remove(cache: Path, relative_path: str) -> int:
     """
     link = cache / relative_path
     repo = cache / Path(relative_path).parts[0]
-    target = link.resolve()
+    is_symlink, content = link.is_symlink(), _content(link)
     try:
-        size_bytes = target.stat().st_size if target.is_file() else 0
         link.unlink()
     except FileNotFoundError:
         return 0
-    if target != link:
-        is_needed = any(other.resolve() == target for other in (repo / "snapshots").rglob("*") if other.is_symlink())
-        if is_needed or target.parent != (repo / "blobs").resolve():
-            size_bytes = 0
-        else:
-            target.unlink(missing_ok=True)
+    size_bytes = 0
+    if content is not None and not any(_content(other) == content for other in (repo / "snapshots").rglob("*")):
+        blobs = [blob for blob in (repo / "blobs").glob("*") if _content(blob) == content]
+        for blob in blobs:
+            blob.unlink(missing_ok=True)
+        # A symbolic link without a blob leads out of the repository, to what is not the cache's to delete.
+        size_bytes = content.size_bytes if blobs or not is_symlink else 0
     _remove_empty(repo, link.parent)
     return size_bytes
+
+
+class _Content(NamedTuple):
+    """What tells a file from others, by whatever name or link it is reached."""
+
+    device: int
+    inode: int
+    size_bytes: int
+
+
+def _content(path: Path) -> _Content | None:
+    """None where a name leads nowhere."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return _Content(status.st_dev, status.st_ino, status.st_size)
 
 
 def _remove_empty(repo: Path, snapshot: Path) -> None:

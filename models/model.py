@@ -51,7 +51,6 @@ class Model:
     origin: Origin = Origin.PATH
     manifest: Manifest | None = None
     adapters: tuple[Path, ...] = ()
-    projector: Path | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -66,7 +65,10 @@ class Model:
         digest = hashlib.sha256()
         if not all(file.digest for file in self.manifest.files):
             digest.update(_file_digest(self).encode())
-        for field in ("files", "parameters", "system", "template", "messages", "licence_text"):
+        # Who brought a file says nothing about what is in it.
+        files = [msgspec.structs.replace(file, adopted=False) for file in self.manifest.files]
+        digest.update(msgspec.json.encode(files, order="sorted"))
+        for field in ("parameters", "system", "template", "messages", "licence_text"):
             digest.update(msgspec.json.encode(getattr(self.manifest, field), order="sorted"))
         return digest.hexdigest()
 

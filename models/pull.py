@@ -11,8 +11,7 @@ Does not: keep two pulls of one name apart (server/pulls.py does), or choose amo
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -20,14 +19,15 @@ from pathlib import Path
 from typing import Protocol
 
 import httpx2
+import msgspec
 
 from localrun.errors import BadModelFile, BadRequest
 
-from . import catalog, naming, quant_choice
+from . import catalog, manifest, naming, quant_choice
 from .download.fetch import FetchLimits, Item, fetch
 from .gguf import read_header
 from .header import Header
-from .manifest import Manifest, Place, Role
+from .manifest import Manifest, Place, Role, StoredFile
 from .name import DEFAULT_TAG, Kind, ModelName
 from .sources import huggingface, ollama
 from .sources.huggingface import Hub, HubName
@@ -80,14 +80,15 @@ async def pull(name: str, *, means: Means, observer: Observer, is_insecure: bool
     if plan.reason:
         observer.status(plan.reason)
     observer.planned(plan)
-    with _kept(means.store, plan):
+    files = await asyncio.to_thread(_owned, means.store, plan)
+    with means.store.held(files):
         paths = await _fetch(plan, means, observer)
         observer.status("verifying sha256 digest")
         header = await asyncio.to_thread(_check, plan, paths)
         if not header.chat_template and plan.source.kind == "registry":
             observer.status("the file brings no chat template, and Ollama's are not used: chats will be sent plainly")
         observer.status("writing manifest")
-        said = _manifest(name, plan)
+        said = _manifest(name, plan, files)
         await asyncio.to_thread(naming.point, means.store, name, said)
     observer.status("success")
     return said
@@ -131,11 +132,21 @@ async def _fetch(plan: RemotePlan, means: Means, observer: Observer) -> Sequence
     return [item.target for item in plan.items]
 
 
-@contextlib.contextmanager
-def _kept(store: Store, plan: RemotePlan) -> Iterator[None]:
-    """Blobs that come before their manifest are not garbage."""
-    with store.blobs.held([file.stored.digest for file in plan.files if file.stored.place is Place.BLOB]):
-        yield
+def _owned(store: Store, plan: RemotePlan) -> tuple[StoredFile, ...]:
+    """The files of the plan; those in the hub's cache that another program brought there are marked as adopted.
+
+    What is there without a name of ours is taken to be another program's, also if it is left of a pull that was killed:
+    a file too many is a smaller harm than one that somebody misses.
+    """
+    with store.changing:
+        manifests = manifest.read_all(store.folder).manifests.values()
+        ours = {file.path for said in manifests for file in said.files if not file.adopted}
+        return tuple(
+            msgspec.structs.replace(file.stored, adopted=True)
+            if file.stored.place is Place.HUB and file.stored.path not in ours and store.path_of(file.stored).exists()
+            else file.stored
+            for file in plan.files
+        )
 
 
 def _check(plan: RemotePlan, paths: Sequence[Path]) -> Header:
@@ -145,17 +156,17 @@ def _check(plan: RemotePlan, paths: Sequence[Path]) -> Header:
         role = file.stored.role
         if role is Role.MODEL and model is None:
             model = read_header(path)
-        elif role in (Role.PROJECTOR, Role.ADAPTER):
+        elif role is Role.ADAPTER:
             read_header(path, kind=role.value)
     if model is None:
         raise BadModelFile(f"'{plan.repo}' has no model file")
     return model
 
 
-def _manifest(name: str, plan: RemotePlan) -> Manifest:
+def _manifest(name: str, plan: RemotePlan, files: tuple[StoredFile, ...]) -> Manifest:
     return Manifest(
         name=name,
-        files=tuple(file.stored for file in plan.files),
+        files=files,
         created_at=datetime.now(UTC),
         source=plan.source,
         parameters=plan.parameters,

@@ -1,8 +1,8 @@
-"""Which files of a repository make the model that a person asked for: quantization, shards, projector.
+"""Which files of a repository make the model that a person asked for: quantization and shards.
 
 Pure. File names are all that a repository says about its quantizations, so they are read as llama.cpp reads them: a
 quantization is a part of the name between separators; shards are named `...-00001-of-00003.gguf`; files whose names say
-that they are companions (projectors, importance matrices, draft heads) are never the model.
+that they are companions (projectors, importance matrices, draft heads) are left where they are: nobody here reads them.
 
 The rule without a tag, after the memory that this machine has:
 
@@ -26,7 +26,7 @@ from typing import NamedTuple
 from localrun.errors import BadRequest, NotFound
 
 from .fit import rough_bytes
-from .fit_devices import USABLE_RAM
+from .fit_devices import USABLE_RAM, in_gb
 
 _COMFORTABLE_FRACTION = 0.5
 
@@ -43,13 +43,14 @@ _FOUR_BITS = range(_RANK["MXFP4_MOE"], _RANK["Q4_0"] + 1)
 _ALIASES = {"Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "Q3_K": "Q3_K_M", "FP16": "F16", "FP32": "F32"}
 
 _QUANT = re.compile(
-    r"(?:^|[-._/])((?:BF16|FP?16|FP?32|I?Q[1-8]_(?:[01]|NL|K_(?:XS|S|M|L|XL)|K|XXS|XS|S|M)|TQ[12]_0|MXFP4(?:_MOE)?))"
+    r"(?:^|[-._/])((?:BF16|FP?16|FP?32|Q4_0_[48]_[48]|I?Q[1-8]_(?:[01]|NL|K_(?:XS|S|M|L|XL)|K|XXS|XS|S|M)|TQ[12]_0|MXFP4(?:_MOE)?))"
     r"(?=[-._/]|$)",
     re.IGNORECASE,
 )
+# Types that llama.cpp wrote for some processors and no longer reads; it repacks Q4_0 by itself now.
+_UNREADABLE = re.compile(r"Q4_0_[48]_[48]")
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _COMPANION = re.compile(r"(^|[/._-])(mmproj|imatrix|mtp|eagle3|dflash|dspark|draft|lora|vocab)([._-]|$)", re.IGNORECASE)
-_PROJECTOR = re.compile(r"(^|[/._-])mmproj([._-]|$)", re.IGNORECASE)
 
 
 class RemoteFile(NamedTuple):
@@ -78,13 +79,8 @@ class Choice(NamedTuple):
     """What to fetch. `reason` is a sentence for a person; "" where the name left no choice."""
 
     quant: str
-    model: tuple[RemoteFile, ...]
-    projector: RemoteFile | None
+    files: tuple[RemoteFile, ...]
     reason: str
-
-    @property
-    def files(self) -> tuple[RemoteFile, ...]:
-        return self.model if self.projector is None else (*self.model, self.projector)
 
 
 def quant_of(path: str) -> str:
@@ -97,8 +93,14 @@ def quant_of(path: str) -> str:
     return ""
 
 
+def is_quant(text: str) -> bool:
+    """Whether the text is a quantization and nothing else; also one with Unsloth's `UD-` before it."""
+    return _QUANT.fullmatch(text.upper().removeprefix("UD-")) is not None
+
+
 def candidates(files: Iterable[RemoteFile]) -> list[Candidate]:
-    """The models among a repository's files, best quantization first. A set of shards with gaps is left out."""
+    """The models among a repository's files, best quantization first. Left out are sets of shards with gaps,
+    and types that llama.cpp no longer reads."""
     single: list[Candidate] = []
     shards: dict[tuple[str, str], dict[int, RemoteFile]] = {}
     for file in files:
@@ -112,12 +114,11 @@ def candidates(files: Iterable[RemoteFile]) -> list[Candidate]:
     for (stem, count), parts in shards.items():
         if set(parts) == set(range(1, int(count) + 1)):
             single.append(Candidate(quant_of(stem), tuple(parts[number] for number in sorted(parts))))
-    return sorted(single, key=lambda each: (_rank(each.quant), each.size_bytes, each.files[0].path))
+    readable = [each for each in single if not _UNREADABLE.fullmatch(each.quant)]
+    return sorted(readable, key=lambda each: (_rank(each.quant), each.size_bytes, each.files[0].path))
 
 
-def choose(
-    files: Sequence[RemoteFile], *, tag: str | None, memory_bytes: int, repo: str, with_projector: bool = True
-) -> Choice:
+def choose(files: Sequence[RemoteFile], *, tag: str | None, memory_bytes: int, repo: str) -> Choice:
     """The files for `tag`: a quantization, a file's name, or None (also "latest") for the rule above.
 
     `memory_bytes` is what this machine has in all. Raises NotFound for a tag that the repository does not have, naming
@@ -132,8 +133,7 @@ def choose(
         picked, reason = _by_memory(offered, memory_bytes)
     else:
         picked, reason = _by_tag(offered, tag, repo), ""
-    projector = _projector(files, picked) if with_projector else None
-    return Choice(picked.quant, picked.files, projector, reason)
+    return Choice(picked.quant, picked.files, reason)
 
 
 def _by_tag(offered: Sequence[Candidate], tag: str, repo: str) -> Candidate:
@@ -170,7 +170,7 @@ def _by_memory(offered: Sequence[Candidate], memory_bytes: int) -> tuple[Candida
     comfortable = [each for each in quantized if _rank(each.quant) <= _RANK["Q4_K_M"] and _fits(each, half)]
     if comfortable:
         return comfortable[0], (
-            f"{_named(comfortable[0])}: the best that takes at most half of the {_gb(usable)} of memory that a model "
+            f"{_named(comfortable[0])}: the best that takes at most half of the {in_gb(usable)} of memory that a model "
             f"may use here"
         )
     four_bits = sorted(
@@ -179,13 +179,13 @@ def _by_memory(offered: Sequence[Candidate], memory_bytes: int) -> tuple[Candida
     for each in four_bits:
         if _fits(each, usable):
             return each, (
-                f"{_named(each)}: fits the {_gb(usable)} of memory that a model may use here; more bits would take "
+                f"{_named(each)}: fits the {in_gb(usable)} of memory that a model may use here; more bits would take "
                 f"more than half of it, or are not there"
             )
     fitting = [each for each in quantized if _fits(each, usable)]
     if fitting:
         return fitting[0], (
-            f"{_named(fitting[0])}: the best that fits the {_gb(usable)} of memory that a model may use here; there "
+            f"{_named(fitting[0])}: the best that fits the {in_gb(usable)} of memory that a model may use here; there "
             f"are no 4 bits that fit, so expect weaker answers than from a smaller model of 4 bits or more"
         )
     smallest = min(quantized, key=lambda each: each.size_bytes)
@@ -194,26 +194,9 @@ def _by_memory(offered: Sequence[Candidate], memory_bytes: int) -> tuple[Candida
 
 def _too_big(candidate: Candidate, usable_bytes: int) -> str:
     return (
-        f", but it needs about {_gb(rough_bytes(candidate.size_bytes))} of memory and a model may use "
-        f"{_gb(usable_bytes)} here; it will be slow or not load"
+        f", but it needs about {in_gb(rough_bytes(candidate.size_bytes))} of memory and a model may use "
+        f"{in_gb(usable_bytes)} here; it will be slow or not load"
     )
-
-
-def _projector(files: Sequence[RemoteFile], model: Candidate) -> RemoteFile | None:
-    """The projector in the deepest folder shared with the model, then the one nearest to F16, then the smallest."""
-    folder = model.files[0].path.split("/")[:-1]
-
-    def order(file: RemoteFile) -> tuple[int, int, int, str]:
-        shared = 0
-        for ours, theirs in zip(folder, file.path.split("/")[:-1], strict=False):
-            if ours != theirs:
-                break
-            shared += 1
-        quant = quant_of(file.path)
-        return -shared, abs(_rank(quant) - _UNQUANTIZED_RANK), file.size_bytes, file.path
-
-    found = [file for file in files if file.path.lower().endswith(".gguf") and _PROJECTOR.search(file.path)]
-    return min(found, key=order, default=None)
 
 
 def _rank(quant: str) -> int:
@@ -226,8 +209,4 @@ def _fits(candidate: Candidate, memory_bytes: int) -> bool:
 
 
 def _named(candidate: Candidate) -> str:
-    return f"{candidate.label} ({_gb(candidate.size_bytes)})"
-
-
-def _gb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 95_000_000 else f"{size_bytes / 1e6:.0f} MB"
+    return f"{candidate.label} ({in_gb(candidate.size_bytes)})"

@@ -18,7 +18,7 @@ from typing import NamedTuple, NoReturn
 
 from localrun.errors import BadModelFile, BadRequest, Conflict, ModelNotFound
 
-from . import atomic_file, builtin, hub_cache, manifest
+from . import atomic_file, builtin, manifest
 from .manifest import Manifest, Place, StoredFile
 from .name import Kind, ModelName
 from .store import Origin, Store
@@ -100,7 +100,7 @@ def release(store: Store, files: Iterable[StoredFile]) -> Removed:
                 kept.append(Kept(path, reason))
                 continue
             try:
-                n_bytes = _delete(store, file)
+                n_bytes = store.delete(file)
             except OSError as error:
                 kept.append(Kept(path, f"it cannot be deleted: {error.strerror or error}"))
                 continue
@@ -125,12 +125,6 @@ def _why_kept(file: StoredFile, user: str | None, *, has_damaged: bool) -> str:
     if has_damaged:
         return "a damaged manifest may name it (localrun list); localrun gc deletes it when that is gone"
     return ""
-
-
-def _delete(store: Store, file: StoredFile) -> int:
-    if file.place is Place.BLOB:
-        return store.blobs.remove(file.digest)
-    return hub_cache.remove(store.hub_cache_folder, file.path)
 
 
 def _remove_file(store: Store, parsed: ModelName) -> Removed:

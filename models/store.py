@@ -13,8 +13,10 @@ Does not: read weights, watch folders, or download.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from localrun.errors import BadModelFile, BadRequest, LocalrunError, ModelNotFou
 
 from . import builtin, hub_cache, manifest, model_files
 from .blobs import Blobs
-from .manifest import Key, Manifest, Role, StoredFile
+from .manifest import Key, Manifest, Place, Role, StoredFile
 from .model import DamagedFile, Model, Origin
 from .model_files import SUFFIX, ModelFile, ModelFiles
 from .name import BUILT_IN, DEFAULT_TAG, Kind, ModelName
@@ -41,6 +43,8 @@ class Store:
         self.hub_cache_folder = hub_cache.folder() if hub_cache_folder is None else hub_cache_folder
         self.blobs = Blobs(models_folder)
         self.changing = threading.RLock()
+        self._held_hub_paths: Counter[str] = Counter()
+        self._held_lock = threading.Lock()
         self._files = ModelFiles()
 
     def resolve(self, name: str) -> Model:
@@ -87,15 +91,36 @@ class Store:
         """Where a file of a manifest lies. Raises BadModelFile."""
         return manifest.file_path(self.folder, self.hub_cache_folder, file)
 
+    @contextlib.contextmanager
+    def held(self, files: Sequence[StoredFile]) -> Iterator[None]:
+        """While in here none of these files is removed: the manifest that names them is not written yet."""
+        hub_paths = [file.path for file in files if file.place is Place.HUB]
+        with self.blobs.held([file.digest for file in files if file.place is Place.BLOB]):
+            with self._held_lock:
+                self._held_hub_paths.update(hub_paths)
+            try:
+                yield
+            finally:
+                with self._held_lock:
+                    self._held_hub_paths.subtract(hub_paths)
+                    self._held_hub_paths += Counter()  # drops the zeros
+
+    def delete(self, file: StoredFile) -> int:
+        """Deletes a blob or a file of the hub's cache. Bytes freed; 0 if it is gone or held. Raises OSError."""
+        if file.place is Place.BLOB:
+            return self.blobs.remove(file.digest)
+        with self._held_lock:
+            return 0 if self._held_hub_paths[file.path] else hub_cache.remove(self.hub_cache_folder, file.path)
+
     def model_of(self, said: Manifest) -> Model:
         """The model that a manifest describes. Raises BadModelFile when a file of it is gone or damaged."""
         first = said.of_role(Role.MODEL)[0]
         path = self.path_of(first)
         file = self._file_of(said, path)
-        for other in said.files:
-            if other is not first and not self.path_of(other).is_file():
+        # Without its licence or its projector, which nobody here reads, a model answers all the same.
+        for other in (*said.of_role(Role.MODEL), *said.of_role(Role.ADAPTER)):
+            if not self.path_of(other).is_file():
                 raise _gone(said, self.path_of(other))
-        projectors = said.of_role(Role.PROJECTOR)
         return Model(
             name=said.name,
             path=path,
@@ -106,7 +131,6 @@ class Store:
             origin=Origin.MANIFEST,
             manifest=said,
             adapters=tuple(self.path_of(other) for other in said.of_role(Role.ADAPTER)),
-            projector=self.path_of(projectors[0]) if projectors else None,
         )
 
     # --- finding -------------------------------------------------------------------------------------------------

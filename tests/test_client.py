@@ -317,3 +317,24 @@ def test_lines_are_cut_at_line_feeds_only_and_a_broken_last_one_is_dropped():
     buffer = LineBuffer()
     fed = [buffer.feed(chunk) for chunk in (b"a\r\x0b", b"b\n\nc", b"\n", b"rest")]
     assert fed == [[], [b"a\r\x0bb"], [b"c"], []]
+
+
+@pytest.mark.parametrize("answer", [{"models": 1, "pulls": [{}]}, [], "text"])
+@pytest.mark.parametrize("name", ["snapshot", "cache", "pulls", "models", "loaded", "catalog"])
+async def test_a_daemon_of_another_version_is_said_to_be_one(name: str, answer: Any):
+    async def reply(exchange: Exchange) -> None:
+        await exchange.answer(answer)
+
+    async with _daemon(reply) as (_, client):
+        with pytest.raises(errors.DaemonUnreachable, match=r"or one of another version .*; `localrun version` shows"):
+            await getattr(client, name)()
+
+
+@pytest.mark.parametrize("name", ["events", "logs"])
+async def test_a_stream_of_another_version_is_said_to_be_one(name: str):
+    async def reply(exchange: Exchange) -> None:
+        await exchange.stream(b'event: x\ndata: {"of": "tomorrow"}\n\n')
+
+    async with _daemon(reply) as (_, client):
+        with pytest.raises(errors.DaemonUnreachable, match="or one of another version"):
+            await anext(getattr(client, name)())

@@ -95,8 +95,8 @@ class LocalrunApp(App[None]):
     CSS_PATH = "theme.tcss"
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        bind("app.chat", "show('chat')", show=False),
-        bind("app.monitor", "show('monitor')", show=False),
+        bind("app.chat", "show('chat')"),
+        bind("app.monitor", "show('monitor')"),
         bind("app.models", "show('models')", show=False, priority=True),
         bind("app.logs", "show('logs')", show=False),
         bind("app.help", "help"),
@@ -186,6 +186,10 @@ class LocalrunApp(App[None]):
             self.notify(line(f"{model} is here; F3 chooses it."), markup=False)
         else:
             self.notify(line(problem), title=line(f"{model} was not pulled"), severity="error", markup=False)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The footer says how to get elsewhere, and not to where one is."""
+        return action != "show" or parameters != (self.current_mode,)
 
     async def action_show(self, where: str) -> None:
         """Goes to a mode, or opens the model picker over it."""

@@ -11,6 +11,8 @@ import base64
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from localrun.tui.history import Message
+
 MAX_TEXT_BYTES = 1024 * 1024
 MAX_IMAGE_BYTES = 20 * 1024 * 1024
 
@@ -39,10 +41,24 @@ class Attachment(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What a person asks: what was typed, and what was attached."""
+    """What a person asks: what was typed, and what was attached. `again` is set on a question that is repeated as it
+    was; its files' texts are in `text`."""
 
     text: str
     attachments: tuple[Attachment, ...] = ()
+    again: Message | None = None
+
+    @classmethod
+    def of(cls, message: Message) -> Question:
+        """A question that was asked before, to be asked again."""
+        images = message.extra.get("images", [])
+        names = str(message.extra.get("shown", "")).rpartition("[with ")[2].removesuffix("]").split(", ")
+        if len(names) != len(images):  # texts were attached too
+            names = [f"image {number + 1}" for number in range(len(images))]
+        attached = [
+            Attachment(name, len(image) * 3 // 4, image=image) for name, image in zip(names, images, strict=True)
+        ]
+        return cls(message.content, tuple(attached), message)
 
     @property
     def content(self) -> str:
@@ -53,6 +69,8 @@ class Question(NamedTuple):
     @property
     def extra(self) -> dict[str, Any]:
         """What is kept beside it: the images, and what a person sees in place of the files."""
+        if self.again is not None:
+            return self.again.extra
         if not self.attachments:
             return {}
         names = ", ".join(attachment.name for attachment in self.attachments)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sqlite3
 from collections.abc import Iterator
@@ -71,6 +72,13 @@ class Hit(NamedTuple):
     excerpt: str
 
 
+class Deleted(NamedTuple):
+    """A chat that was deleted, with all that is needed to restore it."""
+
+    chat: Chat
+    messages: list[Message]
+
+
 class Opened(NamedTuple):
     """`put_aside` is where a damaged file went, if there was one."""
 
@@ -82,12 +90,14 @@ def open_history(path: Path) -> Opened:
     """The history in `path`, made if there is none. Raises HistoryUnavailable."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _keep_private(path)
         try:
             return Opened(History(path), None)
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
             aside = _put_aside(path)
+            _keep_private(path)
             return Opened(History(path), aside)
     except (OSError, sqlite3.Error) as error:
         raise HistoryUnavailable(f"chats are not kept: {path} cannot be used ({error})") from error
@@ -106,8 +116,6 @@ class History:
         except BaseException:
             self._db.close()
             raise
-        with contextlib.suppress(OSError):  # one in memory has none
-            path.chmod(0o600)
 
     def close(self) -> None:
         self._db.close()
@@ -153,12 +161,33 @@ class History:
                 (model, system, json.dumps(parameters), chat_id),
             )
 
-    def delete(self, chat_id: int) -> None:
-        """The chat with all its messages."""
+    def delete(self, chat_id: int) -> Deleted:
+        """The chat with all its messages, which `restore` brings back. Raises KeyError when it was deleted already."""
         with self._transaction():
+            chat = self.chat(chat_id)
+            rows = self._db.execute("SELECT * FROM messages WHERE chat_id = ? ORDER BY id", (chat_id,))
+            messages = [_message(row) for row in rows]
             self._db.execute("UPDATE chats SET leaf_id = NULL WHERE id = ?", (chat_id,))
+            # SQLite follows a cascade from question to answer to question, and gives up after a thousand of them.
+            self._db.execute("UPDATE messages SET parent_id = NULL WHERE chat_id = ?", (chat_id,))
             self._db.execute("DELETE FROM messages WHERE chat_id = ?", (chat_id,))
             self._db.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
+        return Deleted(chat, messages)
+
+    def restore(self, deleted: Deleted) -> Chat:
+        """The chat as it was, with all branches. Its number and its messages' are new: theirs may be taken by now."""
+        chat, ids = deleted.chat, dict[int | None, int | None]({None: None})
+        with self._transaction():
+            cursor = self._db.execute(
+                """INSERT INTO chats (title, model, system, parameters, created_at_s, changed_at_s)
+                   VALUES (?, ?, ?, ?, ?, ?)""",
+                (*chat[1:4], json.dumps(chat.parameters), chat.created_at_s, chat.changed_at_s),
+            )
+            chat_id = _row_id(cursor)
+            for message in deleted.messages:  # what a message answers comes before it
+                ids[message.id] = self._insert(chat_id, message._replace(parent_id=ids[message.parent_id]))
+            self._db.execute("UPDATE chats SET leaf_id = ? WHERE id = ?", (ids[chat.leaf_id], chat_id))
+        return self.chat(chat_id)
 
     # --- messages ------------------------------------------------------------------------------------------------
 
@@ -182,13 +211,10 @@ class History:
             )
             if not found.rowcount:
                 raise KeyError(chat_id)
-            cursor = self._db.execute(
-                "INSERT INTO messages (chat_id, parent_id, role, content, extra, created_at_s) VALUES (?,?,?,?,?,?)",
-                (chat_id, parent_id, role, content, json.dumps(extra or {}), now_s),
-            )
-            message_id = _row_id(cursor)
-            self._db.execute("UPDATE chats SET leaf_id = ? WHERE id = ?", (message_id, chat_id))
-        return Message(message_id, chat_id, parent_id, role, content, extra or {}, now_s)
+            message = Message(0, chat_id, parent_id, role, content, extra or {}, now_s)
+            message = message._replace(id=self._insert(chat_id, message))
+            self._db.execute("UPDATE chats SET leaf_id = ? WHERE id = ?", (message.id, chat_id))
+        return message
 
     def branch(self, chat_id: int) -> list[Message]:
         """The shown messages, first to last. Raises KeyError when the chat was deleted."""
@@ -256,6 +282,15 @@ class History:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
+    def _insert(self, chat_id: int, message: Message) -> int:
+        """The number that the message got."""
+        return _row_id(
+            self._db.execute(
+                "INSERT INTO messages (chat_id, parent_id, role, content, extra, created_at_s) VALUES (?,?,?,?,?,?)",
+                (chat_id, *message[2:5], json.dumps(message.extra), message.created_at_s),
+            )
+        )
+
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
         self._db.execute("BEGIN IMMEDIATE")
@@ -278,6 +313,14 @@ class History:
                 for statement in SCHEMA:
                     self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _keep_private(path: Path) -> None:
+    """Makes the file before SQLite does, which gives its two companions the file's own mode."""
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(name).chmod(0o600)
 
 
 def _put_aside(path: Path) -> Path:

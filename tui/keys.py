@@ -23,11 +23,12 @@ class Key(NamedTuple):
 
 
 KEYS: dict[str, Key] = {
-    "app.chat": Key("f1", "Chat", "chat"),
-    "app.monitor": Key("f2", "Monitor", "monitor"),
+    # Terminals keep some function keys to themselves (GNOME's F1, F10 and F11), and tmux and screen ^b and ^a.
+    "app.chat": Key("ctrl+t,f1", "Chat", "chat"),
+    "app.monitor": Key("ctrl+s,f2", "Monitor", "monitor"),
     "app.models": Key("f3,ctrl+o", "Models", "models: choose one"),
     "app.logs": Key("f4", "Logs", "the daemon's log"),
-    "app.help": Key("f10", "Help", "this help"),
+    "app.help": Key("ctrl+g,f10", "Help", "this help"),
     "app.reconnect": Key("ctrl+r", "Reconnect", "start the daemon if it has ended, and reconnect"),
     "app.quit": Key("ctrl+q", "Quit", "quit; the daemon and its models stay"),
     "chat.stop": Key("escape", "Stop", "stop the answer; from a message, back to the prompt"),

@@ -3,7 +3,7 @@
     theme = "localrun-light"
 
     [keys]
-    "chat.new" = "ctrl+t"
+    "chat.new" = "f7"
     "monitor.cancel" = "k,delete"
 
 Read once at the start. What is wrong in the file is left out, and said; the rest counts.

@@ -15,7 +15,7 @@ from textual.signal import Signal
 from localrun.config import folders
 from localrun.snapshot import EngineRow, Snapshot
 from localrun.tui.daemon import Daemon
-from localrun.tui.history import History
+from localrun.tui.history import Deleted, History
 from localrun.tui.pulls import Pulls
 from localrun.tui.rate_series import RateSeries, Sample
 from localrun.tui.recording import Recorder
@@ -25,9 +25,9 @@ from localrun.tui.request_rates import RequestRates
 class Session:
     """`trouble` says why there is no event stream; None while there is one, or before the first attempt has ended.
     `pulled` tells a model that was pulled and what went wrong with it, if anything. `recorder` is where snapshots are
-    written to, if anywhere. `deleted` tells the number of a chat that is no more. `clock` gives seconds since
-    the epoch. `can_start` says whether a daemon can be started from here, `is_replay` whether a recording stands in for
-    one."""
+    written to, if anywhere. `deleted` tells the number of a chat that is no more; `deleted_chats` are those that can
+    be brought back, the latest last. `clock` gives seconds since the epoch. `can_start` says whether a daemon can be
+    started from here, `is_replay` whether a recording stands in for one."""
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class Session:
         self.models: Signal[str] = Signal(owner, "models")
         self.pulled: Signal[tuple[str, str | None]] = Signal(owner, "pulled")
         self.deleted: Signal[int] = Signal(owner, "deleted")
+        self.deleted_chats: list[Deleted] = []
         self.recording_failed: Signal[str] = Signal(owner, "recording_failed")
 
     def take(self, snapshot: Snapshot) -> None:

@@ -24,7 +24,7 @@ _MODE = 0o664
 async def held(path: Path, *, is_kept: bool) -> AsyncIterator[None]:
     """Waits for the lock, holds it inside the block. Unless `is_kept`, its file is deleted at the end.
 
-    Deleting is safe while the lock is held: one who waited for the deleted file notices and begins anew.
+    Deleting is safe only while the lock is held: one who waited for the deleted file notices and begins anew.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not per thread: the event loop's thread is the only one, and tests run several loops.
@@ -58,5 +58,7 @@ def held_at_once(path: Path, *, is_kept: bool) -> Iterator[bool]:
 
 def _release(lock: filelock.BaseFileLock, path: Path, *, is_kept: bool) -> None:
     if not is_kept:
-        path.unlink(missing_ok=True)
+        # Windows deletes no open file; filelock does it there when it releases.
+        with contextlib.suppress(OSError):
+            path.unlink()
     lock.release()

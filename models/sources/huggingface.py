@@ -134,7 +134,7 @@ def _plan_of_hub(name: HubName, facts: _Facts, hub: Hub, choose: Choose) -> Remo
     return RemotePlan(
         repo=name.repo,
         revision=commit,
-        files=tuple(_planned(files[file.path], choice, cache, commit, hub) for file in choice.files),
+        files=tuple(_planned(files[file.path], cache, commit, hub) for file in choice.files),
         source=_source(name, commit, choice, hub),
         quant=choice.quant,
         reason=choice.reason,
@@ -143,7 +143,7 @@ def _plan_of_hub(name: HubName, facts: _Facts, hub: Hub, choose: Choose) -> Remo
     )
 
 
-def _planned(file: RepoFile, choice: Choice, cache: RepoCache, commit: str, hub: Hub) -> PlannedFile:
+def _planned(file: RepoFile, cache: RepoCache, commit: str, hub: Hub) -> PlannedFile:
     from huggingface_hub import hf_hub_url
 
     sha256 = file.lfs.sha256 if file.lfs else ""
@@ -161,7 +161,7 @@ def _planned(file: RepoFile, choice: Choice, cache: RepoCache, commit: str, hub:
         git_sha1=git_sha1 or None,
         lock_path=cache.lock(etag),
     )
-    return PlannedFile(item, _stored(file.path, file.size, sha256, choice, cache, commit))
+    return PlannedFile(item, _stored(file.path, file.size, sha256, cache, commit))
 
 
 def _plan_of_cache(name: HubName, hub: Hub, choose: Choose) -> RemotePlan:
@@ -177,24 +177,23 @@ def _plan_of_cache(name: HubName, hub: Hub, choose: Choose) -> RemotePlan:
     return RemotePlan(
         repo=name.repo,
         revision=commit,
-        files=tuple(_planned_of_cache(files[file.path], choice, cache, commit) for file in choice.files),
+        files=tuple(_planned_of_cache(files[file.path], cache, commit) for file in choice.files),
         source=_source(name, commit, choice, hub),
         quant=choice.quant,
         reason=choice.reason,
     )
 
 
-def _planned_of_cache(file: CachedFile, choice: Choice, cache: RepoCache, commit: str) -> PlannedFile:
+def _planned_of_cache(file: CachedFile, cache: RepoCache, commit: str) -> PlannedFile:
     sha256 = file.etag if _SHA256.fullmatch(file.etag) else ""
     # Never fetched: `download` finds it in the snapshot.
     item = Item(url="", target=cache.snapshot(commit, file.path), name=file.path, size_bytes=file.size_bytes)
-    return PlannedFile(item, _stored(file.path, file.size_bytes, sha256, choice, cache, commit))
+    return PlannedFile(item, _stored(file.path, file.size_bytes, sha256, cache, commit))
 
 
-def _stored(path: str, size_bytes: int, sha256: str, choice: Choice, cache: RepoCache, commit: str) -> StoredFile:
-    is_model = any(file.path == path for file in choice.model)
+def _stored(path: str, size_bytes: int, sha256: str, cache: RepoCache, commit: str) -> StoredFile:
     return StoredFile(
-        role=Role.MODEL if is_model else Role.PROJECTOR,
+        role=Role.MODEL,
         place=Place.HUB,
         size_bytes=size_bytes,
         digest=f"sha256:{sha256}" if sha256 else "",
@@ -203,7 +202,7 @@ def _stored(path: str, size_bytes: int, sha256: str, choice: Choice, cache: Repo
 
 
 def _source(name: HubName, commit: str, choice: Choice, hub: Hub) -> Source:
-    path = choice.model[0].path
+    path = choice.files[0].path
     url = f"{hub.endpoint}/{name.repo}/blob/{commit}/{path}"
     # The revision as it was asked for is what a later pull has to ask for again; the commit is in the URL.
     return Source(kind="hub", repo=name.repo, revision=name.revision, file=path, url=url)

@@ -2,8 +2,9 @@
 
 Runs in the daemon's event loop. The registry's manifest is checked whole before anything is made of it: the digests
 become file names, so each is 64 hex digits or the manifest is refused; names in it are not used at all. Parameters,
-system prompt, messages and licence are small layers, read into memory and verified; model, projector and adapters are
-planned as files. The template is Go's and is left out: the model file brings its own, in Jinja.
+system prompt, messages and licence are small layers, read into memory and verified; model and adapters are planned as
+files. The template is Go's and is left out: the model file brings its own, in Jinja. So is the projector, as no model
+here reads images.
 
 Plain http is for loopback hosts, and for those that the one who asks calls insecure.
 
@@ -39,9 +40,9 @@ MAX_FILE_BYTES = 1 << 44
 
 _MANIFEST_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
 _LAYER_PREFIX = "application/vnd.ollama.image."
-_FILE_ROLES = {"model": Role.MODEL, "projector": Role.PROJECTOR, "adapter": Role.ADAPTER}
+_FILE_ROLES = {"model": Role.MODEL, "adapter": Role.ADAPTER}
 _TEXTS = frozenset({"params", "system", "messages", "license"})
-_IGNORED = frozenset({"template", "prompt", "embed"})
+_IGNORED = frozenset({"template", "prompt", "embed", "projector"})
 
 
 @dataclass(frozen=True)

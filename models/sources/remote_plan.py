@@ -23,7 +23,7 @@ class PlannedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class RemotePlan:
-    """`files` are in the order of the manifest: the model (all shards), then projector, adapters, licence.
+    """`files` are in the order of the manifest: the model (all shards), then adapters.
 
     `reason` is why these files were chosen, "" where the name left no choice. `licence` is a short name as the source
     gives it (`apache-2.0`), `licence_text` the whole text. `is_gated`: the owner of the repository asks for terms to be

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from huggingface_hub import hf_hub_download
 
 from localrun.cli import exits
 from localrun.models import builtin
@@ -101,6 +103,19 @@ def test_a_terminal_gets_one_line_that_moves(environment, real_daemon: Daemon, r
     assert bars == sorted(bars)
     assert bars[-1] == 100
     assert "\r\x1b[2K" in shown.decode()
+
+
+def test_rm_keeps_a_file_that_another_program_downloaded(localrun, hub: Hub, tmp_path: Path):
+    repo, file = "unsloth/Qwen3-0.6B-GGUF", "Qwen3-0.6B-Q4_K_M.gguf"
+    path = Path(hf_hub_download(repo, file, endpoint=hub.endpoint, cache_dir=tmp_path / "hub", token=False))
+    with running_daemon(HF_ENDPOINT=hub.endpoint, HF_HOME=str(tmp_path)) as daemon:
+        for name in ("qwen3:0.6b", repo):
+            assert localrun("pull", name, port=daemon.port).returncode == 0
+        for name in ("qwen3:0.6b", repo):
+            ended = localrun("rm", name, port=daemon.port)
+            assert ended.returncode == 0, ended.stderr
+        assert "it was in the Hugging Face cache before, for other programs" in ended.stdout + ended.stderr
+    assert path.read_bytes() == GGUF
 
 
 def test_a_catalogue_name_that_is_not_here_is_pulled_and_run(localrun, real_daemon: Daemon):

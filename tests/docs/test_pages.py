@@ -108,3 +108,26 @@ def test_a_recommended_model_fits_and_is_what_pull_would_choose(
     assert size_bytes / 1e9 == pytest.approx(float(download_gb))
     assert rough_bytes(size_bytes) / 1e9 == pytest.approx(float(takes_gb), abs=0.5)
     assert rough_bytes(size_bytes) <= memory_bytes * USABLE_RAM
+
+
+def test_the_readme_and_the_page_on_tuning_have_the_same_figures():
+    """The decode rate through the daemon by streams, and the gains that the page makes of it."""
+    readme, tuning = (path.read_text(encoding="utf-8") for path in (ROOT / "README.md", DOCS / "tuning.md"))
+    rates = re.findall(r"^\| (\d+) \| \d+ \| (\d+) \| 0\.\d+ \(", readme, re.MULTILINE)
+    assert [streams for streams, _ in rates] == ["1", "4", "8"]
+    assert re.findall(r"^\| (\d+) \| (\d+) \| \d+ \|$", tuning, re.MULTILINE) == rates
+    one, four, eight = (int(rate) for _, rate in rates)
+    gains = re.search(r"Four times as many gained (\d+) %, the next doubling (\d+) %", tuning)
+    assert gains is not None
+    assert [int(gain) for gain in gains.groups()] == [round(100 * (four / one - 1)), round(100 * (eight / four - 1))]
+
+
+def test_the_pages_count_in_decimal_units():
+    for page in (ROOT / "README.md", *PAGES):
+        assert not re.search(r"\d [KMG]iB\b", page.read_text(encoding="utf-8")), page.name
+
+
+def test_the_readme_installs_by_hand_what_was_built_for_this_machine_with_tested_versions():
+    """A wheel in a folder is taken before a cached one that was built elsewhere, and works in every shell."""
+    install = re.findall(r"^uv tool install .*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert install == ["uv tool install . --find-links wheels --constraints packaging/constraints.txt"]

@@ -96,6 +96,8 @@ class Hub:
         for task in list(connections):
             task.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
+        # An aborted transport closes its socket in the loop's next turn.
+        await asyncio.sleep(0)
 
     async def _hub(self, method: str, target: str, headers: dict[str, str]) -> Answer:
         self.record.requests.append(Request("hub", method, target, headers))

@@ -37,6 +37,8 @@ def test_no_name_and_no_repository_twice():
         ("qwen3", "qwen3:4b", None),
         ("qwen3:latest", "qwen3:4b", None),
         ("qwen3:0.6b-q8_0", "qwen3:0.6b", "Q8_0"),
+        ("qwen3:4b-q4_K_M", "qwen3:4b", "Q4_K_M"),
+        ("qwen3:4b-UD-Q4_K_XL", "qwen3:4b", "UD-Q4_K_XL"),
         ("granite4", "granite4:micro-h", None),
         ("nomic-embed-text", "nomic-embed-text:v1.5", None),
     ],
@@ -47,7 +49,15 @@ def test_what_a_name_stands_for(text: str, name: str, quant: str | None):
     assert (found.entry.name, found.quant) == (name, quant)
 
 
-@pytest.mark.parametrize("text", ["tiny", "qwen3:99b", "qwen33", "library/qwen3", "host/library/qwen3", "./qwen3.gguf"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("tiny", "qwen3:99b", "qwen33", "library/qwen3", "host/library/qwen3", "./qwen3.gguf"),
+        # Tags of Ollama's registry that begin like an entry, and are other models.
+        *("qwen3:4b-instruct", "qwen3:4b-instruct-2507-q4_K_M", "gemma3:4b-it-qat", "gemma3:4b-it-q4_K_M"),
+        "qwen3:q8_0",
+    ],
+)
 def test_what_is_not_in_the_catalogue(text: str):
     assert catalog.find(ModelName.parse(text)) is None
 

@@ -64,6 +64,20 @@ def test_the_last_file_takes_the_repository_with_it(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_content_behind_a_hard_link_goes_with_the_last_of_them(tmp_path: Path) -> None:
+    """As it is on Windows, where symbolic links need a right that few have."""
+    old = put(tmp_path, "a" * 40, "model.gguf", b"weights")
+    repo = tmp_path / "models--org--repo"
+    new = repo / "snapshots" / ("b" * 40) / "model.gguf"
+    new.parent.mkdir()
+    for link in (tmp_path / old, new):
+        link.unlink(missing_ok=True)
+        link.hardlink_to(repo / "blobs" / "etag-weights")
+    assert hub_cache.remove(tmp_path, old) == 0
+    assert hub_cache.remove(tmp_path, str(new.relative_to(tmp_path))) == 7
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_link_that_leads_out_of_the_cache_is_not_followed(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     outside = tmp_path / "outside.gguf"

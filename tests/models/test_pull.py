@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import hf_hub_download
 
 from localrun.errors import (
     BadModelFile,
@@ -19,10 +20,11 @@ from localrun.errors import (
     NotFound,
     SourceRefused,
 )
-from localrun.models import builtin, pull
+from localrun.models import builtin, pull, removal
 from localrun.models.download.fetch import FetchLimits, new_client
 from localrun.models.download.item import Item
 from localrun.models.manifest import Place, Role
+from localrun.models.sources import huggingface, ollama
 from localrun.models.sources.huggingface import Hub
 from localrun.models.sources.remote_plan import RemotePlan
 from localrun.models.store import Store
@@ -103,6 +105,7 @@ def test_a_registry_s_model_comes_with_all_that_belongs_to_it(machine: Machine, 
         "library/fox",
         Layer("model", GGUF),
         Layer("template", b"{{ .Prompt }}"),
+        Layer("projector", b"read by nobody here"),
         Layer("system", b"Du bist ein Fuchs."),
         Layer(
             "params", b'{"temperature": 0.5, "stop": ["<a>", "<b>"], "num_gqa": 8, "top_k": "many", "use_mmap": true}'
@@ -126,6 +129,15 @@ def test_a_registry_s_model_comes_with_all_that_belongs_to_it(machine: Machine, 
     (counts,) = machine.seen.bytes.values()
     assert counts == sorted(counts)
     assert counts[-1] == len(GGUF)
+
+
+def test_a_tag_that_only_begins_like_one_of_the_catalogue_is_asked_of_ollama_s_registry(
+    machine: Machine, registry: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ollama, "DEFAULT_HOST", registry.host)
+    registry.add("library/qwen3", Layer("model", GGUF), tag="4b-instruct")
+    assert machine.pull("qwen3:4b-instruct").source.kind == "registry"
+    assert machine.store.resolve("qwen3:4b-instruct").path.read_bytes() == GGUF
 
 
 def test_a_second_pull_transfers_nothing_and_a_new_version_replaces_the_old(machine: Machine, registry: Registry):
@@ -254,7 +266,6 @@ def hub():
         Repository("unsloth/Qwen3-0.6B-GGUF", small),
         Repository("org/evil", {"model-Q4_0.gguf": b"GGUF" * 1000}),
         Repository("org/big", {**shards, "mmproj-F16.gguf": projector, "README.md": b"# Big"}),
-        Repository("org/odd", {"odd-Q8_0.gguf": GGUF, "mmproj-F16.gguf": GGUF}),
     ) as running:
         yield running
 
@@ -288,16 +299,71 @@ def test_every_spelling_finds_the_same_file(tmp_path: Path, hub: LoopbackHub, na
     assert machine.store.resolve(shown).path.read_bytes() == GGUF
 
 
-def test_all_shards_and_the_projector_come_along(tmp_path: Path, hub: LoopbackHub):
+def test_all_shards_come_along_and_what_nobody_reads_does_not(tmp_path: Path, hub: LoopbackHub):
     machine = Machine(tmp_path, hub.endpoint)
     said = machine.pull("org/big:Q8_0")
-    assert [file.role for file in said.files] == [Role.MODEL] * N_SHARDS + [Role.PROJECTOR]
+    assert [file.role for file in said.files] == [Role.MODEL] * N_SHARDS
     model = machine.store.resolve("org/big:Q8_0")
     assert model.path.name == "big-Q8_0-00001-of-00003.gguf"
     assert len(model.header.shard_paths) == N_SHARDS
-    assert model.projector is not None
-    assert model.projector.name == "mmproj-F16.gguf"
+    assert not any("mmproj" in path for path in machine.all_files())
     assert model.size_bytes == sum(file.size_bytes for file in said.files)
+
+
+def theirs(machine: Machine, file: str) -> Path:
+    """What huggingface_hub downloads into the same cache."""
+    options = {"endpoint": machine.hub.endpoint, "cache_dir": machine.hub.cache_folder, "token": False}
+    return Path(hf_hub_download("unsloth/Qwen3-0.6B-GGUF", file, **options))
+
+
+def test_a_file_that_another_program_fetched_outlives_every_name(tmp_path: Path, hub: LoopbackHub):
+    machine = Machine(tmp_path, hub.endpoint)
+    path = theirs(machine, "Qwen3-0.6B-Q8_0.gguf")
+    for name in ("qwen3:0.6b-q8_0", "unsloth/Qwen3-0.6B-GGUF:Q8_0", "qwen3:0.6b-q8_0"):
+        assert [file.adopted for file in machine.pull(name).files] == [True]
+    for name in ("qwen3:0.6b-q8_0", "unsloth/Qwen3-0.6B-GGUF:Q8_0"):
+        removed = removal.remove(machine.store, name)
+        assert (removed.freed_bytes, len(removed.kept)) == (0, 1)
+    assert path.read_bytes() == GGUF
+
+
+def test_a_file_that_a_pull_brought_goes_with_its_last_name(tmp_path: Path, hub: LoopbackHub):
+    machine = Machine(tmp_path, hub.endpoint)
+    for name in ("qwen3:0.6b-q8_0", "unsloth/Qwen3-0.6B-GGUF:Q8_0", "qwen3:0.6b-q8_0"):
+        assert [file.adopted for file in machine.pull(name).files] == [False]
+    theirs(machine, "Qwen3-0.6B-Q4_K_M.gguf")
+    assert removal.remove(machine.store, "qwen3:0.6b-q8_0").freed_bytes == 0
+    assert removal.remove(machine.store, "unsloth/Qwen3-0.6B-GGUF:Q8_0").freed_bytes == len(GGUF)
+    assert [path.name for path in machine.hub.cache_folder.rglob("*.gguf")] == ["Qwen3-0.6B-Q4_K_M.gguf"]
+
+
+def test_a_model_has_one_id_whoever_brought_its_file(tmp_path: Path, hub: LoopbackHub):
+    fetched, found = (Machine(tmp_path / each, hub.endpoint) for each in ("fetched", "found"))
+    theirs(found, "Qwen3-0.6B-Q8_0.gguf")
+    ids = []
+    for machine in (fetched, found):
+        machine.pull("qwen3:0.6b-q8_0")
+        ids.append(machine.store.resolve("qwen3:0.6b-q8_0").digest)
+    assert ids[0] == ids[1]
+
+
+def test_what_a_pull_found_is_not_removed_before_it_has_named_it(
+    tmp_path: Path, hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
+):
+    machine = Machine(tmp_path, hub.endpoint)
+    machine.pull("qwen3:0.6b-q8_0")
+    fetch = huggingface.download
+
+    async def removed_meanwhile(*arguments: Any, **options: Any) -> Any:
+        paths = await fetch(*arguments, **options)
+        removed = removal.remove(machine.store, "qwen3:0.6b-q8_0")
+        assert [kept.reason for kept in removed.kept] == ["it is being used to make another model"]
+        return paths
+
+    monkeypatch.setattr(huggingface, "download", removed_meanwhile)
+    other = machine.pull("unsloth/Qwen3-0.6B-GGUF:Q8_0").name
+    assert machine.store.resolve(other).path.read_bytes() == GGUF
+    assert removal.remove(machine.store, other).freed_bytes == len(GGUF)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +372,6 @@ def test_all_shards_and_the_projector_come_along(tmp_path: Path, hub: LoopbackHu
         ("unsloth/Qwen3-0.6B-GGUF:Q2_K", NotFound),
         ("nobody/nothing", LocalrunError),
         ("org/evil", BadModelFile),
-        ("org/odd", BadModelFile),
         ("unsloth/Qwen3-0.6B-GGUF@none", NotFound),
     ],
 )

@@ -59,7 +59,7 @@ def test_without_a_tag_the_memory_decides(memory_gb: float, quant: str, why: str
     assert choice.quant == quant
     assert why in choice.reason
     assert quant in choice.reason
-    assert chosen(files(EIGHT_B), "latest", memory_gb).model == choice.model
+    assert chosen(files(EIGHT_B), "latest", memory_gb).files == choice.files
 
 
 def test_more_memory_never_means_a_worse_quantization():
@@ -77,9 +77,9 @@ def test_a_tag_is_a_quantization_a_part_of_a_name_or_a_file():
     offered = [*files(EIGHT_B), RemoteFile("model-UD-Q4_K_XL.gguf", 5 * GB), RemoteFile("sub/Other.gguf", GB)]
     assert chosen(offered, "q4_k_m").quant == "Q4_K_M"
     assert chosen(offered, "Q4_K_M").reason == ""
-    assert chosen(offered, "UD-Q4_K_XL").model[0].path == "model-UD-Q4_K_XL.gguf"
+    assert chosen(offered, "UD-Q4_K_XL").files[0].path == "model-UD-Q4_K_XL.gguf"
     assert chosen(offered, "model-q2_k.gguf").quant == "Q2_K"
-    assert chosen(offered, "other.gguf").model[0].path == "sub/Other.gguf"
+    assert chosen(offered, "other.gguf").files[0].path == "sub/Other.gguf"
 
 
 def test_a_tag_that_is_not_there_is_answered_with_those_that_are():
@@ -95,17 +95,22 @@ def test_shards_are_one_model_in_order():
     (only,) = candidates(offered)
     assert [file.path[-19:-14] for file in only.files] == ["00001", "00002", "00003"]
     assert only.size_bytes == 6 * GB
-    assert chosen(offered, "Q4_K_M", 4).model == only.files
+    assert chosen(offered, "Q4_K_M", 4).files == only.files
 
 
-def test_companions_are_no_models_and_the_projector_comes_along():
+def test_companions_are_no_models_and_stay_where_they_are():
     offered = [
         *(RemoteFile(f"{name}.gguf", 1000) for name in ("mmproj-BF16", "mmproj-model-F16", "mmproj-Q8_0", "imatrix")),
         *(RemoteFile(f"{name}.gguf", 1000) for name in ("mtp-model-Q8_0", "eagle3-model", "model.imatrix")),
         *files(EIGHT_B),
     ]
-    choice = chosen(offered, "Q8_0")
-    assert [file.path for file in choice.files] == ["model-Q8_0.gguf", "mmproj-model-F16.gguf"]
-    assert chosen(files(EIGHT_B), "Q8_0").projector is None
-    near = [RemoteFile("a/x-Q8_0.gguf", GB), RemoteFile("mmproj-F16.gguf", 1), RemoteFile("a/mmproj-Q8_0.gguf", 1)]
-    assert chosen(near).projector == near[2]
+    assert [file.path for file in chosen(offered, "Q8_0").files] == ["model-Q8_0.gguf"]
+
+
+def test_types_that_llama_cpp_does_not_read_any_more_are_not_offered():
+    repacked = [RemoteFile(f"model-Q4_0_{rows}.gguf", GB) for rows in ("4_4", "4_8", "8_8")]
+    assert [quant_of(file.path) for file in repacked] == ["Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8"]
+    plain = RemoteFile("model-Q4_0.gguf", GB)
+    assert chosen([*repacked, plain], "Q4_0").files == (plain,)
+    with pytest.raises(NotFound, match=r"has no 'Q4_0_4_4'; it has Q4_0$"):
+        chosen([*repacked, plain], "Q4_0_4_4")

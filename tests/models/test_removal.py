@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.errors import BadRequest, Conflict, ModelNotFound
+from localrun.errors import BadModelFile, BadRequest, Conflict, ModelNotFound
 from localrun.models import builtin, garbage, manifest, naming, removal
 from localrun.models.blobs import BlobWriter
 from localrun.models.manifest import Manifest, Place, Role, Source, StoredFile
@@ -138,6 +138,20 @@ def test_files_of_the_hubs_cache(store: Store, tmp_path: Path, tiny_gguf: Path) 
     assert "was in the Hugging Face cache before" in kept.reason
     assert not store.path_of(ours).exists()
     assert store.path_of(theirs).is_file()
+
+
+def test_a_model_runs_without_a_file_that_nobody_reads(store: Store, blob: StoredFile) -> None:
+    lost = {
+        role: StoredFile(role=role, place=Place.BLOB, size_bytes=1, digest=f"sha256:{number:064x}")
+        for number, role in enumerate(Role)
+    }
+    name(store, "fox", blob, lost[Role.PROJECTOR], lost[Role.LICENCE])
+    name(store, "half", blob, lost[Role.MODEL])
+    name(store, "changed", blob, lost[Role.ADAPTER])
+    assert store.resolve("fox").path == store.path_of(blob)
+    for damaged in ("half", "changed"):
+        with pytest.raises(BadModelFile, match="is gone; create it again"):
+            store.resolve(damaged)
 
 
 def test_a_model_whose_file_is_gone_or_manifest_is_damaged_can_be_removed(store: Store, blob: StoredFile) -> None:

@@ -120,7 +120,8 @@ class FakeDaemon:
         self._check_up()
         self.log_starts.append(since)
         while (line := await self._log_lines.get()) is not None:
-            yield line
+            if line.number > since:
+                yield line
         raise DaemonUnreachable("the daemon went away")
 
     async def cancel(self, request_id: str) -> bool:

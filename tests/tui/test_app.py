@@ -19,7 +19,7 @@ async def test_f_keys_go_round_and_keep_the_prompt(desk: Any) -> None:
         await desk.see(pilot, "draft")
 
 
-@pytest.mark.parametrize("keys", [("f10",), ("f2", "question_mark")])
+@pytest.mark.parametrize("keys", [("f10",), ("ctrl+g",), ("f2", "question_mark")])
 async def test_help_says_the_keys_and_the_commands(desk: Any, keys: tuple[str, ...]) -> None:
     async with desk.open((80, 100)) as pilot:
         await pilot.press(*keys)
@@ -27,6 +27,22 @@ async def test_help_says_the_keys_and_the_commands(desk: Any, keys: tuple[str, .
         await desk.see(pilot, "/export [FILE]")
         await pilot.press("escape")
         await desk.until(pilot, lambda: "/export [FILE]" not in desk.seen(desk.app))
+
+
+async def test_there_is_a_way_around_the_keys_that_terminals_keep_and_the_footer_says_it(desk: Any) -> None:
+    async with desk.open((80, 24)) as pilot:
+        await desk.see(pilot, "^s Monitor")
+        assert "^g Help" in desk.seen(desk.app)
+        assert "^t Chat" not in desk.seen(desk.app)
+        await pilot.press(*"draft", "ctrl+s")
+        await desk.until(pilot, lambda: desk.app.current_mode == "monitor")
+        await desk.see(pilot, "^t Chat")
+        assert "^s Monitor" not in desk.seen(desk.app)
+        await pilot.press("f4")
+        await desk.see(pilot, "^t Chat")
+        await desk.see(pilot, "^s Monitor")
+        await pilot.press("ctrl+t")
+        await desk.see(pilot, "draft")
 
 
 async def test_a_question_mark_can_be_typed(desk: Any) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +39,21 @@ def test_a_chat_is_there_after_a_restart(tmp_path: Path):
     ]
     assert second.branch(found.id)[1].extra == {"output_tokens": 3}
     second.close()
-    assert path.stat().st_mode & 0o077 == 0, "chats are nobody else's"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no modes")
+def test_chats_are_nobody_else_s(tmp_path: Path):
+    path = tmp_path / "state" / "history.db"
+    usual = os.umask(0o022)
+    try:
+        opened = open_history(path).history
+    finally:
+        os.umask(usual)
+    opened.begin("tiny", now_s=1.0)
+    files = sorted(path.parent.iterdir())
+    assert [file.name for file in files] == ["history.db", "history.db-shm", "history.db-wal"]
+    assert [file.stat().st_mode & 0o077 for file in files] == [0, 0, 0]
+    opened.close()
 
 
 def test_an_edited_question_is_a_sibling_and_both_branches_can_be_shown(history: History):
@@ -129,3 +144,36 @@ def test_a_folder_that_cannot_be_is_said(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(HistoryUnavailable, match="chats are not kept"):
         open_history(tmp_path / "file" / "history.db")
+
+
+def test_a_chat_of_thousands_of_messages_can_be_deleted_and_restored(history: History):
+    chat, parent = history.begin("tiny", now_s=1.0), None
+    for number in range(2_500):
+        parent = history.add(chat.id, parent, "user", f"number {number}", now_s=2.0).id
+    deleted = history.delete(chat.id)
+    assert history.chats() == []
+    assert history.search("number") == []
+    with pytest.raises(KeyError):
+        history.delete(chat.id)
+    history.restore(deleted)
+    (restored,) = history.chats()
+    assert [message.content for message in history.branch(restored.id)] == [f"number {n}" for n in range(2_500)]
+
+
+def test_a_restored_chat_has_its_branches_and_disturbs_no_other(history: History):
+    chat = history.begin("tiny", now_s=1.0, system="Be brief.", parameters={"top_k": 3})
+    first = history.add(chat.id, None, "user", "one", now_s=2.0, extra={"images": ["aGk="]})
+    history.add(chat.id, first.id, "assistant", "answer to one", now_s=3.0)
+    history.add(chat.id, None, "user", "two", now_s=4.0)
+    deleted = history.delete(chat.id)
+    other = history.begin("tiny", now_s=5.0)
+    history.add(other.id, None, "user", "somebody else's", now_s=5.0)
+    restored = history.restore(deleted)
+    assert restored._replace(id=0, leaf_id=0) == deleted.chat._replace(id=0, leaf_id=0)
+    (shown,) = history.branch(restored.id)
+    siblings = history.siblings(shown)
+    assert [(message.content, message.extra) for message in siblings] == [("one", {"images": ["aGk="]}), ("two", {})]
+    history.show(siblings[0])
+    assert [message.content for message in history.branch(restored.id)] == ["one", "answer to one"]
+    assert [message.content for message in history.branch(other.id)] == ["somebody else's"]
+    assert [hit.chat.id for hit in history.search("answer")] == [restored.id]

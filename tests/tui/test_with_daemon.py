@@ -90,6 +90,21 @@ async def test_the_daemon_and_an_engine_that_die_in_mid_answer_are_said_and_what
             assert "Traceback" not in desk.seen(app)
 
 
+async def test_the_log_goes_on_with_the_next_daemon(desk: Any) -> None:
+    with running_daemon() as daemon:
+        app = desk.app = LocalrunApp(daemon.url, retry_delays_s=(0.1,), first="logs")
+        async with app.run_test(size=(100, 30), notifications=True) as pilot:
+            for _ in range(4):  # so that the next daemon has logged less
+                await asyncio.to_thread(daemon.post, "/api/generate", model="tiny", prompt="go on", keep_alive=0)
+            await desk.until(pilot, lambda: desk.seen(app).count("unloading tiny") == 4)
+            daemon.stop()
+            await desk.see(pilot, "No daemon at")
+            with running_daemon("--port", str(daemon.port)) as other:
+                await desk.until(pilot, lambda: "No daemon at" not in desk.seen(app))
+                await asyncio.to_thread(other.post, "/api/generate", model="tiny", prompt="go on", keep_alive=0)
+                await desk.until(pilot, lambda: desk.seen(app).count("unloading tiny") == 5)
+
+
 async def test_quitting_while_an_answer_streams_stores_what_came(desk: Any, tmp_path: Path) -> None:
     path = tmp_path / "chats.db"
     with running_daemon(LOCALRUN_FAKE_STEP_MS=_STEP_MS) as daemon:

@@ -75,6 +75,7 @@ class ChatScreen(Screen[None]):
         self._attachments = Attachments()
         self.prompt = Prompt()
         self._status = StatusLine()
+        self._drafts: list[Question] = []
         self._was_answering = False
         self._has_offered = False
 
@@ -302,18 +303,29 @@ class ChatScreen(Screen[None]):
         if slash.unescaped(self.prompt.text.strip()) == question:
             self.prompt.take()
         self.view.ask(Question(question, self._attachments.take()))
+        if self._drafts and not self.prompt.text.strip():
+            self._put(self._drafts.pop())
+
+    def _put(self, question: Question) -> None:
+        """Into the prompt, with its files."""
+        self.prompt.put(question.text)
+        for file in question.attachments:
+            self._attachments.add(file)
 
     def attach(self, file: Attachment) -> None:
         """Send a file with the next question."""
         self._attachments.add(file)
 
     async def edit(self, message: Message) -> None:
-        """Take a question back into the prompt; what is asked instead begins another branch."""
+        """Take a question back into the prompt; what is asked instead begins another branch. What stood in the prompt
+        comes back when that is asked."""
         if self._refuse_while_answering():
             return
+        if self.prompt.text.strip() or self._attachments.files:
+            self._drafts.append(Question(self.prompt.text, self._attachments.take()))
         self.view.conversation.back_to(message)
         await self.view.reload()
-        self.prompt.put(message.content)
+        self._put(Question.of(message))
         self.prompt.focus()
 
     async def retry(self, message: Message) -> None:
@@ -322,7 +334,7 @@ class ChatScreen(Screen[None]):
             return
         self.view.conversation.back_to(message)
         await self.view.reload()
-        self.view.ask(Question(message.content))
+        self.view.ask(Question.of(message))
 
     def _refuse_while_answering(self) -> bool:
         if self.view.is_answering:
@@ -343,9 +355,10 @@ class ChatScreen(Screen[None]):
     @on(ConversationView.Unsent)
     def _give_back(self, event: ConversationView.Unsent) -> None:
         if event.view is self.view:
-            self.prompt.give_back(event.question.text)
-            for file in event.question.attachments:
-                self._attachments.add(file)
+            if self.prompt.text.strip():
+                self._drafts.append(event.question)  # after what is typed now
+            else:
+                self._put(event.question)
 
     # --- with a message that has the focus ---------------------------------------------------------------------------
 

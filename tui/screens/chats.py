@@ -1,4 +1,4 @@
-"""The chats that were had: opened, searched in, renamed, deleted.
+"""The chats that were had: opened, searched in, renamed, deleted, brought back.
 
 Without a word typed it lists them, the latest first; with words it lists what was said with these in it, in any chat.
 
@@ -37,7 +37,9 @@ class ChatsScreen(Picker[int]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,ctrl+l", "dismiss", "Close"),
         Binding("ctrl+r", "rename", "Rename", priority=True),
-        Binding("ctrl+d,delete", "delete", "Delete", priority=True),
+        # The Delete key stays the box's: it deletes letters.
+        Binding("ctrl+d", "delete", "Delete", priority=True),
+        Binding("ctrl+z", "restore", "Undo", priority=True),
     ]
 
     def __init__(self, session: Session, words: str = "") -> None:
@@ -49,7 +51,7 @@ class ChatsScreen(Picker[int]):
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             box.border_title = "Chats"
-            box.border_subtitle = "Enter opens · ^r renames · ^d deletes · Esc closes"
+            box.border_subtitle = "Enter opens · ^r renames · ^d deletes · ^z undoes · Esc closes"
             yield self._input
             yield self._list
             yield self._note
@@ -105,6 +107,7 @@ class ChatsScreen(Picker[int]):
 
     @on(Input.Changed)
     def _narrow(self) -> None:
+        self._doomed = None
         if self._renaming is None:
             self._show()
 
@@ -145,18 +148,32 @@ class ChatsScreen(Picker[int]):
             return
         if self._doomed != chat:
             self._doomed = chat
-            self._note.update(Content(f"^d again deletes “{fit(chat.title, _TITLE_WIDTH)}” for good."))
+            self._note.update(Content(f"^d again deletes “{fit(chat.title, _TITLE_WIDTH)}”."))
             return
         self._doomed = None
-        problem = self._problem_of(lambda: self._session.history.delete(chat.id))
+        undo = self._session.deleted_chats
+        problem = self._problem_of(lambda: undo.append(self._session.history.delete(chat.id)))
         if problem is None:
             self._session.deleted.publish(chat.id)
+        self._show()
+        title = fit(chat.title, _TITLE_WIDTH)
+        self._note.update(Content(problem or f"Deleted “{title}”. ^z brings it back until you quit."))
+
+    def action_restore(self) -> None:
+        """Brings back the chat that was deleted last, also one that was deleted before the list was closed."""
+        undo = self._session.deleted_chats
+        if not undo:
+            self._note.update(Content("No chat was deleted since localrun was started."))
+            return
+        problem = self._problem_of(lambda: self._session.history.restore(undo[-1]))
+        if problem is None:
+            undo.pop()
         self._show()
         if problem is not None:
             self._note.update(Content(problem))
 
     @staticmethod
-    def _problem_of(change: Callable[[], None]) -> str | None:
+    def _problem_of(change: Callable[[], object]) -> str | None:
         """Changes the history; what went wrong, None when nothing did."""
         try:
             change()

@@ -50,7 +50,7 @@ class HelpScreen(ModalScreen[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (150, "-wide")]  # noqa: RUF012
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,f10,question_mark,q,enter", "dismiss", "Close"),
+        Binding("escape,ctrl+g,f10,question_mark,q,enter", "dismiss", "Close"),
     ]
 
     def __init__(self, keymap: Mapping[str, str]) -> None:

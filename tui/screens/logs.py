@@ -20,8 +20,10 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.color import Color
+from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Footer, Input, RichLog, Static
+from textual.worker import Worker
 
 from localrun.errors import LocalrunError
 from localrun.snapshot import LogLine
@@ -33,6 +35,8 @@ from localrun.tui.widgets.banner import Banner
 from localrun.tui.widgets.top_bar import TopBar
 
 KEPT_LINES = 5_000
+LINES_PER_TURN = 50
+_PAUSE_S = 0.005
 LEVELS = ("debug", "info", "warning", "error")
 _RANKS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "critical": 3}
 _COLOURS = {"warning": "warning", "error": "error", "critical": "error"}
@@ -59,6 +63,8 @@ class LogsScreen(Screen[None]):
         self._input = Input(placeholder="words that a line must have", id="filter", compact=True)
         self._settings = Static(id="settings")
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
+        self._unwritten: deque[LogLine] = deque(maxlen=KEPT_LINES)
+        self._writer: Worker[None] | None = None
         self._level = "debug"
 
     def compose(self) -> ComposeResult:
@@ -100,11 +106,22 @@ class LogsScreen(Screen[None]):
             failures += 1
 
     def _take(self, found: LogLine) -> None:
-        if self._lines and found.number <= self._lines[-1].number:
-            self._lines.clear()  # another daemon, which counts anew
         self._lines.append(found)
         if self._is_wanted(found):
-            self._write(found)
+            self._unwritten.append(found)
+            self._write_soon()
+
+    def _write_soon(self) -> None:
+        """Begins to write what waits, unless that is under way."""
+        if self._writer is None or self._writer.is_finished:
+            self._writer = self.run_worker(self._write_all(), name="write", group="write")
+
+    async def _write_all(self) -> None:
+        """In turns, with pauses for the keys: drawing thousands of lines takes seconds."""
+        while self._unwritten:
+            for _ in range(min(LINES_PER_TURN, len(self._unwritten))):
+                self._write(self._unwritten.popleft())
+            await asyncio.sleep(_PAUSE_S)
 
     def _is_wanted(self, found: LogLine) -> bool:
         if _RANKS.get(found.level, 1) < _RANKS[self._level]:
@@ -125,14 +142,13 @@ class LogsScreen(Screen[None]):
 
     def _show_all(self) -> None:
         self._log.clear()
-        for found in self._lines:
-            if self._is_wanted(found):
-                self._write(found)
+        self._unwritten = deque(filter(self._is_wanted, self._lines), maxlen=KEPT_LINES)
+        self._write_soon()
         self._show_settings()
 
     def _show_settings(self) -> None:
         words = f" with “{line(self._input.value)}”" if self._input.value.strip() else ""
-        self._settings.update(f"level {self._level} and above{words}")
+        self._settings.update(Content(f"level {self._level} and above{words}"))
 
     def action_level(self) -> None:
         self._level = LEVELS[(LEVELS.index(self._level) + 1) % len(LEVELS)]

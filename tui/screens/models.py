@@ -247,18 +247,21 @@ class ModelsScreen(Picker[str]):
         except LocalrunError as error:
             self._say(line(error.message))
 
-    async def action_cancel(self) -> None:
+    def action_cancel(self) -> None:
         """Cancels the newest pull that runs."""
         running = [row for row in self._session.pulls.rows if row.state in ("planning", "pulling")]
-        if not running:
+        if running:
+            self.run_worker(self._cancel(running[-1].model), name="cancel", group="cancel")
+        else:
             self._say("Nothing is being pulled.")
-            return
+
+    async def _cancel(self, name: str) -> None:
         try:
-            await self._session.pulls.cancel(running[-1].model)
+            await self._session.pulls.cancel(name)
         except LocalrunError as error:
             self._say(line(error.message))
 
-    async def action_delete(self) -> None:
+    def action_delete(self) -> None:
         """Asks first: the second press deletes."""
         name = self._marked(_HERE)
         if name is None:
@@ -268,6 +271,10 @@ class ModelsScreen(Picker[str]):
             self._say(line(f"^d again deletes {name} from this machine."))
             return
         self._doomed = None
+        self._say(line(f"Deleting {name}…"))
+        self.run_worker(self._delete(name), name="delete", group="delete")
+
+    async def _delete(self, name: str) -> None:
         try:
             freed = await self._session.daemon.remove(name)
         except LocalrunError as error:

@@ -18,12 +18,11 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from localrun.errors import LocalrunError
 from localrun.snapshot import EngineRow, RequestRow, Snapshot
 from localrun.tui.keys import bind
 from localrun.tui.plain_text import line
 from localrun.tui.recording import Recorder
-from localrun.tui.screens.request import RequestScreen
+from localrun.tui.screens.request import RequestScreen, cancel
 from localrun.tui.session import Session
 from localrun.tui.widgets.banner import Banner
 from localrun.tui.widgets.engine_table import EngineTable
@@ -182,24 +181,12 @@ class MonitorScreen(Screen[None]):
         self.notify(line(reason), title="The recording ended", severity="error", markup=False)
         self._show_settings()
 
-    async def action_cancel(self) -> None:
+    def action_cancel(self) -> None:
         row = self._selected()
-        if row is None or row.state.is_final:
-            text = "There is no request to cancel." if row is None else "This request has ended already."
-            self.notify(text, severity="warning")
-            return
-        self.run_worker(self._cancel(row), group="cancel")
-
-    async def _cancel(self, row: RequestRow) -> None:
-        try:
-            cancelled = await self._session.daemon.cancel(row.id)
-        except LocalrunError as error:
-            self.notify(line(error.message), title="Not cancelled", severity="error", markup=False)
-            return
-        if cancelled:
-            self.notify(line(f"Cancelled the request of {row.client}."), markup=False)
+        if row is None:
+            self.notify("There is no request to cancel.", severity="warning")
         else:
-            self.notify(line(f"The request of {row.client} had already ended."), severity="warning", markup=False)
+            self.run_worker(cancel(self, self._session, row), group="cancel")
 
     def action_sort(self) -> None:
         names = list(SORTS)

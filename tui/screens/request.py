@@ -12,9 +12,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, Screen
 from textual.widgets import Static
 
+from localrun.errors import LocalrunError
 from localrun.snapshot import RequestRow, Snapshot
 from localrun.tui import quantity
 from localrun.tui.plain_text import line
@@ -69,8 +70,24 @@ class RequestScreen(ModalScreen[None]):
             lines.append(Content.assemble(label, Content.styled(drawn, "$primary")))
         self._facts.update(Content("\n").join(lines))
 
-    async def action_cancel(self) -> None:
-        await self._session.daemon.cancel(self._row.id)
+    def action_cancel(self) -> None:
+        self.run_worker(cancel(self, self._session, self._row), group="cancel")
+
+
+async def cancel(screen: Screen[None], session: Session, row: RequestRow) -> None:
+    """Cancels a request, and says what came of it."""
+    if row.state.is_final:
+        screen.notify("This request has ended already.", severity="warning")
+        return
+    try:
+        cancelled = await session.daemon.cancel(row.id)
+    except LocalrunError as error:
+        screen.notify(line(error.message), title="Not cancelled", severity="error", markup=False)
+        return
+    if cancelled:
+        screen.notify(line(f"Cancelled the request of {row.client}."), markup=False)
+    else:
+        screen.notify(line(f"The request of {row.client} had already ended."), severity="warning", markup=False)
 
 
 def request_facts(row: RequestRow) -> list[tuple[str, str]]:

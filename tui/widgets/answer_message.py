@@ -5,7 +5,8 @@ a token takes, and in a chat that nobody sees nothing is written until it is see
 MarkdownStream, whose `stop` raises when a stream ends before its task has begun.
 The end is rendered once more from the whole text, since a block that was parsed in halves may differ.
 
-Thinking is folded: one line that says how much there is, and the text when it is opened.
+Thinking is folded: one line that says how much there is, and the text when it is opened: its end while it grows, since
+drawing all of a long one takes longer than the time between two writes, and all of it when it is over.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
@@ -30,6 +32,7 @@ from localrun.tui.keys import bind
 from localrun.tui.plain_text import block, line
 
 WRITES_PER_S = 20
+SHOWN_THOUGHT_CHARACTERS = 4_000
 
 
 class AnswerMessage(Vertical, can_focus=True):
@@ -114,13 +117,23 @@ class AnswerMessage(Vertical, can_focus=True):
         self._thinking.display = bool(self._thought)
         if self._thought:
             self._thinking.title = f"{verb}, {quantity.count(len(self._thought.split()))} words"
-            self._thoughts.update(Content(block(self._thought.strip())))
+            self._fill_thoughts()
+
+    @on(Collapsible.Expanded)
+    def _fill_thoughts(self) -> None:
+        if self._thinking.collapsed:
+            return
+        thought = self._thought.strip()
+        if not self._is_over and len(thought) > SHOWN_THOUGHT_CHARACTERS:
+            thought = f"…{thought[-SHOWN_THOUGHT_CHARACTERS:]}"
+        self._thoughts.update(Content(block(thought)))
 
     async def finish(self, full_text: str, caption: str) -> None:
         """Shows the text and the caption for good. A write that is under way comes before it: Markdown keeps order."""
         if self._timer is not None:
             self._timer.stop()
         self._pending.clear()
+        self._is_over = True
         self._show_thoughts("Thought")
         await self._markdown.update(block(full_text))
         self.show_caption(caption)

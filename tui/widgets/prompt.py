@@ -50,11 +50,6 @@ class Prompt(TextArea):
         """Replaces what stands in the box."""
         self._set(text)
 
-    def give_back(self, text: str) -> None:
-        """Puts a text that could not be sent back, unless something else has been typed since."""
-        if not self.text.strip():
-            self._set(text)
-
     async def _on_key(self, event: events.Key) -> None:
         if event.key == "enter":
             event.stop()

@@ -17,9 +17,7 @@ from typing import NamedTuple, Protocol
 
 from localrun.errors import CannotFit
 from localrun.models.fit_choice import CELL_STEP, FLOOR_CELLS, wanted_cells
-from localrun.models.fit_devices import USABLE_RAM
-
-_GIB = 1024**3
+from localrun.models.fit_devices import USABLE_RAM, in_gb
 
 
 class Estimate(Protocol):
@@ -96,12 +94,8 @@ def _refusal(name: str, needed: Estimate, cells: int, available_bytes: int, fitt
     else:
         ways.append("take a smaller model or a stronger quantization")
     return (
-        f"model '{name}' needs {_gib(needed.total_bytes)} of memory (weights {_gib(needed.weights_bytes)}, KV cache of "
-        f"{cells} cells {_gib(needed.kv_bytes)}, compute {_gib(needed.compute_bytes)}, the process "
-        f"{_gib(needed.process_bytes)}) but {_gib(available_bytes)} is available, of which {USABLE_RAM:.0%} may "
+        f"model '{name}' needs {in_gb(needed.total_bytes)} of memory (weights {in_gb(needed.weights_bytes)}, KV cache "
+        f"of {cells} cells {in_gb(needed.kv_bytes)}, compute {in_gb(needed.compute_bytes)}, the process "
+        f"{in_gb(needed.process_bytes)}) but {in_gb(available_bytes)} is available, of which {USABLE_RAM:.0%} may "
         f"be used; {', '.join(ways[:-1])}, or {ways[-1]}"
     )
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / _GIB:.2f} GiB"

@@ -11,11 +11,9 @@ from __future__ import annotations
 from localrun.config import Settings
 from localrun.errors import CannotFit
 from localrun.models.fit_choice import Fit, Wish, choose
-from localrun.models.fit_devices import USABLE_RAM, Machine
+from localrun.models.fit_devices import USABLE_RAM, Machine, in_gb
 from localrun.models.header import Header
 from localrun.server.engines.placement import Placement
-
-_GIB = 1024**3
 
 
 def wish_of(settings: Settings, *, adapter_bytes: int = 0) -> Wish:
@@ -59,11 +57,11 @@ def refusal(name: str, fit: Fit, machine: Machine, fitting_cells: int) -> str:
         ways.append("take a smaller model or a stronger quantization")
     needed = fit.estimate
     rest_bytes = needed.staging_bytes + needed.process_bytes + needed.adapter_bytes
-    on_gpus = "".join(f", and {_gib(gpu.free_bytes)} on {gpu.name}" for gpu in machine.gpus)
+    on_gpus = "".join(f", and {in_gb(gpu.free_bytes)} on {gpu.name}" for gpu in machine.gpus)
     return (
-        f"model '{name}' needs {_gib(needed.total_bytes)} of memory (weights {_gib(needed.weights_bytes)}, KV cache of "
-        f"{fit.n_kv_cells} cells {_gib(needed.kv_bytes)}, compute {_gib(needed.compute_bytes)}, the process and long "
-        f"prompts in the background {_gib(rest_bytes)}) but {_gib(machine.ram_bytes)} is available, of which "
+        f"model '{name}' needs {in_gb(needed.total_bytes)} of memory (weights {in_gb(needed.weights_bytes)}, KV cache "
+        f"of {fit.n_kv_cells} cells {in_gb(needed.kv_bytes)}, compute {in_gb(needed.compute_bytes)}, the process and "
+        f"long prompts in the background {in_gb(rest_bytes)}) but {in_gb(machine.ram_bytes)} is available, of which "
         f"{USABLE_RAM:.0%} may be used{on_gpus}; {', '.join(ways[:-1])}, or {ways[-1]}"
     )
 
@@ -74,7 +72,3 @@ def _fitting_cells(header: Header, machine: Machine, wish: Wish) -> int:
         return 0
     fit = choose(header, machine, wish._replace(n_kv_cells=0))
     return fit.n_kv_cells if fit.fits and fit.n_kv_cells < wish.n_kv_cells else 0
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / _GIB:.2f} GiB"

@@ -1,8 +1,8 @@
 """The latest lines of the daemon's log, the engines' among them, and a way to wait for the next.
 
 Owner: one per Runtime. A handler of the root logger while the daemon runs; records may come from any thread, readers
-are tasks of the daemon's event loop. A line has a number that only grows, so a reader that comes back goes on where it
-was, and one that was too slow sees a gap in the numbers.
+are tasks of the daemon's event loop. A line has a number that only grows, also from one daemon to the next, so a reader
+that comes back goes on where it was, and one that was too slow sees a gap in the numbers.
 
 Does not: write files, or keep more than `KEPT_LINES`.
 """
@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import logging
 import re
+import time
 from collections import deque
 
 from localrun.snapshot import LogLine
@@ -29,7 +30,8 @@ class LogFeed(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
-        self._numbers = itertools.count(1)
+        # Microseconds: a daemon that is started later counts from higher on, unless it logs a million lines a second.
+        self._numbers = itertools.count(time.time_ns() // 1_000)
         self._news = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 

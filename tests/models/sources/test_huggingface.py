@@ -99,23 +99,20 @@ def everything_in(folder: Path) -> list[str]:
 
 def test_the_plan_says_what_the_manifest_needs(server, hub):
     plan = planned(hub)
-    assert [(file.stored.role, file.stored.place) for file in plan.files] == [
-        (Role.MODEL, Place.HUB),
-        (Role.PROJECTOR, Place.HUB),
-    ]
+    assert [(file.stored.role, file.stored.place) for file in plan.files] == [(Role.MODEL, Place.HUB)]
     model = plan.files[0]
     assert model.stored.digest == f"sha256:{hashlib.sha256(Q4).hexdigest()}"
     assert model.stored.size_bytes == model.item.size_bytes == len(Q4)
     commit = server.repositories[REPO].commit
     assert model.stored.path == f"models--acme--Fox-GGUF/snapshots/{commit}/fox-Q4_K_M.gguf"
     assert (plan.quant, plan.revision, plan.licence, plan.is_gated) == ("Q4_K_M", commit, "apache-2.0", False)
-    assert plan.size_bytes == len(Q4) + len(PROJECTOR)
+    assert plan.size_bytes == len(Q4)
     assert not hub.cache_folder.exists()
 
 
 def test_a_download_is_found_by_the_real_client(server, hub):
-    model, projector = pulled(hub)
-    assert (model.read_bytes(), projector.read_bytes()) == (Q4, PROJECTOR)
+    (model,) = pulled(hub)
+    assert model.read_bytes() == Q4
     assert huggingface_hub.try_to_load_from_cache(REPO, "fox-Q4_K_M.gguf", cache_dir=hub.cache_folder) == str(model)
     assert theirs(hub, "fox-Q4_K_M.gguf", local_files_only=True) == str(model)
     server.record.clear()
@@ -124,12 +121,11 @@ def test_a_download_is_found_by_the_real_client(server, hub):
     scan = huggingface_hub.scan_cache_dir(hub.cache_folder)
     assert scan.warnings == []
     [repo] = scan.repos
-    assert (repo.repo_id, repo.size_on_disk, sorted(repo.refs)) == (REPO, len(Q4) + len(PROJECTOR), ["main"])
+    assert (repo.repo_id, repo.size_on_disk, sorted(repo.refs)) == (REPO, len(Q4), ["main"])
 
 
 def test_what_the_real_client_downloaded_is_not_transferred_again(server, hub):
     path = theirs(hub, "fox-Q4_K_M.gguf")
-    theirs(hub, "mmproj-fox-F16.gguf")
     server.record.clear()
     assert pulled(hub)[0] == Path(path)
     assert server.record.content_bytes == 0
@@ -140,7 +136,6 @@ def test_the_same_layout_as_the_real_client_writes(server, hub, tmp_path):
     pulled(hub)
     other = replace(hub, cache_folder=tmp_path / "theirs")
     theirs(other, "fox-Q4_K_M.gguf")
-    theirs(other, "mmproj-fox-F16.gguf")
     ours, real = (
         {name for name in everything_in(folder) if "/trees/" not in name}
         for folder in (hub.cache_folder, other.cache_folder)
@@ -190,7 +185,7 @@ def test_revisions(server, hub):
                 REPO, "fox-Q4_K_M.gguf", cache_dir=hub.cache_folder, revision=revision
             )
             assert isinstance(path, str)
-    assert server.record.content_bytes == len(Q4) + len(PROJECTOR)
+    assert server.record.content_bytes == len(Q4)
     with pytest.raises(NotFound, match="no branch, tag or commit 'v9'"):
         planned(hub, revision="v9")
 
@@ -324,7 +319,6 @@ def test_the_real_client_s_lock_is_waited_for(server, hub):
     with WeakFileLock(lock_path):
         worker = threading.Thread(target=lambda: downloaded(hub, plan))
         worker.start()
-        # The projector is another file, with a lock of its own.
         release.start()
         release.join()
         assert worker.is_alive()
@@ -344,7 +338,7 @@ def test_the_real_client_waits_for_our_lock(server, hub):
     path = theirs(hub, "fox-Q4_K_M.gguf")
     ours.join(30)
     assert Path(path).read_bytes() == Q4
-    assert server.record.content_bytes == len(Q4) + len(PROJECTOR)
+    assert server.record.content_bytes == len(Q4)
 
 
 def test_search(server, hub):

@@ -117,10 +117,11 @@ async def test_a_byte_now_and_then_does_not_keep_a_connection() -> None:
 
 
 async def test_an_uploaded_file_may_take_its_time_as_long_as_it_comes() -> None:
-    head = b"POST /api/blobs/sha256:0 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 8\r\n\r\n"
+    head = b"POST /api/blobs/sha256:0 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 30\r\n\r\n"
     async with serving(deadline_s=1.0) as port:
-        answer = await exchange(port, head, *[b"x"] * 8, pause_s=0.2)
-    assert answer.endswith(b"\r\n\r\n8")
+        # Half as long again as the deadline, in pauses of a twentieth.
+        answer = await exchange(port, head, *[b"x"] * 30, pause_s=0.05)
+    assert answer.endswith(b"\r\n\r\n30")
     async with serving() as port:
         assert await exchange(port, head, b"x") == b""
 

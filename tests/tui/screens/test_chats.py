@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from localrun.errors import DaemonUnreachable
 from localrun.tui.history import open_history
 from localrun.tui.widgets.answer_message import AnswerMessage
 from localrun.tui.widgets.conversation_view import PAGE
@@ -94,7 +95,7 @@ async def test_search_rename_and_delete(desk: Any) -> None:
         await desk.see(pilot, "about foxes")
         assert "Bears" in desk.seen(desk.app)
         await pilot.press("ctrl+d")
-        await desk.see(pilot, "deletes “Bears” for good")
+        await desk.see(pilot, "^d again deletes “Bears”")
         await pilot.press("ctrl+d")
         await desk.until(pilot, lambda: [chat.title for chat in desk.app.session.history.chats()] == ["about foxes"])
 
@@ -240,6 +241,59 @@ async def test_a_damaged_history_is_said_and_put_aside(tmp_path: Path) -> None:
     assert any(name.startswith("chats.damaged-") for name in os.listdir(tmp_path))
 
 
+async def _ask_again(desk: Any, pilot: Any, key: str) -> None:
+    desk.app.screen.query(UserMessage).last().focus()
+    await pilot.press(key)
+
+
+async def test_a_draft_comes_back_when_the_edited_question_is_asked(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await _talk(desk, pilot, "one", "first")
+        await pilot.press(*"draft")
+        await _ask_again(desk, pilot, "e")
+        prompt = desk.app.screen.query_one(Prompt)
+        await desk.until(pilot, lambda: prompt.text == "one")
+        await _talk(desk, pilot, " better", "second")
+        assert _sent(desk) == ["one better"]
+        assert prompt.text == "draft"
+
+
+async def test_a_question_that_failed_waits_for_what_was_typed_since(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"one", "enter")
+        await desk.until(pilot, lambda: desk.daemon.questions)
+        await pilot.press(*"two")
+        desk.daemon.fail_answer(DaemonUnreachable("the daemon went away"))
+        await desk.see(pilot, "The answer failed")
+        await _talk(desk, pilot, "", "Two.")
+        assert _sent(desk) == ["two"]
+        assert desk.app.screen.query_one(Prompt).text == "one"
+
+
+async def test_an_image_is_sent_again_with_its_question(desk: Any, tmp_path: Path) -> None:
+    image = tmp_path / "fox.png"
+    image.write_bytes(b"\x89PNG\r\n\x1a\nfox")
+    async with desk.open(SIZE) as pilot:
+        await _type(desk, pilot, f"/attach {image}")
+        await desk.see(pilot, "with fox.png")
+        await _talk(desk, pilot, "what is this", "A fox.")
+        first = desk.daemon.questions[-1][1][-1]
+        await _ask_again(desk, pilot, "r")
+        await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
+        desk.daemon.say("A red fox.")
+        desk.daemon.end_answer()
+        await desk.until(pilot, lambda: not desk.app.screen.view.is_answering)
+        await _ask_again(desk, pilot, "e")
+        await desk.see(pilot, "with fox.png (")
+        await _talk(desk, pilot, " please", "A fox.")
+    assert first["images"]
+    assert [messages[-1] for _, messages in desk.daemon.questions] == [
+        first,
+        first,
+        first | {"content": "what is this please"},
+    ]
+
+
 async def test_a_chat_that_is_deleted_while_it_is_open_leaves_the_screen(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
         await _talk(desk, pilot, "about foxes", "They are red.")
@@ -253,6 +307,27 @@ async def test_a_chat_that_is_deleted_while_it_is_open_leaves_the_screen(desk: A
         assert _sent(desk) == ["draft"]
 
 
+async def test_the_delete_key_deletes_letters_and_a_chat_that_was_deleted_comes_back(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await _talk(desk, pilot, "about foxes", "They are red.")
+        await pilot.press("ctrl+l")
+        await desk.see(pilot, "about foxes")
+        await pilot.press("ctrl+r", "home", *["delete"] * 6, "enter")
+        await desk.see(pilot, "foxes  ")
+        assert [chat.title for chat in desk.app.session.history.chats()] == ["foxes"]
+        await pilot.press("ctrl+d", "x", "backspace", "ctrl+d")
+        await desk.see(pilot, "^d again deletes “foxes”")
+        await pilot.press("ctrl+d")
+        await desk.see(pilot, "Deleted “foxes”. ^z brings it back")
+        assert desk.app.session.history.chats() == []
+        await pilot.press("escape", "ctrl+l", "ctrl+z")
+        await desk.see(pilot, "foxes  ")
+        await pilot.press("enter")
+        await desk.see(pilot, "They are red.")
+        await pilot.press("ctrl+l", "ctrl+z")
+        await desk.see(pilot, "No chat was deleted")
+
+
 async def test_two_windows_on_one_history(tmp_path: Path) -> None:
     first, second = Desk(tmp_path / "chats.db"), Desk(tmp_path / "chats.db")
     async with first.open(SIZE) as pilot, second.open(SIZE) as other:
@@ -260,7 +335,7 @@ async def test_two_windows_on_one_history(tmp_path: Path) -> None:
         await other.press("ctrl+l")
         await second.see(other, "about foxes")
         await other.press("ctrl+d", "ctrl+d")
-        await second.see(other, "There are no chats yet.")
+        await second.see(other, "Deleted “about foxes”")
         await _type(first, pilot, "/title Foxes")
         await first.see(pilot, "deleted in another window")
         first.app.screen.query_one(Prompt).put("")

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import pairwise
 from typing import Any
+
+import pytest
+from textual.widgets import RichLog
+
+from localrun.tui.screens.logs import LINES_PER_TURN
 
 SIZE = (100, 24)
 
@@ -40,15 +47,54 @@ async def test_level_and_words_narrow_and_come_off_again(desk: Any) -> None:
         await desk.see(pilot, "loading weights")
 
 
-async def test_it_goes_on_where_it_was_and_notices_another_daemon(desk: Any) -> None:
+async def test_words_may_look_like_markup(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.log(1, "[/] is a path here")
+        desk.daemon.log(2, "nothing of the kind")
+        await pilot.press("slash", *"[/]")
+        await desk.see(pilot, "with “[/]”")
+        await desk.until(pilot, lambda: "nothing of the kind" not in desk.seen(desk.app))
+        assert "[/] is a path here" in desk.seen(desk.app)
+
+
+async def test_keys_are_read_while_many_lines_are_drawn(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, turns = [0], [0]
+    write = RichLog.write
+
+    def counted(*given: Any, **options: Any) -> RichLog:
+        written[0] += 1
+        return write(*given, **options)
+
+    async def watch() -> None:
+        while True:
+            turns.append(written[0])
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(RichLog, "write", counted)
+    async with desk.open(SIZE) as pilot:
+        await _open(desk, pilot)
+        watcher = asyncio.create_task(watch())
+        for number in range(1, 501):
+            desk.daemon.log(number, f"line number {number}")
+        await desk.see(pilot, "line number 500")
+        await pilot.press("slash", "e")
+        await desk.until(pilot, lambda: written[0] == 1_000)
+        await desk.see(pilot, "line number 500")
+        watcher.cancel()
+    assert max(after - before for before, after in pairwise(turns)) <= LINES_PER_TURN
+
+
+async def test_it_goes_on_where_it_was(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
         await _open(desk, pilot)
         desk.daemon.log(7, "before")
         await desk.see(pilot, "before")
         desk.daemon.end_log()
         await desk.until(pilot, lambda: desk.daemon.log_starts == [0, 7])
-        desk.daemon.log(1, "of a new daemon")
+        desk.daemon.log(8, "of a new daemon")
         await desk.see(pilot, "of a new daemon")
+        assert "before" in desk.seen(desk.app)
 
 
 async def test_control_characters_of_a_log_do_not_reach_the_terminal(desk: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -149,5 +150,18 @@ async def test_details_load_unload_and_delete(desk: Any) -> None:
         await desk.until(pilot, lambda: desk.daemon.loads == ["qwen3:0.6b"])
         await pilot.press("ctrl+d")
         await desk.see(pilot, "deletes qwen3:0.6b from this machine")
+        may_end = asyncio.Event()
+        remove = desk.daemon.remove
+
+        async def slow(model: str) -> dict[str, Any]:
+            await may_end.wait()
+            return await remove(model)
+
+        desk.daemon.remove = slow
         await pilot.press("ctrl+d")
+        await desk.see(pilot, "Deleting qwen3:0.6b…")
+        # A large model takes the daemon seconds; keys go on.
+        await pilot.press("backspace", "backspace", "backspace")
+        await desk.see(pilot, "tiny  ")
+        may_end.set()
         await desk.see(pilot, "Deleted qwen3:0.6b")

@@ -262,6 +262,10 @@ async def test_enter_opens_all_about_a_request_and_follows_it(desk: Any) -> None
         await desk.see(pilot, "41 tokens")
         await pilot.press("x")
         await desk.until(pilot, lambda: desk.daemon.cancelled == ["a"])
+        await desk.see(pilot, "Cancelled the request of aider.")
+        desk.daemon.is_up = False
+        await pilot.press("x")
+        await desk.see(pilot, "no daemon answers")
         await pilot.press("escape")
         await desk.until(pilot, lambda: not isinstance(desk.app.screen, RequestScreen))
 

@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 from textual.app import App, ComposeResult
-from textual.widgets import Markdown
+from textual.widgets import Collapsible, Markdown, Static
 
-from localrun.tui.widgets.answer_message import AnswerMessage
+from localrun.tui.widgets.answer_message import SHOWN_THOUGHT_CHARACTERS, AnswerMessage
 
 
 class _Window(App[None]):
@@ -73,3 +73,27 @@ async def test_only_web_links_are_opened(monkeypatch: Any) -> None:
             answer.on_markdown_link_clicked(Markdown.LinkClicked(markdown, href))
         await pilot.pause()
     assert opened == ["https://example.org/"]
+
+
+async def test_long_thinking_is_drawn_when_it_is_open_its_end_while_it_grows_and_all_of_it_at_last() -> None:
+    app = _Window()
+    thought = " ".join(f"{number}" for number in range(20_000))
+    async with app.run_test(size=(60, 12)) as pilot:
+        answer = app.query_one(AnswerMessage)
+        thinking = answer.query_one(Collapsible)
+        drawn = thinking.query_one("Contents > Static", Static)
+        answer.think(thought)
+        await answer._write()
+        assert "20,000 words" in str(thinking.title)
+        assert str(drawn.content) == ""
+        answer.action_unfold()
+        await pilot.pause()
+        assert str(drawn.content) == f"…{thought[-SHOWN_THOUGHT_CHARACTERS:]}"
+        answer.think(" and")
+        await answer._write()
+        assert str(drawn.content).endswith(" and")
+        answer.action_unfold()
+        await answer.finish("The answer.", "")
+        answer.action_unfold()
+        await pilot.pause()
+        assert str(drawn.content) == f"{thought} and"
