@@ -20,7 +20,7 @@ from localrun.engine.backend import Backend, DecodeFailed, NoRoom
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.tiers import Tiers
-from localrun.engine.native.background import BRING_HOME_S, Background, Done
+from localrun.engine.native.background import BRING_HOME_S, Done
 from localrun.engine.report import Beside, Report, at_once
 from localrun.engine.request import Request
 from localrun.engine.schedule.admission import Admission
@@ -130,10 +130,6 @@ class Engine:
         self._answers.close()
         self.cache.retire()
 
-    @property
-    def _background(self) -> Background | None:
-        return self._backend.background
-
     # --- the step ----------------------------------------------------------------------------------------------
 
     def step(self) -> Step | None:
@@ -148,7 +144,7 @@ class Engine:
     def _collect(self, now_s: float) -> None:
         """What became ready beside the steps: a batch of the background, grammars, tokens of slow grammars. Where there
         is nothing else to do, wait a little for one."""
-        background, scheduler = self._background, self.scheduler
+        background, scheduler = self._backend.background, self.scheduler
         if background and background.is_over:
             is_late = background.completes and scheduler.is_turn_near(now_s, BRING_HOME_S)
             if not is_late:
@@ -166,13 +162,13 @@ class Engine:
         for request, is_first in self._admission.start(self.cache, now_s):
             self._report.started(request, is_first=is_first)
         self._tidy()
-        if self._background:
-            self._background.begin(self.scheduler.target_s)
+        if self._backend.background:
+            self._backend.background.begin(self.scheduler.target_s)
 
     def _plan(self) -> StepPlan:
         """Who gets how many rows, within the free cells, after parked prefixes and, if need be, victims made room.
         Nobody while it is the background's turn, which is waited for."""
-        background = self._background
+        background = self._backend.background
         if background and background.is_busy:
             due_s = self.scheduler.due_in_s(self._clock())
             if due_s > 0 and not background.is_over:
@@ -239,13 +235,12 @@ class Engine:
         """Small work between steps: at most one copy of each kind, and more only when nobody is there."""
         brought = self.cache.bring()
         if brought is not None:
-            request = next(request for request in self.scheduler.running if request.seq == brought[0])
+            request = self.scheduler.at(brought[0])
             request.n_computed, request.is_away = brought[1], request.seq in self.cache.coming
         self.cache.settle()
         moved = self.cache.compact()
         if moved is not None:
-            old, new = moved
-            self.scheduler.move(next(request for request in self.scheduler.running if request.seq == old), new)
+            self.scheduler.move(self.scheduler.at(moved[0]), moved[1])
         if self._requests:
             self._is_checked = False
         elif self.cache.tiers.can_persist:
@@ -274,15 +269,14 @@ class Engine:
 
     def _halt_background(self) -> None:
         """Give up what the background computes: somebody wants to touch its sequences."""
-        if self._background and (batch := self._background.halt()):
+        if self._backend.background and (batch := self._backend.background.halt()):
             self._take_batch(batch)
 
     def _leave_background(self, request: Request) -> bool:
-        """Whether a request's sequence may be touched now. If not, it comes with the batch under way, for which others
-        wait."""
+        """Whether a request's sequence may be touched now; if not, it comes with the batch that others wait for."""
         if request.seq in self.cache.coming:
             request.is_away = False
-        background = self._background
+        background = self._backend.background
         if background is None or request not in background:
             return True
         if background.is_for_nobody_but(request):

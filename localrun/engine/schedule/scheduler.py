@@ -221,6 +221,10 @@ class Scheduler:
             self.policy.charge(request.client, n_prefill=request.n_pending)
             self.waits.observe_start(n_tokens=request.n_tokens, n_cached=n_cached)
 
+    def at(self, seq: int) -> Request:
+        """Whoever runs in this sequence."""
+        return next(request for request in self.running if request.seq == seq)
+
     def move(self, request: Request, seq: int) -> None:
         """A running request goes on in another sequence."""
         request.seq = seq
