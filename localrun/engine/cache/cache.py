@@ -39,7 +39,7 @@ UNCOUNTED = 1 << 40
 # Large enough that one native copy is worth its call, small enough that what conversations do not share is not kept
 # twice and that the disk is read for what is needed.
 BLOCK_TOKENS = 256
-# What one call of `settle` saves in one pool.
+# What is saved and restored at once in one pool: the buffer for both is touched once, which takes longer than copies.
 PIECE_TOKENS = 2 * BLOCK_TOKENS
 # For fewer tokens a copy costs more than it saves.
 GAIN_TOKENS = 16
@@ -271,7 +271,7 @@ class Cache:
         if isinstance(self._layout, Streams) and seq < self._layout.n_main:
             self._begin_saving(seq)
         else:
-            self._save_parked(seq, PIECE_TOKENS, leaves=True)
+            self._save_parked(seq, at_once=False, leaves=True)
 
     def bring(self) -> tuple[int, int] | None:
         """Go on with a sequence that is being restored. Returns it, and how many tokens it has now; unless it is still
@@ -366,6 +366,7 @@ class Cache:
             assert n_held == tree.length(seq), f"sequence {seq} is in the tree with other tokens"
         assert self._saved <= parked - self.tiers.unsaved.keys(), "a sequence is to be saved that is saved"
         assert not (self._saved and self._running), "rows attend over what is saved"
+        assert self.coming.keys() <= self._running.keys(), "a sequence is being restored that does not run"
         if isinstance(layout, OnePool):
             held = {cell for seq in self._running for cell in layout.pool.cells_of(seq).tolist()}
             assert self._n_running_cells() == len(held), "cells of running sequences are counted twice or not at all"
@@ -457,7 +458,11 @@ class Cache:
         if not self.make_room(n_tokens - start):
             return start
         began_s = self._clock()
+        if start and not self._free and self.tiers.parked:
+            self._evict(next(iter(self.tiers.parked)))  # a piece is appended by way of a spare sequence
         spare = min(self._free, default=None) if self._layout.can_share else None
+        if start and spare is None:
+            return start
         saved = self.tiers.match(key, n_tokens).saved()
         missing = [(block, max(first, start), end) for block, first, end in saved.pieces if end > start]
         n_at_once = PIECE_TOKENS // BLOCK_TOKENS if spare is not None else max(1, len(missing))
@@ -559,8 +564,8 @@ class Cache:
         while self._saving is not None and self._saving.seq == seq and not self._saving.copy.has_left:
             self._go_on_saving(WAIT_S)
 
-    def _save_parked(self, seq: int, most_tokens: int = UNCOUNTED, *, leaves: bool = False) -> None:
-        """Save a parked sequence if it is to be saved, or so much of it. With `leaves` it leaves its cells then, where
+    def _save_parked(self, seq: int, *, at_once: bool = True, leaves: bool = False) -> None:
+        """Save a parked sequence if it is to be saved, or a piece of it. With `leaves` it leaves its cells then, where
         what is saved should not take any."""
         self._let_go(seq)
         if seq not in self.tiers.unsaved:
@@ -569,12 +574,12 @@ class Cache:
             del self.tiers.unsaved[seq]  # all of it has been read
             return
         layout = self._layout
-        if layout.can_cut:
-            is_saved = self._save(seq, self._keys[seq], self.cells.length(seq), most_tokens)
-        else:
-            is_saved = self._save_whole(seq)
-        if is_saved is None:
-            return
+        is_saved: bool | None = None
+        while is_saved is None:
+            key, n_tokens = self._keys[seq], self.cells.length(seq)
+            is_saved = self._save(seq, key, n_tokens) if layout.can_cut else self._save_whole(seq)
+            if is_saved is None and not at_once:
+                return
         del self.tiers.unsaved[seq]
         if not is_saved or not leaves or isinstance(layout, Streams):
             return
@@ -605,14 +610,13 @@ class Cache:
         ranges = list(pairwise([*range(start, end, BLOCK_TOKENS), end]))
         return _Missing(parent, crumb, ranges, is_all if end == n_tokens else None)
 
-    def _save(
-        self, seq: int, key: Key, n_tokens: int, most_tokens: int = UNCOUNTED, cut: _Saving | None = None
-    ) -> bool | None:
-        """Save what is not saved yet of the first `n_tokens`, which a sequence holds; in one pool no more than
-        `most_tokens` of it. False if not all of it fits, None if there is more to save. `cut`: a thread has it already.
-        """
-        tiers, is_one_pool = self.tiers, self._layout.can_share
-        missing = self._missing(key, n_tokens, most_tokens if is_one_pool else UNCOUNTED)
+    def _save(self, seq: int, key: Key, n_tokens: int, cut: _Saving | None = None) -> bool | None:
+        """Save what is not saved yet of the first `n_tokens`, which a sequence holds; in one pool a piece of it. False
+        if not all of it fits, None if there is more to save. `cut`: a thread has it already."""
+        tiers = self.tiers
+        spare = min(self._free, default=None) if self._layout.can_share else None
+        # Without a spare sequence every piece would be an export of everything.
+        missing = self._missing(key, n_tokens, UNCOUNTED if spare is None else PIECE_TOKENS)
         ranges, parent = missing.ranges, missing.parent
         if not ranges:
             return missing.is_all
@@ -621,7 +625,6 @@ class Cache:
         if missing.crumb is not None:
             tiers.drop(missing.crumb)
         began_s = self._clock()
-        spare = min(self._free, default=None) if is_one_pool else None
         slices: Generator[State] = (
             (state for state in cut.copy.states) if cut else self._layout.save(seq, ranges, spare)
         )
@@ -634,7 +637,7 @@ class Cache:
         tiers.save.note(spent_s / (ranges[-1][1] - ranges[0][0] if spare is not None else n_tokens))
         return missing.is_all
 
-    def _save_whole(self, seq: int) -> bool | None:
+    def _save_whole(self, seq: int) -> bool:
         """Keep the state of a sequence, unless a checkpoint shortly before it is as good. False if it does not fit."""
         assert isinstance(self._layout, Wholes)
         tiers, key, n_tokens = self.tiers, self._keys[seq], self.cells.length(seq)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from localrun.engine.cache import cache
 from localrun.engine.cache.cache import GAIN_TOKENS, PIECE_TOKENS, SCARCE_PART, Cache
 from localrun.engine.cache.cells import COMPACT_CELLS, COMPACT_RATIO, MOVE_TOKENS, PoolCells
 from localrun.engine.cache.tiers import Tiers
@@ -207,6 +210,32 @@ def test_of_what_is_saved_only_what_the_cells_lack_is_brought():
     assert bench.cells.n_shared == 300
     assert bench.backend.tokens_of(seq) == [*chat, *TAIL]
     assert bench.backend.tokens_of(system) == chat[:300]
+
+
+@pytest.mark.parametrize("is_parked", [False, True], ids=["all run", "one is parked"])
+def test_what_comes_piece_by_piece_needs_a_spare_sequence_and_does_without_the_rest_if_there_is_none(
+    is_parked: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cache, "BRING_S", 0.0)
+    bench = Bench(n_cells=4096, n_seqs=3)
+    chat = [number % 249 for number in range(1500)]
+    bench.park(chat)
+    bench.settle()
+    bench.start(A)
+    lease = bench.cache.acquire(Key([*chat, *TAIL]))
+    assert lease is not None
+    assert (lease.n_here, lease.n_cached) == (PIECE_TOKENS, 1500)
+    other, _ = bench.start(B)
+    if is_parked:
+        bench.cache.release(other, len(B))
+    brought = []
+    while bench.cache.coming:
+        brought.append(bench.cache.bring())
+        bench.check()
+    expected = [2 * PIECE_TOKENS, 1500] if is_parked else [PIECE_TOKENS]
+    assert brought == [(lease.seq, n_tokens) for n_tokens in expected]
+    assert bench.backend.tokens_of(lease.seq) == chat[: expected[-1]]
+    assert bench.cache.match(Key(B)) == 59, "it went to memory"
 
 
 def test_a_piece_that_is_refused_ends_what_comes_back_and_is_thrown_away():
