@@ -199,3 +199,25 @@ def test_a_prompt_that_is_done_is_not_taken_home_when_that_would_make_the_stream
     run.step()
     assert run.backend.background.is_busy is not is_taken
     assert len(run.tokens[0]) == n_tokens + 1, "nobody waits for a batch that is over"
+
+
+@pytest.mark.parametrize("has_streams", [True, False])
+def test_a_few_tokens_deep_in_a_prompt_go_to_the_background_beside_streams_alone(has_streams: bool):
+    """There they would hold them up; alone they are done sooner without being copied."""
+    run = harness(n_cells=16384, n_batch=512, background_looks=1)
+    deep = [97 + at % 20 for at in range(3000)]
+    run.submit(1, deep, n_predict=2)
+    run.run()
+    if has_streams:
+        start_stream(run, 5)
+    run.submit(9, [*deep, *[70] * 50], n_predict=2)
+    run.step()
+    assert (next(r for r in run.engine.scheduler.running if r.id == 9).is_away) is has_streams
+    run.run()
+    assert run.tokens[9] == expected_output([*deep, *[70] * 50], 2)
+
+
+def start_stream(run: Harness, request_id: int) -> None:
+    run.submit(request_id, [65] * 20, n_predict=120)
+    while len(run.tokens.get(request_id, [])) < 3:
+        run.step()

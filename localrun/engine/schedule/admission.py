@@ -67,12 +67,14 @@ class Admission:
         return request
 
     def goes_to_background(self, n_new: int, depth: int) -> bool:
-        """Whether a prompt with so many tokens to compute, from `depth` on, is computed in the background."""
+        """Whether a prompt with so many tokens to compute, from `depth` on, is computed in the background. Without
+        streams nobody waits for the last few of a long one, which are done sooner without two copies."""
         background = self._backend.background
         if background is None:
             return False
-        target_s = self._scheduler.target_s or self._target_itl_s
-        return background.takes(n_new, self._scheduler.budget.direct_tokens(target_s, depth))
+        target_s = self._scheduler.target_s
+        at_depth = depth if target_s is not None else 0
+        return background.takes(n_new, self._scheduler.budget.direct_tokens(target_s or self._target_itl_s, at_depth))
 
     def start(self, cache: Cache, now_s: float) -> Iterator[Admitted]:
         """Start waiting requests while slots and cells last, next first. One that comes later may take the slot again
