@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from localrun.engine.backend import Batch, DecodeFailed, NoRoom
 from localrun.engine.request import Request
-from localrun.engine.schedule.budget import TILE_ROWS, CostModel, best_size
+from localrun.engine.schedule.budget import TILE_ROWS, CostModel, best_size, untried_rows
 from localrun.engine.schedule.policy import Want, deal
 from localrun.engine.schedule.scheduler import Grant, fill_batch
 
@@ -186,6 +186,8 @@ class Background:
 
     def _n_rows(self, depth: float, target_s: float | None) -> int:
         capacity = self.worker.batch.capacity
+        if not self._cost.has_seen(depth):
+            return min(capacity, max(TILE_ROWS, 8 * untried_rows(depth) // TILE_ROWS * TILE_ROWS))
         if not self._cost.is_warm:
             return min(capacity, 8 * TILE_ROWS)
         allowed_s = min(BATCH_S, BATCH_TARGETS * target_s) if target_s else BATCH_S

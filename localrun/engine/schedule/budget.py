@@ -56,9 +56,13 @@ class CostModel:
     def is_warm(self) -> bool:
         return self._n_seen >= _WARM_UP
 
+    def has_seen(self, depth: float) -> bool:
+        """Whether there was anything like so deep a prompt."""
+        return depth <= 2 * self._deepest + _DEPTH_UNIT
+
     def knows(self, depth: float) -> bool:
-        """Whether anything like so deep a prompt was seen."""
-        return self.is_warm and depth <= 2 * self._deepest + _DEPTH_UNIT
+        """Whether what is predicted at this depth is worth something."""
+        return self.is_warm and self.has_seen(depth)
 
     def predict_s(self, n_rows: int, depth: float) -> float:
         """Seconds that so many rows from `depth` on are expected to take; always positive."""
@@ -162,7 +166,7 @@ class Budget:
         """Prompt rows of one step before it is the streams' turn, in `left_s` seconds; 0 when there is no time for any.
         There may be time for several steps."""
         if not self._beside.knows(depth):
-            return min(self.batch_rows, _untried_rows(depth)) if left_s > 0 else 0
+            return min(self.batch_rows, untried_rows(depth)) if left_s > 0 else 0
         limit = min(self.batch_rows, max(TILE_ROWS, 2 * self._last_rows))
         quick = [n_rows for n_rows in sizes(limit) if self._beside.predict_s(n_rows, depth) <= left_s]
         if quick:
@@ -174,7 +178,7 @@ class Budget:
         """Prompt rows of one turn, whatever they take, or prompts would never be done: those that take twice as long as
         a single one. Where reading the weights takes longest that is a good many, deep in a prompt it is a few."""
         if not self._beside.knows(depth):
-            return min(SMALL_ROWS[0], _untried_rows(depth))
+            return min(SMALL_ROWS[0], untried_rows(depth))
         allowed_s = 2 * self._beside.predict_s(1, depth)
         among = (SMALL_ROWS[0], *FEW_ROWS)
         return next(n_rows for n_rows in among if n_rows == 1 or self._beside.predict_s(n_rows, depth) <= allowed_s)
@@ -183,7 +187,7 @@ class Budget:
         """Whether all of a short prompt's rows may be computed at once where there is time for `part_rows`: a pass for
         each part costs more, but streams wait for all of it."""
         if not self._beside.knows(depth):
-            return n_rows <= _untried_rows(depth)
+            return n_rows <= untried_rows(depth)
         return self._beside.predict_s(n_rows, depth) <= max(left_s, 2 * self._beside.predict_s(part_rows, depth))
 
     def direct_tokens(self, target_s: float, depth: int = 0) -> int:
@@ -193,11 +197,11 @@ class Budget:
         if target_s == 0:
             return TILE_ROWS
         if not self._beside.knows(depth):
-            return _untried_rows(depth)
+            return untried_rows(depth)
         return max((n for n in sizes(TILE_ROWS) if self._beside.predict_s(n, depth) <= target_s), default=1)
 
 
-def _untried_rows(depth: float) -> int:
+def untried_rows(depth: float) -> int:
     """Rows to begin with where nothing is known: a tile at the beginning of a prompt, later fewer."""
     return max(1, int(TILE_ROWS * _DEPTH_UNIT / (_DEPTH_UNIT + depth)))
 

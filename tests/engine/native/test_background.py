@@ -205,3 +205,12 @@ def test_what_a_batch_took_is_learned_and_outlives_the_worker():
     learned = of(backend).recompute_s(0, 100)
     backend.rebuild(split=True)
     assert of(backend).recompute_s(0, 100) == learned
+
+
+def test_a_depth_that_was_never_seen_is_tried_with_fewer_rows_and_then_known():
+    backend = opened(n_batch=1024)
+    background = Background(of(backend).worker, CostModel())
+    rows = [background._n_rows(depth, 0.14) for depth in (0, 4096, 30_000)]
+    assert rows == [512, 64, 64], "a single operation of so deep a batch cannot be interrupted"
+    background._cost.observe(64, 4096, 0.05)
+    assert background._n_rows(4096, 0.14) == 512
