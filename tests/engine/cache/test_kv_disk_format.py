@@ -110,3 +110,11 @@ def test_what_the_format_cannot_hold_is_a_value_error() -> None:
 def test_one_usual_read_covers_a_usual_header() -> None:
     header = disk_format.pack(record(list(range(256))), b"", FINGERPRINT)
     assert len(header) == disk_format.USUAL_HEADER_BYTES
+
+
+def test_a_named_root_is_no_parent():
+    tokens, root = [1, 2, 3], b"r" * 16
+    named = DiskRecord(segment_key(root, 0, tokens), b"", 0, tokens, np.empty(0, np.int32), False, root)
+    header = disk_format.pack(named, b"payload", FINGERPRINT)
+    found = disk_format.parse(header, len(header) + 7, FINGERPRINT).record
+    assert (found.key, found.parent_key, found.root) == (named.key, b"", root)

@@ -558,3 +558,15 @@ def test_clearing_memory_forgets_parked_and_saved_prefixes_and_spares_running_on
     bench.check()
     assert [bench.cache.match(Key(tokens)) for tokens in (A, B)] == [0, 0]
     assert bench.backend.tokens_of(seq) == C
+
+
+def test_what_another_adapter_computed_is_nobodys_beginning():
+    bench = Bench()
+    bench.park(A)
+    seq, _ = bench.start(B)
+    assert bench.cache.match(Key(A, b"adapter")) == 0
+    assert not bench.cache.follow(seq, Key(B + TAIL, b"adapter"), 0)
+    lease = bench.cache.acquire(Key(A, b"adapter"))
+    assert lease is not None
+    assert lease.n_cached == 0
+    bench.check()

@@ -197,6 +197,24 @@ def test_a_restart_deletes_orphans_and_the_second_of_two_that_begin_alike():
     assert kept(again, A + B, C) == [0, 10]
 
 
+def test_a_restart_keeps_realms_apart():
+    disk = MemoryDisk()
+    store = Tiers(100, disk)
+    save(store, A)
+    other = Key(A + B, b"adapter")
+    parent = store.tree.graft(None, 0, A, root=other.root)
+    assert store.keep(parent, b"x" * 10)
+    assert store.keep(store.tree.graft(parent, 10, B), b"y" * 10)
+    store.flush(1.0, time.monotonic)
+    again = Tiers(100, disk)
+    again.check_integrity()
+    assert kept(again, A + B) == [10]
+    found = again.match(other, 20).saved()
+    assert found.n_tokens == 20
+    assert [again.load(block) for block in found.blocks] == [b"x" * 10, b"y" * 10]
+    assert again.match(Key(A, b"another"), 10).n_tokens == 0
+
+
 def test_a_disk_that_refuses_writes_is_read_and_not_counted_on():
     disk = MemoryDisk()
     store = Tiers(10, disk)
