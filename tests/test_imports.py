@@ -77,7 +77,7 @@ ENGINE_ROOMS = {
 NOT_PURE = {
     *("answers", "engine", "process", "pipes", "fake", "tools", "embedding.fake", "embedding.process"),
     *("sample.grammars", "sample.grammar_library", "sample.gbnf"),
-    *("cache.disk", "cache.disk_files", "cache.kv_disk_open"),
+    *("cache.disk", "cache.disk_files"),
     *(f"native.{name}" for name in ("context", "embedder", "library", "llama", "model", "sampler", "worker")),
 }
 IMPURE = {

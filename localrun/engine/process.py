@@ -22,8 +22,8 @@ from typing import BinaryIO
 from localrun import framing, processors, thread_choice, wire
 from localrun.engine import pipes
 from localrun.engine.backend import Backend
+from localrun.engine.cache.disk import open_disk
 from localrun.engine.cache.disk_files import library_build
-from localrun.engine.cache.kv_disk_open import open_disk
 from localrun.engine.embedding.inputs import Embedder
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial, plan_threads

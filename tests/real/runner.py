@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from localrun.engine.cache.disk import open_disk
 from localrun.engine.cache.disk_files import library_build
-from localrun.engine.cache.kv_disk_open import open_disk
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.library import library_folder
 from localrun.engine.native.llama import LlamaBackend

@@ -29,18 +29,20 @@ from pathlib import Path
 import numpy as np
 
 from localrun import kv_folders
-from localrun.engine.backend import State
+from localrun.engine.backend import Backend, State
 from localrun.engine.cache.disk_files import (
     DIGEST_BYTES,
     USUAL_HEADER_BYTES,
     Damaged,
     Header,
     KvDiskFiles,
+    fingerprint,
     now_ns,
     pack,
 )
 from localrun.engine.cache.disk_record import DiskRecord
-from localrun.kv_folders import SavedFile
+from localrun.kv_folders import About, SavedFile
+from localrun.wire import Open
 
 log = logging.getLogger("localrun.engine")
 
@@ -444,3 +446,27 @@ def _below_their_parents(headers: list[Header], limit_bytes: int) -> tuple[list[
         reached += level
         level = [child for header in level for child in children.pop(header.record.key, [])]
     return reached, orphans + [header for rest in children.values() for header in rest]
+
+
+def open_disk(opened: Open, backend: Backend, library_build: Callable[[], str]) -> KvDisk | None:
+    """The disk tier for a model and the backend's build; None when it is off. An engine without one works as well, so
+    whatever stands in the way is one line in the log, and None."""
+    if not opened.disk_cache_bytes or not opened.kv_folder:
+        return None
+    parameters = {"kv_type": opened.kv_type, "memory": backend.memory_kind.value, "backend": backend.name}
+    if not opened.use_extra_bufts:  # what the quick kernels computed may be the reason for doing without them
+        parameters["kernels"] = "plain"
+    try:
+        build = library_build()
+        if opened.adapters:
+            files = [fingerprint(Path(path), build=build, parameters={}) for path in opened.adapters]
+            parameters["adapters"] = " ".join(file.hex() for file in files)
+        return KvDisk(
+            Path(opened.kv_folder),
+            fingerprint=fingerprint(Path(opened.model_path), build=build, parameters=parameters),
+            about=About(model=opened.model, model_path=opened.model_path, build=build, created_at_s=time.time()),
+            limit_bytes=opened.disk_cache_bytes,
+        )
+    except OSError as error:
+        log.warning("prefixes are not kept on disk: %s", error)
+        return None

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localrun.engine.cache import kv_disk_open
+from localrun.engine.cache.disk import open_disk
 from localrun.engine.fake import FakeBackend
 from localrun.engine.native.llama import LlamaBackend
 from localrun.errors import BadModelFile
@@ -56,7 +56,7 @@ def test_state_on_disk_belongs_to_the_adapters_too(tiny_gguf: Path, tmp_path: Pa
             kv_folder=str(tmp_path / "kv"), adapters=tuple(str(path) for path in adapters),
         )  # fmt: skip
         before = set((tmp_path / "kv").glob("*"))
-        disk = kv_disk_open.open_disk(opened, FakeBackend(n_cells=256, n_seqs=2, n_batch=32), lambda: "build")
+        disk = open_disk(opened, FakeBackend(n_cells=256, n_seqs=2, n_batch=32), lambda: "build")
         assert disk is not None
         disk.close()
         (new,) = set((tmp_path / "kv").glob("*")) - before
