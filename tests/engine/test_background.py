@@ -35,7 +35,7 @@ def start_streams(run: Harness, count: int) -> None:
 
 
 def test_streams_go_on_while_a_long_prompt_is_computed():
-    run = harness(background_looks=6)
+    run = harness(background_looks=12)
     start_streams(run, 2)
     run.submit(9, LONG, n_predict=4)
     before = len(run.tokens[0])
@@ -221,3 +221,16 @@ def start_stream(run: Harness, request_id: int) -> None:
     run.submit(request_id, [65] * 20, n_predict=120)
     while len(run.tokens.get(request_id, [])) < 3:
         run.step()
+
+
+@pytest.mark.parametrize("target_itl_s", [0.005, 0.02])
+def test_a_prompt_that_is_done_comes_home_though_the_stream_s_turn_is_always_near(target_itl_s: float):
+    run = harness(n_cells=4096, target_itl_s=target_itl_s)
+    assert target_itl_s < BRING_HOME_S
+    run.submit(0, [65] * 20, n_predict=700)
+    while len(run.tokens.get(0, [])) < 3:
+        run.step()
+    run.submit(9, LONG, n_predict=4)
+    while 9 not in run.finals:
+        run.step()
+    assert len(run.tokens[0]) < 100

@@ -128,6 +128,7 @@ class Cache:
         self._saving: _Saving | None = None
         self.coming: dict[int, int] = {}  # running sequences that are still being restored, and up to where
         self._saved: set[int] = set()  # of the parked ones, where they leave their cells because of that
+        self._last_piece: tuple[Key | None, int] = None, 0  # whose it was, and where it began
 
     @property
     def cells(self) -> Cells:
@@ -622,6 +623,10 @@ class Cache:
             return missing.is_all
         if cut is not None and cut.ranges != ranges:
             return None  # it was cut for what was missing then
+        if missing.is_all is None:
+            (last_key, last_start), self._last_piece = self._last_piece, (key, ranges[0][0])
+            if last_key is key and ranges[0][0] <= last_start:
+                return False  # what was saved is lost already: that would go on for ever
         if missing.crumb is not None:
             tiers.drop(missing.crumb)
         began_s = self._clock()

@@ -79,7 +79,8 @@ class LlamaWorker:
         self._paused = threading.Event()
         # Held while a batch ends and while one begins: a late "paused" of the one would answer for the other.
         self._ending = threading.Lock()
-        self._may_run = threading.Event()
+        # One for each answer to a pause. With a flag a worker that is slow to look would sleep through it, for ever.
+        self._may_run = threading.Semaphore(0)
         self._is_pause_wanted = False
         self._is_halt_wanted = False
         self._error: Exception | None = None
@@ -125,7 +126,6 @@ class LlamaWorker:
         if not self.is_busy or self._done.is_set():
             yield
             return
-        self._may_run.clear()
         self._paused.clear()
         self._is_pause_wanted = True
         if self._done.is_set():  # ended in between: nobody will answer
@@ -135,7 +135,8 @@ class LlamaWorker:
             yield
         finally:
             self._is_pause_wanted = False
-            self._may_run.set()
+            if not self._done.is_set():  # else the batch ended instead
+                self._may_run.release()
 
     def close(self) -> None:
         """End the thread and free the context."""
@@ -182,7 +183,7 @@ class LlamaWorker:
         if self._is_pause_wanted:
             paused_at_s = time.perf_counter()
             self._paused.set()
-            self._may_run.wait()
+            self._may_run.acquire()
             self._paused_s += time.perf_counter() - paused_at_s
         if self._needed_bytes and not self._is_halt_wanted:
             # The prompt's state is copied to the streams when it is done, and they wait for that.

@@ -251,3 +251,31 @@ def test_without_a_spare_sequence_everything_is_exported_and_nothing_lost():
     assert bench.backend.exported == [len(SYSTEM)]
     assert bench.saved(SYSTEM).n_tokens == len(SYSTEM)
     bench.cache.check_integrity()
+
+
+def test_a_disk_that_loses_what_it_was_given_is_not_tried_for_ever():
+    """One that is short of space takes every write, and the file never comes to be."""
+
+    class Short(MemoryDisk):
+        def take_lost(self) -> list[bytes]:
+            for key in list(self.data):
+                self.lose(key)
+            return super().take_lost()
+
+    backend = Backend()
+    cache = Cache(backend, Tiers(0, Short()), iter(range(1 << 30)).__next__)
+    tokens = [number % 251 for number in range(3 * PIECE_TOKENS)]
+    lease = cache.acquire(Key(tokens))
+    assert lease is not None
+    batch, count = backend.batch, len(tokens)
+    batch.token[:count], batch.pos[:count], batch.seq[:count] = tokens, range(count), lease.seq
+    backend.decode(count)
+    cache.cells.place([lease.seq] * count)
+    cache.grow(lease.seq, count)
+    cache.tiers.park(lease.seq, 0)
+    del cache._running[lease.seq]
+    for _ in range(5):
+        cache.settle()
+    assert not cache.can_settle
+    assert cache.match(Key([*tokens, 1])) == count, "it stays in its cells"
+    cache.check_integrity()

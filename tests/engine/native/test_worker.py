@@ -132,13 +132,44 @@ def test_the_end_of_one_batch_does_not_answer_for_a_pause_of_the_next(
         for start in (0, 90):
             begin(backend, PROMPT[:90], start=start)
             with worker.paused():
-                assert not worker._may_run.is_set()
                 asked = worker._pieces._n_asked
                 time.sleep(0.01)
                 assert worker._pieces._n_asked == asked, "the background computes while it is paused"
             while not worker.is_over():
                 pass
             worker.finish()
+
+
+def test_a_worker_that_is_slow_to_wait_answers_the_next_pause_too(
+    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+):
+    """It says that it is paused, loses its processor, and comes back when the step is over and the next one begins."""
+    worker = worker_of(backend)
+
+    class SlowOnce(threading.Event):
+        is_next = threading.Event()
+        n_said = n_waits = 0
+
+        def set(self) -> None:
+            super().set()
+            self.n_said += 1
+            if self.n_said == 1 and not worker._done.is_set():
+                self.is_next.wait()
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.n_waits += 1
+            if self.n_waits == 2:
+                self.is_next.set()
+            assert super().wait(5.0), "the pause is never answered"
+            return True
+
+    monkeypatch.setattr(worker, "_paused", SlowOnce())
+    monkeypatch.setattr(worker, "_pieces", Pieces())  # which begin short
+    begin(backend, PROMPT[:-1])
+    for _ in range(2):
+        with worker.paused():
+            pass
+    finish(backend)
 
 
 def test_nobody_touches_a_sequence_of_the_background_while_it_is_computed(backend: LlamaBackend):
