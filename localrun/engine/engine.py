@@ -1,9 +1,9 @@
 """The hot loop: one `step` is collect, admit, plan, compute, report.
 
-Owner: the engine process's main thread; nothing here is thread-safe. The clock is passed in, so a test can own time.
-Where the backend can, long prompts are computed in the background, and a step is the streams' and the short prompts'
-alone. While nobody comes or goes a step is the one before once more (`Scheduler.steady_plan`), and nothing that the
-main thread does in it takes time by the number of cells.
+Owner: the engine process's main thread; nothing here is thread-safe. The clock is passed in, so tests control time. If
+the backend has a background, long prompts are computed there, and a step serves only streams and short prompts. While
+no request arrives or ends, a step repeats the previous plan (`Scheduler.steady_plan`), and nothing that the main thread
+does in it takes time proportional to the number of cells.
 
 Invariant: every submitted request gets exactly one final delta.
 Does not: read or write pipes (`pipes.py`), choose tokens (`answers.py`), or decide (`scheduler.py`, `admission.py`).

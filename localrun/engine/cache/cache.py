@@ -1,23 +1,26 @@
-"""The cache of prompts: a sequence's life, from what is found of its prompt to what is kept of it.
+"""The prefix cache: a sequence's life, from what is found of its prompt to what is kept of it.
 
 Owner: the engine's main thread. A sequence id is *free*, *running* (a request owns it, from `acquire` to `release` or
-`forget`) or *parked*: a finished request's tokens stay in their cells until these are needed. What is worth it is
-saved to memory and disk in *blocks*, a piece at a time beside the steps (`settle`), and comes back in about a hundredth
-of the time that computing it took. How a prompt is begun depends on where sequences lie (`cells.py`):
+`forget`) or *parked*: a finished request's tokens stay in their cells until the cells are needed. What is worth saving
+is saved to memory and disk in *blocks*, a piece at a time beside the steps (`settle`). Restoring it takes about a
+hundredth of the time that computing it took. How a prompt begins depends on the layout (`cells.py`):
 
-* One pool: it shares the cells of whoever has most of it. Every row attends over the whole span, so parked sequences
-  leave their cells as soon as nobody runs, or when looking at them has cost the running ones as much as the copies
-  take; on a GPU, which reads cells quickly, when cells run short. What lies behind a hole is moved into it.
-* Streams: a parked sequence is gone on with, what runs is copied. A request with a long way to go begins in a sequence
-  of the *background*, which cannot be touched while that is busy, and comes home to a stream when its prompt is done.
-* Wholes: a parked sequence that the prompt continues is gone on with; else the longest checkpoint is restored
-  (`checkpoints.py`). What was saved keeps its cells only while nothing runs.
+* One pool: the prompt shares the cells of the sequence that holds most of it. Every row attends over the whole span, so
+  parked sequences leave their cells as soon as nothing runs, or once attending over them has cost the running ones as
+  much as the copies take. On a GPU, which reads cells quickly, they leave when cells run short. Cells behind a hole are
+  moved into it.
+* Streams: a parked sequence is continued, a running one is copied. A request with many tokens to compute begins in a
+  sequence of the *background*, which nobody may touch while the background is busy, and moves to a stream when its
+  prompt is done.
+* Wholes: a parked sequence is continued if the prompt starts with all of it; otherwise the longest checkpoint is
+  restored (`checkpoints.py`). Saved sequences keep their cells only while nothing runs.
 
-A request that outgrows its stream brings one pool for all; what the others computed waits in memory while the native
-context changes. Split comes back when there is no such request any more, and nothing runs, or for some time.
+When a request outgrows its stream, the layout becomes one pool for all; what the others computed waits in memory while
+the native context is rebuilt. The cells are split again once no such request is left and either nothing runs or some
+time has passed.
 
-Invariant: for every sequence, backend, book of cells and tree agree on its tokens (`check_integrity`).
-Does not: decide who runs (`scheduler.py`), or what goes when memory is short (`tiers.py`). Its clock is given.
+Invariant: for every sequence, the backend, the book of cells and the tree agree on its tokens (`check_integrity`).
+Does not: decide who runs (`scheduler.py`), or what to evict when memory is short (`tiers.py`). Its clock is passed in.
 """
 
 from __future__ import annotations

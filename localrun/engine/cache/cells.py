@@ -2,10 +2,9 @@
 
 Owner: the engine's main thread. A layout changes its book and the backend's cells in one call, so the two never differ:
 
-* `OnePool`: every row attends over the used span of one pool, empty cells and other people's included. What prompts
-  have in common is shared: a cell may belong to several sequences.
-* `Streams`: a sequence has a stream of cells of its own, and its rows attend over that alone. What prompts have in
-  common is copied.
+* `OnePool`: every row attends over the used span of one pool, including empty cells and those of other sequences.
+  Prompts share their common prefixes: a cell may belong to several sequences.
+* `Streams`: each sequence has its own stream of cells, and its rows attend only over that. Common prefixes are copied.
 * `Wholes`: one pool whose sequences can be neither cut nor shared (sliding windows, recurrent and hybrid layers).
 
 Does not: know which tokens lie there (`tree.py`), or decide anything (`cache.py`).

@@ -1,13 +1,17 @@
 """Where whole states are worth saving, and which of them are kept. Pure.
 
-The state of some models (sliding windows, recurrent and hybrid layers) cannot be cut back to a common beginning. So it
-is saved as a *checkpoint* where a later prompt is likely to part from this one or to go on: after the first message
-(the system prompt, which conversations share), after the last two that the prompt holds (an edited or dropped answer),
-where it parts from an earlier prompt (what two have in common a third may have too), before its last token (the same
-prompt again), and at the end of the request (the next turn). A step ends exactly at a checkpoint, and there is none
-where computing the tokens since the one before is faster than the copy.
+The state of some models (sliding windows, recurrent and hybrid layers) cannot be cut back to a common prefix. It is
+therefore saved as a *checkpoint* where a later prompt is likely to continue or to diverge:
 
-Of one conversation the first checkpoint is kept, the last few, and those that several requests started from.
+* after the first message (the system prompt, which conversations share);
+* after the last two messages that the prompt holds (an edited or dropped answer);
+* where it diverges from an earlier prompt (a third prompt may share that prefix too);
+* before its last token (the same prompt again);
+* at the end of the request (the next turn).
+
+A step ends exactly at a checkpoint. No checkpoint is made where computing the tokens since the previous one is faster
+than the copy. For each conversation, the first checkpoint is kept, the last few, and those from which several requests
+started.
 
 Does not: save anything (`cache.py`), or decide which checkpoint goes when memory is short (`tiers.py`).
 """

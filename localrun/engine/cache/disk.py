@@ -1,14 +1,14 @@
 """The disk tier: saved segments that survive the process. `disk_record.DiskTier` over a folder of files.
 
-Owner: the engine's main thread calls it; a background thread writes, deletes, notes uses and keeps the bound, in the
-order in which that was asked for. A lock guards the index of entries, never held while a file is touched. A read comes
-straight from the file, on the caller's thread: milliseconds from the page cache.
+Owner: the engine's main thread calls it. A background thread writes, deletes, notes uses and enforces the size limit,
+in the order of the calls. A lock guards the index of entries and is never held while a file is touched. Reads go
+straight to the file, on the caller's thread: milliseconds from the page cache.
 
-How it fails: what is damaged, gone, foreign or refused is a miss. A write that the system refuses turns writing off for
-the rest of the process, with one line in the log; a write that finds the disk busy (`BACKLOG_BYTES` waiting) is dropped
-and counted. Other processes may write, evict and clear in the same folder at the same time: an entry is known by the
-digest of its header, so one that another process put in the place of ours is a miss too. What a survey no longer
-finds, or could not be written after all, leaves the index and is told by `take_lost`.
+How it fails: damaged, missing, foreign or refused entries are misses. If the system refuses a write, writing is off for
+the rest of the process, with one line in the log. A write that finds the disk busy (`BACKLOG_BYTES` waiting) is dropped
+and counted. Other processes may write, evict and clear in the same folder at the same time. An entry is identified by
+the digest of its header, so if another process has put its own entry in place of ours, that is a miss too. Entries that
+a survey no longer finds, or that could not be written after all, leave the index and are reported by `take_lost`.
 
 Invariants: `size_bytes` is the sum over the index; an entry's parent was in the index when it was written.
 Does not: know the radix tree, or compare tokens (`tree.py` and `tiers.py` do).

@@ -1,11 +1,11 @@
 """One model's folder of saved segments: whole files in, verified bytes out.
 
-Called by the KV store's thread (reading) and by the background thread (everything else); it keeps no state, so both may
-call at once. The layout is in `localrun/kv_folders.py`.
+Called by the KV store's thread (reading) and by the background thread (everything else). It keeps no state, so both may
+call at once. `localrun/kv_folders.py` describes the folder's layout.
 
-Invariants: a segment's name appears with its whole contents or not at all, for they are written under a temporary name,
-synced, and renamed. Reading never waits (no pipes), never follows a link, and never takes more memory than the file has
-bytes.
+Invariants: a segment's name appears with its whole contents or not at all, because the contents are written under a
+temporary name, synced, and renamed. Reading never blocks (no pipes), never follows a link, and never takes more memory
+than the file has bytes.
 Does not: decide what to keep (`disk.py`).
 
 The bytes of one segment; numbers are little-endian. The payload is the backend's state bytes, exactly up to the end
@@ -29,12 +29,12 @@ of the file.
     +4m     16    BLAKE2b of everything before, 16 bytes of digest
     then          payload
 
-The header's digest names the whole entry, for it covers the payload's checksum and length. CRC-32 is for the payload
-because it is the fastest that comes with Python (8 MB: 1.1 ms against 3.8 for SHA-256 and 5.6 for BLAKE2b) and finds
-every damage of up to 32 bits in a row, and others but one in four billion. It is no protection against somebody who may
-write into the folder; that is what the folder's mode is for.
+The header's digest identifies the whole entry, because it covers the payload's checksum and length. The payload uses
+CRC-32, the fastest checksum that comes with Python (8 MB: 1.1 ms against 3.8 for SHA-256 and 5.6 for BLAKE2b). It finds
+every error of up to 32 bits in a row, and misses one in four billion of the others. It does not protect against
+somebody who may write to the folder; the folder's mode does that.
 
-Invariant: nothing is allocated by a number of the file before that number is compared with the file's length.
+Invariant: nothing is allocated by a number from the file before that number is compared with the file's length.
 """
 
 from __future__ import annotations

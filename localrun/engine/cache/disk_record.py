@@ -1,9 +1,9 @@
-"""What the disk tier keeps and what it promises, without how: shared by the KV store and by tests. Pure.
+"""What the disk tier stores and guarantees, without how: shared by the KV store and by tests. Pure.
 
 A record describes one saved segment of a sequence: the tokens [start, start + len(tokens)) of a path from the root, and
 how the backend's state bytes for them are laid out. Its key names it and its place under its parent.
 
-Invariant: a key is a name, never a proof. Whoever finds a record by its key compares parent, start and tokens.
+Invariant: a key is a name, never a proof. Code that finds a record by its key compares parent, start and tokens.
 Does not: touch files (`disk.py`), or hold state bytes.
 """
 

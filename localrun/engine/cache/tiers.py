@@ -1,18 +1,19 @@
-"""What cells, memory and disk may keep, and who leaves them when they are full.
+"""What cells, memory and disk may hold, and what leaves them when they are full.
 
 Owner: the engine's main thread. Three budgets:
 
-* **Cells** keep *parked* sequences, which finished requests left. The one parked first goes first.
-* **Memory** keeps blocks within `limit_bytes`. When it is full the block with the least *rank* leaves, to disk if
-  there is one: recompute seconds per byte on top of a clock that rises to the rank of whatever left last. So what is
-  dear to compute stays longer, and what nobody used for long sinks whatever it cost (GreedyDual-Size: Cao and Irani,
-  "Cost-aware WWW proxy caching algorithms", 1997). A block leaves memory after those that hang below it.
-* **Disk** keeps files of all models, and decides itself (`disk.py`). It is written when something leaves memory, when
-  the engine has nothing else to do (`persist`), and at the end (`flush`); never in a step's way. What it loses
+* **Cells** hold *parked* sequences, which finished requests left. The one parked first goes first.
+* **Memory** holds blocks within `limit_bytes`. When it is full, the block with the lowest *rank* leaves, to disk if
+  there is one. The rank is recompute seconds per byte on top of a clock, and the clock rises to the rank of the block
+  that left last. So blocks that are expensive to compute stay longer, and blocks that have not been used for long sink
+  whatever they cost (GreedyDual-Size: Cao and Irani, "Cost-aware WWW proxy caching algorithms", 1997). A block leaves
+  memory only after those below it.
+* **Disk** holds files of all models, and evicts by itself (`disk.py`). It is written when a block leaves memory, when
+  the engine has nothing else to do (`persist`), and at the end (`flush`), but never in the way of a step. What it loses
   meanwhile leaves the tree too, unless its bytes are in memory.
 
 Invariant: `size_bytes`, the bytes in memory, is never above `limit_bytes`.
-Does not: make or cut states (`cache.py`), or know what computing costs: `recompute_s` is asked.
+Does not: make or cut states (`cache.py`), or know what computing costs: it asks `recompute_s`.
 """
 
 from __future__ import annotations

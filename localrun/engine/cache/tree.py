@@ -1,15 +1,16 @@
-"""Which tokens are where: one radix tree for the sequences in cells and for the bytes saved of them. Pure.
+"""Which tokens are where: one radix tree for the sequences in cells and for their saved bytes. Pure.
 
 A *node* stands for a run of tokens. It knows the sequences that have these tokens in their cells, the *block* of saved
-rows that they are a part of, and the whole state that was saved at its end. It is there as long as it has one of these,
-or a child. A node splits where two paths part and where a block, a state or a sequence ends, and is joined again when
-nothing parts there any more; bytes are never split.
+rows that they are part of, and the whole state that was saved at its end. A node exists as long as it has one of these
+or a child. It splits where two paths diverge and where a block, a state or a sequence ends, and is joined again when
+nothing diverges there any more. Bytes are never split.
 
-Blocks hang together: of what is saved everything before it is saved too, so it can be restored from position 0. A
-branch may begin inside the block that it hangs below. Whole states need no other.
+Blocks form chains: everything before a saved block is saved too, so it can be restored from position 0. A branch may
+begin inside the block above it. Whole states need no other block.
 
-Matching compares tokens, never hashes: a hit is a fact. It takes as long as the tokens are many, whatever is kept.
-Does not: count bytes or cells, or choose what goes (`tiers.py`).
+Matching compares tokens, never hashes, so a hit is certain. Its time depends on the number of tokens, not on how much
+is kept.
+Does not: count bytes or cells, or choose what to evict (`tiers.py`).
 """
 
 from __future__ import annotations

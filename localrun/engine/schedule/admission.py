@@ -1,7 +1,7 @@
-"""Who may wait, and who may start now: the next take slots and cells, from lower lanes if that is what it takes.
+"""Which requests may wait, and which may start now: the next in line get slots and cells, if need be from lower lanes.
 
 Owner: the engine's main thread. Time is passed in.
-Does not: order the queue (`scheduler.py`), or take a request off its slot itself: that is `preempt`, the engine's.
+Does not: order the queue (`scheduler.py`), or take a request off its slot itself: the engine's `preempt` does that.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Who is next: lanes, fairness between clients, aging, and who gives a slot up. Pure; time is an argument.
+"""Who is next: lanes, fairness between clients, aging, and who gives up a slot. Pure; time is an argument.
 
-A request has a *rank*: its lane's, lifted by one per `AGING_S` without service, and before all after `STARVED_S`. Of
-one rank the client with the least counted service goes first (the Virtual Token Counter of Sheng et al., OSDI 2024):
-the uncached prompt tokens when a request starts, and `OUTPUT_WEIGHT` for each output token. A client that becomes
-active is lifted to the least service of the active ones, so that idling saves up no credit.
+A request's *rank* is its lane's, raised by one per `AGING_S` without service; after `STARVED_S` it goes before all
+others. Within a rank, the client with the least counted service goes first (the Virtual Token Counter of Sheng et al.,
+OSDI 2024). Service is the uncached prompt tokens when a request starts, and `OUTPUT_WEIGHT` for each output token. A
+client that becomes active is raised to the least service of the active ones, so idling earns no credit.
 
-Without service means: since it waits and since its client last started a request in this lane. A client's own backlog
-is no reason to go before others, or whoever sends most would soon have the oldest requests.
+Time without service counts from when the request began to wait, or from when its client last started a request in this
+lane, whichever is later. A client's own backlog is no reason to go before others; otherwise the client that sends most
+would soon have the oldest requests.
 
 A waiting request takes the slot of a running one if its lane is above the rank that the running one started with. Each
-preemption counts as `PREEMPTION_AGE_S` of waiting, so a request of the lowest lane is preempted at most
-2 * AGING_S / PREEMPTION_AGE_S times before no lane is above it.
+preemption counts as `PREEMPTION_AGE_S` of waiting, so a request of the lowest lane is preempted at most 2 * AGING_S /
+PREEMPTION_AGE_S times before no lane is above it.
 
 Does not: know slots, cells or budgets.
 """

@@ -1,9 +1,9 @@
 """Who gets how many tokens of the next step. Pure: no backend, no clock.
 
-Every request has computed tokens catching up with known tokens; a step grants each running request some of what is
-pending. Chunked prefill, prefix hits and coming back from preemption are that one rule. Order: decodes first, always;
-then the prompts, which share the budget (`policy.py`). The step's latency target is the smallest among the streams
-that have one.
+Every request has computed tokens that catch up with its known tokens. A step grants each running request some of what
+is pending. Chunked prefill, prefix cache hits and the return from preemption are all this one rule. Decodes always come
+first; then the prompts share the budget (`policy.py`). The step's latency target is the smallest among the streams that
+have one.
 
 Invariant: a request is in exactly one of `waiting` and `running`, or ended.
 Does not: order or weigh requests itself (`policy.py`), or predict (`waits.py`).

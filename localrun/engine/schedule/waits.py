@@ -1,17 +1,17 @@
 """How long a request will wait for its first token. Pure; time is an argument.
 
-Three rates are learned from what happens, newer steps counting more: prompt rows per second of the steps that had some,
-seconds per token of a stream, and how often an answer ends at a token. With them the queue is played forward: slots
-come free when the running answers are expected to end, waiting requests take them in order, and prompts are computed
-one after another at the one rate that the machine has. A lane that may preempt takes its slot at once.
+Three rates are learned, with more weight for newer steps: prompt rows per second in steps that had some, seconds per
+token of a stream, and how often an answer ends at a token. With them the queue is simulated: slots become free when the
+running answers are expected to end, waiting requests take them in order, and prompts are computed one after another at
+the machine's one rate. A lane that may preempt takes its slot at once.
 
-Every token is taken to end an answer with the same probability h, so what an answer has behind it says nothing of what
-it has before it: (1 - exp(-h * n)) / h tokens of the n that its limit leaves. Answers that went to their limit count
-with their tokens and without an end, which makes h the maximum-likelihood estimate for an exponential distribution of
-lengths that the limits cut off.
+Every token is assumed to end an answer with the same probability h, so the length of an answer so far says nothing
+about the rest: (1 - exp(-h * n)) / h tokens of the n that its limit leaves. Answers that reached their limit count with
+their tokens but without an end. That makes h the maximum-likelihood estimate for an exponential distribution of lengths
+that the limits cut off.
 
-Does not: know the prefix cache (a share of prompts that came from it is learned instead), or count on cancels. What a
-preempted request needs when it comes back delays nobody here. A prediction is an estimate, not a promise.
+Does not: know the prefix cache (it learns the share of prompts that came from it instead), or expect cancels. The work
+of a preempted request that comes back is not counted as a delay for others. A prediction is an estimate, not a promise.
 """
 
 from __future__ import annotations
