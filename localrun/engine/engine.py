@@ -1,9 +1,9 @@
 """The hot loop: one `step` is collect, admit, plan, compute, report.
 
-Owner: the engine process's main thread; nothing here is thread-safe. The clock is passed in, so a test can own time.
-Where the backend can, long prompts are computed in the background, and a step is the streams' and the short prompts'
-alone. While nobody comes or goes a step is the one before once more (`Scheduler.steady_plan`), and nothing that the
-main thread does in it takes time by the number of cells.
+Owner: the engine process's main thread; nothing here is thread-safe. The clock is passed in, so tests control time. If
+the backend has a background, long prompts are computed there, and a step serves only streams and short prompts. While
+no request arrives or ends, a step repeats the previous plan (`Scheduler.steady_plan`), and nothing that the main thread
+does in it takes time proportional to the number of cells.
 
 Invariant: every submitted request gets exactly one final delta.
 Does not: read or write pipes (`pipes.py`), choose tokens (`answers.py`), or decide (`scheduler.py`, `admission.py`).
@@ -31,7 +31,7 @@ from localrun.wire import Finish, KvRun, Step, Submit
 
 log = logging.getLogger("localrun.engine")
 
-# A step that fails as a whole is tried again this often before the process gives up and lets itself be replaced.
+# After so many failed steps in a row the process gives up and lets the daemon replace it.
 MAX_FAILED_STEPS = 3
 
 
@@ -77,25 +77,25 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """True when nothing runs or waits, and no kept prefix is left to move or to write: the caller may sleep."""
+        """True when nothing runs or waits, and no kept prefix has to be moved or written: the caller may sleep."""
         is_tidy = self._is_checked and not self.cache.can_settle and not self.cache.tiers.can_persist
         return is_tidy and not self._requests and not self._report.has_deltas
 
     @property
     def may_hold(self) -> bool:
-        """Whether what the last step said may wait until the next one computes: that comes at once, and nobody waits
-        for anything before it."""
+        """Whether the last step's news may wait until the next step computes: the next one starts at once, and nothing
+        else is due before it."""
         is_steady = self.scheduler.steady_plan() is not None and not self.scheduler.waiting
         return self._backend.overlaps and is_steady and not self.cache.can_settle
 
     def overlap(self, meanwhile: Callable[[], None]) -> None:
-        """Call this while a step computes, where it `may_hold`."""
+        """Call `meanwhile` while a step computes, if the engine `may_hold`."""
         self._backend.meanwhile = meanwhile
 
     # --- requests come and go ----------------------------------------------------------------------------------
 
     def submit(self, submit: Submit, tokens: list[int]) -> None:
-        """A new request with its prompt (`prompt.tokens_of`); the list is the engine's from now on, and grows.
+        """Take a new request with its prompt (`prompt.tokens_of`). The engine owns the list from now on, and it grows.
 
         A refusal is reported by the next `step`.
         """
@@ -109,11 +109,11 @@ class Engine:
         self._report.submitted(request)
 
     def refuse(self, request_id: int, error: LocalrunError | None, *, n_prompt: int = 0) -> None:
-        """A request that never starts: its first and last delta says why; without an error, that it was cancelled."""
+        """A request never starts: its only delta says why, or without an error that it was cancelled."""
         self._report.refused(request_id, error, n_prompt=n_prompt)
 
     def cancel(self, request_id: int) -> None:
-        """End a request now; its computed prefix stays in the cache. An unknown id is a request that ended already."""
+        """End a request now; its computed prefix stays in the cache. An unknown id means that it has already ended."""
         request = self._requests.get(request_id)
         if request is not None:
             self._end(request, Finish.CANCELLED, self._clock())
@@ -124,7 +124,7 @@ class Engine:
         self.cache.clear(ram=ram, disk=disk)
 
     def close(self) -> None:
-        """End what runs, and save what was computed to memory, whence the store can write it to disk."""
+        """End all requests, and save what they computed to memory, from where the store can write it to disk."""
         for request_id in list(self._requests):
             self.cancel(request_id)
         self._halt_background()
@@ -134,7 +134,7 @@ class Engine:
     # --- the step ----------------------------------------------------------------------------------------------
 
     def step(self) -> Step | None:
-        """One round. Returns its news; None if there was neither anything to do nor to say."""
+        """One round. Returns its news; None if there was nothing to do and nothing to report."""
         now_s = self._clock()
         self._collect(now_s)
         self._admit(now_s)
@@ -143,12 +143,12 @@ class Engine:
         return self._report.take(self.cache, self.scheduler, self._clock())
 
     def _collect(self, now_s: float) -> None:
-        """What became ready beside the steps: a batch of the background, grammars, tokens of slow grammars. Where there
-        is nothing else to do, wait a little for one."""
+        """Collect what became ready beside the steps: a batch of the background, grammars, tokens of slow grammars.
+        With nothing else to do, wait a little for one."""
         background, scheduler = self._backend.background, self.scheduler
         if background and background.is_over:
             is_near = background.completes and scheduler.is_turn_near(now_s, BRING_HOME_S)
-            # Streams have their step first, but only one: the turn of those in a great hurry is always near.
+            # Streams have their step first, but only one: with a very short target their turn is always near.
             self._puts_off = is_near and not self._puts_off
             if not self._puts_off:
                 self._take_batch(background.collect())
@@ -160,7 +160,7 @@ class Engine:
             self._end(*over)
 
     def _admit(self, now_s: float) -> None:
-        """Who starts, in what kind of cells, and what is moved in them; the next batch of the background."""
+        """Start requests, in the layout that they need, and tidy the cells; begin the background's next batch."""
         self._change_layout(now_s)
         for request, is_first in self._admission.start(self.cache, now_s):
             self._report.started(request, is_first=is_first)
@@ -169,8 +169,8 @@ class Engine:
             self._backend.background.begin(self.scheduler.target_s)
 
     def _plan(self) -> StepPlan:
-        """Who gets how many rows, within the free cells, after parked prefixes and, if need be, victims made room.
-        Nobody while it is the background's turn, which is waited for."""
+        """Decide who gets how many rows, within the free cells. Parked prefixes make room first, then, if need be,
+        victims. While it is the background's turn, nobody gets rows and the engine waits for it."""
         background = self._backend.background
         if background and background.is_busy:
             due_s = self.scheduler.due_in_s(self._clock())
@@ -194,7 +194,7 @@ class Engine:
             self._preempt(self.scheduler.victim())
 
     def _compute(self, plan: StepPlan, now_s: float) -> None:
-        """One native decode, and what follows from it: a token for each who caught up."""
+        """One native decode, and what follows from it: a token for each request that caught up."""
         if not plan.n_rows:
             return
         self._report.begin_step(self.cache.cells, self.scheduler.running, now_s)
@@ -206,7 +206,7 @@ class Engine:
         except NoRoom as error:
             self._note_failure(error)
             self._preempt(self.scheduler.victim())
-            self.cache.make_room(self.cache.cells.n_free + plan.n_rows)  # what is parked takes cells, too
+            self.cache.make_room(self.cache.cells.n_free + plan.n_rows)  # parked sequences take cells, too
             return
         except DecodeFailed as error:
             self._take_back(plan.grants, error)
@@ -221,7 +221,7 @@ class Engine:
     # --- the verbs' parts --------------------------------------------------------------------------------------
 
     def _change_layout(self, now_s: float) -> None:
-        """Change the KV cache to what the requests need."""
+        """Change the layout of the KV cache if the requests need another one."""
         if not self._backend.can_split:
             return
         n_longest = max((len(request.tokens) for request in self._requests.values()), default=0)
@@ -235,7 +235,7 @@ class Engine:
         self.cache.change(split=split)
 
     def _tidy(self) -> None:
-        """Small work between steps: at most one copy of each kind, and more only when nobody is there."""
+        """Small work between steps: at most one copy of each kind, and more only when there are no requests."""
         brought = self.cache.bring()
         if brought is not None:
             request = self.scheduler.at(brought[0])
@@ -253,7 +253,8 @@ class Engine:
             self.cache.check_integrity()
 
     def _take_batch(self, batch: Done) -> None:
-        """The background is over with a batch: finished prompts go on among the streams, what others left is kept."""
+        """The background is done with a batch: finished prompts continue as streams, and what dropped requests left is
+        kept."""
         if batch.is_computed:
             self.cache.cells.place(batch.seqs)
         for seq, _, n_before, n_after in batch.left:
@@ -271,12 +272,13 @@ class Engine:
                 self.scheduler.move(request, self.cache.bring_home(request.seq))
 
     def _halt_background(self) -> None:
-        """Give up what the background computes: somebody wants to touch its sequences."""
+        """Abandon the background's batch, because its sequences must be touched."""
         if self._backend.background and (batch := self._backend.background.halt()):
             self._take_batch(batch)
 
     def _leave_background(self, request: Request) -> bool:
-        """Whether a request's sequence may be touched now; if not, it comes with the batch that others wait for."""
+        """Whether a request's sequence may be touched now; if not, it comes back with the batch that others wait
+        for."""
         if request.seq in self.cache.coming:
             request.is_away = False
         background = self._backend.background
@@ -287,13 +289,14 @@ class Engine:
         return background.drop(request)
 
     def _release(self, request: Request) -> None:
-        """Give back a request's sequence, with what it holds."""
+        """Give back a request's sequence; what it holds is kept."""
         assert request.seq is not None
         if self._leave_background(request):
             self.cache.release(request.seq, request.n_computed)
 
     def _advance(self, grants: tuple[Grant, ...], *, is_steady: bool = False) -> None:
-        """After a decode: count, tell the cache how far prompts are, and go on with the answers of who caught up."""
+        """After a decode: count, tell the cache how far prompts are, and continue the answers of requests that caught
+        up."""
         row, caught_up = -1, []
         for request, n_tokens in grants:
             row += n_tokens
@@ -302,7 +305,7 @@ class Engine:
             if is_prefilling:
                 assert request.seq is not None
                 self.cache.grow(request.seq, request.n_computed)
-            if not is_steady:  # then all is said with the tokens
+            if not is_steady:  # in a steady step the tokens say it all
                 self._report.delta(request)
             if request.n_computed == len(request.tokens):
                 caught_up.append((request, row))
@@ -328,7 +331,7 @@ class Engine:
         del self._requests[request.id]
 
     def _preempt(self, request: Request) -> None:
-        """Take a request off its slot. Its cells become a parked prefix, so coming back costs a copy, not a prefill."""
+        """Take a request off its slot. Its cells become a parked prefix, so its return costs a copy, not a prefill."""
         self._release(request)
         self.scheduler.preempt(request, self._clock())
         self._report.preempted(request)
@@ -340,8 +343,8 @@ class Engine:
             raise error
 
     def _take_back(self, grants: tuple[Grant, ...], error: DecodeFailed | None) -> None:
-        """Put every sequence back to where it was before a step that was given up, or failed with an error. A batch
-        that was refused as it is ends its requests; any other is tried again."""
+        """Rewind every sequence to where it was before a step that was abandoned or failed. If the library refused the
+        batch itself, its requests end; otherwise the step is tried again."""
         for request, _ in grants:
             assert request.seq is not None
             request.n_computed = self.cache.rewind(request.seq, request.n_computed)

@@ -1,23 +1,26 @@
-"""The cache of prompts: a sequence's life, from what is found of its prompt to what is kept of it.
+"""The prefix cache: a sequence's life, from what is found of its prompt to what is kept of it.
 
 Owner: the engine's main thread. A sequence id is *free*, *running* (a request owns it, from `acquire` to `release` or
-`forget`) or *parked*: a finished request's tokens stay in their cells until these are needed. What is worth it is
-saved to memory and disk in *blocks*, a piece at a time beside the steps (`settle`), and comes back in about a hundredth
-of the time that computing it took. How a prompt is begun depends on where sequences lie (`cells.py`):
+`forget`) or *parked*: a finished request's tokens stay in their cells until the cells are needed. What is worth saving
+is saved to memory and disk in *blocks*, a piece at a time beside the steps (`settle`). Restoring it takes about a
+hundredth of the time that computing it took. How a prompt begins depends on the layout (`cells.py`):
 
-* One pool: it shares the cells of whoever has most of it. Every row attends over the whole span, so parked sequences
-  leave their cells as soon as nobody runs, or when looking at them has cost the running ones as much as the copies
-  take; on a GPU, which reads cells quickly, when cells run short. What lies behind a hole is moved into it.
-* Streams: a parked sequence is gone on with, what runs is copied. A request with a long way to go begins in a sequence
-  of the *background*, which cannot be touched while that is busy, and comes home to a stream when its prompt is done.
-* Wholes: a parked sequence that the prompt continues is gone on with; else the longest checkpoint is restored
-  (`checkpoints.py`). What was saved keeps its cells only while nothing runs.
+* One pool: the prompt shares the cells of the sequence that holds most of it. Every row attends over the whole span, so
+  parked sequences leave their cells as soon as nothing runs, or once attending over them has cost the running ones as
+  much as the copies take. On a GPU, which reads cells quickly, they leave when cells run short. Cells behind a hole are
+  moved into it.
+* Streams: a parked sequence is continued, a running one is copied. A request with many tokens to compute begins in a
+  sequence of the *background*, which nobody may touch while the background is busy, and moves to a stream when its
+  prompt is done.
+* Wholes: a parked sequence is continued if the prompt starts with all of it; otherwise the longest checkpoint is
+  restored (`checkpoints.py`). Saved sequences keep their cells only while nothing runs.
 
-A request that outgrows its stream brings one pool for all; what the others computed waits in memory while the native
-context changes. Split comes back when there is no such request any more, and nothing runs, or for some time.
+When a request outgrows its stream, the layout becomes one pool for all; what the others computed waits in memory while
+the native context is rebuilt. The cells are split again once no such request is left and either nothing runs or some
+time has passed.
 
-Invariant: for every sequence, backend, book of cells and tree agree on its tokens (`check_integrity`).
-Does not: decide who runs (`scheduler.py`), or what goes when memory is short (`tiers.py`). Its clock is given.
+Invariant: for every sequence, the backend, the book of cells and the tree agree on its tokens (`check_integrity`).
+Does not: decide who runs (`scheduler.py`), or what to evict when memory is short (`tiers.py`). Its clock is passed in.
 """
 
 from __future__ import annotations
@@ -36,28 +39,30 @@ from localrun.engine.cache.tree import Block, Key, common_prefix
 
 # More cells than there are anywhere.
 UNCOUNTED = 1 << 40
-# Large enough that one native copy is worth its call, small enough that what conversations do not share is not kept
-# twice and that the disk is read for what is needed.
+# Large enough that one native copy is worth its call; small enough that conversations store little twice where they
+# diverge, and that the disk reads little more than needed.
 BLOCK_TOKENS = 256
-# What is saved and restored at once in one pool: the buffer for both is touched once, which takes longer than copies.
+# Saved and restored at once in one pool. The buffer for both is touched for the first time only once, which takes
+# longer than the copies.
 PIECE_TOKENS = 2 * BLOCK_TOKENS
 # For fewer tokens a copy costs more than it saves.
 GAIN_TOKENS = 16
-# A change of layout costs everybody about as much as ten decode steps; requests that need it rarely come alone.
+# A change of layout costs every request about ten decode steps; requests that need it rarely come alone.
 LINGER_S = 10.0
-# On a GPU parked sequences begin to leave when less than this part of the cells is free, so that nobody waits for them.
+# On a GPU parked sequences leave when less than one part in so many of the cells is free, so that nobody waits for
+# them.
 SCARCE_PART = 8
-# So long others wait for a piece of what one of them had saved.
+# How long running streams wait for a piece that is restored for another request.
 BRING_S = 0.015
-# A copy that a thread is at work on is waited for so long at a time.
+# How long to wait at a time for a copy that a thread is working on.
 WAIT_S = 0.02
-# How far apart two positions are whose rows tell what a row pays for a cell that it looks at.
+# The distance of two positions whose rows show what attending over one cell costs a row.
 _DEPTH_TOKENS = 1024
 
 
 class Lease(NamedTuple):
-    """A sequence for a request, and how many of its tokens need not be computed. Of these `n_here` are there; the rest
-    comes with `bring`."""
+    """A sequence for a request, and how many of its tokens need not be computed. `n_here` of them are there already;
+    the rest comes with `bring`."""
 
     seq: int
     n_cached: int
@@ -65,7 +70,7 @@ class Lease(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What there is of a prompt: `n_cells` tokens in the cells of `seq` (-1: nobody), and `n_saved`."""
+    """What the cache has of a prompt: `n_cells` tokens in the cells of `seq` (-1: none), and `n_saved` saved tokens."""
 
     n_cells: int
     seq: int
@@ -73,9 +78,9 @@ class _Found(NamedTuple):
 
 
 class _Missing(NamedTuple):
-    """What is to be saved of a sequence: `ranges` behind `parent`. `is_all` is False if memory cannot have all of it,
-    and None if there is more. `crumb`: a short end that goes on is saved anew, so that a long conversation is not a
-    chain of crumbs."""
+    """What must be saved of a sequence: `ranges` behind `parent`. `is_all` is False if not all of it fits, and None if
+    there is more to save later. `crumb` is a short last block, which is saved again together with what follows it, so
+    that a long conversation is not a chain of crumbs."""
 
     parent: Block | None
     crumb: Block | None
@@ -85,8 +90,8 @@ class _Missing(NamedTuple):
 
 @dataclass
 class _Saving:
-    """A stream on its way into memory: the first `n_tokens` of `key`, of which `copy` will have `ranges`. The main
-    thread spent `spent_s` on it."""
+    """A stream that is being saved: the first `n_tokens` of `key`, of which `copy` will have `ranges`. The main thread
+    has spent `spent_s` on it."""
 
     seq: int
     key: Key
@@ -97,8 +102,8 @@ class _Saving:
 
 
 class Cache:
-    """See the module. `takes` says whether a request with so many tokens to compute, behind so many that are
-    there, is computed in the background."""
+    """See the module. `takes(n_new, depth)` says whether a request with `n_new` tokens to compute, behind `depth` that
+    are there, is computed in the background."""
 
     def __init__(
         self,
@@ -116,18 +121,18 @@ class Cache:
         self._open()
 
     def _open(self) -> None:
-        """Begin with empty cells."""
+        """Start with empty cells."""
         backend = self._backend
         self._layout: Layout = Wholes(backend) if not backend.cuts_states else OnePool(backend)
         if backend.is_split:
             self._layout = Streams(backend)
             self._stream_cells = self._layout.cells.n_cells
         self._free = set(range(self._layout.n_seqs))
-        self._running: dict[int, list[int]] = {}  # with the positions where steps must end, in order
-        self._keys: dict[int, Key] = {}  # of those that run and those that are parked
+        self._running: dict[int, list[int]] = {}  # with the positions at which steps must end, in order
+        self._keys: dict[int, Key] = {}  # of running and parked sequences
         self._saving: _Saving | None = None
-        self.coming: dict[int, int] = {}  # running sequences that are still being restored, and up to where
-        self._saved: set[int] = set()  # of the parked ones, where they leave their cells because of that
+        self.coming: dict[int, int] = {}  # running sequences that are still being restored, and their target lengths
+        self._saved: set[int] = set()  # parked and saved, in layouts where saved ones leave their cells
         self._last_piece: tuple[Key | None, int] = None, 0  # whose it was, and where it began
 
     @property
@@ -136,7 +141,7 @@ class Cache:
 
     @property
     def n_cached_sequences(self) -> int:
-        """Prefixes kept for later."""
+        """The number of prefixes that are kept for later."""
         return len(self.tiers.parked) - len(self._saved) + len(self.tiers)
 
     @property
@@ -144,7 +149,7 @@ class Cache:
         """Whether `settle` has something to do."""
         return self._saving is not None or self._due() is not None
 
-    # --- what there is -------------------------------------------------------------------------------------------
+    # --- what is cached ------------------------------------------------------------------------------------------
 
     def match(self, key: Key) -> int:
         """How many leading tokens an `acquire` would get without computing. The last token is never among them."""
@@ -152,8 +157,8 @@ class Cache:
         return max(found.n_cells, found.n_saved)
 
     def follow(self, seq: int, key: Key, n_matched: int) -> bool:
-        """Whether a request of which `n_matched` tokens can be had now gains by waiting for running `seq`, which is
-        computing more of the same beginning."""
+        """Whether a request with `n_matched` cached tokens gains by waiting for the running `seq`, which is computing
+        more of the same prefix."""
         ahead = self._keys[seq]
         if ahead.realm != key.realm:
             return False
@@ -166,9 +171,9 @@ class Cache:
         return self._checkpoints.follow(self._running[seq], n_computed, n_common, n_matched)
 
     def n_obtainable(self, key: Key) -> int:
-        """Cells that a request could have if all parked sequences had to go, shared ones included."""
+        """Cells that a request could have if all parked sequences left, including those that it would share."""
         if isinstance(self._layout, Streams):
-            return UNCOUNTED  # a stream of its own, whatever the others hold
+            return UNCOUNTED  # it gets its own stream, whatever the others hold
         n_shared = 0
         if self._layout.can_share:
             n_shared, _ = self.tiers.match(key, len(key.tokens) - 1).held(self._running.keys())
@@ -179,7 +184,7 @@ class Cache:
     def acquire(self, key: Key) -> Lease | None:
         """A sequence that already holds as much of a prompt as the cache has. None if no sequence is left.
 
-        The key's list is the request's own, and may grow: the cache looks at it as long as the sequence runs.
+        The key's list belongs to the request and may grow; the cache reads it as long as the sequence runs.
         """
         found = self._find(key)
         n_found = max(found.n_cells, found.n_saved)
@@ -204,7 +209,7 @@ class Cache:
         return Lease(seq, self.coming.get(seq, n_cached), n_cached)
 
     def next_stop(self, seq: int, n_computed: int) -> int | None:
-        """A position behind `n_computed` at which a step of this sequence must end; None if it may go on for ever."""
+        """The next position behind `n_computed` at which a step of this sequence must end; None if there is none."""
         return next_stop(self._running[seq], n_computed)
 
     def make_room(self, n_cells: int) -> bool:
@@ -218,14 +223,14 @@ class Cache:
         return True
 
     def grow(self, seq: int, n_tokens: int) -> None:
-        """A running sequence holds so many of its tokens now: others may profit."""
+        """A running sequence now holds `n_tokens` of its tokens, which others may reuse."""
         self._grow(seq, n_tokens)
         if n_tokens in self._running[seq]:
             self._save_whole(seq)
 
     def rewind(self, seq: int, n_tokens: int) -> int:
-        """A step failed half way: put a running sequence back to its first `n_tokens`, or to fewer where that cannot
-        be. Returns how many it holds."""
+        """A step failed half way: cut a running sequence back to its first `n_tokens`, or to fewer if it cannot be cut
+        there. Returns how many it holds."""
         if not self._layout.cut(seq, n_tokens):
             self._layout.cut(seq, 0)
             n_tokens = self._restore_whole(seq, self._keys[seq], n_tokens)
@@ -233,7 +238,7 @@ class Cache:
         return n_tokens
 
     def release(self, seq: int, n_tokens: int) -> None:
-        """A request is done with its sequence, which holds so many of its tokens: they are kept, if that pays."""
+        """A request is done with its sequence, which holds `n_tokens` of its tokens. They are kept if that pays."""
         del self._running[seq]
         self.coming.pop(seq, None)
         if not n_tokens:
@@ -252,7 +257,7 @@ class Cache:
         self._clear(seq)
 
     def bring_home(self, seq: int) -> int:
-        """The prompt of a background sequence is done. Returns the sequence among the streams that it goes on in."""
+        """The prompt of a background sequence is done. Returns the stream in which it continues."""
         target = self._vacate(is_away=False, spare=-1)
         assert target is not None, "more requests than streams"
         self._move(seq, target)
@@ -261,7 +266,7 @@ class Cache:
     # --- beside the steps ----------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Save a piece of one parked sequence, or go on with a stream; with nobody running that is waited for."""
+        """Save a piece of one parked sequence, or continue with a stream; if nothing runs, wait for that."""
         if self._saving is not None:
             if self._saving.copy.has_left or self._can_touch(self._saving.seq):
                 self._go_on_saving(0.0 if self._running else WAIT_S)
@@ -275,8 +280,8 @@ class Cache:
             self._save_parked(seq, at_once=False, leaves=True)
 
     def bring(self) -> tuple[int, int] | None:
-        """Go on with a sequence that is being restored. Returns it, and how many tokens it has now; unless it is still
-        among `coming` that is all. What cannot be had any more is left to be computed."""
+        """Restore the next piece of a sequence. Returns the sequence and how many tokens it has now; that is final
+        unless it is still in `coming`. What is no longer available is left to be computed."""
         if not self.coming:
             return None
         seq, most = next(iter(self.coming.items()))
@@ -289,7 +294,7 @@ class Cache:
 
     def compact(self) -> tuple[int, int] | None:
         """Move one running sequence, or a piece of it, to where its rows cost less. Returns its old and new number if
-        that changes."""
+        the number changes."""
         if isinstance(self._layout, Streams):
             running = [seq for seq in self._running if seq < self._layout.n_main]
             hole = next((seq for seq in range(len(running)) if seq not in self._running), None)
@@ -308,7 +313,7 @@ class Cache:
         return None
 
     def clear(self, *, ram: bool, disk: bool) -> None:
-        """Forget what is kept: in cells and memory, on disk, or both. Running sequences keep theirs."""
+        """Forget what is kept: in cells and memory, on disk, or both. Running sequences keep their tokens."""
         self.tiers.clear(ram=ram, disk=disk)
         if ram:
             self._saving = None
@@ -317,15 +322,15 @@ class Cache:
                     self._unpark(seq)
 
     def retire(self) -> None:
-        """Save all that is kept in cells, which will be lost."""
+        """Save everything that is kept in cells, because the cells will be lost."""
         while self._saving is not None:
             self._go_on_saving(WAIT_S)
         for seq in list(self.tiers.unsaved):
             self._save_parked(seq, leaves=True)
 
     def fit(self, n_longest: int, *, is_running: bool, now_s: float) -> bool | None:
-        """Whether cells should be split into streams from now on, for requests of up to `n_longest` tokens; None to
-        leave it so."""
+        """Whether cells should be split into streams from now on, for requests of up to `n_longest` tokens; None for no
+        change."""
         if not self._backend.can_split:
             return None
         if n_longest >= self._stream_cells:
@@ -335,7 +340,7 @@ class Cache:
         return True if is_due and not self._backend.is_split else None
 
     def change(self, *, split: bool) -> None:
-        """Change to streams, or to one pool. Nothing may run; what is parked is saved, as far as there is room."""
+        """Change to streams, or to one pool. Nothing may run. Parked sequences are saved as far as there is room."""
         assert not self._running, "cells in use"
         self.retire()
         for seq in list(self.tiers.parked):
@@ -386,18 +391,18 @@ class Cache:
         return _Found(n_cells, max(seqs & parked or seqs, default=-1), path.saved().n_tokens)
 
     def _goes_on(self, found: _Found, *, is_away: bool) -> bool:
-        """Whether a parked sequence is gone on with where it is."""
+        """Whether the request continues a parked sequence in place."""
         is_there = found.seq in self.tiers.parked and found.n_cells >= found.n_saved
         return is_there and not self._layout.can_share and self._is_away(found.seq) == is_away
 
     def _continue(self, seq: int, key: Key, n_tokens: int) -> None:
-        """A parked sequence is no longer parked and has the first `n_tokens` left."""
+        """Unpark a sequence, cut to its first `n_tokens`."""
         if not self._layout.can_cut or n_tokens < self.cells.length(seq):
-            self._save_parked(seq)  # others may part from what it has now
+            self._save_parked(seq)  # others may branch off from what it has now
             self._layout.cut(seq, n_tokens)
             self.tiers.tree.cut(seq, n_tokens)
         elif self._saving is not None and self._saving.seq == seq and not self._saving.copy.has_left:
-            self._saving = None  # not read yet, and about to change: it is saved when it ends
+            self._saving = None  # not read yet, and about to change: it is saved when the request ends
         self.tiers.unpark(seq)
         self._saved.discard(seq)
         states = [] if self._layout.can_cut else self.tiers.match(key, n_tokens).states()
@@ -405,8 +410,8 @@ class Cache:
             self._note_start(states[-1])
 
     def _vacate(self, *, is_away: bool, spare: int) -> int | None:
-        """The lowest free sequence, in the background or not; else the one that was parked first, `spare` only if there
-        is no other."""
+        """The lowest free sequence, in the background or not; otherwise the one that was parked first, and `spare` only
+        if there is no other. None if there is none at all."""
         free = [seq for seq in self._free if self._is_away(seq) == is_away]
         if free:
             return min(free)
@@ -418,7 +423,7 @@ class Cache:
         return seq
 
     def _fill(self, seq: int, key: Key) -> int:
-        """Bring what the cache has of a prompt into an empty sequence. Returns how many tokens that is."""
+        """Copy what the cache has of a prompt into an empty sequence. Returns how many tokens that is."""
         if not self._layout.can_cut:
             return self._restore_whole(seq, key, len(key.tokens) - 1)
         found = self._find(key)
@@ -437,30 +442,31 @@ class Cache:
                 self.coming[seq], n_saved = n_saved, n_now
         if brings_saved and not self._restore(seq, key, n_saved):
             self.coming.pop(seq, None)
-            self._give(self._find(key), seq)  # who made room may have been the donor
+            self._give(self._find(key), seq)  # the donor may have been evicted to make room
         return self.cells.length(seq)
 
     @property
     def _n_brought(self) -> int:
-        """Tokens that are restored at once while others run and wait for that."""
+        """Tokens that are restored at once while running requests wait for it."""
         token_s = self.tiers.restore.seconds
         return max(1, int(BRING_S / token_s / PIECE_TOKENS) if token_s else 1) * PIECE_TOKENS
 
     def _give(self, found: _Found, seq: int) -> None:
-        """An empty sequence gets what there is in the cells of another one."""
+        """An empty sequence gets what was found in the cells of another one."""
         if found.seq in self.tiers.parked:
             self.tiers.parked.move_to_end(found.seq)
         if found.n_cells:
             self._layout.give(found.seq, seq, found.n_cells)
 
     def _restore(self, seq: int, key: Key, n_tokens: int) -> int:
-        """Append what a sequence lacks of `n_tokens` that are saved. Returns how many it holds then."""
+        """Append to a sequence what it lacks of the first `n_tokens`, which are saved. Returns how many it holds
+        then."""
         start = self.cells.length(seq)
         if not self.make_room(n_tokens - start):
             return start
         began_s = self._clock()
         if start and not self._free and self.tiers.parked:
-            self._evict(next(iter(self.tiers.parked)))  # a piece is appended by way of a spare sequence
+            self._evict(next(iter(self.tiers.parked)))  # a piece is appended through a spare sequence
         spare = min(self._free, default=None) if self._layout.can_share else None
         if start and spare is None:
             return start
@@ -485,7 +491,7 @@ class Cache:
         return n_tokens
 
     def _restore_whole(self, seq: int, key: Key, limit: int) -> int:
-        """Bring the longest checkpoint of a prompt's beginning into an empty sequence. Returns its length; 0: none."""
+        """Restore the longest checkpoint of a prompt into an empty sequence. Returns its length; 0 if there is none."""
         while states := self.tiers.match(key, limit).states():
             block = states[-1]
             if not self.make_room(block.end):
@@ -501,25 +507,26 @@ class Cache:
         return 0
 
     def _note_start(self, state: Block) -> None:
-        """A request goes on from a checkpoint."""
+        """A request continues from a checkpoint."""
         self.tiers.touch([state])
         state.n_starts += 1
 
     # --- what is kept of it --------------------------------------------------------------------------------------
 
     def _grow(self, seq: int, n_tokens: int) -> None:
-        """The tree knows of so many tokens of a sequence. In one pool cells that another one has too are given back."""
+        """Tell the tree about `n_tokens` of a sequence. In one pool, give back cells that duplicate another
+        sequence's."""
         for same in self.tiers.tree.grow(seq, self._keys[seq], n_tokens):
             if isinstance(self._layout, OnePool):
                 self._layout.same(same.seq, seq, same.start, same.end)
 
     def _is_worth_saving(self, n_tokens: int) -> bool:
-        """Whether coming back by a copy would be faster than by computing."""
+        """Whether restoring a copy would be faster than computing."""
         copy_s = n_tokens * self.tiers.copy_s_per_token
         return self.tiers.is_on and n_tokens >= GAIN_TOKENS and self.tiers.recompute_s(0, n_tokens) > copy_s
 
     def _due(self) -> int | None:
-        """The sequence that `settle` takes next, if it is time: the one parked first."""
+        """The sequence that `settle` takes next: the one parked first. None if it is not time yet."""
         unsaved = self.tiers.unsaved
         if not self._layout.can_share:
             return next(filter(self._can_touch, unsaved), None)
@@ -532,11 +539,11 @@ class Cache:
             return seq
         recompute_s = self.tiers.recompute_s
         attend_s = (recompute_s(_DEPTH_TOKENS, 1) - recompute_s(0, 1)) / _DEPTH_TOKENS
-        has_cost_s = (self.cells.n_placed - n_placed) * attend_s  # for each token, as the copies
+        has_cost_s = (self.cells.n_placed - n_placed) * attend_s  # per token, as for the copies
         return seq if has_cost_s >= self.tiers.copy_s_per_token else None
 
     def _begin_saving(self, seq: int) -> None:
-        """Begin to read a parked stream, which a thread cuts into blocks, unless all of it is saved."""
+        """Start to read a parked stream, which a thread cuts into blocks, unless all of it is saved already."""
         key, n_tokens = self._keys[seq], self.cells.length(seq)
         ranges = self._missing(key, n_tokens).ranges
         if ranges:
@@ -545,7 +552,7 @@ class Cache:
             self._save_parked(seq)
 
     def _go_on_saving(self, timeout_s: float) -> None:
-        """The next part of it, after waiting at most so long; at the end what was cut is kept."""
+        """Continue saving a stream after waiting at most `timeout_s`; at the end, keep the blocks."""
         saving = self._saving
         assert saving is not None
         if timeout_s:
@@ -561,13 +568,13 @@ class Cache:
             self.tiers.unsaved.pop(saving.seq, None)
 
     def _let_go(self, seq: int) -> None:
-        """A sequence is about to change: what is being saved of it must have been read."""
+        """A sequence is about to change: first finish reading what is being saved of it."""
         while self._saving is not None and self._saving.seq == seq and not self._saving.copy.has_left:
             self._go_on_saving(WAIT_S)
 
     def _save_parked(self, seq: int, *, at_once: bool = True, leaves: bool = False) -> None:
-        """Save a parked sequence if it is to be saved, or a piece of it. With `leaves` it leaves its cells then, where
-        what is saved should not take any."""
+        """Save a parked sequence, or a piece of it, unless that is already done. With `leaves` it then leaves its
+        cells, in layouts where saved sequences should not take any."""
         self._let_go(seq)
         if seq not in self.tiers.unsaved:
             return
@@ -592,7 +599,7 @@ class Cache:
     def _missing(self, key: Key, n_tokens: int, most_tokens: int = UNCOUNTED) -> _Missing:
         """What is not saved yet of the first `n_tokens`, or the first `most_tokens` of that.
 
-        Of a prompt that is too large for memory the beginning is saved, and nothing is copied that cannot be kept.
+        If a prompt is too large for memory, its beginning is saved; nothing is copied that cannot be kept.
         """
         tiers = self.tiers
         n_fitting = tiers.most_bytes // self._backend.state_token_bytes
@@ -612,21 +619,21 @@ class Cache:
         return _Missing(parent, crumb, ranges, is_all if end == n_tokens else None)
 
     def _save(self, seq: int, key: Key, n_tokens: int, cut: _Saving | None = None) -> bool | None:
-        """Save what is not saved yet of the first `n_tokens`, which a sequence holds; in one pool a piece of it. False
-        if not all of it fits, None if there is more to save. `cut`: a thread has it already."""
+        """Save what is not saved yet of a sequence's first `n_tokens`; in one pool, a piece of it. False if not all of
+        it fits, None if there is more to save. `cut` is what a thread has read already."""
         tiers = self.tiers
         spare = min(self._free, default=None) if self._layout.can_share else None
-        # Without a spare sequence every piece would be an export of everything.
+        # Without a spare sequence, every piece would export the whole sequence.
         missing = self._missing(key, n_tokens, UNCOUNTED if spare is None else PIECE_TOKENS)
         ranges, parent = missing.ranges, missing.parent
         if not ranges:
             return missing.is_all
         if cut is not None and cut.ranges != ranges:
-            return None  # it was cut for what was missing then
+            return None  # it was cut for what was missing at that time
         if missing.is_all is None:
             (last_key, last_start), self._last_piece = self._last_piece, (key, ranges[0][0])
             if last_key is key and ranges[0][0] <= last_start:
-                return False  # what was saved is lost already: that would go on for ever
+                return False  # what was saved is already lost again: this would never end
         if missing.crumb is not None:
             tiers.drop(missing.crumb)
         began_s = self._clock()
@@ -643,7 +650,7 @@ class Cache:
         return missing.is_all
 
     def _save_whole(self, seq: int) -> bool:
-        """Keep the state of a sequence, unless a checkpoint shortly before it is as good. False if it does not fit."""
+        """Save the whole state of a sequence, unless an earlier checkpoint is as good. False if it does not fit."""
         assert isinstance(self._layout, Wholes)
         tiers, key, n_tokens = self.tiers, self._keys[seq], self.cells.length(seq)
         states = tiers.match(key, n_tokens).states()
@@ -673,14 +680,14 @@ class Cache:
         self._clear(seq)
 
     def _clear(self, seq: int) -> None:
-        """A sequence is free."""
+        """Empty a sequence and mark it as free."""
         self._layout.cut(seq, 0)
         self.tiers.tree.leave(seq)
         del self._keys[seq]
         self._free.add(seq)
 
     def _move(self, seq: int, target: int) -> None:
-        """A running sequence goes to an empty stream."""
+        """Move a running sequence to an empty stream."""
         assert isinstance(self._layout, Streams)
         self._layout.move(seq, target)
         n_tokens = self.tiers.tree.length(seq)
@@ -689,7 +696,7 @@ class Cache:
         self._grow(target, n_tokens)
         self._clear(seq)
 
-    # --- whose it is ---------------------------------------------------------------------------------------------
+    # --- who may touch -------------------------------------------------------------------------------------------
 
     @property
     def _is_busy(self) -> bool:
@@ -698,7 +705,7 @@ class Cache:
 
     @property
     def _touchable(self) -> set[int] | None:
-        """The sequences that may be looked into; None: all."""
+        """The sequences that may be read; None for all."""
         return set(range(self._layout.n_main)) if self._is_busy else None
 
     def _is_away(self, seq: int) -> bool:
@@ -708,7 +715,7 @@ class Cache:
         return not (self._is_busy and self._is_away(seq))
 
     def _n_running_cells(self) -> int:
-        """Cells that running sequences hold: in one pool what the tree has of them is shared, the rest is not."""
+        """Cells that running sequences hold. In one pool, what the tree has of them may be shared; the rest is not."""
         lengths, tree = map(self.cells.length, self._running), self.tiers.tree
         if not self._layout.can_share:
             return sum(lengths)

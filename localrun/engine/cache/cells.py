@@ -2,10 +2,9 @@
 
 Owner: the engine's main thread. A layout changes its book and the backend's cells in one call, so the two never differ:
 
-* `OnePool`: every row attends over the used span of one pool, empty cells and other people's included. What prompts
-  have in common is shared: a cell may belong to several sequences.
-* `Streams`: a sequence has a stream of cells of its own, and its rows attend over that alone. What prompts have in
-  common is copied.
+* `OnePool`: every row attends over the used span of one pool, including empty cells and those of other sequences.
+  Prompts share their common prefixes: a cell may belong to several sequences.
+* `Streams`: each sequence has its own stream of cells, and its rows attend only over that. Common prefixes are copied.
 * `Wholes`: one pool whose sequences can be neither cut nor shared (sliding windows, recurrent and hybrid layers).
 
 Does not: know which tokens lie there (`tree.py`), or decide anything (`cache.py`).
@@ -21,10 +20,9 @@ from numpy.typing import NDArray
 
 from localrun.engine.backend import Backend, State
 
-# A span this much longer than the cells in use is worth moving something for: the moves take as long as a few steps
-# lose by it.
+# A span this much longer than the used cells is worth a move: the moves take as long as a few steps lose by it.
 COMPACT_RATIO, COMPACT_CELLS = 1.5, 1024
-# One move, which streams wait for; fewer than the holes have room for.
+# One move, for which streams wait; less than the holes have room for.
 MOVE_TOKENS = 512
 _GROW = 256
 
@@ -32,7 +30,7 @@ Piece = tuple[State, int, int, int]
 
 
 class Cells(Protocol):
-    """How full the backend's cells are. `n_cells` is what one request may use, `n_shared` are held by several, and
+    """How full the backend's cells are. One request may use `n_cells`, several sequences hold `n_shared`, and
     `n_placed` rows were placed so far."""
 
     n_cells: int
@@ -61,14 +59,14 @@ class Cells(Protocol):
         """Keep the first `length` tokens of a sequence."""
 
     def fill(self, seq: int, n_tokens: int) -> None:
-        """A sequence has so many tokens now; the new ones take the lowest free cells, in order."""
+        """Let a sequence have `n_tokens`; the new ones take the lowest free cells, in order."""
 
 
 class Layout:
-    """What all layouts have in common: a book of `cells`, and the calls that change a single sequence.
+    """The base of all layouts: a book of `cells`, and the calls that change a single sequence.
 
-    Sequences from `n_main` up to `n_seqs` are the background's. `can_cut`: a part of a sequence can be taken off, saved
-    and restored. `can_share`: sequences share cells; else what they have in common is copied.
+    Sequences from `n_main` up to `n_seqs` are the background's. `can_cut`: a part of a sequence can be removed, saved
+    and restored. `can_share`: sequences share cells; otherwise common prefixes are copied.
     """
 
     can_cut = True
@@ -81,24 +79,24 @@ class Layout:
         self._backend = backend
 
     def cut(self, seq: int, n_tokens: int) -> bool:
-        """Keep the first `n_tokens` of a sequence. False, and nothing has changed, where memory refuses that."""
+        """Keep the first `n_tokens` of a sequence. False, with nothing changed, if the memory type refuses that."""
         if not self._backend.seq_remove(seq, n_tokens):
             return False
         self.cells.truncate(seq, n_tokens)
         return True
 
     def give(self, source: int, target: int, n_tokens: int) -> bool:
-        """Give an empty sequence the first tokens of another one. False if that cannot be."""
+        """Give an empty sequence the first tokens of another one. False if that is impossible."""
         return False
 
     def save(self, seq: int, ranges: list[tuple[int, int]], spare: int | None) -> Generator[State]:
-        """The bytes of each range of positions, of which each begins where the one before ends. To be used up, or
-        closed, before anything else. `spare` is an empty sequence, if there is one."""
+        """The bytes of each range of positions; each range begins where the previous one ends. Exhaust or close the
+        generator before any other call. `spare` is an empty sequence, if there is one."""
         yield from self._backend.state_slices(seq, ranges)
 
     def load(self, seq: int, pieces: list[Piece], spare: int | None) -> bool:
-        """Append pieces to a sequence. False, and nothing has changed, if they were refused. Without `spare`, an empty
-        sequence, and in `Streams`, it must be empty itself."""
+        """Append pieces to a sequence. False, with nothing changed, if they were refused. `spare` is an empty sequence.
+        Without it, and in `Streams`, `seq` itself must be empty."""
         if not self._backend.state_set(seq, self._backend.state_join(seq, pieces)):
             return False
         self.cells.fill(seq, pieces[-1][3])
@@ -120,7 +118,7 @@ class OnePool(Layout):
         return True
 
     def same(self, holder: int, seq: int, start: int, end: int) -> None:
-        """`seq` has the same tokens as `holder` at [start, end): it gives up its own cells there, and shares."""
+        """`seq` has the same tokens as `holder` at [start, end): it gives up its own cells there and shares."""
         if self.pool.cells_of(seq)[start] == self.pool.cells_of(holder)[start]:
             return  # already the same cells
         if self._backend.seq_remove(seq, start, end):
@@ -128,7 +126,7 @@ class OnePool(Layout):
             self.pool.swap(holder, seq, start, end)
 
     def save(self, seq: int, ranges: list[tuple[int, int]], spare: int | None) -> Generator[State]:
-        """The library saves whole sequences: with a spare one that shares the ranges alone, it copies no more."""
+        """The library saves whole sequences. A spare sequence that shares only the ranges limits the copy to them."""
         if spare is None or not ranges:
             yield from super().save(seq, ranges, spare)
             return
@@ -139,7 +137,7 @@ class OnePool(Layout):
             self._backend.seq_remove(spare, 0)
 
     def load(self, seq: int, pieces: list[Piece], spare: int | None) -> bool:
-        """The library replaces what a sequence has: pieces are appended by way of the spare one."""
+        """The library replaces a whole sequence, so pieces are appended through the spare one."""
         start, end = pieces[0][2], pieces[-1][3]
         if start == 0:
             return super().load(seq, pieces, spare)
@@ -153,12 +151,12 @@ class OnePool(Layout):
 
     @property
     def is_loose(self) -> bool:
-        """Whether the span is so much longer than what is used that `tighten` pays."""
+        """Whether the span is so much longer than the used cells that `tighten` pays."""
         return self.pool.span > COMPACT_RATIO * self.pool.n_used + COMPACT_CELLS
 
     def tighten(self, spare: int) -> None:
-        """Move what lies in the highest cell, and what lies before it in the same sequences, into the lowest free
-        cells. Sequences keep their numbers, and what they share. `spare` is an empty one."""
+        """Move the highest cell, and what precedes it in the same sequences, into the lowest free cells. Sequences keep
+        their numbers and what they share. `spare` is an empty sequence."""
         cells, backend = self.pool, self._backend
         seqs, start, end = cells.held_alike(cells.span - 1, MOVE_TOKENS)
         backend.seq_share(seqs[0], spare, start, end)
@@ -174,8 +172,8 @@ class OnePool(Layout):
 
 
 class Streams(Layout):
-    """See the module. The library computes neighbouring streams together and makes a pass of its own for every gap
-    between them, so running sequences are kept at the lowest numbers."""
+    """See the module. The library computes neighbouring streams together and needs another pass for every gap between
+    them, so running sequences are kept at the lowest numbers."""
 
     def __init__(self, backend: Backend) -> None:
         n_away = backend.background.n_seqs if backend.background else 0
@@ -189,7 +187,7 @@ class Streams(Layout):
         return self.cut(target, n_tokens)
 
     def move(self, seq: int, target: int) -> None:
-        """A sequence goes to an empty stream."""
+        """Move a sequence to an empty stream."""
         n_tokens = self.cells.length(seq)
         if n_tokens:
             if not self._backend.seq_copy(seq, target):
@@ -207,11 +205,11 @@ class Wholes(Layout):
         super().__init__(backend, PoolCells(backend.n_cells, backend.n_seqs))
 
     def save_whole(self, seq: int, limit_bytes: int) -> State | None:
-        """The state of a sequence; None if it is larger."""
+        """The state of a sequence; None if it is larger than `limit_bytes`."""
         return self._backend.state_get(seq, limit_bytes=limit_bytes)
 
     def load_whole(self, seq: int, data: State, n_tokens: int) -> bool:
-        """Fill an empty sequence with a state of so many tokens. False if it was refused; it is empty then."""
+        """Fill an empty sequence with a state of `n_tokens`. False if it was refused; the sequence is then empty."""
         if not self._backend.state_set(seq, data if isinstance(data, bytearray) else bytearray(data)):
             return False
         self.cells.fill(seq, n_tokens)
@@ -221,7 +219,7 @@ class Wholes(Layout):
 class PoolCells:
     """A mirror of llama.cpp's one pool: which sequence holds which cell. `n_cells` cells, all empty at first.
 
-    llama.cpp does not tell where it puts tokens, but new tokens, and those of a restored state, always take the lowest
+    llama.cpp does not say where it puts tokens, but new tokens and those of a restored state always take the lowest
     free cells. (`llama_kv_cache::find_slot` scans upwards from a head. Placing moves the head behind the last cell
     taken and freeing moves it back to the first cell freed, so no free cell is ever below it; its rules for wrapping
     round and for starting over at 0 never apply.) So the placement follows from which cells are in use, whatever
@@ -257,7 +255,8 @@ class PoolCells:
         return self._cells[seq][: self._lengths[seq]]
 
     def place(self, rows: list[int]) -> None:
-        """Append one token to the sequence of each row, in order. Raises ValueError when `rows` are more than free."""
+        """Append one token to the sequence of each row, in order. Raises ValueError if `rows` are more than
+        `n_free`."""
         taken = self._take(len(rows))
         numbers, at = taken.tolist(), 0
         while at < len(rows):
@@ -294,10 +293,10 @@ class PoolCells:
         self._drop(own)
 
     def held_alike(self, cell: int, most: int) -> tuple[list[int], int, int]:
-        """The sequences that hold a used cell, and at most `most` positions [start, end) that just these share, of
+        """The sequences that hold a used cell, and at most `most` positions [start, end) that exactly these share, of
         which the cell is the last.
 
-        A sequence shares a beginning, so the deeper a position is, the fewer hold its cell. O(cells of all sequences).
+        Sequences share prefixes, so deeper positions have fewer holders. O(cells of all sequences).
         """
         seqs = [seq for seq in range(len(self._lengths)) if cell in self.cells_of(seq)]
         cells = self.cells_of(seqs[0])
@@ -306,8 +305,8 @@ class PoolCells:
         return seqs, max(start, end - most), end
 
     def move(self, seqs: list[int], start: int, end: int) -> None:
-        """Sequences that share their cells at [start, end) with nobody else give them up and take the lowest free ones
-        together."""
+        """Sequences that share their cells at [start, end) with no others give them up, and together take the lowest
+        free ones."""
         for seq in seqs:
             self._drop(self._cells[seq][start:end])
         taken = self._take(end - start)
@@ -347,7 +346,7 @@ class PoolCells:
         assert refs[: self._n_packed].all(), "a free cell where none should be"
 
     def _take(self, count: int) -> NDArray[np.int32]:
-        """Use `count` free cells, one reference each: those that llama.cpp would choose, in its order."""
+        """Take `count` free cells, with one reference each: those that llama.cpp would choose, in its order."""
         if count > self.n_free:
             raise ValueError(f"{count} cells wanted, {self.n_free} free")
         if count == 0:
@@ -367,7 +366,7 @@ class PoolCells:
         return taken
 
     def _add(self, cells: NDArray[np.int32]) -> None:
-        """Used cells have one more holder."""
+        """Add a holder to used cells."""
         self.n_shared += int(np.count_nonzero(self.refs[cells] == 1))
         self.refs[cells] += 1
 
@@ -382,7 +381,7 @@ class PoolCells:
             self._shrink()
 
     def _shrink(self) -> None:
-        """Let the span end with a used cell again. O(free cells at its end)."""
+        """Shrink the span to end at a used cell again. O(free cells at its end)."""
         width = _GROW
         while self.span:
             begin = max(0, self.span - width)
@@ -401,9 +400,9 @@ class PoolCells:
 
 
 class StreamCells:
-    """How many tokens each stream of a split KV cache holds; nothing depends on where in it. A stream belongs to one
-    sequence: `n_seqs` streams for requests and `n_away` more for prompts in the making, of `n_cells` cells
-    each, all empty at first."""
+    """How many tokens each stream of a split KV cache holds; where they are in the stream does not matter. A stream
+    belongs to one sequence. There are `n_seqs` streams for requests and `n_away` more for prompts in the background, of
+    `n_cells` cells each, all empty at first."""
 
     n_shared = 0
 
@@ -420,12 +419,13 @@ class StreamCells:
 
     @property
     def n_free(self) -> int:
-        """Cells that are free in the fullest of the requests' streams: all of them can have as many."""
+        """Free cells in the fullest of the requests' streams: each of them has at least as many."""
         return self.n_cells - self.span
 
     @property
     def span(self) -> int:
-        """The longest of the requests' streams: they are computed together, each as long as the longest."""
+        """The length of the longest of the requests' streams: they are computed together, each as long as the
+        longest."""
         return max(self._lengths[: self._n_seqs])
 
     def length(self, seq: int) -> int:
@@ -443,7 +443,7 @@ class StreamCells:
         self._lengths[seq] = min(length, self._lengths[seq])
 
     def fill(self, seq: int, n_tokens: int) -> None:
-        """A sequence has so many tokens now."""
+        """Let a sequence have `n_tokens`."""
         if n_tokens < self._lengths[seq]:
             raise ValueError(f"sequence {seq} has {self._lengths[seq]} tokens already")
         self._lengths[seq] = n_tokens

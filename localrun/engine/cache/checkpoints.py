@@ -1,13 +1,17 @@
 """Where whole states are worth saving, and which of them are kept. Pure.
 
-The state of some models (sliding windows, recurrent and hybrid layers) cannot be cut back to a common beginning. So it
-is saved as a *checkpoint* where a later prompt is likely to part from this one or to go on: after the first message
-(the system prompt, which conversations share), after the last two that the prompt holds (an edited or dropped answer),
-where it parts from an earlier prompt (what two have in common a third may have too), before its last token (the same
-prompt again), and at the end of the request (the next turn). A step ends exactly at a checkpoint, and there is none
-where computing the tokens since the one before is faster than the copy.
+The state of some models (sliding windows, recurrent and hybrid layers) cannot be cut back to a common prefix. It is
+therefore saved as a *checkpoint* where a later prompt is likely to continue or to diverge:
 
-Of one conversation the first checkpoint is kept, the last few, and those that several requests started from.
+* after the first message (the system prompt, which conversations share);
+* after the last two messages that the prompt holds (an edited or dropped answer);
+* where it diverges from an earlier prompt (a third prompt may share that prefix too);
+* before its last token (the same prompt again);
+* at the end of the request (the next turn).
+
+A step ends exactly at a checkpoint. No checkpoint is made where computing the tokens since the previous one is faster
+than the copy. For each conversation, the first checkpoint is kept, the last few, and those from which several requests
+started.
 
 Does not: save anything (`cache.py`), or decide which checkpoint goes when memory is short (`tiers.py`).
 """
@@ -19,16 +23,16 @@ from bisect import bisect_right, insort
 from localrun.engine.cache.tiers import Cost, Tiers
 from localrun.engine.cache.tree import Block
 
-# Checkpoints keep this distance, however fast copies are: a step that ends early costs something too.
+# The least distance between checkpoints, however fast copies are: a step that ends early has a cost, too.
 CHECKPOINT_GAP_TOKENS = 32
-# Of one conversation: the first, and the longest ones (its end, the last prompt, the message before).
+# Per conversation: the first, and the longest ones (its end, the last prompt, the message before).
 KEPT_CHECKPOINTS = 4
-# The next turn of a conversation starts from its last state once. What was started from more often is a fork.
+# The next turn of a conversation starts from its last state once. A state with more starts is a fork.
 FORK_STARTS = 2
 
 
 class Checkpoints:
-    """See the module. `save` and `restore` cost so much for one state, however long."""
+    """See the module. `save` and `restore` are the cost of one state, however long."""
 
     def __init__(self, tiers: Tiers, eog_tokens: frozenset[int]) -> None:
         self.save, self.restore = Cost(), Cost()
@@ -42,11 +46,11 @@ class Checkpoints:
         return self._tiers.recompute_s(start, end - start) >= self.save.seconds + self.restore.seconds
 
     def stops(self, tokens: list[int], n_cached: int, n_common: int) -> list[int]:
-        """Where to save a state on the way through a prompt of which `n_cached` tokens are there, and which has its
-        first `n_common` tokens in common with an earlier one."""
+        """Where to save a state while computing a prompt with `n_cached` tokens in the cache, which shares its first
+        `n_common` tokens with an earlier one."""
         last = len(tokens) - 1
         ends = [at for at, token in enumerate(tokens[:last], 1) if token in self._eog_tokens]
-        # What comes after the last message's end is a few words of the template: one checkpoint there is enough.
+        # Only a few words of the template follow the last message, so one checkpoint there is enough.
         wanted = {*ends[:1], n_common, *(end for end in ends[-2:] if last - end >= CHECKPOINT_GAP_TOKENS), last}
         stops: list[int] = []
         for stop in sorted(wanted):
@@ -55,8 +59,8 @@ class Checkpoints:
         return stops
 
     def follow(self, stops: list[int], n_computed: int, n_common: int, n_matched: int) -> bool:
-        """Whether a prompt with `n_common` tokens in common gains by waiting for one that is on its way, compared with
-        the `n_matched` tokens that there are. One stop is added where they part, if none is planned in between."""
+        """Whether a prompt gains by waiting for a running one with which it shares `n_common` tokens, compared with the
+        `n_matched` tokens in the cache. Adds a stop where the two diverge, unless one is planned in between."""
         if n_computed >= n_common or not self.pays(n_matched, n_common):
             return False
         if not any(max(n_matched, n_computed) < stop <= n_common for stop in stops):
@@ -64,15 +68,15 @@ class Checkpoints:
         return True
 
     def passed_over(self, start: int, end: int) -> None:
-        """No state was saved at `end`, given one at `start`. One slow copy is not held against all that follow: sooner
-        or later one is tried again."""
+        """No state was saved at `end`, given one at `start`. The costs fade, so that one slow copy does not rule out
+        all later ones."""
         if end - start >= CHECKPOINT_GAP_TOKENS:
             self.save.fade()
             self.restore.fade()
 
     @staticmethod
     def surplus(states: list[Block]) -> list[Block]:
-        """Of the states of one conversation, shortest first, those that need not be kept."""
+        """The states of one conversation (given shortest first) that need not be kept."""
         return [state for state in states[1 : -KEPT_CHECKPOINTS + 1] if state.n_starts < FORK_STARTS]
 
 

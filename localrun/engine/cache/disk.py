@@ -1,14 +1,14 @@
 """The disk tier: saved segments that survive the process. `disk_record.DiskTier` over a folder of files.
 
-Owner: the engine's main thread calls it; a background thread writes, deletes, notes uses and keeps the bound, in the
-order in which that was asked for. A lock guards the index of entries, never held while a file is touched. A read comes
-straight from the file, on the caller's thread: milliseconds from the page cache.
+Owner: the engine's main thread calls it. A background thread writes, deletes, notes uses and enforces the size limit,
+in the order of the calls. A lock guards the index of entries and is never held while a file is touched. Reads go
+straight to the file, on the caller's thread: milliseconds from the page cache.
 
-How it fails: what is damaged, gone, foreign or refused is a miss. A write that the system refuses turns writing off for
-the rest of the process, with one line in the log; a write that finds the disk busy (`BACKLOG_BYTES` waiting) is dropped
-and counted. Other processes may write, evict and clear in the same folder at the same time: an entry is known by the
-digest of its header, so one that another process put in the place of ours is a miss too. What a survey no longer
-finds, or could not be written after all, leaves the index and is told by `take_lost`.
+How it fails: damaged, missing, foreign or refused entries are misses. If the system refuses a write, writing is off for
+the rest of the process, with one line in the log. A write that finds the disk busy (`BACKLOG_BYTES` waiting) is dropped
+and counted. Other processes may write, evict and clear in the same folder at the same time. An entry is identified by
+the digest of its header, so if another process has put its own entry in place of ours, that is a miss too. Entries that
+a survey no longer finds, or that could not be written after all, leave the index and are reported by `take_lost`.
 
 Invariants: `size_bytes` is the sum over the index; an entry's parent was in the index when it was written.
 Does not: know the radix tree, or compare tokens (`tree.py` and `tiers.py` do).
@@ -48,10 +48,10 @@ log = logging.getLogger("localrun.engine")
 
 
 class Background:
-    """One thread that does jobs in order, beside the step loop.
+    """One thread that runs jobs in order, beside the step loop.
 
-    What waits is bounded in bytes: a job that comes with data is refused rather than queued when the data of those
-    before it take too much memory, so that a slow disk never holds up a step and never fills memory.
+    The queue is bounded in bytes: a job with data is refused if the data of earlier jobs take too much memory. So a
+    slow disk never holds up a step and never fills memory.
 
     Invariants: jobs run one at a time, in the order of `put`; a job that raises is logged, and the next one runs. The
     thread never keeps the process from ending.
@@ -71,8 +71,8 @@ class Background:
         self._thread.start()
 
     def put(self, job: Callable[[], None], n_bytes: int = 0) -> bool:
-        """Have `job` done. False, and then it is not, when its `n_bytes` are too much on top of what waits; a job
-        without bytes is always taken, and any job is while the thread is not behind."""
+        """Queue a job. False if it was refused, because its `n_bytes` are too much on top of what is queued. A job
+        without bytes is always accepted, and so is any job while the thread is not behind."""
         with self._changed:
             is_too_much = n_bytes and self.is_behind and self._waiting_bytes + n_bytes > self._backlog_bytes
             if is_too_much or self._is_closed:
@@ -84,11 +84,11 @@ class Background:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the backlog is full up to its half: a job with data may be refused."""
+        """Whether the backlog is more than half full: a job with data may be refused."""
         return self._waiting_bytes > self._backlog_bytes // 2
 
     def flush(self, deadline_s: float) -> bool:
-        """Wait until nothing waits or runs, at most so many seconds. Whether that came to pass."""
+        """Wait until all jobs are done, at most `deadline_s`. Returns whether they are."""
         end_s = time.monotonic() + deadline_s
         with self._changed:
             while self._jobs or self._is_busy:
@@ -99,7 +99,7 @@ class Background:
         return True
 
     def close(self, deadline_s: float) -> None:
-        """Drop what waits, and give the running job so many seconds to end."""
+        """Drop queued jobs, and give the running one `deadline_s` to end."""
         with self._changed:
             self._is_closed = True
             self._jobs.clear()
@@ -119,7 +119,7 @@ class Background:
                 job()
             except Exception:
                 log.exception("a background job failed")
-            # The job may hold megabytes, and the next one may be long in coming.
+            # The job may hold megabytes, and the next one may come much later.
             del job
             with self._changed:
                 self._waiting_bytes -= n_bytes
@@ -129,14 +129,14 @@ class Background:
 
 RESERVE_BYTES = 1024**3
 SURVEY_EVERY_BYTES = 256 * 1024**2
-# Small segments cost by the file: a scan at start reads every header of a model.
+# Small segments have a cost per file: the scan at start reads every header of a model.
 MAX_FILES = 20_000
 # Room is made for several segments at once, because a survey looks at every file.
 _SLACK_PART = 32
 
 
 class KvDiskBound:
-    """How much of the disk all models' saved state may take together, and who goes when it is too much.
+    """How much disk space all models' saved state may take together, and which files go when it is too much.
 
     Called by the background thread of one engine; other engines work on the same folders at the same time, so what is
     known is a survey plus one's own writes since, and a new survey comes before anything is deleted. Least recently
@@ -157,8 +157,8 @@ class KvDiskBound:
         self._unseen_bytes = SURVEY_EVERY_BYTES
 
     def make_room(self, n_bytes: int) -> tuple[bool, list[SavedFile] | None]:
-        """Delete as much as needed for a new file of `n_bytes`. Returns whether it may be written, and, if a survey was
-        needed, all files that are left. Raises OSError when the file system does not answer."""
+        """Delete as much as a new file of `n_bytes` needs. Returns whether it may be written and, if a survey was
+        needed, all files that are left. Raises OSError if the file system does not answer."""
         if n_bytes > self._limit_bytes:
             return False, None
         files: list[SavedFile] | None = None
@@ -172,7 +172,7 @@ class KvDiskBound:
         return self._fits(n_bytes), files
 
     def wrote(self, n_bytes: int) -> None:
-        """A file of so many bytes was added."""
+        """Count a file that was added."""
         self._used_bytes += n_bytes
         self._unseen_bytes += n_bytes
         self._n_files += 1
@@ -185,7 +185,7 @@ class KvDiskBound:
         )
 
     def _evict(self, files: list[SavedFile], n_bytes: int) -> list[SavedFile]:
-        """Returns those that are left."""
+        """Returns the files that are left."""
         left = []
         slack_bytes = min(self._limit_bytes // _SLACK_PART, self._limit_bytes - n_bytes)
         for file in sorted(files, key=lambda file: file.used_at_ns):
@@ -354,7 +354,7 @@ class KvDisk:
         self._lose(record.key, entry)
 
     def _has_room(self, n_bytes: int) -> bool:
-        """Make room by the bound, and forget what had to go or is gone anyway. Raises OSError."""
+        """Make room within the limit, and forget entries whose files were deleted or are gone. Raises OSError."""
         has_room, left = self._bound.make_room(n_bytes)
         if left is not None:
             there = {file.key for file in left if file.path.parent == self._files.folder and file.writer_pid is None}
@@ -382,7 +382,7 @@ class KvDisk:
             entry.data = None
 
     def _touch_ancestors(self, entry: _Entry) -> None:
-        """Whoever uses a segment uses those before it; they must not be evicted before it."""
+        """A segment is used together with those before it, so these must not be evicted earlier."""
         parent_key = entry.parent_key
         while parent_key:
             with self._lock:
@@ -431,7 +431,7 @@ def _clear(folder: Path) -> None:
 
 
 def _below_their_parents(headers: list[Header], limit_bytes: int) -> tuple[list[Header], list[Header]]:
-    """The headers that hang together from a root, each after its parent, and those that do not. One of more than
+    """The headers that are connected to a root, each after its parent, and the others. A file of more than
     `limit_bytes` was never written here, and is not worth the memory of reading it."""
     children: dict[bytes, list[Header]] = {}
     orphans = []
@@ -449,12 +449,12 @@ def _below_their_parents(headers: list[Header], limit_bytes: int) -> tuple[list[
 
 
 def open_disk(opened: Open, backend: Backend, library_build: Callable[[], str]) -> KvDisk | None:
-    """The disk tier for a model and the backend's build; None when it is off. An engine without one works as well, so
-    whatever stands in the way is one line in the log, and None."""
+    """The disk tier for a model and the backend's build; None if it is off. An engine works without one, so any
+    obstacle is one line in the log, and None."""
     if not opened.disk_cache_bytes or not opened.kv_folder:
         return None
     parameters = {"kv_type": opened.kv_type, "memory": backend.memory_kind.value, "backend": backend.name}
-    if not opened.use_extra_bufts:  # what the quick kernels computed may be the reason for doing without them
+    if not opened.use_extra_bufts:  # what the fast kernels saved may be wrong
         parameters["kernels"] = "plain"
     try:
         build = library_build()

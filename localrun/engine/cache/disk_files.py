@@ -1,11 +1,11 @@
 """One model's folder of saved segments: whole files in, verified bytes out.
 
-Called by the KV store's thread (reading) and by the background thread (everything else); it keeps no state, so both may
-call at once. The layout is in `localrun/kv_folders.py`.
+Called by the KV store's thread (reading) and by the background thread (everything else). It keeps no state, so both may
+call at once. `localrun/kv_folders.py` describes the folder's layout.
 
-Invariants: a segment's name appears with its whole contents or not at all, for they are written under a temporary name,
-synced, and renamed. Reading never waits (no pipes), never follows a link, and never takes more memory than the file has
-bytes.
+Invariants: a segment's name appears with its whole contents or not at all, because the contents are written under a
+temporary name, synced, and renamed. Reading never blocks (no pipes), never follows a link, and never takes more memory
+than the file has bytes.
 Does not: decide what to keep (`disk.py`).
 
 The bytes of one segment; numbers are little-endian. The payload is the backend's state bytes, exactly up to the end
@@ -29,12 +29,12 @@ of the file.
     +4m     16    BLAKE2b of everything before, 16 bytes of digest
     then          payload
 
-The header's digest names the whole entry, for it covers the payload's checksum and length. CRC-32 is for the payload
-because it is the fastest that comes with Python (8 MB: 1.1 ms against 3.8 for SHA-256 and 5.6 for BLAKE2b) and finds
-every damage of up to 32 bits in a row, and others but one in four billion. It is no protection against somebody who may
-write into the folder; that is what the folder's mode is for.
+The header's digest identifies the whole entry, because it covers the payload's checksum and length. The payload uses
+CRC-32, the fastest checksum that comes with Python (8 MB: 1.1 ms against 3.8 for SHA-256 and 5.6 for BLAKE2b). It finds
+every error of up to 32 bits in a row, and misses one in four billion of the others. It does not protect against
+somebody who may write to the folder; the folder's mode does that.
 
-Invariant: nothing is allocated by a number of the file before that number is compared with the file's length.
+Invariant: nothing is allocated by a number from the file before that number is compared with the file's length.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Damaged(Exception):
 
 @dataclass(frozen=True)
 class Header:
-    """What stands before the payload. `digest` tells this entry from every other, also of the same key."""
+    """What precedes the payload. `digest` distinguishes this entry from all others, even those with the same key."""
 
     record: DiskRecord
     digest: bytes
@@ -107,7 +107,7 @@ class Header:
 
 
 def pack(record: DiskRecord, payload: bytes | bytearray | memoryview, fingerprint: bytes) -> bytes:
-    """The header for a record. Raises ValueError for one that the format cannot hold."""
+    """The header for a record. Raises ValueError if the format cannot hold it."""
     tokens = np.asarray(record.tokens, "<i4")
     order = np.asarray(record.order, "<i4")
     above = record.parent_key or record.root
@@ -125,7 +125,7 @@ def pack(record: DiskRecord, payload: bytes | bytearray | memoryview, fingerprin
 
 
 def header_bytes(prefix: bytes, file_bytes: int) -> int:
-    """How long the header is whose first bytes are `prefix`, in a file of `file_bytes`. Raises Damaged."""
+    """The length of the header that begins with `prefix`, in a file of `file_bytes`. Raises Damaged."""
     if len(prefix) < FIXED_BYTES:
         raise Damaged("shorter than a header")
     fixed = _Fixed(*_FIXED.unpack_from(prefix))
@@ -140,7 +140,7 @@ def header_bytes(prefix: bytes, file_bytes: int) -> int:
 
 
 def parse(header: bytes, file_bytes: int, fingerprint: bytes) -> Header:
-    """The header whose bytes (as many as `header_bytes` says) are `header`. Raises Damaged."""
+    """Parse a header, given as many bytes as `header_bytes` says. Raises Damaged."""
     length = header_bytes(header, file_bytes)
     if len(header) != length:
         raise Damaged("the header is cut off")
@@ -164,7 +164,7 @@ def parse(header: bytes, file_bytes: int, fingerprint: bytes) -> Header:
 
 
 def verify(header: Header, payload: bytearray) -> None:
-    """Raises Damaged when `payload` is not what the header was made for."""
+    """Raises Damaged if `payload` does not belong to the header."""
     if len(payload) != header.payload_bytes or crc32(payload) != header.payload_crc:
         raise Damaged("the payload's checksum is wrong")
 
@@ -173,15 +173,15 @@ def _digest(header: bytes | memoryview) -> bytes:
     return hashlib.blake2b(header, digest_size=DIGEST_BYTES, person=b"localrun kv disk").digest()
 
 
-# A temporary file this old belongs to nobody: writing one takes seconds.
+# A temporary file this old is abandoned: writing one takes seconds.
 ABANDONED_AFTER_S = 3600.0
 
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 
 
 class KvDiskFiles:
-    """The files of one `fingerprint` (16 bytes) below `root`. Makes the folder; raises OSError when that is refused, or
-    when something that is not a folder of ours is in its place."""
+    """The files of one `fingerprint` (16 bytes) below `root`. Creates the folder; raises OSError if that is refused, or
+    if something else is in its place."""
 
     def __init__(self, root: Path, fingerprint: bytes, about: kv_folders.About) -> None:
         self.root = root
@@ -209,7 +209,7 @@ class KvDiskFiles:
     # --- writing -------------------------------------------------------------------------------------------------
 
     def put(self, header: bytes, payload: bytes | bytearray | memoryview, key: bytes, used_at_ns: int) -> None:
-        """Write a segment. Raises OSError, and then nothing is left of it. Makes the folder again if it is gone."""
+        """Write a segment. Raises OSError, leaving nothing behind. Creates the folder again if it is gone."""
         try:
             self._put(header, payload, key, used_at_ns)
         except FileNotFoundError:
@@ -244,7 +244,7 @@ class KvDiskFiles:
         kv_folders.delete(self._path(key))
 
     def delete_abandoned(self, now_s: float) -> None:
-        """Delete what writers left behind that were killed, or have had `ABANDONED_AFTER_S` to end."""
+        """Delete temporary files whose writer is dead, or that are older than `ABANDONED_AFTER_S`."""
         for file in list(kv_folders.saved_files(self.folder)):
             if file.writer_pid is not None:
                 is_old = now_s - file.used_at_ns / 1e9 > ABANDONED_AFTER_S
@@ -252,7 +252,7 @@ class KvDiskFiles:
                     kv_folders.delete(file.path)
 
     def free_bytes(self) -> int:
-        """What the file system still has for us. Makes the folder again if it is gone. Raises OSError."""
+        """The free bytes of the file system. Creates the folder again if it is gone. Raises OSError."""
         try:
             free: int = psutil.disk_usage(str(self.folder)).free
         except FileNotFoundError:
@@ -263,7 +263,7 @@ class KvDiskFiles:
     # --- reading -------------------------------------------------------------------------------------------------
 
     def headers(self) -> Iterator[tuple[Header, int]]:
-        """The headers of all sound segments, with when each was last used; the damaged ones are deleted."""
+        """The headers of all sound segments, with the time of last use; damaged ones are deleted."""
         for file in list(kv_folders.saved_files(self.folder)):
             if file.writer_pid is not None:
                 continue
@@ -275,9 +275,9 @@ class KvDiskFiles:
                 continue
 
     def get(self, key: bytes, digest: bytes) -> bytearray | None:
-        """The payload of the segment whose header has this digest; None when another one took its place.
+        """The payload of the segment whose header has this digest; None if another one took its place.
 
-        Raises Damaged, and OSError when it cannot be read or is gone.
+        Raises Damaged, or OSError if it cannot be read or is gone.
         """
         return self._read(key, digest)[1]
 
@@ -309,13 +309,13 @@ class KvDiskFiles:
 
 
 def now_ns(depth_tokens: int) -> int:
-    """The time to note as last use of a segment that starts at `depth_tokens`: now, but earlier by a microsecond a
-    token, so that of segments used together the beginnings are the last to be evicted."""
+    """The time to record as last use of a segment that starts at `depth_tokens`: now, less a microsecond per token, so
+    that of segments used together the first ones are evicted last."""
     return time.time_ns() - 1000 * depth_tokens
 
 
 def _open(path: Path) -> int:
-    """Raises Damaged where there is something that is no file, and OSError."""
+    """Raises Damaged if the path is not a file, and OSError."""
     try:
         return os.open(path, kv_folders.OPEN_FLAGS)
     except OSError as error:
@@ -335,7 +335,7 @@ def _write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
 
 
 def _read_all(file: FileIO, into: memoryview) -> None:
-    """Raises Damaged at an early end."""
+    """Raises Damaged if the file ends early."""
     while into:
         count = file.readinto(into)
         if not count:
@@ -352,9 +352,9 @@ PAGE_BYTES = 4096
 def fingerprint(model_path: Path, *, build: str, parameters: Mapping[str, str]) -> bytes:
     """Which saved state belongs to which model and build, for everything that changes what the bytes mean.
 
-    The weights are not read as a whole, that takes as long as loading: size, modification time, the first MiB (header
-    and vocabulary) and pages spread over the rest tell one file from another. The native libraries count by size and
-    modification time, for a build may differ under one version.
+    The weights are not read as a whole, because that takes as long as loading. Size, modification time, the first MiB
+    (header and vocabulary) and pages spread over the rest distinguish files. The native libraries count by size and
+    modification time, because builds of one version may differ.
 
     16 bytes for a model file, a build of llama.cpp (`library_build`) and the parameters of the context that change
     its state. Raises OSError when the file cannot be read."""
@@ -375,19 +375,19 @@ def fingerprint(model_path: Path, *, build: str, parameters: Mapping[str, str]) 
 
 
 def library_build(package: str, library_folder: Path) -> str:
-    """The version of a package and what its native libraries look like, as a line for people. Raises OSError."""
+    """The version of a package and a digest of its native libraries, as a readable line. Raises OSError."""
     digest = hashlib.blake2b(digest_size=6)
     for path in sorted(library_folder.iterdir()):
         status = path.stat()
         _add(digest, f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
     try:
         version = metadata.version(package)
-    except metadata.PackageNotFoundError:  # laid out by hand; the files tell it apart all the same
+    except metadata.PackageNotFoundError:  # laid out by hand; the files still identify it
         version = "of unknown version"
     return f"{package} {version} {digest.hexdigest()}"
 
 
 def _add(digest: hashlib.blake2b, part: bytes) -> None:
-    """With its length, so that what ends one part cannot pass for the beginning of the next."""
+    """Add a part with its length, so that the end of one part cannot pass for the beginning of the next."""
     digest.update(len(part).to_bytes(8, "little"))
     digest.update(part)

@@ -1,9 +1,9 @@
-"""What the disk tier keeps and what it promises, without how: shared by the KV store and by tests. Pure.
+"""What the disk tier stores and guarantees, without how: shared by the KV store and by tests. Pure.
 
 A record describes one saved segment of a sequence: the tokens [start, start + len(tokens)) of a path from the root, and
 how the backend's state bytes for them are laid out. Its key names it and its place under its parent.
 
-Invariant: a key is a name, never a proof. Whoever finds a record by its key compares parent, start and tokens.
+Invariant: a key is a name, never a proof. Code that finds a record by its key compares parent, start and tokens.
 Does not: touch files (`disk.py`), or hold state bytes.
 """
 
@@ -24,8 +24,8 @@ KEY_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class DiskRecord:
-    """A saved segment. `parent_key` is empty at a root, and `root` names that unless it is the usual one; `order` is
-    not used any more; `is_whole` says that the bytes are the state of the whole path, not of [start, end) alone."""
+    """A saved segment. `parent_key` is empty below a root; `root` then names the root unless it is the usual one.
+    `order` is no longer used. `is_whole`: the bytes are the state of the whole path, not only of [start, end)."""
 
     key: bytes
     parent_key: bytes
@@ -37,11 +37,10 @@ class DiskRecord:
 
 
 class DiskTier(Protocol):
-    """Saved segments of one model on disk. Nothing here raises because of a file: what cannot be had is a miss.
+    """Saved segments of one model on disk. Nothing here raises because of a file: what cannot be read is a miss.
 
-    `limit_bytes` bounds all models together. `size_bytes` and `n_entries` are of this model's folder, with what is
-    still being written.
-    `may_write` is False for good once the disk refused a write (full, no permission): saving anything is then in vain.
+    `limit_bytes` bounds all models together. `size_bytes` and `n_entries` are of this model's folder, including what is
+    still being written. `may_write` stays False once the disk has refused a write (full, no permission).
     """
 
     @property
@@ -57,19 +56,19 @@ class DiskTier(Protocol):
     def may_write(self) -> bool: ...
 
     def scan(self) -> list[DiskRecord]:
-        """Everything that is there, parents before their children, and below one parent the most recently used first.
-        Called once, at start: takes time. Damaged entries, and those whose parent is gone, are deleted."""
+        """All entries, parents before their children, and siblings most recently used first. Called once, at start,
+        because it takes time. Damaged entries, and those whose parent is gone, are deleted."""
 
     def write(self, record: DiskRecord, data: State) -> bool:
-        """Keep `data`, which nobody changes from now on. Returns at once: False if it will not be written, because the
+        """Keep `data`, which must not change from now on. Returns at once; False if it will not be written, because the
         disk is too busy, refuses writes, or lacks the parent."""
 
     def take_lost(self) -> list[bytes]:
-        """Keys of entries that went since the last call without having been asked to: evicted by the bound or by
-        another process, or never written after all."""
+        """Keys of entries that disappeared unasked since the last call: evicted for the limit or by another process, or
+        never written after all."""
 
     def read(self, key: bytes) -> bytearray | None:
-        """The state bytes, verified; None when the entry is gone or damaged (and then deleted)."""
+        """The state bytes, verified; None if the entry is gone or damaged (it is then deleted)."""
 
     def touch(self, key: bytes) -> None:
         """Note that an entry was used now. Returns at once."""
@@ -82,13 +81,13 @@ class DiskTier(Protocol):
 
     @property
     def is_behind(self) -> bool:
-        """Whether so much waits to be written that a write now would be dropped. Nothing reports when that ends."""
+        """Whether so much is queued that a write may be dropped now. Nothing reports when that ends."""
 
     def flush(self, deadline_s: float) -> None:
-        """Wait until everything asked for so far is on disk, at most so many seconds."""
+        """Wait until everything requested so far is on disk, at most `deadline_s`."""
 
     def close(self) -> None:
-        """End the background thread after what it is doing now. What still waits is dropped: flush first."""
+        """End the background thread after its current job. Queued writes are dropped, so flush first."""
 
 
 def segment_key(parent_key: bytes, start: int, tokens: Sequence[int]) -> bytes:

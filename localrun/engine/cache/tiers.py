@@ -1,18 +1,19 @@
-"""What cells, memory and disk may keep, and who leaves them when they are full.
+"""What cells, memory and disk may hold, and what leaves them when they are full.
 
 Owner: the engine's main thread. Three budgets:
 
-* **Cells** keep *parked* sequences, which finished requests left. The one parked first goes first.
-* **Memory** keeps blocks within `limit_bytes`. When it is full the block with the least *rank* leaves, to disk if
-  there is one: recompute seconds per byte on top of a clock that rises to the rank of whatever left last. So what is
-  dear to compute stays longer, and what nobody used for long sinks whatever it cost (GreedyDual-Size: Cao and Irani,
-  "Cost-aware WWW proxy caching algorithms", 1997). A block leaves memory after those that hang below it.
-* **Disk** keeps files of all models, and decides itself (`disk.py`). It is written when something leaves memory, when
-  the engine has nothing else to do (`persist`), and at the end (`flush`); never in a step's way. What it loses
+* **Cells** hold *parked* sequences, which finished requests left. The one parked first goes first.
+* **Memory** holds blocks within `limit_bytes`. When it is full, the block with the lowest *rank* leaves, to disk if
+  there is one. The rank is recompute seconds per byte on top of a clock, and the clock rises to the rank of the block
+  that left last. So blocks that are expensive to compute stay longer, and blocks that have not been used for long sink
+  whatever they cost (GreedyDual-Size: Cao and Irani, "Cost-aware WWW proxy caching algorithms", 1997). A block leaves
+  memory only after those below it.
+* **Disk** holds files of all models, and evicts by itself (`disk.py`). It is written when a block leaves memory, when
+  the engine has nothing else to do (`persist`), and at the end (`flush`), but never in the way of a step. What it loses
   meanwhile leaves the tree too, unless its bytes are in memory.
 
 Invariant: `size_bytes`, the bytes in memory, is never above `limit_bytes`.
-Does not: make or cut states (`cache.py`), or know what computing costs: `recompute_s` is asked.
+Does not: make or cut states (`cache.py`), or know what computing costs: it asks `recompute_s`.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ _MEMORY = 0.2  # weight of the latest measurement
 
 
 class Cost:
-    """Seconds that something takes, as a moving average; 0 before it was ever measured."""
+    """The duration of an operation in seconds, as a moving average; 0 before the first measurement."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def note(self, seconds: float) -> None:
-        """It took so long."""
+        """Add a measurement."""
         self.seconds = seconds if self.seconds == 0.0 else self.seconds + _MEMORY * (seconds - self.seconds)
 
     def fade(self) -> None:
-        """It was avoided: sooner or later it is tried again."""
+        """The operation was avoided; lower its cost, so that it is tried again sooner or later."""
         self.seconds *= 1 - _MEMORY
 
 
 class Tiers:
-    """See the module. `recompute_s(start, n_tokens)` is what computing tokens from a position on would take.
+    """See the module. `recompute_s(start, n_tokens)` is how long computing these tokens would take.
 
-    `parked` are the sequences kept in cells, least recently used first; `unsaved` those of them that are to be saved,
-    with the rows that had been placed when they were parked. `save` and `restore` cost so much per token.
-    `ram_hit_tokens` and `disk_hit_tokens` count what loads saved.
+    `parked` are the sequences kept in cells, least recently used first. `unsaved` are those of them that must be saved,
+    with the number of rows placed when they were parked. `save` and `restore` are costs per token. `ram_hit_tokens` and
+    `disk_hit_tokens` count the tokens that loads spared.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Tiers:
         self.disk_hit_tokens = 0
         self._disk = disk
         self._dirty: dict[bytes, Block] = {}
-        self._leaves: list[tuple[float, int, bytes]] = []  # a heap, with entries that are no longer true
+        self._leaves: list[tuple[float, int, bytes]] = []  # a heap, with stale entries
         self._clock = 0.0
         self._uses = 0
         if disk is not None:
@@ -85,7 +86,7 @@ class Tiers:
 
     @property
     def most_bytes(self) -> int:
-        """What one prompt can have at most."""
+        """The most bytes that one prompt can take."""
         return max(self.limit_bytes, self._disk.limit_bytes if self._disk and self._takes_writes else 0)
 
     @property
@@ -103,13 +104,13 @@ class Tiers:
 
     @property
     def copy_s_per_token(self) -> float:
-        """What saving and restoring take; 0 before anything was."""
+        """Seconds for saving and restoring a token; 0 before the first measurement."""
         return self.save.seconds + self.restore.seconds
 
     # --- cells ---------------------------------------------------------------------------------------------------
 
     def park(self, seq: int, n_placed: int | None) -> None:
-        """Keep a sequence in its cells; `n_placed` if it is to be saved."""
+        """Keep a sequence in its cells; with `n_placed` if it must be saved."""
         self.parked[seq] = None
         if n_placed is not None:
             self.unsaved[seq] = n_placed
@@ -122,12 +123,12 @@ class Tiers:
     # --- memory and disk -----------------------------------------------------------------------------------------
 
     def match(self, key: Key, limit: int) -> Path:
-        """What is kept of `key.tokens[:limit]`, wherever it is. To be used before the tree changes."""
+        """What is kept of `key.tokens[:limit]`, in any tier. Use the result before the tree changes."""
         self._forget_lost()
         return self.tree.match(key, limit)
 
     def keep(self, block: Block, data: State) -> bool:
-        """Keep the bytes of a new block. False if they do not fit anywhere; then the block is gone again."""
+        """Keep the bytes of a new block. False if they fit nowhere; the block is then removed again."""
         block.n_bytes = len(data)
         self._rank(block)
         if self._make_room(block.n_bytes, spare=block.parent):
@@ -139,11 +140,11 @@ class Tiers:
         return True
 
     def load(self, block: Block) -> State | None:
-        """The bytes of a block, from disk if need be. None if they are gone, and the block with them."""
+        """The bytes of a block, from disk if need be. None if they are gone; the block is then removed."""
         if block.data is not None:
             self.ram_hit_tokens += block.n_tokens
             return block.data
-        is_known = self.tree.blocks.get(block.name) is block  # another one may have its name by now
+        is_known = self.tree.blocks.get(block.name) is block  # another block may have its name by now
         data = self._disk.read(block.name) if self._disk and is_known else None
         if data is None:
             self.drop(block)
@@ -155,14 +156,14 @@ class Tiers:
         return data
 
     def touch(self, blocks: Iterable[Block]) -> None:
-        """The blocks of a path, from its beginning, were used now."""
+        """Note that the blocks of a path, given from its beginning, were used now."""
         for block in reversed(list(blocks)):  # the first one last, so that on disk it is always newer than its children
             self._rank(block)
             if self._disk and block.is_on_disk:
                 self._disk.touch(block.name)
 
     def drop(self, block: Block) -> None:
-        """Forget a block and everything below it, in both tiers. One that is gone already is no error."""
+        """Forget a block and everything below it, in both tiers. No error if it is gone already."""
         if self.tree.blocks.get(block.name) is not block:
             return
         for gone in self.tree.detach(block):
@@ -171,7 +172,7 @@ class Tiers:
                 self._disk.remove(gone.name)
 
     def clear(self, *, ram: bool = True, disk: bool = True) -> None:
-        """Forget everything in memory, on disk, or both. What one tier alone has lost stays in the other."""
+        """Forget everything in memory, on disk, or both. What only one tier loses stays in the other."""
         for block in list(self.tree.blocks.values()):
             if self.tree.blocks.get(block.name) is not block:
                 continue  # went with its parent
@@ -187,7 +188,7 @@ class Tiers:
             self._disk.clear()
 
     def persist(self) -> None:
-        """Hand one block that is in memory alone to the disk tier, parents first."""
+        """Hand one block that is only in memory to the disk tier, parents first."""
         self._forget_lost()
         block = next(iter(self._dirty.values()), None)
         if block is None:
@@ -196,10 +197,10 @@ class Tiers:
             block = block.parent
         assert block.data is not None
         if not self._write(block, block.data) and not (self._disk and self._disk.is_behind):
-            del self._dirty[block.name]  # it is not asked for again until it leaves memory
+            del self._dirty[block.name]  # not tried again until it leaves memory
 
     def flush(self, deadline_s: float, clock: Callable[[], float]) -> None:
-        """At the end: write what is in memory alone, and wait for it at most so long by `clock`."""
+        """At the end: write what is only in memory, and wait for it at most `deadline_s` by `clock`."""
         if self._disk is None:
             return
         ends_at_s = clock() + deadline_s
@@ -241,7 +242,7 @@ class Tiers:
                 else:
                     parent = blocks[record.parent_key] if record.parent_key else None
                     block = self.tree.graft(parent, record.start, record.tokens, root=record.root)
-            except (KeyError, ValueError):  # two that begin alike, from two processes: the one used last came first
+            except (KeyError, ValueError):  # two that begin alike, from two processes: the last used came first
                 disk.remove(record.key)
                 continue
             block.is_on_disk = True
@@ -253,7 +254,7 @@ class Tiers:
         self._push(block)
 
     def _push(self, block: Block) -> None:
-        """A block may be one that can leave memory now."""
+        """Add a block to the heap if it can leave memory now."""
         if block.data is None or block.n_below:
             return
         heappush(self._leaves, (*block.rank, block.name))
@@ -262,7 +263,7 @@ class Tiers:
             heapify(self._leaves)
 
     def _leaving(self, entry: tuple[float, int, bytes]) -> Block | None:
-        """The block of an entry of the heap; None if it is not true any more."""
+        """The block of a heap entry; None if the entry is stale."""
         block = self.tree.blocks.get(entry[2])
         can_leave = block is not None and block.data is not None and not block.n_below and block.rank == entry[:2]
         return block if can_leave else None
@@ -288,8 +289,8 @@ class Tiers:
                 self._push(block.parent)
 
     def _make_room(self, n_bytes: int, *, spare: Block | None) -> bool:
-        """Let blocks leave memory until `n_bytes` fit. False if that would take `spare` or what it hangs below, or
-        never could."""
+        """Evict blocks from memory until `n_bytes` fit. False if they never can, or only without `spare` or the blocks
+        above it."""
         if n_bytes > self.limit_bytes:
             return False
         spared = set()
@@ -305,7 +306,7 @@ class Tiers:
             if victim in spared:
                 aside.append(entry)
                 continue
-            self._clock = max(self._clock, victim.rank[0])  # one that waited for what hung below it may rank lower
+            self._clock = max(self._clock, victim.rank[0])  # one that waited for its children may rank lower
             if not victim.is_on_disk and self._takes_writes:
                 assert victim.data is not None
                 self._write(victim, victim.data)
@@ -318,8 +319,8 @@ class Tiers:
         return self.size_bytes + n_bytes <= self.limit_bytes
 
     def _forget_lost(self) -> None:
-        """Notice what the disk has lost. What is in memory too is written again when it leaves memory, and not before:
-        a disk smaller than memory would never be done."""
+        """Take note of what the disk has lost. Blocks that are in memory too are written again only when they leave
+        memory; otherwise a disk smaller than memory would be written forever."""
         for name in self._disk.take_lost() if self._disk else ():
             block = self.tree.blocks.get(name)
             if block is not None and block.is_on_disk:
@@ -328,7 +329,7 @@ class Tiers:
                     self.drop(block)
 
     def _write(self, block: Block, data: State) -> bool:
-        """Hand a block to the disk tier, after those above it: it refuses one whose parent it does not have."""
+        """Hand a block to the disk tier, after the blocks above it: the disk refuses a block without its parent."""
         assert self._disk is not None
         chain, parent = [(block, data)], block.parent
         while parent is not None and parent.data is not None and not parent.is_on_disk:

@@ -1,15 +1,16 @@
-"""Which tokens are where: one radix tree for the sequences in cells and for the bytes saved of them. Pure.
+"""Which tokens are where: one radix tree for the sequences in cells and for their saved bytes. Pure.
 
 A *node* stands for a run of tokens. It knows the sequences that have these tokens in their cells, the *block* of saved
-rows that they are a part of, and the whole state that was saved at its end. It is there as long as it has one of these,
-or a child. A node splits where two paths part and where a block, a state or a sequence ends, and is joined again when
-nothing parts there any more; bytes are never split.
+rows that they are part of, and the whole state that was saved at its end. A node exists as long as it has one of these
+or a child. It splits where two paths diverge and where a block, a state or a sequence ends, and is joined again when
+nothing diverges there any more. Bytes are never split.
 
-Blocks hang together: of what is saved everything before it is saved too, so it can be restored from position 0. A
-branch may begin inside the block that it hangs below. Whole states need no other.
+Blocks form chains: everything before a saved block is saved too, so it can be restored from position 0. A branch may
+begin inside the block above it. Whole states need no other block.
 
-Matching compares tokens, never hashes: a hit is a fact. It takes as long as the tokens are many, whatever is kept.
-Does not: count bytes or cells, or choose what goes (`tiers.py`).
+Matching compares tokens, never hashes, so a hit is certain. Its time depends on the number of tokens, not on how much
+is kept.
+Does not: count bytes or cells, or choose what to evict (`tiers.py`).
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ _NO_ORDER: NDArray[np.int32] = np.empty(0, np.int32)
 
 
 class Key(NamedTuple):
-    """What a prompt is known by: equal keys mean equal states. Token lists begin at position 0.
+    """Identifies a prompt: equal keys mean equal states. Token lists begin at position 0.
 
-    `realm` is what a state depends on besides, such as a set of adapters. `atoms` are ranges [start, end) that are had
-    as a whole or not at all, in order: an image, whose rows are tokens made of its hash.
+    `realm` is what else a state depends on, such as a set of adapters. `atoms` are ranges [start, end), in order, that
+    are reused as a whole or not at all: for example an image, whose rows are tokens made of its hash.
     """
 
     tokens: list[int]
@@ -42,19 +43,19 @@ class Key(NamedTuple):
 
     @property
     def root(self) -> bytes:
-        """What stands for the realm where the name of a block above would: nothing for the empty one."""
+        """The realm's name in the place of a parent block's name; empty for the empty realm."""
         if not self.realm:
             return b""
         return hashlib.blake2b(self.realm, digest_size=KEY_BYTES, person=b"localrun realm").digest()
 
     def floor(self, n_tokens: int) -> int:
-        """As many of the first tokens as do not end inside an atom."""
+        """The largest length up to `n_tokens` that does not end inside an atom."""
         return next((start for start, end in self.atoms if start < n_tokens < end), n_tokens)
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """Tokens from position `start` on; `ends` are those of `seqs` that go no further. A root has no tokens."""
+    """Tokens from position `start` on. `ends` are those of `seqs` that end here. A root has no tokens."""
 
     tokens: list[int]
     start: int
@@ -74,9 +75,9 @@ class Node:
 class Block:
     """Saved bytes: the rows of positions [start, end), or with `is_state` the state of everything up to `end`.
 
-    `root` stands for its realm, `name` is its key on disk. `nodes` is the chain that it covers, for a state the node
-    that it stands at. The rest is `Tiers`': `data` is None while the bytes are on disk alone, `n_below` counts the
-    blocks in memory that hang below, `n_starts` the requests that began at a state.
+    `root` names its realm, `name` is its key on disk. `nodes` is the chain of nodes that it covers, or for a state the
+    node at whose end it is. The other fields belong to `Tiers`: `data` is None while the bytes are only on disk,
+    `n_below` counts its children in memory, `n_starts` the requests that started from a state.
     """
 
     parent: Block | None
@@ -108,13 +109,13 @@ class Block:
 
     @property
     def record(self) -> DiskRecord:
-        """What the disk tier is told of it."""
+        """The block as the disk tier sees it."""
         parent, root = (self.parent.name, b"") if self.parent else (b"", self.root)
         return DiskRecord(self.name, parent, self.start, self.tokens, _NO_ORDER, self.is_state, root)
 
 
 class Same(NamedTuple):
-    """Positions [start, end) that a sequence has in its cells although `seq` has them too."""
+    """Positions [start, end) that a sequence has in its own cells although `seq` has the same tokens."""
 
     start: int
     end: int
@@ -122,7 +123,7 @@ class Same(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """Saved rows of a beginning: each block with the positions [start, end) that are taken from it."""
+    """Saved rows of a prefix: each block with the positions [start, end) that are taken from it."""
 
     n_tokens: int
     pieces: list[tuple[Block, int, int]]
@@ -134,8 +135,7 @@ class Saved(NamedTuple):
 
 @dataclass(frozen=True)
 class Path:
-    """The nodes that a key's beginning of `n_tokens` goes through, of the last one perhaps a part. To be used before
-    the tree changes."""
+    """The nodes of a key's first `n_tokens`; of the last node, perhaps only a part. Use it before the tree changes."""
 
     key: Key
     nodes: list[Node]
@@ -159,7 +159,7 @@ class Path:
         return [node.state for node in self.nodes if node.state and self._is_whole(node)]
 
     def held(self, among: Set[int] | None = None) -> tuple[int, set[int]]:
-        """How many tokens are in the cells of a sequence (of `among`), and the sequences that have the most of them."""
+        """The most tokens that any sequence (of `among`) has in its cells, and the sequences that have so many."""
         n_tokens, seqs = 0, set[int]()
         for node in self.nodes:
             here = node.seqs if among is None else node.seqs & among
@@ -169,7 +169,8 @@ class Path:
         return n_tokens, set(seqs)
 
     def ended(self, among: Set[int]) -> tuple[int, int]:
-        """The longest sequence of `among` all of whose tokens the path begins with, as (tokens, sequence); (0, -1)."""
+        """The longest sequence of `among` that is a prefix of the path, as (tokens, sequence); (0, -1) if there is
+        none."""
         ends = [(node.end, max(node.ends & among)) for node in self.nodes if self._is_whole(node) and node.ends & among]
         return ends[-1] if ends else (0, -1)
 
@@ -178,7 +179,7 @@ class Path:
 
 
 class Tree:
-    """See the module. `blocks` by their names."""
+    """See the module. `blocks` are by name."""
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, Block] = {}
@@ -199,7 +200,7 @@ class Tree:
         return Path(key, nodes, at)
 
     def n_held(self, seqs: Set[int]) -> int:
-        """Tokens that some of these sequences cover, each counted once. O(their nodes)."""
+        """Tokens that these sequences cover together, shared ones counted once. O(their nodes)."""
         seen: set[Node] = set()
         for seq in seqs:
             node = self._leaves.get(seq)
@@ -212,7 +213,7 @@ class Tree:
 
     def grow(self, seq: int, key: Key, n_tokens: int) -> list[Same]:
         """Let a sequence cover the first `n_tokens` of a key, which begin with what it covers already. Returns where
-        others have the same. Amortized O(new tokens)."""
+        other sequences have the same tokens. Amortized O(new tokens)."""
         node = before = self._leaves.get(seq) or self._root(key.root)
         same: list[Same] = []
         while node.end < n_tokens:
@@ -236,7 +237,7 @@ class Tree:
         return same
 
     def cut(self, seq: int, n_tokens: int) -> None:
-        """A sequence covers no more than its first `n_tokens` from now on."""
+        """Cut a sequence to its first `n_tokens`."""
         node = self._leaves.get(seq)
         if node is None or node.end <= n_tokens:
             return
@@ -266,8 +267,8 @@ class Tree:
     # --- blocks --------------------------------------------------------------------------------------------------
 
     def graft(self, parent: Block | None, start: int, tokens: Sequence[int], *, root: bytes = b"") -> Block:
-        """A new block of `tokens` at `start`, which is a position of `parent` or its end (None: 0). Raises ValueError
-        where saved rows begin alike. `root` is `Key.root`. O(tokens)."""
+        """Add a block of `tokens` at `start`, which is a position inside `parent` or its end (0 without one). Raises
+        ValueError if saved rows there begin with the same token. `root` is `Key.root`. O(tokens)."""
         if not (parent.start < start <= parent.end if parent else start == 0):
             raise ValueError(f"no block can begin at {start}")
         name = segment_key(parent.name if parent else root, start, tokens)
@@ -291,7 +292,7 @@ class Tree:
         return block
 
     def graft_state(self, tokens: Sequence[int], *, root: bytes = b"") -> Block:
-        """A new whole state after `tokens`. Raises ValueError where one is already. O(tokens)."""
+        """Add a whole state after `tokens`. Raises ValueError if there is one already. O(tokens)."""
         name = segment_key(root, 0, tokens)
         if name in self.blocks:
             raise ValueError(f"a state of {len(tokens)} tokens is there already")
@@ -300,7 +301,7 @@ class Tree:
         return block
 
     def detach(self, block: Block) -> list[Block]:
-        """Take out a block and all that hang below it. Returns them, what hangs below before what carries it."""
+        """Remove a block and all blocks below it. Returns them, children before parents."""
         gone, stack = [], [block]
         while stack:
             each = stack.pop()
@@ -322,7 +323,7 @@ class Tree:
     # --- the whole -----------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
-        """Raises AssertionError where the tree contradicts itself. O(tree)."""
+        """Raises AssertionError if the tree contradicts itself. O(tree)."""
         covered: dict[int, int] = {}
         ends: dict[int, Node] = {}
         chains: dict[bytes, list[Node]] = {}
@@ -365,7 +366,8 @@ class Tree:
         return self._roots.setdefault(root, Node([], 0, None))
 
     def _extend(self, node: Node, seq: int, tokens: Sequence[int]) -> Node:
-        """A sequence goes on after `node`: inside it when nobody could notice, else in a new child."""
+        """Extend a sequence after `node`: in the node itself if nothing else depends on it, otherwise in a new
+        child."""
         if node.parent and node.seqs == {seq} and not (node.children or node.block or node.state):
             node.tokens += tokens
             return node
@@ -374,7 +376,7 @@ class Tree:
         return child
 
     def _descend(self, node: Node, tokens: Sequence[int]) -> list[Node]:
-        """The nodes of `tokens` after `node`, made where they miss, with an end where the tokens end."""
+        """The nodes of `tokens` after `node`. Missing ones are created, and one is split where the tokens end."""
         nodes, at = [], 0
         while at < len(tokens):
             child = node.children.get(tokens[at])
@@ -387,7 +389,8 @@ class Tree:
         return nodes
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cut a node after `at` of its tokens. Returns the upper part, which is new; what ends there stays below."""
+        """Split a node after `at` of its tokens. Returns the upper part, which is new; ends and state stay with the
+        lower."""
         parent = node.parent
         assert parent is not None
         upper = Node(node.tokens[:at], node.start, parent, seqs=set(node.seqs), block=node.block)
@@ -401,7 +404,7 @@ class Tree:
         return upper
 
     def _tidy_up(self, node: Node) -> None:
-        """Tidy a node, and those above it as long as that changes something."""
+        """Tidy a node, and its ancestors as long as that removes something."""
         while node.parent is not None:
             parent = node.parent
             if not self._tidy(node):
@@ -410,7 +413,7 @@ class Tree:
         self._tidy(node)
 
     def _tidy(self, node: Node) -> bool:
-        """Drop a node that nobody needs, or join it with its only child if nothing parts there. Whether it is gone."""
+        """Remove an unneeded node, or join it with its only child if nothing diverges there. Whether it is gone."""
         parent = node.parent
         if parent is None:
             if not node.children:
@@ -444,8 +447,8 @@ def _below(root: Node) -> Iterator[Node]:
 def common_prefix(run: Sequence[int], tokens: Sequence[int], start: int, limit: int) -> int:
     """How many tokens of `run` equal those of `tokens` from `start` on, looking no further than `limit`.
 
-    Compares slices, which is one C call, as long as all before them together, and halves on a difference: tens of
-    microseconds for thousands of equal tokens, and nothing for the rest.
+    Compares slices, each in one C call and as long as all before it together, and bisects at a difference. That takes
+    tens of microseconds for thousands of equal tokens, and nothing for the rest.
     """
     length = max(0, min(len(run), limit - start))
     same, different = 0, min(length, _FIRST_SLICE)

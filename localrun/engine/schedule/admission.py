@@ -1,7 +1,7 @@
-"""Who may wait, and who may start now: the next take slots and cells, from lower lanes if that is what it takes.
+"""Which requests may wait, and which may start now: the next in line get slots and cells, if need be from lower lanes.
 
 Owner: the engine's main thread. Time is passed in.
-Does not: order the queue (`scheduler.py`), or take a request off its slot itself: that is `preempt`, the engine's.
+Does not: order the queue (`scheduler.py`), or take a request off its slot itself: the engine's `preempt` does that.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from localrun.engine.request import Request, check, new_request
 from localrun.engine.schedule.scheduler import SHARED_PREFIX_TOKENS, Scheduler
 from localrun.wire import Submit
 
-# Cells that every running stream must be able to take before another request may start: a newcomer that fits only just
-# would be preempted a few steps later.
+# Cells that every running stream must still be able to take before another request may start. A new request that only
+# just fits would be preempted a few steps later.
 HEADROOM_CELLS = 32
 
 
 class Admitted(NamedTuple):
-    """A request that has a slot now. `is_first`: it never had one before."""
+    """A request that has just got a slot. `is_first`: it never had one before."""
 
     request: Request
     is_first: bool
 
 
 class _Reason(NamedTuple):
-    """Why a request was passed over the last time: it follows `leader`, who had been preempted so often, until that one
-    has computed `until` tokens; or (`leader` None) it has to wait with `n_matched` tokens in the cache.
+    """Why a request was passed over last time. It waits for `leader`, which had been preempted `n_preempted` times, to
+    compute `until` tokens; or, with `leader` None, it waits for the background, with `n_matched` tokens in the cache.
 
-    While it holds nobody looks at the prompt: that takes time by its length, for everybody who waits, in every step.
+    While the reason holds, the prompt is not matched again: that takes time by its length, for every waiting request,
+    in every step.
     """
 
     leader: Request | None
@@ -54,7 +55,7 @@ class Admission:
         self._passed_over: dict[Request, _Reason] = {}
 
     def take(self, submit: Submit, tokens: list[int], match: Callable[[Key], int], *, now_s: float) -> Request:
-        """A new request, which waits from now on. Raises why it may not: BadRequest, ContextExceeded or QueueFull.
+        """Take a new request, which waits from now on. Raises BadRequest, ContextExceeded or QueueFull if it may not.
         `match` says how much of a prompt the cache has."""
         check(submit, tokens, self._backend)
         self._scheduler.check_queue()
@@ -67,8 +68,9 @@ class Admission:
         return request
 
     def goes_to_background(self, n_new: int, depth: int) -> bool:
-        """Whether a prompt with so many tokens to compute, from `depth` on, is computed in the background. Without
-        streams nobody waits for the last few of a long one, which are done sooner without two copies."""
+        """Whether a prompt with `n_new` tokens to compute, from `depth` on, is computed in the background. Without
+        streams, nobody is held up by the last few tokens of a long prompt, and they are done sooner without two
+        copies."""
         background = self._backend.background
         if background is None:
             return False
@@ -77,8 +79,8 @@ class Admission:
         return background.takes(n_new, self._scheduler.budget.direct_tokens(target_s or self._target_itl_s, at_depth))
 
     def start(self, cache: Cache, now_s: float) -> Iterator[Admitted]:
-        """Start waiting requests while slots and cells last, next first. One that comes later may take the slot again
-        that an earlier one was given."""
+        """Start waiting requests while slots and cells last, next first. A later one may take the slot that an earlier
+        one was just given."""
         reasons, self._passed_over = self._passed_over, {}
         if not self._scheduler.waiting:
             return
@@ -105,13 +107,13 @@ class Admission:
             yield Admitted(request, is_first)
 
     def _reason(self, request: Request, cache: Cache) -> _Reason | None:
-        """Why it should not start now, though it could."""
+        """Why a request should not start now, although it could."""
         n_matched = cache.match(request.key)
         lead = self._scheduler.leader(request, n_matched)
         if lead is not None:
             leader, n_shared = lead
             if leader.seq is not None and cache.follow(leader.seq, request.key, n_matched):
-                # Near the end it may not be worth it any more to wait: then the cache is asked each time.
+                # Near the end, waiting may no longer be worth it: then the cache is asked each time.
                 return _Reason(leader, leader.n_preempted, n_shared - SHARED_PREFIX_TOKENS, n_matched)
         return _Reason(None, 0, 0, n_matched) if self._awaits_batch(request, n_matched) else None
 
@@ -123,7 +125,7 @@ class Admission:
         return is_same and leader.is_prefilling and leader.n_computed < reason.until
 
     def _awaits_batch(self, request: Request, n_matched: int) -> bool:
-        """Whether it has a place in the background, whose sequences nobody may touch now."""
+        """Whether it belongs in the background, whose sequences nobody may touch now."""
         background = self._backend.background
         return (
             background is not None
@@ -132,7 +134,7 @@ class Admission:
         )
 
     def _make_way(self, request: Request, cache: Cache) -> bool:
-        """Whether there is a slot and cells for a newcomer, taken from lower lanes if that is what it takes."""
+        """Whether there is a slot and cells for a new request; if need be, they are taken from lower lanes."""
         below = self._scheduler.outranked(request)
         n_most = sum(other.n_tokens + HEADROOM_CELLS for other in below)
         if self._n_missing(request, cache) > n_most and len(below) < len(self._scheduler.running):
@@ -144,7 +146,7 @@ class Admission:
         return True
 
     def _n_missing(self, request: Request, cache: Cache) -> int:
-        """Cells that a newcomer lacks if every running stream is to have some to go on; alone, a request lacks none."""
+        """Cells that a new request lacks if every running stream is to keep some to continue; alone, it lacks none."""
         running = self._scheduler.running
         if not running:
             return 0

@@ -1,9 +1,9 @@
 """How many prompt rows a step may carry, and what rows cost. Pure.
 
-Of the sizes that are quick enough for the streams the largest is taken that is about as efficient as any, by what was
-learned so far. Rows beside the streams and batches in the background (`native/background.py`) are learned apart, for
-kernels treat a few rows of many prompts otherwise than many rows of one. Because a model may be wrong where it was not
-tried, rows beside the streams at most double from step to step.
+Of the batch sizes that are fast enough for the streams, the largest one that is about as efficient as any is chosen, by
+what was learned so far. Rows beside the streams and batches in the background (`native/background.py`) have separate
+models, because kernels treat a few rows of many prompts differently from many rows of one. A model may be wrong where
+it has no data, so rows beside the streams at most double from step to step.
 
 Does not: divide the rows among prompts (`policy.py`).
 """
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 # Kernels work on tiles of this many rows (`GGML_FA_TILE_Q` of llama.cpp, and powers of two of it elsewhere).
 TILE_ROWS = 64
-# Less than a tile, for targets that a tile would miss. Prompts always progress by the smallest, on any machine.
+# Less than a tile, for targets that a tile would miss. On any machine, prompts progress by at least the smallest.
 SMALL_ROWS = (16, 32, 48)
-# Where even these take too long because of what their prompt has to look back at.
+# Where even these take too long, because their prompt is already deep.
 FEW_ROWS = (8, 4, 2, 1)
-# Until so many batches were seen the guess is worth nothing.
+# Before so many batches were seen, the guess is worthless.
 _WARM_UP = 4
 _FORGETTING = 0.98
 _LATEST = 0.2  # weight of the latest measurement in an average or a factor
@@ -30,18 +30,17 @@ _LEAST_WEIGHTS = np.array([-np.inf, 0.0, 0.0])
 
 
 class CostModel:
-    """What computing rows of prompts takes, learned while it is done.
+    """How long prompt rows take to compute, learned at run time.
 
     The time of a batch is modelled as a + b * rows + c * rows * depth, where depth is how far into their prompts the
-    rows begin: attention costs more the more there is to look back at. The three coefficients are learned online by
-    recursive least squares, because they belong to this machine, this model and this moment. Forgetting is directional
-    (Kulhavy, "Restricted exponential forgetting in real-time identification", Automatica 23, 1987): a batch replaces
-    what is known about batches like it and nothing else. With plain forgetting, an hour of short prompts would erase
-    what depth costs, and the next long one would get any number of rows.
+    rows begin: attention costs more the longer the prompt before the rows is. The three coefficients are learned online
+    by recursive least squares, because they depend on this machine, this model and this moment. Forgetting is
+    directional (Kulhavy, "Restricted exponential forgetting in real-time identification", Automatica 23, 1987): a batch
+    replaces only what is known about batches like it. With plain forgetting, an hour of short prompts would erase what
+    depth costs, and the next long prompt would get an arbitrary number of rows.
 
-    A straight line is not the whole truth: kernels work on tiles, and how well 128 or 192 rows fill the threads depends
-    on the number of heads. So each size that suits tiles has a factor of its own on top of the line, learned the same
-    way.
+    A straight line is not exact: kernels work on tiles, and how well 128 or 192 rows fill the threads depends on the
+    number of heads. So each size that suits tiles also has its own learned factor on top of the line.
 
     Learns from `observe`, answers `predict_s` once `is_warm`."""
 
@@ -57,25 +56,25 @@ class CostModel:
         return self._n_seen >= _WARM_UP
 
     def has_seen(self, depth: float) -> bool:
-        """Whether there was anything like so deep a prompt."""
+        """Whether a prompt of about this depth was seen."""
         return depth <= 2 * self._deepest + _DEPTH_UNIT
 
     def knows(self, depth: float) -> bool:
-        """Whether what is predicted at this depth is worth something."""
+        """Whether a prediction at this depth is worth something."""
         return self.is_warm and self.has_seen(depth)
 
     def predict_s(self, n_rows: int, depth: float) -> float:
-        """Seconds that so many rows from `depth` on are expected to take; always positive."""
+        """Seconds that `n_rows` from `depth` on are expected to take; always positive."""
         return max(_LEAST_S, float(_features(n_rows, depth) @ self._line())) * self._factors.get(n_rows, 1.0)
 
     def efficiency(self, n_rows: int, depth: float) -> float:
-        """The part of a batch's time that its rows account for wherever they are computed; the rest is what this size
-        of a batch costs on top. Rows per second would not do to compare sizes: a larger batch reaches deeper."""
+        """The share of a batch's time that its rows would cost in any batch; the rest is the overhead of this batch
+        size. Rows per second would not compare sizes fairly, because a larger batch reaches deeper."""
         features = _features(n_rows, depth)
         return max(_LEAST_S, float(features[1:] @ self._line()[1:])) / self.predict_s(n_rows, depth)
 
     def observe(self, n_rows: int, depth: float, seconds: float) -> None:
-        """So many rows took so long."""
+        """`n_rows` rows from `depth` on took `seconds`."""
         features = _features(n_rows, depth)
         guess_s = float(features @ self._weights)
         direction = self._covariance @ features
@@ -97,30 +96,30 @@ class CostModel:
         return n_tokens / n_rows * self.predict_s(n_rows, start + n_tokens / 2)
 
     def _line(self) -> NDArray[np.float64]:
-        """The coefficients. More rows, or deeper ones, never take less: where all batches so far were of one size,
-        noise may say so, and a larger batch would seem to cost nothing."""
+        """The coefficients. More rows, or deeper ones, never take less time. If all batches so far had one size, noise
+        could say otherwise, and a larger batch would seem to cost nothing."""
         line: NDArray[np.float64] = np.maximum(self._weights, _LEAST_WEIGHTS)
         return line
 
 
 def sizes(limit: int) -> list[int]:
-    """Numbers of rows that suit the kernels, and `limit` where it is less than any."""
+    """Numbers of rows up to `limit` that suit the kernels; `limit` itself if it is less than all of them."""
     fitting = [*SMALL_ROWS, *range(TILE_ROWS, limit + 1, TILE_ROWS)]
     return [n_rows for n_rows in fitting if n_rows <= limit] or [limit]
 
 
 def _features(n_rows: int, depth: float) -> NDArray[np.float64]:
-    """All of the order of 1, or the squares would be badly conditioned."""
+    """All of the order of 1; otherwise the squares would be badly conditioned."""
     tiles = n_rows / TILE_ROWS
     return np.array([1.0, tiles, tiles * (depth + n_rows / 2) / _DEPTH_UNIT])
 
 
-# Sizes that are as efficient as the best one but for this much are as good. Beside streams the largest of them is
-# taken; where a step is the prompts' alone the smallest, for then the first of them are done sooner.
+# Sizes within this share of the best efficiency count as equally good. Beside streams the largest of them is taken. In
+# a step of prompts alone the smallest is taken, because then the first prompts are done sooner.
 _AS_GOOD = 0.95
 _NEARLY = 0.9
-# A step with prompt rows may take this many times a step without, even where that misses the target: a target below
-# the machine's own decode time would otherwise starve prompts for nothing.
+# A step with prompt rows may take this many times as long as one without, even if that misses the target. Otherwise a
+# target below the machine's own decode time would starve prompts for nothing.
 _SLOWDOWN = 2.0
 
 
@@ -138,7 +137,7 @@ class Budget:
         self._decode_s = 0.0
 
     def observe(self, *, n_decode: int, n_prefill: int, depth: float, step_s: float) -> None:
-        """A step of so many decode rows and prompt rows took `step_s` seconds; the latter began `depth` tokens deep."""
+        """A step with these decode and prompt rows took `step_s` seconds; its prompt rows began `depth` tokens deep."""
         if n_prefill == 0:
             self._decode_s += _LATEST * (step_s - self._decode_s) if self._decode_s else step_s
             return
@@ -151,7 +150,7 @@ class Budget:
 
     def prefill_rows(self, *, n_decode: int, depth: float, target_s: float) -> int:
         """Prompt rows that may join `n_decode` running streams, which want a token every `target_s` seconds (0: no
-        limit). Without streams, as many as make the first prompts be done soonest."""
+        limit). Without streams, the number that finishes the first prompts soonest."""
         limit = self.batch_rows - (n_decode if self._mixes_rows else 0)
         if target_s == 0 and (n_decode or not self._beside.is_warm):
             return limit
@@ -163,8 +162,8 @@ class Budget:
         return best_size(self._beside, min(limit, max(TILE_ROWS, 2 * self._last_rows)), depth, allowed_s)
 
     def rows_until(self, *, depth: float, left_s: float) -> int:
-        """Prompt rows of one step before it is the streams' turn, in `left_s` seconds; 0 when there is no time for any.
-        There may be time for several steps."""
+        """Prompt rows of one step before the streams' turn, which is in `left_s` seconds; 0 if there is no time for
+        any. There may be time for several such steps."""
         if not self._beside.knows(depth):
             return min(self.batch_rows, untried_rows(depth)) if left_s > 0 else 0
         limit = min(self.batch_rows, max(TILE_ROWS, 2 * self._last_rows))
@@ -175,8 +174,9 @@ class Budget:
         return next((n_rows for n_rows in few if self._beside.predict_s(n_rows, depth) <= left_s), 0)
 
     def least_rows(self, depth: float) -> int:
-        """Prompt rows of one turn, whatever they take, or prompts would never be done: those that take twice as long as
-        a single one. Where reading the weights takes longest that is a good many, deep in a prompt it is a few."""
+        """Prompt rows of one turn, however long they take, since prompts would otherwise never finish: as many as take
+        at most twice as long as a single row. That is many where reading the weights dominates, and few deep in a
+        prompt."""
         if not self._beside.knows(depth):
             return min(SMALL_ROWS[0], untried_rows(depth))
         allowed_s = 2 * self._beside.predict_s(1, depth)
@@ -184,16 +184,16 @@ class Budget:
         return next(n_rows for n_rows in among if n_rows == 1 or self._beside.predict_s(n_rows, depth) <= allowed_s)
 
     def is_better_whole(self, n_rows: int, *, part_rows: int, depth: float, left_s: float) -> bool:
-        """Whether all of a short prompt's rows may be computed at once where there is time for `part_rows`: a pass for
-        each part costs more, but streams wait for all of it."""
+        """Whether all of a short prompt's rows may be computed at once although there is only time for `part_rows`. A
+        pass for each part costs more in all, but streams wait for the whole."""
         if not self._beside.knows(depth):
             return n_rows <= untried_rows(depth)
         return self._beside.predict_s(n_rows, depth) <= max(left_s, 2 * self._beside.predict_s(part_rows, depth))
 
     def direct_tokens(self, target_s: float, depth: int = 0) -> int:
-        """How many tokens of a prompt, from `depth` on, may be computed among the streams, which cannot interrupt it
-        there: a tile at most, and no more than fits their target. On a slow machine that is 1, the token whose logits
-        are needed."""
+        """How many tokens of a prompt, from `depth` on, may be computed in the main context, where streams cannot
+        interrupt them: a tile at most, and no more than fits the streams' target. On a slow machine that is 1, the
+        token whose logits are needed."""
         if target_s == 0:
             return TILE_ROWS
         if not self._beside.knows(depth):
@@ -202,19 +202,19 @@ class Budget:
 
 
 def untried_rows(depth: float) -> int:
-    """Rows to begin with where nothing is known: a tile at the beginning of a prompt, later fewer."""
+    """Rows to begin with if nothing is known: a tile at the beginning of a prompt, fewer later."""
     return max(1, int(TILE_ROWS * _DEPTH_UNIT / (_DEPTH_UNIT + depth)))
 
 
 def best_size(model: CostModel, limit: int, depth: float, allowed_s: float) -> int:
-    """The largest size up to `limit` that is quick enough and about as efficient as any of these."""
+    """The largest size up to `limit` that is fast enough and about as efficient as any of those."""
     fitting = sizes(limit)
     quick = [n_rows for n_rows in fitting if model.predict_s(n_rows, depth) <= allowed_s]
     return max(_efficient(model, quick, depth, _AS_GOOD)) if quick else min(fitting)
 
 
 def _efficient(model: CostModel, among: list[int], depth: float, part: float) -> list[int]:
-    """Those whose efficiency is at least so large a part of the best one's."""
+    """The sizes whose efficiency is at least `part` of the best one's."""
     efficiencies = {n_rows: model.efficiency(n_rows, depth) for n_rows in among}
     least = part * max(efficiencies.values())
     return [n_rows for n_rows, efficiency in efficiencies.items() if efficiency >= least]

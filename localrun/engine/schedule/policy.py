@@ -1,16 +1,17 @@
-"""Who is next: lanes, fairness between clients, aging, and who gives a slot up. Pure; time is an argument.
+"""Who is next: lanes, fairness between clients, aging, and who gives up a slot. Pure; time is an argument.
 
-A request has a *rank*: its lane's, lifted by one per `AGING_S` without service, and before all after `STARVED_S`. Of
-one rank the client with the least counted service goes first (the Virtual Token Counter of Sheng et al., OSDI 2024):
-the uncached prompt tokens when a request starts, and `OUTPUT_WEIGHT` for each output token. A client that becomes
-active is lifted to the least service of the active ones, so that idling saves up no credit.
+A request's *rank* is its lane's, raised by one per `AGING_S` without service; after `STARVED_S` it goes before all
+others. Within a rank, the client with the least counted service goes first (the Virtual Token Counter of Sheng et al.,
+OSDI 2024). Service is the uncached prompt tokens when a request starts, and `OUTPUT_WEIGHT` for each output token. A
+client that becomes active is raised to the least service of the active ones, so idling earns no credit.
 
-Without service means: since it waits and since its client last started a request in this lane. A client's own backlog
-is no reason to go before others, or whoever sends most would soon have the oldest requests.
+Time without service counts from when the request began to wait, or from when its client last started a request in this
+lane, whichever is later. A client's own backlog is no reason to go before others; otherwise the client that sends most
+would soon have the oldest requests.
 
 A waiting request takes the slot of a running one if its lane is above the rank that the running one started with. Each
-preemption counts as `PREEMPTION_AGE_S` of waiting, so a request of the lowest lane is preempted at most
-2 * AGING_S / PREEMPTION_AGE_S times before no lane is above it.
+preemption counts as `PREEMPTION_AGE_S` of waiting, so a request of the lowest lane is preempted at most 2 * AGING_S /
+PREEMPTION_AGE_S times before no lane is above it.
 
 Does not: know slots, cells or budgets.
 """
@@ -46,7 +47,7 @@ class Policy:
         if not self._active[client]:
             floor = min((self._service[other] for other in self._active if self._active[other]), default=0)
             lifted = max(self._service.get(client, 0), floor)
-            # An account at or below the floor would be lifted to it anyway: nothing is lost with it.
+            # An account at or below the floor would be raised to it anyway, so it can be dropped.
             self._service = {
                 one: served for one, served in self._service.items() if self._active[one] or served > floor
             }
@@ -70,12 +71,13 @@ class Policy:
         self._last_start_s[request.client, request.lane] = now_s
 
     def preempt(self, request: Request, now_s: float) -> None:
-        """A running request gave its slot up, and waits at the head of its lane."""
+        """A running request gave up its slot, and waits at the head of its lane."""
         request.n_preempted += 1
         request.requeued_at_s = now_s
 
     def charge(self, client: str, *, n_prefill: int = 0, n_output: int = 0) -> None:
-        """So much service was promised (`n_prefill`) or given (`n_output`) to this client. Negative takes it back."""
+        """This client was promised (`n_prefill`) or given (`n_output`) service, in tokens. Negative numbers take it
+        back."""
         self._service[client] += n_prefill + OUTPUT_WEIGHT * n_output
 
     def service(self, client: str) -> int:
@@ -83,7 +85,7 @@ class Policy:
         return self._service.get(client, 0)
 
     def rank(self, request: Request, now_s: float) -> int:
-        """Of a waiting request: 0 is the highest lane's, more is lower, -1 is before all."""
+        """A waiting request's rank: 0 is the highest lane's, higher numbers are lower ranks, -1 goes before all."""
         age_s = self._waited_s(request, now_s) + PREEMPTION_AGE_S * request.n_preempted
         if age_s >= STARVED_S:
             return _STARVED_RANK
@@ -97,7 +99,7 @@ class Policy:
         return [request for rank in sorted(by_rank) for request in self._in_turn(by_rank[rank])]
 
     def victim(self, running: Iterable[Request]) -> Request:
-        """The running request to take off when cells run out: of the lowest rank, the youngest."""
+        """The running request to take off when cells run out: the youngest of the lowest rank."""
         return max(running, key=_last_to_keep)
 
     def outranked(self, running: Iterable[Request], lane: Lane) -> list[Request]:
@@ -105,8 +107,8 @@ class Policy:
         return sorted((request for request in running if request.rank > LANE_RANKS[lane]), key=_last_to_keep)
 
     def _in_turn(self, waiting: Sequence[Request]) -> list[Request]:
-        """Requests of one rank. Each turn goes to the client with the least service, where those before it count as
-        served: else the first to be least served would take all slots that are free."""
+        """Requests of one rank, in order. Each turn goes to the client with the least service, counting earlier turns
+        as served. Otherwise the least served client would take all free slots."""
         by_age = sorted(waiting, key=lambda request: (request.arrived_at_s, request.id))
         preempted = [request for request in by_age if request.n_preempted]
         queues: dict[str, list[Request]] = {}
@@ -143,16 +145,16 @@ def _last_to_keep(request: Request) -> tuple[int, float, int]:
 
 
 GRANULE_ROWS = 16
-# By rank from 0 on: half as much for each lane further down. What starved has the highest lane's weight.
+# By rank from 0 on: each lower lane has half the weight. Starved requests have the highest lane's weight.
 _WEIGHTS = (4, 2, 1)
-# One part in so many of a client's rows is for all its prompts alike.
+# One in so many of a client's rows is shared by all its prompts equally.
 _PART_FOR_ALL = 4
-# Who wants more than this is never done in a step or two, and must not wait for all who want less.
+# A prompt that wants more than this never finishes in a step or two, and must not wait for all that want less.
 _LONG_ROWS = 4 * GRANULE_ROWS
 
 
 class Want(NamedTuple):
-    """Rows that a prompt could use now, for whom, and of what rank (see `policy.py`)."""
+    """Rows that a prompt could use now, with its client and its rank (see `policy.py`)."""
 
     n_rows: int
     client: str
@@ -160,16 +162,16 @@ class Want(NamedTuple):
 
 
 def deal(wants: Sequence[Want], room: int) -> list[int]:
-    """How many of `room` prompt rows each gets; in sum all of it, or all that is wanted.
+    """How many of `room` prompt rows each one gets: in sum all of `room`, or all that is wanted.
 
-    The rows are divided between ranks by weight, in a rank equally between clients, and of a client's requests the one
-    with the least to do comes first, but for a quarter that all of them share; what one does not need goes to the
-    others. So a short prompt never queues behind a long one nor stops it, a client gets no more by asking twice, and a
-    lower lane is slowed down but not stopped. Equal prompts are done one after another: in equal parts they would all
-    be done last.
+    The rows are divided between ranks by weight, and within a rank equally between clients. Of a client's requests, the
+    one with the fewest rows left goes first, except for a quarter that all of them share. Unneeded rows go to the
+    others. So a short prompt neither queues behind a long one nor stops it, a client gains nothing by asking twice, and
+    a lower lane is slowed down but not stopped. Equal prompts are computed one after another, because in equal parts
+    they would all finish last.
 
-    What each gets is cut to whole granules where that leaves somebody else the rest: a backend with separate streams
-    computes equally many rows of each together, and what sticks out on its own.
+    Shares are cut to whole granules if another prompt can use the rest: a backend with separate streams computes equal
+    numbers of rows together, and any excess in a pass of its own.
     """
     if len(wants) < 2:
         return [max(0, min(want.n_rows, room)) for want in wants]
@@ -189,7 +191,7 @@ def deal(wants: Sequence[Want], room: int) -> list[int]:
 
 
 def _fill(wants: list[int], weights: list[int], room: int) -> list[int]:
-    """Rows in proportion to the weights, as far as the wants allow; in sum min(room, sum(wants))."""
+    """Rows in proportion to the weights, as far as the wants allow: in sum min(room, sum(wants))."""
     dealt = [0] * len(wants)
     weight_left = sum(weights)
     for index in sorted(range(len(wants)), key=lambda index: wants[index] / weights[index]):
@@ -200,8 +202,8 @@ def _fill(wants: list[int], weights: list[int], room: int) -> list[int]:
 
 
 def _shortest_first(wants: list[int], room: int) -> list[int]:
-    """The rows of one client's requests; in sum min(room, sum(wants)). Everybody gets a granule, or nobody who need
-    not: a backend with separate streams makes a pass of its own for every other length."""
+    """The rows of one client's requests: in sum min(room, sum(wants)). Either all of them share the quarter, or only
+    the longest gets a granule: a backend with separate streams needs another pass for every other length."""
     dealt = [0] * len(wants)
     if room // _PART_FOR_ALL >= GRANULE_ROWS * len(wants):
         dealt = _fill(wants, [1] * len(wants), room // _PART_FOR_ALL)
@@ -216,7 +218,7 @@ def _shortest_first(wants: list[int], room: int) -> list[int]:
 
 
 def _in_granules(wants: Sequence[Want], dealt: list[int]) -> list[int]:
-    """Cuts what sticks out of whole granules and deals it again, a granule each, to who has least first."""
+    """Cut shares to whole granules and deal the excess again, a granule each, smallest share first."""
     cut = [i for i, n_rows in enumerate(dealt) if GRANULE_ROWS <= n_rows < wants[i].n_rows]
     spare = 0
     for index in cut:

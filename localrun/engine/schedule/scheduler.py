@@ -1,9 +1,9 @@
 """Who gets how many tokens of the next step. Pure: no backend, no clock.
 
-Every request has computed tokens catching up with known tokens; a step grants each running request some of what is
-pending. Chunked prefill, prefix hits and coming back from preemption are that one rule. Order: decodes first, always;
-then the prompts, which share the budget (`policy.py`). The step's latency target is the smallest among the streams
-that have one.
+Every request has computed tokens that catch up with its known tokens. A step grants each running request some of what
+is pending. Chunked prefill, prefix cache hits and the return from preemption are all this one rule. Decodes always come
+first; then the prompts share the budget (`policy.py`). The step's latency target is the smallest among the streams that
+have one.
 
 Invariant: a request is in exactly one of `waiting` and `running`, or ended.
 Does not: order or weigh requests itself (`policy.py`), or predict (`waits.py`).
@@ -25,9 +25,9 @@ from localrun.engine.schedule.policy import LANE_RANKS, Policy, Want, deal
 from localrun.engine.schedule.waits import Waits
 from localrun.errors import QueueFull
 
-# Below this a common beginning is a template's first words: computing it twice is cheaper than waiting a step for it.
+# A shared prefix below this is just a template's first words: computing it twice is cheaper than waiting a step.
 SHARED_PREFIX_TOKENS = 32
-# While nobody comes or goes, people are told this often how long they will have to wait.
+# While the queue does not change, expected waits are reported this often.
 QUEUE_NEWS_S = 0.5
 
 
@@ -40,8 +40,8 @@ class Grant(NamedTuple):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Grants in row order. `n_prefill_rows` and `n_decode_rows` add up to all rows. `is_steady`: there is one token for
-    each who runs, none of them the first of an answer, so the next plan is the same if nothing happens."""
+    """Grants in row order. `n_prefill_rows` and `n_decode_rows` add up to all rows. `is_steady`: every running request
+    has one token, and none is the first of its answer, so the next plan is the same if nothing changes."""
 
     grants: tuple[Grant, ...]
     n_prefill_rows: int
@@ -54,7 +54,7 @@ class StepPlan:
 
     @property
     def depth(self) -> float:
-        """How deep in their requests the rows begin now, on average over the rows. Told of prompts; else 0."""
+        """How deep in their requests the rows begin, on average over the rows; 0 without prompt rows."""
         if not self.n_prefill_rows:
             return 0.0
         return sum(request.n_computed * n_tokens for request, n_tokens in self.grants) / self.n_rows
@@ -64,9 +64,9 @@ NOTHING = StepPlan((), 0, 0)
 
 
 def fill_batch(batch: Batch, grants: Sequence[Grant], *, wants_logits: bool = True) -> list[int]:
-    """The rows of `grants`, one after another from row 0. Returns the sequence of each row.
+    """Fill in the rows of `grants`, one after another from row 0. Returns the sequence of each row.
 
-    With `wants_logits` the last row of a request that catches up with it wants its logits.
+    With `wants_logits`, the last row of each request that catches up in this batch wants its logits.
     """
     row, rows = 0, []
     for request, n_tokens in grants:
@@ -83,7 +83,7 @@ def fill_batch(batch: Batch, grants: Sequence[Grant], *, wants_logits: bool = Tr
 
 
 class Rows:
-    """The rows of the streams' batch, which stay from step to step as long as the plan does."""
+    """The rows of the streams' batch; they are reused from step to step as long as the plan is."""
 
     def __init__(self) -> None:
         self._batch: Batch | None = None
@@ -91,9 +91,9 @@ class Rows:
         self._seqs: list[int] = []
 
     def fill(self, batch: Batch, plan: StepPlan) -> list[int]:
-        """The rows of a plan. Returns the sequence of each."""
+        """Fill in the rows of a plan. Returns the sequence of each."""
         if plan is self._plan and batch is self._batch and not plan.n_prefill_rows:
-            # Whoever decodes has one token pending, its last.
+            # A decoding request has one pending token, its last.
             batch.token[: plan.n_rows] = [request.tokens[-1] for request, _ in plan.grants]
             batch.pos[: plan.n_rows] = [request.n_computed for request, _ in plan.grants]
         else:
@@ -103,8 +103,8 @@ class Rows:
 
 
 class QueueNews(NamedTuple):
-    """Waiting request ids, next first, and the seconds until each is expected to have its first token; None when
-    nothing is known."""
+    """Waiting request ids, next first, and the seconds until each is expected to have its first token; None if
+    unknown."""
 
     ids: list[int]
     waits_s: list[float] | None
@@ -134,8 +134,8 @@ class Scheduler:
         return bool(self._free_slots)
 
     def check_queue(self) -> None:
-        """Raises QueueFull when no more requests may wait; to be tried again when those who wait have started. Who has
-        a free slot to go to at the next step does not wait."""
+        """Raises QueueFull if no more requests may wait; clients may retry once the waiting ones have started. A
+        request that gets a free slot at the next step does not count as waiting."""
         n_waiting = len(self.waiting) - len(self._free_slots)
         if n_waiting < self._max_queue:
             return
@@ -148,8 +148,8 @@ class Scheduler:
     def too_late(
         self, request: Request, deadline_s: float | None, match: Callable[[Key], int], *, now_s: float
     ) -> QueueFull | None:
-        """Why a new request is not worth taking: its first token is expected later than `deadline_s` from now. `match`
-        says how much of a prompt the cache has."""
+        """Why a new request is not worth taking: its first token is expected later than `deadline_s` from now. None if
+        it is. `match` says how much of a prompt the cache has."""
         if deadline_s is None:
             return None
         self.policy.enter(request.client)
@@ -222,16 +222,16 @@ class Scheduler:
             self.waits.observe_start(n_tokens=request.n_tokens, n_cached=n_cached)
 
     def at(self, seq: int) -> Request:
-        """Whoever runs in this sequence."""
+        """The request that runs in this sequence."""
         return next(request for request in self.running if request.seq == seq)
 
     def move(self, request: Request, seq: int) -> None:
-        """A running request goes on in another sequence."""
+        """A running request continues in another sequence."""
         request.seq = seq
         self._steady = None
 
     def charge_outputs(self, clients: Iterable[str]) -> None:
-        """A token of output for each of these clients' requests."""
+        """Charge one token of output to each of these clients, once per request."""
         for client, n_output in Counter(clients).items():
             self.policy.charge(client, n_output=n_output)
 
@@ -249,7 +249,7 @@ class Scheduler:
             self.waiting.remove(request)
             self._has_queue_changed = True
         else:
-            if request.n_output == 0:  # the part of its prompt that nobody computed
+            if request.n_output == 0:  # the part of its prompt that was not computed
                 self.policy.charge(request.client, n_prefill=-request.n_pending)
             self._leave_slot(request)
         if request.was_started:
@@ -261,10 +261,10 @@ class Scheduler:
         return self.policy.victim(self.running)
 
     def leader(self, request: Request, n_matched: int) -> tuple[Request, int] | None:
-        """The running request that is computing a longer beginning of this prompt than the cache has now, and how long
-        that will be.
+        """The running request that is computing a longer prefix of this prompt than the cache has now, and the length
+        of that prefix.
 
-        Two prompts with the same beginning never both compute it: the second waits for the first to get there.
+        Two prompts never both compute a shared prefix: the second waits until the first has it.
         """
         limit = request.n_tokens - 1
         for other in self.running:
@@ -276,8 +276,8 @@ class Scheduler:
         return None
 
     def steady_plan(self) -> StepPlan | None:
-        """The last plan once more: all who run are streams in it, and wait for one token each. None if it does not hold
-        any longer."""
+        """The previous plan, if it still holds: all running requests are streams in it and wait for one token each.
+        None otherwise."""
         plan = self._steady
         if plan is None or any(
             len(request.tokens) - request.n_computed != 1 or request.is_away for request, _ in plan.grants
@@ -286,11 +286,12 @@ class Scheduler:
         return plan
 
     def plan(self, *, n_free: int, left_s: float | None = None) -> StepPlan:
-        """The next step within `n_free` cells. Without a row although requests run, or with fewer decode rows than
-        decoding requests, it is short of cells (`is_short`). Rows are in order of sequence, as split streams like it.
+        """Plan the next step within `n_free` cells. A plan without rows although requests run, or with fewer decode
+        rows than decoding requests, is short of cells (`is_short`). Rows are in order of sequence, which suits split
+        streams.
 
-        With `left_s`, the seconds until streams should have their next token, prompts and streams are not in one step:
-        prompts have the time until then, and at least one turn after each of the streams'.
+        With `left_s`, the seconds until streams should have their next token, prompts and streams are never in one
+        step: prompts get the time until then, and at least one turn after each of the streams'.
         """
         decoding: list[Request] = []
         prefilling: list[Request] = []
@@ -317,7 +318,7 @@ class Scheduler:
         return StepPlan((*streams, *grants), sum(given), n_decode)
 
     def _prompt_rows(self, decoding: list[Request], prefilling: list[Request], left_s: float | None) -> int:
-        """Prompt rows of this step; without `left_s` beside those of the streams."""
+        """Prompt rows of this step; without `left_s` they join the streams' rows."""
         depth = sum(request.n_computed for request in prefilling) / len(prefilling)
         if left_s is None or not decoding:
             rows = self.budget.prefill_rows(n_decode=len(decoding), depth=depth, target_s=_target_s(decoding))
@@ -338,15 +339,15 @@ class Scheduler:
 
     @property
     def target_s(self) -> float | None:
-        """The inter-token time that streams want, in seconds; 0 when none is in a hurry, None without a stream."""
+        """The inter-token time that streams want, in seconds; 0 if none has a target, None without streams."""
         streams = [request for request in self.running if request.n_pending == 1 and not request.is_away]
         return _target_s(streams) if streams else None
 
     def due_in_s(self, now_s: float) -> float:
-        """Seconds until streams should have their next step, which is theirs until the next token is due; prompts alone
-        take turns with who computes beside them. Infinite for those in no hurry, and when nobody takes part in steps.
+        """Seconds until streams should have their next step, early enough for their next token. Prompts without streams
+        take turns with the background. Infinite if no stream has a target, and if no request takes part in steps.
 
-        Between two steps there is always as long as a step takes: a target below that would starve everybody else.
+        Two steps are always at least one step's duration apart, because a shorter target would starve all others.
         """
         target_s = self.target_s
         if target_s == 0 or all(request.is_away for request in self.running):
@@ -354,11 +355,11 @@ class Scheduler:
         return self._step_ended_at_s + max((target_s or 0.0) - self._step_s, self._step_s) - now_s
 
     def is_turn_near(self, now_s: float, within_s: float) -> bool:
-        """Whether streams in a hurry have a step so soon that something which takes `within_s` would make them late."""
+        """Whether streams with a target have a step so soon that work of `within_s` would make them late."""
         return bool(self.target_s) and self.due_in_s(now_s) < within_s
 
     def observe(self, plan: StepPlan, *, depth: float, step_s: float, ended_at_s: float) -> None:
-        """A planned step was computed and took `step_s` seconds; its prompt rows began `depth` tokens deep."""
+        """A planned step took `step_s` seconds; its prompt rows began `depth` tokens deep."""
         n_prefill, n_decode = plan.n_prefill_rows, plan.n_decode_rows
         self.budget.observe(n_decode=n_decode, n_prefill=n_prefill, depth=depth, step_s=step_s)
         self.waits.observe_step(n_decode=n_decode, n_prefill=n_prefill, step_s=step_s)
@@ -371,7 +372,7 @@ class Scheduler:
         self.waits.observe_step(n_decode=0, n_prefill=n_rows, step_s=seconds)
 
     def is_short(self, plan: StepPlan) -> bool:
-        """Whether `plan` leaves a stream out, or everybody, for want of cells."""
+        """Whether `plan` leaves out a stream, or everyone, for lack of cells."""
         here = [request for request in self.running if not request.is_away]
         n_decoding = 0 if plan.n_prefill_rows and not plan.n_decode_rows else sum(r.n_pending == 1 for r in here)
         return plan.n_decode_rows < n_decoding or (plan.n_rows == 0 and bool(here))
@@ -398,7 +399,7 @@ def _wants(prompts: Sequence[Request]) -> list[Want]:
 
 
 def _whole(prompts: Sequence[Request], given: list[int]) -> list[int]:
-    """Without the parts of short prompts, if others are done whole: a pass for a part costs nearly as much again."""
+    """Drop parts of short prompts if others finish: a pass for a part costs nearly as much as a whole one."""
     pairs = list(zip(prompts, given, strict=True))
     if not any(n_rows == request.n_grantable for request, n_rows in pairs):
         return given
@@ -406,5 +407,5 @@ def _whole(prompts: Sequence[Request], given: list[int]) -> list[int]:
 
 
 def _target_s(decoding: Iterable[Request]) -> float:
-    """The inter-token time that a step must keep: the shortest that a stream asks for. 0 when none does."""
+    """The inter-token time that a step must keep: the shortest that a stream asks for, or 0."""
     return min((request.target_itl_s for request in decoding if request.target_itl_s), default=0.0)

@@ -1,17 +1,17 @@
 """How long a request will wait for its first token. Pure; time is an argument.
 
-Three rates are learned from what happens, newer steps counting more: prompt rows per second of the steps that had some,
-seconds per token of a stream, and how often an answer ends at a token. With them the queue is played forward: slots
-come free when the running answers are expected to end, waiting requests take them in order, and prompts are computed
-one after another at the one rate that the machine has. A lane that may preempt takes its slot at once.
+Three rates are learned, with more weight for newer steps: prompt rows per second in steps that had some, seconds per
+token of a stream, and how often an answer ends at a token. With them the queue is simulated: slots become free when the
+running answers are expected to end, waiting requests take them in order, and prompts are computed one after another at
+the machine's one rate. A lane that may preempt takes its slot at once.
 
-Every token is taken to end an answer with the same probability h, so what an answer has behind it says nothing of what
-it has before it: (1 - exp(-h * n)) / h tokens of the n that its limit leaves. Answers that went to their limit count
-with their tokens and without an end, which makes h the maximum-likelihood estimate for an exponential distribution of
-lengths that the limits cut off.
+Every token is assumed to end an answer with the same probability h, so the length of an answer so far says nothing
+about the rest: (1 - exp(-h * n)) / h tokens of the n that its limit leaves. Answers that reached their limit count with
+their tokens but without an end. That makes h the maximum-likelihood estimate for an exponential distribution of lengths
+that the limits cut off.
 
-Does not: know the prefix cache (a share of prompts that came from it is learned instead), or count on cancels. What a
-preempted request needs when it comes back delays nobody here. A prediction is an estimate, not a promise.
+Does not: know the prefix cache (it learns the share of prompts that came from it instead), or expect cancels. The work
+of a preempted request that comes back is not counted as a delay for others. A prediction is an estimate, not a promise.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from heapq import heapify, heappop, heappush
 from localrun.engine.request import Request
 from localrun.engine.schedule.policy import LANE_RANKS
 
-# What one step, or one answer, leaves of the weight of those before it.
+# The weight that earlier steps, or answers, keep after each new one.
 _STEP_DECAY = 0.98
 _ANSWER_DECAY = 0.9
-# Tokens per answer that are assumed before any was seen; this counts as one answer.
+# Assumed tokens per answer before any was seen; this counts as one answer.
 _PRIOR_OUTPUT = 128
 _LEAST_HAZARD = 1e-9
 
@@ -42,26 +42,26 @@ class Waits:
         self.observe_end(n_output=_PRIOR_OUTPUT, is_cut=False)
 
     def observe_step(self, *, n_prefill: int, n_decode: int, step_s: float) -> None:
-        """A step of so many prompt rows and decode rows took `step_s` seconds."""
+        """A step with these prompt and decode rows took `step_s` seconds."""
         if n_prefill:
-            # Weighed by its rows: the last rows of prompts that the cache had say little of what a whole prompt takes.
+            # Weighted by rows: the last rows of cached prompts say little about how long a whole prompt takes.
             self._prefill.add(n_prefill * n_prefill, n_prefill * step_s, decay=_STEP_DECAY)
         if n_decode:
             self._itl.add(step_s, 1.0, decay=_STEP_DECAY)
 
     def observe_start(self, *, n_tokens: int, n_cached: int) -> None:
-        """A request of `n_tokens` got so many of them from the cache."""
+        """A request of `n_tokens` got `n_cached` of them from the cache."""
         self._uncached.add(n_tokens - n_cached, n_tokens, decay=_ANSWER_DECAY)
 
     def observe_end(self, *, n_output: int, is_cut: bool) -> None:
-        """An answer ended, at its limit (`is_cut`) or in any other way: what counts is how long it kept its slot."""
+        """An answer ended, at its limit (`is_cut`) or in another way. What counts is how long it kept its slot."""
         self._hazard.add(0.0 if is_cut else 1.0, n_output, decay=_ANSWER_DECAY)
 
     def first_tokens_s(
         self, running: Sequence[Request], waiting: Sequence[Request], *, n_free_slots: int, known_rows: dict[int, int]
     ) -> list[float] | None:
-        """Seconds until the first (or, after a preemption, next) token of each of `waiting`, which are in order.
-        `known_rows` has the rows to compute by request id, where that is known. None before any prompt was computed.
+        """Seconds until the first token (after a preemption, the next one) of each of `waiting`, which are in order.
+        `known_rows` maps request ids to the rows to compute, if known. None before any prompt was computed.
         """
         rows_per_s, itl_s = self._prefill.value, self._itl.value or 0.0
         if not rows_per_s:
@@ -76,7 +76,7 @@ class Waits:
         for request in waiting:
             if slots[0] > 0 and below and below[-1][0] > LANE_RANKS[request.lane]:
                 end_s = below.pop()[1]
-                if end_s in slots:  # else somebody before took it when it came free
+                if end_s in slots:  # otherwise an earlier request took it when it became free
                     slots.remove(end_s)
                     heapify(slots)
                 start_s = 0.0
@@ -89,13 +89,13 @@ class Waits:
         return result
 
     def _rest(self, request: Request) -> float:
-        """Tokens that an answer is expected to go on for."""
+        """Tokens that an answer is expected to have left."""
         n_left, hazard = request.max_output - request.n_output, self._hazard.value or 0.0
         return -math.expm1(-hazard * n_left) / hazard if hazard > _LEAST_HAZARD else n_left
 
 
 class _Mean:
-    """A ratio of two sums that forget."""
+    """A ratio of two exponentially decaying sums."""
 
     def __init__(self) -> None:
         self._amount = 0.0
