@@ -5,7 +5,7 @@ in or deleted is seen at once (headers alone are remembered, see model_files.py)
 built-in model, a manifest, a file of the models folder, a file of the folders that the setting `model_dirs` names.
 Paths are only made of checked names, of folder entries, and of `.gguf` paths that the user gave.
 
-What changes the store (removal.py, copying.py, creation.py, garbage.py, and whoever pulls) does so while it holds
+What changes the store (removal.py, creation.py, garbage.py, and whoever pulls) does so while it holds
 `changing`, so that nobody removes what somebody else is about to name.
 
 Does not: read weights, watch folders, or download.
