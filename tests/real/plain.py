@@ -82,37 +82,22 @@ class Plain:
             found += [self._open_ended(row) for row in range(len(part))]
         return found
 
-    def logprobs(self, tokens: list[int], starts: dict[int, int], *, in_place: bool) -> NDArray[np.float64]:
+    def logprobs(self, tokens: list[int], starts: dict[int, int]) -> NDArray[np.float64]:
         """The natural logarithms of the probabilities of some tokens given all before them.
 
         `starts` has their positions, and for each how many of the tokens before it need not be computed again: they are
-        those of an earlier position, which is gone on from `in_place`, or else from a copy of the state.
+        those of the position before it, which is gone on from.
         """
         found: list[float] = []
-        states: dict[int, ctypes.Array[ctypes.c_uint8]] = {}
-        needed = set() if in_place else set(starts.values())
         self._clear()
         for at, start in starts.items():
-            if start in states:
-                self._clear()
-                assert native.llama_state_seq_set_data(self._context, states[start], len(states[start]), 0)
-                self._n_past = start
-                states = {length: state for length, state in states.items() if length >= start}
             assert self._n_past == start
             ends = [at] if at - start <= MAX_ROWS_WITH_LAST else [*range(start + 512, at - 1, 512), at - 1, at]
             for end in ends:
                 n_rows = end - self._n_past
                 self._decode(tokens[self._n_past : end], [n_rows - 1])
-                if end in needed:
-                    states[end] = self._state()
             found.append(_logprob(self._row(n_rows - 1), tokens[at]))
         return np.array(found)
-
-    def _state(self) -> ctypes.Array[ctypes.c_uint8]:
-        size = native.llama_state_seq_get_size(self._context, 0)
-        state = (ctypes.c_uint8 * size)()
-        assert native.llama_state_seq_get_data(self._context, state, size, 0) == size
-        return state
 
     def logprobs_in_full_batches(self, tokens: list[int]) -> NDArray[np.float64]:
         """The same of every token but the first, all computed in batches of 512 rows."""

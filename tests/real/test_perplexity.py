@@ -33,7 +33,7 @@ def test_perplexity(model: RealModel, say: Callable[[str], None]) -> None:
     runner.close()
     assert sum(n_cached[1:]) > 0.9 * sum(positions[1:]), "nearly all of the text came from the cache"
     starts = dict(zip(positions, n_cached, strict=True))
-    differences = model.plain.logprobs(tokens, starts, in_place=not model.is_window) - ours
+    differences = model.plain.logprobs(tokens, starts) - ours
     off = float(np.expm1(differences.mean()))
     full = model.plain.logprobs_in_full_batches(tokens[: positions[-1] + 1])[positions[0] - 1 :]
     say(
@@ -51,6 +51,6 @@ def test_one_foreign_token_would_be_seen(model: RealModel) -> None:
     tokens = model.plain.tokenize(fixed_text())
     foreign = [*tokens[:100], tokens[101], *tokens[101:]]
     starts = {at: 0 if at == 384 else at - 1 for at in range(384, 400)}
-    right, wrong = (model.plain.logprobs(text, starts, in_place=True) for text in (tokens, foreign))
+    right, wrong = (model.plain.logprobs(text, starts) for text in (tokens, foreign))
     differences = wrong - right
     assert np.abs(differences).max() > 2 * MOST_OFF_OF_ONE
