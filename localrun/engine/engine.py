@@ -95,7 +95,7 @@ class Engine:
     # --- requests come and go ----------------------------------------------------------------------------------
 
     def submit(self, submit: Submit, tokens: list[int]) -> None:
-        """Take a new request with its prompt (`prompt.tokens_of`). The engine owns the list from now on, and it grows.
+        """Take a new request with its prompt (`text.tokens_of`). The engine owns the list from now on, and it grows.
 
         A refusal is reported by the next `step`.
         """
@@ -257,7 +257,7 @@ class Engine:
         kept."""
         if batch.is_computed:
             self.cache.cells.place(batch.seqs)
-        for seq, _, n_before, n_after in batch.left:
+        for seq, n_before, n_after in batch.left:
             self.cache.release(seq, n_after if batch.is_computed else self.cache.rewind(seq, n_before))
         if not batch.is_computed:
             self._take_back(batch.grants, batch.error)

@@ -57,10 +57,9 @@ class Worker(Protocol):
 
 
 class Left(NamedTuple):
-    """What a request left behind: a sequence with `n_before` of its `tokens`, or `n_after` if the batch is computed."""
+    """What a request left behind: a sequence with `n_before` of its tokens, or `n_after` if the batch is computed."""
 
     seq: int
-    tokens: list[int]
     n_before: int
     n_after: int
 
@@ -173,7 +172,7 @@ class Background:
         n_before = request.n_computed
         n_after = n_before + sum(n_tokens for other, n_tokens in self._grants if other is request)
         self._grants = tuple(grant for grant in self._grants if grant.request is not request)
-        self._left.append(Left(request.seq, request.tokens, n_before, n_after))
+        self._left.append(Left(request.seq, n_before, n_after))
         return False
 
     def wait(self, timeout_s: float) -> None:

@@ -216,8 +216,7 @@ class LlamaContext:
 
     def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
         """See `Backend.state_get`."""
-        self._check_seq(seq)
-        size = int(native.llama_state_seq_get_size(self.native, seq))
+        size = self.state_bytes(seq)
         if size > limit_bytes:
             return None
         state = bytearray(size)
@@ -226,8 +225,7 @@ class LlamaContext:
 
     def state_slices(self, layout: StateLayout, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
         """See `Backend.state_slices`."""
-        self._check_seq(seq)
-        size = int(native.llama_state_seq_get_size(self.native, seq))
+        size = self.state_bytes(seq)
         self._reserve(size)
         written = self._save(seq, self._state_buffer, size)
         state = self._state_buffer[:written]
@@ -250,8 +248,7 @@ class LlamaContext:
     def state_for(self, layout: StateLayout, seq: int, n_streams: int) -> State:
         """The saved state of a sequence for a context of so many streams, good until the next call of anything with
         states."""
-        self._check_seq(seq)
-        size = int(native.llama_state_seq_get_size(self.native, seq))
+        size = self.state_bytes(seq)
         self._reserve(size + layout.head_bytes(n_streams))
         written = self._save(seq, self._state_buffer, size)
         return layout.for_streams(self._state_buffer, written, n_streams=n_streams)
@@ -278,6 +275,7 @@ class LlamaContext:
 
     def state_bytes(self, seq: int) -> int:
         """Bytes of a sequence's saved state."""
+        self._check_seq(seq)
         return int(native.llama_state_seq_get_size(self.native, seq))
 
     def export(self, seq: int, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
