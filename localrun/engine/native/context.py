@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterator
-from concurrent.futures import Executor, Future, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,9 @@ WARM_UP_BYTES = 2 << 20
 DEVICE_TOP_K = 64
 # Of the buffer for states, what is kept for the next time.
 KEPT_BUFFER_BYTES = 128 << 20
+
+# Calls something in another thread.
+Help = Callable[[Callable[[], Any]], Future[Any]]
 
 
 @dataclass(frozen=True)
@@ -117,24 +120,34 @@ class LlamaContext:
         n_wanted = self.check_rows(n_rows)
         self._native_batch.n_tokens = n_rows
         fewer = self._fewer
-        if fewer is not None and n_wanted == n_rows:
-            self._use_threads(fewer.steps.choose(n_rows, fewer.prompts.limit(self._threads.decode)))
-            began_at_s = time.perf_counter()
+        n_threads = self._threads.decode if n_rows <= STREAM_ROWS else self._threads.prompt
+        if fewer is None:
+            self._use_threads(n_threads)
             code = native.llama_decode(self.native, self._native_batch)
-            ended_at_s = time.perf_counter()
-            fewer.steps.note(n_rows, ended_at_s - began_at_s)
-            fewer.prompts.note_step(ended_at_s)
+        elif n_wanted == n_rows:
+            code = self._decode_streams(n_rows, fewer)
         else:
-            n_threads = self._threads.decode if n_rows <= STREAM_ROWS else self._threads.prompt
-            self._use_threads(fewer.prompts.choose(n_threads) if fewer is not None else n_threads)
+            self._use_threads(fewer.helpers.leave(fewer.prompts.choose(n_threads)))
             code = native.llama_decode(self.native, self._native_batch)
-            if fewer is not None:
-                fewer.prompts.note_batch(time.perf_counter())
+            fewer.prompts.note_batch(time.perf_counter())
         if code == 0:
             return
         if code == 1:
             raise NoRoom(f"no {n_rows} free cells")
         raise DecodeFailed(f"llama_decode returned {code}", is_fatal=code != -1)
+
+    def _decode_streams(self, n_rows: int, fewer: FewerThreads) -> int:
+        """Every row is a stream's. What a helper disturbed says nothing about numbers of threads."""
+        n_begun, is_alone = fewer.helpers.n_begun, not fewer.helpers.n_busy
+        n_threads = fewer.steps.choose(n_rows, fewer.prompts.limit(self._threads.decode))
+        self._use_threads(fewer.helpers.leave(n_threads))
+        began_at_s = time.perf_counter()
+        code = int(native.llama_decode(self.native, self._native_batch))
+        ended_at_s = time.perf_counter()
+        if is_alone and n_begun == fewer.helpers.n_begun:
+            fewer.steps.note(n_rows, ended_at_s - began_at_s)
+        fewer.prompts.note_step(ended_at_s)
+        return code
 
     def check_rows(self, n_rows: int) -> int:
         """Raises ValueError unless the first rows of `batch` can be computed. Returns how many want logits."""
@@ -152,7 +165,7 @@ class LlamaContext:
     def give_back_cells(self) -> int:
         """Cells that nobody has used yet take no memory from now on, until somebody does. Only for an empty context on
         the CPU. Returns how many bytes that frees."""
-        return give_back_cells(self.native, self.n_seqs)
+        return give_back_cells(self.native, self.n_seqs, n_outputs=self.n_seqs)
 
     def expect(self, seq: int, *, is_whole: bool) -> None:
         """Whether all logits of this sequence's rows are needed from now on, where its device has a choice. A change
@@ -231,13 +244,13 @@ class LlamaContext:
         state = self._state_buffer[:written]
         return self._slices(layout, state, ranges)
 
-    def save(self, layout: StateLayout, seq: int, ranges: list[tuple[int, int]], threads: Executor) -> StateCopy:
+    def save(self, layout: StateLayout, seq: int, ranges: list[tuple[int, int]], help_with: Help) -> StateCopy:
         """See `Backend.save`."""
         self._check_seq(seq)
         n_tokens = int(native.llama_memory_seq_pos_max(self._memory, seq)) + 1
         if not ranges or any(not 0 <= start < end <= n_tokens for start, end in ranges):
             raise ValueError(f"sequence {seq} has {n_tokens} tokens, and not all of {ranges}")
-        return StateCopy(self, layout, seq, ranges, threads)
+        return StateCopy(self, layout, seq, ranges, help_with)
 
     def state_join(self, layout: StateLayout, pieces: list[tuple[State, int, int, int]]) -> State:
         """See `Backend.state_join`."""
@@ -337,14 +350,15 @@ class StateCopy:
     """See `backend.Copy`: memory is touched in a thread, the state is exported into it, and cut in a thread."""
 
     def __init__(
-        self, context: LlamaContext, layout: StateLayout, seq: int, ranges: list[tuple[int, int]], threads: Executor
+        self, context: LlamaContext, layout: StateLayout, seq: int, ranges: list[tuple[int, int]], help_with: Help
     ) -> None:
         self.has_left = False
         self.states: list[State] = []
         self._context, self._layout, self._seq, self._ranges = context, layout, seq, ranges
-        self._threads = threads
+        self._help_with = help_with
         self._size = context.state_bytes(seq)
-        self._touching = threads.submit(_touched, context.lend_buffer(), self._size)
+        buffer = context.lend_buffer()
+        self._touching = help_with(lambda: _touched(buffer, self._size))
         self._cutting: Future[list[State]] | None = None
 
     def advance(self) -> bool:
@@ -353,7 +367,7 @@ class StateCopy:
                 return False
             state = self._context.export(self._seq, self._touching.result())
             self.has_left = True
-            self._cutting = self._threads.submit(
+            self._cutting = self._help_with(
                 lambda: [self._layout.slice(state, start, end) for start, end in self._ranges]
             )
         elif self._cutting.done() and not self.states:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from localrun.engine.native.library import Threadpools, log_callback, native
 from localrun.engine.native.model import LlamaAdapters, LlamaVocabulary, load_model
 from localrun.engine.native.sampler import LlamaSampler, SamplingThreads
 from localrun.engine.native.states import StateLayout
-from localrun.engine.native.threads import FewerThreads, PromptThreads, StepThreads, Usage
+from localrun.engine.native.threads import FewerThreads, Helpers, PromptThreads, StepThreads, Usage
 from localrun.engine.native.worker import LlamaWorker
 from localrun.engine.sample import chain as stages
 from localrun.engine.schedule.budget import CostModel
@@ -33,8 +33,12 @@ from localrun.errors import EngineFailed
 from localrun.thread_choice import Threads
 from localrun.wire import Sampling, TokenLogprob
 
+T = TypeVar("T")
+
 # Long prompts that are computed at once, in the background. More of them share one batch; each has a stream of cells.
 BACKGROUND_SEQUENCES = 4
+# A text of fewer characters becomes tokens in less time than a step takes.
+LONG_TEXT = 10_000
 
 
 class LlamaBackend:
@@ -87,6 +91,7 @@ class LlamaBackend:
         self._threads = Threads(n_threads, n_threads)
         self._fewer: FewerThreads | None = None
         self._pools = Threadpools(native._lib)
+        self._helpers = Helpers(processors.usable().most_threads)
         self._copying = ThreadPoolExecutor(1, "copies")
         self._open(split=self.can_split)
         # Every stream is padded. One pool gets what all streams have, so that what fits the one mode fits the other.
@@ -101,9 +106,16 @@ class LlamaBackend:
         self.name = "llama.cpp " + ("GPU" if self.n_gpu_layers else "CPU")
         self.eog_tokens, self.control_tokens = self._vocabulary.eog_tokens, self._vocabulary.control_tokens
         self.bos_token = self._vocabulary.bos_token
-        self.tokenize = self._vocabulary.tokenize
         self.piece, self.control_text = self._vocabulary.piece, self._vocabulary.control_text
         self._sampling = SamplingThreads(n_threads, self.n_vocab)
+
+    # --- text --------------------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        if len(text) < LONG_TEXT:
+            return self._vocabulary.tokenize(text, parse_special=parse_special)
+        with self._helpers:
+            return self._vocabulary.tokenize(text, parse_special=parse_special)
 
     # --- computing ---------------------------------------------------------------------------------------------
 
@@ -157,7 +169,9 @@ class LlamaBackend:
         """For everything from now on; nothing may be being computed. See `LlamaContext.set_threads`."""
         self._threads, self._fewer = threads, None
         if may_use_fewer:
-            self._fewer = FewerThreads(StepThreads(threads.decode), PromptThreads(_usage, processors.unused_now))
+            self._fewer = FewerThreads(
+                StepThreads(threads.decode), PromptThreads(_usage, processors.unused_now), self._helpers
+            )
         self.n_threads = threads.decode
         self._main.set_threads(threads, self._fewer)
         if self._worker is not None:
@@ -196,7 +210,7 @@ class LlamaBackend:
         return context.state_slices(self._cut, seq, ranges)
 
     def save(self, seq: int, ranges: list[tuple[int, int]]) -> Copy:
-        return self._main.save(self._cut, seq, ranges, self._copying)
+        return self._main.save(self._cut, seq, ranges, self._help)
 
     def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> State:
         context, _ = self._place(seq)
@@ -225,6 +239,15 @@ class LlamaBackend:
         native.llama_model_free(self._model)
 
     # --- opening -----------------------------------------------------------------------------------------------
+
+    def _help(self, call: Callable[[], T]) -> Future[T]:
+        """Call it in the thread for copies, which the steps leave a processor."""
+
+        def called() -> T:
+            with self._helpers:
+                return call()
+
+        return self._copying.submit(called)
 
     @property
     def _cut(self) -> StateLayout:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
+import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -48,27 +49,22 @@ SPARE = 0.6
 
 
 class StepThreads:
-    """How many threads compute: as few as are quickest, found out while the engine is at work.
+    """How many threads compute the streams' steps: as few as are quickest, found out while the engine is at work.
 
     More threads are not always quicker. A step of one stream reads all weights for little work, and waits at some
     hundred barriers; beside the daemon, its clients and whatever else runs, each of these waits for a thread that
     another program keeps from its processor. Measured with a 135M model on two processors: one stream made 231 tokens/s
     with two threads on a quiet machine and 208 with one; beside one busy process 56 with two and 185 to 208 with one.
 
-    `StepThreads`: now and then some steps of streams are computed with another number of threads, and the quicker
-    number stays. Steps of similar numbers of rows are one `_Kind`; a new kind begins with what its neighbours know. A
-    trial that changed nothing makes the next one come later. Steps that suddenly take much longer make a trial of fewer
-    threads come at once, and steps that take much less one of more. More threads than there are processors to be had
-    are not tried: one step of theirs took up to seven seconds, waiting for a thread that had lost its processor.
-
-    `PromptThreads`: a batch of prompts is too long for trials. It gets as many threads as there are processors to be
-    had: those that this process used lately, and those that nobody used. When nothing of ours computed lately, what can
-    be run this very moment is counted. Beside four busy processes on two processors, a prompt of 1,024 tokens was
-    computed at 325 to 516 tokens/s by one thread, and at 143 to 284 by two.
-
-    Does not: read a clock, or set threads (`context.py`).
+    Now and then some steps are computed with another number of threads, and the quicker number stays. Steps of similar
+    numbers of rows are one `_Kind`; a new kind begins with what its neighbours know. A trial that changed nothing makes
+    the next one come later. Steps that suddenly take much longer make a trial of fewer threads come at once, and steps
+    that take much less one of more. More threads than there are processors to be had are not tried: one step of theirs
+    took up to seven seconds, waiting for a thread that had lost its processor.
 
     `most` threads are used at first, and never more.
+
+    Does not: read a clock, or set threads (`context.py`).
     """
 
     def __init__(self, most: int) -> None:
@@ -91,16 +87,17 @@ class StepThreads:
         kind = self._kinds.get(number)
         if kind is None:
             nearest = min(self._kinds, key=lambda known: abs(known - number), default=None)
-            current = most if nearest is None else min(most, self._kinds[nearest].current)
-            kind = self._kinds[number] = _Kind(len(self._counts), current)
+            wanted = len(self._counts) - 1 if nearest is None else self._kinds[nearest].current
+            kind = self._kinds[number] = _Kind(len(self._counts), min(most, wanted), wanted)
         return kind
 
 
 class _Kind:
     """One kind of steps. Numbers of threads are indices here, from 0 to `n_counts` - 1."""
 
-    def __init__(self, n_counts: int, current: int) -> None:
+    def __init__(self, n_counts: int, current: int, wanted: int) -> None:
         self.current = current
+        self._wanted = wanted  # it would have begun with so many, had there been the processors
         self._n_counts = n_counts
         self._recent: deque[float] = deque(maxlen=_N_RECENT)
         self._usual_s = 0.0
@@ -112,6 +109,11 @@ class _Kind:
         self._n_until_trial = FIRST_PAUSE
 
     def choose(self, most: int) -> int:
+        if self.current < self._wanted and most > self.current:
+            # Whoever kept it from beginning with more is gone.
+            self.current = min(most, self._wanted)
+            self._recent.clear()
+            self._trial, self._usual_s, self._n_until_trial = None, 0.0, self._pause
         if self._trial is not None and self._trial > max(most, self.current):
             self._trial, self._n_until_trial = None, self._pause
         return self.current if self._trial is None else self._trial
@@ -173,14 +175,44 @@ class _Kind:
             self._pause = min(LONGEST_PAUSE, 2 * self._pause)
         else:
             change = 1 if self._trial > self.current else -1
-            # To and fro is a close call, which is not worth many trials.
-            self._pause = min(LONGEST_PAUSE, 2 * self._pause) if change == -self._last_change else FIRST_PAUSE
+            trial_s = statistics.median(self._trial_times[1:])
+            # To and fro is a close call, which is not worth many trials, unless it changes much: then others come and
+            # go.
+            is_close = change == -self._last_change and trial_s * CHANGED > self._usual_s
+            self._pause = min(LONGEST_PAUSE, 2 * self._pause) if is_close else FIRST_PAUSE
             self._last_change = change
-            self.current = self._trial
-            self._usual_s = statistics.median(self._trial_times[1:])
+            self.current = self._wanted = self._trial
+            self._usual_s = trial_s
             self._recent.clear()
         self._n_until_trial = self._pause
         self._trial = None
+
+
+class Helpers:
+    """The threads of this process that compute beside the steps just now, such as one that copies a state.
+
+    Each of them needs one of the `n_processors`. A step with as many threads as there are processors would wait at its
+    barriers for the thread that has lost its own: 64 to 180 ms instead of 11, on two processors. `with` this a thread
+    is one of them; any thread may be.
+    """
+
+    def __init__(self, n_processors: int) -> None:
+        self.n_begun = self.n_busy = 0
+        self._n_processors = n_processors
+        self._lock = threading.Lock()
+
+    def leave(self, n_threads: int) -> int:
+        """How many of so many threads have a processor beside the helpers; at least one."""
+        return max(1, min(n_threads, self._n_processors - self.n_busy))
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.n_busy += 1
+            self.n_begun += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.n_busy -= 1
 
 
 class FewerThreads(NamedTuple):
@@ -189,6 +221,7 @@ class FewerThreads(NamedTuple):
 
     steps: StepThreads
     prompts: PromptThreads
+    helpers: Helpers
 
 
 class Usage(NamedTuple):
@@ -201,8 +234,16 @@ class Usage(NamedTuple):
 
 
 class PromptThreads:
-    """See the module. `read` tells what the clocks say, and `n_free` how many processors nobody else has work for at
-    this moment, infinite where that cannot be told."""
+    """How many threads compute a batch of prompts, which is too long for trials: as many as there are processors to be
+    had, which are those that this process used lately, and those that nobody used.
+
+    When nothing of ours computed lately, what can be run this very moment is counted, until there is something better.
+    Beside four busy processes on two processors, a prompt of 1,024 tokens was computed at 325 to 516 tokens/s by one
+    thread, and at 143 to 284 by two.
+
+    `read` tells what the clocks say, and `n_free` how many processors nobody else has work for at this moment, infinite
+    where that cannot be told.
+    """
 
     def __init__(self, read: Callable[[], Usage], n_free: Callable[[], float] = lambda: math.inf) -> None:
         self._read = read
@@ -210,12 +251,13 @@ class PromptThreads:
         self._before = Usage(0.0, 0.0, 0.0)
         self._computed_at_s = -math.inf
         self._n_available = math.inf
+        self._is_guess = True
 
     def choose(self, most: int) -> int:
         """Threads for a batch of prompts, from 1 to `most`."""
         now = self._read()
         if now.at_s - self._computed_at_s > STALE_S:
-            self._n_available, self._before = self._n_free(), now
+            self._n_available, self._before, self._is_guess = self._n_free(), now, True
         else:
             self._look(now)
         return self.limit(most)
@@ -230,7 +272,7 @@ class PromptThreads:
         self._computed_at_s = at_s
         if not is_known:
             self._before = self._read()
-        elif at_s - self._before.at_s > LOOK_EVERY_S:
+        elif at_s - self._before.at_s > (WINDOW_S if self._is_guess else LOOK_EVERY_S):
             self._look(self._read())
 
     def note_batch(self, at_s: float) -> None:
@@ -241,7 +283,7 @@ class PromptThreads:
         seconds = now.at_s - self._before.at_s
         if seconds >= WINDOW_S:
             self._n_available = (now.own_s - self._before.own_s + now.idle_s - self._before.idle_s) / seconds
-            self._before = now
+            self._before, self._is_guess = now, False
 
 
 log = logging.getLogger("localrun.engine")
@@ -337,7 +379,7 @@ def step_s(context: MeasuredContext, clock: Clock, *, n_seqs: int, n_each: int, 
 
 
 class ThreadTrial:
-    """Finds out while the engine is idle how many threads suit a model: `ThreadTrial`.
+    """Finds out while the engine is idle how many threads suit a model.
 
     A trial starts when nothing was asked for `QUIET_S`, computes in a small context of its own, so that no sequence of
     the engine is touched, and is done in pieces of a few decodes. Between two of them whoever asks for something is

@@ -16,12 +16,18 @@ PACE_S = 0.005
 PREFILL_S = 0.3
 
 
-def scripted(server: FakeServer, pieces: Callable[[threading.Event], Iterator[tuple[float, str]]]) -> RunResult:
-    """Streams send `pieces`; the event is set while the long prompt is computed."""
+def scripted(
+    server: FakeServer,
+    pieces: Callable[[threading.Event], Iterator[tuple[float, str]]],
+    has_begun: threading.Event | None = None,
+) -> RunResult:
+    """Streams send `pieces`; the event is set while the long prompt is computed, and `has_begun` once it came."""
     is_computing = threading.Event()
+    has_begun = has_begun or threading.Event()
 
     def compute() -> Iterator[tuple[float, str]]:
         is_computing.set()
+        has_begun.set()
         yield PREFILL_S, "x"
         is_computing.clear()
         yield 0.0, "y"
@@ -36,11 +42,15 @@ def scripted(server: FakeServer, pieces: Callable[[threading.Event], Iterator[tu
 
 
 def test_the_silence_while_the_prompt_is_computed_is_found(server: FakeServer) -> None:
+    has_begun = threading.Event()
+
     def standing_still(is_computing: threading.Event) -> Iterator[tuple[float, str]]:
-        for _ in range(N_STREAM_OUTPUT):
+        for n in range(N_STREAM_OUTPUT):
+            if n == N_STREAM_OUTPUT // 2:
+                has_begun.wait(60)  # however late a busy machine sends the long prompt
             yield (PREFILL_S if is_computing.is_set() else PACE_S), "x"
 
-    result = scripted(server, standing_still)
+    result = scripted(server, standing_still, has_begun)
     assert result.metrics["longest_gap_s"] >= PREFILL_S
     assert result.metrics["long_ttft_s"] >= PREFILL_S
     assert result.metrics["before_itl_p50_s"] < PREFILL_S / 2

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from localrun.engine.native import llama
 from localrun.engine.native.context import LlamaContext
+from localrun.engine.native.library import log_callback, native
 from localrun.engine.native.llama import LlamaBackend
 from tests.engine.conftest import compute, open_tiny
 
@@ -62,3 +64,32 @@ def test_an_empty_context_takes_no_memory_for_its_cells_and_answers_the_same(
     for one, other in zip(spared, answers(backend), strict=True):
         np.testing.assert_array_equal(one, other)
     backend.close()
+
+
+@pytest.mark.parametrize("may_split", [False, True])
+def test_graphs_are_laid_out_as_before_when_cells_are_given_back(
+    tiny_gguf: Path, may_split: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """The last graph that is reserved decides where tensors lie. With another deep prompts took a quarter longer."""
+    reserved: list[bytes] = []
+    last_before: list[bytes] = []
+
+    @native.llama_log_callback
+    def note(level: int, text: bytes, data: object) -> None:
+        if b"reserving a graph" in text:
+            reserved.append(text)
+
+    give_back = LlamaContext.give_back_cells
+
+    def noted(context: LlamaContext) -> int:
+        last_before.append(reserved[-1])
+        return give_back(context)
+
+    monkeypatch.setattr(LlamaContext, "give_back_cells", noted)
+    monkeypatch.setattr(llama, "log_callback", note)
+    backend = opened(tiny_gguf, may_split=may_split)
+    backend.close()
+    native.llama_log_set(log_callback, None)
+    assert len(last_before) == 1 + may_split
+    assert reserved[-1] == last_before[-1]
+    assert b"n_tokens =   64" in reserved[-1]
