@@ -147,7 +147,7 @@ class Engine:
         With nothing else to do, wait a little for one."""
         background, scheduler = self._backend.background, self.scheduler
         if background and background.is_over:
-            is_near = background.completes and scheduler.is_turn_near(now_s, BRING_HOME_S)
+            is_near = bool(background.completes) and scheduler.is_turn_near(now_s, BRING_HOME_S)
             # Streams have their step first, but only one: with a very short target their turn is always near.
             self._puts_off = is_near and not self._puts_off
             if not self._puts_off:
@@ -165,8 +165,9 @@ class Engine:
         for request, is_first in self._admission.start(self.cache, now_s):
             self._report.started(request, is_first=is_first)
         self._tidy()
-        if self._backend.background:
-            self._backend.background.begin(self.scheduler.target_s)
+        background = self._backend.background
+        if background and background.begin(self.scheduler.target_s):
+            self.cache.prepare_home(request.n_tokens for request in background.completes)
 
     def _plan(self) -> StepPlan:
         """Decide who gets how many rows, within the free cells. Parked prefixes make room first, then, if need be,

@@ -397,6 +397,14 @@ class FakeBackend:
                 raise ValueError(f"sequence {seq} has not all of the positions [{start}, {end})")
         return (self._slice(seq, start, end) for start, end in ranges)
 
+    def warm(self, seq: int, n_tokens: int, *, comes_home: bool = False) -> bool:
+        if not self.cuts_states:
+            raise ValueError("the states of this model cannot be cut")
+        self._check_seq(seq)
+        is_warm = n_tokens <= self._n_warm.get(seq, 0)
+        self._n_warm[seq] = max(n_tokens, self._n_warm.get(seq, 0))
+        return is_warm
+
     def save(self, seq: int, ranges: list[tuple[int, int]]) -> FakeCopy:
         self._begin_cutting()
         self._check_seq(seq)
@@ -453,6 +461,7 @@ class FakeBackend:
         self._cells: list[_Cell | None] = [None] * n_cells
         self._head = 0
         self._at: list[dict[int, int]] = [{} for _ in range(n_seqs)]
+        self._n_warm: dict[int, int] = {}
 
     def close(self) -> None:
         pass

@@ -25,7 +25,7 @@ Does not: decide who runs (`scheduler.py`), or what to evict when memory is shor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -54,6 +54,8 @@ LINGER_S = 10.0
 SCARCE_PART = 8
 # How long running streams wait for a piece that is restored for another request.
 BRING_S = 0.015
+# Copied in some milliseconds, even into memory that was never written to.
+QUICK_BYTES = 8 << 20
 # How long to wait at a time for a copy that a thread is working on.
 WAIT_S = 0.02
 # The distance of two positions whose rows show what attending over one cell costs a row.
@@ -75,6 +77,15 @@ class _Found(NamedTuple):
     n_cells: int
     seq: int
     n_saved: int
+
+
+class _Start(NamedTuple):
+    """How a request would begin: in `seq`, None if there is none, where a parked sequence `goes_on`, or after whatever
+    is parked there was evicted."""
+
+    found: _Found
+    seq: int | None
+    goes_on: bool
 
 
 class _Missing(NamedTuple):
@@ -186,17 +197,15 @@ class Cache:
 
         The key's list belongs to the request and may grow; the cache reads it as long as the sequence runs.
         """
-        found = self._find(key)
-        n_found = max(found.n_cells, found.n_saved)
-        is_away = not self._is_busy and self._takes(len(key.tokens) - n_found, n_found)
-        goes_on = self._goes_on(found, is_away=is_away)
-        if goes_on:
-            self._continue(found.seq, key, found.n_cells)
+        found, seq, goes_on = self._start(key)
+        if goes_on and seq is not None:
+            self._continue(seq, key, found.n_cells)
         for saved in list(self._saved):
             self._unpark(saved)
-        seq = found.seq if goes_on else self._vacate(is_away=is_away, spare=found.seq)
         if seq is None:
             return None
+        if not goes_on and seq in self.tiers.parked:
+            self._evict(seq)
         self._free.discard(seq)
         n_cached = found.n_cells if goes_on else self._fill(seq, key)
         stops: list[int] = []
@@ -207,6 +216,28 @@ class Cache:
         self._keys[seq] = key
         self._grow(seq, n_cached)
         return Lease(seq, self.coming.get(seq, n_cached), n_cached)
+
+    def is_ready(self, key: Key) -> bool:
+        """Whether `acquire` would not hold up running streams. If not, what they would wait for is on its way beside
+        the steps: ask again after the next one."""
+        if not self._running or not isinstance(self._layout, Streams):
+            return True
+        found, seq, goes_on = self._start(key)
+        if seq is None:
+            return True
+        is_kept = goes_on and found.n_cells == self.cells.length(seq)
+        is_lost = seq in self.tiers.unsaved and not is_kept
+        if is_lost and not self._is_away(seq) and not self._is_quick(self.cells.length(seq)):
+            return False  # `settle` saves it
+        n_copied = 0 if goes_on else max(found.n_cells, found.n_saved)
+        return self._is_quick(n_copied) or self._backend.warm(seq, n_copied)
+
+    def prepare_home(self, lengths: Iterable[int]) -> None:
+        """Prompts of so many tokens are about to leave the background for a stream each."""
+        streams = sorted(seq for seq in self._free if not self._is_away(seq))
+        streams += [seq for seq in self.tiers.parked if not self._is_away(seq)]
+        for seq, n_tokens in zip(streams, lengths, strict=False):
+            self._backend.warm(seq, n_tokens, comes_home=True)
 
     def next_stop(self, seq: int, n_computed: int) -> int | None:
         """The next position behind `n_computed` at which a step of this sequence must end; None if there is none."""
@@ -258,8 +289,10 @@ class Cache:
 
     def bring_home(self, seq: int) -> int:
         """The prompt of a background sequence is done. Returns the stream in which it continues."""
-        target = self._vacate(is_away=False, spare=-1)
+        target = self._next_seq(is_away=False, spare=-1)
         assert target is not None, "more requests than streams"
+        if target in self.tiers.parked:
+            self._evict(target)
         self._move(seq, target)
         return target
 
@@ -390,6 +423,14 @@ class Cache:
             n_cells, seqs = 0, set()
         return _Found(n_cells, max(seqs & parked or seqs, default=-1), path.saved().n_tokens)
 
+    def _start(self, key: Key) -> _Start:
+        found = self._find(key)
+        n_found = max(found.n_cells, found.n_saved)
+        is_away = not self._is_busy and self._takes(len(key.tokens) - n_found, n_found)
+        if self._goes_on(found, is_away=is_away):
+            return _Start(found, found.seq, True)
+        return _Start(found, self._next_seq(is_away=is_away, spare=found.seq), False)
+
     def _goes_on(self, found: _Found, *, is_away: bool) -> bool:
         """Whether the request continues a parked sequence in place."""
         is_there = found.seq in self.tiers.parked and found.n_cells >= found.n_saved
@@ -409,18 +450,14 @@ class Cache:
         if states and states[-1].end == n_tokens:
             self._note_start(states[-1])
 
-    def _vacate(self, *, is_away: bool, spare: int) -> int | None:
+    def _next_seq(self, *, is_away: bool, spare: int) -> int | None:
         """The lowest free sequence, in the background or not; otherwise the one that was parked first, and `spare` only
         if there is no other. None if there is none at all."""
         free = [seq for seq in self._free if self._is_away(seq) == is_away]
         if free:
             return min(free)
         parked = [seq for seq in self.tiers.parked if self._is_away(seq) == is_away]
-        if not parked:
-            return None
-        seq = next((seq for seq in parked if seq != spare), spare)
-        self._evict(seq)
-        return seq
+        return next((seq for seq in parked if seq != spare), parked[0] if parked else None)
 
     def _fill(self, seq: int, key: Key) -> int:
         """Copy what the cache has of a prompt into an empty sequence. Returns how many tokens that is."""
@@ -524,6 +561,10 @@ class Cache:
         """Whether restoring a copy would be faster than computing."""
         copy_s = n_tokens * self.tiers.copy_s_per_token
         return self.tiers.is_on and n_tokens >= GAIN_TOKENS and self.tiers.recompute_s(0, n_tokens) > copy_s
+
+    def _is_quick(self, n_tokens: int) -> bool:
+        """Whether nobody notices that so many tokens are copied at once."""
+        return n_tokens * self._backend.state_token_bytes <= QUICK_BYTES
 
     def _due(self) -> int | None:
         """The sequence that `settle` takes next: the one parked first. None if it is not time yet."""

@@ -106,9 +106,9 @@ class Background:
         return self.is_busy and self.worker.is_over()
 
     @property
-    def completes(self) -> bool:
-        """Whether a prompt is done with this batch, but for its last token: taking it home is a copy."""
-        return any(request.n_pending == n_tokens + 1 for request, n_tokens in self._grants)
+    def completes(self) -> list[Request]:
+        """Whose prompts are done with this batch, but for their last tokens: taking one home is a copy."""
+        return [request for request, n_tokens in self._grants if request.n_pending == n_tokens + 1]
 
     def __contains__(self, request: Request) -> bool:
         return request in self._requests
@@ -123,22 +123,23 @@ class Background:
         self._requests[request] = None
         request.is_away = True
 
-    def begin(self, target_s: float | None) -> None:
+    def begin(self, target_s: float | None) -> bool:
         """Begin the next batch, unless there is one or nobody needs it. The rows are those that streams with this
-        target have patience for; 0 or None: there are none in a hurry."""
+        target have patience for; 0 or None: there are none in a hurry. Whether one was begun."""
         if self.is_busy or not self._requests:
-            return
+            return False
         prompts = sorted(self._requests, key=lambda request: request.seq or 0)
         depth = sum(request.n_computed for request in prompts) / len(prompts)
         wants = [Want(request.n_pending - 1, request.client, request.rank) for request in prompts]
         given = deal(wants, self._n_rows(depth, target_s))
         grants = [Grant(request, n_rows) for request, n_rows in zip(prompts, given, strict=True) if n_rows]
         if not grants:
-            return
+            return False
         seqs = fill_batch(self.worker.batch, grants, wants_logits=False)
         self.worker.start(len(seqs))
         self._grants, self._seqs = tuple(grants), seqs
         self._depth = sum(request.n_computed * n_tokens for request, n_tokens in grants) / len(seqs)
+        return True
 
     def collect(self) -> Done:
         """End the batch that is over."""

@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, State
-from localrun.engine.native.library import Threadpools, give_back_cells, last_problem, native
+from localrun.engine.native.library import Threadpools, last_problem, native
+from localrun.engine.native.pages import Memory, StateBuffer, give_back, grown, memory_of_cells
 from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads
 from localrun.errors import EngineFailed
@@ -36,13 +37,8 @@ from localrun.thread_choice import Threads
 GGML_TYPES = {"f16": native.GGML_TYPE_F16, "q8_0": native.GGML_TYPE_Q8_0, "q4_0": native.GGML_TYPE_Q4_0}
 # A step of more rows is a prompt's: it computes more than it reads.
 STREAM_ROWS = 16
-# A huge page. Its first touch takes about as long as a piece of the background's graph.
-WARM_UP_BYTES = 2 << 20
 # As many of the likeliest tokens of a row come from the device, where that is enough for its sampler.
 DEVICE_TOP_K = 64
-# Of the buffer for states, what is kept for the next time.
-KEPT_BUFFER_BYTES = 128 << 20
-
 # Calls something in another thread.
 Help = Callable[[Callable[[], Any]], Future[Any]]
 
@@ -104,8 +100,9 @@ class LlamaContext:
         self.n_cells = int(native.llama_n_ctx(self.native))
         self.batch = Batch(int(native.llama_n_batch(self.native)))
         self._native_batch, self._batch_memory = native_batch(self.batch)
-        self._state_buffer = np.empty(0, np.uint8)
-        self._n_warm_bytes = 0
+        self.buffer = StateBuffer()
+        self._cells_memory: list[Memory] = []
+        self._n_touched = [0] * shape.n_seqs
         self._pools = pools
         self._n_threads = 0
         self.set_threads(Threads(shape.n_threads, shape.n_threads))
@@ -165,7 +162,23 @@ class LlamaContext:
     def give_back_cells(self) -> int:
         """Cells that nobody has used yet take no memory from now on, until somebody does. Only for an empty context on
         the CPU. Returns how many bytes that frees."""
-        return give_back_cells(self.native, self.n_seqs, n_outputs=self.n_seqs)
+        self._cells_memory = memory_of_cells(self.native, self.n_seqs, n_outputs=self.n_seqs)
+        return give_back(self._cells_memory)
+
+    def untouched(self, seq: int, n_tokens: int) -> list[Memory]:
+        """The memory of the first cells of a stream, as far as nobody asked for it before. Whoever asks touches it."""
+        self._check_seq(seq)
+        if not self._cells_memory or self.n_streams == 1 or n_tokens <= self._n_touched[seq]:
+            return []
+        self._n_touched[seq] = n_tokens
+        n_stream_cells = self.n_cells // self.n_streams
+        parts = []
+        for begin, size in self._cells_memory:
+            stream_bytes = size // self.n_streams
+            parts.append(
+                Memory(begin + seq * stream_bytes, stream_bytes * min(n_tokens, n_stream_cells) // n_stream_cells)
+            )
+        return parts
 
     def expect(self, seq: int, *, is_whole: bool) -> None:
         """Whether all logits of this sequence's rows are needed from now on, where its device has a choice. A change
@@ -239,10 +252,8 @@ class LlamaContext:
     def state_slices(self, layout: StateLayout, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
         """See `Backend.state_slices`."""
         size = self.state_bytes(seq)
-        self._reserve(size)
-        written = self._save(seq, self._state_buffer, size)
-        state = self._state_buffer[:written]
-        return self._slices(layout, state, ranges)
+        buffer = self.buffer.get(size)
+        return self._slices(layout, buffer[: self._save(seq, buffer, size)], ranges)
 
     def save(self, layout: StateLayout, seq: int, ranges: list[tuple[int, int]], help_with: Help) -> StateCopy:
         """See `Backend.save`."""
@@ -255,25 +266,15 @@ class LlamaContext:
     def state_join(self, layout: StateLayout, pieces: list[tuple[State, int, int, int]]) -> State:
         """See `Backend.state_join`."""
         n_cells = pieces[-1][3] - pieces[0][2]
-        self._reserve(layout.size_bytes(n_cells, n_streams=self.n_streams))
-        return layout.join(pieces, n_streams=self.n_streams, into=self._state_buffer)
+        buffer = self.buffer.get(layout.size_bytes(n_cells, n_streams=self.n_streams))
+        return layout.join(pieces, n_streams=self.n_streams, into=buffer)
 
     def state_for(self, layout: StateLayout, seq: int, n_streams: int) -> State:
         """The saved state of a sequence for a context of so many streams, good until the next call of anything with
         states."""
         size = self.state_bytes(seq)
-        self._reserve(size + layout.head_bytes(n_streams))
-        written = self._save(seq, self._state_buffer, size)
-        return layout.for_streams(self._state_buffer, written, n_streams=n_streams)
-
-    def warm_up(self, size_bytes: int, most_bytes: int) -> None:
-        """Touch a little more of the buffer for states, up to `size_bytes` of the `most_bytes` that it may ever need:
-        memory is slow when it is written for the first time (57 MB: 100 to 400 ms)."""
-        if self._state_buffer.size < most_bytes:
-            self._state_buffer, self._n_warm_bytes = np.empty(most_bytes, np.uint8), 0
-        if self._n_warm_bytes < size_bytes:
-            begin, self._n_warm_bytes = self._n_warm_bytes, min(most_bytes, self._n_warm_bytes + WARM_UP_BYTES)
-            self._state_buffer[begin : self._n_warm_bytes] = 0
+        buffer = self.buffer.get(size + layout.head_bytes(n_streams))
+        return layout.for_streams(buffer, self._save(seq, buffer, size), n_streams=n_streams)
 
     def state_set(self, seq: int, state: State) -> bool:
         """See `Backend.state_set`."""
@@ -283,7 +284,7 @@ class LlamaContext:
         is_read = int(native.llama_state_seq_set_data(self.native, start, data.size, seq)) == data.size > 0
         if not is_read:
             native.llama_memory_seq_rm(self._memory, seq, 0, -1)
-        self.trim()
+        self.buffer.trim()
         return is_read
 
     def state_bytes(self, seq: int) -> int:
@@ -294,22 +295,6 @@ class LlamaContext:
     def export(self, seq: int, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """The saved state of a sequence, in a buffer that is large enough."""
         return buffer[: self._save(seq, buffer, buffer.size)]
-
-    def lend_buffer(self) -> NDArray[np.uint8]:
-        """The buffer for states, which the context does without until it is given back."""
-        buffer, self._state_buffer, self._n_warm_bytes = self._state_buffer, np.empty(0, np.uint8), 0
-        return buffer
-
-    def return_buffer(self, buffer: NDArray[np.uint8], n_warm_bytes: int) -> None:
-        """Keep this buffer, the beginning of which was written to, or what the context has by now if that is larger."""
-        if buffer.size > self._state_buffer.size:
-            self._state_buffer, self._n_warm_bytes = buffer, n_warm_bytes
-        self.trim()
-
-    def trim(self) -> None:
-        """Nobody needs what is in the buffer for states: if much of it takes memory, give it back."""
-        if self._n_warm_bytes > KEPT_BUFFER_BYTES:
-            self._state_buffer, self._n_warm_bytes = np.empty(0, np.uint8), 0
 
     def close(self) -> None:
         """Free it."""
@@ -323,19 +308,12 @@ class LlamaContext:
             self._n_threads = n_threads
             self._pools.use(self.native, n_threads)
 
-    def _reserve(self, size: int) -> None:
-        """The buffer is kept for the next time, unless it takes too much memory (`trim`): touching fresh memory takes
-        ten times as long as copying into it."""
-        if size > self._state_buffer.size:
-            self._state_buffer, self._n_warm_bytes = np.empty(size + size // 4, np.uint8), 0
-        self._n_warm_bytes = max(self._n_warm_bytes, size)
-
     def _slices(self, layout: StateLayout, state: NDArray[np.uint8], ranges: list[tuple[int, int]]) -> Iterator[State]:
         try:
             for start, end in ranges:
                 yield layout.slice(state, start, end)
         finally:
-            self.trim()
+            self.buffer.trim()
 
     def _save(self, seq: int, target: bytearray | NDArray[np.uint8], size: int) -> int:
         buffer = np.frombuffer(target, np.uint8).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
@@ -357,7 +335,7 @@ class StateCopy:
         self._context, self._layout, self._seq, self._ranges = context, layout, seq, ranges
         self._help_with = help_with
         self._size = context.state_bytes(seq)
-        buffer = context.lend_buffer()
+        buffer = context.buffer.lend()
         self._touching = help_with(lambda: _touched(buffer, self._size))
         self._cutting: Future[list[State]] | None = None
 
@@ -372,7 +350,7 @@ class StateCopy:
             )
         elif self._cutting.done() and not self.states:
             self.states = self._cutting.result()
-            self._context.return_buffer(self._touching.result(), self._size)
+            self._context.buffer.give(self._touching.result(), self._size)
         return bool(self.states)
 
     def wait(self, timeout_s: float) -> None:
@@ -383,7 +361,7 @@ class StateCopy:
 def _touched(buffer: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     """This buffer, or another one, of which so many bytes were written to."""
     if buffer.size < size:
-        buffer = np.empty(size + size // 4, np.uint8)
+        buffer = grown(size)
         buffer[:size] = 0
     return buffer
 

@@ -26,7 +26,6 @@ import llama_cpp.llama_cpp as native
 __all__ = [
     "Threadpools",
     "ggml",
-    "give_back_cells",
     "gpu_free_bytes",
     "gpus",
     "last_problem",
@@ -154,57 +153,6 @@ def gpu_free_bytes() -> int | None:
     """Free memory of all GPUs together; None where this build can use none."""
     found = gpus()
     return sum(free_bytes for _, free_bytes, _, _ in found) if found else None
-
-
-# --- the memory of cells ---------------------------------------------------------------------------------------------
-
-_CELLS = re.compile(rb"(cache_[kv]_l\d+)\b")
-_DONTNEED = 4  # MADV_DONTNEED of Linux
-# C++, and not among the declared functions: what llama.cpp calls itself when it opens a context, to reserve memory.
-_GRAPH_RESERVE = "_Z19llama_graph_reserveP13llama_contextjjj"
-
-
-def give_back_cells(context: ctypes.c_void_p, n_seqs: int, n_outputs: int) -> int:
-    """The memory of a context's empty KV cells, in this machine's own memory, goes back to the system. Returns how many
-    bytes that were; 0 where it cannot be done.
-
-    llama.cpp writes zeroes into all cells when it opens a context, so all of them take memory, used or not: 750 MB for
-    32,768 cells of a model of 135M. On Linux pages that are given back come as zeroes when somebody looks at them.
-    Where the cells are is read from the nodes of an empty graph, by their names; where these differ nothing is done.
-    """
-    library = ggml()
-    if sys.platform != "linux" or not hasattr(native._lib, _GRAPH_RESERVE):
-        return 0
-    reserve = getattr(native._lib, _GRAPH_RESERVE)
-    reserve.restype = ctypes.c_void_p
-    reserve.argtypes = [ctypes.c_void_p, *[ctypes.c_uint32] * 3]
-    library.ggml_graph_n_nodes.argtypes = [ctypes.c_void_p]
-    library.ggml_graph_node.restype = library.ggml_get_data.restype = ctypes.c_void_p
-    library.ggml_graph_node.argtypes = [ctypes.c_void_p, ctypes.c_int]
-    library.ggml_get_name.restype, library.ggml_nbytes.restype = ctypes.c_char_p, ctypes.c_size_t
-    library.ggml_get_name.argtypes = library.ggml_get_data.argtypes = library.ggml_nbytes.argtypes = [ctypes.c_void_p]
-    # The last graph that the constructor of a context reserves. The plan of where a graph's tensors lie stays, and with
-    # that of another graph deep prompts take a quarter longer.
-    n_tokens = min(native.llama_n_ctx(context), native.llama_n_ubatch(context))
-    graph = reserve(context, n_tokens, n_seqs, min(n_tokens, n_outputs))
-    bounds: dict[bytes, tuple[int, int]] = {}
-    for index in range(library.ggml_graph_n_nodes(graph) if graph else 0):
-        node = library.ggml_graph_node(graph, index)
-        name = _CELLS.match(library.ggml_get_name(node))
-        if name is not None and (begin := library.ggml_get_data(node)):
-            known = bounds.get(name[1], (begin, begin))
-            bounds[name[1]] = min(known[0], begin), max(known[1], begin + library.ggml_nbytes(node))
-    return sum(_give_back(begin, end) for begin, end in bounds.values())
-
-
-def _give_back(begin: int, end: int) -> int:
-    page = os.sysconf("SC_PAGE_SIZE")
-    begin, end = -(-begin // page) * page, end // page * page
-    if end <= begin:
-        return 0
-    advise = ctypes.CDLL(None).madvise
-    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return end - begin if advise(begin, end - begin, _DONTNEED) == 0 else 0
 
 
 # --- the threads that compute ----------------------------------------------------------------------------------------

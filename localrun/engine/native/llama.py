@@ -23,6 +23,7 @@ from localrun.engine.native.background import Background
 from localrun.engine.native.context import ContextShape, LlamaContext
 from localrun.engine.native.library import Threadpools, log_callback, native
 from localrun.engine.native.model import LlamaAdapters, LlamaVocabulary, load_model
+from localrun.engine.native.pages import touch
 from localrun.engine.native.sampler import LlamaSampler, SamplingThreads
 from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads, Helpers, PromptThreads, StepThreads, Usage
@@ -93,6 +94,7 @@ class LlamaBackend:
         self._pools = Threadpools(native._lib)
         self._helpers = Helpers(processors.usable().most_threads)
         self._copying = ThreadPoolExecutor(1, "copies")
+        self._warming: Future[None] | None = None
         self._open(split=self.can_split)
         # Every stream is padded. One pool gets what all streams have, so that what fits the one mode fits the other.
         self._n_cells = self.n_cells
@@ -224,8 +226,17 @@ class LlamaBackend:
         from_context, from_seq = self._place(source)
         to_context, to_seq = self._place(target)
         is_copied = to_context.state_set(to_seq, from_context.state_for(self._cut, from_seq, to_context.n_streams))
-        from_context.trim()
+        from_context.buffer.trim()
         return is_copied
+
+    def warm(self, seq: int, n_tokens: int, *, comes_home: bool = False) -> bool:
+        context, own_seq = self._place(seq)
+        through = self._worker.context if comes_home and self._worker is not None else context
+        size = self._cut.size_bytes(n_tokens, n_streams=through.n_streams) + self._cut.head_bytes(context.n_streams)
+        memory = [*context.untouched(own_seq, n_tokens), *through.buffer.untouched(size)]
+        if memory:
+            self._warming = self._help(lambda: touch(memory))
+        return self._warming is None or self._warming.done()
 
     def rebuild(self, *, split: bool) -> None:
         self._close_contexts()
@@ -284,7 +295,6 @@ class LlamaBackend:
                 cells = self.n_cells // self._n_slots * n_background
                 self._worker = LlamaWorker(
                     lambda cb_eval: self._new_context(cells, n_background, self._n_batch, split=True, cb_eval=cb_eval),
-                    lambda: self._layout.token_bytes if self._layout else 0,
                     first_seq=self.n_seqs,
                 )
                 self.background = Background(self._worker, self._background_cost)
@@ -310,6 +320,8 @@ class LlamaBackend:
         return context
 
     def _close_contexts(self) -> None:
+        if self._warming is not None:
+            self._warming.result()  # in their memory
         if self._worker is not None:
             self._worker.close()
             self._worker = self.background = None

@@ -31,9 +31,6 @@ from localrun.engine.native.library import native
 
 # A piece takes about this long: cutting costs some 20 us, and streams wait for half a piece on average.
 PIECE_S = 0.004
-# Of a saved state: at most so much for each token besides its keys and values, and for everything else.
-CELL_BYTES = 16
-SPARE_BYTES = 1 << 16
 _go_on = native.ggml_abort_callback()
 _give_up = native.ggml_abort_callback(lambda _data: True)
 
@@ -58,19 +55,14 @@ class Pieces:
 
 
 class LlamaWorker:
-    """See the module and `background.Worker`. `open_context` makes the context, with this evaluation callback;
-    `token_bytes` are those of a saved state, 0 while they are not known."""
+    """See the module and `background.Worker`. `open_context` makes the context, with this evaluation callback."""
 
-    def __init__(
-        self, open_context: Callable[[Any], LlamaContext], token_bytes: Callable[[], int], first_seq: int
-    ) -> None:
+    def __init__(self, open_context: Callable[[Any], LlamaContext], first_seq: int) -> None:
         # Native code holds a bare pointer to it.
         self._callback = native.ggml_backend_sched_eval_callback(self._between_pieces)
         self.context = open_context(self._callback)
         self.batch, self.n_seqs, self.first_seq = self.context.batch, self.context.n_seqs, first_seq
         self.computed_s = self._paused_s = 0.0
-        self._token_bytes = token_bytes
-        self._needed_bytes = self._most_bytes = 0
         self._pieces = Pieces()
         self._piece_began_at_s = 0.0
         self.is_busy = False
@@ -97,10 +89,6 @@ class LlamaWorker:
         self.is_busy = True
         self._is_halt_wanted = False
         self._error = None
-        n_tokens = int(batch.pos[:n_rows].max()) + 1
-        token_bytes = self._token_bytes()
-        self._needed_bytes = n_tokens * (token_bytes + CELL_BYTES) if token_bytes else 0
-        self._most_bytes = self.context.n_cells // self.context.n_seqs * (token_bytes + CELL_BYTES) + SPARE_BYTES
         with self._ending:
             self._done.clear()
         self._work.put(n_rows)
@@ -178,13 +166,10 @@ class LlamaWorker:
         return True
 
     def _end_piece(self) -> None:
-        """Wait if streams want a step, and be ready for the prompt's end."""
+        """Wait if streams want a step."""
         self._pieces.note(time.perf_counter() - self._piece_began_at_s)
         if self._is_pause_wanted:
             paused_at_s = time.perf_counter()
             self._paused.set()
             self._may_run.acquire()
             self._paused_s += time.perf_counter() - paused_at_s
-        if self._needed_bytes and not self._is_halt_wanted:
-            # The prompt's state is copied to the streams when it is done, and they wait for that.
-            self.context.warm_up(self._needed_bytes, self._most_bytes)

@@ -93,7 +93,9 @@ class Admission:
             if reason is not None:
                 self._passed_over[request] = reason
                 continue
-            lease = cache.acquire(request.key) if self._make_way(request, cache) else None
+            # Later ones do not overtake it: it waits only for a copy.
+            is_next = cache.is_ready(request.key) and self._make_way(request, cache)
+            lease = cache.acquire(request.key) if is_next else None
             if lease is None:
                 break
             is_first = not request.was_started

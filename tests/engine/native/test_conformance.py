@@ -6,6 +6,7 @@ every partial removal from a window, while llama.cpp allows those of which it st
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -682,3 +683,18 @@ def test_a_rebuilt_backend_has_another_background(background: Both):
     background.do(lambda backend: backend.rebuild(split=True))
     assert background.result(lambda backend, was: backend.background is was, before) is False
     assert background.result(compute_away(background.n_seqs, 8)) is None
+
+
+def test_a_stream_gets_warm_beside_the_steps(both: Both):
+    def gets_warm(backend: Subject) -> bool:
+        deadline_s = time.monotonic() + 30
+        while not backend.warm(0, 100):
+            assert time.monotonic() < deadline_s
+        return backend.warm(0, 50)
+
+    if both.kind is not MemoryKind.ATTENTION:
+        both.refuses(ValueError, gets_warm)
+        return
+    assert both.result(gets_warm) is True
+    for seq in (-1, both.n_seqs + both.n_away):
+        both.refuses(ValueError, lambda backend, seq: backend.warm(seq, 10), (seq, seq))

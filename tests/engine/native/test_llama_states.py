@@ -8,7 +8,7 @@ import pytest
 from localrun.engine.cache.cache import GAIN_TOKENS
 from localrun.engine.cache.tree import Key
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.native import context as llama_context
+from localrun.engine.native import pages
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Sampling, Submit
 from tests.engine.conftest import compute
@@ -18,11 +18,11 @@ RANGES = [(0, 20), (20, 50), (50, 60)]
 
 
 def buffer_bytes(backend: LlamaBackend) -> int:
-    return backend._main._state_buffer.size
+    return backend._main.buffer._data.size
 
 
 def give_back(backend: LlamaBackend) -> None:
-    backend._main._state_buffer = np.empty(0, np.uint8)
+    backend._main.buffer.lend()
 
 
 def test_a_position_takes_what_the_backend_says(backend: LlamaBackend):
@@ -36,7 +36,7 @@ def test_a_large_buffer_is_given_back_and_a_small_one_kept(backend: LlamaBackend
     give_back(backend)
     slices = list(backend.state_slices(0, RANGES))
     assert buffer_bytes(backend) > 0
-    monkeypatch.setattr(llama_context, "KEPT_BUFFER_BYTES", 1000)
+    monkeypatch.setattr(pages, "KEPT_BUFFER_BYTES", 1000)
     again = list(backend.state_slices(0, RANGES))
     assert buffer_bytes(backend) == 0
     for data, same in zip(slices, again, strict=True):

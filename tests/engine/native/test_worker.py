@@ -102,7 +102,7 @@ def test_a_failure_between_two_pieces_is_an_error_and_no_answer(backend: LlamaBa
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(worker_of(backend).context, "warm_up", fail)
+    monkeypatch.setattr(Pieces, "note", fail)
     begin(backend, PROMPT[:-1])
     with pytest.raises(DecodeFailed, match="MemoryError"):
         finish(backend)

@@ -1,0 +1,144 @@
+"""Memory that is written to for the first time is slow: where cells and saved states lie, and when their pages come and
+go.
+
+llama.cpp writes zeroes into all cells when it opens a context, so all of them take memory, used or not: 750 MB for
+32,768 cells of a model of 135M. On Linux such pages are given back, and come as zeroes when somebody looks at them.
+That takes about ten times as long as copying into memory that is there, on virtual machines more: 57 MB took 100 to 400
+ms. So what a long prompt is going to need is touched beforehand, by a thread (`touch`).
+
+Does not: decide what is needed when (`context.py`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localrun.engine.native.library import ggml, native
+
+_CELLS = re.compile(rb"(cache_[kv]_l\d+)\b")
+# Of Linux.
+_MADV_DONTNEED, _MADV_POPULATE_WRITE = 4, 23
+# C++, and not among the declared functions: what llama.cpp calls itself when it opens a context, to reserve memory.
+_GRAPH_RESERVE = "_Z19llama_graph_reserveP13llama_contextjjj"
+# Of a buffer for states, what is kept for the next time.
+KEPT_BUFFER_BYTES = 128 << 20
+
+
+class Memory(NamedTuple):
+    """A range of addresses."""
+
+    begin: int
+    size_bytes: int
+
+
+def memory_of_cells(context: ctypes.c_void_p, n_seqs: int, n_outputs: int) -> list[Memory]:
+    """Where a new context's KV cells are: each layer's keys and values, if they lie in this machine's own memory.
+
+    That is read from the nodes of an empty graph, by their names; where these differ the list is empty.
+    """
+    library = ggml()
+    if not hasattr(native._lib, _GRAPH_RESERVE):
+        return []
+    reserve = getattr(native._lib, _GRAPH_RESERVE)
+    reserve.restype = ctypes.c_void_p
+    reserve.argtypes = [ctypes.c_void_p, *[ctypes.c_uint32] * 3]
+    library.ggml_graph_n_nodes.argtypes = [ctypes.c_void_p]
+    library.ggml_graph_node.restype = library.ggml_get_data.restype = ctypes.c_void_p
+    library.ggml_graph_node.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    library.ggml_get_name.restype, library.ggml_nbytes.restype = ctypes.c_char_p, ctypes.c_size_t
+    library.ggml_get_name.argtypes = library.ggml_get_data.argtypes = library.ggml_nbytes.argtypes = [ctypes.c_void_p]
+    # The last graph that the constructor of a context reserves. The plan of where a graph's tensors lie stays, and with
+    # that of another graph deep prompts take a quarter longer.
+    n_tokens = min(native.llama_n_ctx(context), native.llama_n_ubatch(context))
+    graph = reserve(context, n_tokens, n_seqs, min(n_tokens, n_outputs))
+    bounds: dict[bytes, tuple[int, int]] = {}
+    for index in range(library.ggml_graph_n_nodes(graph) if graph else 0):
+        node = library.ggml_graph_node(graph, index)
+        name = _CELLS.match(library.ggml_get_name(node))
+        if name is not None and (begin := library.ggml_get_data(node)):
+            known = bounds.get(name[1], (begin, begin))
+            bounds[name[1]] = min(known[0], begin), max(known[1], begin + library.ggml_nbytes(node))
+    return [Memory(begin, end - begin) for begin, end in bounds.values()]
+
+
+def give_back(memory: Iterable[Memory]) -> int:
+    """All whole pages of this memory go back to the system. Returns how many bytes that were; 0 where it cannot be
+    done."""
+    page = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 1
+    n_given = 0
+    for begin, size in memory:
+        first, end = -(-begin // page) * page, (begin + size) // page * page
+        if end > first and _advise(first, end - first, _MADV_DONTNEED):
+            n_given += end - first
+    return n_given
+
+
+def touch(memory: Iterable[Memory]) -> None:
+    """The system provides the pages of this memory now, so that nobody has to wait for that later. What is in it stays,
+    and others may use it meanwhile. Nothing happens where the system cannot do it (Linux before 5.14, and others)."""
+    for begin, size in memory:
+        first = begin // 4096 * 4096
+        _advise(first, begin + size - first, _MADV_POPULATE_WRITE)
+
+
+def _advise(begin: int, size: int, what: int) -> bool:
+    if sys.platform != "linux":
+        return False
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return bool(advise(begin, size, what) == 0)
+
+
+class StateBuffer:
+    """What saved states pass through. It is kept for the next time, unless it takes too much memory (`trim`)."""
+
+    def __init__(self) -> None:
+        self._data = np.empty(0, np.uint8)
+        self._n_touched = 0
+
+    def get(self, size: int) -> NDArray[np.uint8]:
+        """The buffer, which has so many bytes and perhaps more. What was in it may be lost."""
+        self._grow(size)
+        self._n_touched = max(self._n_touched, size)
+        return self._data
+
+    def untouched(self, size: int) -> list[Memory]:
+        """What of the first `size` bytes has never been written to. Whoever asks touches it."""
+        self._grow(size)
+        if self._n_touched >= size:
+            return []
+        begin, self._n_touched = self._n_touched, size
+        return [Memory(self._data.ctypes.data + begin, size - begin)]
+
+    def lend(self) -> NDArray[np.uint8]:
+        """Take the buffer away, until `give` brings it or another one."""
+        data, self._data, self._n_touched = self._data, np.empty(0, np.uint8), 0
+        return data
+
+    def give(self, data: NDArray[np.uint8], n_touched: int) -> None:
+        """Keep this one, of which the beginning was written to, unless there is a larger one by now."""
+        if data.size > self._data.size:
+            self._data, self._n_touched = data, n_touched
+        self.trim()
+
+    def trim(self) -> None:
+        """Nobody needs what is in it: if much of it takes memory, give it back."""
+        if self._n_touched > KEPT_BUFFER_BYTES:
+            self._data, self._n_touched = np.empty(0, np.uint8), 0
+
+    def _grow(self, size: int) -> None:
+        if size > self._data.size:
+            self._data, self._n_touched = grown(size), 0
+
+
+def grown(size: int) -> NDArray[np.uint8]:
+    """A new buffer of this size, and a little for the next state."""
+    return np.empty(size + size // 4, np.uint8)

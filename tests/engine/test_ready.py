@@ -1,0 +1,117 @@
+"""A stream's prompt begins when what it needs is there: nobody waits for fresh memory, or for another one's saving."""
+
+from __future__ import annotations
+
+import pytest
+
+from localrun.engine.cache import cache
+from tests.engine.harness import Harness, expected_output
+
+LONG = [97 + at % 20 for at in range(150)]
+OTHER = [40 + at % 17 for at in range(150)]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "QUICK_BYTES", 0)
+
+
+def split(n_slots: int = 3, **options: object) -> Harness:
+    return Harness(n_cells=256 * n_slots, n_slots=n_slots, n_batch=256, is_split=True, **options)  # type: ignore[arg-type]
+
+
+def start_stream(run: Harness) -> None:
+    run.submit(0, [70] * 20, n_predict=200)
+    while not run.tokens.get(0):
+        run.step()
+
+
+def forget_cells(run: Harness) -> None:
+    """What is kept is in memory, and no longer in cells."""
+    for seq in list(run.engine.cache.tiers.parked):
+        run.engine.cache._evict(seq)
+
+
+def n_running(run: Harness) -> int:
+    return len(run.engine.scheduler.running)
+
+
+def test_what_is_restored_waits_for_its_memory_and_streams_do_not():
+    run = split()
+    run.submit(1, LONG, n_predict=2)
+    run.run()
+    start_stream(run)
+    forget_cells(run)
+    run.submit(2, [*LONG, 9], n_predict=4)
+    n_tokens = len(run.tokens[0])
+    run.step()
+    assert (n_running(run), len(run.tokens[0])) == (1, n_tokens + 1)
+    run.step()
+    assert n_running(run) == 2
+    run.run()
+    assert run.finals[2].usage.n_cached >= len(LONG)
+    assert run.tokens[2] == expected_output([*LONG, 9], 4)
+    assert run.tokens[0] == expected_output([70] * 20, 200)
+
+
+def test_alone_nobody_waits():
+    run = split()
+    run.submit(1, LONG, n_predict=2)
+    run.run()
+    forget_cells(run)
+    run.submit(2, [*LONG, 9], n_predict=4)
+    run.step()
+    assert n_running(run) == 1
+
+
+def test_whoever_takes_the_place_of_a_long_prompt_waits_until_that_is_saved(monkeypatch: pytest.MonkeyPatch):
+    run = split(n_slots=2)
+    start_stream(run)
+    at_once = []
+    monkeypatch.setattr(cache.Cache, "_save_parked", lambda *given, **options: at_once.append(given))
+    run.submit(1, LONG, n_predict=2)
+    while 1 not in run.finals:
+        run.step()
+    run.submit(2, OTHER, n_predict=4)
+    n_tokens, n_steps = len(run.tokens[0]), 0
+    while n_running(run) == 1:
+        run.step()
+        n_steps += 1
+    assert n_steps > 1
+    assert len(run.tokens[0]) >= n_tokens + n_steps - 1
+    assert not [given for given in at_once if given[1] in run.engine.cache.tiers.unsaved]
+    monkeypatch.undo()
+    assert run.engine.cache.match(cache.Key([*LONG, 5])) >= len(LONG)
+    run.run()
+    assert run.tokens[2] == expected_output(OTHER, 4)
+
+
+def test_later_requests_do_not_overtake_one_that_waits_for_a_copy():
+    run = split()
+    run.submit(1, LONG, n_predict=2)
+    run.run()
+    start_stream(run)
+    forget_cells(run)
+    run.submit(2, [*LONG, 9], n_predict=4)
+    run.submit(3, [50] * 10, n_predict=4)
+    while n_running(run) < 2:
+        run.step()
+    assert [request.id for request in run.engine.scheduler.running][:2] == [0, 2]
+
+
+def test_a_stream_is_made_ready_while_the_last_batch_of_its_prompt_is_computed(monkeypatch: pytest.MonkeyPatch):
+    run = split(n_background_seqs=1, target_itl_s=0.02)
+    start_stream(run)
+    warmed = []
+    warm = run.backend.warm
+
+    def note(seq: int, n_tokens: int, *, comes_home: bool = False) -> bool:
+        warmed.append((seq, n_tokens, comes_home))
+        return warm(seq, n_tokens, comes_home=comes_home)
+
+    monkeypatch.setattr(run.backend, "warm", note)
+    run.submit(1, LONG, n_predict=4)
+    while not run.tokens.get(1):
+        run.step()
+    request = next(request for request in run.engine.scheduler.running if request.id == 1)
+    assert (request.seq, len(LONG), True) in warmed
