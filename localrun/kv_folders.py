@@ -3,14 +3,14 @@
     <cache folder>/kv/                  0700
       <fingerprint, 32 hex digits>/     0700, one for each model file, llama.cpp build and set of context parameters
         about.json                      which model that is, for people: `About`
-        <key, 32 hex digits>.kv         one saved segment; its mtime is when it was last used
-        <key>.<pid>-<8 hex digits>.tmp  a segment while it is being written
+        <key, 32 hex digits>.kv         one saved block; its mtime is when it was last used
+        <key>.<pid>-<8 hex digits>.tmp  a block while it is being written
 
 The engine fills it (`localrun.engine.cache.disk`), the daemon and the command line show and clear it. Any number of
 processes may work in it at once: every file may vanish at any time, and that is never an error.
 
 Invariants: symbolic links are never followed, and only files named as above are counted or deleted.
-Does not: read the contents of segments, or know models.
+Does not: read the contents of blocks, or know models.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedFile(NamedTuple):
-    """A segment, or with `writer_pid` one that is being written or was left behind. `used_at_ns` is Unix time."""
+    """A block, or with `writer_pid` one that is being written or was left behind. `used_at_ns` is Unix time."""
 
     path: Path
     key: bytes
@@ -106,12 +106,12 @@ def kv_folder(cache: Path) -> Path:
 
 
 def entry_name(key: bytes) -> str:
-    """The file name of the segment with this key of 16 bytes."""
+    """The file name of the block with this key of 16 bytes."""
     return key.hex() + ENTRY_SUFFIX
 
 
 def temporary_name(key: bytes) -> str:
-    """A new file name for a segment while this process writes it."""
+    """A new file name for a block while this process writes it."""
     return f"{key.hex()}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
 
 
@@ -126,7 +126,7 @@ def survey(root: Path) -> list[ModelFolder]:
 
 
 def saved_files(folder: Path) -> Iterator[SavedFile]:
-    """The segments in a model's folder, and what is left of those that never became whole."""
+    """The blocks in a model's folder, and what is left of those that never became whole."""
     with contextlib.suppress(OSError), os.scandir(folder) as found:
         for entry in found:
             match = _FILE.fullmatch(entry.name)
@@ -141,7 +141,7 @@ def saved_files(folder: Path) -> Iterator[SavedFile]:
 
 
 def clear(folder: Path) -> int:
-    """Delete all segments of a model's folder, but not those being written. Returns how many bytes that freed."""
+    """Delete all blocks of a model's folder, but not those being written. Returns how many bytes that freed."""
     return sum(file.size_bytes for file in list(saved_files(folder)) if file.writer_pid is None and delete(file.path))
 
 

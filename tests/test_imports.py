@@ -78,7 +78,7 @@ NOT_PURE = {
     *("answers", "engine", "process", "pipes", "fake", "tools", "embedding.fake", "embedding.process"),
     *("sample.grammars", "sample.grammar_library", "sample.gbnf"),
     *("cache.disk", "cache.disk_files"),
-    *(f"native.{name}" for name in ("context", "embedder", "library", "llama", "model", "sampler", "worker")),
+    *(f"native.{name}" for name in ("context", "embedder", "library", "llama", "model", "pages", "sampler", "worker")),
 }
 IMPURE = {
     "asyncio",

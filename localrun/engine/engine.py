@@ -241,7 +241,8 @@ class Engine:
         if brought is not None:
             request = self.scheduler.at(brought[0])
             request.n_computed, request.is_away = brought[1], request.seq in self.cache.coming
-        self.cache.settle()
+        if not self._computes_prompts_alone:
+            self.cache.settle()
         moved = self.cache.compact()
         if moved is not None:
             self.scheduler.move(self.scheduler.at(moved[0]), moved[1])
@@ -252,6 +253,14 @@ class Engine:
         elif not self._is_checked and not self.cache.can_settle:
             self._is_checked = True
             self.cache.check_integrity()
+
+    @property
+    def _computes_prompts_alone(self) -> bool:
+        """Whether every processor computes prompts, and nobody waits for what a thread beside them would do: it would
+        hold them up for much longer than it takes."""
+        background, scheduler = self._backend.background, self.scheduler
+        is_busy = background is not None and background.is_busy
+        return is_busy and not scheduler.waiting and all(request.is_away for request in scheduler.running)
 
     def _take_batch(self, batch: Done) -> None:
         """The background is done with a batch: finished prompts continue as streams, and what dropped requests left is

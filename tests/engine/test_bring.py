@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from localrun.engine.cache import cache
-from localrun.engine.cache.cache import PIECE_TOKENS
+from localrun.engine.cache import cache, copies
+from localrun.engine.cache.copies import PIECE_TOKENS
 from localrun.wire import Finish, Lane
 from tests.engine.harness import Harness, expected_output
 
@@ -100,7 +100,7 @@ def test_who_is_preempted_meanwhile_comes_back():
 def test_random_arrivals_and_departures_change_no_answer(seed: int, monkeypatch: pytest.MonkeyPatch):
     """Small blocks and small pieces, so that hardly anything is brought back at once; memory and cells are short."""
     for name, value in (("BLOCK_TOKENS", 8), ("PIECE_TOKENS", 16), ("GAIN_TOKENS", 4), ("BRING_S", 1e-9)):
-        monkeypatch.setattr(cache, name, value)
+        monkeypatch.setattr(cache if name == "BRING_S" else copies, name, value)
     random, n_brought = Random(seed), 0
     bring = cache.Cache.bring
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localrun.engine.cache import cache
+from localrun.engine.cache import cache, copies
 from tests.engine.harness import Harness, expected_output
 
 LONG = [97 + at % 20 for at in range(150)]
@@ -13,7 +13,7 @@ OTHER = [40 + at % 17 for at in range(150)]
 
 @pytest.fixture(autouse=True)
 def _nothing_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "QUICK_BYTES", 0)
+    monkeypatch.setattr(copies, "QUICK_BYTES", 0)
 
 
 def split(n_slots: int = 3, **options: object) -> Harness:

@@ -2,7 +2,7 @@
 
 Owner: the engine's main thread. A sequence id is *free*, *running* (a request owns it, from `acquire` to `release` or
 `forget`) or *parked*: a finished request's tokens stay in their cells until the cells are needed. What is worth saving
-is saved to memory and disk in *blocks*, a piece at a time beside the steps (`settle`). Restoring it takes about a
+is saved to memory and disk (`copies.py`), a piece at a time beside the steps (`settle`). Restoring it takes about a
 hundredth of the time that computing it took. How a prompt begins depends on the layout (`cells.py`):
 
 * One pool: the prompt shares the cells of the sequence that holds most of it. Every row attends over the whole span, so
@@ -25,28 +25,17 @@ Does not: decide who runs (`scheduler.py`), or what to evict when memory is shor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
-from contextlib import closing
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from localrun.engine.backend import Backend, Copy, State
+from localrun.engine.backend import Backend
+from localrun.engine.cache import copies
 from localrun.engine.cache.cells import Cells, Layout, OnePool, PoolCells, Streams, Wholes
 from localrun.engine.cache.checkpoints import Checkpoints, next_stop
+from localrun.engine.cache.copies import Copies, Saving
 from localrun.engine.cache.tiers import Tiers
-from localrun.engine.cache.tree import Block, Key, common_prefix
+from localrun.engine.cache.tree import Key, common_prefix
 
-# More cells than there are anywhere.
-UNCOUNTED = 1 << 40
-# Large enough that one native copy is worth its call; small enough that conversations store little twice where they
-# diverge, and that the disk reads little more than needed.
-BLOCK_TOKENS = 256
-# Saved and restored at once in one pool. The buffer for both is touched for the first time only once, which takes
-# longer than the copies.
-PIECE_TOKENS = 2 * BLOCK_TOKENS
-# For fewer tokens a copy costs more than it saves.
-GAIN_TOKENS = 16
 # A change of layout costs every request about ten decode steps; requests that need it rarely come alone.
 LINGER_S = 10.0
 # On a GPU parked sequences leave when less than one part in so many of the cells is free, so that nobody waits for
@@ -54,8 +43,6 @@ LINGER_S = 10.0
 SCARCE_PART = 8
 # How long running streams wait for a piece that is restored for another request.
 BRING_S = 0.015
-# Copied in some milliseconds, even into memory that was never written to.
-QUICK_BYTES = 8 << 20
 # How long to wait at a time for a copy that a thread is working on.
 WAIT_S = 0.02
 # The distance of two positions whose rows show what attending over one cell costs a row.
@@ -88,30 +75,6 @@ class _Start(NamedTuple):
     goes_on: bool
 
 
-class _Missing(NamedTuple):
-    """What must be saved of a sequence: `ranges` behind `parent`. `is_all` is False if not all of it fits, and None if
-    there is more to save later. `crumb` is a short last block, which is saved again together with what follows it, so
-    that a long conversation is not a chain of crumbs."""
-
-    parent: Block | None
-    crumb: Block | None
-    ranges: list[tuple[int, int]]
-    is_all: bool | None
-
-
-@dataclass
-class _Saving:
-    """A stream that is being saved: the first `n_tokens` of `key`, of which `copy` will have `ranges`. The main thread
-    has spent `spent_s` on it."""
-
-    seq: int
-    key: Key
-    n_tokens: int
-    ranges: list[tuple[int, int]]
-    copy: Copy
-    spent_s: float = 0.0
-
-
 class Cache:
     """See the module. `takes(n_new, depth)` says whether a request with `n_new` tokens to compute, behind `depth` that
     are there, is computed in the background."""
@@ -141,10 +104,10 @@ class Cache:
         self._free = set(range(self._layout.n_seqs))
         self._running: dict[int, list[int]] = {}  # with the positions at which steps must end, in order
         self._keys: dict[int, Key] = {}  # of running and parked sequences
-        self._saving: _Saving | None = None
+        self._saving: Saving | None = None
         self.coming: dict[int, int] = {}  # running sequences that are still being restored, and their target lengths
         self._saved: set[int] = set()  # parked and saved, in layouts where saved ones leave their cells
-        self._last_piece: tuple[Key | None, int] = None, 0  # whose it was, and where it began
+        self._copies = Copies(backend, self._layout, self.tiers, self._checkpoints, self._clock)
 
     @property
     def cells(self) -> Cells:
@@ -178,13 +141,13 @@ class Cache:
         n_common = key.floor(common_prefix(ahead.tokens, key.tokens, 0, len(key.tokens) - 1))
         n_computed = self.tiers.tree.length(seq)
         if self._layout.can_cut:
-            return n_common - max(n_matched, n_computed) >= GAIN_TOKENS
+            return n_common - max(n_matched, n_computed) >= copies.GAIN_TOKENS
         return self._checkpoints.follow(self._running[seq], n_computed, n_common, n_matched)
 
     def n_obtainable(self, key: Key) -> int:
         """Cells that a request could have if all parked sequences left, including those that it would share."""
         if isinstance(self._layout, Streams):
-            return UNCOUNTED  # it gets its own stream, whatever the others hold
+            return copies.UNCOUNTED  # it gets its own stream, whatever the others hold
         n_shared = 0
         if self._layout.can_share:
             n_shared, _ = self.tiers.match(key, len(key.tokens) - 1).held(self._running.keys())
@@ -226,11 +189,12 @@ class Cache:
         if seq is None:
             return True
         is_kept = goes_on and found.n_cells == self.cells.length(seq)
-        is_lost = seq in self.tiers.unsaved and not is_kept
-        if is_lost and not self._is_away(seq) and not self._is_quick(self.cells.length(seq)):
-            return False  # `settle` saves it
+        if seq in self.tiers.unsaved and not is_kept and not self._is_away(seq):
+            missing = self._copies.missing(self._keys[seq], self.cells.length(seq))
+            if not self._copies.is_quick(sum(end - start for start, end in missing.ranges)):
+                return False  # `settle` saves it
         n_copied = 0 if goes_on else max(found.n_cells, found.n_saved)
-        return self._is_quick(n_copied) or self._backend.warm(seq, n_copied)
+        return self._copies.is_quick(n_copied) or self._backend.warm(seq, n_copied)
 
     def prepare_home(self, lengths: Iterable[int]) -> None:
         """Prompts of so many tokens are about to leave the background for a stream each."""
@@ -257,14 +221,14 @@ class Cache:
         """A running sequence now holds `n_tokens` of its tokens, which others may reuse."""
         self._grow(seq, n_tokens)
         if n_tokens in self._running[seq]:
-            self._save_whole(seq)
+            self._copies.save_whole(seq, self._keys[seq])
 
     def rewind(self, seq: int, n_tokens: int) -> int:
         """A step failed half way: cut a running sequence back to its first `n_tokens`, or to fewer if it cannot be cut
         there. Returns how many it holds."""
         if not self._layout.cut(seq, n_tokens):
             self._layout.cut(seq, 0)
-            n_tokens = self._restore_whole(seq, self._keys[seq], n_tokens)
+            n_tokens = self._copies.restore_whole(seq, self._keys[seq], n_tokens, self.make_room)
         self.tiers.tree.cut(seq, n_tokens)
         return n_tokens
 
@@ -276,7 +240,7 @@ class Cache:
             self._clear(seq)
             return
         self._grow(seq, n_tokens)
-        is_saved = self._is_worth_saving(n_tokens) if self._layout.can_cut else self.tiers.is_on
+        is_saved = self._copies.is_worth_saving(n_tokens) if self._layout.can_cut else self.tiers.is_on
         self.tiers.park(seq, self.cells.n_placed if is_saved else None)
         if self._layout.can_share and not is_saved and self.tiers.is_on and not self._backend.n_gpu_layers:
             self._unpark(seq)
@@ -419,7 +383,7 @@ class Cache:
             states = path.states()
             return _Found(*path.ended(parked), states[-1].end if states else 0)
         n_cells, seqs = path.held(self._touchable)
-        if n_cells < (1 if self._layout.can_share else GAIN_TOKENS):
+        if n_cells < (1 if self._layout.can_share else copies.GAIN_TOKENS):
             n_cells, seqs = 0, set()
         return _Found(n_cells, max(seqs & parked or seqs, default=-1), path.saved().n_tokens)
 
@@ -448,7 +412,7 @@ class Cache:
         self._saved.discard(seq)
         states = [] if self._layout.can_cut else self.tiers.match(key, n_tokens).states()
         if states and states[-1].end == n_tokens:
-            self._note_start(states[-1])
+            self._copies.note_start(states[-1])
 
     def _next_seq(self, *, is_away: bool, spare: int) -> int | None:
         """The lowest free sequence, in the background or not; otherwise the one that was parked first, and `spare` only
@@ -462,14 +426,14 @@ class Cache:
     def _fill(self, seq: int, key: Key) -> int:
         """Copy what the cache has of a prompt into an empty sequence. Returns how many tokens that is."""
         if not self._layout.can_cut:
-            return self._restore_whole(seq, key, len(key.tokens) - 1)
+            return self._copies.restore_whole(seq, key, len(key.tokens) - 1, self.make_room)
         found = self._find(key)
-        is_copied = not self._layout.can_share and found.n_cells >= found.n_saved + GAIN_TOKENS
-        if is_copied and self._is_worth_saving(found.n_cells):
-            self._save(found.seq, key, found.n_cells)  # others will want it, too
+        is_copied = not self._layout.can_share and found.n_cells >= found.n_saved + copies.GAIN_TOKENS
+        if is_copied and self._copies.is_worth_saving(found.n_cells):
+            self._copies.save(found.seq, key, found.n_cells, None)  # others will want it, too
             found = self._find(key)
-        least_gain = GAIN_TOKENS if self._layout.can_share else 1 - GAIN_TOKENS
-        brings_saved = found.n_saved >= max(GAIN_TOKENS, found.n_cells + least_gain)
+        least_gain = copies.GAIN_TOKENS if self._layout.can_share else 1 - copies.GAIN_TOKENS
+        brings_saved = found.n_saved >= max(copies.GAIN_TOKENS, found.n_cells + least_gain)
         if not brings_saved or (self._layout.can_share and self._free):
             self._give(found, seq)
         n_saved = found.n_saved
@@ -486,7 +450,7 @@ class Cache:
     def _n_brought(self) -> int:
         """Tokens that are restored at once while running requests wait for it."""
         token_s = self.tiers.restore.seconds
-        return max(1, int(BRING_S / token_s / PIECE_TOKENS) if token_s else 1) * PIECE_TOKENS
+        return max(1, int(BRING_S / token_s / copies.PIECE_TOKENS) if token_s else 1) * copies.PIECE_TOKENS
 
     def _give(self, found: _Found, seq: int) -> None:
         """An empty sequence gets what was found in the cells of another one."""
@@ -498,55 +462,17 @@ class Cache:
     def _restore(self, seq: int, key: Key, n_tokens: int) -> int:
         """Append to a sequence what it lacks of the first `n_tokens`, which are saved. Returns how many it holds
         then."""
-        start = self.cells.length(seq)
-        if not self.make_room(n_tokens - start):
-            return start
-        began_s = self._clock()
-        if start and not self._free and self.tiers.parked:
-            self._evict(next(iter(self.tiers.parked)))  # a piece is appended through a spare sequence
-        spare = min(self._free, default=None) if self._layout.can_share else None
-        if start and spare is None:
-            return start
-        saved = self.tiers.match(key, n_tokens).saved()
-        missing = [(block, max(first, start), end) for block, first, end in saved.pieces if end > start]
-        n_at_once = PIECE_TOKENS // BLOCK_TOKENS if spare is not None else max(1, len(missing))
-        for at in range(0, len(missing), n_at_once):
-            pieces = []
-            for block, first, end in missing[at : at + n_at_once]:
-                if (data := self.tiers.load(block)) is None:
-                    break
-                pieces.append((data, block.start, first, end))
-            if pieces and not self._layout.load(seq, pieces, spare):
-                self.tiers.drop(missing[at][0])
-            is_all = self.cells.length(seq) == missing[: at + n_at_once][-1][2]
-            if not is_all:
-                break
-        n_tokens = self.cells.length(seq)
-        self.tiers.touch(block for block, first, _ in saved.pieces if first < n_tokens)
-        if n_tokens > start:
-            self.tiers.restore.note((self._clock() - began_s) / (n_tokens - start))
-        return n_tokens
+        n_now = self.cells.length(seq)
+        if not self.make_room(n_tokens - n_now):
+            return n_now
+        if n_now and not self._free and self.tiers.parked:
+            self._evict(next(iter(self.tiers.parked)))  # there has to be a spare sequence
+        return self._copies.restore(seq, key, n_tokens, self._spare)
 
-    def _restore_whole(self, seq: int, key: Key, limit: int) -> int:
-        """Restore the longest checkpoint of a prompt into an empty sequence. Returns its length; 0 if there is none."""
-        while states := self.tiers.match(key, limit).states():
-            block = states[-1]
-            if not self.make_room(block.end):
-                return 0
-            began_s = self._clock()
-            data = self.tiers.load(block)
-            assert isinstance(self._layout, Wholes)
-            if data is not None and self._layout.load_whole(seq, data, block.end):
-                self._note_start(block)
-                self._checkpoints.restore.note(self._clock() - began_s)
-                return block.end
-            self.tiers.drop(block)
-        return 0
-
-    def _note_start(self, state: Block) -> None:
-        """A request continues from a checkpoint."""
-        self.tiers.touch([state])
-        state.n_starts += 1
+    @property
+    def _spare(self) -> int | None:
+        """An empty sequence that copies pass through, in one pool."""
+        return min(self._free, default=None) if self._layout.can_share else None
 
     # --- what is kept of it --------------------------------------------------------------------------------------
 
@@ -556,15 +482,6 @@ class Cache:
         for same in self.tiers.tree.grow(seq, self._keys[seq], n_tokens):
             if isinstance(self._layout, OnePool):
                 self._layout.same(same.seq, seq, same.start, same.end)
-
-    def _is_worth_saving(self, n_tokens: int) -> bool:
-        """Whether restoring a copy would be faster than computing."""
-        copy_s = n_tokens * self.tiers.copy_s_per_token
-        return self.tiers.is_on and n_tokens >= GAIN_TOKENS and self.tiers.recompute_s(0, n_tokens) > copy_s
-
-    def _is_quick(self, n_tokens: int) -> bool:
-        """Whether nobody notices that so many tokens are copied at once."""
-        return n_tokens * self._backend.state_token_bytes <= QUICK_BYTES
 
     def _due(self) -> int | None:
         """The sequence that `settle` takes next: the one parked first. None if it is not time yet."""
@@ -584,27 +501,19 @@ class Cache:
         return seq if has_cost_s >= self.tiers.copy_s_per_token else None
 
     def _begin_saving(self, seq: int) -> None:
-        """Start to read a parked stream, which a thread cuts into blocks, unless all of it is saved already."""
-        key, n_tokens = self._keys[seq], self.cells.length(seq)
-        ranges = self._missing(key, n_tokens).ranges
-        if ranges:
-            self._saving = _Saving(seq, key, n_tokens, ranges, self._backend.save(seq, ranges))
-        else:
+        """Start to save a parked stream beside the steps."""
+        self._saving = self._copies.begin(seq, self._keys[seq], self.cells.length(seq))
+        if self._saving is None:
             self._save_parked(seq)
 
     def _go_on_saving(self, timeout_s: float) -> None:
         """Continue saving a stream after waiting at most `timeout_s`; at the end, keep the blocks."""
         saving = self._saving
         assert saving is not None
-        if timeout_s:
-            saving.copy.wait(timeout_s)
-        began_s = self._clock()
-        is_done = saving.copy.advance()
-        saving.spent_s += self._clock() - began_s
-        if not is_done:
+        if not self._copies.go_on(saving, timeout_s):
             return
         self._saving = None
-        is_saved = self._save(saving.seq, saving.key, saving.n_tokens, cut=saving)
+        is_saved = self._copies.save(saving.seq, saving.key, saving.n_tokens, None, cut=saving)
         if is_saved is not None and self._keys.get(saving.seq) is saving.key:
             self.tiers.unsaved.pop(saving.seq, None)
 
@@ -626,7 +535,10 @@ class Cache:
         is_saved: bool | None = None
         while is_saved is None:
             key, n_tokens = self._keys[seq], self.cells.length(seq)
-            is_saved = self._save(seq, key, n_tokens) if layout.can_cut else self._save_whole(seq)
+            if layout.can_cut:
+                is_saved = self._copies.save(seq, key, n_tokens, self._spare)
+            else:
+                is_saved = self._copies.save_whole(seq, key)
             if is_saved is None and not at_once:
                 return
         del self.tiers.unsaved[seq]
@@ -636,78 +548,6 @@ class Cache:
             self._unpark(seq)
         else:
             self._saved.add(seq)
-
-    def _missing(self, key: Key, n_tokens: int, most_tokens: int = UNCOUNTED) -> _Missing:
-        """What is not saved yet of the first `n_tokens`, or the first `most_tokens` of that.
-
-        If a prompt is too large for memory, its beginning is saved; nothing is copied that cannot be kept.
-        """
-        tiers = self.tiers
-        n_fitting = tiers.most_bytes // self._backend.state_token_bytes
-        is_all = n_tokens <= n_fitting
-        n_tokens = min(n_tokens, n_fitting)
-        saved = tiers.match(key._replace(atoms=()), n_tokens).saved()
-        tiers.touch(saved.blocks)
-        start = saved.n_tokens
-        parent = saved.blocks[-1] if saved.pieces else None
-        if n_tokens - start < GAIN_TOKENS and (parent or not n_tokens or not is_all):
-            return _Missing(parent, None, [], is_all)
-        crumb = None
-        if parent and parent.end == start and not parent.children and parent.n_tokens < BLOCK_TOKENS // 2:
-            start, crumb, parent = parent.start, parent, parent.parent
-        end = min(n_tokens, start + most_tokens)
-        ranges = list(pairwise([*range(start, end, BLOCK_TOKENS), end]))
-        return _Missing(parent, crumb, ranges, is_all if end == n_tokens else None)
-
-    def _save(self, seq: int, key: Key, n_tokens: int, cut: _Saving | None = None) -> bool | None:
-        """Save what is not saved yet of a sequence's first `n_tokens`; in one pool, a piece of it. False if not all of
-        it fits, None if there is more to save. `cut` is what a thread has read already."""
-        tiers = self.tiers
-        spare = min(self._free, default=None) if self._layout.can_share else None
-        # Without a spare sequence, every piece would export the whole sequence.
-        missing = self._missing(key, n_tokens, UNCOUNTED if spare is None else PIECE_TOKENS)
-        ranges, parent = missing.ranges, missing.parent
-        if not ranges:
-            return missing.is_all
-        if cut is not None and cut.ranges != ranges:
-            return None  # it was cut for what was missing at that time
-        if missing.is_all is None:
-            (last_key, last_start), self._last_piece = self._last_piece, (key, ranges[0][0])
-            if last_key is key and ranges[0][0] <= last_start:
-                return False  # what was saved is already lost again: this would never end
-        if missing.crumb is not None:
-            tiers.drop(missing.crumb)
-        began_s = self._clock()
-        slices: Generator[State] = (
-            (state for state in cut.copy.states) if cut else self._layout.save(seq, ranges, spare)
-        )
-        with closing(slices):
-            for (first, last), data in zip(ranges, slices, strict=True):
-                parent = tiers.tree.graft(parent, first, key.tokens[first:last], root=key.root)
-                if not tiers.keep(parent, data):
-                    return False
-        spent_s = self._clock() - began_s + (cut.spent_s if cut else 0.0)
-        tiers.save.note(spent_s / (ranges[-1][1] - ranges[0][0] if spare is not None else n_tokens))
-        return missing.is_all
-
-    def _save_whole(self, seq: int) -> bool:
-        """Save the whole state of a sequence, unless an earlier checkpoint is as good. False if it does not fit."""
-        assert isinstance(self._layout, Wholes)
-        tiers, key, n_tokens = self.tiers, self._keys[seq], self.cells.length(seq)
-        states = tiers.match(key, n_tokens).states()
-        n_saved = states[-1].end if states else 0
-        if not self._checkpoints.pays(n_saved, n_tokens):
-            tiers.touch(states[-1:])
-            self._checkpoints.passed_over(n_saved, n_tokens)
-            return True
-        began_s = self._clock()
-        data = self._layout.save_whole(seq, tiers.limit_bytes or tiers.most_bytes)
-        if data is None or not tiers.keep(tiers.tree.graft_state(key.tokens[:n_tokens], root=key.root), data):
-            return False
-        self._checkpoints.save.note(self._clock() - began_s)
-        for state in self._checkpoints.surplus(tiers.match(key, n_tokens).states()):
-            tiers.drop(state)
-        return True
 
     def _evict(self, seq: int) -> None:
         """Move a parked sequence out of its cells."""

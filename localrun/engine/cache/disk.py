@@ -1,4 +1,4 @@
-"""The disk tier: saved segments that survive the process. `disk_record.DiskTier` over a folder of files.
+"""The disk tier: saved blocks that survive the process. `disk_record.DiskTier` over a folder of files.
 
 Owner: the engine's main thread calls it. A background thread writes, deletes, notes uses and enforces the size limit,
 in the order of the calls. A lock guards the index of entries and is never held while a file is touched. Reads go
@@ -19,6 +19,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
+import sys
 import threading
 import time
 from collections import deque
@@ -107,6 +109,8 @@ class Background:
         self._thread.join(deadline_s)
 
     def _run(self) -> None:
+        if sys.platform == "linux":  # where a thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
         while True:
             with self._changed:
                 while not self._jobs and not self._is_closed:
@@ -129,9 +133,11 @@ class Background:
 
 RESERVE_BYTES = 1024**3
 SURVEY_EVERY_BYTES = 256 * 1024**2
-# Small segments have a cost per file: the scan at start reads every header of a model.
+# As `nice` counts. Nobody waits for the disk, and everybody for a thread that computes and has lost its processor.
+LOWEST_PRIORITY = 19
+# Small blocks have a cost per file: the scan at start reads every header of a model.
 MAX_FILES = 20_000
-# Room is made for several segments at once, because a survey looks at every file.
+# Room is made for several blocks at once, because a survey looks at every file.
 _SLACK_PART = 32
 
 
@@ -382,7 +388,7 @@ class KvDisk:
             entry.data = None
 
     def _touch_ancestors(self, entry: _Entry) -> None:
-        """A segment is used together with those before it, so these must not be evicted earlier."""
+        """A block is used together with those before it, so these must not be evicted earlier."""
         parent_key = entry.parent_key
         while parent_key:
             with self._lock:

@@ -1,14 +1,14 @@
-"""One model's folder of saved segments: whole files in, verified bytes out.
+"""One model's folder of saved blocks: whole files in, verified bytes out.
 
 Called by the KV store's thread (reading) and by the background thread (everything else). It keeps no state, so both may
 call at once. `localrun/kv_folders.py` describes the folder's layout.
 
-Invariants: a segment's name appears with its whole contents or not at all, because the contents are written under a
+Invariants: a block's name appears with its whole contents or not at all, because the contents are written under a
 temporary name, synced, and renamed. Reading never blocks (no pipes), never follows a link, and never takes more memory
 than the file has bytes.
 Does not: decide what to keep (`disk.py`).
 
-The bytes of one segment; numbers are little-endian. The payload is the backend's state bytes, exactly up to the end
+The bytes of one block; numbers are little-endian. The payload is the backend's state bytes, exactly up to the end
 of the file.
 
     offset  bytes
@@ -17,7 +17,7 @@ of the file.
     24      16    key
     40      16    key of the parent, or the name of the root; zeros at the usual one
     56      1     1: there is a parent, 2: a named root, 0: the usual root
-    57      1     1: the payload is the state of the whole path, 0: of this segment's positions alone
+    57      1     1: the payload is the state of the whole path, 0: of this block's positions alone
     58      2     zero
     60      4     number of tokens, n
     64      4     number of positions in `order`, m
@@ -66,7 +66,7 @@ MAX_TOKENS = 16 * 1024 * 1024
 _FIXED = struct.Struct("<8s16s16s16sBBHIIIQQ")
 FIXED_BYTES = _FIXED.size
 _PARENT, _NAMED_ROOT = 1, 2
-# The whole header of a segment with 256 tokens and as many positions, so that one read is enough for it.
+# The whole header of a block with 256 tokens and as many positions, so that one read is enough for it.
 USUAL_HEADER_BYTES = FIXED_BYTES + 8 * 256 + DIGEST_BYTES
 
 
@@ -114,7 +114,7 @@ def pack(record: DiskRecord, payload: bytes | bytearray | memoryview, fingerprin
     if len(record.key) != KEY_BYTES or len(above) not in (0, KEY_BYTES) or len(fingerprint) != KEY_BYTES:
         raise ValueError(f"keys and fingerprints have {KEY_BYTES} bytes")
     if len(tokens) + len(order) > MAX_TOKENS:
-        raise ValueError(f"a segment of {len(tokens)} tokens; the limit is {MAX_TOKENS}")
+        raise ValueError(f"a block of {len(tokens)} tokens; the limit is {MAX_TOKENS}")
     has_parent = _PARENT if record.parent_key else _NAMED_ROOT if record.root else 0
     fixed = _FIXED.pack(
         MAGIC, fingerprint, record.key, above, has_parent, record.is_whole, 0,
@@ -130,7 +130,7 @@ def header_bytes(prefix: bytes, file_bytes: int) -> int:
         raise Damaged("shorter than a header")
     fixed = _Fixed(*_FIXED.unpack_from(prefix))
     if fixed.magic != MAGIC:
-        raise Damaged("not a saved segment, or one of another version")
+        raise Damaged("not a saved block, or one of another version")
     if fixed.n_tokens + fixed.n_order > MAX_TOKENS:
         raise Damaged(f"{fixed.n_tokens} tokens and {fixed.n_order} positions")
     length = FIXED_BYTES + 4 * (fixed.n_tokens + fixed.n_order) + DIGEST_BYTES
@@ -209,7 +209,7 @@ class KvDiskFiles:
     # --- writing -------------------------------------------------------------------------------------------------
 
     def put(self, header: bytes, payload: bytes | bytearray | memoryview, key: bytes, used_at_ns: int) -> None:
-        """Write a segment. Raises OSError, leaving nothing behind. Creates the folder again if it is gone."""
+        """Write a block. Raises OSError, leaving nothing behind. Creates the folder again if it is gone."""
         try:
             self._put(header, payload, key, used_at_ns)
         except FileNotFoundError:
@@ -233,14 +233,14 @@ class KvDiskFiles:
             raise
 
     def touch(self, key: bytes, used_at_ns: int) -> None:
-        """Set when a segment was last used. Raises OSError when it is gone."""
+        """Set when a block was last used. Raises OSError when it is gone."""
         if os.utime in os.supports_follow_symlinks:
             os.utime(self._path(key), ns=(used_at_ns, used_at_ns), follow_symlinks=False)
         else:
             os.utime(self._path(key), ns=(used_at_ns, used_at_ns))
 
     def delete(self, key: bytes) -> None:
-        """Delete a segment if it is there."""
+        """Delete a block if it is there."""
         kv_folders.delete(self._path(key))
 
     def delete_abandoned(self, now_s: float) -> None:
@@ -263,7 +263,7 @@ class KvDiskFiles:
     # --- reading -------------------------------------------------------------------------------------------------
 
     def headers(self) -> Iterator[tuple[Header, int]]:
-        """The headers of all sound segments, with the time of last use; damaged ones are deleted."""
+        """The headers of all sound blocks, with the time of last use; damaged ones are deleted."""
         for file in list(kv_folders.saved_files(self.folder)):
             if file.writer_pid is not None:
                 continue
@@ -275,7 +275,7 @@ class KvDiskFiles:
                 continue
 
     def get(self, key: bytes, digest: bytes) -> bytearray | None:
-        """The payload of the segment whose header has this digest; None if another one took its place.
+        """The payload of the block whose header has this digest; None if another one took its place.
 
         Raises Damaged, or OSError if it cannot be read or is gone.
         """
@@ -309,8 +309,8 @@ class KvDiskFiles:
 
 
 def now_ns(depth_tokens: int) -> int:
-    """The time to record as last use of a segment that starts at `depth_tokens`: now, less a microsecond per token, so
-    that of segments used together the first ones are evicted last."""
+    """The time to record as last use of a block that starts at `depth_tokens`: now, less a microsecond per token, so
+    that of blocks used together the first ones are evicted last."""
     return time.time_ns() - 1000 * depth_tokens
 
 

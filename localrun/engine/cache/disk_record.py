@@ -1,6 +1,6 @@
 """What the disk tier stores and guarantees, without how: shared by the KV store and by tests. Pure.
 
-A record describes one saved segment of a sequence: the tokens [start, start + len(tokens)) of a path from the root, and
+A record describes one saved block of a sequence: the tokens [start, start + len(tokens)) of a path from the root, and
 how the backend's state bytes for them are laid out. Its key names it and its place under its parent.
 
 Invariant: a key is a name, never a proof. Code that finds a record by its key compares parent, start and tokens.
@@ -24,7 +24,7 @@ KEY_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class DiskRecord:
-    """A saved segment. `parent_key` is empty below a root; `root` then names the root unless it is the usual one.
+    """A saved block. `parent_key` is empty below a root; `root` then names the root unless it is the usual one.
     `order` is no longer used. `is_whole`: the bytes are the state of the whole path, not only of [start, end)."""
 
     key: bytes
@@ -37,7 +37,7 @@ class DiskRecord:
 
 
 class DiskTier(Protocol):
-    """Saved segments of one model on disk. Nothing here raises because of a file: what cannot be read is a miss.
+    """Saved blocks of one model on disk. Nothing here raises because of a file: what cannot be read is a miss.
 
     `limit_bytes` bounds all models together. `size_bytes` and `n_entries` are of this model's folder, including what is
     still being written. `may_write` stays False once the disk has refused a write (full, no permission).
@@ -90,8 +90,8 @@ class DiskTier(Protocol):
         """End the background thread after its current job. Queued writes are dropped, so flush first."""
 
 
-def segment_key(parent_key: bytes, start: int, tokens: Sequence[int]) -> bytes:
-    """16 bytes that name the segment of `tokens` at position `start` below `parent_key` (the root's name at a root)."""
+def block_key(parent_key: bytes, start: int, tokens: Sequence[int]) -> bytes:
+    """16 bytes that name the block of `tokens` at position `start` below `parent_key` (the root's name at a root)."""
     digest = hashlib.blake2b(parent_key, digest_size=KEY_BYTES, person=b"localrun segment")
     digest.update(start.to_bytes(8, "little"))
     digest.update(np.asarray(tokens, np.int32).astype("<i4", copy=False).tobytes())

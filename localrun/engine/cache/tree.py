@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import State
-from localrun.engine.cache.disk_record import KEY_BYTES, DiskRecord, segment_key
+from localrun.engine.cache.disk_record import KEY_BYTES, DiskRecord, block_key
 
 _FIRST_SLICE = 64
 _NO_ORDER: NDArray[np.int32] = np.empty(0, np.int32)
@@ -271,7 +271,7 @@ class Tree:
         ValueError if saved rows there begin with the same token. `root` is `Key.root`. O(tokens)."""
         if not (parent.start < start <= parent.end if parent else start == 0):
             raise ValueError(f"no block can begin at {start}")
-        name = segment_key(parent.name if parent else root, start, tokens)
+        name = block_key(parent.name if parent else root, start, tokens)
         node = self._root(root) if parent is None else next(node for node in parent.nodes if node.end >= start)
         inside = start - node.start
         if node.end == start:
@@ -293,7 +293,7 @@ class Tree:
 
     def graft_state(self, tokens: Sequence[int], *, root: bytes = b"") -> Block:
         """Add a whole state after `tokens`. Raises ValueError if there is one already. O(tokens)."""
-        name = segment_key(root, 0, tokens)
+        name = block_key(root, 0, tokens)
         if name in self.blocks:
             raise ValueError(f"a state of {len(tokens)} tokens is there already")
         node = self._descend(self._root(root), tokens)[-1]

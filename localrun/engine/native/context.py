@@ -95,6 +95,7 @@ class LlamaContext:
             params.cb_eval = cb_eval
         self.native = native.llama_init_from_model(model, params)
         if not self.native:
+            self._free_chains()
             raise EngineFailed(f"llama.cpp cannot make a context of {shape.n_cells} KV cells: {last_problem()}")
         self._memory = native.llama_get_memory(self.native)
         self.n_cells = int(native.llama_n_ctx(self.native))
@@ -124,7 +125,8 @@ class LlamaContext:
         elif n_wanted == n_rows:
             code = self._decode_streams(n_rows, fewer)
         else:
-            self._use_threads(fewer.helpers.leave(fewer.prompts.choose(n_threads)))
+            # A helper is done long before a batch of prompts, which therefore leaves it no processor.
+            self._use_threads(fewer.prompts.choose(n_threads))
             code = native.llama_decode(self.native, self._native_batch)
             fewer.prompts.note_batch(time.perf_counter())
         if code == 0:
@@ -299,6 +301,9 @@ class LlamaContext:
     def close(self) -> None:
         """Free it."""
         native.llama_free(self.native)
+        self._free_chains()
+
+    def _free_chains(self) -> None:
         for chain in self._device_chains:
             native.llama_sampler_free(chain)
 

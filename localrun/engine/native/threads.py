@@ -6,10 +6,10 @@ Does not: set threads (`context.py`).
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import statistics
-import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -197,22 +197,25 @@ class Helpers:
     """
 
     def __init__(self, n_processors: int) -> None:
-        self.n_begun = self.n_busy = 0
         self._n_processors = n_processors
-        self._lock = threading.Lock()
+        self._begun = itertools.count(1)
+        self._busy: list[None] = []  # a list and a count change in one operation of the interpreter
+        self.n_begun = 0
+
+    @property
+    def n_busy(self) -> int:
+        return len(self._busy)
 
     def leave(self, n_threads: int) -> int:
         """How many of so many threads have a processor beside the helpers; at least one."""
         return max(1, min(n_threads, self._n_processors - self.n_busy))
 
     def __enter__(self) -> None:
-        with self._lock:
-            self.n_busy += 1
-            self.n_begun += 1
+        self._busy.append(None)
+        self.n_begun = next(self._begun)
 
     def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self.n_busy -= 1
+        self._busy.pop()
 
 
 class FewerThreads(NamedTuple):

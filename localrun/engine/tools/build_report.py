@@ -1,4 +1,6 @@
-"""Prints what this build of llama.cpp is and can use, as JSON: `python -m localrun.engine.tools.build_report`.
+"""Prints what this build of llama.cpp is and can use, as JSON: `python -m localrun.engine.tools.build_report [--gpus]`.
+
+With `--gpus` it prints the devices alone.
 
 A process of its own, because loading the native library, which may not even load, is not for the daemon or the command
 line. Ends at once.
@@ -9,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import json
+import sys
 from typing import Any
 
 
@@ -19,6 +22,9 @@ def main() -> None:
     from localrun.engine.native.library import ggml, gpus, library_folder, loaded_modules, native, skipped_modules
 
     devices = gpus()
+    if sys.argv[1:] == ["--gpus"]:
+        print(json.dumps(devices))
+        return
     report: dict[str, Any] = {
         "version": importlib.metadata.version("llama-cpp-python"),
         "ggml": _text(ggml(), "ggml_version"),

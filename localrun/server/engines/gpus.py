@@ -23,7 +23,7 @@ REPORT_TIMEOUT_S = 20.0
 
 # Names of ggml's backend libraries that bring a GPU.
 _GPU_LIBRARIES = ("ggml-cuda", "ggml-metal", "ggml-vulkan", "ggml-hip", "ggml-sycl", "ggml-musa", "ggml-opencl")
-_COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.gpu_report")
+_COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.build_report", "--gpus")
 _log = logging.getLogger(__name__)
 
 

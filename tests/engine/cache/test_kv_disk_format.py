@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from localrun.engine.cache import disk_files as disk_format
 from localrun.engine.cache.disk_files import Damaged
-from localrun.engine.cache.disk_record import DiskRecord, segment_key
+from localrun.engine.cache.disk_record import DiskRecord, block_key
 from tests.engine.disk_harness import FINGERPRINT, record
 
 PAYLOAD = bytes(range(256)) * 3
@@ -41,7 +41,7 @@ def test_a_record_comes_back_as_it_was(
 ) -> None:
     parent_key = b"p" * 16 if flags & 1 else b""
     packed = DiskRecord(
-        segment_key(parent_key, start, tokens), parent_key, start, tokens, np.array(order, np.int32), bool(flags & 2)
+        block_key(parent_key, start, tokens), parent_key, start, tokens, np.array(order, np.int32), bool(flags & 2)
     )
     header, read_payload = read(file_of(packed, payload))
     found = header.record
@@ -114,7 +114,7 @@ def test_one_usual_read_covers_a_usual_header() -> None:
 
 def test_a_named_root_is_no_parent():
     tokens, root = [1, 2, 3], b"r" * 16
-    named = DiskRecord(segment_key(root, 0, tokens), b"", 0, tokens, np.empty(0, np.int32), False, root)
+    named = DiskRecord(block_key(root, 0, tokens), b"", 0, tokens, np.empty(0, np.int32), False, root)
     header = disk_format.pack(named, b"payload", FINGERPRINT)
     found = disk_format.parse(header, len(header) + 7, FINGERPRINT).record
     assert (found.key, found.parent_key, found.root) == (named.key, b"", root)

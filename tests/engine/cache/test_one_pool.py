@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from localrun.engine.cache import cache
-from localrun.engine.cache.cache import GAIN_TOKENS, PIECE_TOKENS, SCARCE_PART, Cache
+from localrun.engine.cache.cache import SCARCE_PART, Cache
 from localrun.engine.cache.cells import COMPACT_CELLS, COMPACT_RATIO, MOVE_TOKENS, PoolCells
+from localrun.engine.cache.copies import GAIN_TOKENS, PIECE_TOKENS
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.cache.tree import Key
 from localrun.engine.fake import FakeBackend

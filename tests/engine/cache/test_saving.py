@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from localrun.engine.cache.cache import BLOCK_TOKENS, GAIN_TOKENS, PIECE_TOKENS, Cache
+from localrun.engine.cache.cache import Cache
+from localrun.engine.cache.copies import BLOCK_TOKENS, GAIN_TOKENS, PIECE_TOKENS
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.cache.tree import Key
 from localrun.engine.fake import FakeBackend
@@ -52,7 +53,7 @@ class Bench:
         return self.backend.saved
 
     def save_all(self, tokens: list[int]) -> bool:
-        while (is_saved := self.cache._save(3, Key(tokens), len(tokens))) is None:
+        while (is_saved := self.cache._copies.save(3, Key(tokens), len(tokens), self.cache._spare)) is None:
             pass
         return is_saved
 
@@ -167,12 +168,12 @@ def test_a_state_that_the_backend_refuses_is_a_miss_and_is_thrown_away():
 
 def test_saving_is_worth_it_where_copies_are_faster_than_computing():
     bench = Bench()
-    assert bench.cache._is_worth_saving(len(SYSTEM))
-    assert not bench.cache._is_worth_saving(GAIN_TOKENS - 1)
+    assert bench.cache._copies.is_worth_saving(len(SYSTEM))
+    assert not bench.cache._copies.is_worth_saving(GAIN_TOKENS - 1)
     bench.tick_s = 2.0
     bench.save(SYSTEM)
-    assert not bench.cache._is_worth_saving(len(SYSTEM)), "a save takes 4 ms a token, computing 1"
-    assert not Bench(limit_bytes=0).cache._is_worth_saving(len(SYSTEM))
+    assert not bench.cache._copies.is_worth_saving(len(SYSTEM)), "a save takes 4 ms a token, computing 1"
+    assert not Bench(limit_bytes=0).cache._copies.is_worth_saving(len(SYSTEM))
 
 
 def park(bench: Bench, tokens: list[int]) -> None:

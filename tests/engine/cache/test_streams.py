@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from localrun.engine.cache.cache import GAIN_TOKENS, Cache, Lease
+from localrun.engine.cache.cache import Cache, Lease
+from localrun.engine.cache.copies import GAIN_TOKENS
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.cache.tree import Key
 from localrun.engine.fake import FakeBackend

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from localrun.engine.backend import MemoryKind
-from localrun.engine.cache import cache
+from localrun.engine.cache import cache, copies
 from localrun.engine.fake import IM_END, FakeBackend
 from tests.engine.harness import Harness, expected_output
 from tests.engine.memory_disk import MemoryDisk
@@ -36,9 +36,10 @@ def on_gpu(fake: FakeBackend) -> FakeBackend:
 @pytest.mark.parametrize("ram_cache_bytes", [0, 900, 1 << 20])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_chats_that_come_and_go_answer_as_if_alone(shape: str, ram_cache_bytes: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cache, "BLOCK_TOKENS", 8)
-    monkeypatch.setattr(cache, "PIECE_TOKENS", 16)
-    monkeypatch.setattr(cache, "GAIN_TOKENS", 4)
+    monkeypatch.setattr(copies, "BLOCK_TOKENS", 8)
+    monkeypatch.setattr(copies, "PIECE_TOKENS", 16)
+    monkeypatch.setattr(copies, "GAIN_TOKENS", 4)
+    monkeypatch.setattr(copies, "QUICK_BYTES", 0)
     monkeypatch.setattr(cache, "BRING_S", 0.0)
     random = Random(f"{shape} {ram_cache_bytes}")
     disk = MemoryDisk(limit_bytes=3000) if random.random() < 0.7 else None

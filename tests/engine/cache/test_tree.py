@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from localrun.engine.cache import tree as tree_module
-from localrun.engine.cache.disk_record import segment_key
+from localrun.engine.cache.disk_record import block_key
 from localrun.engine.cache.tree import Block, Key, Path, Same, Tree, common_prefix
 
 seqs = st.integers(0, 5)
@@ -39,7 +39,7 @@ def save(tree: Tree, tokens: list[int], realm: bytes = b"", most: int = 100) -> 
         return None
     parent = saved.blocks[-1] if saved.pieces else None
     rest = tokens[saved.n_tokens :][:most]
-    if parent is None and segment_key(Key([], realm).root, 0, rest) in tree.blocks:
+    if parent is None and block_key(Key([], realm).root, 0, rest) in tree.blocks:
         return None  # a state: no model has both, and both would be one file
     return tree.graft(parent, saved.n_tokens, rest, root=Key([], realm).root)
 
@@ -155,7 +155,7 @@ class Trees(RuleBasedStateMachine):
         for block, (realm, tokens) in (*self.rows.items(), *self.wholes.items()):
             assert block.tokens == tokens[block.start :]
             above = block.parent.name if block.parent else Key([], realm).root
-            assert block.name == segment_key(above, block.start, block.tokens)
+            assert block.name == block_key(above, block.start, block.tokens)
         held = {
             (realm, tuple(tokens[:end])) for realm, tokens in self.held.values() for end in range(1, len(tokens) + 1)
         }

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localrun.engine.cache.cache import PIECE_TOKENS, Cache
+from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.cells import COMPACT_CELLS, COMPACT_RATIO, PoolCells
+from localrun.engine.cache.copies import PIECE_TOKENS
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.cache.tree import Key
 from localrun.engine.engine import Engine, Limits
