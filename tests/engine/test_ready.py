@@ -6,6 +6,7 @@ import pytest
 
 from localrun.engine.cache import cache, copies
 from tests.engine.harness import Harness, expected_output
+from tests.engine.memory_disk import MemoryDisk
 
 LONG = [97 + at % 20 for at in range(150)]
 OTHER = [40 + at % 17 for at in range(150)]
@@ -97,6 +98,46 @@ def test_later_requests_do_not_overtake_one_that_waits_for_a_copy():
     while n_running(run) < 2:
         run.step()
     assert [request.id for request in run.engine.scheduler.running][:2] == [0, 2]
+
+
+def test_whoever_waits_does_not_make_what_leaves_look_used():
+    """It is asked about in every step."""
+    run = split(n_slots=2, disk=MemoryDisk())
+    start_stream(run)
+    run.submit(1, LONG, n_predict=2)
+    while 1 not in run.finals:
+        run.step()
+    touched = []
+    touch = run.engine.cache.tiers.touch
+    run.engine.cache.tiers.touch = lambda blocks: touched.append(1) or touch(blocks)
+    key = cache.Key(OTHER)
+    assert not run.engine.cache.is_ready(key)
+    assert not touched
+
+
+@pytest.mark.parametrize("ends_first", [0, 1])
+def test_a_gap_is_closed_when_what_is_parked_in_it_is_saved(ends_first: int, monkeypatch: pytest.MonkeyPatch):
+    run = split(n_slots=3)
+    run.submit(0, LONG, n_predict=20 if ends_first == 0 else 40)
+    run.submit(1, OTHER, n_predict=20 if ends_first == 1 else 40)
+    run.submit(2, [70] * 30, n_predict=100)
+    at_once = []
+    save = copies.Copies.save
+
+    def note(self, seq, key, n_tokens, spare, cut=None):
+        if cut is None and len(run.engine.scheduler.running) > 0:
+            at_once.append(seq)
+        return save(self, seq, key, n_tokens, spare, cut)
+
+    monkeypatch.setattr(copies.Copies, "save", note)
+    while 0 not in run.finals or 1 not in run.finals:
+        run.step()
+    for _ in range(20):
+        run.step()
+    assert [request.seq for request in run.engine.scheduler.running] == [0]
+    assert not at_once
+    run.run()
+    assert run.tokens[2] == expected_output([70] * 30, 100)
 
 
 def test_a_stream_is_made_ready_while_the_last_batch_of_its_prompt_is_computed(monkeypatch: pytest.MonkeyPatch):

@@ -163,8 +163,11 @@ class Cache:
         found, seq, goes_on = self._start(key)
         if goes_on and seq is not None:
             self._continue(seq, key, found.n_cells)
-        for saved in list(self._saved):
-            self._unpark(saved)
+        if self._saved:
+            for saved in list(self._saved):
+                self._unpark(saved)
+            if not goes_on:
+                seq = self._next_seq(is_away=False, spare=found.seq)  # one of these, rather than one that is not saved
         if seq is None:
             return None
         if not goes_on and seq in self.tiers.parked:
@@ -189,10 +192,8 @@ class Cache:
         if seq is None:
             return True
         is_kept = goes_on and found.n_cells == self.cells.length(seq)
-        if seq in self.tiers.unsaved and not is_kept and not self._is_away(seq):
-            missing = self._copies.missing(self._keys[seq], self.cells.length(seq))
-            if not self._copies.is_quick(sum(end - start for start, end in missing.ranges)):
-                return False  # `settle` saves it
+        if not is_kept and not self._is_away(seq) and self._is_long_unsaved(seq):
+            return False  # `settle` saves it
         n_copied = 0 if goes_on else max(found.n_cells, found.n_saved)
         return self._copies.is_quick(n_copied) or self._backend.warm(seq, n_copied)
 
@@ -297,9 +298,14 @@ class Cache:
             hole = next((seq for seq in range(len(running)) if seq not in self._running), None)
             if hole is None:
                 return None
+            seq = max(running)
+            n_tokens = self.cells.length(seq)
+            n_soon = n_tokens + copies.BLOCK_TOKENS - n_tokens % copies.BLOCK_TOKENS  # it grows meanwhile
+            is_warm = self._copies.is_quick(n_tokens) or self._backend.warm(hole, n_soon)
+            if self._is_long_unsaved(hole) or not is_warm:
+                return None  # later: it would hold up everybody
             if hole in self.tiers.parked:
                 self._evict(hole)
-            seq = max(running)
             self._move(seq, hole)
             return seq, hole
         if isinstance(self._layout, OnePool) and self._layout.is_loose:
@@ -429,7 +435,8 @@ class Cache:
             return self._copies.restore_whole(seq, key, len(key.tokens) - 1, self.make_room)
         found = self._find(key)
         is_copied = not self._layout.can_share and found.n_cells >= found.n_saved + copies.GAIN_TOKENS
-        if is_copied and self._copies.is_worth_saving(found.n_cells):
+        is_quick = self._copies.is_quick(found.n_cells) or not self._running
+        if is_copied and is_quick and self._copies.is_worth_saving(found.n_cells):
             self._copies.save(found.seq, key, found.n_cells, None)  # others will want it, too
             found = self._find(key)
         least_gain = copies.GAIN_TOKENS if self._layout.can_share else 1 - copies.GAIN_TOKENS
@@ -482,6 +489,14 @@ class Cache:
         for same in self.tiers.tree.grow(seq, self._keys[seq], n_tokens):
             if isinstance(self._layout, OnePool):
                 self._layout.same(same.seq, seq, same.start, same.end)
+
+    def _is_long_unsaved(self, seq: int) -> bool:
+        """Whether much of a sequence would have to be saved before its cells are taken."""
+        if seq not in self.tiers.unsaved:
+            return False
+        n_tokens = self.cells.length(seq)
+        n_saved = self.tiers.match(self._keys[seq]._replace(atoms=()), n_tokens).saved().n_tokens
+        return not self._copies.is_quick(n_tokens - n_saved)
 
     def _due(self) -> int | None:
         """The sequence that `settle` takes next: the one parked first. None if it is not time yet."""

@@ -26,6 +26,9 @@ from localrun.engine.native.library import ggml, native
 _CELLS = re.compile(rb"(cache_[kv]_l\d+)\b")
 # Of Linux.
 _MADV_DONTNEED, _MADV_POPULATE_WRITE = 4, 23
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 4096
+# Touched in less than a millisecond where memory is quick, and a multiple of every page size.
+_TOUCH_BYTES = 256 << 10
 # C++, and not among the declared functions: what llama.cpp calls itself when it opens a context, to reserve memory.
 _GRAPH_RESERVE = "_Z19llama_graph_reserveP13llama_contextjjj"
 # Of a buffer for states, what is kept for the next time.
@@ -72,10 +75,9 @@ def memory_of_cells(context: ctypes.c_void_p, n_seqs: int, n_outputs: int) -> li
 def give_back(memory: Iterable[Memory]) -> int:
     """All whole pages of this memory go back to the system. Returns how many bytes that were; 0 where it cannot be
     done."""
-    page = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 1
     n_given = 0
     for begin, size in memory:
-        first, end = -(-begin // page) * page, (begin + size) // page * page
+        first, end = -(-begin // _PAGE_BYTES) * _PAGE_BYTES, (begin + size) // _PAGE_BYTES * _PAGE_BYTES
         if end > first and _advise(first, end - first, _MADV_DONTNEED):
             n_given += end - first
     return n_given
@@ -83,10 +85,12 @@ def give_back(memory: Iterable[Memory]) -> int:
 
 def touch(memory: Iterable[Memory]) -> None:
     """The system provides the pages of this memory now, so that nobody has to wait for that later. What is in it stays,
-    and others may use it meanwhile. Nothing happens where the system cannot do it (Linux before 5.14, and others)."""
+    and others may use it meanwhile. Nothing happens where the system cannot do it (Linux before 5.14, and others).
+
+    A little at a time: meanwhile nobody else in this process can get memory from the system or give it back."""
     for begin, size in memory:
-        first = begin // 4096 * 4096
-        _advise(first, begin + size - first, _MADV_POPULATE_WRITE)
+        for at in range(begin // _PAGE_BYTES * _PAGE_BYTES, begin + size, _TOUCH_BYTES):
+            _advise(at, min(_TOUCH_BYTES, begin + size - at), _MADV_POPULATE_WRITE)
 
 
 def _advise(begin: int, size: int, what: int) -> bool:

@@ -87,7 +87,7 @@ class StepThreads:
         kind = self._kinds.get(number)
         if kind is None:
             nearest = min(self._kinds, key=lambda known: abs(known - number), default=None)
-            wanted = len(self._counts) - 1 if nearest is None else self._kinds[nearest].current
+            wanted = len(self._counts) - 1 if nearest is None else self._kinds[nearest].wanted
             kind = self._kinds[number] = _Kind(len(self._counts), min(most, wanted), wanted)
         return kind
 
@@ -97,7 +97,7 @@ class _Kind:
 
     def __init__(self, n_counts: int, current: int, wanted: int) -> None:
         self.current = current
-        self._wanted = wanted  # it would have begun with so many, had there been the processors
+        self.wanted = wanted  # it would have begun with so many, had there been the processors
         self._n_counts = n_counts
         self._recent: deque[float] = deque(maxlen=_N_RECENT)
         self._usual_s = 0.0
@@ -109,9 +109,9 @@ class _Kind:
         self._n_until_trial = FIRST_PAUSE
 
     def choose(self, most: int) -> int:
-        if self.current < self._wanted and most > self.current:
+        if self.current < self.wanted and most > self.current:
             # Whoever kept it from beginning with more is gone.
-            self.current = min(most, self._wanted)
+            self.current = min(most, self.wanted)
             self._recent.clear()
             self._trial, self._usual_s, self._n_until_trial = None, 0.0, self._pause
         if self._trial is not None and self._trial > max(most, self.current):
@@ -181,7 +181,7 @@ class _Kind:
             is_close = change == -self._last_change and trial_s * CHANGED > self._usual_s
             self._pause = min(LONGEST_PAUSE, 2 * self._pause) if is_close else FIRST_PAUSE
             self._last_change = change
-            self.current = self._wanted = self._trial
+            self.current = self.wanted = self._trial
             self._usual_s = trial_s
             self._recent.clear()
         self._n_until_trial = self._pause
@@ -208,7 +208,8 @@ class Helpers:
 
     def leave(self, n_threads: int) -> int:
         """How many of so many threads have a processor beside the helpers; at least one."""
-        return max(1, min(n_threads, self._n_processors - self.n_busy))
+        n_busy = self.n_busy
+        return max(1, min(n_threads, self._n_processors - n_busy)) if n_busy else n_threads
 
     def __enter__(self) -> None:
         self._busy.append(None)

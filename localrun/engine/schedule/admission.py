@@ -94,7 +94,7 @@ class Admission:
                 self._passed_over[request] = reason
                 continue
             # Later ones do not overtake it: it waits only for a copy.
-            is_next = cache.is_ready(request.key) and self._make_way(request, cache)
+            is_next = self._make_way(request, cache) and cache.is_ready(request.key)
             lease = cache.acquire(request.key) if is_next else None
             if lease is None:
                 break

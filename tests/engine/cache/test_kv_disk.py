@@ -491,3 +491,18 @@ def test_there_is_a_bound_on_files_too(root, monkeypatch):
         disk.write(record([number]), bytearray(b"x"))
     assert flushed(disk).n_entries <= 64
     assert len(list(kv_folders.saved_files(disk._files.folder))) == disk.n_entries
+
+
+def test_a_system_that_refuses_another_priority_still_gets_its_disk_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", refuse, raising=False)
+    disk = tier(tmp_path / "kv")
+    found = record([1, 2, 3])
+    disk.write(found, b"abc")
+    flushed(disk)
+    assert path_of(disk, found).exists()
+    disk.close()

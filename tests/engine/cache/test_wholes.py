@@ -334,3 +334,16 @@ def test_a_copy_that_takes_longer_than_computing_is_not_made_and_tried_again_som
     for index in range(20):
         ask(run, [*bytes([97 + index]) * 80], n_predict=1)
     assert len(run.engine.cache.tiers) > 10
+
+
+def test_a_stranger_takes_the_cells_of_what_is_saved_and_not_of_what_cannot_be():
+    """The long chat's state is too large for memory."""
+    run = Harness(n_cells=600, n_slots=2, n_seqs=2, memory_kind=MemoryKind.HYBRID, ram_cache_bytes=400)
+    run.engine.cache.tiers.recompute_s = lambda start, n_tokens: n_tokens * 0.1
+    long = [97 + at % 20 for at in range(200)]
+    run.submit(1, long, n_predict=3)
+    run.submit(2, [40 + at % 17 for at in range(40)], n_predict=40)
+    run.run()
+    run.submit(3, [66] * 30, n_predict=3)
+    run.run()
+    assert run.engine.cache.match(Key([*long, *run.tokens[1], 5])) >= len(long)

@@ -142,6 +142,12 @@ def test_steps_that_began_with_fewer_get_the_others_once_they_are_to_be_had():
     assert run(threads, quiet, 3, limit=16) == [16] * 3
 
 
+def test_a_kind_that_follows_one_that_began_with_fewer_gets_them_too():
+    threads = StepThreads(2)
+    assert (threads.choose(1, 1), threads.choose(4, 1)) == (1, 1)
+    assert (threads.choose(1, 2), threads.choose(4, 2)) == (2, 2)
+
+
 def test_a_number_that_was_found_out_is_kept_when_more_are_to_be_had():
     threads = StepThreads(4)
     run(threads, contended, 20 * FIRST_PAUSE, limit=2)
@@ -150,7 +156,7 @@ def test_a_number_that_was_found_out_is_kept_when_more_are_to_be_had():
 
 def test_helpers_leave_the_steps_the_other_processors():
     helpers = Helpers(4)
-    assert helpers.leave(4) == 4
+    assert [helpers.leave(4), helpers.leave(9)] == [4, 9], "nobody is there"
     with helpers, helpers:
         assert [helpers.leave(n_threads) for n_threads in (1, 2, 3, 4)] == [1, 2, 2, 2]
         with helpers, helpers, helpers:
