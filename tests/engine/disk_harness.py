@@ -1,4 +1,4 @@
-"""Saved segments and disk tiers for tests: small, and in a folder of the test's own."""
+"""Saved blocks and disk tiers for tests: small, and in a folder of the test's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMIT_BYTES = 64 * 1024**2
 
 
 def record(tokens: list[int], parent: DiskRecord | None = None, *, is_whole: bool = False) -> DiskRecord:
-    """A segment of `tokens` at the end of `parent`, or at the root."""
+    """A block of `tokens` at the end of `parent`, or at the root."""
     parent_key = parent.key if parent else b""
     start = parent.start + len(parent.tokens) if parent else 0
     order = np.arange(start, start + len(tokens), dtype=np.int32)[::-1].copy()

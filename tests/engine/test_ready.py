@@ -37,13 +37,19 @@ def n_running(run: Harness) -> int:
     return len(run.engine.scheduler.running)
 
 
-def test_what_is_restored_waits_for_its_memory_and_streams_do_not():
+def asked_again_beside_a_stream() -> Harness:
+    """Request 0 runs, and request 2 has just asked for more than what 1 left in memory."""
     run = split()
     run.submit(1, LONG, n_predict=2)
     run.run()
     start_stream(run)
     forget_cells(run)
     run.submit(2, [*LONG, 9], n_predict=4)
+    return run
+
+
+def test_what_is_restored_waits_for_its_memory_and_streams_do_not():
+    run = asked_again_beside_a_stream()
     n_tokens = len(run.tokens[0])
     run.step()
     assert (n_running(run), len(run.tokens[0])) == (1, n_tokens + 1)
@@ -88,12 +94,7 @@ def test_whoever_takes_the_place_of_a_long_prompt_waits_until_that_is_saved(monk
 
 
 def test_later_requests_do_not_overtake_one_that_waits_for_a_copy():
-    run = split()
-    run.submit(1, LONG, n_predict=2)
-    run.run()
-    start_stream(run)
-    forget_cells(run)
-    run.submit(2, [*LONG, 9], n_predict=4)
+    run = asked_again_beside_a_stream()
     run.submit(3, [50] * 10, n_predict=4)
     while n_running(run) < 2:
         run.step()

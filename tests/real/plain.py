@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from localrun.engine.native.library import log_callback, native
 
 Logits = NDArray[np.float32]
-# The engine computes the last token of a longer piece alone, among the streams.
-MAX_ROWS_WITH_LAST = 64
 _TYPES = {"f16": native.GGML_TYPE_F16, "q8_0": native.GGML_TYPE_Q8_0}
 
 
@@ -82,22 +80,19 @@ class Plain:
             found += [self._open_ended(row) for row in range(len(part))]
         return found
 
-    def logprobs(self, tokens: list[int], starts: dict[int, int]) -> NDArray[np.float64]:
-        """The natural logarithms of the probabilities of some tokens given all before them.
+    def replay(self, tokens: list[int], n_kept: int, n_rows: list[int]) -> list[Logits]:
+        """The last row of every batch when `tokens` are computed in batches of `n_rows`, in this order.
 
-        `starts` has their positions, and for each how many of the tokens before it need not be computed again: they are
-        those of the position before it, which is gone on from.
+        The first `n_kept` of them are not computed again: they are in memory from the call before. Ends are not hidden.
         """
-        found: list[float] = []
-        self._clear()
-        for at, start in starts.items():
-            assert self._n_past == start
-            ends = [at] if at - start <= MAX_ROWS_WITH_LAST else [*range(start + 512, at - 1, 512), at - 1, at]
-            for end in ends:
-                n_rows = end - self._n_past
-                self._decode(tokens[self._n_past : end], [n_rows - 1])
-            found.append(_logprob(self._row(n_rows - 1), tokens[at]))
-        return np.array(found)
+        assert n_kept <= self._n_past, "these tokens are not in memory"
+        native.llama_memory_seq_rm(self._memory, 0, n_kept, -1)
+        self._n_past = n_kept
+        found = []
+        for n in n_rows:
+            self._decode(tokens[self._n_past : self._n_past + n], [n - 1])
+            found.append(self._row(n - 1))
+        return found
 
     def logprobs_in_full_batches(self, tokens: list[int]) -> NDArray[np.float64]:
         """The same of every token but the first, all computed in batches of 512 rows."""
@@ -106,7 +101,7 @@ class Plain:
         for start in range(0, len(tokens) - 1, 512):
             part = tokens[start : min(start + 512, len(tokens) - 1)]
             self._decode(part, list(range(len(part))))
-            found += [_logprob(self._row(at), tokens[start + at + 1]) for at in range(len(part))]
+            found += [logprob(self._row(at), tokens[start + at + 1]) for at in range(len(part))]
         return np.array(found)
 
     def close(self) -> None:
@@ -124,7 +119,10 @@ class Plain:
         return self._open_ended(len(pieces[-1]) - 1)
 
     def _open_ended(self, row: int) -> Logits:
-        logits = self._row(row)
+        return self.without_ends(self._row(row))
+
+    def without_ends(self, logits: Logits) -> Logits:
+        """The same row, in which the end of a text is never chosen."""
         logits[self.eog] = -np.inf
         return logits
 
@@ -154,6 +152,7 @@ class Plain:
         return np.frombuffer(memory, np.float32).copy()
 
 
-def _logprob(logits: Logits, token: int) -> float:
+def logprob(logits: Logits, token: int) -> float:
+    """The natural logarithm of a token's probability."""
     shifted = logits.astype(np.float64) - logits.max()
     return float(shifted[token] - np.log(np.exp(shifted).sum()))

@@ -6,12 +6,16 @@ After every step the engine's books are checked against each other. Does not: ju
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from localrun.engine.cache.disk import open_disk
 from localrun.engine.cache.disk_files import library_build
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.native.library import library_folder
+from localrun.engine.native.library import library_folder, native
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Delta, Finish, Open, Sampling, Submit, Usage
 
@@ -20,8 +24,8 @@ RAM_CACHE_BYTES = 1 << 29
 
 
 class Runner:
-    """`usages` by request, in the order of asking. With `kv_folder` prefixes are kept there on disk. `was_one_pool`: at
-    some time all streams shared one pool of cells."""
+    """`usages` by request, in the order of asking. `n_rows`: of every batch that the last call computed, in order. With
+    `kv_folder` prefixes are kept there on disk. `was_one_pool`: at some time all streams shared one pool of cells."""
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class Runner:
         limits = Limits(n_slots, opened.max_queue, opened.target_itl_s, ram_cache_bytes)
         self.engine = Engine(self.backend, limits, time.monotonic, disk)
         self.usages: dict[int, Usage] = {}
+        self.n_rows: list[int] = []
         self.was_one_pool = False
         self._n_asked = 0
 
@@ -95,6 +100,13 @@ class Runner:
                 logprobs=sampling is not GREEDY,
             )  # fmt: skip
             self.engine.submit(submit, list(prompt))
+        with pytest.MonkeyPatch.context() as patch:
+            self.n_rows = []
+            patch.setattr(native, "llama_decode", _counting(native.llama_decode, self.n_rows))
+            self._run(found)
+        return list(found.values())
+
+    def _run(self, found: dict[int, list[Delta]]) -> None:
         while not self.engine.is_idle:
             step = self.engine.step()
             self.engine.cache.check_integrity()
@@ -105,4 +117,11 @@ class Runner:
                     assert delta.finish is Finish.LENGTH, delta.error_message
                     assert delta.usage is not None
                     self.usages[delta.id] = delta.usage
-        return list(found.values())
+
+
+def _counting(decode: Callable[..., int], n_rows: list[int]) -> Callable[..., int]:
+    def counted(context: Any, batch: Any) -> int:
+        n_rows.append(batch.n_tokens)
+        return decode(context, batch)
+
+    return counted

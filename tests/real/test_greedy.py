@@ -124,28 +124,25 @@ def test_after_preemption(model: RealModel, say: Say) -> None:
 
 def test_a_conversation_that_grows_over_the_window(model: RealModel, say: Say) -> None:
     """Seven turns of some 200 tokens. Each goes on from the state that the one before left, and Gemma's window of 512
-    has moved on by then."""
+    has moved on by then. Plain llama.cpp is given the same batches, so nothing but equal is right."""
     runner = model.run()
     words, history = fixed_text().split(), model.plain.tokenize("")
-    prompts, answers, expected = [], [], []
+    prompts, n_equal = [], 0
     for at in range(7):
         said = " ".join(words[150 * at : 150 * (at + 1)]) + "\nWhat is this about?"
         text = turn(model.name, "user", said) + opening(model.name)
         prompt = history + _without_bos(model, text)
         (answer,) = runner.ask(prompt, n_tokens=N_TOKENS)
         prompts.append(prompt)
-        answers.append(answer)
-        expected.append(model.plain.greedy(prompt, N_TOKENS, ALONE))
+        rows = model.plain.replay(prompt + answer, runner.n_cached[-1], runner.n_rows)[-N_TOKENS:]
+        n_equal += answer == [int(model.plain.without_ends(row).argmax()) for row in rows]
         history = prompt + answer + _without_bos(model, "<end_of_turn>\n" if model.is_window else "<|im_end|>\n")
     n_cached = runner.n_cached
     runner.close()
-    verdict = judge(
-        f"{model.name}, a conversation of {len(prompts[-1])} tokens", model.plain, prompts, answers, expected
-    )
-    say(str(verdict))
+    say(f"{model.name}, a conversation of {len(prompts[-1])} tokens: {n_equal} of {len(prompts)} answers equal")
     for before, prompt, cached in zip(prompts[:-1], prompts[1:], n_cached[1:], strict=True):
         assert len(before) - KEPT_TOKENS <= cached < len(prompt), "a turn did not go on from the one before"
-    assert verdict.is_sound
+    assert n_equal == len(prompts)
 
 
 def _without_bos(model: RealModel, text: str) -> list[int]:

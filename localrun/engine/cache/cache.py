@@ -170,8 +170,8 @@ class Cache:
                 seq = self._next_seq(is_away=False, spare=found.seq)  # one of these, rather than one that is not saved
         if seq is None:
             return None
-        if not goes_on and seq in self.tiers.parked:
-            self._evict(seq)
+        if not goes_on:
+            self._vacate(seq)
         self._free.discard(seq)
         n_cached = found.n_cells if goes_on else self._fill(seq, key)
         stops: list[int] = []
@@ -256,8 +256,7 @@ class Cache:
         """The prompt of a background sequence is done. Returns the stream in which it continues."""
         target = self._next_seq(is_away=False, spare=-1)
         assert target is not None, "more requests than streams"
-        if target in self.tiers.parked:
-            self._evict(target)
+        self._vacate(target)
         self._move(seq, target)
         return target
 
@@ -304,8 +303,7 @@ class Cache:
             is_warm = self._copies.is_quick(n_tokens) or self._backend.warm(hole, n_soon)
             if self._is_long_unsaved(hole) or not is_warm:
                 return None  # later: it would hold up everybody
-            if hole in self.tiers.parked:
-                self._evict(hole)
+            self._vacate(hole)
             self._move(seq, hole)
             return seq, hole
         if isinstance(self._layout, OnePool) and self._layout.is_loose:
@@ -563,6 +561,11 @@ class Cache:
             self._unpark(seq)
         else:
             self._saved.add(seq)
+
+    def _vacate(self, seq: int) -> None:
+        """Make sure that a sequence which does not run is empty."""
+        if seq in self.tiers.parked:
+            self._evict(seq)
 
     def _evict(self, seq: int) -> None:
         """Move a parked sequence out of its cells."""
