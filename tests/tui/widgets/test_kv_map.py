@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localrun.snapshot import EngineRow, KvRunRow, RequestRow, RequestState
-from localrun.tui.kv_picture import Holder, kv_picture
+from localrun.tui.widgets.kv_map import Holder, kv_picture
 
 
 def _request(name: str, slot: int | None) -> RequestRow:

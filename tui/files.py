@@ -1,16 +1,23 @@
-"""Files that are sent with a question: text goes into the question, images beside it.
+"""Files that go into a chat and come out of it: attachments, a chat as a document, a prompt in the person's own editor.
 
-Reads a file once, when it is attached. Raises BadAttachment with a sentence for the person.
-
-Does not: know whether the model can see; the daemon says so when it is asked.
+Of an attachment, text goes into the question and images beside it. It is read once, when it is attached; BadAttachment
+has a sentence for the person. Whether the model can see, the daemon says when it is asked.
 """
 
 from __future__ import annotations
 
 import base64
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from localrun.tui import quantity
 from localrun.tui.history import Message
 
 MAX_TEXT_BYTES = 1024 * 1024
@@ -101,3 +108,83 @@ def read_attachment(path: Path) -> Attachment:
     if "\0" in text:
         raise BadAttachment(f"{path.name} is not a text file")
     return Attachment(path.name, size_bytes, text=text)
+
+
+# --- a chat as a document: Markdown to read, JSON to work with ---
+
+_NAMES = {"user": "You", "assistant": "Model", "tool": "Tool"}
+
+
+def to_markdown(title: str, model: str, system: str, messages: Sequence[Message]) -> str:
+    """Every message below a heading of its own, thinking as a quote before its answer."""
+    parts = [f"# {title or 'A chat'}", f"Model: {model}"]
+    if system:
+        parts.append(f"System prompt:\n\n{_quoted(system)}")
+    for message in messages:
+        parts.append(f"## {_NAMES.get(message.role, message.role)}, {quantity.when(message.created_at_s)}")
+        if message.extra.get("thinking"):
+            parts.append(_quoted(str(message.extra["thinking"])))
+        parts.append(message.content)
+    return "\n\n".join(parts) + "\n"
+
+
+def to_json(title: str, model: str, system: str, parameters: dict[str, Any], messages: Sequence[Message]) -> str:
+    """The messages as `/api/chat` takes them, with what is known of each besides."""
+    document = {
+        "title": title,
+        "model": model,
+        "system": system,
+        "options": parameters,
+        "messages": [
+            {
+                "role": message.role,
+                "content": message.content,
+                **message.extra,
+                "created_at": datetime.fromtimestamp(message.created_at_s, UTC).isoformat(),
+            }
+            for message in messages
+        ],
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def code_blocks(markdown: str) -> list[str]:
+    """What stands in fenced blocks, in order; a fence that is never closed runs to the end."""
+    found: list[str] = []
+    inside: list[str] | None = None
+    fence = ""
+    for text in markdown.splitlines():
+        stripped = text.strip()
+        if inside is None:
+            if stripped.startswith(("```", "~~~")):
+                fence = stripped[0] * (len(stripped) - len(stripped.lstrip(stripped[0])))
+                inside = []
+        elif stripped.startswith(fence) and not stripped.strip(fence[0]):
+            found.append("\n".join(inside))
+            inside = None
+        else:
+            inside.append(text)
+    if inside:
+        found.append("\n".join(inside))
+    return found
+
+
+def _quoted(text: str) -> str:
+    return "\n".join(f"> {line}" for line in text.splitlines())
+
+
+# --- the editor ---
+
+
+def edited(text: str, folder: Path) -> str:
+    """What $VISUAL, else $EDITOR, else `vi` (`notepad` on Windows) leaves of `text`, without white space at the end.
+
+    Blocks until the editor ends; the terminal must be free for it. `folder` is for the file. Raises OSError when there
+    is no such program, and subprocess.CalledProcessError when it failed: the text is then as it was.
+    """
+    file = folder / "prompt.md"
+    file.write_text(text, encoding="utf-8")
+    usual = "notepad" if sys.platform == "win32" else "vi"
+    command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or usual
+    subprocess.run([*shlex.split(command), str(file)], check=True)
+    return file.read_text(encoding="utf-8").rstrip()

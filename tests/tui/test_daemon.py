@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from localrun.tui.event_feed import EventFeed
+from localrun.tui.daemon import EventFeed
 
 _PATIENCE_S = 20
 

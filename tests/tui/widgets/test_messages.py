@@ -8,7 +8,7 @@ from typing import Any
 from textual.app import App, ComposeResult
 from textual.widgets import Collapsible, Markdown, Static
 
-from localrun.tui.widgets.answer_message import SHOWN_THOUGHT_CHARACTERS, AnswerMessage
+from localrun.tui.widgets.messages import SHOWN_THOUGHT_CHARACTERS, AnswerMessage
 
 
 class _Window(App[None]):

@@ -1,9 +1,9 @@
-"""The model's answer: Markdown that grows while it is being read, what it thought before, and a caption at the end.
+"""The messages of a conversation: questions as they were typed, answers, and remarks of the interface itself.
 
-Pieces are collected and written at most `WRITES_PER_S` times a second, however fast they come: parsing costs more than
-a token takes, and in a chat that nobody sees nothing is written until it is seen. This replaces textual's
-MarkdownStream, whose `stop` raises when a stream ends before its task has begun.
-The end is rendered once more from the whole text, since a block that was parsed in halves may differ.
+An answer's pieces are collected and written at most `WRITES_PER_S` times a second, however fast they come: parsing
+costs more than a token takes, and in a chat that nobody sees nothing is written until it is seen. This replaces
+textual's MarkdownStream, whose `stop` raises when a stream ends before its task has begun. The end is rendered once
+more from the whole text, since a block that was parsed in halves may differ.
 
 Thinking is folded: one line that says how much there is, and the text when it is opened: its end while it grows, since
 drawing all of a long one takes longer than the time between two writes, and all of it when it is over.
@@ -26,18 +26,62 @@ from textual.widget import Widget
 from textual.widgets import Collapsible, Markdown, Static
 
 from localrun.tui import quantity
-from localrun.tui.export import code_blocks
+from localrun.tui.files import code_blocks
 from localrun.tui.history import Message
 from localrun.tui.keys import bind
 from localrun.tui.plain_text import block, line
+
+
+class UserMessage(Static, can_focus=True):
+    """What the person said, verbatim: no Markdown, no markup. `message` is None until it belongs to the chat. Of
+    several versions the caption says which one this is."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        bind("message.edit", "want('edit')"),
+        bind("message.retry", "want('retry')"),
+        bind("message.previous", "want('previous')"),
+        bind("message.next", "want('next')"),
+    ]
+
+    @dataclass
+    class Wanted(Event):
+        """A person wants this done with the question: edit, retry, previous or next (version)."""
+
+        message: Message | None
+        what: str
+
+    def __init__(self, text: str, message: Message | None = None, version: tuple[int, int] = (1, 1)) -> None:
+        super().__init__()
+        self.text = text
+        self.message = message
+        self._version = version
+
+    def belong(self, message: Message, version: tuple[int, int]) -> None:
+        """It is part of the chat from now on."""
+        self.message, self._version = message, version
+        self.refresh(layout=True)
+
+    def render(self) -> Content:
+        text = Content(block(self.text))
+        number, n_versions = self._version
+        if n_versions < 2:
+            return text
+        return Content.assemble(text, "\n", Content.styled(f"version {number} of {n_versions}", "$foreground 50%"))
+
+    def action_want(self, what: str) -> None:
+        self.post_message(self.Wanted(self.message, what))
+
 
 WRITES_PER_S = 20
 SHOWN_THOUGHT_CHARACTERS = 4_000
 
 
 class AnswerMessage(Vertical, can_focus=True):
-    """Mounted empty, or with `text` of an answer that is over. `append` and `think` from the reading task, then
-    `finish` once. `message` is set once it belongs to the chat."""
+    """The model's answer: Markdown that grows while it is being read, and a caption at the end.
+
+    Mounted empty, or with `text` of an answer that is over. `append` and `think` from the reading task, then
+    `finish` once. `message` is set once it belongs to the chat.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("message.copy", "copy"),
@@ -170,3 +214,10 @@ def _call_line(call: dict[str, Any]) -> Content:
         Content.styled(line(str(function.get("name", "?"))), "bold $accent"),
         line(f"({arguments})"),
     )
+
+
+class Notice(Static):
+    """Something failed, and what to do: `title` says what happened in a few words, `text` why."""
+
+    def __init__(self, title: str, text: str) -> None:
+        super().__init__(Content.assemble(Content.styled(title, "bold $error"), "\n", Content(block(text))))
