@@ -1,10 +1,10 @@
 """A server under measurement, as a child process: started, waited for, warmed up, restarted, weighed, ended.
 
-What the two sides have in common. A restart keeps the port, and whatever the server keeps on disk. A server counts as
-started when `/health` answers 200 and one short completion has been made, so that neither loading nor the first step is
-part of what is measured later.
+`local_server` is our side of a comparison, `peer_server` llama-server with the flags that say the same. A restart
+keeps the port, and whatever the server keeps on disk. A server counts as started when `/health` answers 200 and one
+short completion has been made, so that neither loading nor the first step is part of what is measured later.
 
-Does not: choose flags (`local_server.py`, `peer_server.py`), or measure anything but resident memory.
+Does not: measure anything but resident memory.
 """
 
 from __future__ import annotations
@@ -23,16 +23,33 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import psutil
 
 from localrun.bench.results import Target
 from localrun.errors import LocalrunError
+from localrun.models.synthesize import synthesize
+
+NAME = "localrun"
+SPLIT_NAME = "llama-server"
+UNIFIED_NAME = "llama-server -kvu"
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.05
 LOG_TAIL_LINES = 12
 WARM_UP_TOKENS = 16
+
+
+class ServerFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """What both sides of a comparison are started with. `model` is an absolute path; `latency` is a mode of ours that
+    llama-server has no counterpart of."""
+
+    model: Path
+    slots: int
+    kv_cells: int
+    threads: int
+    latency: str
 
 
 class ServerProcess:
@@ -197,3 +214,43 @@ def _family(pid: int) -> list[psutil.Process]:
         return [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def model_or_random(model: Path | None, folder: Path) -> Path:
+    """The model; without one, a GGUF in `folder` with the size and speed of a 135M in Q4_0, whose text is noise."""
+    if model is not None:
+        return model
+    path = folder / "135m-q4_0.gguf"
+    synthesize("135m", "Q4_0", path)
+    return path
+
+
+def local_server(flags: ServerFlags, folder: Path) -> ServerProcess:
+    """A daemon on a free port; not started yet.
+
+    LOCALRUN_HOME is a folder of its own within `folder`, so a restart finds the cache on disk that the process before
+    it left, and the user's own daemon, models and cache are not touched. Other `LOCALRUN_*` variables go through: they
+    are how a comparison is run with one setting changed.
+    """
+    # -P: the folder that the user happens to be in must not be a place to import from.
+    command = [sys.executable, "-P", "-m", "localrun", "serve", "--host", "127.0.0.1"]
+    command += ["--slots", str(flags.slots), "--kv-cells", str(flags.kv_cells), "--threads", str(flags.threads)]
+    command += ["--latency", flags.latency, "--keep-alive-s", "-1"]
+    home = folder / "home"
+    environ = {"LOCALRUN_HOME": str(home)}
+    return ServerProcess(NAME, command, str(flags.model), folder / "localrun.log", environ=environ, files=home)
+
+
+def peer_server(binary: Path, flags: ServerFlags, log_folder: Path, *, is_unified: bool) -> ServerProcess:
+    """A llama-server on a free port; not started yet.
+
+    Its default for everything else stands: flash attention, batch sizes, prompt cache in RAM. Slots are stated, so its
+    KV is split among them unless `is_unified`, and both are worth measuring: neither is better at everything.
+    """
+    command = [str(binary), "--model", str(flags.model), "--host", "127.0.0.1", "--no-ui", "--offline"]
+    command += ["--parallel", str(flags.slots), "--ctx-size", str(flags.kv_cells)]
+    command += ["--threads", str(flags.threads), "--threads-batch", str(flags.threads)]
+    command += ["--kv-unified" if is_unified else "--no-kv-unified"]
+    name = UNIFIED_NAME if is_unified else SPLIT_NAME
+    log_name = "llama-server-unified.log" if is_unified else "llama-server-split.log"
+    return ServerProcess(name, command, str(flags.model), log_folder / log_name)

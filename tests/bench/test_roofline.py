@@ -3,13 +3,36 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from localrun.bench.bound import StepBytes, decode_bound_tokens_per_s, step_bytes
-from localrun.bench.roofline import Roofline, roofline
+from localrun.bench import roofline as roofline_module
+from localrun.bench.roofline import Roofline, StepBytes, decode_bound_tokens_per_s, roofline, step_bytes
 from localrun.models.gguf import read_header
 from localrun.models.header import Header, TensorInfo
 from localrun.models.synthesize import synthesize
+
+
+def test_every_thread_reads_every_byte_of_its_array(monkeypatch: pytest.MonkeyPatch):
+    seen: list[tuple[int, float]] = []
+    original = np.bitwise_or.reduce
+
+    class Recorded:
+        @staticmethod
+        def reduce(array: np.ndarray) -> int:
+            seen.append((array.nbytes, float(original(array))))
+            return 0
+
+    monkeypatch.setattr(roofline_module.np, "bitwise_or", Recorded)
+    rate = roofline_module.read_bandwidth_bytes_per_s(3, array_bytes=80_000, passes=2)
+    assert seen == [(80_000, 1.0)] * 6
+    assert rate > 0
+
+
+def test_the_best_pass_counts(monkeypatch: pytest.MonkeyPatch):
+    times = iter([0.5, 0.1, 0.2])
+    monkeypatch.setattr(roofline_module, "_pass_s", lambda _: next(times))
+    assert roofline_module.read_bandwidth_bytes_per_s(2, array_bytes=1000, passes=3) == pytest.approx(2 * 1000 / 0.1)
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,7 @@ import httpx2
 import psutil
 import pytest
 
-from localrun.bench.local_server import local_server
-from localrun.bench.peer_server import peer_server
-from localrun.bench.server_flags import ServerFlags
-from localrun.bench.server_process import ServerProcess
+from localrun.bench.servers import ServerFlags, ServerProcess, local_server, peer_server
 from localrun.errors import LocalrunError
 from localrun.models.synthesize import synthesize
 
