@@ -1,4 +1,4 @@
-"""`localrun top`: one look for people and scripts, recordings, and what it refuses."""
+"""`localrun ps`: what is loaded, with each engine's process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,43 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from localrun.cli import exits
+from localrun.cli.running import _where
+from localrun.snapshot import EngineRow
 from localrun.tui.recording import snapshots
-from tests.daemon import running_daemon
+from tests.daemon import Daemon, running_daemon
+
+
+def test_columns(localrun, daemon):
+    header, row = localrun("ps", port=daemon.port).stdout.splitlines()
+    assert header.startswith("NAME  PID   STATE")
+    assert row.split()[:3] == ["tiny", "4242", "ready"]
+    assert row.endswith("never")
+
+
+def test_it_says_where_the_layers_lie():
+    engine = EngineRow(model="m", pid=1, state="ready", layers=32)
+    assert _where(engine) == "32 in RAM"
+    assert _where(replace(engine, gpu_layers=24)) == "24 on GPU, 8 in RAM"
+    assert _where(replace(engine, gpu_layers=33)) == "32 on GPU", "llama.cpp counts the output as one more"
+    assert _where(replace(engine, layers=0)) == "-"
+
+
+def test_json_has_the_pid(localrun, daemon):
+    (row,) = json.loads(localrun("ps", "--json", port=daemon.port).stdout)
+    assert row["pid"] == 4242
+
+
+def test_ps_starts_no_daemon(localrun, daemon):
+    port = daemon.port
+    daemon.shutdown()
+    daemon.server_close()
+    ended = localrun("ps", port=port)
+    assert ended.returncode == exits.DAEMON_UNREACHABLE
+    assert ended.stderr == f"error: no daemon is running at http://127.0.0.1:{port}; `localrun serve` starts one\n"
+
 
 PATIENCE_S = 60.0
 REQUEST = {
@@ -42,7 +75,7 @@ def test_once_json_is_the_snapshot_of_the_api(localrun, daemon):
     assert found["aggregate"]["queued"] == 2
 
 
-def test_without_a_daemon_none_is_started(localrun, daemon):
+def test_top_starts_no_daemon(localrun, daemon):
     port = daemon.port
     daemon.leave()
     assert localrun("top", "--once", port=port).returncode == exits.DAEMON_UNREACHABLE
@@ -51,8 +84,8 @@ def test_without_a_daemon_none_is_started(localrun, daemon):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--json"], "--json goes with --once"),
-        (["--once", "--record", "x"], "exclude each other"),
+        (["--json"], "--json needs --once"),
+        (["--once", "--record", "x"], "give only one of"),
         ([], "needs a terminal"),
         (["--replay", "missing"], "does not exist"),
     ],
@@ -88,8 +121,38 @@ def test_record_writes_what_the_events_say_until_ctrl_c(tmp_path: Path) -> None:
         recording.send_signal(signal.SIGINT)
         assert recording.wait(timeout=PATIENCE_S) == 0
         assert recording.stderr is not None
-        assert "Ctrl-C ends it" in recording.stderr.read()
+        assert "press Ctrl-C to stop" in recording.stderr.read()
         recording.stderr.close()
     found = list(snapshots(path))
     assert found[-1].requests[-1].model == "tiny"
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_unload(localrun, daemon):
+    ended = localrun("stop", "tiny", port=daemon.port)
+    assert (ended.returncode, ended.stdout) == (0, "tiny will be unloaded when its requests have finished\n")
+    assert daemon.bodies[-1] == ("/api/generate", {"model": "tiny", "stream": False, "keep_alive": 0})
+
+
+def test_what_stop_says_is_true():
+    with running_daemon() as daemon:
+        assert _stop(daemon) == "tiny was not loaded\n"
+        daemon.post("/v1/completions", model="tiny", prompt="Hello", max_tokens=2)
+        assert _stop(daemon) == "unloaded tiny\n"
+        assert daemon.http.get("/api/ps").json()["models"] == []
+
+
+def _stop(daemon: Daemon) -> str:
+    command = [sys.executable, "-m", "localrun", "stop", "tiny", "--port", str(daemon.port)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_unload_what_does_not_exist(localrun, daemon):
+    assert localrun("stop", "missing", port=daemon.port).returncode == exits.MODEL_NOT_FOUND
+
+
+def test_end_the_daemon(localrun, daemon):
+    ended = localrun("stop", "--daemon", port=daemon.port)
+    assert (ended.returncode, ended.stdout) == (0, "the daemon has stopped\n"), ended.stderr
+    assert daemon.bodies == [("/localrun/v1/shutdown", {})]
+    assert localrun("stop", "--daemon", port=daemon.port).returncode == exits.DAEMON_UNREACHABLE

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from localrun.cli.columns import ago, columns, duration, size
+from localrun.cli.text import ago, columns, duration, size, visible
 
 
 def test_columns_line_up_without_trailing_spaces():
@@ -51,3 +51,12 @@ def test_durations(seconds, text):
 def test_ages(elapsed, text):
     now = datetime(2030, 1, 1, tzinfo=UTC)
     assert ago(now - elapsed, now) == text
+
+
+def test_control_characters_become_pictures():
+    assert visible("a\x1b]52;c;eA==\x07b\x7f\x9b1m\r") == "a␛]52;c;eA==␇b␡\ufffd1m␍"
+
+
+def test_text_stays():
+    text = "größe\n\tこんにちは 👋🏽"
+    assert visible(text) == text

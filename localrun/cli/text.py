@@ -1,14 +1,21 @@
-"""Plain text for people: aligned columns, sizes and durations.
+"""Plain text for people: aligned columns, sizes and durations, and foreign text made harmless for a terminal.
 
-Pure. Does not: print, or know a terminal's width.
+A terminal obeys control characters: text with them could move the cursor, rename the window or write to the clipboard.
+
+Does not: know a terminal's width, or touch text that goes to a file or a pipe.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 _UNITS = ("B", "KB", "MB", "GB", "TB")
+_KEPT = "\n\t"
+# Control characters as their pictures (ESC becomes U+241B); the upper set, which has none, as replacement characters.
+_PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in _KEPT}
+_PICTURES |= {0x7F: "\u2421"} | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -46,3 +53,20 @@ def ago(moment: datetime, now: datetime) -> str:
         if count:
             return f"{count} {unit}{'' if count == 1 else 's'} ago"
     return "just now"
+
+
+def visible(text: str) -> str:
+    """The text with every control character but line feed and tab replaced by something to see."""
+    return text.translate(_PICTURES)
+
+
+def for_stdout(text: str) -> str:
+    """`visible` when stdout is a terminal, else the text itself."""
+    return visible(text) if sys.stdout.isatty() else text
+
+
+def print_json(value: object) -> None:
+    """Anything that msgspec encodes, indented."""
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())

@@ -1,7 +1,8 @@
-"""`localrun completion`: the scripts are sound, and Tab finds what there is."""
+"""`localrun version`: ours, and that of the daemon that is running, which may be an older one."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,7 +12,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from localrun.cli.root import cli
+from localrun import __version__
+from localrun.cli import exits
+from localrun.cli.root import cli, run
+
+
+def test_with_and_without_a_daemon(localrun, daemon):
+    assert localrun("version", port=daemon.port).stdout == f"localrun {__version__}\ndaemon 9.8.7\n"
+    daemon.shutdown()
+    daemon.server_close()
+    assert localrun("version", port=daemon.port).stdout == f"localrun {__version__}\nno daemon is running\n"
+    assert json.loads(localrun("version", "--json", port=daemon.port).stdout)["daemon"] is None
+
 
 BASH = shutil.which("bash")
 
@@ -51,3 +63,15 @@ def test_tab_in_bash_completes_commands_and_options(tmp_path: Path):
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     ran = subprocess.run([BASH, "-c", asked], env=environ, capture_output=True, text=True, timeout=60)
     assert ran.stdout.splitlines() == ["completion", "--kv-cells", "fish"]
+
+
+def test_synth_writes_a_gguf(tmp_path: Path, capsys):
+    out = tmp_path / "model.gguf"
+    assert run(["dev", "synth", "tiny", "Q8_0", str(out)]) == exits.OK
+    assert out.read_bytes().startswith(b"GGUF")
+    assert str(out) in capsys.readouterr().out
+
+
+def test_synth_to_a_folder_that_does_not_exist(tmp_path: Path, capsys):
+    assert run(["dev", "synth", "tiny", "Q8_0", str(tmp_path / "no" / "x.gguf")]) == exits.ERROR
+    assert "No such file" in capsys.readouterr().err
