@@ -10,20 +10,277 @@ Does not: start a daemon, retry, or go through a proxy.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import urlencode
 
+import httpx2
 import msgspec
 
-from localrun import errors
-from localrun.client_connection import Connection, lines_of
-from localrun.client_pieces import ChatMetrics, ChatPiece, PullPiece, piece_of, pull_piece_of
+from localrun import __version__, errors
 from localrun.snapshot import CacheCleared, CacheReport, LogLine, PullRow, Snapshot
 
-__all__ = ["ChatMetrics", "ChatPiece", "Client", "PullPiece"]
+# --- what a streamed answer is made of: lines of bytes, and the pieces that they carry ---
+
+MAX_LINE_BYTES = 64 * 1024 * 1024
+
+
+class ChatMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts and times of one answer, as the daemon measured them. `prompt_tokens` includes `cached_tokens`."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    load_s: float
+    prefill_s: float
+    decode_s: float
+    total_s: float
+
+
+class ChatPiece(msgspec.Struct, kw_only=True):
+    """A part of an answer. The last one has `done` true and the metrics. `request_id` is what `Client.cancel` takes.
+    `thinking` is what the model thought before it answered, `tool_calls` what it wants called, as `/api/chat` has them.
+    `was_prompt_cut`, in the last one, says that the prompt was too long and lost a part of itself."""
+
+    text: str = ""
+    thinking: str = ""
+    tool_calls: list[dict[str, Any]] = []
+    done: bool = False
+    request_id: str | None = None
+    done_reason: str | None = None
+    metrics: ChatMetrics | None = None
+    was_prompt_cut: bool = False
+
+
+class _Message(msgspec.Struct, frozen=True):
+    content: str = ""
+    thinking: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class _Line(msgspec.Struct):
+    """One line of an `/api/chat` stream. Durations are nanoseconds."""
+
+    message: _Message = _Message()
+    done: bool = False
+    done_reason: str | None = None
+    error: str | None = None
+    code: str | None = None
+    prompt_eval_count: int = 0
+    prompt_eval_cached_count: int = 0
+    eval_count: int = 0
+    load_duration: int = 0
+    prompt_eval_duration: int = 0
+    eval_duration: int = 0
+    total_duration: int = 0
+
+
+def piece_of(line: bytes, request_id: str | None, *, was_cut: bool = False) -> ChatPiece:
+    """The piece that a line carries. Raises the error that the daemon reports in it, and msgspec.DecodeError."""
+    parsed = _line.decode(line)
+    if parsed.error is not None:
+        raise errors.by_code(parsed.code or errors.EngineFailed.code, parsed.error)
+    said = parsed.message
+    text, thinking, tool_calls = said.content, said.thinking or "", said.tool_calls or []
+    if not parsed.done:
+        return ChatPiece(text=text, thinking=thinking, tool_calls=tool_calls, request_id=request_id)
+    metrics = ChatMetrics(
+        prompt_tokens=parsed.prompt_eval_count,
+        cached_tokens=parsed.prompt_eval_cached_count,
+        output_tokens=parsed.eval_count,
+        load_s=parsed.load_duration / 1e9,
+        prefill_s=parsed.prompt_eval_duration / 1e9,
+        decode_s=parsed.eval_duration / 1e9,
+        total_s=parsed.total_duration / 1e9,
+    )
+    return ChatPiece(
+        text=text,
+        thinking=thinking,
+        tool_calls=tool_calls,
+        done=True,
+        request_id=request_id,
+        done_reason=parsed.done_reason,
+        metrics=metrics,
+        was_prompt_cut=was_cut,
+    )
+
+
+class PullPiece(msgspec.Struct, kw_only=True):
+    """A line of a pull: a new status, or how far one file is. `digest` may be empty where the source has none."""
+
+    status: str = ""
+    digest: str = ""
+    total: int = 0
+    completed: int = 0
+    error: str | None = None
+    code: str | None = None
+
+
+def pull_piece_of(line: bytes) -> PullPiece:
+    """The piece that a line carries. Raises the error that the daemon reports in it, and msgspec.DecodeError."""
+    piece = _pull_line.decode(line)
+    if piece.error is not None:
+        raise errors.by_code(piece.code or errors.DownloadFailed.code, piece.error)
+    return piece
+
+
+class LineBuffer:
+    """Cuts a stream of bytes into lines at line feeds alone: JSON text may contain every other character that Unicode
+    calls a line end. A last line without its line feed was broken off and is never given out."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The lines that `chunk` completes, without empty ones. Raises DaemonUnreachable beyond `MAX_LINE_BYTES`."""
+        self._pending += chunk
+        if b"\n" in chunk:
+            *lines, self._pending = self._pending.split(b"\n")
+            return [bytes(line) for line in lines if line]
+        if len(self._pending) > MAX_LINE_BYTES:
+            raise errors.DaemonUnreachable(f"the daemon sent a line of more than {MAX_LINE_BYTES} bytes")
+        return []
+
+
+_line = msgspec.json.Decoder(_Line)
+_pull_line = msgspec.json.Decoder(PullPiece)
+
+
+# --- the HTTP side: connections to one daemon, and what its failures mean ---
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 5.0
+REPLY_TIMEOUT_S = 30.0
+# Below the daemon's own keep-alive of 5 s, so that the client is the one that closes an idle connection.
+KEEPALIVE_EXPIRY_S = 3.0
+
+
+class Connection:
+    """Open from its first call until `close`. `name` is what the daemon's request table calls this client."""
+
+    def __init__(self, base_url: str, *, name: str) -> None:
+        self.base_url = base_url
+        headers = {"User-Agent": f"{name}/{__version__}", "X-Localrun-Client": name, "Accept-Encoding": "identity"}
+        self._http = httpx2.AsyncClient(
+            base_url=base_url,
+            headers=headers,
+            timeout=httpx2.Timeout(REPLY_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            limits=httpx2.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_EXPIRY_S),
+            # A proxy set for the web cannot reach a daemon on this machine.
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        silence_s: float | None = None,
+    ) -> AsyncIterator[httpx2.Response]:
+        """An answer that comes in pieces, `silence_s` after each other at most. Raises the daemon's refusal, and
+        DaemonUnreachable; so do things that go wrong while it is read within this context."""
+        timeout = httpx2.Timeout(silence_s, connect=CONNECT_TIMEOUT_S)
+        with self._reached():
+            async with self._http.stream(
+                method, path, content=_encoded(body), headers=_typed(headers, body), timeout=timeout
+            ) as response:
+                await _raise_refusal(response)
+                yield response
+
+    async def json(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, is_patient: bool = False
+    ) -> dict[str, Any]:
+        """As `call`, for an answer that is an object."""
+        return await self.value(dict[str, Any], method, path, body, is_patient=is_patient)
+
+    async def value(
+        self, kind: type[T], method: str, path: str, body: dict[str, Any] | None = None, *, is_patient: bool = False
+    ) -> T:
+        """As `call`, for an answer of this kind."""
+        content = await self.call(method, path, body, is_patient=is_patient)
+        with self._reached():
+            return msgspec.json.decode(content, type=kind)
+
+    async def call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, is_patient: bool = False
+    ) -> bytes:
+        """A whole answer, which may take any time if `is_patient`. Raises as `stream` does."""
+        timeout = httpx2.Timeout(None if is_patient else REPLY_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        with self._reached():
+            response = await self._http.request(
+                method, path, content=_encoded(body), headers=_typed(None, body), timeout=timeout
+            )
+            await _raise_refusal(response)
+            return response.content
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Turns what the transport raises into DaemonUnreachable."""
+        try:
+            yield
+        except (httpx2.ConnectError, httpx2.ConnectTimeout):
+            raise errors.DaemonUnreachable(
+                f"no daemon answers at {self.base_url}; `localrun serve` starts one"
+            ) from None
+        except httpx2.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise errors.DaemonUnreachable(f"the daemon at {self.base_url} went away: {reason}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise errors.DaemonUnreachable(
+                f"what answers at {self.base_url} is no localrun daemon, or one of another version ({error}); "
+                f"`localrun version` shows both, `localrun stop --daemon` ends it"
+            ) from None
+
+
+async def lines_of(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
+    """The lines of a stream, to the end of its body: only then can the connection be used again."""
+    lines = LineBuffer()
+    async for chunk in response.aiter_raw():
+        for line in lines.feed(chunk):
+            yield line
+
+
+async def _raise_refusal(response: httpx2.Response) -> None:
+    """Raise the error that a response with an error status carries, as the class it had in the daemon."""
+    if response.status_code < 400:
+        return
+    content = await response.aread()
+    try:
+        said = msgspec.json.decode(content, type=dict[str, Any]).get("error")
+    except msgspec.DecodeError:
+        said = None
+    message = said.get("message") if isinstance(said, dict) else said
+    code = response.headers.get("X-Localrun-Error", "")
+    retry_after = response.headers.get("Retry-After", "")
+    raise errors.by_code(
+        code,
+        str(message or f"HTTP status {response.status_code} from {response.url}"),
+        retry_after_s=float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None,
+    )
+
+
+def _encoded(body: dict[str, Any] | None) -> bytes | None:
+    try:
+        return None if body is None else msgspec.json.encode(body)
+    except UnicodeEncodeError:
+        raise errors.BadRequest("the text contains half of a surrogate pair") from None
+
+
+def _typed(headers: Mapping[str, str] | None, body: dict[str, Any] | None) -> dict[str, str]:
+    return {**(headers or {}), **({} if body is None else {"Content-Type": "application/json"})}
+
+
+# --- the client ---
 
 # Events come at least once a second; a daemon silent for this long hangs.
 EVENTS_TIMEOUT_S = 15.0
@@ -44,14 +301,7 @@ class Client:
     ) -> None:
         await self._daemon.close()
 
-    async def health(self) -> bool:
-        """Whether a daemon answers and is well. Never raises for one that does not."""
-        try:
-            return (await self._daemon.json("GET", "/health")).get("status") == "ok"
-        except errors.LocalrunError:
-            return False
-
-    def chat(
+    async def chat(
         self,
         model: str,
         messages: list[dict[str, Any]],
@@ -65,25 +315,18 @@ class Client:
         body = {
             "model": model, "messages": messages, "options": options, "think": think, "keep_alive": keep_alive,
         }  # fmt: skip
-        return self._stream("/api/chat", body, lane)
-
-    def generate(
-        self,
-        model: str,
-        prompt: str,
-        *,
-        system: str | None = None,
-        raw: bool = False,
-        options: dict[str, Any] | None = None,
-        lane: str = "interactive",
-        keep_alive: float | str | None = None,
-    ) -> AsyncGenerator[ChatPiece, None]:
-        """Stream the continuation of a prompt; `raw` sends it to the model without a template."""
-        body = {
-            "model": model, "prompt": prompt, "system": system, "raw": raw or None, "options": options,
-            "keep_alive": keep_alive,
-        }  # fmt: skip
-        return self._stream("/api/generate", body, lane)
+        given = {name: value for name, value in body.items() if value is not None} | {"stream": True}
+        done = False
+        async with self._daemon.stream("POST", "/api/chat", given, headers={"X-Localrun-Lane": lane}) as response:
+            request_id = response.headers.get("X-Localrun-Request")
+            was_cut = "X-Localrun-Truncated" in response.headers
+            async with aclosing(lines_of(response)) as lines:
+                async for line in lines:
+                    piece = piece_of(line, request_id, was_cut=was_cut)
+                    done = done or piece.done
+                    yield piece
+        if not done:
+            raise errors.DaemonUnreachable(f"the daemon at {self.base_url} broke off its answer")
 
     async def events(self, hz: int = 4) -> AsyncGenerator[Snapshot, None]:
         """The daemon's state, `hz` (1 to 10) times a second, for ever. Raises DaemonUnreachable when it goes."""
@@ -219,21 +462,6 @@ class Client:
     async def shutdown(self) -> None:
         """Ask the daemon to end. It may still be answering others when this returns."""
         await self._daemon.call("POST", "/localrun/v1/shutdown", {})
-
-    async def _stream(self, path: str, body: dict[str, Any], lane: str) -> AsyncGenerator[ChatPiece, None]:
-        given = {name: value for name, value in body.items() if value is not None}
-        given["stream"] = True
-        done = False
-        async with self._daemon.stream("POST", path, given, headers={"X-Localrun-Lane": lane}) as response:
-            request_id = response.headers.get("X-Localrun-Request")
-            was_cut = "X-Localrun-Truncated" in response.headers
-            async with aclosing(lines_of(response)) as lines:
-                async for line in lines:
-                    piece = piece_of(line, request_id, was_cut=was_cut)
-                    done = done or piece.done
-                    yield piece
-        if not done:
-            raise errors.DaemonUnreachable(f"the daemon at {self.base_url} broke off its answer")
 
 
 class _Models(msgspec.Struct):

@@ -82,29 +82,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 HELP: dict[str, str] = {
     "host": "address the daemon listens on; only loopback addresses are accepted",
     "port": "TCP port; 0 picks a free one",
-    "slots": "requests of one model that run at once, fewer where memory is short; more wait in the queue",
+    "slots": "requests of one model that run at once, fewer if memory is short; others wait in the queue",
     "kv_cells": "KV cells (tokens) of one model's pool, shared by its slots; 0 chooses by the model and the memory",
-    "kv_type": "type of the KV cache: f16, q8_0 or q4_0; auto is f16 where it fits, else q8_0",
-    "threads": "compute threads of one engine, at most one per processor; 0 is what was measured to be best, and "
-    "before that one per fast core",
-    "gpu_layers": "layers placed on the GPU; -1 is as many as fit",
-    "batch_tokens": "most rows of one step, and of one micro-batch",
+    "kv_type": "type of the KV cache: f16, q8_0 or q4_0; auto means f16 if it fits, else q8_0",
+    "threads": "compute threads of one engine, at most one per processor; 0 uses the number that "
+    "was measured to be best or, until then, one per fast core",
+    "gpu_layers": "layers placed on the GPU; -1 means as many as fit",
+    "batch_tokens": "maximum rows of one step, and of one micro-batch",
     "latency": "interactive, balanced, throughput, or a number of milliseconds: how long prefill may hold up streams",
     "max_queue": "requests of one model that may wait for a slot; more are refused with 429",
-    "max_models": "models loaded at once; 0 is as many as memory holds",
-    "keep_alive_s": "seconds that an idle model stays loaded; negative is for ever",
+    "max_models": "models loaded at once; 0 means as many as fit in memory",
+    "keep_alive_s": "seconds that an idle model stays loaded; a negative number keeps it loaded",
     "load_timeout_s": "seconds that loading a model may take",
-    "ram_cache_bytes": "memory for the state of idle prefixes, per engine; 0 is off",
-    "disk_cache_bytes": "disk space for the state of idle prefixes, all models together, kept over restarts; 0 is off",
+    "ram_cache_bytes": "memory for the state of idle prefixes, per engine; 0 turns it off",
+    "disk_cache_bytes": "disk space for the state of idle prefixes of all models, kept across restarts; 0 turns it off",
     "max_body_bytes": "largest request body",
     "receive_deadline_s": "seconds that a client may take to send its request",
     "template_timeout_s": "seconds that a chat template may run",
     "template_output_bytes": "largest prompt that a chat template may produce",
     "origins": "browser origins allowed besides localhost, separated by commas",
     "log_level": "debug, info, warning or error",
-    "models_dir": "folder of model files; empty is `models` in the data folder",
-    "pull_rate_bytes_per_s": "most bytes per second that one download of a model takes; 0 is as fast as it goes",
-    "model_dirs": "more folders of GGUF files, used where they lie; separated as in PATH",
+    "models_dir": "folder of model files; empty means `models` in the data folder",
+    "pull_rate_bytes_per_s": "maximum bytes per second of one model download; 0 means no limit",
+    "model_dirs": "more folders of GGUF files, used in place; separated as in PATH",
 }
 
 _LATENCY_TARGETS_S = {"interactive": 0.045, "balanced": 0.14, "throughput": 0.8}
@@ -120,7 +120,7 @@ def latency_target_s(latency: str) -> float:
         milliseconds = -1.0
     if not 0 < milliseconds <= 60_000:
         modes = ", ".join(_LATENCY_TARGETS_S)
-        raise ConfigError(f"{latency!r} is no latency; use {modes}, or a number of milliseconds up to 60000")
+        raise ConfigError(f"{latency!r} is not a latency; use {modes}, or a number of milliseconds up to 60000")
     return milliseconds / 1000
 
 
@@ -205,7 +205,7 @@ def _parse(field: str, text: str, source: str) -> Any:
     try:
         return plain(text)
     except ValueError:
-        raise ConfigError(f"{source}: {field} is {text!r}, which is no {plain.__name__}") from None
+        raise ConfigError(f"{source}: {field} is {text!r}, which is not of type {plain.__name__}") from None
 
 
 def _checked(field: str, value: Any, source: str) -> Any:

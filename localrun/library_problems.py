@@ -29,7 +29,7 @@ class Problem(NamedTuple):
 
 
 OTHER_PROCESSOR = Problem(
-    "llama.cpp was built for another processor than this one (illegal instruction)", f"build it anew: {BUILD_ANEW}"
+    "llama.cpp was built for a different processor (illegal instruction)", f"rebuild it: {BUILD_ANEW}"
 )
 _BUILD_FOR_CPU = f"{BUILD_ANEW} --backend cpu"
 
@@ -41,13 +41,13 @@ def explain(error: str) -> Problem | None:
         if found:
             return problem(found)
     if "shared library" in error.lower():
-        return Problem(f"llama.cpp cannot be loaded: {error}", f"build it anew: {BUILD_ANEW}")
+        return Problem(f"llama.cpp cannot be loaded: {error}", f"rebuild it: {BUILD_ANEW}")
     return None
 
 
 def _cuda(found: re.Match[str]) -> Problem:
     return Problem(
-        f"this build of llama.cpp computes with CUDA, whose library {found[1]} is missing",
+        f"this build of llama.cpp uses CUDA, whose library {found[1]} is missing",
         f"install CUDA's runtime and name its folder in LD_LIBRARY_PATH, or build for the processor alone: "
         f"{_BUILD_FOR_CPU}",
     )
@@ -55,19 +55,19 @@ def _cuda(found: re.Match[str]) -> Problem:
 
 def _cuda_driver(found: re.Match[str]) -> Problem:
     return Problem(
-        f"this build of llama.cpp computes with CUDA, and NVIDIA's driver ({found[1]}) is missing",
+        f"this build of llama.cpp uses CUDA, but NVIDIA's driver ({found[1]}) is missing",
         f"install the driver (in a container: --gpus all), or build for the processor alone: {_BUILD_FOR_CPU}",
     )
 
 
 def _gpu(found: re.Match[str]) -> Problem:
     return Problem(
-        f"this build of llama.cpp computes on a GPU, whose library {found[1]} is missing",
+        f"this build of llama.cpp uses a GPU, whose library {found[1]} is missing",
         f"install it, or build for the processor alone: {_BUILD_FOR_CPU}",
     )
 
 
-def _always(text: str, remedy: str = f"build it anew: {BUILD_ANEW}") -> Callable[[re.Match[str]], Problem]:
+def _always(text: str, remedy: str = f"rebuild it: {BUILD_ANEW}") -> Callable[[re.Match[str]], Problem]:
     return lambda found: Problem(found.expand(text), remedy)
 
 
@@ -75,7 +75,7 @@ def _always(text: str, remedy: str = f"build it anew: {BUILD_ANEW}") -> Callable
 _KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Problem]], ...] = (
     (r"No module named '?llama_cpp'?", _always("llama-cpp-python is not installed", f"install it: {BUILD_ANEW}")),
     (r"base name '\w+' not found", _always("llama-cpp-python is installed without its native library")),
-    (r"libc\.musl|ld-musl", _always("this llama.cpp was built for musl (Alpine), which is not here")),
+    (r"libc\.musl|ld-musl", _always("this llama.cpp was built for musl (Alpine), which this system does not have")),
     (r"ld-linux[-\w.]*: cannot open|Error (?:loading|relocating) .*(?:libc\.so\.6|libm\.so\.6|ld-linux|__\w+_chk)",
      _always("this llama.cpp was built for glibc, and this system has musl")),
     (r"version [`'](GLIBC(?:XX)?_[\d.]+)'? not found",
@@ -86,10 +86,10 @@ _KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Problem]], ...] = (
     (r"libgomp\.so[.\d]*: cannot open",
      _always("this llama.cpp needs OpenMP, which is missing", f"apt install libgomp1, or build without: {BUILD_ANEW}")),
     (r"incompatible architecture \(have '(\w+)', need '(\w+)'",
-     _always(r"this Python is a program for \2, and llama.cpp was built for \1",
-             f"use a Python for this machine's own processor, or build it anew: {BUILD_ANEW}")),
+     _always(r"this Python is built for \2, and llama.cpp for \1",
+             f"use a Python for this machine's own processor, or rebuild it: {BUILD_ANEW}")),
     (r"wrong ELF class|invalid ELF header|Exec format error|is not a valid Win32",
      _always("this llama.cpp was built for another kind of processor, or its files are damaged")),
     (r"undefined symbol: (\w+)|[Ss]ymbol not found: (\w+)",
-     _always("the files of llama.cpp are of different versions (a symbol is missing)")),
+     _always("the files of llama.cpp come from different versions (a symbol is missing)")),
 )  # fmt: skip

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import command_page
 import constraints
+import figures
 import manual_page
 import settings_page
 
@@ -23,6 +24,9 @@ FILES: dict[str, tuple[Path, Callable[[], str]]] = {
     "settings": (ROOT / "localrun/docs/settings.md", settings_page.text),
     "cli": (ROOT / "localrun/docs/cli.md", command_page.text),
     "manual": (ROOT / "packaging/localrun.1", manual_page.text),
+    "figures": (figures.BENCH, lambda: figures.page(figures.BENCH)),
+    "figures-readme": (figures.README, lambda: figures.page(figures.README)),
+    "figures-tuning": (figures.TUNING, lambda: figures.page(figures.TUNING)),
     "constraints": (ROOT / "packaging/constraints.txt", constraints.text),
 }
 

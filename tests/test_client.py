@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from localrun import errors
-from localrun.client import Client
-from localrun.client_pieces import LineBuffer
+from localrun.client import Client, LineBuffer
 from localrun.snapshot import Aggregate, Snapshot, SystemRow
 
 Reply = Callable[["Exchange"], Awaitable[None]]
@@ -127,18 +126,6 @@ async def test_chat_streams_pieces_then_metrics():
     assert request.headers["content-type"] == "application/json"
 
 
-async def test_generate_reads_the_response_field_and_sends_only_what_is_given():
-    async def reply(exchange: Exchange) -> None:
-        await exchange.stream(_line(response="once"), _line(response="", done=True, eval_count=1))
-
-    async with _daemon(reply) as (daemon, client):
-        texts = [piece.text async for piece in client.generate("tiny", "Tell", raw=True, keep_alive="5m")]
-    assert texts == ["once", ""]
-    assert daemon.seen[0].body == {
-        "model": "tiny", "prompt": "Tell", "raw": True, "keep_alive": "5m", "stream": True,
-    }  # fmt: skip
-
-
 async def test_one_connection_serves_answers_in_turn():
     async def reply(exchange: Exchange) -> None:
         await exchange.stream(LAST)
@@ -243,13 +230,6 @@ async def test_no_daemon_is_named_with_the_way_out():
     async with Client(base_url) as client:
         with pytest.raises(errors.DaemonUnreachable, match="localrun serve"):
             await client.models()
-        assert await client.health() is False
-
-
-@pytest.mark.parametrize(("body", "healthy"), [({"status": "ok"}, True), ({"status": "busy"}, False), (b"<p>", False)])
-async def test_health(body, healthy):
-    async with _daemon(lambda exchange: exchange.answer(body)) as (_, client):
-        assert await client.health() is healthy
 
 
 async def test_events_yield_snapshots_until_the_daemon_goes():
@@ -309,7 +289,7 @@ async def test_cancel_says_whether_there_was_something_to_cancel(status, cancell
 async def test_text_that_is_not_unicode_is_refused_before_it_is_sent():
     async with _daemon(lambda exchange: exchange.answer({})) as (daemon, client):
         with pytest.raises(errors.BadRequest, match="surrogate"):
-            await _read_all(client.generate("tiny", "\ud800"))
+            await _read_all(client.chat("tiny", [{"role": "user", "content": "\ud800"}]))
     assert daemon.seen == []
 
 

@@ -23,7 +23,7 @@ LEAVES = (
 CONFIG, ERRORS, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PRIORITY, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE = LEAVES
 KERNEL_PROBE = "localrun.kernel_probe"
 FRAMING = "localrun.framing"
-CLIENT = ("localrun.client", "localrun.client_connection", "localrun.client_pieces")
+CLIENT = "localrun.client"
 
 # A package may import itself and these; a name stands for everything below it.
 ALLOWED = {
@@ -35,9 +35,9 @@ ALLOWED = {
         "localrun.models",
     ),
     "localrun.models": (CONFIG, ERRORS),
-    "localrun.tui": (*CLIENT, CONFIG, ERRORS, SNAPSHOT),
-    "localrun.cli": (*CLIENT, CONFIG, ERRORS, KV_FOLDERS, PROCESSORS, SNAPSHOT, THREAD_CHOICE),
-    "localrun.bench": (*CLIENT, CONFIG, ERRORS, PROCESSORS, SNAPSHOT, THREAD_CHOICE, "localrun.models"),
+    "localrun.tui": (CLIENT, CONFIG, ERRORS, SNAPSHOT),
+    "localrun.cli": (CLIENT, CONFIG, ERRORS, KV_FOLDERS, PROCESSORS, SNAPSHOT, THREAD_CHOICE),
+    "localrun.bench": (CLIENT, CONFIG, ERRORS, PROCESSORS, SNAPSHOT, THREAD_CHOICE, "localrun.models"),
     "localrun.service": (CONFIG, ERRORS),
     "localrun.doctor": (
         *(CONFIG, ERRORS, KERNEL_PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSORS, THREAD_CHOICE),
@@ -46,9 +46,7 @@ ALLOWED = {
     KERNEL_PROBE: (CONFIG, KERNELS, PRIORITY, "localrun.models"),
     "localrun.framing": (WIRE,),
     "localrun.native_build": (),
-    "localrun.client": (*CLIENT, *LEAVES),
-    "localrun.client_connection": (*CLIENT, *LEAVES),
-    "localrun.client_pieces": (*CLIENT, *LEAVES),
+    CLIENT: LEAVES,
     "localrun.__main__": ("localrun.cli",),
 }
 # Only inside functions: a command that does not need them must not wait for them.

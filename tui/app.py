@@ -22,19 +22,17 @@ from localrun.client import Client
 from localrun.config import folders
 from localrun.errors import LocalrunError
 from localrun.tui import preferences
-from localrun.tui.daemon import Connect, Daemon
-from localrun.tui.event_feed import RETRY_DELAYS_S, EventFeed
+from localrun.tui.daemon import RETRY_DELAYS_S, Connect, Daemon, EventFeed
 from localrun.tui.history import History, HistoryUnavailable, open_history
 from localrun.tui.keys import bind, shown
 from localrun.tui.plain_text import line
-from localrun.tui.preferences import Preferences
+from localrun.tui.preferences import DARK, LIGHT, Preferences
 from localrun.tui.screens.chat import ChatScreen
 from localrun.tui.screens.help import HelpScreen
 from localrun.tui.screens.logs import LogsScreen
 from localrun.tui.screens.models import ModelsScreen
 from localrun.tui.screens.monitor import MonitorScreen
 from localrun.tui.session import Session
-from localrun.tui.theme import DARK, LIGHT
 
 # In sixteen colours the shades of a theme run together, so such a terminal's own colours are used as they are.
 _SIXTEEN_COLOURS_THEME = "ansi-dark"
@@ -135,6 +133,7 @@ class LocalrunApp(App[None]):
             clock=clock,
             can_start=start_daemon is not None,
             is_replay=is_replay,
+            keymap=self._preferences.keys,
         )
         self._feed = EventFeed(
             daemon,
@@ -204,7 +203,7 @@ class LocalrunApp(App[None]):
             await self.switch_mode("chat")
 
     async def action_help(self) -> None:
-        await self.push_screen(HelpScreen(self._preferences.keys))
+        await self.push_screen(HelpScreen(self.session.keymap))
 
     def action_reconnect(self) -> None:
         if self.session.trouble is None or self._start_daemon is None:

@@ -1,7 +1,7 @@
 """Every key of the interface that may be changed, in one table: what it is called, what it does, what it is by default.
 
-Screens make their bindings from it, the help prints it, and the person's own keys (`preferences.py`) replace what is
-here. Pure.
+Screens and dialogs make their bindings from it, the help and the hints of dialogs print it, and the person's own keys
+(`preferences.py`) replace what is here. Pure.
 
 Does not: hold keys that belong to the terminal's own customs inside a list or a box (arrows, Enter, Escape, Tab).
 """
@@ -23,19 +23,20 @@ class Key(NamedTuple):
 
 
 KEYS: dict[str, Key] = {
-    # Terminals keep some function keys to themselves (GNOME's F1, F10 and F11), and tmux and screen ^b and ^a.
+    # Terminals and desktops keep some function keys to themselves (GNOME's F1, F10 and F11), so each has a letter, too;
+    # tmux and screen keep ^b and ^a. For two of them the prompt gives up its ^d (as Delete) and ^k (to the line's end).
     "app.chat": Key("ctrl+t,f1", "Chat", "chat"),
     "app.monitor": Key("ctrl+s,f2", "Monitor", "monitor"),
     "app.models": Key("f3,ctrl+o", "Models", "models: choose one"),
-    "app.logs": Key("f4", "Logs", "the daemon's log"),
+    "app.logs": Key("f4,ctrl+f", "Logs", "the daemon's log"),
     "app.help": Key("ctrl+g,f10", "Help", "this help"),
     "app.reconnect": Key("ctrl+r", "Reconnect", "start the daemon if it has ended, and reconnect"),
     "app.quit": Key("ctrl+q", "Quit", "quit; the daemon and its models stay"),
     "chat.stop": Key("escape", "Stop", "stop the answer; from a message, back to the prompt"),
     "chat.new": Key("ctrl+n", "New", "new chat; a running answer goes on"),
     "chat.list": Key("ctrl+l", "Chats", "earlier chats: open, search, rename, delete"),
-    "chat.beside": Key("f5", "Beside", "a second chat beside this one, or back to one"),
-    "chat.other": Key("f6", "Other chat", "go to the other of two chats"),
+    "chat.beside": Key("f5,ctrl+d", "Beside", "a second chat beside this one, or back to one"),
+    "chat.other": Key("f6,ctrl+k", "Other chat", "go to the other of two chats"),
     "chat.editor": Key("ctrl+e", "Editor", "write the prompt in $EDITOR"),
     "chat.copy": Key("ctrl+y", "Copy", "copy the last answer"),
     "message.edit": Key("e", "Edit", "on a question (Tab goes there): change it and ask again"),
@@ -45,6 +46,13 @@ KEYS: dict[str, Key] = {
     "message.copy": Key("y", "Copy", "on an answer: copy it"),
     "message.code": Key("c", "Copy code", "on an answer: copy its code"),
     "message.thinking": Key("t", "Thinking", "on an answer: show what the model thought"),
+    "chats.rename": Key("ctrl+r", "Rename", "rename the marked chat"),
+    "chats.delete": Key("ctrl+d", "Delete", "delete it; asks first"),
+    "chats.restore": Key("ctrl+z", "Undo", "bring back the chat that was deleted last"),
+    "models.detail": Key("ctrl+g", "Details", "all about the marked model"),
+    "models.load": Key("ctrl+u", "Load / unload", "load or unload it"),
+    "models.cancel": Key("ctrl+x", "Cancel the pull", "cancel the newest pull"),
+    "models.delete": Key("ctrl+d", "Delete", "delete it from this machine; asks first"),
     "monitor.cancel": Key("x", "Cancel", "cancel the selected request, whoever sent it"),
     "monitor.sort": Key("s", "Sort", "sort by arrival, speed, output, prompt, client"),
     "monitor.filter": Key("slash", "Filter", "filter by parts of state, client, route, model, lane"),
@@ -79,11 +87,14 @@ def shown(keys: str) -> str:
     return " ".join(_one(key.strip()) for key in keys.split(","))
 
 
+def key_of(name: str, keymap: Mapping[str, str]) -> str:
+    """A key of the table as a person reads it, with the person's own keys."""
+    return shown(keymap.get(name, KEYS[name].keys))
+
+
 def of_section(section: str, keymap: Mapping[str, str]) -> list[tuple[str, str]]:
     """Key and meaning of all of a section (`app`, `chat`, ...), as they are with the person's own keys."""
-    return [
-        (shown(keymap.get(name, key.keys)), key.what) for name, key in KEYS.items() if name.startswith(f"{section}.")
-    ]
+    return [(key_of(name, keymap), key.what) for name, key in KEYS.items() if name.startswith(f"{section}.")]
 
 
 def _one(key: str) -> str:

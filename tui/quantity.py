@@ -1,10 +1,12 @@
-"""Numbers as short text: rates, durations, counts, sizes.
+"""Numbers as short text: rates, durations, counts, sizes, moments.
 
 One place decides the digits, so that the same number reads the same on every screen and columns keep their width while
 values change. A value that does not exist is `NOTHING`, never 0. Pure.
 """
 
 from __future__ import annotations
+
+from datetime import UTC, datetime
 
 NOTHING = "–"
 
@@ -60,6 +62,16 @@ def count(number: int | None, *, widest: int = 99_999) -> str:
         if value < 999.5:
             return f"{value:.0f}{unit}"
     return f"{number / 1e12:.1f}T"
+
+
+def cells(number: int) -> str:
+    """KV cells, short: 812, 32.8k."""
+    return count(number, widest=999)
+
+
+def when(time_s: float) -> str:
+    """A moment, from seconds since the epoch, in this machine's time: 2031-05-04 17:20."""
+    return datetime.fromtimestamp(time_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def size(size_bytes: int | None) -> str:

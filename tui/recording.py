@@ -64,7 +64,7 @@ class Replay:
             yield snapshot
         raise DaemonUnreachable("the recording is over; Ctrl-R plays it again")
 
-    async def chat(
+    def chat(
         self,
         model: str,
         messages: list[dict[str, Any]],
@@ -73,16 +73,10 @@ class Replay:
         think: bool | str | None = None,
         lane: str = "default",
     ) -> AsyncGenerator[ChatPiece, None]:
-        nothing: list[ChatPiece] = []
-        for piece in nothing:
-            yield piece
-        self._refuse()
+        return self._nothing()
 
-    async def logs(self, since: int = 0) -> AsyncGenerator[LogLine, None]:
-        nothing: list[LogLine] = []
-        for line in nothing:
-            yield line
-        self._refuse()
+    def logs(self, since: int = 0) -> AsyncGenerator[LogLine, None]:
+        return self._nothing()
 
     async def cancel(self, request_id: str) -> bool:
         self._refuse()
@@ -111,16 +105,19 @@ class Replay:
     async def search(self, query: str) -> dict[str, Any]:
         self._refuse()
 
-    async def pull(self, model: str) -> AsyncGenerator[PullPiece, None]:
-        nothing: list[PullPiece] = []
-        for piece in nothing:
-            yield piece
-        self._refuse()
+    def pull(self, model: str) -> AsyncGenerator[PullPiece, None]:
+        return self._nothing()
 
     async def pulls(self) -> list[PullRow]:
         self._refuse()
 
     async def cancel_pull(self, model: str) -> None:
+        self._refuse()
+
+    async def _nothing(self) -> AsyncGenerator[Any, None]:
+        nothing: list[Any] = []
+        for piece in nothing:
+            yield piece
         self._refuse()
 
     def _refuse(self) -> NoReturn:

@@ -5,7 +5,7 @@ One per app, owned by it. The app writes, screens read and subscribe; a screen n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from localrun.config import folders
 from localrun.snapshot import EngineRow, Snapshot
 from localrun.tui.daemon import Daemon
 from localrun.tui.history import Deleted, History
+from localrun.tui.keys import key_of
 from localrun.tui.pulls import Pulls
-from localrun.tui.rate_series import RateSeries, Sample
+from localrun.tui.rates import RateSeries, RequestRates, Sample
 from localrun.tui.recording import Recorder
-from localrun.tui.request_rates import RequestRates
 
 
 class Session:
@@ -27,7 +27,7 @@ class Session:
     `pulled` tells a model that was pulled and what went wrong with it, if anything. `recorder` is where snapshots are
     written to, if anywhere. `deleted` tells the number of a chat that is no more; `deleted_chats` are those that can
     be brought back, the latest last. `clock` gives seconds since the epoch. `can_start` says whether a daemon can be
-    started from here, `is_replay` whether a recording stands in for one."""
+    started from here, `is_replay` whether a recording stands in for one. `keymap` are the person's own keys."""
 
     def __init__(
         self,
@@ -41,7 +41,9 @@ class Session:
         clock: Callable[[], float],
         can_start: bool = False,
         is_replay: bool = False,
+        keymap: Mapping[str, str] | None = None,
     ) -> None:
+        self.keymap = keymap or {}
         self.can_start = can_start
         self.is_replay = is_replay
         self.history = history
@@ -63,6 +65,10 @@ class Session:
         self.deleted: Signal[int] = Signal(owner, "deleted")
         self.deleted_chats: list[Deleted] = []
         self.recording_failed: Signal[str] = Signal(owner, "recording_failed")
+
+    def key(self, name: str) -> str:
+        """A key of the table, as it is with the person's own keys."""
+        return key_of(name, self.keymap)
 
     def take(self, snapshot: Snapshot) -> None:
         """Keeps a snapshot and tells whoever shows it."""

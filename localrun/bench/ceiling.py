@@ -18,10 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from localrun.bench.local_server import local_server
-from localrun.bench.server_flags import ServerFlags
+from localrun.bench.servers import ServerFlags, local_server, model_or_random
 from localrun.bench.streams import stream_all
-from localrun.models.synthesize import synthesize
 
 N_PROMPT = 50
 KV_CELLS = 32768
@@ -48,10 +46,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", type=Path, help="write the rows here, too")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="localrun-bench-") as folder:
-        model = args.model or Path(folder, "135m-q4_0.gguf")
-        if args.model is None:
-            synthesize("135m", "Q4_0", model)
-        model = model.absolute()
+        model = model_or_random(args.model, Path(folder)).absolute()
         flags = ServerFlags(model=model, slots=max(args.streams), kv_cells=KV_CELLS, threads=0, latency="balanced")
         with local_server(flags, Path(folder)) as server:
             base_url = server.target.base_url

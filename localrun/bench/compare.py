@@ -105,7 +105,7 @@ def parse_threshold(text: str) -> Threshold:
     """`WORKLOAD:METRIC<=RATIO` or `>=`, such as `shared:cold_wall_s<=0.3`. Raises BadRequest for anything else."""
     found = _THRESHOLD.fullmatch(text.replace(" ", ""))
     if found is None:
-        raise BadRequest(f"{text!r} is no threshold; write WORKLOAD:METRIC<=RATIO or WORKLOAD:METRIC>=RATIO")
+        raise BadRequest(f"{text!r} is not a threshold; write WORKLOAD:METRIC<=RATIO or WORKLOAD:METRIC>=RATIO")
     workload, metric, relation, limit = found.groups()
     return Threshold(workload, metric, relation == "<=", float(limit))
 

@@ -1,13 +1,16 @@
-"""The decode curve: what a server makes at each number of streams, and how near that is to what memory allows.
+"""The decode curve: what a server makes at each number of streams, and how near that is to what memory allows;
+and the knee, the number of streams from which more of them stop paying.
 
 Pure. Does not: measure the bandwidth, or draw.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -72,3 +75,25 @@ def _context_tokens(results: Sequence[RunResult]) -> float:
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
+
+
+# --- Where more streams stop paying ---
+
+# Less than this much more per doubling of the streams is no gain: every stream gets about half as fast.
+LEAST_GAIN = 0.10
+
+
+def knee(rates: Mapping[int, float]) -> int | None:
+    """The first number of streams from which the step to the next one gains less than LEAST_GAIN per doubling.
+
+    `rates` are aggregate tokens per second by number of streams. None when every step gains more: the knee lies beyond.
+    """
+    for fewer, more in pairwise(sorted(rates)):
+        if gain_per_doubling(fewer, rates[fewer], more, rates[more]) < LEAST_GAIN:
+            return fewer
+    return None
+
+
+def gain_per_doubling(fewer: int, rate_of_fewer: float, more: int, rate_of_more: float) -> float:
+    """0.0 is the same rate, 1.0 is twice the rate for twice the streams."""
+    return math.pow(rate_of_more / rate_of_fewer, 1 / math.log2(more / fewer)) - 1

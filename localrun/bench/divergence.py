@@ -13,8 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from localrun.bench.local_server import local_server
-from localrun.bench.server_flags import ServerFlags
+from localrun.bench.servers import ServerFlags, local_server
 from localrun.client import Client
 
 GROUP = 8

@@ -1,23 +1,168 @@
-"""A comparison as text for a terminal: what was compared, a table per workload, the decode curve, verdicts.
+"""Results as text for a terminal: one server's metrics, a comparison of several, the decode curve with its chart and
+the cost of tokens, verdicts.
 
 Pure: from numbers to lines. Only the chart needs a library, which is imported when it is drawn.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from localrun.bench.chart import bars
 from localrun.bench.compare import Comparison, Spread, Verdict
-from localrun.bench.cost import cost_per_million_tokens
-from localrun.bench.decode_curve import CurvePoint
-from localrun.bench.knee import knee
-from localrun.bench.results import RunResult, Workload, better
+from localrun.bench.decode_curve import CurvePoint, knee
+from localrun.bench.metrics import percentile
+from localrun.bench.results import Parameter, RunResult, Workload, better
 from localrun.bench.streams import CUT_SHORT
-from localrun.bench.table import shown
+from localrun.errors import BadRequest
+
+# --- one server: a line per metric, medians over the rounds with their spread ---
+
+MAX_PROBLEMS = 3
+ALWAYS_SHOWN = ("completion_ratio", "rss_bytes")
+
+
+def table(results: Sequence[RunResult], workloads: Mapping[str, Workload], *, is_verbose: bool = False) -> str:
+    """The headline of each workload, or with `is_verbose` every metric; then what was skipped and what failed."""
+    lines: list[str] = []
+    for name in dict.fromkeys(result.workload for result in results):
+        runs = [result for result in results if result.workload == name]
+        lines += [f"{name}: {workloads[name].summary}", *_metric_rows(runs, workloads[name], is_verbose=is_verbose)]
+        sizes = {key: value for key, value in runs[-1].parameters.items() if key != "seed"}
+        lines += ["  with " + ", ".join(f"{key} {_plain(value)}" for key, value in sizes.items())] if sizes else []
+        lines += [f"  note: {note}" for note in dict.fromkeys(run.note for run in runs if run.note)]
+        problems = dict.fromkeys(record.problem for run in runs for record in run.records)
+        lines += [f"  failed: {problem}" for problem in problems if problem not in ("", CUT_SHORT)][:MAX_PROBLEMS]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _metric_rows(runs: list[RunResult], workload: Workload, *, is_verbose: bool) -> list[str]:
+    measured = dict.fromkeys(metric for run in runs for metric in run.metrics)
+    headline = workload.shown(dict.fromkeys(measured, 0.0))
+    always = [metric for metric in ALWAYS_SHOWN if metric in measured]
+    # A run that was interrupted has other metrics than those of the headline.
+    rest = measured if is_verbose or not headline else ()
+    names = list(dict.fromkeys([*headline, *always, *rest]))
+    width = max(len(name) for name in names)
+    rows = []
+    for name in names:
+        values = [run.metrics[name] for run in runs if name in run.metrics]
+        spread = f"  ({shown(name, min(values))} to {shown(name, max(values))})" if len(values) > 1 else ""
+        rows.append(f"  {name:<{width}}  {shown(name, percentile(values, 50)):>10}{spread}")
+    return rows
+
+
+def _plain(value: Parameter) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def shown(metric: str, value: float) -> str:
+    """A number with the digits and the unit that its name asks for."""
+    if metric.endswith("_per_s"):
+        return f"{value:.1f}/s"
+    if metric.endswith("_s"):
+        return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.1f} ms"
+    if metric.endswith("_bytes"):
+        return f"{value / 1e6:.0f} MB"
+    return f"{value:.0f}" if value == int(value) else f"{value:.3f}"
+
+
+# --- what a million tokens cost ---
+# Says nothing about the price of the machine itself: a price per hour includes it, watts do not.
+
+_SECONDS_PER_HOUR = 3600.0
+
+
+def price_per_hour(*, price_per_hour: float | None, watts: float | None, price_per_kwh: float | None) -> float | None:
+    """The price of running for an hour, in whatever currency was given; None when nothing was.
+
+    Raises BadRequest when both ways are given at once, or watts without a price per kilowatt-hour and the reverse.
+    """
+    if price_per_hour is not None:
+        if watts is not None or price_per_kwh is not None:
+            raise BadRequest("give --price-per-hour, or --watts and --price-per-kwh, not both", field="price_per_hour")
+        return _not_negative(price_per_hour, "price_per_hour")
+    if watts is None and price_per_kwh is None:
+        return None
+    if watts is None or price_per_kwh is None:
+        raise BadRequest("--watts and --price-per-kwh go together", field="watts")
+    return _not_negative(watts, "watts") / 1000.0 * _not_negative(price_per_kwh, "price_per_kwh")
+
+
+def cost_per_million_tokens(hourly_price: float, tokens_per_s: float) -> float:
+    """In the currency of `hourly_price`; infinite when nothing is generated."""
+    if tokens_per_s <= 0:
+        return float("inf")
+    return hourly_price / (tokens_per_s * _SECONDS_PER_HOUR) * 1_000_000
+
+
+def _not_negative(value: float, field: str) -> float:
+    if not 0 <= value < float("inf"):
+        raise BadRequest(f"{field} is {value:g}, which is not a price or power", field=field)
+    return value
+
+
+# --- charts: bars of block characters, and the decode curve ---
+# Text without colours: it must be readable in a log file, and series are told apart by their marks.
+
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_MARKS = ("o", "x", "+", "*")
+_BOUND_MARK = "dot"
+
+
+def bars(rows: Sequence[tuple[str, float, str]], *, width: int = 40) -> list[str]:
+    """A bar per row of (label, value, value as text), the highest value `width` characters long. Values are >= 0."""
+    highest = max((value for _, value, _ in rows), default=0.0)
+    label_width = max((len(label) for label, _, _ in rows), default=0)
+    return [f"{label:<{label_width}}  {_bar(value, highest, width)} {text}" for label, value, text in rows]
+
+
+def decode_chart(curves: Mapping[str, Sequence[CurvePoint]], *, width: int = 78, height: int = 20) -> str:
+    """Tokens per second of all streams together over the number of streams, both logarithmic, one curve per server, and
+    the bound where it is known. Empty without points."""
+    streams = sorted({point.streams for points in curves.values() for point in points})
+    if not streams:
+        return ""
+    # A quarter of the time of `localrun --help`; and it is needed for this one picture.
+    import plotext
+
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plotsize(width, height)
+    plotext.title("decode: tokens per second by number of streams")
+    at = {n_streams: index for index, n_streams in enumerate(streams)}
+    for (name, points), mark in zip(curves.items(), _MARKS, strict=False):
+        positions, rates = [at[point.streams] for point in points], [point.tokens_per_s for point in points]
+        plotext.plot(positions, rates, marker=mark, label=name)
+    bound = {p.streams: p.bound_tokens_per_s for points in curves.values() for p in points if p.bound_tokens_per_s}
+    if bound:
+        plotext.plot([at[n_streams] for n_streams in bound], list(bound.values()), marker=_BOUND_MARK, label="bound")
+    plotext.yscale("log")
+    plotext.xticks(list(at.values()), [str(n_streams) for n_streams in streams])
+    plotext.xlabel("streams")
+    rates = [point.tokens_per_s for points in curves.values() for point in points] + list(bound.values())
+    ticks = _round_numbers(min(rates), max(rates))
+    plotext.yticks(ticks, [f"{tick:g}" for tick in ticks])
+    drawn = plotext.uncolorize(plotext.build())
+    return "\n".join(line.rstrip() for line in str(drawn).splitlines())
+
+
+def _round_numbers(lowest: float, highest: float) -> list[float]:
+    """1, 2 and 5 times powers of ten between the two."""
+    exponents = range(math.floor(math.log10(lowest)), math.ceil(math.log10(highest)) + 1)
+    numbers = [digit * 10.0**exponent for exponent in exponents for digit in (1, 2, 5)]
+    return [number for number in numbers if lowest <= number <= highest]
+
+
+def _bar(value: float, highest: float, width: int) -> str:
+    eighths = round(8 * width * value / highest) if highest > 0 else 0
+    whole, rest = divmod(eighths, 8)
+    return "█" * whole + (_EIGHTHS[rest] if rest else "")
+
 
 _COMPLETION = "completion_ratio"
-_MAX_PROBLEMS = 3
+MAX_PROBLEMS = 3
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -42,7 +187,7 @@ def comparison_tables(
         own = {each.metric: each for each in comparisons if each.workload == name}
         metrics = workloads[name].shown(dict.fromkeys(own, 0.0)) if name in workloads else list(own)
         metrics += [metric for metric, each in own.items() if metric == _COMPLETION and _lowest(each) < 1]
-        rows = [_row(own[metric], contenders) for metric in dict.fromkeys(metrics)]
+        rows = [_comparison_row(own[metric], contenders) for metric in dict.fromkeys(metrics)]
         lines += [f"{name}: {workloads[name].summary}" if name in workloads else name]
         lines += [f"  {line}" for line in aligned(("metric", *contenders, "ratio", "lowest to highest"), rows)]
         lines += [*_first_as_bars([own[metric] for metric in metrics], contenders), ""]
@@ -65,7 +210,7 @@ def note_lines(results: Iterable[RunResult]) -> list[str]:
     notes: dict[str, None] = {}
     for result in results:
         problems = dict.fromkeys(each.problem for each in result.records if each.problem and each.problem != CUT_SHORT)
-        for text in [result.note, *list(problems)[:_MAX_PROBLEMS]]:
+        for text in [result.note, *list(problems)[:MAX_PROBLEMS]]:
             if text:
                 notes[f"{result.workload}, {result.target.name}: {text}"] = None
     return list(notes)
@@ -75,7 +220,7 @@ def _lowest(comparison: Comparison) -> float:
     return min(spread.lowest for spread in (comparison.subject, *comparison.opponents.values()))
 
 
-def _row(comparison: Comparison, contenders: Sequence[str]) -> list[str]:
+def _comparison_row(comparison: Comparison, contenders: Sequence[str]) -> list[str]:
     spreads = {contenders[0]: comparison.subject, **comparison.opponents}
     medians = [_median(comparison, name, spreads.get(name)) for name in contenders]
     ratio = comparison.ratio

@@ -1,4 +1,4 @@
-"""Runs workloads one after the other against one server, and keeps what came out.
+"""One server: what it says of itself before it is measured, then workloads run against it one after the other.
 
 Runs in the main thread: each run has an event loop of its own, and Ctrl-C ends the run that is going, whose finished
 requests still count.
@@ -10,18 +10,96 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import http.client
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
-from localrun.bench.local_server import local_server
+import msgspec
+
 from localrun.bench.results import Options, RunResult, Target, Workload
-from localrun.bench.server_flags import ServerFlags
-from localrun.bench.server_process import ServerProcess
+from localrun.bench.servers import ServerFlags, ServerProcess, local_server, model_or_random
 from localrun.bench.workloads.workload import INTERRUPTED
-from localrun.models.synthesize import synthesize
+from localrun.errors import BadRequest, DaemonUnreachable
+from localrun.snapshot import EngineRow
+
+# --- what a server says of itself: the model to ask for, and how much it holds ---
+
+TIMEOUT_S = 10.0
+MAX_BODY_BYTES = 4 * 1024 * 1024
+BUILT_IN = "tiny"
+
+T = TypeVar("T")
+
+
+class Holds(NamedTuple):
+    """Of one model, loaded by a localrun daemon."""
+
+    slots: int
+    kv_cells: int
+    context_tokens: int
+    backend: str
+
+
+def base_url_of(text: str) -> str:
+    """What a person gives as the address of a server, without `/v1` at its end. Raises BadRequest if it is not HTTP."""
+    url = text if "://" in text else f"http://{text}"
+    if urlsplit(url).scheme != "http" or not urlsplit(url).hostname:
+        raise BadRequest(f"{text} is not an address that can be measured; give one such as http://127.0.0.1:8080")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def model_of(base_url: str) -> str | None:
+    """The only model that `/v1/models` lists, else the built-in one if it is among them, else None."""
+    listed = _get(base_url, "/v1/models", _Models)
+    names = [each.id for each in listed.data] if listed is not None else []
+    if len(names) == 1:
+        return names[0]
+    return next((name for name in names if name.partition(":")[0] == BUILT_IN), None)
+
+
+def holds_of(base_url: str, model: str) -> Holds | None:
+    """What a localrun daemon gives this model, or its only model; None when it is not loaded, or not localrun's."""
+    snapshot = _get(base_url, "/localrun/v1/snapshot", _Snapshot)
+    engines = snapshot.engines if snapshot is not None else []
+    ours = [engine for engine in engines if engine.model == model] or engines
+    if len(ours) != 1:
+        return None
+    return Holds(ours[0].slots, ours[0].kv_cells, ours[0].n_ctx, ours[0].backend)
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Snapshot(msgspec.Struct):
+    engines: list[EngineRow]
+
+
+def _get(base_url: str, path: str, kind: type[T]) -> T | None:
+    parts = urlsplit(base_url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=TIMEOUT_S)
+    try:
+        connection.connect()
+    except OSError as error:
+        raise DaemonUnreachable(f"nothing answers at {base_url}: {error}") from error
+    try:
+        connection.request("GET", parts.path.rstrip("/") + path)
+        response = connection.getresponse()
+        body = response.read(MAX_BODY_BYTES)
+        return msgspec.json.decode(body, type=kind) if response.status == 200 else None
+    except (OSError, http.client.HTTPException, msgspec.DecodeError):
+        return None
+    finally:
+        connection.close()
 
 
 def random_seed() -> int:
@@ -66,13 +144,9 @@ class Session:
 
 @contextmanager
 def own_server(model: Path | None, *, slots: int, kv_cells: int, threads: int, latency: str) -> Iterator[ServerProcess]:
-    """A daemon of our own with a temporary home. Without `model` it runs a synthesized 135M Q4_0, of real size and
-    speed, whose text is noise."""
+    """A daemon of our own with a temporary home; the model as `model_or_random` has it."""
     with tempfile.TemporaryDirectory(prefix="localrun-bench-") as folder:
-        path = model
-        if path is None:
-            path = Path(folder, "135m-q4_0.gguf")
-            synthesize("135m", "Q4_0", path)
+        path = model_or_random(model, Path(folder))
         flags = ServerFlags(model=path, slots=slots, kv_cells=kv_cells, threads=threads, latency=latency)
         with local_server(flags, Path(folder)) as server:
             yield server

@@ -1,7 +1,8 @@
-"""Streaming requests against any OpenAI-compatible server, with the times at which text arrived.
+"""The load generator: streaming requests against any server with OpenAI's API, with the times at which text arrived.
 
-One asyncio process holds all streams, so its own cost is small beside the server's. Times are `time.perf_counter()`.
-A request that fails does not raise: its record says why.
+First the prompts, then an HTTP client that costs next to nothing, then the streams, then the open loop that begins them
+at fixed times. One asyncio process holds all streams, so its own cost is small beside the server's. Times are
+`time.perf_counter()`. A request that fails does not raise: its record says why.
 
 Does not: start servers, or judge the numbers.
 """
@@ -11,17 +12,162 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import urlsplit
 
+import httptools
 import msgspec
 
-from localrun.bench.prompts import N_NUMBERS, Wording
-from localrun.bench.record import StreamRecord
-from localrun.bench.results import Options, Target
-from localrun.bench.wire_client import Refused, post_stream
-from localrun.errors import LocalrunError
+from localrun.bench.results import Options, StreamRecord, Target
+from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError
+
+# --- prompts: the same seed gives the same prompt on every server, another label another prompt.
+# A prompt is a list of numbers below 1,000, which a Wording turns into what the server understands: token ids where it
+# takes them, so that a prompt has exactly as many tokens as it should, else words.
+
+N_NUMBERS = 1000
+
+# Ids below are control tokens and bytes in most vocabularies.
+_FIRST_ID = 300
+_FIRST_BYTE, _N_BYTES = 33, 94
+# Each of them is one token in the usual vocabularies.
+_WORDS = ("the", "of", "and", "to", "in", "is", "you", "that", "it", "he", "was", "for", "on", "are", "as", "with")
+
+
+class Wording(StrEnum):
+    """How numbers become a prompt, the most exact way first."""
+
+    IDS = "token ids"
+    LOW_IDS = "token ids below 128"
+    TEXT = "text"
+
+    def prompt(self, numbers: Sequence[int]) -> list[int] | str:
+        """The value of the field `prompt`."""
+        if self is Wording.IDS:
+            return [_FIRST_ID + number for number in numbers]
+        if self is Wording.LOW_IDS:
+            return [_FIRST_BYTE + number % _N_BYTES for number in numbers]
+        return " ".join(_WORDS[number % len(_WORDS)] for number in numbers)
+
+
+def numbers(seed: int, label: str, count: int) -> list[int]:
+    """`count` numbers below N_NUMBERS that belong to `seed` and `label`."""
+    chosen = random.Random(f"{seed}/{label}")
+    return [chosen.randrange(N_NUMBERS) for _ in range(count)]
+
+
+# --- an HTTP client that costs next to nothing: asyncio's protocol and the C parser of httptools ---
+# A load generator shares the machine with what it measures. A full client took 90 to 270 microseconds of a core per
+# token here, as much as the daemon itself; this one is for measuring only.
+
+
+class Refused(LocalrunError):
+    """The server answered with an HTTP error. `retry_after_s` is its Retry-After in seconds, where it gave one."""
+
+    def __init__(self, http_status: int, message: str, retry_after_s: float | None) -> None:
+        super().__init__(message)
+        self.http_status = http_status
+        self.retry_after_s = retry_after_s
+
+
+async def post_stream(
+    url: str, body: bytes, on_data: Callable[[bytes, float], None], headers: Mapping[str, str] | None = None
+) -> None:
+    """POST a JSON `body`; `on_data` gets each piece of the answer and the time (`perf_counter`) at which it came.
+
+    Raises DaemonUnreachable when nobody listens, Refused for an HTTP error, LocalrunError for a connection that breaks,
+    and BadRequest for a URL that is not plain HTTP.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "http":
+        raise BadRequest(f"the load generator speaks plain HTTP, not {parts.scheme or 'this'}: {url}; use http://")
+    host, port = parts.hostname or "127.0.0.1", parts.port or 80
+    loop = asyncio.get_running_loop()
+    exchange = _Exchange(loop.create_future(), on_data)
+    try:
+        transport, _ = await loop.create_connection(lambda: exchange, host, port)
+    except OSError as error:
+        raise DaemonUnreachable(f"nothing answers at {host}:{port}: {error}") from error
+    fields = {
+        "Host": parts.netloc.rpartition("@")[2],
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+        **(headers or {}),
+    }
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    transport.write(f"POST {parts.path} HTTP/1.1\r\n{head}\r\n".encode() + body)
+    try:
+        await exchange.ended
+    finally:
+        transport.close()
+
+
+class _Exchange(asyncio.Protocol):
+    """One request and its answer; the names of the `on_` methods are those that httptools calls."""
+
+    def __init__(self, ended: asyncio.Future[None], on_data: Callable[[bytes, float], None]) -> None:
+        self.ended = ended
+        self._on_data = on_data
+        self._parser = httptools.HttpResponseParser(self)
+        self._retry_after_s: float | None = None
+        self._has_length = False
+        self._ends_by_closing = False
+        self._problem = b""
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except Exception as error:
+            self._end(LocalrunError(f"the server sent something that is not HTTP: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is None and self._ends_by_closing:
+            self.on_message_complete()
+        self._end(LocalrunError(f"the connection broke before the answer was complete: {exc or 'closed'}"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        self._has_length = self._has_length or name in (b"content-length", b"transfer-encoding")
+        # It may also be a date; how long that is would depend on two clocks.
+        if name == b"retry-after" and value.strip().isdigit():
+            self._retry_after_s = float(value)
+
+    def on_headers_complete(self) -> None:
+        self._ends_by_closing = not self._has_length
+
+    def on_body(self, body: bytes) -> None:
+        if self._parser.get_status_code() == 200:
+            self._on_data(body, time.perf_counter())
+        else:
+            self._problem += body
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        self._end(None if status == 200 else Refused(status, _refusal(status, self._problem), self._retry_after_s))
+
+    def _end(self, error: Exception | None) -> None:
+        if self.ended.done():
+            return
+        if error is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(error)
+
+
+def _refusal(status: int, body: bytes) -> str:
+    """The message within the error JSON of OpenAI's API, or the body as it is."""
+    try:
+        said = msgspec.json.decode(body, type=dict[str, object]).get("error")
+    except msgspec.DecodeError:
+        said = None
+    message = said.get("message") if isinstance(said, dict) else said
+    return f"status {status}: {message or body.decode(errors='replace')}"
+
 
 # What a record says that the load generator itself ended.
 CUT_SHORT = "cut short by the load generator"
@@ -261,3 +407,36 @@ def _take(record: StreamRecord, chunk: _Chunk, now_s: float) -> str:
     if chunk.error is None:
         return ""
     return str(chunk.error.get("message", chunk.error)) if isinstance(chunk.error, dict) else str(chunk.error)
+
+
+# --- the open loop: requests arrive by a clock of their own, not when the server is ready for more.
+# A closed loop sends the next request when an answer is complete, so a slow server is asked less, and its queue is
+# never seen.
+
+
+def arrivals_s(*, rate_per_s: float, seconds: float, burstiness: float = 1.0, seed: int) -> list[float]:
+    """Times in [0, seconds), ascending. Gaps are Gamma distributed with mean 1 / rate and shape `burstiness`.
+
+    A shape of 1 makes a Poisson process; below 1 arrivals come in bursts, above they get regular.
+    """
+    chosen = random.Random(seed)
+    at_s = 0.0
+    times: list[float] = []
+    while True:
+        at_s += chosen.gammavariate(burstiness, 1 / (rate_per_s * burstiness))
+        if at_s >= seconds:
+            return times
+        times.append(at_s)
+
+
+async def open_loop(arrivals_s: Sequence[float], begin: Callable[[int, float], Stream]) -> list[StreamRecord]:
+    """Call `begin(index, intended_at_s)` at each of the times (seconds from now) and wait for all answers.
+
+    A request that is sent late, because this process was busy, is still measured from when it should have been.
+    """
+    start_s = time.perf_counter()
+    streams = []
+    for index, arrival_s in enumerate(arrivals_s):
+        await asyncio.sleep(max(0.0, start_s + arrival_s - time.perf_counter()))
+        streams.append(begin(index, start_s + arrival_s))
+    return list(await asyncio.gather(*(stream.task for stream in streams)))

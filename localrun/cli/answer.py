@@ -1,4 +1,4 @@
-"""One answer of a model: received, shown while it comes, measured.
+"""One answer of a model: received, measured, and shown while it comes above a status line.
 
 Runs in the CLI's event loop. Does not: start requests, or keep a conversation.
 """
@@ -7,20 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncGenerator
 from enum import StrEnum
+from types import TracebackType
+from typing import Self, TextIO
 
 import msgspec
 
-from localrun.cli.columns import duration
-from localrun.cli.meter import StreamMeter
-from localrun.cli.status_line import StatusLine, dim
-from localrun.cli.visible import for_stdout
+from localrun.cli.text import duration, for_stdout
 from localrun.client import ChatMetrics, ChatPiece
 
 STATUS_INTERVAL_S = 0.125
+# The rate is that of the last two seconds; over fewer pieces than this it would jump about.
+RATE_WINDOW_S = 2.0
+RATE_MIN_PIECES = 5
+MIN_ROWS = 4
+
+_SAVE = "\x1b7"
+_RESTORE = "\x1b8"
 
 
 class Stats(StrEnum):
@@ -66,7 +74,7 @@ async def show(pieces: AsyncGenerator[ChatPiece, None], answer: Answer, stats: S
             if answer.text and not answer.text.endswith("\n"):
                 print(flush=True)
     if answer.was_prompt_cut:
-        print("note: the prompt is longer than the context; only a part of it was read", file=sys.stderr)
+        print("note: the prompt is longer than the context; only part of it was used", file=sys.stderr)
     if answer.metrics is None:
         return
     if stats is Stats.VERBOSE:
@@ -140,3 +148,97 @@ def metrics_table(metrics: ChatMetrics) -> str:
 
 def _rate(tokens_per_s: float | None) -> str:
     return "- tokens/s" if tokens_per_s is None else f"{tokens_per_s:.2f} tokens/s"
+
+
+class StreamMeter:
+    """How fast an answer comes, as seen by the one who reads it: counts pieces, nearly always one token each; the
+    daemon's own counts come with the last.
+
+    Pure: time is an argument. All times are of one monotonic clock; `started_at_s` is when the request was sent.
+    """
+
+    def __init__(self, started_at_s: float) -> None:
+        self._started_at_s = started_at_s
+        self._arrivals_s: deque[float] = deque()
+        self.pieces = 0
+        self.ttft_s: float | None = None
+
+    def add(self, now_s: float) -> None:
+        """A piece with text came."""
+        if self.ttft_s is None:
+            self.ttft_s = now_s - self._started_at_s
+        self.pieces += 1
+        self._arrivals_s.append(now_s)
+
+    def pieces_per_s(self, now_s: float) -> float | None:
+        """The rate of the last two seconds; None while there are too few pieces to tell."""
+        while self._arrivals_s and now_s - self._arrivals_s[0] > RATE_WINDOW_S:
+            self._arrivals_s.popleft()
+        if self.pieces < RATE_MIN_PIECES:
+            return None
+        if not self._arrivals_s:
+            return 0.0
+        span_s = now_s - self._arrivals_s[0]
+        return (len(self._arrivals_s) - 1) / span_s if span_s > 0 else None
+
+    def line(self, now_s: float) -> str:
+        """One line for a person who watches."""
+        if self.ttft_s is None:
+            return f"waiting for the first token, {now_s - self._started_at_s:.1f} s"
+        rate = self.pieces_per_s(now_s)
+        shown_rate = "..." if rate is None else f"{rate:.1f}"
+        return f"{shown_rate} tokens/s, {self.pieces} tokens, first after {self.ttft_s:.2f} s"
+
+
+class StatusLine:
+    """A dim line at the bottom of the terminal, under text that goes on flowing. A context manager; enter it with the
+    cursor at the start of a row.
+
+    While it is open the last row is taken out of the terminal's scrolling region (DECSTBM), so the terminal itself
+    wraps and scrolls the text above it, whatever characters it is made of. Closing gives the row back. A terminal whose
+    size changes in between gets its row back at once and no line for the rest of the answer.
+    """
+
+    def __init__(self, terminal: TextIO) -> None:
+        self._terminal = terminal
+        self._size: os.terminal_size | None = None
+
+    def __enter__(self) -> Self:
+        size = self._terminal_size()
+        if size.lines >= MIN_ROWS:
+            self._size = size
+            # The line feed makes room when the cursor is on the last row; setting the region moves the cursor home.
+            self._write(f"\n{_SAVE}\x1b[1;{size.lines - 1}r{_RESTORE}\x1b[1A")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._size is not None:
+            self._write(f"{_SAVE}\x1b[{self._size.lines};1H\x1b[2K\x1b[r{_RESTORE}")
+            self._size = None
+
+    def show(self, text: str) -> None:
+        """Replace the line's text; what does not fit is cut off."""
+        if self._size is None:
+            return
+        if self._terminal_size() != self._size:
+            self.__exit__(None, None, None)
+            return
+        row = f"\x1b[{self._size.lines};1H\x1b[2K{dim(text[: self._size.columns - 1])}"
+        self._write(f"{_SAVE}{row}{_RESTORE}")
+
+    def _terminal_size(self) -> os.terminal_size:
+        try:
+            return os.get_terminal_size(self._terminal.fileno())
+        except OSError:
+            return os.terminal_size((0, 0))
+
+    def _write(self, text: str) -> None:
+        self._terminal.write(text)
+        self._terminal.flush()
+
+
+def dim(text: str) -> str:
+    """The text in the terminal's faint colour."""
+    return f"\x1b[2m{text}\x1b[0m"

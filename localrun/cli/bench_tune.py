@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -12,8 +11,8 @@ import click
 
 from localrun import config, thread_choice
 from localrun.cli import exits
-from localrun.cli.columns import columns
-from localrun.cli.number_list import NumberList
+from localrun.cli.bench import NumberList, say
+from localrun.cli.text import columns, print_json
 from localrun.config import Settings
 
 if TYPE_CHECKING:
@@ -24,34 +23,32 @@ if TYPE_CHECKING:
 @click.command("tune")
 @click.argument("model", required=False)
 @click.option("--threads", "counts", type=NumberList(), default=(), metavar="N,N,...",
-              help="Numbers to try. Default: by the processors that may be used.")  # fmt: skip
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Measure all of it so often.")
-@click.option("--dry-run", is_flag=True, help="Keep nothing.")
+              help="Numbers to try. Default: chosen by the available processors.")  # fmt: skip
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="How many times to measure everything."
+)
+@click.option("--dry-run", is_flag=True, help="Do not save the result.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def command(model: str | None, counts: tuple[int, ...], rounds: int, dry_run: bool, as_json: bool) -> int:
-    """Measure how many threads are best for a MODEL, and keep that for the engines that open it.
+def tune_command(model: str | None, counts: tuple[int, ...], rounds: int, dry_run: bool, as_json: bool) -> int:
+    """Measure how many threads are best for MODEL, and save the result for the engines that load it.
 
-    A MODEL is a name or the path of a GGUF. Each number of threads computes a prompt of 512 tokens and 1, 4 and 8
-    streams, on the CPU. Without a MODEL, a random one of the size of 135M Q4_0 is measured and nothing is kept.
+    MODEL is a name or the path of a GGUF. Each number of threads computes a prompt of 512 tokens and 1, 4 and 8
+    streams, on the CPU. Without MODEL, a random 135M Q4_0 model is measured and nothing is saved.
 
-    An engine tries some numbers by itself when it is idle after its first load; this is more thorough. Run it with the
-    limits (container, affinity) that the daemon has: what is kept holds for these. Nothing is kept while other programs
-    compute.
+    An engine tries some numbers by itself when it is idle after its first load; this is more thorough. Run it under the
+    limits (container, affinity) that the daemon has, because the result holds for these. Nothing is saved while other
+    programs use the processors.
     """
-    import msgspec
-
+    from localrun.bench.servers import model_or_random
     from localrun.bench.tune import counts_to_try, find_model, tune
-    from localrun.models.synthesize import synthesize
     from localrun.processors import usable
 
     settings = config.load({})
     processors = usable()
     with tempfile.TemporaryDirectory(prefix="localrun-bench-") as folder:
-        path = Path(folder, "135m-q4_0.gguf")
         if model is None:
-            _say("writing a random 135M Q4_0 model")
-            synthesize("135m", "Q4_0", path)
-        found = find_model(model or str(path), settings)
+            say("writing a random 135M Q4_0 model")
+        found = find_model(model or str(model_or_random(None, Path(folder))), settings)
         tuning = tune(found, processors, counts or counts_to_try(processors), rounds=rounds, on_measured=_show)
     kept_at = config.folders().cache / thread_choice.FILE_NAME
     before = thread_choice.find(kept_at, processors.identity, tuning.build, tuning.shape)
@@ -59,8 +56,7 @@ def command(model: str | None, counts: tuple[int, ...], rounds: int, dry_run: bo
     if is_kept:
         tuning.keep(kept_at, time.time())
     if as_json:
-        report = {"tuning": tuning, "before": before, "kept_at": str(kept_at) if is_kept else None}
-        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+        print_json({"tuning": tuning, "before": before, "kept_at": str(kept_at) if is_kept else None})
     else:
         print("\n".join(_report(tuning, settings, before, kept_at if is_kept else None)))
     return exits.OK
@@ -73,17 +69,19 @@ def _report(
     lines = [*_machine_lines(processors), f"model       {tuning.model}", "", *_table(tuning).splitlines(), ""]
     best, usual = tuning.best, processors.usual_threads
     if settings.threads:
-        now = f"{settings.threads}, because `threads` is set, and that comes before what is measured"
+        now = f"{settings.threads}, because `threads` is set, which overrides measurements"
     elif before is not None:
-        now = _words(before) + ", by an earlier measurement"
+        now = _words(before) + ", from an earlier measurement"
     else:
         now = f"{usual}, one for each fast core" if not processors.limit else f"{usual}, by the limit"
     lines += [f"best        {_words(best)}", f"until now   {now}"]
     if tuning.is_disturbed:
-        lines.append(f"disturbed   other programs took {tuning.others:.1f} processors meanwhile; measure again without")
+        lines.append(
+            f"disturbed   other programs used {tuning.others:.1f} processors meanwhile; measure again without them"
+        )
     if kept_at is None:
-        return [*lines, "kept        nothing"]
-    return [*lines, f"kept        in {kept_at}; an engine takes it up when it opens the model (`localrun stop`)"]
+        return [*lines, "saved       nothing"]
+    return [*lines, f"saved       in {kept_at}; engines use it when they next load the model (`localrun stop`)"]
 
 
 def _machine_lines(processors: Processors) -> list[str]:
@@ -117,8 +115,4 @@ def _words(threads: thread_choice.Threads) -> str:
 def _show(measured: Measured) -> None:
     rate = measured.streams * measured.rows / measured.seconds
     what = "a prompt" if measured.rows > 1 else f"{measured.streams} stream{'s' if measured.streams > 1 else ''}"
-    _say(f"{measured.threads} threads, {what}: {rate:.0f} tok/s")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    say(f"{measured.threads} threads, {what}: {rate:.0f} tok/s")

@@ -1,24 +1,19 @@
-"""`localrun cache`: what is kept of prompts, in memory and on disk, and how to be rid of it.
+"""`localrun cache`: what is kept of prompts, in memory and on disk; clearing it.
 
 A running daemon is asked. Without one, what lies on disk is read and deleted here.
 """
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import click
-import msgspec
 
 from localrun import config, errors, kv_folders
-from localrun.cli.columns import ago, columns, size
-from localrun.cli.connection import base_url, with_settings
-from localrun.cli.daemon import daemon_version
-from localrun.cli.model_name import for_daemon
-from localrun.client import Client
+from localrun.cli.daemon import ask, base_url, daemon_version, for_daemon, with_settings
+from localrun.cli.text import ago, columns, print_json, size
 from localrun.config import Settings
 from localrun.kv_folders import ModelFolder
 from localrun.snapshot import CacheCleared, CacheReport, CacheRow
@@ -30,38 +25,38 @@ _HEADER = ("NAME", "KV CELLS", "IN MEMORY", "ON DISK", "LAST USED", "HIT RATE")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object, as in the daemon's /localrun/v1/cache.")
 @with_settings
 @click.pass_context
-def command(context: click.Context, as_json: bool, settings: Settings) -> None:
-    """Show what is kept of prompts, so that they need not be computed again.
+def cache_command(context: click.Context, as_json: bool, settings: Settings) -> None:
+    """Show the prompt cache: the saved state of prompts, which need not be computed again.
 
-    Prefixes are kept in KV cells while they run, then in memory, then on disk, where they outlive the daemon.
+    Prefixes are kept in KV cells while they are in use, then in memory, then on disk, where they outlive the daemon.
     """
     if context.invoked_subcommand is not None:
         return
     report = _report(settings)
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+        print_json(report)
     else:
         print(_as_text(report, datetime.now(UTC)))
 
 
-@command.command("clear")
+@cache_command.command("clear")
 @click.argument("model", required=False)
-@click.option("--ram", is_flag=True, help="Only what is in memory.")
-@click.option("--disk", is_flag=True, help="Only what is on disk; what memory still has is written again.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--ram", is_flag=True, help="Clear only memory.")
+@click.option("--disk", is_flag=True, help="Clear only the disk; what is still in memory is written again.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @with_settings
 def clear(model: str | None, ram: bool, disk: bool, yes: bool, settings: Settings) -> None:
-    """Forget what is kept of MODEL's prompts, or of all models'. Running requests lose nothing."""
+    """Clear the prompt cache of MODEL, or of all models. Running requests are not affected."""
     where = "in memory" if ram and not disk else "on disk" if disk and not ram else "in memory and on disk"
     if not yes and sys.stdin.isatty():
-        click.confirm(f"Forget what is kept {where} of {model or 'all models'}?", abort=True, err=True)
+        click.confirm(f"Clear the prompt cache {where} of {model or 'all models'}?", abort=True, err=True)
     cleared = _clear(settings, model, ram=ram or not disk, disk=disk or not ram)
     print(f"freed {size(cleared.ram_bytes)} of memory and {size(cleared.disk_bytes)} on disk")
 
 
-@command.command("prune")
+@cache_command.command("prune")
 def prune() -> None:
-    """Delete what is kept on disk of models whose files are gone, and folders that are empty."""
+    """Delete cached prompts of models that no longer exist, and empty folders."""
     gone = [folder for folder in kv_folders.survey(_folder()) if folder.is_abandoned or not folder.files]
     freed_bytes = sum(kv_folders.remove(folder.path) for folder in gone)
     print(f"deleted {len(gone)} {'folder' if len(gone) == 1 else 'folders'}, freed {size(freed_bytes)} on disk")
@@ -73,7 +68,7 @@ def _folder() -> Path:
 
 def _report(settings: Settings) -> CacheReport:
     if daemon_version(settings) is not None:
-        return asyncio.run(_ask(base_url(settings)))
+        return ask(base_url(settings), lambda client: client.cache())
     rows: dict[str, CacheRow] = {}
     for folder in kv_folders.survey(_folder()):
         if not folder.files:
@@ -92,14 +87,10 @@ def _report(settings: Settings) -> CacheReport:
     )
 
 
-async def _ask(url: str) -> CacheReport:
-    async with Client(url) as client:
-        return await client.cache()
-
-
 def _clear(settings: Settings, model: str | None, *, ram: bool, disk: bool) -> CacheCleared:
     if daemon_version(settings) is not None:
-        return asyncio.run(_ask_to_clear(base_url(settings), model and for_daemon(model), ram=ram, disk=disk))
+        name = model and for_daemon(model)
+        return ask(base_url(settings), lambda client: client.clear_cache(name, ram=ram, disk=disk))
     folders = [folder for folder in kv_folders.survey(_folder()) if model is None or _is_of(folder, model)]
     if model is not None and not folders:
         raise errors.ModelNotFound(model)
@@ -108,11 +99,6 @@ def _clear(settings: Settings, model: str | None, *, ram: bool, disk: bool) -> C
 
 def _is_of(folder: ModelFolder, model: str) -> bool:
     return folder.is_of(for_daemon(model).removesuffix(":latest"))
-
-
-async def _ask_to_clear(url: str, model: str | None, *, ram: bool, disk: bool) -> CacheCleared:
-    async with Client(url) as client:
-        return await client.clear_cache(model, ram=ram, disk=disk)
 
 
 def _as_text(report: CacheReport, now: datetime) -> str:

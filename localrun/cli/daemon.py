@@ -1,34 +1,111 @@
-"""Finding the daemon, and starting one in the background.
+"""The daemon a command talks to: its address, finding it, starting one in the background, and asking it.
 
 A background daemon is `localrun serve` in a session of its own, so it outlives the terminal, with its output in a log
 file in the state folder; it ends by itself after half an hour without work. Of commands that need one at the same time
 one starts it while the others wait; if somebody else takes the port meanwhile, that daemon is as good.
 
-Does not: stop a daemon, or speak anything but `/health`.
+Does not: stop a daemon.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import http.client
 import json
 import os
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
 
 from localrun import config, errors
 from localrun.cli import exits
-from localrun.cli.connection import base_url
+
+if TYPE_CHECKING:
+    from localrun.client import Client
 
 IDLE_EXIT_S = 1800
 START_TIMEOUT_S = 60.0
 PROBE_TIMEOUT_S = 5.0
 POLL_INTERVAL_S = 0.05
 LOG_TAIL_LINES = 5
+
+# owner/repo:file.gguf, perhaps after the hub's host: a file of a repository, not one of this machine.
+_FILE_OF_A_REPO = re.compile(
+    r"(https://)?([\w.-]+/)?[\w-][\w.-]*/[\w-][\w.@-]*:[\w.-]+\.gguf", re.ASCII | re.IGNORECASE
+)
+
+T = TypeVar("T")
+
+
+def with_settings(function: Callable[..., T]) -> Callable[..., T]:
+    """Give a command `--host` and `--port`, and its function the argument `settings`."""
+
+    @click.option("--host", help="Address of the daemon (LOCALRUN_HOST).")
+    @click.option("--port", type=int, help="Port of the daemon (LOCALRUN_PORT).")
+    @functools.wraps(function)
+    def with_connection(*arguments: Any, host: str | None, port: int | None, **options: Any) -> T:
+        return function(*arguments, settings=load_settings({"host": host, "port": port}), **options)
+
+    return with_connection
+
+
+def load_settings(flags: Mapping[str, Any]) -> config.Settings:
+    """The settings, with this command's flags over those given before the command's name. Raises click.UsageError."""
+    try:
+        return config.load(given_flags(flags))
+    except config.ConfigError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def given_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """A command's flags over the address given before the command's name. None is not given."""
+    context = click.get_current_context(silent=True)
+    before = {} if context is None else context.find_root().params
+    given = {field: value for field, value in flags.items() if value is not None}
+    return {"host": before.get("host"), "port": before.get("port")} | given
+
+
+def base_url(settings: config.Settings) -> str:
+    """The daemon's address as a URL. Raises click.UsageError for port 0, behind which no daemon can be found."""
+    if settings.port == 0:
+        raise click.UsageError(
+            "port 0 stands for any free port, so no daemon can be found there; give the port that the daemon listens on"
+        )
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{settings.port}"
+
+
+def for_daemon(name: str) -> str:
+    """The name, or the absolute path for a file: the daemon does not share the user's working folder.
+
+    A file is what ends in `.gguf`, starts like a path, or has a separator and exists.
+    """
+    if _FILE_OF_A_REPO.fullmatch(name) and not name.startswith(".") and not Path(name).exists():
+        return name
+    starts_like_a_path = name.startswith(("./", "../", "~", os.sep, "." + os.sep, ".." + os.sep))
+    has_separator = "/" in name or os.sep in name
+    if name.endswith(".gguf") or starts_like_a_path or (has_separator and Path(name).is_file()):
+        return str(Path(name).expanduser().absolute())
+    return name
+
+
+def ask(url: str, question: Callable[[Client], Awaitable[T]]) -> T:
+    """What the daemon answers to one call of the client. Raises what the call raises."""
+    from localrun.client import Client
+
+    async def answer() -> T:
+        async with Client(url) as client:
+            return await question(client)
+
+    return asyncio.run(answer())
 
 
 def ensure_daemon(settings: config.Settings) -> str:
@@ -55,12 +132,12 @@ def ensure_daemon(settings: config.Settings) -> str:
 def require_daemon(settings: config.Settings) -> str:
     """The base URL of a daemon that answers. Raises DaemonUnreachable without one, Unavailable and PortBusy."""
     if daemon_version(settings) is None:
-        raise errors.DaemonUnreachable(f"no daemon answers at {base_url(settings)}; `localrun serve` starts one")
+        raise errors.DaemonUnreachable(f"no daemon is running at {base_url(settings)}; `localrun serve` starts one")
     return base_url(settings)
 
 
 def wait_until_gone(settings: config.Settings, timeout_s: float) -> None:
-    """Wait for a daemon that was asked to end. Raises Unavailable when it still answers after `timeout_s`."""
+    """Wait for a daemon that was asked to end. Raises Unavailable when it is still running after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
@@ -71,7 +148,7 @@ def wait_until_gone(settings: config.Settings, timeout_s: float) -> None:
         except errors.Unavailable:
             pass
         if time.monotonic() > deadline_s:
-            raise errors.Unavailable(f"the daemon at {base_url(settings)} still answers after {timeout_s:g} s")
+            raise errors.Unavailable(f"the daemon at {base_url(settings)} is still running after {timeout_s:g} s")
         time.sleep(POLL_INTERVAL_S)
 
 
@@ -105,8 +182,16 @@ def daemon_version(settings: config.Settings) -> str | None:
     finally:
         connection.close()
     raise errors.PortBusy(
-        f"port {settings.port} of {settings.host} belongs to {other}; choose another one with --port or LOCALRUN_PORT"
+        f"port {settings.port} of {settings.host} is in use by {other}; choose another one with --port or LOCALRUN_PORT"
     )
+
+
+def version_if_any(settings: config.Settings) -> str | None:
+    """As `daemon_version`; None also for a daemon that is starting or stopping, and for somebody else."""
+    try:
+        return daemon_version(settings) if settings.port else None
+    except (errors.PortBusy, errors.Unavailable):
+        return None
 
 
 def _get(connection: http.client.HTTPConnection, path: str) -> tuple[http.client.HTTPResponse, bytes]:
@@ -159,7 +244,7 @@ def _start(settings: config.Settings, url: str) -> None:
                 raise
             # Ours may hold the port already and be too busy starting to answer.
         if status is not None and status != exits.PORT_BUSY:
-            raise errors.DaemonUnreachable(f"the daemon ended at once, with status {status}{_log_tail(log_path)}")
+            raise errors.DaemonUnreachable(f"the daemon exited at once, with status {status}{_log_tail(log_path)}")
         if time.monotonic() > deadline_s:
             child.kill()
             raise errors.DaemonUnreachable(f"the daemon did not start in {START_TIMEOUT_S:g} s{_log_tail(log_path)}")

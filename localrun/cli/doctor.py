@@ -1,34 +1,32 @@
-"""`localrun doctor`: what is right and what is not with this machine, the build and the files."""
+"""`localrun doctor`: what is wrong with this machine, the build and the files, and what to do about it."""
 
 from __future__ import annotations
 
 import click
-import msgspec
 
 from localrun import __version__, config, errors
 from localrun.cli import exits
-from localrun.cli.daemon import daemon_version
-from localrun.cli.visible import visible
+from localrun.cli.daemon import daemon_version, given_flags
+from localrun.cli.text import print_json, visible
 from localrun.config import Settings
 
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-@click.option("--deep", "is_deep", is_flag=True, help="Compare the digests of all model files; probe the kernels anew.")
+@click.option(
+    "--deep", "is_deep", is_flag=True, help="Verify the checksums of all model files and probe the kernels again."
+)
 @click.option("--host", help="Address of the daemon (LOCALRUN_HOST).")
 @click.option("--port", type=int, help="Port of the daemon (LOCALRUN_PORT).")
-@click.pass_context
-def command(context: click.Context, as_json: bool, is_deep: bool, host: str | None, port: int | None) -> int:
+def doctor_command(as_json: bool, is_deep: bool, host: str | None, port: int | None) -> int:
     """Check Python, llama.cpp, the GPU, threads, memory, disk, the port, folders, models and caches.
 
-    Each line is ok, warn or fail, with what to do about it. Nothing is changed. The exit code is 1 if anything fails.
+    Each line is ok, warn or fail, with what to do about it. Nothing is changed. The exit code is 1 if a check fails.
     """
     from localrun.doctor.examine import Seen, examine
     from localrun.doctor.finding import Level
 
-    before = context.find_root().params
-    flags = {"host": host or before.get("host"), "port": port if port is not None else before.get("port")}
-    settings, settings_problem = _settings(flags)
+    settings, settings_problem = _settings(given_flags({"host": host or None, "port": port}))
     version, port_problem, is_stopping = _who_answers(settings)
     seen = Seen(
         settings=settings, settings_problem=settings_problem, daemon_version=version, port_problem=port_problem,
@@ -43,8 +41,7 @@ def command(context: click.Context, as_json: bool, is_deep: bool, host: str | No
                 print(f"{'':<16} -> {visible(finding.remedy)}", flush=True)
     counts = {level: sum(finding.level is level for finding in findings) for level in Level}
     if as_json:
-        report = {"localrun": __version__, "ok": not counts[Level.FAIL], "findings": findings}
-        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+        print_json({"localrun": __version__, "ok": not counts[Level.FAIL], "findings": findings})
     else:
         print(f"\n{counts[Level.OK]} ok, {counts[Level.WARN]} to look at, {counts[Level.FAIL]} failed")
     return exits.ERROR if counts[Level.FAIL] else exits.OK

@@ -16,12 +16,12 @@ MODEL_NOT_FOUND = 5
 INTERRUPTED = 130
 
 MEANINGS = {
-    OK: "done",
+    OK: "success",
     ERROR: "any other error",
-    USAGE: "wrong use of the command line, or a wrong setting",
-    PORT_BUSY: "the port is taken by another program",
-    DAEMON_UNREACHABLE: "the daemon does not answer or went away",
-    MODEL_NOT_FOUND: "there is no such model",
+    USAGE: "invalid command line or setting",
+    PORT_BUSY: "the port is in use by another program",
+    DAEMON_UNREACHABLE: "the daemon does not answer or has gone",
+    MODEL_NOT_FOUND: "no such model",
     INTERRUPTED: "interrupted by Ctrl-C",
 }
 

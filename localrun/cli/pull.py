@@ -1,47 +1,53 @@
-"""`localrun pull`: download a model."""
+"""Getting models: `pull` downloads one, `search` finds them in the catalogue and on the Hugging Face hub."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import sys
 import time
+from collections import deque
+from datetime import UTC, datetime
+from typing import Any
 
 import click
 
-from localrun.cli.connection import with_settings
-from localrun.cli.daemon import ensure_daemon
-from localrun.cli.model_name import for_daemon
-from localrun.cli.pull_meter import PullMeter
-from localrun.cli.visible import visible
+from localrun.cli.daemon import ask, ensure_daemon, for_daemon, with_settings
+from localrun.cli.text import ago, columns, duration, for_stdout, size, visible
 from localrun.client import Client, PullPiece
 from localrun.config import Settings
 
+RATE_WINDOW_S = 8.0
+# A rate over less than this jumps about.
+RATE_MIN_S = 0.5
+BAR_CHARS = 24
+
 _STEP_PERCENT = 10
+_CATALOG_HEADER = ("NAME", "SIZE", "CONTEXT", "MEMORY", "LICENCE", "FOR")
+_HUB_HEADER = ("REPOSITORY", "DOWNLOADS", "LIKES", "UPDATED", "LICENCE", "")
 
 
 @click.command("pull")
 @click.argument("model")
-@click.option("--insecure", is_flag=True, help="Allow plain http to a registry that is not on this machine.")
+@click.option("--insecure", is_flag=True, help="Allow plain HTTP to a registry on another machine.")
 @with_settings
-def command(model: str, insecure: bool, settings: Settings) -> None:
-    """Download MODEL, or go on with a download that was stopped.
+def pull_command(model: str, insecure: bool, settings: Settings) -> None:
+    """Download MODEL, or resume an interrupted download.
 
-    MODEL is a name of the catalogue (`localrun search` lists them), owner/repo[:QUANT] for a repository on the Hugging
-    Face hub, or registry.ollama.ai/owner/name[:tag]. Without a quantization the best that suits this machine's memory
-    is taken.
+    MODEL is a name from the catalogue (`localrun search` lists it), owner/repo[:QUANT] for a repository on the Hugging
+    Face hub, or registry.ollama.ai/owner/name[:tag]. Without a quantization, localrun picks the best one that fits this
+    machine's memory.
     """
     name = for_daemon(model)
     try:
         asyncio.run(_pull(ensure_daemon(settings), name, insecure=insecure))
     except KeyboardInterrupt:
-        print(
-            f"stopped; what has come is kept, and `localrun pull {visible(model)}` goes on from there", file=sys.stderr
-        )
+        print(f"stopped; `localrun pull {visible(model)}` resumes the download", file=sys.stderr)
         raise
-    print(f"{visible(name)} is here")
+    print(f"{visible(name)} is ready")
 
 
 def pull_missing(base_url: str, model: str) -> bool:
@@ -56,7 +62,7 @@ async def _pull_missing(base_url: str, model: str) -> bool:
     async with Client(base_url) as client:
         if "/" not in model and not await client.catalog(model):
             return False
-    print(f"{visible(model)} is not here yet; pulling it", file=sys.stderr)
+    print(f"{visible(model)} is not installed; pulling it", file=sys.stderr)
     await _pull(base_url, model)
     return True
 
@@ -113,3 +119,119 @@ class _Bar(_Lines):
             text += self._meter.line(now_s)[:columns]
         sys.stderr.write(f"\r\x1b[2K{text}")
         sys.stderr.flush()
+
+
+class PullMeter:
+    """How far a download is, as one line for a person. Fed with every piece of a pull.
+
+    Pure: time is an argument, of one monotonic clock. What was on disk before counts as done, but not towards the rate;
+    no number goes backwards, whatever the daemon says.
+    """
+
+    def __init__(self) -> None:
+        self._totals: dict[str, int] = {}
+        self._done: dict[str, int] = {}
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def add(self, piece: PullPiece, now_s: float) -> None:
+        """A piece came. Those without a size change nothing."""
+        if not piece.total:
+            return
+        key = piece.digest or piece.status
+        is_first = key not in self._totals
+        self._totals[key] = max(self._totals.get(key, 0), piece.total)
+        self._done[key] = max(self._done.get(key, 0), min(piece.completed, self._totals[key]))
+        if is_first or (not self._samples and piece.completed):
+            self._samples.clear()
+        self._samples.append((now_s, self.done_bytes))
+        while len(self._samples) > 2 and now_s - self._samples[0][0] > RATE_WINDOW_S:
+            self._samples.popleft()
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all files that are known yet."""
+        return sum(self._totals.values())
+
+    @property
+    def done_bytes(self) -> int:
+        return sum(self._done.values())
+
+    @property
+    def percent(self) -> int:
+        """Rounded down, so that 100 means all of it."""
+        return self.done_bytes * 100 // self.total_bytes if self.total_bytes else 0
+
+    def bytes_per_s(self, now_s: float) -> float | None:
+        """The rate of the last seconds; None while it cannot be told."""
+        if len(self._samples) < 2 or now_s - self._samples[0][0] < RATE_MIN_S:
+            return None
+        return (self._samples[-1][1] - self._samples[0][1]) / (now_s - self._samples[0][0])
+
+    def line(self, now_s: float) -> str:
+        """Bar, bytes, rate and time left."""
+        filled = BAR_CHARS * self.percent // 100
+        bar = "#" * filled + "." * (BAR_CHARS - filled)
+        parts = [f"{self.percent:3d}% [{bar}] {size(self.done_bytes)} / {size(self.total_bytes)}"]
+        rate = self.bytes_per_s(now_s)
+        if rate is not None and self.done_bytes < self.total_bytes:
+            parts.append(f"{size(rate)}/s")
+            if rate > 0:
+                parts.append(f"{_left((self.total_bytes - self.done_bytes) / rate)} left")
+        return "  ".join(parts)
+
+
+def _left(seconds: float) -> str:
+    """Whole seconds: more would only flicker."""
+    return f"{max(1, round(seconds))} s" if seconds < 59.5 else duration(seconds)
+
+
+@click.command("search")
+@click.argument("query", nargs=-1)
+@click.option("--limit", type=click.IntRange(1, 100), default=20, help="Maximum number of repositories.")
+@click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer, a JSON object.")
+@with_settings
+def search_command(query: tuple[str, ...], limit: int, as_json: bool, settings: Settings) -> None:
+    """Find models to pull: in the catalogue, and among the GGUF repositories of the Hugging Face hub.
+
+    Without QUERY, the whole catalogue is listed; that needs no network. `localrun pull` and `localrun run` take every
+    name in the first column.
+    """
+    found = ask(ensure_daemon(settings), lambda client: client.search(" ".join(query), limit=limit))
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    tables = []
+    if found["catalog"]:
+        tables.append(columns(_CATALOG_HEADER, [_catalog_row(entry) for entry in found["catalog"]]))
+    if found["hub"]:
+        now = datetime.now(UTC)
+        tables.append(columns(_HUB_HEADER, [_hub_row(hit, now) for hit in found["hub"]]))
+    print(for_stdout("\n\n".join(tables) if tables else "nothing was found"))
+    if found["problem"]:
+        print(f"note: the hub was not searched: {visible(found['problem'])}", file=sys.stderr)
+
+
+def _catalog_row(entry: dict[str, Any]) -> tuple[str, ...]:
+    """Sizes of the smallest and the largest quantization that are listed."""
+    sizes = sorted(entry["quants"].values())
+    shown = [size(gigabytes * 1e9) for gigabytes in (sizes[0], sizes[-1])]
+    return (
+        entry["name"],
+        shown[0] if len(sizes) == 1 else " to ".join(shown),
+        str(entry["context_tokens"]),
+        f"{entry['memory_gb']:g} GB",
+        entry["licence"],
+        entry["use"],
+    )
+
+
+def _hub_row(hit: dict[str, Any], now: datetime) -> tuple[str, ...]:
+    updated = hit["updated_at"]
+    return (
+        hit["repo"],
+        str(hit["n_downloads"]),
+        str(hit["n_likes"]),
+        ago(datetime.fromisoformat(updated), now) if updated else "",
+        hit["licence"],
+        "terms to accept first" if hit["is_gated"] else "",
+    )

@@ -1,9 +1,7 @@
-"""The conversation at a terminal: `localrun run MODEL` without a prompt.
+"""The conversation at a terminal: `localrun run MODEL` without a prompt. Its messages and settings, and slash commands.
 
 Reads lines with the terminal's line editing and a history file where Python has readline. Ctrl-C stops an answer, not
 the conversation. One event loop and one connection serve the whole conversation.
-
-Does not: know what the slash commands change (`session.py` does).
 """
 
 from __future__ import annotations
@@ -12,19 +10,130 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from localrun import config
-from localrun.cli.answer import Answer, show
-from localrun.cli.model_card import model_card, model_parameters
-from localrun.cli.session import HELP, Session
-from localrun.cli.visible import for_stdout, visible
+from localrun.cli.answer import Answer, Stats, show
+from localrun.cli.cards import model_card, model_parameters
+from localrun.cli.text import for_stdout, visible
 from localrun.client import Client
 from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError
 
 HISTORY_LINES = 1000
 _QUOTES = '"""'
+
+# The options of a request that may be set by name, as `--option NAME=VALUE` and `/set parameter NAME VALUE`. The daemon
+# checks their ranges.
+KINDS: dict[str, type] = {
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "typical_p": float,
+    "repeat_penalty": float,
+    "repeat_last_n": int,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "mirostat": int,
+    "mirostat_tau": float,
+    "mirostat_eta": float,
+    "seed": int,
+    "num_predict": int,
+    "num_ctx": int,
+    "num_keep": int,
+    "stop": list,
+}
+
+
+def set_option(options: dict[str, Any], name: str, text: str) -> None:
+    """Put the value that `text` spells into `options`; another `stop` is added to those before.
+
+    Raises BadRequest naming the known options, or the type that the option has.
+    """
+    kind = KINDS.get(name)
+    if kind is None:
+        raise BadRequest(f"unknown option {name!r}; the options are {', '.join(KINDS)}")
+    if kind is list:
+        options[name] = [*options.get(name, []), text]
+        return
+    try:
+        options[name] = kind(text)
+    except ValueError:
+        wanted = "a whole number" if kind is int else "a number"
+        raise BadRequest(f"{name} is {text!r}, which is not {wanted}") from None
+
+
+def parse_options(assignments: Iterable[str]) -> dict[str, Any]:
+    """Options from texts like `temperature=0.5`. Raises BadRequest."""
+    options: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise BadRequest(f"{assignment!r} is not an option; write NAME=VALUE")
+        set_option(options, name.strip(), text)
+    return options
+
+
+HELP = """\
+/set parameter NAME VALUE   set an option, such as temperature or num_predict
+/set system TEXT            set the system message
+/set verbose                print a table of counts and times after each answer
+/set quiet                  print nothing about speed
+/set brief                  print one line about speed (the default)
+/show info                  information about the model
+/show parameters            the options set here, and the model's own
+/show system                the system message
+/show template              the model's chat template
+/clear                      forget the conversation
+/bye                        quit (also Ctrl-D)
+/? or /help                 this text
+\"\"\" starts and ends a message of several lines. Ctrl-C stops an answer."""
+
+
+class Session(msgspec.Struct, kw_only=True):
+    """`history` holds the turns so far, without the system message."""
+
+    model: str
+    system: str = ""
+    options: dict[str, Any] = {}
+    stats: Stats = Stats.BRIEF
+    history: list[dict[str, Any]] = []
+
+    def messages(self, prompt: str) -> list[dict[str, Any]]:
+        """The conversation to send for the next answer."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.history, {"role": "user", "content": prompt}]
+
+    def remember(self, prompt: str, answer: str) -> None:
+        """Add a turn. One whose answer was stopped before its first word is not part of the conversation."""
+        if answer:
+            self.history += [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+
+    def set(self, arguments: str) -> str:
+        """Do `/set ARGUMENTS`; what to tell the user. Raises BadRequest."""
+        what, _, rest = arguments.partition(" ")
+        rest = rest.strip()
+        if what in tuple(Stats):
+            self.stats = Stats(what)
+            return f"stats are {what}"
+        if what == "system" and rest:
+            self.system = rest
+            return "the system message is set"
+        if what == "parameter":
+            name, _, text = rest.partition(" ")
+            if name and text.strip():
+                set_option(self.options, name, text.strip())
+                return f"{name} is {self.options[name]}"
+        raise BadRequest("write /set parameter NAME VALUE, /set system TEXT, /set verbose, /set brief or /set quiet")
+
+    def clear(self) -> str:
+        """Do `/clear`; what to tell the user."""
+        self.history.clear()
+        return "the conversation was cleared"
 
 
 def converse(connect: Callable[[], str], session: Session) -> None:
@@ -37,7 +146,7 @@ def converse(connect: Callable[[], str], session: Session) -> None:
         client = runner.run(_opened(connect()))
         try:
             runner.run(client.show(session.model))
-            print(f"Talking to {session.model}. /? lists the commands, /bye leaves.")
+            print(f"Chatting with {session.model}. /? lists the commands, /bye quits.")
             while (message := _read_message()) is not None and message not in ("/bye", "/exit"):
                 try:
                     _handle(runner, client, session, message)
@@ -45,7 +154,7 @@ def converse(connect: Callable[[], str], session: Session) -> None:
                     print(f"error: {visible(error.message)}", file=sys.stderr)
                     runner.run(client.__aexit__(None, None, None))
                     client = runner.run(_opened(connect()))
-                    print("(the daemon runs again and the conversation is kept; send the message again)")
+                    print("(the daemon is running again and the conversation is kept; send the message again)")
                 except LocalrunError as error:
                     print(f"error: {visible(error.message)}", file=sys.stderr)
         finally:
@@ -86,10 +195,10 @@ async def _command(client: Client, session: Session, line: str) -> str:
         case "/show", "parameters":
             return model_parameters(await client.show(session.model), session.options)
         case "/show", "template":
-            return for_stdout((await client.show(session.model)).get("template") or "the model brings no template")
+            return for_stdout((await client.show(session.model)).get("template") or "the model has no template")
         case "/show", _:
             raise BadRequest("write /show info, /show parameters, /show system or /show template")
-    raise BadRequest(f"there is no command {name}; /? lists the commands")
+    raise BadRequest(f"unknown command {name}; /? lists the commands")
 
 
 def _read_message() -> str | None:
@@ -111,7 +220,7 @@ def _read_message() -> str | None:
             print()
             return None
         except KeyboardInterrupt:
-            print("\n(Ctrl-D or /bye leaves)")
+            print("\n(Ctrl-D or /bye quits)")
 
 
 @contextlib.contextmanager

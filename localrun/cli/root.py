@@ -1,6 +1,7 @@
-"""The root command: finds commands by the table in `commands.py`, and turns every error into one line and a code.
+"""The root command: finds commands by the table below, and turns every error into one line and a code.
 
-Does not: import a command before it is called. `localrun` without a command opens the TUI.
+`localrun --help` is printed from the table alone, so that no command's module, and nothing that it needs, is imported.
+`localrun` without a command opens the terminal interface.
 """
 
 from __future__ import annotations
@@ -14,8 +15,32 @@ import click
 
 from localrun import __version__, errors
 from localrun.cli import exits
-from localrun.cli.commands import COMMANDS
-from localrun.cli.visible import visible
+from localrun.cli.text import visible
+
+# Name to module and one line of help. The module has a click command `NAME_command`.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("run", "Chat with a model, or send it one prompt."),
+    "pull": ("pull", "Download a model, or resume a download."),
+    "search": ("pull", "Find models to pull."),
+    "list": ("models", "List the models that can be run."),
+    "ps": ("running", "List the loaded models."),
+    "top": ("running", "Watch requests, engines and the machine live."),
+    "show": ("models", "Show information about a model."),
+    "create": ("models", "Create a model from another one or from a file."),
+    "cp": ("models", "Give a model a second name."),
+    "rm": ("models", "Remove models."),
+    "push": ("models", "Explain how to share a model."),
+    "gc": ("models", "Delete files that no model needs."),
+    "cache": ("cache", "Show or clear the prompt cache."),
+    "stop": ("running", "Unload a model, or stop the daemon."),
+    "serve": ("serve", "Run the daemon in the foreground."),
+    "service": ("serve", "Start the daemon with your session."),
+    "doctor": ("doctor", "Check this machine, the build and the files."),
+    "completion": ("program", "Print a shell completion script."),
+    "bench": ("bench", "Measure the speed of this or another server."),
+    "dev": ("program", "Tools for developing localrun."),
+    "version": ("program", "Print the versions of this program and of the daemon."),
+}
 
 _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:<5}{meaning}" for code, meaning in exits.MEANINGS.items())
 
@@ -29,7 +54,8 @@ class _TableGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        module = importlib.import_module(f"localrun.cli.{COMMANDS[cmd_name][0]}")
+        command = getattr(module, f"{cmd_name}_command")
         assert isinstance(command, click.Command)
         return command
 
@@ -46,12 +72,25 @@ class _TableGroup(click.Group):
 def cli(context: click.Context, host: str | None, port: int | None) -> None:
     """Run language models on this machine.
 
-    Without a command, localrun opens its terminal interface, and starts a daemon in the background if none is running.
+    Without a command, localrun opens its terminal interface and starts a daemon in the background if none is running.
     """
     if context.invoked_subcommand is None:
-        from localrun.cli.tui import open_tui
+        _open_tui(host, port)
 
-        open_tui(host, port)
+
+def _open_tui(host: str | None, port: int | None) -> None:
+    """Raises click.UsageError without a terminal, and what `ensure_daemon` raises."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError(
+            "the interface needs a terminal; without one use `localrun run MODEL PROMPT` or `localrun serve`"
+        )
+    from localrun.cli.daemon import ensure_daemon, load_settings
+
+    settings = load_settings({"host": host, "port": port})
+    base_url = ensure_daemon(settings)
+    from localrun.tui.app import own_app
+
+    own_app(base_url, start_daemon=lambda: ensure_daemon(settings)).run()
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -65,17 +104,13 @@ def run(arguments: Sequence[str]) -> int:
         return exits.INTERRUPTED
     except click.ClickException as error:
         return _failed(_usage_message(error), error.exit_code)
-    except errors.LocalrunError as error:
-        if _debugging():
-            raise
-        return _failed(error.message, exits.code_of(error))
-    except OSError as error:
-        if _debugging():
-            raise
-        return _failed(str(error), exits.ERROR)
     except Exception as error:
-        if _debugging():
+        if os.environ.get("LOCALRUN_DEBUG") == "1":
             raise
+        if isinstance(error, errors.LocalrunError):
+            return _failed(error.message, exits.code_of(error))
+        if isinstance(error, OSError):
+            return _failed(str(error), exits.ERROR)
         return _failed(f"{type(error).__name__}: {error} (LOCALRUN_DEBUG=1 shows where)", exits.ERROR)
     return result if isinstance(result, int) else exits.OK
 
@@ -90,7 +125,3 @@ def _usage_message(error: click.ClickException) -> str:
     message = error.format_message().rstrip(".")
     context = error.ctx if isinstance(error, click.UsageError) else None
     return f"{message}; see {context.command_path} --help" if context is not None else message
-
-
-def _debugging() -> bool:
-    return os.environ.get("LOCALRUN_DEBUG") == "1"

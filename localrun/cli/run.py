@@ -14,13 +14,9 @@ import msgspec
 
 from localrun.cli import answer as answers
 from localrun.cli.answer import Answer, Stats
-from localrun.cli.connection import with_settings
-from localrun.cli.daemon import ensure_daemon
-from localrun.cli.model_name import for_daemon
-from localrun.cli.model_options import parse_options
+from localrun.cli.daemon import ensure_daemon, for_daemon, with_settings
 from localrun.cli.pull import pull_missing
-from localrun.cli.repl import converse
-from localrun.cli.session import Session
+from localrun.cli.repl import Session, converse, parse_options
 from localrun.client import Client
 from localrun.config import Settings
 from localrun.errors import BadRequest, Cancelled, ModelNotFound
@@ -32,12 +28,12 @@ from localrun.errors import BadRequest, Cancelled, ModelNotFound
 @click.option("--system", default="", metavar="TEXT", help="System message.")
 @click.option(
     "--option", "assignments", multiple=True, metavar="NAME=VALUE",
-    help="An option such as temperature=0 or num_predict=100; may be repeated.",
+    help="Set an option, such as temperature=0 or num_predict=100. Repeatable.",
 )  # fmt: skip
 @click.option("--verbose", is_flag=True, help="Print a table of counts, times and rates to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the text and the metrics.")
 @with_settings
-def command(
+def run_command(
     model: str,
     prompt: str | None,
     system: str,
@@ -48,8 +44,8 @@ def command(
 ) -> None:
     """Chat with MODEL, or send it one PROMPT and print the answer.
 
-    MODEL is a name from `localrun list` or a path to a GGUF file. What is piped in is added to PROMPT, or is the
-    prompt. Without either, a conversation opens in the terminal.
+    MODEL is a name from `localrun list` or the path of a GGUF file. Piped input is appended to PROMPT, or used as the
+    prompt. Without either, a chat opens in the terminal.
     """
     try:
         options = parse_options(assignments)
@@ -63,7 +59,7 @@ def command(
             settings, session, lambda: asyncio.run(_one_answer(ensure_daemon(settings), session, text, as_json))
         )
     elif as_json:
-        raise click.UsageError("--json needs a PROMPT, or one that is piped in")
+        raise click.UsageError("--json needs a PROMPT or piped input")
     elif not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("without a terminal, give a PROMPT or pipe one in")
     else:
@@ -99,7 +95,7 @@ def _piped_text() -> str:
     try:
         return sys.stdin.buffer.read().decode().strip()
     except UnicodeDecodeError:
-        raise click.UsageError("what is piped in is not UTF-8 text") from None
+        raise click.UsageError("the piped input is not UTF-8 text") from None
 
 
 async def _one_answer(base_url: str, session: Session, prompt: str, as_json: bool) -> None:

@@ -1,13 +1,36 @@
-"""`localrun serve`: the daemon in the foreground. Its flags are the fields of `config.Settings`."""
+"""The daemon in the foreground (`serve`, whose flags are the fields of `config.Settings`), or as a service of the
+user's session (`service`).
+
+Does not: speak to a service manager itself (`localrun.service` does).
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import click
 
-from localrun import config
-from localrun.cli.connection import load_settings
+from localrun import config, errors
+from localrun.cli import exits
+from localrun.cli.daemon import (
+    POLL_INTERVAL_S,
+    START_TIMEOUT_S,
+    base_url,
+    daemon_version,
+    given_flags,
+    load_settings,
+    version_if_any,
+    with_settings,
+)
+from localrun.config import Settings
+
+if TYPE_CHECKING:
+    from localrun.service.manager import Manager
 
 
 def _setting_options() -> list[click.Parameter]:
@@ -27,13 +50,13 @@ def _setting_options() -> list[click.Parameter]:
 @click.command("serve", params=_setting_options())
 @click.option(
     "--idle-exit", "idle_exit_s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-    help="End after this long without requests (default: never).",
+    help="Exit after this long without requests (default: never).",
 )  # fmt: skip
-def command(idle_exit_s: float | None, **flags: Any) -> None:
-    """Run the daemon in the foreground, until Ctrl-C.
+def serve_command(idle_exit_s: float | None, **flags: Any) -> None:
+    """Run the daemon in the foreground until Ctrl-C.
 
-    Every option can also be set in `localrun.toml` in the configuration folder, or in the environment variable that its
-    line names; the command line wins over the environment, and the environment over the file.
+    Every option can also be set in `localrun.toml` in the configuration folder, or with the environment variable named
+    beside it. The command line takes precedence over the environment, and the environment over the file.
     """
     settings = load_settings(flags)
     from localrun.server.app import serve
@@ -42,3 +65,105 @@ def command(idle_exit_s: float | None, **flags: Any) -> None:
         serve(settings, idle_exit_s)
     except config.ConfigError as error:
         raise click.UsageError(str(error)) from None
+
+
+@click.group("service")
+def service_command() -> None:
+    """Start the daemon with your session, as a systemd user unit, a launchd agent or a Windows task.
+
+    It needs no administrator rights, listens only on loopback, and is restarted if it crashes.
+    """
+
+
+@service_command.command("install")
+@click.option("--host", help="Address to listen on (LOCALRUN_HOST).")
+@click.option("--port", type=int, help="Port to listen on (LOCALRUN_PORT).")
+def install(host: str | None, port: int | None) -> None:
+    """Install the service and start it. Repeat this after an upgrade or when variables change.
+
+    The service gets the LOCALRUN_* variables of this shell, and those for Hugging Face, proxies and GPUs. It reads the
+    configuration file each time it starts.
+    """
+    from localrun.models.hub_cache import folder as hub_cache_folder
+    from localrun.service.plan import left_out, make_plan
+
+    flags = given_flags({"host": host or None, "port": port})
+    settings = load_settings(flags)
+    plan = make_plan(
+        python=sys.executable, flags=flags, environ=os.environ, folders=config.folders(),
+        models_folder=config.models_folder(settings), hub_cache=hub_cache_folder(), shell_folder=Path.cwd(),
+    )  # fmt: skip
+    url = base_url(settings)
+    manager = _manager()
+    if not manager.state().is_running and daemon_version(settings) is not None:
+        raise errors.ServiceFailed(
+            f"a daemon that is not the service is running at {url}; stop it (localrun stop --daemon) and try again"
+        )
+    manager.install(plan)
+    for name, way_out in left_out().items():
+        print(f"warning: the service does not get {name}, which contains a secret; {way_out}", file=sys.stderr)
+    print(f"installed {manager.path}")
+    version = _wait_for(settings)
+    print(f"localrun {version} is listening on {url}, and starts with every session")
+    if manager.name == "systemd":
+        print("to keep it running while you are logged out: loginctl enable-linger")
+
+
+@service_command.command("status")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@with_settings
+def status(as_json: bool, settings: Settings) -> int:
+    """Show whether the service is installed and running. The exit code is 1 if it is not running."""
+    manager = _manager()
+    state = manager.state()
+    version = version_if_any(settings)
+    if as_json:
+        print(json.dumps({"manager": manager.name, "file": str(manager.path), "daemon": version, **state._asdict()}))
+    elif not state.is_installed:
+        print("the service is not installed; `localrun service install` installs it")
+    else:
+        pid = f", pid {state.pid}" if state.pid else ""
+        print(f"{manager.name}: {state.detail}{pid}\nfile: {manager.path}")
+        print(f"daemon: localrun {version} at {base_url(settings)}" if version else "daemon: does not answer")
+    return exits.OK if state.is_running else exits.ERROR
+
+
+@service_command.command("logs")
+@click.option(
+    "--lines", "-n", "n_lines", type=click.IntRange(min=1), default=50, show_default=True, help="Number of lines."
+)
+@click.option("--follow", "-f", is_flag=True, help="Keep printing new lines until Ctrl-C.")
+def logs(n_lines: int, follow: bool) -> int:
+    """Show the last lines that the service printed."""
+    return _manager().show_logs(n_lines=n_lines, follow=follow)
+
+
+@service_command.command("uninstall")
+def uninstall() -> None:
+    """Stop the service and remove it. Models, caches and settings are kept."""
+    manager = _manager()
+    if manager.uninstall():
+        print(f"removed {manager.path}")
+    else:
+        print("the service is not installed")
+
+
+def _manager() -> Manager:
+    from localrun.service.manager import manager
+
+    return manager(config.folders(), home=Path.home(), environ=os.environ)
+
+
+def _wait_for(settings: Settings) -> str:
+    """The version of the daemon once it answers. Raises ServiceFailed when it does not."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        # None also while it is too busy starting, or the one before it is ending.
+        version = version_if_any(settings)
+        if version is not None:
+            return version
+        time.sleep(POLL_INTERVAL_S)
+    raise errors.ServiceFailed(
+        f"the service was started, but there is no answer at {base_url(settings)} after {START_TIMEOUT_S:g} s; "
+        "`localrun service logs` shows why"
+    )

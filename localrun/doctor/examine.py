@@ -12,18 +12,14 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from localrun import __version__, config, kernels, kv_folders, processors, thread_choice
-from localrun.doctor import caches, machine
-from localrun.doctor.accelerator import COMPILERS, check_gpu
+from localrun.doctor import machine
 from localrun.doctor.finding import Finding, fail, ok, warn
-from localrun.doctor.graphics import cards
-from localrun.doctor.llama_build import ask_build, check_build, check_cpu, cpu_flags
-from localrun.doctor.network import check_network
-from localrun.doctor.places import check_places
-from localrun.doctor.port import check_port
+from localrun.doctor.gpu import COMPILERS, cards, check_gpu
+from localrun.doctor.llama_build import ask_build, check_build, check_cpu, check_kernels, cpu_flags
+from localrun.doctor.machine import check_places, check_threads
+from localrun.doctor.network import check_network, check_port
 from localrun.doctor.python import check_packages, check_python, own_requirements
-from localrun.doctor.quick_kernels import check_kernels
-from localrun.doctor.stored_models import check_models
-from localrun.doctor.threads import check_threads
+from localrun.doctor.stored_models import check_hub_cache, check_kv_cache, check_models
 from localrun.models.store import Store
 
 
@@ -44,7 +40,7 @@ def examine(seen: Seen, *, is_deep: bool, environ: Mapping[str, str] = os.enviro
             yield from check(seen, is_deep, environ)
         except Exception as error:
             name = check.__name__.strip("_")
-            yield fail(name, f"this check broke: {type(error).__name__}: {error}", "report it, with this line")
+            yield fail(name, f"this check failed: {type(error).__name__}: {error}", "report it and quote this line")
 
 
 def _software(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -56,9 +52,11 @@ def _software(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator
 def _settings(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
     path = config.folders(environ).config / "localrun.toml"
     if seen.settings_problem:
-        yield fail("settings", seen.settings_problem, f"correct it there ({path}, or the variable named)")
+        yield fail("settings", seen.settings_problem, f"correct it in {path}, or in the variable named")
     else:
-        yield ok("settings", str(path) if path.is_file() else f"no file ({path}), so defaults and variables")
+        yield ok(
+            "settings", str(path) if path.is_file() else f"no file ({path}); defaults and environment variables apply"
+        )
 
 
 def _daemon(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -76,7 +74,7 @@ def _build(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Fi
     if isinstance(report, Finding):
         yield report
         for card in cards():
-            yield warn("gpu", f"{card.name} is here", "mend llama.cpp first (above), then run this again")
+            yield warn("gpu", f"{card.name} was found", "fix llama.cpp first (see above), then run this again")
         return
     yield from check_build(report)
     yield from check_kernels(kernels.folder(config.folders(environ).cache), is_deep=is_deep)
@@ -107,15 +105,15 @@ def _files(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Fi
     yield from check_places({**places, "models": config.models_folder(seen.settings, environ)})
     for folder in config.model_dirs(seen.settings):
         if not folder.is_dir():
-            yield warn("folders", f"model_dirs names {folder}, which is no folder", "correct LOCALRUN_MODEL_DIRS")
+            yield warn("folders", f"model_dirs names {folder}, which is not a folder", "correct LOCALRUN_MODEL_DIRS")
 
 
 def _models(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
     store = Store(config.models_folder(seen.settings, environ), model_dirs=config.model_dirs(seen.settings))
     yield from check_models(store, now_s=time.time(), is_deep=is_deep)
     root = kv_folders.kv_folder(config.folders(environ).cache)
-    yield from caches.check_kv_cache(kv_folders.survey(root), limit_bytes=seen.settings.disk_cache_bytes, root=root)
-    yield caches.check_hub_cache(store.hub_cache_folder)
+    yield from check_kv_cache(kv_folders.survey(root), limit_bytes=seen.settings.disk_cache_bytes, root=root)
+    yield check_hub_cache(store.hub_cache_folder)
 
 
 def _network(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -1,4 +1,5 @@
-"""The build of llama.cpp: what a short-lived process of the engine's side says about it.
+"""The build of llama.cpp: what a short-lived process of the engine's side says about it, and whether its kernels
+compute rightly on this processor.
 
 Does not: load the native library into this process.
 """
@@ -8,13 +9,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
+from localrun import kernels
 from localrun.doctor.finding import Finding, fail, ok, warn
-from localrun.library_problems import Problem, explain
+from localrun.kernel_probe import ProbeFailed, probe, probe_and_keep
+from localrun.kernels import Verdict
+from localrun.library_problems import OTHER_PROCESSOR, Problem, explain
 
 TIMEOUT_S = 60.0
 COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.build_report")
@@ -64,7 +68,7 @@ def ask_build(command: Sequence[str] = COMMAND, *, timeout_s: float = TIMEOUT_S)
             "a GPU's driver may hang: restart the machine, or hide the GPU (CUDA_VISIBLE_DEVICES= for NVIDIA)",
         )  # fmt: skip
     if ended.returncode in _ILLEGAL_INSTRUCTION:
-        return fail("llama.cpp", "it was built for another CPU than this one: illegal instruction", remedy)
+        return fail("llama.cpp", "it was built for a different CPU (illegal instruction)", remedy)
     if ended.returncode:
         lines = ended.stderr.strip().splitlines()
         problem = explain(lines[-1]) if lines else None
@@ -83,11 +87,11 @@ def check_build(report: BuildReport) -> Iterator[Finding]:
     text = f"llama-cpp-python {report.version}{ggml}, backends {', '.join(report.backends)}"
     modules = f" ({', '.join(report.modules)})" if report.modules else ""
     if "CPU" not in report.backends:
-        yield fail("llama.cpp", f"{text}: none of its modules computes on this processor", rebuild())
+        yield fail("llama.cpp", f"{text}: none of its modules runs on this processor", rebuild())
     else:
         yield ok("llama.cpp", text + modules)
     for name, reason in report.skipped.items():
-        problem = explain(reason) or Problem(f"{name} could not be used: {reason}", f"build it anew: {rebuild()}")
+        problem = explain(reason) or Problem(f"{name} could not be used: {reason}", f"rebuild it: {rebuild()}")
         yield warn("llama.cpp", f"{problem.text}, so it computes on the CPU alone", problem.remedy)
 
 
@@ -101,7 +105,7 @@ def check_cpu(report: BuildReport, cpu_flags: Collection[str], *, machine: str) 
         missing = [feature for feature in missing if feature != "AVX_VNNI"]
     if missing:
         return warn(
-            "cpu", f"the build does not use {', '.join(missing)}, which this CPU has; engines are slower for it",
+            "cpu", f"the build does not use {', '.join(missing)}, which this CPU supports, so engines are slower",
             rebuild(),
         )  # fmt: skip
     shown = ", ".join(used) or "no vector instructions that llama.cpp names"
@@ -119,3 +123,68 @@ def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
         if name.strip() in ("flags", "Features"):
             return frozenset(value.split())
     return frozenset()
+
+
+# --- the kernels: a probe of them, or what an earlier one found ---
+# The only check that computes. It takes two seconds, and none where a verdict is kept; `--deep` asks for a new one, in
+# which no crash of an engine is remembered. Where localrun has no cache folder yet none is made for the verdict: the
+# doctor only looks.
+
+NAME = "kernels"
+# For people, each kind of memory by what they know such models as.
+_MEMORY_KINDS = {
+    "attention": "ordinary", "window": "sliding-window", "recurrent": "recurrent (Mamba)", "hybrid": "hybrid",
+}  # fmt: skip
+
+
+def find_out(verdicts: Path, *, anew: bool) -> Verdict:
+    """A new verdict. Raises ProbeFailed."""
+    return probe_and_keep(verdicts, anew=anew) if verdicts.parent.is_dir() else probe()
+
+
+def check_kernels(verdicts: Path, *, is_deep: bool, find_out: Callable[..., Verdict] = find_out) -> Iterator[Finding]:
+    """`verdicts` is the folder where they are kept."""
+    pair = kernels.present_pair()
+    known = Verdict() if pair is None or is_deep else kernels.read(verdicts, pair)
+    try:
+        verdict = known if known.is_probed else find_out(verdicts, anew=is_deep)
+    except ProbeFailed as error:
+        yield fail(NAME, f"a test computation with llama.cpp failed: {error}", rebuild())
+        return
+    yield from judge(verdict)
+
+
+def judge(verdict: Verdict) -> Iterator[Finding]:
+    """What a verdict means."""
+    if verdict.broken:
+        text = f"llama.cpp cannot compute on this processor: its kernels {verdict.broken}"
+        yield fail(NAME, OTHER_PROCESSOR.text if "SIGILL" in verdict.broken else text, rebuild())
+        return
+    quick = ", ".join(verdict.quick_types)
+    if not verdict.faults and not verdict.crashes:
+        which = (
+            f"the quick kernels for {quick} agree with the plain ones" if quick else "there are no quick kernels here"
+        )
+        yield ok(NAME, f"test computations with every weight type and kind of memory succeeded; {which}")
+        return
+    by_how: dict[str, dict[str, list[str]]] = {}
+    for fault in verdict.faults:
+        by_how.setdefault(fault.how.partition(" (")[0], {}).setdefault(fault.memory, []).append(fault.weight_type)
+    for how, by_memory in by_how.items():
+        models = _same_together({_MEMORY_KINDS[memory]: types for memory, types in by_memory.items()})
+        yield warn(
+            NAME, f"quick kernels {how} for {models} models; such models load without them and are slower", rebuild()
+        )
+    for crash in verdict.crashes:
+        types = ", ".join(crash.weight_types)
+        what = f"an engine of {crash.model} ({types}) {crash.how}"
+        text = f"{what} and then ran without the quick kernels; such models now do"
+        yield warn(NAME, text, rebuild())
+
+
+def _same_together(types_of: dict[str, list[str]]) -> str:
+    """ "Q4_0, Q8_0 in ordinary and hybrid": kinds of memory with the same types as one."""
+    kinds_of: dict[str, list[str]] = {}
+    for kind, types in types_of.items():
+        kinds_of.setdefault(", ".join(types), []).append(kind)
+    return " and ".join(f"{types} in {', '.join(kinds)}" for types, kinds in kinds_of.items())

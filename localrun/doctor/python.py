@@ -1,4 +1,4 @@
-"""The interpreter, and whether the packages are those that this version was made for."""
+"""The interpreter, and whether the packages are the versions that this release needs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def check_python(
         return fail("python", f"Python {shown} is a 32-bit program", "install a 64-bit Python and localrun with it")
     if is_translated:
         return warn(
-            "python", f"Python {shown} is an Intel program under Rosetta: engines are some ten times slower",
-            "get a Python for Apple silicon (brew install python) and install localrun with it: "
+            "python", f"Python {shown} is an Intel program under Rosetta: engines are about ten times slower",
+            "install a Python for Apple silicon (brew install python) and install localrun with it: "
             "PYTHON=/opt/homebrew/bin/python3 packaging/install.sh",
         )  # fmt: skip
     return ok("python", f"{shown} ({platform.machine() or 'unknown machine'}, {sys.executable})")
@@ -52,7 +52,7 @@ def check_packages(
     for name, wanted, found in wrong:
         yield fail("packages", f"{name} is {found}; this version needs {wanted}", pip(f"{name}=={wanted}"))
     if not wrong:
-        yield ok("packages", "those that this version was made for")
+        yield ok("packages", "the versions that this release needs")
 
 
 def own_requirements() -> Sequence[str]:

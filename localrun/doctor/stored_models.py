@@ -1,15 +1,18 @@
-"""The model store: damaged files, blobs that are missing, cut short or not what their name says, and leftovers.
+"""The model store: damaged files, blobs that are missing, cut short or not what their name says, and leftovers;
+and what the caches hold.
 
 Does not: delete or repair anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from localrun.doctor.finding import Finding, fail, ok, size, warn
 from localrun.errors import LocalrunError
+from localrun.kv_folders import ModelFolder
 from localrun.models import manifest
 from localrun.models.blobs import hash_file
 from localrun.models.download import stale
@@ -29,7 +32,7 @@ def check_models(store: Store, *, now_s: float, is_deep: bool) -> Iterator[Findi
             continue
         n_problems += 1
         if store.folder / manifest.FOLDER in found.path.parents:
-            yield fail("models", found.problem, f"pull the model again, or `localrun rm` it ({found.path})")
+            yield fail("models", found.problem, f"pull the model again, or remove it with `localrun rm` ({found.path})")
         else:
             yield warn("models", f"{found.path}: {found.problem}", "pull or copy the file again, or delete it")
     yield ok("models", f"{n_models} with {size(n_bytes)}, {store.folder}")
@@ -62,17 +65,17 @@ def _check_files(store: Store, *, is_deep: bool) -> Iterator[Finding]:
             n_read += 1
             yield from _check_digest(blob.path, blob.digest, f"delete it: {blob.path}")
     if is_deep:
-        yield ok("digests", f"{n_read} files were read whole")
+        yield ok("digests", f"{n_read} files were read in full")
 
 
 def _check_digest(path: Path, digest: str, remedy: str) -> Iterator[Finding]:
     try:
         found = hash_file(path)
     except (OSError, LocalrunError) as error:
-        yield warn("digests", f"{path} cannot be read whole: {error}", "run this again when nothing writes to it")
+        yield warn("digests", f"{path} cannot be read in full: {error}", "run this again when nothing is writing to it")
         return
     if found != digest:
-        yield fail("digests", f"{path} is not what it was: {found} instead of {digest}", remedy)
+        yield fail("digests", f"{path} has changed: {found} instead of {digest}", remedy)
 
 
 def _check_leftovers(store: Store, *, now_s: float) -> Iterator[Finding]:
@@ -83,12 +86,12 @@ def _check_leftovers(store: Store, *, now_s: float) -> Iterator[Finding]:
     partial = list(stale.find(folders, now_s=now_s, min_age_s=PARTIAL_MIN_AGE_S))
     if unnamed and not survey.damaged:
         n_bytes = sum(blob.size_bytes for blob in unnamed)
-        yield warn("leftovers", f"{len(unnamed)} blobs ({size(n_bytes)}) that no model names", "localrun gc")
+        yield warn("leftovers", f"{len(unnamed)} blobs ({size(n_bytes)}) that no model uses", "localrun gc")
     if partial:
         yield warn(
             "leftovers",
-            f"{len(partial)} downloads that were broken off",
-            "go on with `localrun pull`, or `localrun gc`",
+            f"{len(partial)} interrupted downloads",
+            "resume them with `localrun pull`, or delete them with `localrun gc`",
         )
 
 
@@ -99,3 +102,26 @@ def _path(store: Store, file: StoredFile) -> Path | None:
     except LocalrunError:
         return None
     return path if file.place is not manifest.Place.BUILT_IN and path.is_file() else None
+
+
+# --- the caches: how much they hold, and what of it belongs to no model any more ---
+
+
+def check_kv_cache(folders: Sequence[ModelFolder], *, limit_bytes: int, root: Path) -> Iterator[Finding]:
+    """`folders` are those of `kv_folders.survey`."""
+    used_bytes = sum(folder.size_bytes for folder in folders)
+    limit = f"at most {size(limit_bytes)}" if limit_bytes else "switched off"
+    yield ok("cache", f"{size(used_bytes)} of saved prompts ({limit}), {root}")
+    gone_bytes = sum(folder.size_bytes for folder in folders if folder.is_abandoned)
+    if gone_bytes:
+        yield warn("cache", f"{size(gone_bytes)} belong to models that no longer exist", "localrun cache prune")
+
+
+def check_hub_cache(root: Path) -> Finding:
+    """The cache that other programs share."""
+    n_bytes = 0
+    for folder, _, names in os.walk(root):
+        # Snapshots link to what lies in blobs.
+        if Path(folder).name == "blobs":
+            n_bytes += sum((Path(folder) / name).lstat().st_size for name in names)
+    return ok("cache", f"{size(n_bytes)} in the Hugging Face cache, {root}")

@@ -1,20 +1,43 @@
 """The daemon as an agent of launchd, through launchctl.
 
-Runs in the command line. Does not: make the property list (agent.py), or need special rights.
+Runs in the command line. Does not: need special rights.
 """
 
 from __future__ import annotations
 
 import os
+import plistlib
 import re
 import time
 from pathlib import Path
 
 from localrun.errors import NotSupported, ServiceFailed
-from localrun.service import commands, file
-from localrun.service.agent import LABEL, agent
-from localrun.service.manager import ServiceState
+from localrun.service.manager import Ran, ServiceState, remove_file, run_command, show_tail, write_private
 from localrun.service.plan import ServicePlan
+
+LABEL = "localrun.daemon"
+_UMASK = 0o077
+
+
+def agent(plan: ServicePlan) -> bytes:
+    """The property list of a plan, as XML."""
+    content = {
+        "Label": LABEL,
+        "ProgramArguments": list(plan.command),
+        "EnvironmentVariables": dict(sorted(plan.environment.items())),
+        "RunAtLoad": True,
+        # Again after a crash, not after an orderly end.
+        "KeepAlive": {"SuccessfulExit": False},
+        "ThrottleInterval": 10,
+        "ExitTimeOut": 30,
+        # Otherwise macOS slows the engines down as background work.
+        "ProcessType": "Interactive",
+        "Umask": _UMASK,
+        "StandardOutPath": str(plan.log),
+        "StandardErrorPath": str(plan.log),
+    }
+    return plistlib.dumps(content, sort_keys=True)
+
 
 _PID = re.compile(r"^\s*pid = (\d+)$", re.MULTILINE)
 _STATE = re.compile(r"^\s*state = (.+)$", re.MULTILINE)
@@ -40,9 +63,9 @@ class Launchd:
             raise NotSupported("launchctl is not installed; run `localrun serve` yourself")
         plan.log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._boot_out()
-        file.write_private(self.path, agent(plan))
-        commands.run("launchctl", "enable", f"{self._domain}/{LABEL}")
-        ran = commands.run("launchctl", "bootstrap", self._domain, str(self.path))
+        write_private(self.path, agent(plan))
+        run_command("launchctl", "enable", f"{self._domain}/{LABEL}")
+        ran = run_command("launchctl", "bootstrap", self._domain, str(self.path))
         if ran.status:
             raise ServiceFailed(
                 f"launchctl bootstrap failed: {ran.said}; log in at the Mac itself rather than by ssh, and try again"
@@ -63,21 +86,21 @@ class Launchd:
 
     def show_logs(self, *, n_lines: int, follow: bool) -> int:
         """See `Manager`."""
-        return file.show_tail(self._log, n_lines=n_lines, follow=follow)
+        return show_tail(self._log, n_lines=n_lines, follow=follow)
 
     def uninstall(self) -> bool:
         """See `Manager`."""
         was_loaded = self._boot_out()
-        return file.remove(self.path) or was_loaded
+        return remove_file(self.path) or was_loaded
 
-    def _print(self) -> commands.Ran:
-        return commands.run("launchctl", "print", f"{self._domain}/{LABEL}")
+    def _print(self) -> Ran:
+        return run_command("launchctl", "print", f"{self._domain}/{LABEL}")
 
     def _boot_out(self) -> bool:
         """Whether it was loaded. Raises ServiceFailed when it stays."""
         if self._print().status:
             return False
-        ran = commands.run("launchctl", "bootout", f"{self._domain}/{LABEL}")
+        ran = run_command("launchctl", "bootout", f"{self._domain}/{LABEL}")
         for _ in range(_N_TRIES):
             if self._print().status:
                 return True

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from localrun.service.task import Start
+from localrun.service.windows import Start
 
 
 def main(arguments: list[str]) -> None:

@@ -1,8 +1,15 @@
-"""What every service manager can do for the daemon, and which one this system has."""
+"""What every service manager can do for the daemon, which one this system has, and what all of them are made with:
+commands found on PATH, run without a shell, and files that only the user can read.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
+import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -10,6 +17,95 @@ from typing import NamedTuple, Protocol
 from localrun.config import Folders
 from localrun.errors import NotSupported
 from localrun.service.plan import ServicePlan
+
+# --- commands: systemctl, launchctl, schtasks ---
+
+TIMEOUT_S = 90.0
+
+
+class Ran(NamedTuple):
+    """`status` is 127 for a command that is not installed."""
+
+    status: int
+    output: str
+    problem: str
+
+    @property
+    def is_missing(self) -> bool:
+        return self.status == 127
+
+    @property
+    def said(self) -> str:
+        """What it said about a failure, in one line."""
+        lines = (self.problem or self.output).split("\n")
+        return " ".join(line.strip() for line in lines if line.strip()) or f"it ended with status {self.status}"
+
+
+def run_command(*command: str, timeout_s: float = TIMEOUT_S) -> Ran:
+    """Run a command and take what it prints, in English."""
+    program = shutil.which(command[0])
+    if program is None:
+        return Ran(127, "", f"{command[0]} is not installed")
+    try:
+        ended = subprocess.run(
+            [program, *command[1:]], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=timeout_s, check=False, env=os.environ | {"LC_ALL": "C"},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Ran(124, "", f"{command[0]} did not end within {timeout_s:g} s")
+    return Ran(ended.returncode, ended.stdout, ended.stderr)
+
+
+def show_command(*command: str) -> int:
+    """Run a command that writes to this terminal; its status, 127 when it is not installed."""
+    program = shutil.which(command[0])
+    if program is None:
+        return 127
+    return subprocess.run([program, *command[1:]], stdin=subprocess.DEVNULL, check=False).returncode
+
+
+# --- files that service managers read, and the log that they do not keep ---
+
+FOLLOW_EVERY_S = 0.5
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Puts a file there that only the user can read, whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove_file(path: Path) -> bool:
+    """False when there was none. Raises OSError."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def show_tail(path: Path, *, n_lines: int, follow: bool) -> int:
+    """Prints the last lines of a log, and with `follow` those that come, until Ctrl-C. 1 when there is no log."""
+    try:
+        file = path.open(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        print(f"there is no log yet; it will be {path}")
+        return 1
+    with file:
+        print("".join(deque(file, maxlen=n_lines)), end="", flush=True)
+        while follow:
+            text = file.read()
+            if text:
+                print(text, end="", flush=True)
+            time.sleep(FOLLOW_EVERY_S)
+    return 0
 
 
 class ServiceState(NamedTuple):
@@ -53,4 +149,6 @@ def manager(folders: Folders, *, platform: str = sys.platform, home: Path, envir
         from localrun.service.systemd import Systemd
 
         return Systemd(home=home, environ=environ)
-    raise NotSupported(f"localrun knows no service manager of {platform}; start `localrun serve` with its own means")
+    raise NotSupported(
+        f"localrun does not know the service manager of {platform}; start `localrun serve` by its own means"
+    )

@@ -89,7 +89,9 @@ def make_plan(
         environment[name] = _absolute(environment[name], shell_folder)
     for name, value in [*environment.items(), *(("the command", word) for word in command)]:
         if any(ord(character) < 32 or ord(character) == 127 for character in value):
-            raise BadRequest(f"{name} holds a control character, which a service file cannot; change it and try again")
+            raise BadRequest(
+                f"{name} holds a control character, which a service file cannot contain; change it and try again"
+            )
     # Listed without those that lie within another one.
     places = (folders.data, folders.cache, folders.config, folders.state, models_folder, hub_cache)
     written = [shell_folder / place for place in places]

@@ -1,21 +1,102 @@
 """The daemon as a task of the Windows task scheduler, through schtasks. Never run on Windows itself.
 
-Runs in the command line. Does not: make the task (task.py), or need an administrator.
+The scheduler knows neither environments nor logs, so a task starts `logged.py`, which reads both from a small JSON
+file: `start_file`.
+
+Runs in the command line. Does not: need an administrator.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import msgspec
 
 from localrun.config import Folders
 from localrun.errors import NotSupported, ServiceFailed
-from localrun.service import commands, file
-from localrun.service.commands import Ran
-from localrun.service.manager import ServiceState
+from localrun.service.manager import Ran, ServiceState, remove_file, run_command, show_tail, write_private
 from localrun.service.plan import ServicePlan
-from localrun.service.task import NAME, start_file, task
+
+NAME = "localrun"
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What `logged.py` reads. `arguments` are those after the program's name."""
+
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+    log: str
+
+
+def start_file(plan: ServicePlan) -> bytes:
+    """The JSON of a plan for `logged.py`."""
+    arguments = plan.command[plan.command.index("localrun") + 1 :]
+    start = Start(arguments=tuple(arguments), environment=plan.environment, log=str(plan.log))
+    return msgspec.json.format(msgspec.json.encode(start, order="sorted"), indent=2) + b"\n"
+
+
+def task(plan: ServicePlan, *, user: str, start_path: Path) -> str:
+    """The XML that `schtasks /create /xml` reads; `user` is DOMAIN\\name, `start_path` where `start_file` lies. At
+    logon, as the user, without a window."""
+    program = plan.command[0]
+    # The same interpreter without a console window.
+    if program.lower().endswith("python.exe"):
+        program = program[: -len("python.exe")] + "pythonw.exe"
+    arguments = ["-P", "-m", "localrun.service.logged", str(start_path)]
+    return _TASK.format(user=escape(user), program=escape(program), arguments=escape(_command_line(arguments)))
+
+
+def _command_line(arguments: Sequence[str]) -> str:
+    return subprocess.list2cmdline(arguments)
+
+
+# Priority 5 is a normal program's; the scheduler's own default is below that. No time limit, also on batteries.
+_TASK = """\
+<?xml version="1.0" encoding="UTF-16"?>
+<Task version="1.2" xmlns="http://schemas.microsoft.com/windows/2004/02/mit/task">
+  <RegistrationInfo>
+    <Description>localrun, language models on this machine</Description>
+  </RegistrationInfo>
+  <Triggers>
+    <LogonTrigger>
+      <Enabled>true</Enabled>
+      <UserId>{user}</UserId>
+    </LogonTrigger>
+  </Triggers>
+  <Principals>
+    <Principal id="Author">
+      <UserId>{user}</UserId>
+      <LogonType>InteractiveToken</LogonType>
+      <RunLevel>LeastPrivilege</RunLevel>
+    </Principal>
+  </Principals>
+  <Settings>
+    <MultipleInstancesPolicy>IgnoreNew</MultipleInstancesPolicy>
+    <DisallowStartIfOnBatteries>false</DisallowStartIfOnBatteries>
+    <StopIfGoingOnBatteries>false</StopIfGoingOnBatteries>
+    <StartWhenAvailable>true</StartWhenAvailable>
+    <Hidden>true</Hidden>
+    <ExecutionTimeLimit>PT0S</ExecutionTimeLimit>
+    <Priority>5</Priority>
+    <RestartOnFailure>
+      <Interval>PT1M</Interval>
+      <Count>3</Count>
+    </RestartOnFailure>
+  </Settings>
+  <Actions Context="Author">
+    <Exec>
+      <Command>{program}</Command>
+      <Arguments>{arguments}</Arguments>
+    </Exec>
+  </Actions>
+</Task>
+"""
+
 
 _STATUS_COLUMN = 2  # of `schtasks /query /fo csv`, in every language: name, next run, status
 
@@ -35,22 +116,22 @@ class TaskScheduler:
         """See `Manager`."""
         self._require()
         if not self._user:
-            raise NotSupported("USERNAME is not set, so there is no account to start at the logon of; set it")
-        file.write_private(self.path, start_file(plan))
+            raise NotSupported("USERNAME is not set, so the account whose logon starts the service is unknown; set it")
+        write_private(self.path, start_file(plan))
         # The scheduler reads UTF-16, and copies what it reads.
         xml = task(plan, user=self._user, start_path=self.path)
-        file.write_private(self._xml_path, xml.encode("utf-16"))
+        write_private(self._xml_path, xml.encode("utf-16"))
         try:
-            commands.run("schtasks", "/end", "/tn", NAME)
+            run_command("schtasks", "/end", "/tn", NAME)
             self._do("/create", "/tn", NAME, "/xml", str(self._xml_path), "/f")
         finally:
-            file.remove(self._xml_path)
+            remove_file(self._xml_path)
         self._do("/run", "/tn", NAME)
 
     def state(self) -> ServiceState:
         """See `Manager`. The scheduler does not tell process ids."""
         self._require()
-        ran = commands.run("schtasks", "/query", "/tn", NAME, "/fo", "csv", "/nh")
+        ran = run_command("schtasks", "/query", "/tn", NAME, "/fo", "csv", "/nh")
         if ran.status:
             return ServiceState(False, False, "not installed")
         rows = list(csv.reader(io.StringIO(ran.output)))
@@ -59,23 +140,23 @@ class TaskScheduler:
 
     def show_logs(self, *, n_lines: int, follow: bool) -> int:
         """See `Manager`."""
-        return file.show_tail(self._log, n_lines=n_lines, follow=follow)
+        return show_tail(self._log, n_lines=n_lines, follow=follow)
 
     def uninstall(self) -> bool:
         """See `Manager`."""
         self._require()
-        was_there = commands.run("schtasks", "/query", "/tn", NAME).status == 0
+        was_there = run_command("schtasks", "/query", "/tn", NAME).status == 0
         if was_there:
-            commands.run("schtasks", "/end", "/tn", NAME)
+            run_command("schtasks", "/end", "/tn", NAME)
             self._do("/delete", "/tn", NAME, "/f")
-        return file.remove(self.path) or was_there
+        return remove_file(self.path) or was_there
 
     def _require(self) -> None:
-        if commands.run("schtasks", "/?").is_missing:
+        if run_command("schtasks", "/?").is_missing:
             raise NotSupported("schtasks is not installed; run `localrun serve` yourself")
 
     def _do(self, *arguments: str) -> Ran:
-        ran = commands.run("schtasks", *arguments)
+        ran = run_command("schtasks", *arguments)
         if ran.status:
             raise ServiceFailed(f"schtasks {arguments[0]} failed: {ran.said}")
         return ran

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localrun.bench.record import StreamRecord
+from localrun.bench.results import StreamRecord
 
 
 def made_record(*arrivals_s: float, sent_s: float = 0.0, n_output: int | None = None, **fields: object) -> StreamRecord:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.bench.peer_build import build_folder, build_llama_server
+from localrun.bench.peer_build import build_folder, build_llama_server, percent_done, run_logged
 from localrun.errors import LocalrunError
 
 VERSION = importlib.metadata.version("llama-cpp-python")
@@ -218,3 +218,39 @@ def test_it_is_built_as_the_installed_package_was(bench: Bench, monkeypatch: pyt
 def test_the_folder_is_in_the_cache_and_named_after_the_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("LOCALRUN_HOME", str(tmp_path))
     assert build_folder() == tmp_path / "cache" / "peer" / VERSION
+
+
+@pytest.mark.parametrize(
+    ("line", "percent"),
+    [
+        ("[  0%] Building C object a.o", 0), ("[ 57%] Linking", 57), ("[100%] Built target", 100),
+        ("[12/48] Building", 25), ("[48/48] Linking", 100), ("[0/0] Re-checking", 0),
+        ("-- Configuring done", None), ("warning: [57%]", None), ("", None),
+    ],
+)  # fmt: skip
+def test_how_far_a_build_is(line: str, percent: int | None):
+    assert percent_done(line) == percent
+
+
+def run(program: str, log: Path) -> str:
+    return run_logged([sys.executable, "-c", program], log, lambda _: None)
+
+
+def test_all_output_is_in_the_log_and_a_second_command_adds_to_it(tmp_path: Path):
+    log = tmp_path / "log"
+    assert run("import sys; print('out'); print('err', file=sys.stderr)", log) == ""
+    assert run("print('again')", log) == ""
+    assert sorted(log.read_text().split()) == ["again", "err", "out"]
+
+
+def test_a_failure_has_its_status_and_the_end_of_its_own_output(tmp_path: Path):
+    run("print('of another command')", tmp_path / "log")
+    failed = run("for n in range(100): print('line', n)\nraise SystemExit(7)", tmp_path / "log")
+    assert failed.startswith("status 7; ")
+    assert failed.endswith("line 99")
+    assert "line 50" not in failed
+    assert "another command" not in failed
+
+
+def test_a_command_that_does_not_exist_is_a_failure(tmp_path: Path):
+    assert "nowhere cannot be started" in run_logged(["/nowhere"], tmp_path / "log", lambda _: None)

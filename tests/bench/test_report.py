@@ -1,12 +1,178 @@
 from __future__ import annotations
 
 import inspect
+import math
+
+import pytest
 
 from localrun.bench.compare import Run, Threshold, Verdict, compare
 from localrun.bench.decode_curve import CurvePoint
-from localrun.bench.record import StreamRecord
-from localrun.bench.report import aligned, comparison_tables, curve_tables, note_lines, verdict_lines
-from localrun.bench.results import Options, RunResult, Target, Workload
+from localrun.bench.report import (
+    aligned,
+    bars,
+    comparison_tables,
+    cost_per_million_tokens,
+    curve_tables,
+    decode_chart,
+    note_lines,
+    price_per_hour,
+    shown,
+    table,
+    verdict_lines,
+)
+from localrun.bench.results import Metrics, Options, RunResult, StreamRecord, Target, Workload
+from localrun.bench.streams import CUT_SHORT
+from localrun.bench.workloads import WORKLOADS
+from localrun.errors import BadRequest
+from tests.bench.made_records import made_record
+
+
+def result(metrics: Metrics, *problems: str, note: str = "") -> RunResult:
+    records = [made_record(problem=problem) for problem in problems]
+    target = Target("t", "http://127.0.0.1:1", "m")
+    return RunResult(workload="stall", target=target, parameters={}, metrics=metrics, records=records, note=note)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "text"),
+    [
+        ("decode_tokens_per_s", 123.456, "123.5/s"),
+        ("ttft_p50_s", 0.01234, "12.3 ms"),
+        ("ttft_p50_s", 12.345, "12.35 s"),
+        ("rss_bytes", 123_456_789.0, "123 MB"),
+        ("failed_count", 3.0, "3"),
+        ("completion_ratio", 0.987654, "0.988"),
+    ],
+)
+def test_numbers_have_their_unit(metric: str, value: float, text: str) -> None:
+    assert shown(metric, value) == text
+
+
+def test_rounds_are_shown_as_median_and_spread() -> None:
+    text = table([result({"longest_gap_s": gap}) for gap in (0.3, 0.1, 0.2)], WORKLOADS)
+    assert text.startswith("stall: ")
+    assert "200.0 ms  (100.0 ms to 300.0 ms)" in text
+
+
+def test_the_headline_is_shown_and_the_rest_on_demand() -> None:
+    results = [result({"tpot_p50_s": 1.0, "longest_gap_s": 0.1, "completion_ratio": 1.0})]
+    brief, whole = table(results, WORKLOADS), table(results, WORKLOADS, is_verbose=True)
+    assert "tpot_p50_s" not in brief
+    assert "completion_ratio" in brief
+    assert whole.index("longest_gap_s") < whole.index("tpot_p50_s")
+
+
+def test_what_failed_and_what_was_skipped_is_said() -> None:
+    text = table([result({"longest_gap_s": 0.1}, "", CUT_SHORT, "queue full", "queue full", note="half")], WORKLOADS)
+    assert "note: half" in text
+    assert text.count("failed: ") == text.count("failed: queue full") == 1
+
+
+def test_the_sizes_that_were_used_are_said() -> None:
+    one = result({"longest_gap_s": 0.1})
+    one.parameters.update(seed=7, rate_per_s=2.0, n_prompt=50)
+    text = table([one], WORKLOADS)
+    assert "with rate_per_s 2, n_prompt 50" in text
+    assert "seed" not in text
+
+
+def test_an_interrupted_run_shows_what_it_has() -> None:
+    assert "ttft_p50_s" in table([result({"ttft_p50_s": 0.5})], WORKLOADS)
+
+
+def test_nothing_measured_is_no_text() -> None:
+    assert table([], WORKLOADS) == ""
+
+
+def price(**given: float) -> float | None:
+    values: dict[str, float | None] = {"price_per_hour": None, "watts": None, "price_per_kwh": None}
+    return price_per_hour(**(values | given))
+
+
+def test_a_million_tokens_at_a_thousand_a_second_take_a_thousand_seconds():
+    assert cost_per_million_tokens(3.6, 1000.0) == pytest.approx(1.0)
+
+
+def test_nothing_generated_costs_without_end():
+    assert math.isinf(cost_per_million_tokens(1.0, 0.0))
+
+
+def test_a_price_per_hour_is_taken_as_it_is():
+    assert price(price_per_hour=2.5) == 2.5
+    assert price(price_per_hour=0.0) == 0.0
+
+
+def test_watts_are_thousandths_of_kilowatts():
+    assert price(watts=500.0, price_per_kwh=0.4) == pytest.approx(0.2)
+
+
+def test_without_any_price_there_is_none():
+    assert price() is None
+
+
+@pytest.mark.parametrize("given", [{"watts": 60.0}, {"price_per_kwh": 0.3}])
+def test_half_of_an_energy_price_is_refused(given: dict[str, float]):
+    with pytest.raises(BadRequest, match="go together"):
+        price(**given)
+
+
+@pytest.mark.parametrize("other", [{"watts": 60.0}, {"price_per_kwh": 0.3}])
+def test_two_kinds_of_prices_are_refused(other: dict[str, float]):
+    with pytest.raises(BadRequest, match="not both"):
+        price(price_per_hour=1.0, **other)
+
+
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
+def test_a_price_that_is_none_is_refused(value: float):
+    with pytest.raises(BadRequest):
+        price(price_per_hour=value)
+
+
+def chart_point(streams: int, rate: float, bound: float | None = None) -> CurvePoint:
+    return CurvePoint(
+        streams=streams, tokens_per_s=rate, request_tokens_per_s=rate / streams, prefill_tokens_per_s=0.0,
+        bound_tokens_per_s=bound,
+    )  # fmt: skip
+
+
+def test_bars_are_as_long_as_their_values_and_the_longest_fills_the_width():
+    assert bars([("a", 4.0, "4 s"), ("long", 1.0, "1 s"), ("b", 0.25, "-")], width=8) == [
+        "a     ████████ 4 s",
+        "long  ██ 1 s",
+        "b     ▌ -",
+    ]
+
+
+def test_nothing_has_no_bar():
+    assert bars([("a", 0.0, "0")]) == ["a   0"]
+    assert bars([]) == []
+
+
+def test_a_chart_shows_every_server_the_bound_and_the_streams():
+    chart = decode_chart(
+        {
+            "us": [chart_point(1, 100, 1000), chart_point(8, 300, 4000)],
+            "them": [chart_point(1, 90), chart_point(8, 250)],
+        }
+    )
+    for text in ("us", "them", "bound", "streams"):
+        assert text in chart
+    assert chart.splitlines()[-2].split() == ["1", "8"]
+    assert "\x1b" not in chart
+    assert all(len(line) <= 78 for line in chart.splitlines())
+
+
+def test_the_better_curve_lies_higher():
+    lines = decode_chart(
+        {"us": [chart_point(1, 1000), chart_point(2, 1000)], "them": [chart_point(1, 10), chart_point(2, 10)]}
+    ).splitlines()
+    height = {mark: [at for at, line in enumerate(lines) if mark * 8 in line] for mark in "ox"}
+    assert max(height["o"]) < min(height["x"])
+
+
+def test_without_points_there_is_no_chart():
+    assert decode_chart({}) == ""
+    assert decode_chart({"us": []}) == ""
 
 
 async def never(target: Target, options: Options) -> RunResult:

@@ -3,17 +3,138 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import statistics
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from localrun.bench.prompts import Wording, numbers
-from localrun.bench.record import StreamRecord
-from localrun.bench.results import Options, Target
-from localrun.bench.streams import CUT_SHORT, Endpoint
-from localrun.bench.wire_client import Refused
+from localrun.bench.metrics import gaps_s
+from localrun.bench.results import Options, StreamRecord, Target
+from localrun.bench.streams import CUT_SHORT, N_NUMBERS, Endpoint, Refused, Wording, arrivals_s, numbers, post_stream
 from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError
 from tests.bench.conftest import Asked, FakeServer, Reply
+
+
+@given(st.integers(0, 2**31), st.text(max_size=10), st.integers(0, 50))
+def test_the_same_seed_and_label_give_the_same_numbers(seed: int, label: str, count: int) -> None:
+    found = numbers(seed, label, count)
+    assert len(found) == count
+    assert found == numbers(seed, label, count)
+    assert all(0 <= number < N_NUMBERS for number in found)
+
+
+def test_another_seed_or_label_begins_differently() -> None:
+    beginnings = {tuple(numbers(seed, label, 8)) for seed in range(10) for label in ("a", "b")}
+    assert len(beginnings) == 20
+
+
+@given(st.lists(st.integers(0, N_NUMBERS - 1), min_size=1))
+def test_a_prompt_has_a_token_or_a_word_per_number(chosen: list[int]) -> None:
+    assert len(Wording.IDS.prompt(chosen)) == len(Wording.LOW_IDS.prompt(chosen)) == len(chosen)
+    text = Wording.TEXT.prompt(chosen)
+    assert isinstance(text, str)
+    assert len(text.split()) == len(chosen)
+
+
+def test_the_highest_number_is_the_highest_id() -> None:
+    for wording in (Wording.IDS, Wording.LOW_IDS):
+        ids = wording.prompt(range(N_NUMBERS))
+        assert isinstance(ids, list)
+        assert wording is Wording.LOW_IDS or max(ids) == ids[-1]
+        assert min(ids) > 32
+
+
+def test_prompts_with_a_common_beginning_keep_it_in_every_wording() -> None:
+    system = numbers(1, "system", 20)
+    for wording in Wording:
+        one, other = (wording.prompt(system + numbers(1, label, 5)) for label in ("a", "b"))
+        common = wording.prompt(system)
+        assert one[: len(common)] == other[: len(common)] == common
+        assert one != other
+
+
+URL = "/v1/completions"
+
+
+def answered(raw: bytes) -> bytes:
+    """What a POST gets from a server that sends these bytes and closes the connection. Raises what it raises."""
+    got = b""
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        connection.recv(65536)
+        connection.sendall(raw)
+        connection.close()
+
+    def take(data: bytes, _now_s: float) -> None:
+        nonlocal got
+        got += data
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        try:
+            asyncio.run(post_stream(f"http://127.0.0.1:{listener.getsockname()[1]}{URL}", b"{}", take))
+        finally:
+            thread.join()
+    return got
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\n\r\nhello",
+    ],
+)
+def test_an_answer_may_end_by_length_by_chunk_or_by_closing(raw: bytes) -> None:
+    assert answered(raw) == b"hello"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
+    ],
+)
+def test_an_answer_that_breaks_off_is_an_error(raw: bytes) -> None:
+    with pytest.raises(LocalrunError, match="broke before the answer was complete"):
+        answered(raw)
+
+
+def test_what_is_not_http_is_said() -> None:
+    with pytest.raises(LocalrunError, match="not HTTP"):
+        answered(b"220 smtp ready\r\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"error": {"message": "too long", "code": 400}}', "status 400: too long"),
+        (b'{"error": "too long"}', "status 400: too long"),
+        (b"Bad Request", "status 400: Bad Request"),
+        (b'["odd"]', 'status 400: ["odd"]'),
+    ],
+)
+def test_a_refusal_says_the_server_s_reason(body: bytes, reason: str) -> None:
+    with pytest.raises(Refused) as caught:
+        answered(b"HTTP/1.1 400 Bad\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    assert (caught.value.http_status, caught.value.message, caught.value.retry_after_s) == (400, reason, None)
+
+
+@pytest.mark.parametrize(("header", "seconds"), [(b"7", 7.0), (b"Wed, 21 Oct 2026 07:28:00 GMT", None)])
+def test_when_to_come_back_is_read_where_it_is_a_number(header: bytes, seconds: float | None) -> None:
+    with pytest.raises(Refused) as caught:
+        answered(b"HTTP/1.1 429 Busy\r\nRetry-After: %b\r\nContent-Length: 0\r\n\r\n" % header)
+    assert caught.value.retry_after_s == seconds
+
 
 PROMPT = numbers(1, "prompt", 5)
 
@@ -148,3 +269,26 @@ def test_nobody_there_is_an_error_before_anything_is_measured() -> None:
 def test_encrypted_servers_are_refused_with_the_reason() -> None:
     with pytest.raises(BadRequest, match="plain HTTP"):
         asyncio.run(Endpoint(Target("tls", "https://127.0.0.1", "model"), Options(seed=1)).connect())
+
+
+@settings(max_examples=50)
+@given(st.floats(0.1, 50), st.floats(0.1, 20), st.floats(0.2, 5), st.integers(0, 2**31))
+def test_times_ascend_within_the_window_and_repeat_with_the_seed(
+    rate_per_s: float, seconds: float, burstiness: float, seed: int
+) -> None:
+    times = arrivals_s(rate_per_s=rate_per_s, seconds=seconds, burstiness=burstiness, seed=seed)
+    assert times == sorted(times)
+    assert all(0 <= at < seconds for at in times)
+    assert times == arrivals_s(rate_per_s=rate_per_s, seconds=seconds, burstiness=burstiness, seed=seed)
+
+
+@pytest.mark.parametrize("burstiness", [0.5, 1.0, 4.0])
+def test_the_mean_is_the_rate_and_burstiness_is_the_shape_of_the_gaps(burstiness: float) -> None:
+    gaps = gaps_s(arrivals_s(rate_per_s=10.0, seconds=2000.0, burstiness=burstiness, seed=1))
+    assert statistics.mean(gaps) == pytest.approx(0.1, rel=0.05)
+    # Of a Gamma distribution the coefficient of variation is 1 / sqrt(shape).
+    assert statistics.stdev(gaps) / statistics.mean(gaps) == pytest.approx(burstiness**-0.5, rel=0.05)
+
+
+def test_another_seed_gives_other_times() -> None:
+    assert arrivals_s(rate_per_s=5, seconds=5, seed=1) != arrivals_s(rate_per_s=5, seconds=5, seed=2)

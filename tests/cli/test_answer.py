@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from localrun.cli.answer import decode_rate, metrics_table, prefill_rate, summary
+import io
+import os
+
+import pytest
+
+from localrun.cli.answer import (
+    RATE_MIN_PIECES,
+    StatusLine,
+    StreamMeter,
+    decode_rate,
+    metrics_table,
+    prefill_rate,
+    summary,
+)
 from localrun.client import ChatMetrics
 
 METRICS = ChatMetrics(
@@ -40,3 +53,91 @@ def test_the_table_has_every_line():
 
 def test_the_summary_is_one_line():
     assert summary(METRICS, 0.7) == "20.00 tokens/s, 11 tokens, first after 700 ms, 10 of 30 prompt tokens cached"
+
+
+def _fed(interval_s: float, count: int, start_s: float = 100.0) -> StreamMeter:
+    meter = StreamMeter(start_s)
+    for number in range(1, count + 1):
+        meter.add(start_s + number * interval_s)
+    return meter
+
+
+def test_waiting_shows_for_how_long():
+    assert StreamMeter(100.0).line(101.25) == "waiting for the first token, 1.2 s"
+
+
+def test_no_rate_from_too_few_pieces():
+    meter = _fed(0.1, RATE_MIN_PIECES - 1)
+    assert meter.pieces_per_s(100.4) is None
+    assert meter.line(100.4) == "... tokens/s, 4 tokens, first after 0.10 s"
+
+
+def test_a_steady_stream_has_its_rate():
+    meter = _fed(0.1, 100)
+    assert abs(meter.pieces_per_s(110.0) - 10) < 0.6
+    assert meter.ttft_s is not None
+    assert abs(meter.ttft_s - 0.1) < 1e-9
+
+
+def test_the_rate_is_of_the_last_moments_and_falls_when_the_stream_stalls():
+    meter = _fed(0.1, 100)
+    for number in range(1, 101):
+        meter.add(110.0 + number * 0.01)
+    assert meter.pieces_per_s(111.0) > 30
+    assert meter.pieces_per_s(112.5) < 30
+    assert meter.pieces_per_s(120.0) == 0.0
+
+
+class Terminal(io.StringIO):
+    """Records what is written; its size can change."""
+
+    size = os.terminal_size((40, 24))
+
+    def fileno(self) -> int:
+        return 99
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    terminal = Terminal()
+    monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: terminal.size)
+    return terminal
+
+
+def test_text_scrolls_above_the_last_row_while_it_is_open(terminal):
+    with StatusLine(terminal) as line:
+        assert "\x1b[1;23r" in terminal.getvalue()
+        line.show("55 tokens/s")
+        assert "\x1b[24;1H\x1b[2K\x1b[2m55 tokens/s\x1b[0m\x1b8" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\x1b7\x1b[24;1H\x1b[2K\x1b[r\x1b8")
+
+
+def test_the_row_is_given_back_when_the_answer_fails(terminal):
+    with pytest.raises(KeyboardInterrupt), StatusLine(terminal):
+        raise KeyboardInterrupt
+    assert "\x1b[r" in terminal.getvalue()
+
+
+def test_a_long_text_never_wraps(terminal):
+    with StatusLine(terminal) as line:
+        line.show("x" * 100)
+    assert "x" * 39 in terminal.getvalue()
+    assert "x" * 40 not in terminal.getvalue()
+
+
+def test_a_resized_terminal_gets_its_row_back_and_no_more_lines(terminal):
+    with StatusLine(terminal) as line:
+        terminal.size = os.terminal_size((40, 30))
+        line.show("one")
+        assert terminal.getvalue().count("\x1b[r") == 1
+        line.show("two")
+    assert "one" not in terminal.getvalue()
+    assert "two" not in terminal.getvalue()
+    assert terminal.getvalue().count("\x1b[r") == 1
+
+
+def test_a_tiny_terminal_gets_none(terminal):
+    terminal.size = os.terminal_size((40, 2))
+    with StatusLine(terminal) as line:
+        line.show("one")
+    assert terminal.getvalue() == ""

@@ -37,7 +37,7 @@ def test_it_shows_a_table_and_keeps_the_best_unless_told_not_to(
     found = usable()
     numbers = f"processors {found.numbers}" if found.numbers else "all processors"
     assert f"affinity    {numbers} of {found.n_machine}" in lines
-    assert lines[-1] == "kept        nothing"
+    assert lines[-1] == "saved       nothing"
     assert not path.exists()
     assert run([*ARGUMENTS, "--json"]) == exits.OK
     kept = json.loads(capsys.readouterr().out)
@@ -57,7 +57,7 @@ def test_nothing_is_kept_while_others_compute(
     assert run([*ARGUMENTS[:-1], "1"]) == exits.OK
     lines = capsys.readouterr().out.splitlines()
     assert "disturbed   other programs took" in lines[-2]
-    assert lines[-1] == "kept        nothing"
+    assert lines[-1] == "saved       nothing"
     assert not (home / "cache" / "threads.json").exists()
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from localrun import config, errors
-from localrun.cli.daemon import daemon_version, ensure_daemon, require_daemon, wait_until_gone
+from localrun import __version__, config, errors
+from localrun.cli import exits
+from localrun.cli.daemon import daemon_version, ensure_daemon, for_daemon, require_daemon, wait_until_gone
 
 
 def _free_port() -> int:
@@ -63,7 +67,7 @@ def test_another_program_is_not_taken_for_a_daemon(daemon, health):
 def test_ollama_is_named(daemon, monkeypatch):
     daemon.health = (404, {"error": "404 page not found"}, {})
     daemon.root = b"Ollama is running"
-    with pytest.raises(errors.PortBusy, match="belongs to Ollama"):
+    with pytest.raises(errors.PortBusy, match="is in use by Ollama"):
         daemon_version(config.Settings(port=daemon.port))
 
 
@@ -113,3 +117,80 @@ def test_a_host_name_that_the_daemon_refuses_is_said_at_once(daemon):
     daemon.health = (403, refused, {"X-Localrun-Error": "forbidden"})
     with pytest.raises(errors.Forbidden, match="use --host"):
         ensure_daemon(config.Settings(port=daemon.port))
+
+
+@pytest.fixture
+def port(localrun) -> Iterator[int]:
+    """A free port; a daemon that was started on it is ended afterwards."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number = int(probe.getsockname()[1])
+    yield number
+    localrun("stop", "--daemon", port=number)
+
+
+def test_commands_that_come_at_once_share_one_daemon(localrun, environment, port, tmp_path: Path):
+    commands = [
+        subprocess.Popen(
+            [sys.executable, "-m", "localrun", "list", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, cwd=tmp_path, env=environment | {"LOCALRUN_PORT": str(port)},
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    for command in commands:
+        printed, complaints = command.communicate(timeout=120)
+        assert command.returncode == exits.OK, complaints
+        assert isinstance(json.loads(printed), list)
+    state = Path(environment["LOCALRUN_HOME"]) / "state"
+    assert f"localrun is listening on http://127.0.0.1:{port}" in (state / "daemon.log").read_text()
+    assert not (state / "daemon.log.1").exists(), "one command alone started a daemon"
+    assert json.loads(localrun("version", "--json", port=port).stdout) == {
+        "localrun": __version__,
+        "daemon": __version__,
+    }
+    assert json.loads(localrun("ps", "--json", port=port).stdout) == []
+
+    second = localrun("serve", port=port)
+    assert second.returncode == exits.PORT_BUSY
+    assert str(port) in second.stderr
+    assert "--port" in second.stderr
+
+    assert localrun("stop", "--daemon", port=port).returncode == exits.OK
+    assert localrun("ps", port=port).returncode == exits.DAEMON_UNREACHABLE
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no permission bits")
+def test_the_log_is_for_the_user_alone(localrun, port, environment):
+    assert localrun("list", port=port).returncode == exits.OK
+    log = Path(environment["LOCALRUN_HOME"]) / "state" / "daemon.log"
+    assert f"http://127.0.0.1:{port}" in log.read_text()
+    assert os.stat(log).st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny:latest", "localrun/tiny", "org/name:Q4_K_M", ""])
+def test_names_stay(name):
+    assert for_daemon(name) == name
+
+
+@pytest.mark.parametrize("name", ["x.gguf", "./x.gguf", "sub/x.gguf", "./x", "sub/plain"])
+def test_files_become_absolute(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "plain").touch()
+    assert for_daemon(name) == str(tmp_path / name)
+
+
+def test_home_and_absolute_paths():
+    assert for_daemon("~/m/x.gguf") == str(Path.home() / "m" / "x.gguf")
+    assert for_daemon("/m/x.gguf") == "/m/x.gguf"
+
+
+def test_a_file_of_a_repository_on_the_hub_is_no_path():
+    for name in (
+        "owner/repo:model-Q4_0.gguf",
+        "hf.co/owner/repo@v1:m.gguf",
+        "https://huggingface.co/owner/repo:m.gguf",
+    ):
+        assert for_daemon(name) == name
+    for path in ("./owner/repo:m.gguf", "../repo:m.gguf", "repo:m.gguf", "/owner/repo:m.gguf"):
+        assert for_daemon(path) == str(Path(path).absolute())

@@ -75,7 +75,7 @@ def test_somebody_else_on_the_port_is_a_failure(localrun, daemon):
     daemon.root = b"Ollama is running"
     failed = localrun("doctor", port=daemon.port)
     assert failed.returncode == exits.ERROR
-    assert re.search(r"^fail +daemon +port \d+ of 127\.0\.0\.1 belongs to Ollama", failed.stdout, re.MULTILINE)
+    assert re.search(r"^fail +daemon +port \d+ of 127\.0\.0\.1 is in use by Ollama", failed.stdout, re.MULTILINE)
 
 
 def test_the_command_line_never_loads_llama_cpp(environment, free_port):

@@ -16,6 +16,8 @@ import pytest
 from huggingface_hub import hf_hub_download
 
 from localrun.cli import exits
+from localrun.cli.pull import PullMeter
+from localrun.client import PullPiece
 from localrun.models import builtin
 from tests.daemon import Daemon, running_daemon
 from tests.hub.repository import Repository
@@ -49,7 +51,7 @@ def registry() -> Iterator[Registry]:
 def test_pull_without_a_terminal(localrun, real_daemon: Daemon, registry: Registry):
     name = registry.add("library/fox", Layer("model", GGUF))
     ended = localrun("pull", name, port=real_daemon.port)
-    assert (ended.returncode, ended.stdout) == (0, f"{name} is here\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, f"{name} is ready\n"), ended.stderr
     said = ended.stderr.splitlines()
     assert said[0] == "pulling manifest"
     assert said[-1] == "success"
@@ -72,7 +74,7 @@ def test_an_interrupted_pull_says_how_to_go_on_and_does(localrun, environment, r
     pulling.send_signal(signal.SIGINT)
     _, said = pulling.communicate(timeout=30)
     assert pulling.returncode == exits.INTERRUPTED
-    assert f"`localrun pull {name}` goes on from there" in said
+    assert f"`localrun pull {name}` resumes the download" in said
     registry.bytes_per_s = None
     assert localrun("pull", name, port=real_daemon.port).returncode == 0
     assert registry.content_bytes < len(GGUF) + 2_500_000
@@ -121,7 +123,7 @@ def test_rm_keeps_a_file_that_another_program_downloaded(localrun, hub: Hub, tmp
 def test_a_catalogue_name_that_is_not_here_is_pulled_and_run(localrun, real_daemon: Daemon):
     ended = localrun("run", "qwen3:0.6b", "hi", "--option", "num_predict=2", port=real_daemon.port)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.startswith("qwen3:0.6b is not here yet; pulling it\npulling manifest\n")
+    assert ended.stderr.startswith("qwen3:0.6b is not installed; pulling it\npulling manifest\n")
     again = localrun("run", "qwen3:0.6b", "hi", "--option", "num_predict=2", port=real_daemon.port)
     assert (again.returncode, again.stderr) == (0, "")
 
@@ -149,3 +151,55 @@ def test_search(localrun, real_daemon: Daemon):
     found = json.loads(localrun("search", "--json", port=real_daemon.port).stdout)
     assert found["hub"] == []
     assert len(found["catalog"]) >= 20
+
+
+MB = 1_000_000
+
+
+def piece(completed: int, total: int = 100 * MB, digest: str = "sha256:a") -> PullPiece:
+    return PullPiece(status="pulling a", digest=digest, total=total, completed=completed)
+
+
+def test_bytes_rate_and_time_left():
+    meter = PullMeter()
+    for second in range(5):
+        meter.add(piece(second * 10 * MB), float(second))
+    assert meter.line(4.0) == " 40% [#########...............] 40 MB / 100 MB  10 MB/s  6 s left"
+    meter.add(piece(100 * MB), 5.0)
+    assert meter.line(5.0) == "100% [########################] 100 MB / 100 MB"
+
+
+def test_what_was_there_before_is_not_speed():
+    meter = PullMeter()
+    meter.add(piece(0), 0.0)
+    meter.add(piece(90 * MB), 0.0)
+    assert meter.bytes_per_s(0.0) is None
+    meter.add(piece(91 * MB), 1.0)
+    assert meter.percent == 91
+
+
+def test_nothing_goes_backwards():
+    meter = PullMeter()
+    seen = []
+    for completed in (5, 3, 0, 50, 40, 200, 100):
+        meter.add(piece(completed * MB), 1.0)
+        seen.append(meter.done_bytes)
+    assert seen == sorted(seen)
+    assert seen[-1] == 100 * MB
+
+
+def test_files_are_summed_and_statuses_change_nothing():
+    meter = PullMeter()
+    meter.add(PullPiece(status="pulling manifest"), 0.0)
+    assert (meter.total_bytes, meter.percent) == (0, 0)
+    meter.add(piece(100 * MB), 0.0)
+    meter.add(piece(0, 300 * MB, "sha256:b"), 0.0)
+    meter.add(PullPiece(status="pulling README", total=100 * MB), 0.0)
+    assert (meter.total_bytes, meter.done_bytes, meter.percent) == (500 * MB, 100 * MB, 20)
+
+
+def test_a_stalled_download_has_no_time_left():
+    meter = PullMeter()
+    meter.add(piece(10 * MB), 0.0)
+    meter.add(piece(10 * MB), 5.0)
+    assert meter.line(5.0).endswith("10 MB / 100 MB  0 B/s")

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 from localrun.cli import exits
+from localrun.cli.answer import Stats
+from localrun.cli.repl import Session, parse_options
+from localrun.errors import BadRequest
 
 pytest.importorskip("pty", reason="needs pseudo terminals")
 
@@ -119,7 +122,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(conversation, daemon):
     conversation.say("two")
     conversation.wait_for("5 tokens")
     conversation.wait_for(">>> ")
-    conversation.interrupt_until("leaves)")
+    conversation.interrupt_until("quits)")
     conversation.wait_for(">>> ")
     conversation.type("\x04")
     assert conversation.process.wait(TIMEOUT_S) == 0
@@ -132,7 +135,7 @@ def test_commands(conversation, daemon):
     conversation.say("/set parameter temperature 0.5")
     conversation.wait_for("temperature is 0.5")
     conversation.say("/set parameter warmth 1")
-    conversation.wait_for("error: there is no option 'warmth'")
+    conversation.wait_for("error: unknown option 'warmth'")
     conversation.say("/show info")
     conversation.wait_for("context length      4096")
     conversation.say("/show parameters")
@@ -142,14 +145,14 @@ def test_commands(conversation, daemon):
     conversation.say("/show system")
     conversation.wait_for("Be brief.")
     conversation.say("/jump")
-    conversation.wait_for("there is no command /jump")
+    conversation.wait_for("unknown command /jump")
     conversation.say("/?")
     conversation.wait_for("/set parameter NAME VALUE")
     conversation.say("/set verbose")
     conversation.say("one")
     conversation.wait_for("eval rate:            50.00 tokens/s")
     conversation.say("/clear")
-    conversation.wait_for("forgotten")
+    conversation.wait_for("cleared")
     conversation.say("/set quiet")
     conversation.say("two")
     quiet = conversation.wait_for(">>> ")
@@ -218,3 +221,59 @@ def test_lines_are_remembered_for_the_user_alone(conversation, environment):
     history = Path(environment["LOCALRUN_HOME"]) / "state" / "history"
     assert re.search("remember( |\\\\040)me", history.read_text())
     assert history.stat().st_mode & 0o077 == 0
+
+
+def test_the_whole_conversation_is_sent():
+    session = Session(model="tiny", system="Be brief.")
+    session.remember("one", "first")
+    assert session.messages("two") == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "first"},
+        {"role": "user", "content": "two"},
+    ]
+
+
+def test_a_turn_without_an_answer_is_forgotten_and_clear_keeps_the_system_message():
+    session = Session(model="tiny", system="S")
+    session.remember("one", "")
+    assert len(session.messages("two")) == 2
+    session.remember("one", "stopped half")
+    session.clear()
+    assert session.messages("two") == [{"role": "system", "content": "S"}, {"role": "user", "content": "two"}]
+
+
+def test_set():
+    session = Session(model="tiny")
+    assert "0.25" in session.set("parameter temperature 0.25")
+    session.set("parameter stop ###")
+    session.set("system You are a pirate.")
+    session.set("verbose")
+    assert session.options == {"temperature": 0.25, "stop": ["###"]}
+    assert session.system == "You are a pirate."
+    assert session.stats is Stats.VERBOSE
+
+
+@pytest.mark.parametrize(
+    "arguments", ["", "loud", "system", "parameter", "parameter seed", "parameter warmth 1", "parameter seed x"]
+)
+def test_what_cannot_be_set_changes_nothing(arguments):
+    session = Session(model="tiny")
+    with pytest.raises(BadRequest):
+        session.set(arguments)
+    assert session == Session(model="tiny")
+
+
+def test_values_get_the_types_that_the_api_takes():
+    options = parse_options(["temperature=0", "top_k=40", "stop=a=b", "stop= c"])
+    assert options == {"temperature": 0.0, "top_k": 40, "stop": ["a=b", " c"]}
+    assert isinstance(options["temperature"], float)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [("temperature", "NAME=VALUE"), ("warmth=1", "the options are temperature"), ("top_k=1.5", "whole number")],
+)
+def test_wrong_ones_are_explained(assignment, words):
+    with pytest.raises(BadRequest, match=words):
+        parse_options([assignment])

@@ -9,10 +9,9 @@ import sys
 import click
 import pytest
 
-from localrun import __version__
+from localrun import __version__, errors
 from localrun.cli import exits
-from localrun.cli.commands import COMMANDS
-from localrun.cli.root import run
+from localrun.cli.root import COMMANDS, run
 
 
 def test_help_names_every_command_and_exit_code(capsys):
@@ -30,14 +29,14 @@ def test_help_imports_no_command_and_nothing_heavy():
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(ended.stderr.split())
     assert "localrun.cli.root" in loaded
-    commands = {module for module, _ in COMMANDS.values()}
+    commands = {f"localrun.cli.{module}" for module, _ in COMMANDS.values()}
     heavy = {"rich", "textual", "httpx2", "starlette", "uvicorn", "numpy", "msgspec", "platformdirs", "asyncio"}
     assert loaded & (commands | heavy) == set()
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_the_table_is_true(name):
-    command = importlib.import_module(COMMANDS[name][0]).command
+    command = getattr(importlib.import_module(f"localrun.cli.{COMMANDS[name][0]}"), f"{name}_command")
     assert isinstance(command, click.Command)
     assert command.name == name
 
@@ -90,7 +89,7 @@ def test_an_unforeseen_error_is_one_line_unless_debugging(capsys, environment, m
     def fail(settings: object) -> str:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("localrun.cli.ps.require_daemon", fail)
+    monkeypatch.setattr("localrun.cli.running.require_daemon", fail)
     assert run(["ps"]) == exits.ERROR
     assert capsys.readouterr().err == "error: RuntimeError: boom (LOCALRUN_DEBUG=1 shows where)\n"
     monkeypatch.setenv("LOCALRUN_DEBUG", "1")
@@ -101,3 +100,19 @@ def test_an_unforeseen_error_is_one_line_unless_debugging(capsys, environment, m
 def test_version_option(capsys):
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"localrun {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.PortBusy("x"), 3),
+        (errors.DaemonUnreachable("x"), 4),
+        (errors.ModelNotFound("x"), 5),
+        (errors.NotFound("x"), 1),
+        (errors.CannotFit("x"), 1),
+        (errors.LocalrunError("x"), 1),
+    ],
+)
+def test_codes(error, code):
+    assert exits.code_of(error) == code
+    assert code in exits.MEANINGS

@@ -9,9 +9,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from localrun import kernels
 from localrun.doctor.finding import Finding, Level
-from localrun.doctor.llama_build import BuildReport, ask_build, check_build, check_cpu, cpu_flags, rebuild
+from localrun.doctor.llama_build import (
+    BuildReport,
+    ask_build,
+    check_build,
+    check_cpu,
+    check_kernels,
+    cpu_flags,
+    judge,
+    rebuild,
+)
 from localrun.engine.tools.build_report import cpu_features
+from localrun.kernel_probe import ProbeFailed
+from localrun.kernels import Fault, Verdict
 
 
 def child(program: str) -> tuple[str, ...]:
@@ -52,7 +64,7 @@ def test_lines_of_a_library_before_the_report_are_no_harm():
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_a_build_for_another_cpu_is_named():
     found = failed("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
-    assert "built for another CPU" in found.text
+    assert "built for a different CPU" in found.text
     assert found.remedy == rebuild()
 
 
@@ -123,3 +135,66 @@ def test_the_command_fits_the_shell():
 def test_the_command_is_one_that_exists():
     ran = subprocess.run([*rebuild("vulkan").split(), "--help"], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
+
+
+SOUND = Verdict(is_probed=True, quick_types=("Q4_0", "Q4_K"))
+
+
+def test_a_sound_library_is_one_line_that_says_what_was_compared() -> None:
+    (line,) = judge(SOUND)
+    assert line.level is Level.OK
+    assert "computations" in line.text
+    assert "Q4_0, Q4_K" in line.text
+    assert "no quick kernels" in next(judge(Verdict(is_probed=True))).text
+
+
+def test_faults_are_put_together_and_come_with_the_rebuild() -> None:
+    quantized = [
+        Fault(name, memory, "crash (SIGSEGV)") for memory in ("attention", "window") for name in ("Q4_0", "Q8_0")
+    ]
+    wrong = Fault("F16", "recurrent", "compute wrong logits (130% off)")
+    crashes, errors = judge(Verdict(is_probed=True, faults=(*quantized, wrong)))
+    assert crashes.level is errors.level is Level.WARN
+    assert "crash for Q4_0, Q8_0 in ordinary, sliding-window models" in crashes.text
+    assert "compute wrong logits for F16 in recurrent (Mamba) models; such models load without them" in errors.text
+    assert "native_build install --force" in crashes.remedy
+
+
+def test_what_an_engine_told_is_shown_with_its_model() -> None:
+    (line,) = judge(SOUND.with_crash({"Q4_K", "Q6_K"}, "attention", "was killed by SIGSEGV", "some:7b"))
+    assert line.level is Level.WARN
+    assert "an engine of some:7b (Q4_K, Q6_K) was killed by SIGSEGV" in line.text
+
+
+def test_a_library_that_computes_nothing_is_a_failure() -> None:
+    (line,) = judge(Verdict(is_probed=True, broken="crash (SIGILL)"))
+    assert line.level is Level.FAIL
+    assert "different processor" in line.text
+    (line,) = judge(Verdict(is_probed=True, broken="crash (SIGSEGV)"))
+    assert "crash (SIGSEGV)" in line.text
+
+
+def test_it_is_probed_once_and_again_if_that_is_asked_for(tmp_path: Path) -> None:
+    n_probes = 0
+
+    def probe(folder: Path, *, anew: bool) -> Verdict:
+        nonlocal n_probes
+        assert anew == (n_probes == 1)
+        n_probes += 1
+        pair = kernels.present_pair()
+        assert pair is not None
+        kernels.keep(folder, pair, SOUND)
+        return SOUND
+
+    for is_deep, expected in ((False, 1), (False, 1), (True, 2)):
+        assert [line.level for line in check_kernels(tmp_path, is_deep=is_deep, find_out=probe)] == [Level.OK]
+        assert n_probes == expected
+
+
+def test_a_probe_that_fails_is_a_finding(tmp_path: Path) -> None:
+    def probe(folder: Path, *, anew: bool) -> Verdict:
+        raise ProbeFailed("it took more than 120 s")
+
+    (line,) = check_kernels(tmp_path, is_deep=False, find_out=probe)
+    assert line.level is Level.FAIL
+    assert "more than 120 s" in line.text

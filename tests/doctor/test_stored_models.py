@@ -46,7 +46,7 @@ def test_a_sound_store(store, blob):
     found = list(check_models(store, now_s=LATER_S, is_deep=True))
     assert [each.level for each in found] == [Level.OK, Level.OK]
     assert found[0].text.startswith("2 with ")
-    assert found[1].text == "1 files were read whole"
+    assert found[1].text == "1 files were read in full"
 
 
 def test_a_missing_blob(store, blob):
@@ -87,7 +87,7 @@ def test_leftovers(store, blob):
     path.write_bytes(other)
     (store.blobs.folder / f"sha256-{'0' * 64}.localrun-partial").write_bytes(b"half")
     found = [each for each in check_models(store, now_s=LATER_S, is_deep=False) if each.level is not Level.OK]
-    assert [each.text.partition(" (")[0] for each in found] == ["1 blobs", "1 downloads that were broken off"]
+    assert [each.text.partition(" (")[0] for each in found] == ["1 blobs", "1 interrupted downloads"]
     assert all("localrun gc" in each.remedy for each in found)
     path.write_bytes(b"changed")
     assert ("digests", "fail") in problems(store, is_deep=True)

@@ -11,14 +11,22 @@ from pathlib import Path
 import pytest
 
 from localrun import kv_folders
-from localrun.doctor.caches import check_hub_cache, check_kv_cache
 from localrun.doctor.finding import Finding, Level
-from localrun.doctor.machine import check_cache_disk, check_disk, check_memory, existing, memory
-from localrun.doctor.network import check_network
-from localrun.doctor.places import check_places
-from localrun.doctor.port import check_port
+from localrun.doctor.machine import (
+    check_cache_disk,
+    check_disk,
+    check_memory,
+    check_places,
+    check_threads,
+    existing,
+    memory,
+)
+from localrun.doctor.network import check_network, check_port
 from localrun.doctor.python import check_packages, check_python
+from localrun.doctor.stored_models import check_hub_cache, check_kv_cache
 from localrun.kv_folders import About
+from localrun.processors import Processors
+from localrun.thread_choice import Kept, Shape, Threads
 
 OK, WARN, FAIL = Level.OK, Level.WARN, Level.FAIL
 
@@ -91,7 +99,7 @@ def test_the_disk_of_the_cache(tmp_path: Path, free, limit, used, expected):
 
 def test_sound_folders_share_a_line(tmp_path: Path):
     (found,) = check_places({"data": tmp_path, "cache": tmp_path / "not" / "yet"})
-    assert (found.level, found.text) == (OK, "data, cache can be written")
+    assert (found.level, found.text) == (OK, "data, cache are writable")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no permission bits")
@@ -124,7 +132,8 @@ def test_the_port():
         # Bound by somebody who does not answer at all.
         assert check_port("127.0.0.1", port, own_version="2", daemon_version=None).level is FAIL
         same = check_port("127.0.0.1", port, own_version="2", daemon_version="2")
-        assert (same.level, same.text) == (OK, f"localrun 2 answers at 127.0.0.1:{port}, as new as this program")
+        running = f"localrun 2 is running at 127.0.0.1:{port}, the same version as this program"
+        assert (same.level, same.text) == (OK, running)
         old = check_port("127.0.0.1", port, own_version="2", daemon_version="1")
         assert (old.level, "localrun stop --daemon" in old.remedy) == (WARN, True)
         other = check_port("127.0.0.1", port, own_version="2", daemon_version=None, problem="Ollama has it")
@@ -185,3 +194,49 @@ def test_the_hub_cache_counts_contents_once(tmp_path: Path):
     (snapshot / "file").symlink_to(blobs / "etag")
     assert check_hub_cache(tmp_path).text.startswith("3 MB ")
     assert check_hub_cache(tmp_path / "none").text.startswith("0 MB ")
+
+
+HYBRID = Processors(name="made", n_machine=24, n_allowed=24, performance_cores=8, efficiency_cores=8)
+BOXED = Processors(name="made", n_machine=64, n_allowed=64, performance_cores=32, quota=2.5)
+
+
+def kept(model: str, threads: Threads, *, at_s: float = 0.0, processors: Processors = HYBRID) -> Kept:
+    return Kept(
+        processors=processors.identity, build="b", shape=Shape(1, 1), threads=threads, model=model, n_tried=(8, 16),
+        at_s=at_s,
+    )  # fmt: skip
+
+
+def test_it_says_what_there_is_and_what_will_be_tried():
+    found = check_threads(HYBRID, [], wanted=0)
+    assert found.level is Level.OK
+    assert found.text == (
+        "8 (8 performance and 8 efficiency cores with 24 hyperthreads); an engine also tries 4, 16, 24 when it is idle "
+        "after its first load"
+    )
+
+
+def test_what_was_measured_under_these_limits_is_told_newest_last():
+    entries = [
+        kept("newer", Threads(8, 24), at_s=5), kept("older", Threads(8, 16), at_s=4),
+        kept("boxed", Threads(1, 1), processors=BOXED), *(kept(f"old{n}", Threads(1, 1), at_s=n) for n in range(3)),
+    ]  # fmt: skip
+    text = check_threads(HYBRID, entries, wanted=0).text
+    assert text.partition("measured: ")[2] == (
+        "old2 1 for streams and 1 for prompts; older 8 for streams and 16 for prompts; "
+        "newer 8 for streams and 24 for prompts"
+    )
+
+
+def test_a_quota_is_named():
+    assert check_threads(BOXED, [], wanted=0).text == (
+        "2 (32 cores with 64 hyperthreads, a quota of 2.5 of 64 processors)"
+    )
+
+
+def test_a_number_that_is_set_is_told_and_warned_of_where_it_is_too_large():
+    assert check_threads(BOXED, [], wanted=2).level is Level.OK
+    found = check_threads(BOXED, [], wanted=3)
+    assert (found.level, found.check) == (Level.WARN, "threads")
+    assert "only 2 can run at once" in found.text
+    assert "LOCALRUN_THREADS" in found.remedy

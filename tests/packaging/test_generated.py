@@ -10,13 +10,13 @@ import sys
 import pytest
 
 from localrun import config
-from localrun.cli.commands import COMMANDS
+from localrun.cli.root import COMMANDS
 from tests.packaging.machine import PACKAGING, ROOT
 
 DOCS = ROOT / "localrun" / "docs"
 
 
-@pytest.mark.parametrize("name", ["settings", "cli", "manual"])
+@pytest.mark.parametrize("name", ["settings", "cli", "manual", "figures", "figures-readme", "figures-tuning"])
 def test_the_committed_file_is_what_the_program_says(name: str):
     command = [sys.executable, "packaging/generate.py", "--check", name]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)

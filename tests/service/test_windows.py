@@ -2,14 +2,68 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path, PureWindowsPath
+from xml.etree import ElementTree
 
 import pytest
 
 from localrun.errors import NotSupported, ServiceFailed
-from localrun.service.windows import TaskScheduler
+from localrun.service.windows import TaskScheduler, start_file, task
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs programs with a #! line")
+SPACE = {"t": "http://schemas.microsoft.com/windows/2004/02/mit/task"}
+PYTHON = r"C:\Program Files\R&D\python.exe"
+
+
+@pytest.fixture
+def xml(make_plan) -> ElementTree.Element:
+    plan = make_plan(command=(PYTHON, "-P", "-m", "localrun", "serve"))
+    text = task(plan, user=r"DESK\Zoë <z>", start_path=PureWindowsPath(r"C:\Users\Zoë Z\service.json"))
+    # As it is written for schtasks; the parser reads the byte order mark.
+    return ElementTree.fromstring(text.encode("utf-16"))
+
+
+def text_of(xml: ElementTree.Element, path: str) -> str | None:
+    return xml.findtext("/".join(f"t:{part}" for part in path.split("/")), namespaces=SPACE)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("Triggers/LogonTrigger/UserId", "DESK\\Zoë <z>"),
+        ("Principals/Principal/UserId", "DESK\\Zoë <z>"),
+        ("Principals/Principal/LogonType", "InteractiveToken"),
+        ("Principals/Principal/RunLevel", "LeastPrivilege"),
+        ("Settings/ExecutionTimeLimit", "PT0S"),
+        ("Settings/DisallowStartIfOnBatteries", "false"),
+        ("Settings/RestartOnFailure/Count", "3"),
+        ("Settings/MultipleInstancesPolicy", "IgnoreNew"),
+        ("Actions/Exec/Command", r"C:\Program Files\R&D\pythonw.exe"),
+        ("Actions/Exec/Arguments", '-P -m localrun.service.logged "C:\\Users\\Zoë Z\\service.json"'),
+    ],
+)
+def test_the_values_of_the_task(xml, path, value):
+    assert text_of(xml, path) == value
+
+
+def test_settings_stand_in_the_order_of_the_schema(xml):
+    """The schema has them in any order (xs:all), but the sections of a task in this one."""
+    assert [child.tag.rpartition("}")[2] for child in xml] == [
+        "RegistrationInfo", "Triggers", "Principals", "Settings", "Actions",
+    ]  # fmt: skip
+
+
+def test_the_start_file_has_the_daemons_arguments(make_plan):
+    start = json.loads(start_file(make_plan(log=Path("/state/service.log"))))
+    assert start == {
+        "arguments": ["serve", "--port", "11500"],
+        "environment": {"LOCALRUN_SLOTS": "4"},
+        "log": "/state/service.log",
+    }
+
+
+with_programs = pytest.mark.skipif(sys.platform == "win32", reason="needs programs with a #! line")
 QUERY = "schtasks /query"
 ACCOUNT = {"USERDOMAIN": "DESK", "USERNAME": "kim"}
 
@@ -20,6 +74,7 @@ def scheduler(fakes, folders) -> TaskScheduler:
     return TaskScheduler(folders=folders, environ=ACCOUNT)
 
 
+@with_programs
 def test_install_writes_the_start_file_and_makes_the_task(scheduler, fakes, folders, make_plan):
     scheduler.install(make_plan())
     assert b'"--port"' in scheduler.path.read_bytes()
@@ -32,6 +87,7 @@ def test_install_writes_the_start_file_and_makes_the_task(scheduler, fakes, fold
     assert not xml_path.exists()
 
 
+@with_programs
 def test_what_schtasks_refuses_is_said(scheduler, fakes, folders, make_plan):
     fakes.answers({"schtasks /create": [{"status": 1, "stderr": "ERROR: Access is denied.\n"}]})
     with pytest.raises(ServiceFailed, match="schtasks /create failed: ERROR: Access is denied"):
@@ -39,6 +95,7 @@ def test_what_schtasks_refuses_is_said(scheduler, fakes, folders, make_plan):
     assert not (folders.state / "service.xml").exists()
 
 
+@with_programs
 def test_what_the_scheduler_knows(scheduler, fakes):
     running = {"stdout": '"\\localrun","N/A","Running"\n'}
     ready = {"stdout": '"\\localrun","N/A","Ready"\n'}
@@ -48,6 +105,7 @@ def test_what_the_scheduler_knows(scheduler, fakes):
     assert tuple(scheduler.state()) == (False, False, "not installed", None)
 
 
+@with_programs
 def test_uninstall_leaves_nothing(scheduler, fakes, make_plan):
     scheduler.install(make_plan())
     assert scheduler.uninstall()
@@ -57,6 +115,7 @@ def test_uninstall_leaves_nothing(scheduler, fakes, make_plan):
     assert not scheduler.uninstall()
 
 
+@with_programs
 def test_what_is_missing_is_named(fakes, folders, make_plan):
     with pytest.raises(NotSupported, match="schtasks is not installed"):
         TaskScheduler(folders=folders, environ=ACCOUNT).state()

@@ -8,7 +8,7 @@ import pytest
 
 from localrun.errors import DaemonUnreachable
 from localrun.tui.app import LocalrunApp
-from localrun.tui.theme import DARK, LIGHT
+from localrun.tui.preferences import DARK, LIGHT
 
 
 async def test_f_keys_go_round_and_keep_the_prompt(desk: Any) -> None:

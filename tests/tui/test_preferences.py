@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,34 @@ async def test_an_unknown_theme_is_said(desk: Any) -> None:
     desk.app = LocalrunApp("http://127.0.0.1:1", connect=desk.daemon.connect, preferences=Preferences("no-such"))
     async with desk.open((100, 30)) as pilot:
         await desk.see(pilot, "there is no theme 'no-such'")
+
+
+# What a terminal, a desktop, tmux or screen keeps for itself, or cannot tell from another key (^h ^i ^j ^m).
+KEPT_BY_OTHERS = {"ctrl+a", "ctrl+b", "ctrl+c", "ctrl+h", "ctrl+i", "ctrl+j", "ctrl+m"}
+
+
+def test_every_function_key_has_a_letter_that_terminals_pass_on():
+    for name, key in KEYS.items():
+        keys = key.keys.split(",")
+        if any(re.fullmatch(r"f\d+", each) for each in keys):
+            letters = [each for each in keys if re.fullmatch(r"ctrl\+[a-z]", each)]
+            assert letters, f"{name} has no second key"
+            assert not set(letters) & KEPT_BY_OTHERS, name
+
+
+def test_no_key_means_two_things_on_one_screen():
+    """Dialogs have their keys to themselves; a screen shares them with the app."""
+    for section in ("chat", "monitor", "logs"):
+        keys = [each for name, key in KEYS.items() if name.startswith(("app.", f"{section}."))
+                for each in key.keys.split(",")]  # fmt: skip
+        assert len(keys) == len(set(keys)), section
+
+
+async def test_the_help_has_every_key_of_the_table(desk: Any) -> None:
+    async with desk.open((160, 120)) as pilot:
+        await pilot.press("f10")
+        for key in KEYS.values():
+            await desk.see(pilot, f"{shown(key.keys).ljust(13)}{key.what}")
 
 
 def test_every_key_of_the_table_is_bound_somewhere():

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from textual.pilot import Pilot
 
 from localrun.snapshot import KvRunRow, PullRow
-from localrun.tui.rate_series import Sample
+from localrun.tui.rates import Sample
 from localrun.tui.widgets.prompt import Prompt
 from tests.tui.conftest import NOW_S
 

@@ -21,10 +21,9 @@ from localrun.snapshot import RequestState, Snapshot
 from localrun.tui import quantity
 from localrun.tui.app import LocalrunApp
 from localrun.tui.widgets.kv_map import KvMap
-from localrun.tui.widgets.live_table import LiveTable
 from localrun.tui.widgets.prompt import Prompt
-from localrun.tui.widgets.request_detail import RequestDetail
-from localrun.tui.widgets.vitals import Vitals
+from localrun.tui.widgets.tables import LiveTable
+from localrun.tui.widgets.vitals import RequestDetail, Vitals
 from tests.daemon import running_daemon
 
 # Slow enough to be stopped in the middle, on any machine.

@@ -11,6 +11,8 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,25 +27,19 @@ from localrun.errors import LocalrunError
 from localrun.snapshot import Snapshot
 from localrun.tui import quantity, slash
 from localrun.tui.answer_progress import Fact
-from localrun.tui.attachment import Attachment, Question
 from localrun.tui.conversation import Conversation
-from localrun.tui.editor import edited
+from localrun.tui.files import Attachment, Question, edited
 from localrun.tui.history import Message
 from localrun.tui.keys import bind
-from localrun.tui.offers import chat_models
 from localrun.tui.plain_text import fit, line
 from localrun.tui.screens.chat_commands import carry_out
 from localrun.tui.screens.chats import ChatsScreen
 from localrun.tui.session import Session
-from localrun.tui.widgets.answer_message import AnswerMessage
-from localrun.tui.widgets.attachments import Attachments
-from localrun.tui.widgets.banner import Banner
 from localrun.tui.widgets.conversation_view import ConversationView
-from localrun.tui.widgets.prompt import Prompt
-from localrun.tui.widgets.status_line import StatusLine
-from localrun.tui.widgets.top_bar import TopBar
-from localrun.tui.widgets.user_message import UserMessage
-from localrun.tui.widgets.welcome import BUILT_IN, Choice, Offer, Suggestion
+from localrun.tui.widgets.messages import AnswerMessage, UserMessage
+from localrun.tui.widgets.prompt import Attachments, Prompt, StatusLine
+from localrun.tui.widgets.top_bar import Banner, TopBar
+from localrun.tui.widgets.welcome import BUILT_IN, Choice, Offer, Suggestion, chat_models
 
 # Chats that stay mounted though nobody looks at them; older ones are opened again from the history.
 MAX_IDLE_VIEWS = 6
@@ -69,8 +65,7 @@ class ChatScreen(Screen[None]):
         self.view = ConversationView(session, Conversation(session.history, session.model, session.clock))
         self._shown = [self.view]
         self._open = [self.view]
-        self._bar = TopBar("chat")
-        self._banner = Banner()
+        self._bar = TopBar("chat", session)
         self._conversations = Horizontal(self.view, id="conversations")
         self._attachments = Attachments()
         self.prompt = Prompt()
@@ -81,7 +76,7 @@ class ChatScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield self._bar
-        yield self._banner
+        yield Banner(self.session)
         yield self._conversations
         yield self._attachments
         yield self.prompt
@@ -89,8 +84,7 @@ class ChatScreen(Screen[None]):
         yield Footer(show_command_palette=False)
 
     async def on_mount(self) -> None:
-        self._bar.model = self.view.conversation.model
-        self._on_connection(self.session.trouble)
+        self._show_status()
         self.session.snapshots.subscribe(self, self._on_snapshot)
         self.session.connection.subscribe(self, self._on_connection)
         self.session.models.subscribe(self, self._on_model)
@@ -196,12 +190,8 @@ class ChatScreen(Screen[None]):
         async def chosen(chat_id: int | None) -> None:
             if chat_id is None:
                 return
-            try:
+            with self._history_said("The chat cannot be read"):
                 await self.open_chat(chat_id)
-            except KeyError:
-                self.notify("This chat was deleted in another window.", severity="warning")
-            except sqlite3.Error as error:
-                self.notify(line(str(error)), title="The chat cannot be read", severity="error", markup=False)
 
         await self.app.push_screen(ChatsScreen(self.session, words), chosen)
 
@@ -216,9 +206,7 @@ class ChatScreen(Screen[None]):
         if self.is_current:
             self._show_status()
 
-    def _on_connection(self, trouble: str | None) -> None:
-        self._bar.connected = trouble is None
-        self._banner.show(self.session)
+    def _on_connection(self, _trouble: str | None) -> None:
         self._show_status()
 
     @on(ConversationView.Progressed)
@@ -297,8 +285,7 @@ class ChatScreen(Screen[None]):
     def _ask(self, question: str) -> None:
         if not question:
             return
-        if self.view.is_answering:
-            self.notify("The model is still answering; Esc stops it.", severity="warning")
+        if self._refuse_while_answering():
             return
         if slash.unescaped(self.prompt.text.strip()) == question:
             self.prompt.take()
@@ -376,13 +363,19 @@ class ChatScreen(Screen[None]):
     async def _show_version(self, message: Message, step: int) -> None:
         if self._refuse_while_answering():
             return
-        try:
+        with self._history_said("The history cannot be read"):
             if self.view.conversation.show_version(message, step):
                 await self.view.reload()
+
+    @contextmanager
+    def _history_said(self, title: str) -> Iterator[None]:
+        """What the history refuses within this is told, and does not end the app."""
+        try:
+            yield
         except KeyError:
             self.notify("This chat was deleted in another window.", severity="warning")
         except sqlite3.Error as error:
-            self.notify(line(str(error)), title="The history cannot be read", severity="error", markup=False)
+            self.notify(line(str(error)), title=title, severity="error", markup=False)
 
     @on(AnswerMessage.Wanted)
     def _copy_from_answer(self, event: AnswerMessage.Wanted) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localrun.errors import LocalrunError
-from localrun.tui import export, slash
-from localrun.tui.attachment import BadAttachment, read_attachment
+from localrun.tui import slash
 from localrun.tui.conversation import Conversation
+from localrun.tui.files import BadAttachment, code_blocks, read_attachment, to_json, to_markdown
+from localrun.tui.history import Message
 from localrun.tui.plain_text import line
 from localrun.tui.slash import Slash
 
@@ -112,18 +113,20 @@ async def _think(screen: ChatScreen, argument: str) -> str:
 
 
 async def _retry(screen: ChatScreen, argument: str) -> None:
-    question = screen.last_question()
-    if question is None:
-        raise _RefusedError("nothing was asked yet")
-    await screen.retry(question)
+    await screen.retry(_last_question(screen))
 
 
 async def _edit(screen: ChatScreen, argument: str) -> None:
+    question = _last_question(screen)
+    screen.prompt.take()
+    await screen.edit(question)
+
+
+def _last_question(screen: ChatScreen) -> Message:
     question = screen.last_question()
     if question is None:
         raise _RefusedError("nothing was asked yet")
-    screen.prompt.take()
-    await screen.edit(question)
+    return question
 
 
 async def _branch(screen: ChatScreen, argument: str) -> str:
@@ -151,7 +154,7 @@ async def _copy(screen: ChatScreen, argument: str) -> None:
 
 
 async def _code(screen: ChatScreen, argument: str) -> None:
-    blocks = export.code_blocks(screen.view.conversation.last_answer() or "")
+    blocks = code_blocks(screen.view.conversation.last_answer() or "")
     screen.copy(blocks[-1] if blocks else None, "code block")
 
 
@@ -167,9 +170,9 @@ def _write(conversation: Conversation, argument: str) -> Path:
     name = "".join(character if character.isalnum() else "-" for character in title).strip("-").lower()
     path = Path(argument or f"{name[:_NAME_CHARACTERS] or 'chat'}.md").expanduser().absolute()
     if path.suffix == ".json":
-        text = export.to_json(title, model, system, conversation.parameters, conversation.messages)
+        text = to_json(title, model, system, conversation.parameters, conversation.messages)
     else:
-        text = export.to_markdown(title, model, system, conversation.messages)
+        text = to_markdown(title, model, system, conversation.messages)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
     return path

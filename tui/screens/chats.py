@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import ClassVar
 
 from textual import on
@@ -20,7 +19,9 @@ from textual.content import Content
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
+from localrun.tui import quantity
 from localrun.tui.history import Chat
+from localrun.tui.keys import bind
 from localrun.tui.plain_text import column, fit, line
 from localrun.tui.screens.picker import Picker
 from localrun.tui.session import Session
@@ -36,22 +37,22 @@ class ChatsScreen(Picker[int]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,ctrl+l", "dismiss", "Close"),
-        Binding("ctrl+r", "rename", "Rename", priority=True),
+        bind("chats.rename", "rename", priority=True),
         # The Delete key stays the box's: it deletes letters.
-        Binding("ctrl+d", "delete", "Delete", priority=True),
-        Binding("ctrl+z", "restore", "Undo", priority=True),
+        bind("chats.delete", "delete", priority=True),
+        bind("chats.restore", "restore", priority=True),
     ]
 
     def __init__(self, session: Session, words: str = "") -> None:
         super().__init__(Input(words, placeholder="Words to search for in all chats"))
         self._session = session
         self._renaming: Chat | None = None
-        self._doomed: Chat | None = None
 
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             box.border_title = "Chats"
-            box.border_subtitle = "Enter opens · ^r renames · ^d deletes · ^z undoes · Esc closes"
+            rename, delete, restore = (self._session.key(f"chats.{what}") for what in ("rename", "delete", "restore"))
+            box.border_subtitle = f"Enter opens · {rename} renames · {delete} deletes · {restore} undoes · Esc closes"
             yield self._input
             yield self._list
             yield self._note
@@ -130,10 +131,6 @@ class ChatsScreen(Picker[int]):
     def _clicked(self) -> None:
         self._choose()
 
-    def action_move(self, step: int) -> None:
-        self._doomed = None
-        super().action_move(step)
-
     def action_rename(self) -> None:
         chat = self._selected()
         if chat is not None:
@@ -146,18 +143,17 @@ class ChatsScreen(Picker[int]):
         chat = self._selected()
         if chat is None:
             return
-        if self._doomed != chat:
-            self._doomed = chat
-            self._note.update(Content(f"^d again deletes “{fit(chat.title, _TITLE_WIDTH)}”."))
+        title = fit(chat.title, _TITLE_WIDTH)
+        if not self._is_asked_again(chat):
+            self._note.update(Content(f"{self._session.key('chats.delete')} again deletes “{title}”."))
             return
-        self._doomed = None
         undo = self._session.deleted_chats
         problem = self._problem_of(lambda: undo.append(self._session.history.delete(chat.id)))
         if problem is None:
             self._session.deleted.publish(chat.id)
         self._show()
-        title = fit(chat.title, _TITLE_WIDTH)
-        self._note.update(Content(problem or f"Deleted “{title}”. ^z brings it back until you quit."))
+        key = self._session.key("chats.restore")
+        self._note.update(Content(problem or f"Deleted “{title}”. {key} brings it back until you quit."))
 
     def action_restore(self) -> None:
         """Brings back the chat that was deleted last, also one that was deleted before the list was closed."""
@@ -185,11 +181,10 @@ class ChatsScreen(Picker[int]):
 
 
 def _row(chat: Chat, title_width: int) -> Content:
-    when = datetime.fromtimestamp(chat.changed_at_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
     return Content.assemble(
         column(chat.title, title_width),
         " ",
         Content.styled(column(chat.model, _MODEL_WIDTH), "$foreground 65%"),
         " ",
-        Content.styled(when, "$foreground 50%"),
+        Content.styled(quantity.when(chat.changed_at_s), "$foreground 50%"),
     )

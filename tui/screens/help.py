@@ -34,6 +34,8 @@ _SECTIONS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
     ("message", "A message", ()),
+    ("chats", "List of chats", ()),
+    ("models", "List of models", ()),
     ("monitor", "Monitor", (("Enter", "all about the selected request"),)),
     ("logs", "Logs", ()),
 )

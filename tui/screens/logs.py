@@ -19,7 +19,6 @@ from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.color import Color
 from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Footer, Input, RichLog, Static
@@ -27,12 +26,12 @@ from textual.worker import Worker
 
 from localrun.errors import LocalrunError
 from localrun.snapshot import LogLine
-from localrun.tui.event_feed import RETRY_DELAYS_S
+from localrun.tui.daemon import RETRY_DELAYS_S
 from localrun.tui.keys import bind
 from localrun.tui.plain_text import block, column, line
+from localrun.tui.preferences import rich_style
 from localrun.tui.session import Session
-from localrun.tui.widgets.banner import Banner
-from localrun.tui.widgets.top_bar import TopBar
+from localrun.tui.widgets.top_bar import Banner, TopBar
 
 KEPT_LINES = 5_000
 LINES_PER_TURN = 50
@@ -57,8 +56,6 @@ class LogsScreen(Screen[None]):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session
-        self._bar = TopBar("logs")
-        self._banner = Banner()
         self._log = RichLog(max_lines=KEPT_LINES, wrap=True, auto_scroll=True)
         self._input = Input(placeholder="words that a line must have", id="filter", compact=True)
         self._settings = Static(id="settings")
@@ -68,27 +65,16 @@ class LogsScreen(Screen[None]):
         self._level = "debug"
 
     def compose(self) -> ComposeResult:
-        yield self._bar
-        yield self._banner
+        yield TopBar("logs", self._session)
+        yield Banner(self._session)
         yield self._log
         yield self._input
         yield self._settings
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        self._session.connection.subscribe(self, self._on_connection)
-        self._session.models.subscribe(self, self._on_model)
-        self._on_model(self._session.model)
-        self._on_connection(self._session.trouble)
         self._show_settings()
         self.run_worker(self._follow(), name="logs", group="logs")
-
-    def _on_model(self, model: str) -> None:
-        self._bar.model = model
-
-    def _on_connection(self, trouble: str | None) -> None:
-        self._bar.connected = trouble is None
-        self._banner.show(self._session)
 
     async def _follow(self) -> None:
         """Never returns; ends by being cancelled."""
@@ -133,7 +119,7 @@ class LogsScreen(Screen[None]):
         when = datetime.fromtimestamp(found.time_s, UTC).astimezone().strftime("%H:%M:%S")
         source = column(line(found.source).removeprefix("localrun.")[-_SOURCE_WIDTH:], _SOURCE_WIDTH)
         colour = _COLOURS.get(found.level)
-        style = Style(color=Color.parse(self.app.theme_variables[colour]).rich_color) if colour else Style.null()
+        style = rich_style(self.app, colour) if colour else Style.null()
         text = Text.assemble(
             (f"{when} ", Style(dim=True)), (f"{found.level:<8}", style), (source, Style(dim=True)), " "
         )

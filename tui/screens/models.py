@@ -22,9 +22,10 @@ from textual.widgets.option_list import Option
 
 from localrun.errors import LocalrunError
 from localrun.tui import quantity
+from localrun.tui.keys import bind
 from localrun.tui.plain_text import column, line
 from localrun.tui.pulls import pull_line
-from localrun.tui.screens.model_detail import ModelDetailScreen
+from localrun.tui.screens.details import ModelDetailScreen
 from localrun.tui.screens.picker import Picker
 from localrun.tui.session import Session
 
@@ -44,10 +45,10 @@ class ModelsScreen(Picker[str]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,f3,ctrl+o", "dismiss", "Close"),
-        Binding("ctrl+g", "detail", "Details", priority=True),
-        Binding("ctrl+u", "load", "Load / unload", priority=True),
-        Binding("ctrl+x", "cancel", "Cancel the pull", priority=True),
-        Binding("ctrl+d", "delete", "Delete", priority=True),
+        bind("models.detail", "detail", priority=True),
+        bind("models.load", "load", priority=True),
+        bind("models.cancel", "cancel", priority=True),
+        bind("models.delete", "delete", priority=True),
     ]
 
     def __init__(self, session: Session) -> None:
@@ -56,14 +57,16 @@ class ModelsScreen(Picker[str]):
         self._rows: list[dict[str, Any]] = []
         self._catalog: list[dict[str, Any]] = []
         self._hub: list[dict[str, Any]] = []
-        self._doomed: str | None = None
         self._said = ""
         self._pulls = Static(id="pulls")
 
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             box.border_title = "Models"
-            box.border_subtitle = "Enter chooses or pulls · ^g details · ^u load · ^d delete · Esc closes"
+            detail, load, delete = (self._session.key(f"models.{what}") for what in ("detail", "load", "delete"))
+            box.border_subtitle = (
+                f"Enter chooses or pulls · {detail} details · {load} load · {delete} delete · Esc closes"
+            )
             yield self._input
             yield self._list
             yield self._note
@@ -194,10 +197,6 @@ class ModelsScreen(Picker[str]):
 
     # --- what can be done --------------------------------------------------------------------------------------------
 
-    def action_move(self, step: int) -> None:
-        self._doomed = None
-        super().action_move(step)
-
     @on(Input.Submitted)
     def _choose_marked(self) -> None:
         option = self._list.highlighted_option
@@ -215,7 +214,8 @@ class ModelsScreen(Picker[str]):
         else:
             name = option_id.removeprefix(_THERE)
             self._session.pulls.start(name)
-            self._say(line(f"Pulling {name}; it goes on when this is closed. ^x cancels it."))
+            key = self._session.key("models.cancel")
+            self._say(line(f"Pulling {name}; it goes on when this is closed. {key} cancels it."))
 
     def _marked(self, kind: str) -> str | None:
         """The name of the marked model, if it is of this kind."""
@@ -266,11 +266,9 @@ class ModelsScreen(Picker[str]):
         name = self._marked(_HERE)
         if name is None:
             return
-        if self._doomed != name:
-            self._doomed = name
-            self._say(line(f"^d again deletes {name} from this machine."))
+        if not self._is_asked_again(name):
+            self._say(line(f"{self._session.key('models.delete')} again deletes {name} from this machine."))
             return
-        self._doomed = None
         self._say(line(f"Deleting {name}…"))
         self.run_worker(self._delete(name), name="delete", group="delete")
 

@@ -12,7 +12,6 @@ from rich.style import Style
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.color import Color
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import Screen
@@ -21,18 +20,15 @@ from textual.widgets import DataTable, Footer, Input, Static
 from localrun.snapshot import EngineRow, RequestRow, Snapshot
 from localrun.tui.keys import bind
 from localrun.tui.plain_text import line
+from localrun.tui.preferences import rich_style
 from localrun.tui.recording import Recorder
-from localrun.tui.screens.request import RequestScreen, cancel
+from localrun.tui.screens.details import RequestScreen, cancel
 from localrun.tui.session import Session
-from localrun.tui.widgets.banner import Banner
-from localrun.tui.widgets.engine_table import EngineTable
 from localrun.tui.widgets.kv_map import KvMap
 from localrun.tui.widgets.rate_graph import RateGraph
-from localrun.tui.widgets.request_detail import RequestDetail
-from localrun.tui.widgets.request_table import SORTS, RequestTable
-from localrun.tui.widgets.throughput import Throughput
-from localrun.tui.widgets.top_bar import TopBar
-from localrun.tui.widgets.vitals import Vitals
+from localrun.tui.widgets.tables import SORTS, EngineTable, RequestTable
+from localrun.tui.widgets.top_bar import Banner, TopBar
+from localrun.tui.widgets.vitals import RequestDetail, Throughput, Vitals
 
 
 class MonitorScreen(Screen[None]):
@@ -56,8 +52,6 @@ class MonitorScreen(Screen[None]):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session
-        self._bar = TopBar("monitor")
-        self._banner = Banner()
         self._throughput = Throughput()
         self._vitals = Vitals()
         self._graph = RateGraph(session.rates)
@@ -72,8 +66,8 @@ class MonitorScreen(Screen[None]):
         self._paused = False
 
     def compose(self) -> ComposeResult:
-        yield self._bar
-        yield self._banner
+        yield TopBar("monitor", self._session)
+        yield Banner(self._session)
         with Horizontal(id="aggregate"):
             with Vertical(id="numbers"):
                 yield self._throughput
@@ -90,9 +84,7 @@ class MonitorScreen(Screen[None]):
     def on_mount(self) -> None:
         self._session.snapshots.subscribe(self, self._on_snapshot)
         self._session.connection.subscribe(self, self._on_connection)
-        self._session.models.subscribe(self, self._on_model)
         self._session.recording_failed.subscribe(self, self._on_recording_failed)
-        self._on_model(self._session.model)
         self._on_connection(self._session.trouble)
         self._show_settings()
 
@@ -100,12 +92,7 @@ class MonitorScreen(Screen[None]):
         if self._session.snapshot is not None:
             self._on_snapshot(self._session.snapshot)
 
-    def _on_model(self, model: str) -> None:
-        self._bar.model = model
-
     def _on_connection(self, trouble: str | None) -> None:
-        self._bar.connected = trouble is None
-        self._banner.show(self._session)
         self.set_class(trouble is not None, "-stale")
         self._show_nothing()
 
@@ -147,9 +134,7 @@ class MonitorScreen(Screen[None]):
 
     def _colours(self) -> dict[str, Style]:
         names = {"good": "success", "wait": "warning", "bad": "error"}
-        variables = self.app.theme_variables
-        colours = {name: Style(color=Color.parse(variables[key]).rich_color) for name, key in names.items()}
-        return {**colours, "dim": Style(dim=True)}
+        return {name: rich_style(self.app, key) for name, key in names.items()} | {"dim": Style(dim=True)}
 
     def _selected(self) -> RequestRow | None:
         key = self._requests.selected_key

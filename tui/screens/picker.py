@@ -30,8 +30,16 @@ class Picker(ModalScreen[Chosen]):
         self._list = OptionList()
         self._list.can_focus = False
         self._note = Static(id="note")
+        self._doomed: object = None
+
+    def _is_asked_again(self, doomed: object) -> bool:
+        """Deleting asks first: whether this was to be deleted just now already. Moving and typing take that back."""
+        was_asked = self._doomed == doomed
+        self._doomed = None if was_asked else doomed
+        return was_asked
 
     def action_move(self, step: int) -> None:
+        self._doomed = None
         if step > 0:
             self._list.action_cursor_down()
         else:

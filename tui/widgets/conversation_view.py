@@ -25,13 +25,11 @@ from textual.worker import Worker
 from localrun.errors import Cancelled, LocalrunError
 from localrun.snapshot import Snapshot
 from localrun.tui.answer_progress import AnswerProgress
-from localrun.tui.attachment import Question
 from localrun.tui.conversation import Conversation
+from localrun.tui.files import Question
 from localrun.tui.history import Message
 from localrun.tui.session import Session
-from localrun.tui.widgets.answer_message import AnswerMessage
-from localrun.tui.widgets.notice import Notice
-from localrun.tui.widgets.user_message import UserMessage
+from localrun.tui.widgets.messages import AnswerMessage, Notice, UserMessage
 from localrun.tui.widgets.welcome import Welcome
 
 PAGE = 16

@@ -1,14 +1,17 @@
 """The KV cells of an engine as a map, with what the tiers behind them hold.
 
 One character for so many cells: a slot's digit in the slot's colour (underlined where others hold the cells too), dots
-for prefixes kept for later, blank for free ones.
+for prefixes kept for later, blank for free ones. Who holds most of a character's cells gives it its glyph.
 
 Does not: choose the engine; the monitor shows the one of the selected request.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import Enum
 from itertools import groupby
+from typing import NamedTuple
 
 from textual.content import Content
 from textual.reactive import reactive
@@ -16,8 +19,57 @@ from textual.widget import Widget
 
 from localrun.snapshot import EngineRow, RequestRow
 from localrun.tui import quantity
-from localrun.tui.kv_picture import Holder, Mark, kv_picture
 from localrun.tui.plain_text import fit, line
+
+_SLOT_GLYPHS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+class Holder(Enum):
+    NOBODY = "·"
+    KEPT = "░"
+    REQUEST = "request"
+    UNKNOWN = "?"
+
+
+class Mark(NamedTuple):
+    """One character. `slot` is that of the request, None where there is none."""
+
+    glyph: str
+    holder: Holder
+    slot: int | None = None
+    is_shared: bool = False
+
+
+def kv_picture(engine: EngineRow, requests: Mapping[str, RequestRow], n_marks: int) -> list[Mark]:
+    """At most `n_marks` characters for all cells of the engine, those of prompts in the making included."""
+    runs = engine.kv_runs
+    n_cells = max(engine.kv_cells, max((run.start + run.n_cells for run in runs), default=0))
+    if not n_cells or n_marks < 1:
+        return []
+    cells_each = -(-n_cells // n_marks)
+    n_marks = -(-n_cells // cells_each)
+    held: list[dict[tuple[str | None, bool], int]] = [{} for _ in range(n_marks)]
+    for run in runs:
+        end = run.start + run.n_cells
+        for index in range(run.start // cells_each, -(-end // cells_each)):
+            overlap = min(end, (index + 1) * cells_each) - max(run.start, index * cells_each)
+            key = (run.request, run.is_shared)
+            held[index][key] = held[index].get(key, 0) + overlap
+    return [_mark(holders, requests) for holders in held]
+
+
+def _mark(holders: Mapping[tuple[str | None, bool], int], requests: Mapping[str, RequestRow]) -> Mark:
+    if not holders:
+        return Mark(Holder.NOBODY.value, Holder.NOBODY)
+    # A request that holds any of it is worth seeing; between equals the one with the most cells.
+    request, is_shared = max(holders, key=lambda key: (key[0] is not None, holders[key]))
+    if request is None:
+        return Mark(Holder.KEPT.value, Holder.KEPT, is_shared=is_shared)
+    row = requests.get(request)
+    if row is None or row.slot is None:
+        return Mark(Holder.UNKNOWN.value, Holder.UNKNOWN, is_shared=is_shared)
+    return Mark(_SLOT_GLYPHS[row.slot % len(_SLOT_GLYPHS)], Holder.REQUEST, row.slot, is_shared)
+
 
 # Told apart side by side on dark and light; slots beyond take them again, the digit still differs.
 _SLOT_COLOURS = (
@@ -61,14 +113,11 @@ class KvMap(Widget):
         return Content("\n").join(lines[:height])
 
     def _title(self, engine: EngineRow, width: int) -> Content:
-        text = f"KV cells of {line(engine.model)}: {_cells(engine.kv_cells_used)}/{_cells(engine.kv_cells)}"
+        used = f"{quantity.cells(engine.kv_cells_used)}/{quantity.cells(engine.kv_cells)}"
+        text = f"KV cells of {line(engine.model)}: {used}"
         if engine.kv_cells_shared:
-            text += f", {_cells(engine.kv_cells_shared)} shared"
+            text += f", {quantity.cells(engine.kv_cells_shared)} shared"
         return Content.styled(fit(text, width), "$foreground 70%")
-
-
-def _cells(number: int) -> str:
-    return quantity.count(number, widest=999)
 
 
 def _line(marks: list[Mark]) -> Content:

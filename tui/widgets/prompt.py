@@ -1,4 +1,6 @@
-"""The box that one types into: grows with the text, sends on Enter, remembers what was sent.
+"""The box that one types into, the line above it (files, commands) and the line below it (the answer's numbers).
+
+The box grows with the text, sends on Enter, remembers what was sent.
 
 Enter sends; shift+enter and ctrl+j (which every terminal can tell from Enter) begin a new line. Up in an empty box
 brings back what was sent before, older with each press. Page up and page down scroll the conversation, not the box.
@@ -11,8 +13,16 @@ from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
+from textual.content import Content
 from textual.message import Message
+from textual.reactive import reactive
+from textual.widget import Widget
 from textual.widgets import TextArea
+
+from localrun.tui import quantity, slash
+from localrun.tui.answer_progress import Fact, fit_facts
+from localrun.tui.files import Attachment
+from localrun.tui.plain_text import fit, line
 
 
 class Prompt(TextArea):
@@ -91,3 +101,72 @@ class Prompt(TextArea):
     def _set(self, text: str) -> None:
         self.text = text
         self.move_cursor(self.document.end)
+
+
+_MAX_COMMANDS = 6
+
+
+class Attachments(Widget):
+    """The files that go with the next question, or the commands that fit what is typed. Takes no room while there is
+    nothing to show."""
+
+    commands: reactive[list[str]] = reactive([], layout=True)
+    files: reactive[tuple[Attachment, ...]] = reactive((), layout=True)
+
+    def add(self, file: Attachment) -> None:
+        self.files = (*self.files, file)
+
+    def take(self) -> tuple[Attachment, ...]:
+        """The files, which are no longer here."""
+        files, self.files = self.files, ()
+        return files
+
+    def watch_commands(self) -> None:
+        self._show()
+
+    def watch_files(self) -> None:
+        self._show()
+
+    def _show(self) -> None:
+        self.display = bool(self.commands or self.files)
+        self.styles.height = min(_MAX_COMMANDS, max(1, len(self.commands)))
+
+    def render(self) -> Content:
+        if self.commands:
+            return Content("\n").join([_command(name, self.size.width) for name in self.commands[:_MAX_COMMANDS]])
+        names = ", ".join(f"{file.name} ({quantity.size(file.size_bytes)})" for file in self.files)
+        return Content.assemble(
+            Content.styled("with ", "$foreground 60%"), fit(line(names), max(8, self.size.width - 5))
+        )
+
+
+def _command(name: str, width: int) -> Content:
+    arguments, what = slash.COMMANDS[name]
+    usage = f"/{name} {arguments}".ljust(26)
+    return Content.assemble(
+        Content.styled(usage, "bold $primary"), Content.styled(fit(what, width - 27), "$foreground 70%")
+    )
+
+
+_MARK = "● "
+_WIDE_GAP, _NARROW_GAP = 3, 2
+_TONES = {"good": "$success", "bad": "bold $error", "wait": "$warning", "rate": "bold $primary", "": "$foreground 75%"}
+
+
+class StatusLine(Widget):
+    """The state of the current answer and its numbers, as many as fit. The first is the state and has a dot before
+    it."""
+
+    facts: reactive[tuple[Fact, ...]] = reactive(())
+
+    def render(self) -> Content:
+        room = self.size.width - len(_MARK)
+        gap = _WIDE_GAP
+        facts = fit_facts(list(self.facts), room, gap)
+        if len(facts) < len(self.facts):
+            gap = _NARROW_GAP
+            facts = fit_facts(list(self.facts), room, gap)
+        parts = [Content.styled(fact.text, _TONES[fact.tone]) for fact in facts]
+        if parts:
+            parts[0] = Content.styled(_MARK, _TONES[facts[0].tone]) + parts[0]
+        return Content(" " * gap).join(parts)

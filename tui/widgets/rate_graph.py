@@ -10,11 +10,11 @@ from __future__ import annotations
 import plotext
 from rich.style import Style
 from rich.text import Text
-from textual.color import Color
 from textual.widget import Widget
 
 from localrun.tui import quantity
-from localrun.tui.rate_series import WINDOW_S, RateSeries, axis_top
+from localrun.tui.preferences import rich_style
+from localrun.tui.rates import WINDOW_S, RateSeries, axis_top
 
 _SMALLEST = (30, 6)
 _LABEL_WIDTH = 5
@@ -34,7 +34,7 @@ class RateGraph(Widget):
         width, height = self.size
         if width < _SMALLEST[0] or height < _SMALLEST[1]:
             return Text("")
-        styles = {_DECODE_CODE: self._style("primary"), _PREFILL_CODE: self._style("accent")}
+        styles = {_DECODE_CODE: rich_style(self.app, "primary"), _PREFILL_CODE: rich_style(self.app, "accent")}
         left, right = "█ decode tok/s", "prefill tok/s ╱"
         space = " " * (width - len(left) - len(right))
         legend = Text.assemble((left, styles[_DECODE_CODE]), space, (right, styles[_PREFILL_CODE]))
@@ -66,9 +66,6 @@ class RateGraph(Widget):
         plotext.xaxes(True, False)
         drawn: str = plotext.build()
         return drawn
-
-    def _style(self, name: str) -> Style:
-        return Style(color=Color.parse(self.app.theme_variables[name]).rich_color)
 
 
 def _recoloured(drawn: str, styles: dict[int, Style]) -> Text:

@@ -1,4 +1,5 @@
-"""The first line of every screen: where one is, how to get elsewhere, and the model that is chatted with."""
+"""The first line of every screen: where one is, how to get elsewhere, and the model that is chatted with; and below it
+the line that says that the daemon does not answer. Both follow the session."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from textual.reactive import reactive
 from textual.widgets import Static
 
 from localrun.tui.plain_text import fit, line
+from localrun.tui.session import Session
 
 _TABS = (("chat", "F1 Chat"), ("monitor", "F2 Monitor"), ("models", "F3 Models"), ("logs", "F4 Logs"))
 
@@ -18,9 +20,22 @@ class TopBar(Static):
     model: reactive[str] = reactive("")
     connected: reactive[bool] = reactive(True)
 
-    def __init__(self, here: str) -> None:
+    def __init__(self, here: str, session: Session) -> None:
         super().__init__()
         self._here = here
+        self._session = session
+
+    def on_mount(self) -> None:
+        self.model = self._session.model
+        self._session.models.subscribe(self, self._on_model)
+        self._session.connection.subscribe(self, self._on_connection)
+        self._on_connection(self._session.trouble)
+
+    def _on_model(self, model: str) -> None:
+        self.model = model
+
+    def _on_connection(self, trouble: str | None) -> None:
+        self.connected = trouble is None
 
     def render(self) -> Content:
         parts: list[Content] = [Content.styled(" localrun ", "$primary bold")]
@@ -41,3 +56,31 @@ class TopBar(Static):
 def _short_name(model: str) -> str:
     """A model given as a path is told apart by its file name."""
     return line(model).rsplit("/", 1)[-1]
+
+
+class Banner(Static):
+    """What is wrong with the connection, and what can be done. Hidden while all is well."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+
+    def on_mount(self) -> None:
+        self._session.connection.subscribe(self, self._show)
+        self._show(self._session.trouble)
+
+    def _show(self, trouble: str | None) -> None:
+        self.set_class(trouble is not None, "-shown")
+        if trouble is not None:
+            self.update(Content(line(trouble)) if self._session.is_replay else _no_daemon(self._session))
+            self.tooltip = line(trouble)
+
+
+def _no_daemon(session: Session) -> Content:
+    place = session.base_url.removeprefix("http://")
+    way_out: list[str | Content] = [" starts one."]
+    if not session.can_start:
+        way_out = [" now. ", Content.styled("localrun serve", "bold"), " starts one."]
+    return Content.assemble(
+        Content.styled("No daemon", "bold"), f" at {place}, retrying; ", Content.styled("^r", "bold"), *way_out
+    )

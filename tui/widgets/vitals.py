@@ -1,20 +1,52 @@
-"""Latencies, cache and machine in six aligned lines."""
+"""The monitor's numbers: rates, latencies, cache and machine, and the line about the selected request."""
 
 from __future__ import annotations
 
+from rich.cells import cell_len
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.reactive import reactive
 from textual.widget import Widget
+from textual.widgets import Digits, Static
 
-from localrun.snapshot import Percentiles, Snapshot
+from localrun.snapshot import Aggregate, Percentiles, RequestRow, Snapshot
 from localrun.tui import quantity
+from localrun.tui.plain_text import fit, line
+
+
+class Throughput(Horizontal):
+    """The aggregate decode and prefill rates as big numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._decode = Digits("0", classes="decode")
+        self._prefill = Digits("0", classes="prefill")
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Static("decode tok/s", classes="decode")
+            yield self._decode
+        with Vertical():
+            yield Static("prefill tok/s", classes="prefill")
+            yield self._prefill
+
+    def show(self, aggregate: Aggregate) -> None:
+        """Whole tokens: a decimal that flickers says nothing."""
+        self._decode.update(_whole(aggregate.decode_tokens_per_s))
+        self._prefill.update(_whole(aggregate.prefill_tokens_per_s))
+
+
+def _whole(tokens_per_s: float) -> str:
+    return f"{round(tokens_per_s)}"
+
 
 _LABEL_WIDTH = 7
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 class Vitals(Widget):
-    """Shows one snapshot; nothing before the first."""
+    """Six aligned lines of one snapshot; nothing before the first."""
 
     snapshot: reactive[Snapshot | None] = reactive(None)
 
@@ -100,3 +132,49 @@ def _label(text: str) -> Content:
 
 def _line(label: str, text: str) -> Content:
     return Content.assemble(_label(label), Content.styled(text, "$foreground"))
+
+
+_SEPARATOR = " · "
+_ID_WIDTH = 13
+
+
+class RequestDetail(Widget):
+    """One line below the request table: what the table has no room for. `row` is the selected request; `settings` are
+    the table's order and whether it is paused."""
+
+    row: reactive[RequestRow | None] = reactive(None)
+    settings: reactive[str] = reactive("")
+
+    def render(self) -> Content:
+        room = self.size.width - len(self.settings) - 2
+        left = "" if self.row is None else _fit_facts(_facts(self.row), room)
+        space = " " * max(1, self.size.width - cell_len(left) - len(self.settings))
+        return Content.assemble(left, space, Content.styled(self.settings, "$primary"))
+
+
+def _facts(row: RequestRow) -> list[str]:
+    name = fit(row.id, _ID_WIDTH)
+    if row.error:
+        return [name, line(row.error)]
+    found = [name, line(f"{row.api} {row.lane}")]
+    if row.queue_position is not None:
+        found.append(f"place {row.queue_position}")
+    if row.predicted_wait_s is not None:
+        found.append(f"about {quantity.age(row.predicted_wait_s)} to wait")
+    if row.slot is not None:
+        found.append(f"slot {row.slot}")
+    if row.tokens_per_s_avg is not None:
+        found.append(f"avg {quantity.rate(row.tokens_per_s_avg)} tok/s")
+    if row.itl_p50_s is not None:
+        found.append(f"ITL {quantity.seconds(row.itl_p50_s)}")
+    if row.finish_reason:
+        found.append(line(row.finish_reason))
+    return found
+
+
+def _fit_facts(facts: list[str], width: int) -> str:
+    """Whole facts as long as they fit; the last one may be cut when only it and the id are there (an error)."""
+    kept = list(facts)
+    while len(kept) > 2 and cell_len(_SEPARATOR.join(kept)) > width:
+        kept.pop()
+    return fit(_SEPARATOR.join(kept), width)

@@ -5,13 +5,9 @@ from __future__ import annotations
 import random
 import time
 
-from localrun.bench.arrivals import arrivals_s
-from localrun.bench.goodput import goodput
-from localrun.bench.open_loop import open_loop
-from localrun.bench.prompts import numbers
+from localrun.bench.metrics import goodput, stream_metrics
 from localrun.bench.results import Options
-from localrun.bench.stream_metrics import stream_metrics
-from localrun.bench.streams import Endpoint, Stream
+from localrun.bench.streams import Endpoint, Stream, arrivals_s, numbers, open_loop
 from localrun.bench.workloads.workload import Measured, define
 
 N_PROMPT = (50, 350)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from localrun.bench.open_loop import open_loop
-from localrun.bench.percentiles import summary
-from localrun.bench.prompts import numbers
+from localrun.bench.metrics import service_by_client, summary
 from localrun.bench.results import Options
-from localrun.bench.shares import service_by_client
-from localrun.bench.streams import Endpoint, Stream
+from localrun.bench.streams import Endpoint, Stream, numbers, open_loop
 from localrun.bench.workloads.workload import Measured, define
 
 HOG, MOUSE = "hog", "mouse"

@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from localrun.bench.arrivals import arrivals_s
-from localrun.bench.open_loop import open_loop
-from localrun.bench.prompts import numbers
-from localrun.bench.record import StreamRecord
-from localrun.bench.results import Metrics, Options
-from localrun.bench.shares import (
+from localrun.bench.metrics import (
     contended_until_s,
     difference_bound_tokens,
     jain_index,
     lowest_share,
+    outcomes,
     service_by_client,
+    stream_metrics,
 )
-from localrun.bench.stream_metrics import outcomes, stream_metrics
-from localrun.bench.streams import CUT_SHORT, Endpoint, Stream
+from localrun.bench.results import Metrics, Options, StreamRecord
+from localrun.bench.streams import CUT_SHORT, Endpoint, Stream, arrivals_s, numbers, open_loop
 from localrun.bench.workloads.workload import Measured, define
 
 # The first asks for more than the others together. The burst comes client by client, so a server that goes by arrival

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from localrun.bench.prompts import numbers
 from localrun.bench.results import Options
-from localrun.bench.streams import Endpoint
+from localrun.bench.streams import Endpoint, numbers
 from localrun.bench.workloads.workload import Measured, define
 
 N_PROMPT = 1200

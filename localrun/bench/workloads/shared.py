@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from localrun.bench.prompts import numbers
+from localrun.bench.metrics import stream_metrics
 from localrun.bench.results import Options
-from localrun.bench.stream_metrics import stream_metrics
-from localrun.bench.streams import Endpoint
+from localrun.bench.streams import Endpoint, numbers
 from localrun.bench.workloads.workload import Measured, define
 
 N_REQUESTS = 8

@@ -6,12 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from localrun.bench.gaps import gaps_s, gaps_touching_s, longest_s
-from localrun.bench.percentiles import summary
-from localrun.bench.prompts import numbers
-from localrun.bench.record import StreamRecord
-from localrun.bench.results import Options
-from localrun.bench.streams import Endpoint, Stream
+from localrun.bench.metrics import gaps_s, gaps_touching_s, longest_s, summary
+from localrun.bench.results import Options, StreamRecord
+from localrun.bench.streams import Endpoint, Stream, numbers
 from localrun.bench.workloads.workload import Measured, define
 
 N_STREAMS = 3

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from localrun.bench.metrics import outcomes, stream_metrics
 from localrun.bench.results import Metrics, Options, Parameter, RunResult, Target, Workload
-from localrun.bench.stream_metrics import outcomes, stream_metrics
 from localrun.bench.streams import CUT_SHORT, Endpoint
 
 INTERRUPTED = "interrupted"

@@ -88,7 +88,7 @@ async def test_a_second_crash_is_the_error_and_says_what_to_type() -> None:
         await asyncio.wait_for(sink.over.wait(), 20)
         assert isinstance(sink.error, EngineDied)
         assert "SIGILL" in sink.error.message
-        assert "another processor" in sink.error.message
+        assert "different processor" in sink.error.message
         assert "native_build install --force" in sink.error.message
     assert ended == [link]
     assert recovered == []

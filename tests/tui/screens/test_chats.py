@@ -11,10 +11,9 @@ import pytest
 
 from localrun.errors import DaemonUnreachable
 from localrun.tui.history import open_history
-from localrun.tui.widgets.answer_message import AnswerMessage
 from localrun.tui.widgets.conversation_view import PAGE
+from localrun.tui.widgets.messages import AnswerMessage, UserMessage
 from localrun.tui.widgets.prompt import Prompt
-from localrun.tui.widgets.user_message import UserMessage
 from tests.tui.conftest import Desk
 
 SIZE = (100, 30)

@@ -12,8 +12,8 @@ from textual.widgets import DataTable
 
 from localrun.snapshot import GpuRow, KvRunRow
 from localrun.tui.recording import Recorder, snapshots
-from localrun.tui.screens.request import RequestScreen
-from localrun.tui.widgets.request_table import RequestTable
+from localrun.tui.screens.details import RequestScreen
+from localrun.tui.widgets.tables import RequestTable
 from tests.tui.conftest import TINY
 
 WIDE = (140, 36)

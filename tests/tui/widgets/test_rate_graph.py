@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from textual.app import App, ComposeResult
 
-from localrun.tui.rate_series import RateSeries, Sample
+from localrun.tui.rates import RateSeries, Sample
 from localrun.tui.widgets.rate_graph import RateGraph
 
 _BRAILLE = {chr(code) for code in range(0x2801, 0x2900)}

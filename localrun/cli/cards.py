@@ -1,0 +1,123 @@
+"""What `/api/show` and `/localrun/v1/fit` say of a model, as text for a person. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from localrun.cli.text import columns, size, visible
+
+MAX_LICENSE_LINES = 3
+_SIZES = ("weights_bytes", "kv_bytes", "compute_bytes", "other_bytes", "total_bytes", "usable_bytes", "free_bytes")
+
+
+def model_card(shown: dict[str, Any]) -> str:
+    """Blocks of name and value: model, capabilities, tensors by type, memory by context, parameters, system, messages,
+    license. Empty ones are left out."""
+    details = shown.get("details") or {}
+    info = shown.get("model_info") or {}
+    architecture = info.get("general.architecture") or details.get("family") or ""
+    model = {
+        "architecture": architecture,
+        "parameters": details.get("parameter_size"),
+        "context length": info.get(f"{architecture}.context_length"),
+        "embedding length": info.get(f"{architecture}.embedding_length"),
+        "quantization": details.get("quantization_level"),
+    }
+    more = shown.get("localrun") or {}
+    model |= {"file": more.get("path"), "source": _source(more.get("source") or {}), "requires": shown.get("requires")}
+    blocks = [_block("Model", [f"{name:<20}{value}" for name, value in model.items() if value])]
+    blocks.append(_block("Capabilities", shown.get("capabilities") or []))
+    blocks.append(_block("Tensors", _tensors(more.get("tensor_types") or [])))
+    blocks.append(_block("Memory", _memory(more.get("memory") or [])))
+    blocks.append(_block("Adapters", more.get("adapters") or []))
+    blocks.append(_block("Parameters", _lines(shown.get("parameters"))))
+    blocks.append(_block("System", _lines(shown.get("system"))))
+    messages = shown.get("messages") or []
+    blocks.append(_block("Messages", [f"{each['role']:<20}{_first_line(each['content'])}" for each in messages]))
+    blocks.append(_block("License", _lines(shown.get("license"))[:MAX_LICENSE_LINES]))
+    return visible("\n\n".join(filter(None, blocks)))
+
+
+def model_parameters(shown: dict[str, Any], options: dict[str, Any]) -> str:
+    """The model's own parameters and those set in this conversation."""
+    own = _block("Model's own", _lines(shown.get("parameters")))
+    here = _block("Set here", [f"{name:<20}{value}" for name, value in options.items()])
+    return "\n\n".join(filter(None, (own, here))) or "no parameters are set"
+
+
+def _source(source: dict[str, Any]) -> str:
+    named = source.get("repo") or source.get("file") or ""
+    revision = str(source.get("revision") or "")[:12]
+    return " ".join(filter(None, (source.get("kind", ""), named, revision)))
+
+
+def _tensors(rows: list[dict[str, Any]]) -> list[str]:
+    return [f"{row['type']:<20}{row['tensors']} tensors, {size(row['size'])}" for row in rows]
+
+
+def _memory(rows: list[dict[str, Any]]) -> list[str]:
+    """One line for each context: what a request that uses all of it takes."""
+    return [
+        f"{row['context']:<20}{size(row['total'])} (weights {size(row['weights'])}, KV cache {size(row['kv_cache'])}, "
+        f"the rest {size(row['total'] - row['weights'] - row['kv_cache'])})"
+        for row in rows
+    ]
+
+
+def _first_line(text: str) -> str:
+    line, _, rest = text.partition("\n")
+    return line + (" ..." if rest else "")
+
+
+def _lines(text: object) -> list[str]:
+    return [line for line in str(text or "").splitlines() if line.strip()]
+
+
+def _block(title: str, lines: Iterable[str]) -> str:
+    body = "\n".join(f"  {line}" for line in lines)
+    return f"{title}\n{body}" if body else ""
+
+
+def fit_card(fit: dict[str, Any]) -> str:
+    """How a model would be opened here: the choice, a table of devices, and the reasons."""
+    blocks = [_choice(fit), _devices(fit["devices"]), "\n".join(_notes(fit))]
+    return visible("\n\n".join(filter(None, blocks)))
+
+
+def _choice(fit: dict[str, Any]) -> str:
+    verdict = "fits this machine" if fit["fits"] else "does not fit this machine; the least it could be opened with is"
+    on_gpu = f", {fit['gpu_layers']} of {fit['layers']} layers on the GPU" if fit["gpu_layers"] else ""
+    return (
+        f"{fit['model']} {verdict}\n"
+        f"  {fit['slots']} slots, {fit['kv_cells']} KV cells in {fit['kv_type']}, up to {fit['context']} tokens in one "
+        f"request{on_gpu}"
+    )
+
+
+def _devices(devices: list[dict[str, Any]]) -> str:
+    header = ("DEVICE", "LAYERS", "WEIGHTS", "KV CACHE", "COMPUTE", "OTHER", "TOTAL", "USABLE", "FREE")
+    rows = [(use["name"], str(use["layers"]), *(size(use[key]) for key in _SIZES)) for use in devices]
+    return columns(header, rows)
+
+
+def _notes(fit: dict[str, Any]) -> list[str]:
+    background = f", and long prompts in the background, {size(fit['background_bytes'])}"
+    notes = [
+        *fit["notes"],
+        f"other: the process with its vocabulary, {size(fit['process_bytes'])}"
+        f"{background if fit['background_bytes'] else ''}",
+    ]
+    if fit["idle_bytes"]:
+        notes.append(f"{size(fit['idle_bytes'])} that idle models hold count as free: they give way")
+    if fit["prefix_cache_bytes"]:
+        notes.append(f"the prefix cache takes up to {size(fit['prefix_cache_bytes'])} besides (LOCALRUN_RAM_CACHE)")
+    copied_bytes = fit["resident_bytes"] - fit["total_bytes"]
+    if copied_bytes > 0 and not fit["gpu_layers"]:
+        notes.append(
+            f"the system shows {size(copied_bytes)} more: weights that were copied into the processor's order, whose "
+            f"file it drops when it needs the memory"
+        )
+    if fit["problem"]:
+        notes.append(fit["problem"])
+    return [f"- {note}" for note in notes]

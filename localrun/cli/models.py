@@ -1,0 +1,202 @@
+"""The commands about models that are here: list, show, create, cp, rm, push, gc.
+
+Each asks the daemon and prints what it says. Does not: touch files itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from contextlib import aclosing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from localrun.cli.cards import fit_card, model_card
+from localrun.cli.daemon import ask, ensure_daemon, for_daemon, with_settings
+from localrun.cli.text import ago, columns, for_stdout, size, visible
+from localrun.client import Client
+from localrun.config import Settings
+
+MAX_MODELFILE_BYTES = 8 * 1024 * 1024
+_HEADER = ("NAME", "ID", "SIZE", "QUANT", "PARAMETERS", "CONTEXT", "MODIFIED", "SOURCE", "LOADED")
+
+
+@click.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array, as in the daemon's /api/tags.")
+@with_settings
+def list_command(as_json: bool, settings: Settings) -> None:
+    """List the models that can be run.
+
+    Model files that cannot be used are reported on stderr, with the reason.
+    """
+    store = ask(ensure_daemon(settings), lambda client: client.store())
+    rows = store["models"]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    now = datetime.now(UTC)
+    print(columns(_HEADER, [_cells(row, now) for row in rows]))
+    for file in store.get("unusable", ()):
+        print(f"not usable: {visible(file['path'])}: {visible(file['problem'])}", file=sys.stderr)
+
+
+def _cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
+    details = row.get("details") or {}
+    cells = (
+        row["name"],
+        str(row.get("digest", "")).removeprefix("sha256:")[:12],
+        size(row["size"]),
+        details.get("quantization_level") or "-",
+        details.get("parameter_size") or "-",
+        str(details.get("context_length") or "-"),
+        ago(datetime.fromisoformat(row["modified_at"]), now),
+        row.get("source") or "-",
+        "yes" if row.get("loaded") else "",
+    )
+    return tuple(visible(cell) for cell in cells)
+
+
+@click.command("show")
+@click.argument("model")
+@click.option("--template", is_flag=True, help="Print only the chat template.")
+@click.option("--modelfile", is_flag=True, help="Print a Modelfile that creates the same model.")
+@click.option("--fit", "as_fit", is_flag=True, help="Show how MODEL would be loaded here and how much memory it needs.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object, as from the daemon's /api/show.")
+@with_settings
+def show_command(model: str, template: bool, modelfile: bool, as_fit: bool, as_json: bool, settings: Settings) -> None:
+    """Show information about MODEL without loading it."""
+    if template and as_json:
+        raise click.UsageError("give either --template or --json")
+    if modelfile and (template or as_fit or as_json):
+        raise click.UsageError("--modelfile cannot be combined with other options")
+    if as_fit and template:
+        raise click.UsageError("give either --template or --fit")
+    name = for_daemon(model)
+    if as_fit:
+        fit = ask(ensure_daemon(settings), lambda client: client.fit(name))
+        print(json.dumps(fit, indent=2) if as_json else fit_card(fit))
+        return
+    shown = ask(ensure_daemon(settings), lambda client: client.show(name))
+    if as_json:
+        print(json.dumps(shown, indent=2))
+    elif template or modelfile:
+        print(for_stdout(shown.get("template" if template else "modelfile") or ""), end="\n" if template else "")
+    else:
+        print(model_card(shown))
+
+
+@click.command("cp")
+@click.argument("source")
+@click.argument("destination")
+@with_settings
+def cp_command(source: str, destination: str, settings: Settings) -> None:
+    """Give the model SOURCE a second name, DESTINATION. Both names share the files; either can be removed."""
+    ask(ensure_daemon(settings), lambda client: client.copy(for_daemon(source), destination))
+    print(f"copied '{source}' to '{destination}'")
+
+
+@click.command("rm")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@with_settings
+def rm_command(models: tuple[str, ...], settings: Settings) -> None:
+    """Remove each MODEL: its name, and the files that nothing else uses. A loaded model is unloaded first."""
+    asyncio.run(_remove(ensure_daemon(settings), models))
+
+
+async def _remove(base_url: str, models: tuple[str, ...]) -> None:
+    async with Client(base_url) as client:
+        for model in models:
+            removed = await client.remove(for_daemon(model))
+            print(f"deleted '{visible(model)}', freed {size(removed['freed_bytes'])}")
+            for kept in removed["kept"]:
+                print(f"  kept {visible(kept['path'])}: {visible(kept['reason'])}")
+
+
+@click.command("push")
+@click.argument("model")
+@with_settings
+def push_command(model: str, settings: Settings) -> None:
+    """Not supported: localrun uploads nothing. Explains how to share MODEL instead."""
+    ask(ensure_daemon(settings), lambda client: client.push(model))
+
+
+@click.command("gc")
+@click.option("--all", "is_all", is_flag=True, help="Also delete recently interrupted pulls and recent uploads.")
+@with_settings
+def gc_command(is_all: bool, settings: Settings) -> None:
+    """Delete files that nothing needs: leftovers of programs that were killed, and files without a model."""
+    collected = ask(ensure_daemon(settings), lambda client: client.collect_garbage(is_all=is_all))
+    for path in collected["deleted"]:
+        print(f"deleted {visible(path)}")
+    print(f"freed {size(collected['freed_bytes'])}")
+    if collected["kept_blobs"]:
+        print(f"kept {collected['kept_blobs']} recently uploaded files that no model uses; --all deletes them")
+
+
+@click.command("create")
+@click.argument("model")
+@click.option("-f", "--file", "path", type=click.Path(path_type=Path), help="The Modelfile; - reads stdin.")
+@click.option("--from", "base", help="Instead of a Modelfile: the model or GGUF file to start from.")
+@click.option("-q", "--quantize", metavar="TYPE",
+              help="Quantize the weights to TYPE, such as q4_K_M or q8_0 (from F16, BF16 or F32).")  # fmt: skip
+@with_settings
+def create_command(model: str, path: Path | None, base: str | None, quantize: str | None, settings: Settings) -> None:
+    """Create MODEL from a Modelfile (./Modelfile unless -f or --from is given).
+
+    A GGUF file named by FROM is used in place, not copied.
+    """
+    if path is not None and base is not None:
+        raise click.UsageError("give either --file or --from")
+    text, folder = (f"FROM {base}", Path.cwd()) if base is not None else _modelfile(path or Path("Modelfile"))
+    # The daemon reads it, and answers with the number of the line that is wrong.
+    body = {"model": model, "modelfile": text, "modelfile_folder": str(folder), "quantize": quantize or ""}
+    asyncio.run(_create(ensure_daemon(settings), body))
+
+
+def _modelfile(path: Path) -> tuple[str, Path]:
+    """The text, and the folder that its paths are relative to. Raises click.UsageError."""
+    if str(path) == "-":
+        return sys.stdin.read(MAX_MODELFILE_BYTES), Path.cwd()
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.read(MAX_MODELFILE_BYTES), path.absolute().parent
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"cannot read the Modelfile: {error}") from None
+
+
+async def _create(base_url: str, body: dict[str, Any]) -> None:
+    progress = _Progress(is_terminal=sys.stdout.isatty())
+    try:
+        async with Client(base_url) as client, aclosing(client.create(body)) as lines:
+            async for said in lines:
+                progress.show(said)
+    finally:
+        progress.end()
+
+
+class _Progress:
+    """Prints what the daemon says. On a terminal, counts of one task overwrite each other; else they are left out."""
+
+    def __init__(self, *, is_terminal: bool) -> None:
+        self._is_terminal = is_terminal
+        self._status = ""
+        self._is_line_open = False
+
+    def show(self, said: dict[str, Any]) -> None:
+        status, total = visible(str(said.get("status", ""))), said.get("total") or 0
+        if total and self._is_terminal:
+            print(f"\r{status}: {100 * (said.get('completed') or 0) // total} %", end="", flush=True)
+            self._is_line_open = True
+        elif status != self._status:
+            self.end()
+            print(status, flush=True)
+        self._status = status
+
+    def end(self) -> None:
+        if self._is_line_open:
+            print()
+        self._is_line_open = False

@@ -1,0 +1,167 @@
+"""The commands about what runs: ps, top and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import aclosing, suppress
+from pathlib import Path
+
+import click
+
+from localrun.cli.daemon import ask, ensure_daemon, for_daemon, require_daemon, wait_until_gone, with_settings
+from localrun.cli.text import columns, duration, print_json, size
+from localrun.client import Client
+from localrun.config import Settings
+from localrun.snapshot import EngineRow, RequestRow, Snapshot
+
+END_TIMEOUT_S = 60.0
+_ENGINES = ("NAME", "PID", "STATE", "SIZE", "SLOTS", "KV CELLS", "CONTEXT", "BACKEND", "LAYERS", "UNLOADS IN")
+_REQUESTS = ("STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", "TOK/S", "TTFT", "AGE")
+
+
+@click.command("ps")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array, as `engines` in /localrun/v1/snapshot.")
+@with_settings
+def ps_command(as_json: bool, settings: Settings) -> None:
+    """List the loaded models."""
+    engines = ask(require_daemon(settings), lambda client: client.snapshot()).engines
+    if as_json:
+        print_json(engines)
+    else:
+        print(columns(_ENGINES, [_engine_cells(engine) for engine in engines]))
+
+
+def _engine_cells(engine: EngineRow) -> tuple[str, ...]:
+    return (
+        engine.model,
+        "-" if engine.pid is None else str(engine.pid),
+        engine.state,
+        size(engine.size_bytes),
+        f"{engine.slots_busy}/{engine.slots}",
+        f"{engine.kv_cells_used}/{engine.kv_cells}",
+        str(engine.n_ctx),
+        engine.backend or "-",
+        _where(engine),
+        "never" if engine.expires_in_s is None else duration(engine.expires_in_s),
+    )
+
+
+def _where(engine: EngineRow) -> str:
+    """What lies where: layers on GPUs of all layers; the KV cells of a layer lie with it."""
+    if not engine.layers:
+        return "-"
+    if not engine.gpu_layers:
+        return f"{engine.layers} in RAM"
+    on_gpu = min(engine.gpu_layers, engine.layers)
+    in_ram = f", {engine.layers - on_gpu} in RAM" if on_gpu < engine.layers else ""
+    return f"{on_gpu} on GPU{in_ram}"
+
+
+@click.command("top")
+@click.option("--once", is_flag=True, help="Print one snapshot and exit.")
+@click.option("--json", "as_json", is_flag=True, help="With --once: print JSON, as in /localrun/v1/snapshot.")
+@click.option("--record", type=click.Path(path_type=Path), help="Record snapshots to this new file until Ctrl-C.")
+@click.option("--replay", type=click.Path(path_type=Path, exists=True), help="Play a recording.")
+@click.option("--speed", type=click.FloatRange(0.1, 100), default=1.0, help="Speed of the replay; 1 is real time.")
+@with_settings
+def top_command(
+    once: bool, as_json: bool, record: Path | None, replay: Path | None, speed: float, settings: Settings
+) -> None:
+    """Watch requests, engines and the machine live."""
+    if sum((once, record is not None, replay is not None)) > 1:
+        raise click.UsageError("give only one of --once, --record and --replay")
+    if as_json and not once:
+        raise click.UsageError("--json needs --once")
+    if once:
+        snapshot = ask(require_daemon(settings), lambda client: client.snapshot())
+        if as_json:
+            print_json(snapshot)
+        else:
+            print(_as_text(snapshot))
+    elif record is not None:
+        with suppress(KeyboardInterrupt):
+            asyncio.run(_record(require_daemon(settings), record))
+    else:
+        _watch(settings, replay, speed)
+
+
+def _watch(settings: Settings, replay: Path | None, speed: float) -> None:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError("the monitor needs a terminal; without one use --once, with --json for scripts")
+    from localrun.tui.app import own_app
+    from localrun.tui.recording import Replay
+
+    if replay is not None:
+        own_app(str(replay), connect=lambda *_: Replay(replay, speed=speed), first="monitor", is_replay=True).run()
+    else:
+        own_app(ensure_daemon(settings), first="monitor", start_daemon=lambda: ensure_daemon(settings)).run()
+
+
+async def _record(base_url: str, path: Path) -> None:
+    from localrun.tui.recording import Recorder
+
+    try:
+        recorder = Recorder(path)
+    except OSError as error:
+        raise click.UsageError(f"cannot record to {path}: {error.strerror or error}") from error
+    print(f"recording to {path}; press Ctrl-C to stop", file=sys.stderr)
+    try:
+        async with Client(base_url) as client, aclosing(client.events()) as snapshots:
+            async for snapshot in snapshots:
+                recorder.write(snapshot)
+    finally:
+        recorder.close()
+
+
+def _as_text(snapshot: Snapshot) -> str:
+    aggregate, system = snapshot.aggregate, snapshot.system
+    return (
+        f"decode {aggregate.decode_tokens_per_s:.1f} tok/s  prefill {aggregate.prefill_tokens_per_s:.1f} tok/s  "
+        f"running {aggregate.running}  queued {aggregate.queued}  CPU {system.cpu_percent:.0f}%\n"
+        + columns(_REQUESTS, [_request_cells(row) for row in snapshot.requests])
+    )
+
+
+def _request_cells(row: RequestRow) -> tuple[str, ...]:
+    return (
+        str(row.state),
+        row.client,
+        row.api,
+        row.model,
+        "-" if row.prompt_tokens is None else str(row.prompt_tokens),
+        "-" if row.cached_tokens is None else str(row.cached_tokens),
+        str(row.output_tokens),
+        "-" if row.tokens_per_s is None else f"{row.tokens_per_s:.1f}",
+        "-" if row.ttft_s is None else f"{row.ttft_s:.3f} s",
+        duration(row.age_s),
+    )
+
+
+@click.command("stop")
+@click.argument("model", required=False)
+@click.option("--daemon", is_flag=True, help="Stop the daemon instead of unloading a model.")
+@with_settings
+def stop_command(model: str | None, daemon: bool, settings: Settings) -> None:
+    """Unload MODEL when its running requests have finished, or stop the daemon."""
+    if daemon == (model is not None):
+        raise click.UsageError("give either a MODEL or --daemon")
+    url = require_daemon(settings)
+    if model is not None:
+        print(asyncio.run(_unload(url, for_daemon(model))))
+    else:
+        ask(url, lambda client: client.shutdown())
+        wait_until_gone(settings, END_TIMEOUT_S)
+        print("the daemon has stopped")
+
+
+async def _unload(url: str, model: str) -> str:
+    """Unload a model; what to tell the user."""
+    async with Client(url) as client:
+        before = {row["name"] for row in await client.loaded()}
+        await client.unload(model)
+        after = {row["name"] for row in await client.loaded()}
+    if before - after:
+        return f"unloaded {model}"
+    is_loaded = model.removesuffix(":latest") in after
+    return f"{model} will be unloaded when its requests have finished" if is_loaded else f"{model} was not loaded"

@@ -1,0 +1,72 @@
+"""Plain text for people: aligned columns, sizes and durations, and foreign text made harmless for a terminal.
+
+A terminal obeys control characters: text with them could move the cursor, rename the window or write to the clipboard.
+
+Does not: know a terminal's width, or touch text that goes to a file or a pipe.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+_UNITS = ("B", "KB", "MB", "GB", "TB")
+_KEPT = "\n\t"
+# Control characters as their pictures (ESC becomes U+241B); the upper set, which has none, as replacement characters.
+_PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in _KEPT}
+_PICTURES |= {0x7F: "\u2421"} | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
+
+
+def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Left-aligned columns with two spaces between them."""
+    lines = [header, *rows]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(header))]
+    padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def size(n_bytes: float) -> str:
+    """Decimal units, as file managers and download pages use them: 1500000 is `1.5 MB`."""
+    for unit in _UNITS:
+        if n_bytes < 1000 or unit == _UNITS[-1]:
+            return f"{n_bytes:.0f} {unit}" if n_bytes >= 10 or unit == "B" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1000
+    raise AssertionError("the loop ends with the last unit")
+
+
+def duration(seconds: float) -> str:
+    """Short, with the unit that suits: `250 ms`, `1.25 s`, `2 min 5 s`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def ago(moment: datetime, now: datetime) -> str:
+    """How long ago, in the largest unit."""
+    elapsed = max(now - moment, timedelta())
+    for unit, length in (("day", timedelta(days=1)), ("hour", timedelta(hours=1)), ("minute", timedelta(minutes=1))):
+        count = elapsed // length
+        if count:
+            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+    return "just now"
+
+
+def visible(text: str) -> str:
+    """The text with every control character but line feed and tab replaced by something to see."""
+    return text.translate(_PICTURES)
+
+
+def for_stdout(text: str) -> str:
+    """`visible` when stdout is a terminal, else the text itself."""
+    return visible(text) if sys.stdout.isatty() else text
+
+
+def print_json(value: object) -> None:
+    """Anything that msgspec encodes, indented."""
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())

@@ -1,0 +1,162 @@
+"""Which GPUs this machine has, which of them the build can use, and the one command that closes the gap.
+
+`cards` asks the PCI bus where Linux shows it, NVIDIA's own tool, and the systems' listings. Does not: load a driver or
+library.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from localrun.doctor.finding import Finding, ok, size, warn
+from localrun.doctor.llama_build import BuildReport, rebuild
+
+TIMEOUT_S = 15.0
+_DISPLAY_CLASS = "0x03"
+
+
+class Vendor(StrEnum):
+    NVIDIA = "NVIDIA"
+    AMD = "AMD"
+    INTEL = "Intel"
+    APPLE = "Apple"
+
+
+_PCI_VENDORS = {"0x10de": Vendor.NVIDIA, "0x1002": Vendor.AMD, "0x8086": Vendor.INTEL}
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """`driver` is what serves it; empty where nothing does, so nobody can use it."""
+
+    vendor: Vendor
+    name: str
+    driver: str = ""
+
+
+def cards(*, sys_folder: Path = Path("/sys"), system: str = sys.platform, machine: str = "") -> tuple[Card, ...]:
+    """The GPUs. A card that NVIDIA's tool knows is named by it, all others by their vendor."""
+    if system == "darwin":
+        is_apple = (machine or platform.machine()) == "arm64"
+        return (Card(vendor=Vendor.APPLE, name="Apple GPU", driver="Metal"),) if is_apple else ()
+    nvidia = tuple(_from_nvidia_smi())
+    others = _from_windows() if system == "win32" else _from_pci(sys_folder)
+    return (*nvidia, *(card for card in others if not (nvidia and card.vendor is Vendor.NVIDIA)))
+
+
+def _from_nvidia_smi() -> Iterator[Card]:
+    lines = _lines("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    for line in lines:
+        name, _, driver = line.partition(",")
+        if driver.strip():
+            yield Card(vendor=Vendor.NVIDIA, name=name.strip(), driver=f"driver {driver.strip()}")
+
+
+def _from_pci(sys_folder: Path) -> Iterator[Card]:
+    for device in sorted(sys_folder.glob("bus/pci/devices/*")):
+        try:
+            kind = (device / "class").read_text().strip()
+            vendor = _PCI_VENDORS.get((device / "vendor").read_text().strip().lower())
+        except OSError:
+            continue
+        if vendor is None or not kind.startswith(_DISPLAY_CLASS):
+            continue
+        link = device / "driver"
+        driver = link.resolve().name if link.exists() else ""
+        # Its own driver answers nvidia-smi; any other one shows pictures, and computes nothing.
+        if vendor is Vendor.NVIDIA:
+            driver = ""
+        yield Card(vendor=vendor, name=f"{vendor} GPU", driver=driver)
+
+
+def _from_windows() -> Iterator[Card]:
+    query = "Get-CimInstance Win32_VideoController | ForEach-Object { $_.Name + '|' + $_.DriverVersion }"
+    for line in _lines("powershell", "-NoProfile", "-Command", query):
+        name, _, driver = line.partition("|")
+        for vendor in Vendor:
+            if vendor.lower() in name.lower() or (vendor is Vendor.AMD and "radeon" in name.lower()):
+                yield Card(vendor=vendor, name=name.strip(), driver=driver.strip() and f"driver {driver.strip()}")
+                break
+
+
+def _lines(*command: str) -> list[str]:
+    program = shutil.which(command[0])
+    if program is None:
+        return []
+    try:
+        ended = subprocess.run(
+            [program, *command[1:]], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return ended.stdout.splitlines() if ended.returncode == 0 else []
+
+
+# The compilers that a build for a vendor's own interface needs, and what brings them.
+NVCC, HIPCC, GLSLC = "nvcc", "hipcc", "glslc"
+COMPILERS = (NVCC, HIPCC, GLSLC)
+
+
+def check_gpu(cards: Sequence[Card], report: BuildReport, *, compilers: Collection[str]) -> Finding:
+    """`compilers` are those of `COMPILERS` that are installed."""
+    if report.devices:
+        devices = [
+            f"{name}, {size(free_bytes)} of {size(total_bytes)} free"
+            for name, free_bytes, _, total_bytes in report.devices
+        ]
+        return ok("gpu", f"used: {'; '.join(devices)}")
+    # Graphics built into a processor by Intel compute hardly faster than its cores.
+    worthwhile = [card for card in cards if card.vendor is not Vendor.INTEL]
+    if not worthwhile:
+        more = " besides Intel graphics" if cards else ""
+        return ok("gpu", f"none found{more}; engines run on the CPU")
+    card = worthwhile[0]
+    if not card.driver:
+        return warn("gpu", f"{card.name}: it has no driver for computing", _driver_remedy(card.vendor))
+    if report.gpu_offload:
+        backends = ", ".join(backend for backend in report.backends if backend != "CPU")
+        return warn(
+            "gpu",
+            f"{card.name} ({card.driver}) was found, but the build ({backends}) sees no GPU",
+            _unseen_remedy(card),
+        )
+    return warn(
+        "gpu",
+        f"{card.name} ({card.driver}) was found, but this build of llama.cpp cannot use it",
+        _build_remedy(card.vendor, compilers),
+    )
+
+
+def _build_remedy(vendor: Vendor, compilers: Collection[str]) -> str:
+    if vendor is Vendor.APPLE:
+        return rebuild("metal")
+    if vendor is Vendor.NVIDIA:
+        first = "" if NVCC in compilers else "install the CUDA toolkit (nvcc), then: "
+        return first + rebuild("cuda")
+    if HIPCC in compilers:
+        return rebuild("rocm")
+    first = "" if GLSLC in compilers else "install the Vulkan SDK (glslc and its headers), then: "
+    return first + rebuild("vulkan")
+
+
+def _driver_remedy(vendor: Vendor) -> str:
+    if vendor is Vendor.NVIDIA:
+        return "install NVIDIA's own driver until nvidia-smi lists the card; in a container, pass it in (--gpus all)"
+    return f"install the driver of {vendor} for this system, then run this again"
+
+
+def _unseen_remedy(card: Card) -> str:
+    if card.vendor is Vendor.NVIDIA:
+        return (
+            "look at CUDA_VISIBLE_DEVICES, update the driver if it is older than the CUDA of the build, and where "
+            "/dev/nvidia-uvm is missing: sudo nvidia-modprobe -u -c 0"
+        )
+    return "add yourself to the groups `render` and `video`, log in again, and look at HIP_VISIBLE_DEVICES"

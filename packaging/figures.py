@@ -1,0 +1,254 @@
+"""The comparison with llama-server: one file of measured figures, and the tables that three pages make of it.
+
+    localrun bench peer --workloads decode --streams 1,4,8 --json decode.json      measures; as often as needed
+    python packaging/figures.py decode.json stall.json ... --machine "..."         condenses, and writes the pages
+
+`localrun/bench/figures.json` is what is kept: per file its date, its options and the ratios that a table shows. The
+tables stand between two marks in each page, so they cannot differ; `generate.py --check figures` compares. Where
+several files measured the same, the last one named counts. Without files the pages are written anew from what is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "localrun/bench/figures.json"
+README, BENCH, TUNING = ROOT / "README.md", ROOT / "localrun/bench/README.md", ROOT / "localrun/docs/tuning.md"
+BEGIN, END = "<!-- figures: written by packaging/figures.py -->", "<!-- end of the figures -->"
+MODES = ("interactive", "balanced", "throughput")
+NOT_MEASURED = "not measured"
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """localrun / llama-server: the median of the rounds, the lowest and the highest; and both sides' own medians."""
+
+    median: float
+    lowest: float
+    highest: float
+    n_rounds: int
+    localrun: float
+    opponent: float
+    opponent_name: str
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of `bench peer`. `ratios` by `workload:metric`."""
+
+    date: str
+    processor: str
+    model: str
+    slots: int
+    kv_cells: int
+    threads: int
+    latency: str
+    environment: dict[str, str]
+    rounds: int
+    workloads: list[str]
+    ratios: dict[str, Ratio]
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """`machine` is a sentence's end: on what this was measured."""
+
+    machine: str
+    measured: list[Measured]
+
+
+class Row(NamedTuple):
+    """A line of the tables. `label` is that of the bench's page, `headline` that of README.md, empty for none there.
+    `beside` is a workload that the same file has, where the metric is of everything that ran before it."""
+
+    label: str
+    headline: str
+    metric: str
+    latency: str = "balanced"
+    beside: str = ""
+
+
+def _stall_rows(latency: str) -> list[Row]:
+    is_default = latency == "balanced"
+    return [
+        Row(f"stall, {latency}: {label}", headline if is_default else "", f"stall:{metric}", latency)
+        for label, headline, metric in (
+            ("longest gap", "a long prompt arrives while streams run: longest gap in a stream", "longest_gap_s"),
+            ("TTFT of the long prompt", "the same: TTFT of the long prompt", "long_ttft_s"),
+            ("wall until all are done", "the same: wall time until the prompt and all streams are done", "wall_s"),
+        )
+    ]
+
+
+ROWS = (
+    *_stall_rows("balanced"),
+    *_stall_rows("interactive"),
+    *_stall_rows("throughput"),
+    Row("shared, cold: wall", "cold requests with a shared prefix: wall time", "shared:cold_wall_s"),
+    Row("shared, warm: TTFT p50", "warm requests with a shared prefix: TTFT p50", "shared:warm_ttft_p50_s"),
+    Row("shared, warm: wall", "", "shared:warm_wall_s"),
+    *(Row(f"returning: TTFT p50 of round {n}", "", f"returning:round{n}_ttft_p50_s") for n in (1, 2, 3)),
+    Row("restart: TTFT after the restart", "a known prompt after a restart: TTFT", "restart:restarted_ttft_s"),
+    Row("restart: TTFT of the first prompt after a first start", "", "restart:cold_ttft_s"),
+    *(Row(label, label, f"decode:c{n}_decode_tokens_per_s") for n, label in (
+        (1, "decode, 1 stream: tokens/s"), (4, "decode, 4 streams: tokens/s"), (8, "decode, 8 streams: tokens/s"),
+    )),
+    Row("resident memory after decode", "resident memory after decode", "memory:rss_bytes", beside="decode"),
+    Row("resident memory after stall, shared and restart", "resident memory after the other workloads",
+        "memory:rss_bytes", beside="stall"),
+    Row("overload: requests answered", "", "overload:burst_completion_ratio"),
+    Row("overload: wall of 64 requests at once", "", "overload:burst_wall_s"),
+    Row("fairness: slowdown of the small client", "", "fairness:mouse_slowdown"),
+    Row("chat: goodput", "", "chat:goodput_requests_per_s"),
+)  # fmt: skip
+
+
+def condensed(peer: dict[str, Any], processor: str) -> Measured:
+    """What is kept of the JSON of `localrun bench peer`. `processor` counts where the file does not name its own."""
+    flags, shown = peer["flags"], {row.metric for row in ROWS}
+    ratios = {}
+    for each in peer["comparisons"]:
+        name, ratio = f"{each['workload']}:{each['metric']}", each["ratio"]
+        if name in shown and ratio is not None:
+            theirs = each["opponents"][each["opponent"]]["median"]
+            ratios[name] = Ratio(
+                *(_rounded(ratio[key]) for key in ("median", "lowest", "highest")), ratio["n_rounds"],
+                _rounded(each["subject"]["median"]), _rounded(theirs), each["opponent"],
+            )  # fmt: skip
+    return Measured(
+        date=min(run["result"]["started_at"] or "9" for run in peer["runs"])[:10],
+        processor=peer.get("processor") or processor,
+        model=Path(flags["model"]).name,
+        slots=flags["slots"],
+        kv_cells=flags["kv_cells"],
+        threads=flags["threads"],
+        latency=flags["latency"],
+        # Where files lie changes no figure.
+        environment={name: value for name, value in peer["environment"].items() if name != "LOCALRUN_HOME"},
+        rounds=peer["rounds"],
+        workloads=sorted({each["workload"] for each in peer["comparisons"]} - {"memory"}),
+        ratios=ratios,
+    )
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.6g}")
+
+
+def find(measured: Sequence[Measured], row: Row) -> tuple[Measured, Ratio] | None:
+    """The last file that has this row."""
+    for each in reversed(measured):
+        ratio = each.ratios.get(row.metric)
+        if ratio is not None and each.latency == row.latency and (not row.beside or row.beside in each.workloads):
+            return each, ratio
+    return None
+
+
+def tables(figures: Figures) -> dict[Path, str]:
+    """What stands between the marks of each page."""
+    found = [(row, *hit) for row in ROWS if (hit := find(figures.measured, row)) is not None]
+    rows = [[_label(row, measured), _shown(ratio)] for row, measured, ratio in found]
+    headlines = [[row.headline, _shown(ratio)] for row, _, ratio in found if row.headline]
+    header = ("workload", "ratio, median (lowest to highest)")
+    conditions = _conditions(figures, [measured for _, measured, _ in found])
+    return {
+        README: f"{_table(header, headlines)}\n\n{conditions}",
+        BENCH: f"{_table(header, rows)}\n\n{conditions}",
+        TUNING: _table(
+            ("`latency`", "longest gap of a stream while a 2,400-token prompt arrives", "first token of that prompt"),
+            [
+                [f"`{mode}`", *(_cell(figures.measured, row) for row in _stall_rows(mode)[:2])]
+                for mode in MODES
+            ],
+        ),
+    }  # fmt: skip
+
+
+def _label(row: Row, measured: Measured) -> str:
+    return f"{row.label}, {measured.kv_cells:,} cells" if row.metric.startswith("returning:") else row.label
+
+
+def _cell(measured: Sequence[Measured], row: Row) -> str:
+    hit = find(measured, row)
+    return NOT_MEASURED if hit is None else _shown(hit[1])
+
+
+def _shown(ratio: Ratio) -> str:
+    if ratio.n_rounds == 1:
+        return f"{ratio.median:.2f} (one round)"
+    return f"{ratio.median:.2f} ({ratio.lowest:.2f} to {ratio.highest:.2f})"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("|" + "|".join(cell if cell == "---" else f" {cell} " for cell in line) + "|" for line in lines)
+
+
+def _conditions(figures: Figures, used: Sequence[Measured]) -> str:
+    """Two sentences: on what, when, and how often."""
+    if not used:
+        return ""
+    dates = sorted({each.date for each in used})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    sizes = {(each.slots, each.threads, each.model) for each in used}
+    how = "; ".join(f"{model}, {slots} slots, {threads} threads" for slots, threads, model in sorted(sizes))
+    cells = ", ".join(f"{n:,}" for n in sorted({each.kv_cells for each in used}, reverse=True))
+    rounds: dict[str, None] = {}
+    for each in used:
+        names = ", ".join(each.workloads) + ("" if each.latency == "balanced" else f" ({each.latency})")
+        rounds[f"{each.rounds} of {names}"] = None
+    changed = {f"{name}={value}" for each in used for name, value in each.environment.items()}
+    settings = f" Settings: {', '.join(sorted(changed))}." if changed else ""
+    text = f"Measured on {figures.machine}, {when}: {how}, {cells} KV cells. Rounds: {'; '.join(rounds)}.{settings}"
+    return "\n".join(_wrapped(text))
+
+
+def _wrapped(text: str, width: int = 120) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def page(path: Path, figures: Figures | None = None) -> str:
+    """A page with its table as the figures have it. Raises ValueError for a page without the marks."""
+    text = path.read_text(encoding="utf-8")
+    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    if len(pattern.findall(text)) != 1:
+        raise ValueError(f"{path.name} must have the marks of the figures once")
+    table = tables(figures or kept())[path]
+    return pattern.sub(lambda _: f"{BEGIN}\n{table}\n\n{END}", text)
+
+
+def kept() -> Figures:
+    """The committed figures."""
+    return msgspec.json.decode(KEPT.read_bytes(), type=Figures)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python packaging/figures.py", description=__doc__)
+    parser.add_argument(
+        "files", nargs="*", type=Path, help="what `localrun bench peer --json` wrote; replaces what is kept"
+    )
+    parser.add_argument("--machine", help="on what this was measured, in words; default: as before")
+    args = parser.parse_args(arguments)
+    before = kept() if KEPT.is_file() else Figures("this machine", [])
+    measured = before.measured
+    if args.files:
+        from localrun.processors import usable
+
+        here = usable()
+        measured = [condensed(msgspec.json.decode(file.read_bytes()), here.name) for file in args.files]
+    figures = Figures(args.machine or before.machine, measured)
+    KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n")
+    for path in (README, BENCH, TUNING):
+        path.write_text(page(path, figures), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,38 @@
+"""The card of a model, from what /api/show gives."""
+
+from __future__ import annotations
+
+from localrun.cli.cards import model_card, model_parameters
+
+SHOWN = {
+    "details": {"family": "llama", "parameter_size": "2.4M", "quantization_level": "Q8_0"},
+    "model_info": {"general.architecture": "llama", "llama.context_length": 4096},
+    "capabilities": ["completion", "tools"],
+    "parameters": 'temperature 0.7\nstop "x"',
+    "license": "\n".join(f"line {n}" for n in range(50)),
+}
+
+
+def test_the_card_shows_what_there_is_and_no_empty_block():
+    card = model_card(SHOWN)
+    assert "  architecture        llama\n" in card
+    assert "  context length      4096\n" in card
+    assert "Capabilities\n  completion\n  tools" in card
+    assert "line 2" in card
+    assert "line 3" not in card
+    assert "System" not in card
+    assert "embedding" not in card
+
+
+def test_a_bare_answer_is_no_error():
+    assert model_card({"details": None, "model_info": None, "capabilities": None}) == ""
+
+
+def test_a_hostile_file_cannot_reach_the_terminal():
+    assert "\x1b" not in model_card({"license": "\x1b[2J", "details": {"parameter_size": "\x1bc"}})
+
+
+def test_parameters_of_the_model_and_of_the_conversation():
+    shown = model_parameters(SHOWN, {"seed": 3})
+    assert shown.index("temperature 0.7") < shown.index("Set here") < shown.index("seed")
+    assert model_parameters({}, {}) == "no parameters are set"

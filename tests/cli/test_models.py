@@ -1,0 +1,173 @@
+"""`localrun list`: columns for people, the daemon's rows for scripts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localrun.cli import exits
+from localrun.models.synthesize import synthesize
+from tests.daemon import Daemon, running_daemon
+
+
+def test_columns(localrun, daemon):
+    ended = localrun("list", port=daemon.port)
+    assert ended.returncode == 0, ended.stderr
+    header, row = ended.stdout.splitlines()
+    assert header.split() == ["NAME", "ID", "SIZE", "QUANT", "PARAMETERS", "CONTEXT", "MODIFIED", "SOURCE", "LOADED"]
+    assert row.startswith("tiny  0123456789ab  9.5 MB  ")
+    assert "days ago" in row
+
+
+def test_list_as_json(localrun, daemon):
+    (row,) = json.loads(localrun("list", "--json", port=daemon.port).stdout)
+    assert row["name"] == "tiny"
+    assert row["size"] == 9_500_000
+
+
+def test_card(localrun, daemon):
+    shown = localrun("show", "tiny", port=daemon.port).stdout
+    assert "context length      4096" in shown
+    assert "temperature 0.7" in shown
+
+
+def test_template_comes_as_it_is_to_a_pipe(localrun, daemon):
+    assert localrun("show", "tiny", "--template", port=daemon.port).stdout == "{{ messages }}\x1b[31m\n"
+
+
+def test_show_as_json(localrun, daemon):
+    shown = json.loads(localrun("show", "tiny", "--json", port=daemon.port).stdout)
+    assert shown["model_info"]["llama.context_length"] == 4096
+
+
+def test_a_model_that_does_not_exist(localrun, daemon):
+    ended = localrun("show", "missing", port=daemon.port)
+    assert ended.returncode == exits.MODEL_NOT_FOUND
+    assert ended.stderr == "error: model 'missing' not found\n"
+
+
+def test_a_file_is_named_by_its_whole_path(localrun, daemon, tmp_path: Path):
+    localrun("show", "./m.gguf", port=daemon.port, cwd=tmp_path)
+    assert daemon.bodies == [("/api/show", {"model": str(tmp_path / "m.gguf")})]
+
+
+FIT = {
+    "model": "tiny", "fits": True, "slots": 8, "kv_cells": 32768, "kv_type": "f16", "context": 4096, "gpu_layers": 5,
+    "layers": 6, "total_bytes": 250_000_000, "resident_bytes": 250_000_000, "process_bytes": 60_000_000,
+    "background_bytes": 0, "prefix_cache_bytes": 512_000_000, "idle_bytes": 2_000_000,
+    "devices": [
+        {
+            "name": name, "layers": layers, "weights_bytes": 8_000_000, "kv_bytes": 84_000_000,
+            "compute_bytes": 11_000_000, "other_bytes": other, "total_bytes": 103_000_000 + other,
+            "usable_bytes": 18_000_000_000, "free_bytes": 20_000_000_000,
+        }
+        for name, layers, other in (("RAM", 1, 60_000_000), ("Card", 5, 0))
+    ],
+    "notes": ["5 of 6 layers on the GPU: more do not fit"], "problem": None,
+}  # fmt: skip
+
+
+def test_fit_is_a_table_with_reasons(localrun, daemon):
+    daemon.answers["/localrun/v1/fit?model=tiny"] = FIT
+    shown = localrun("show", "tiny", "--fit", port=daemon.port).stdout
+    assert shown.startswith("tiny fits this machine\n  8 slots, 32768 KV cells in f16")
+    header, ram, card = shown.split("\n\n")[1].splitlines()
+    assert header.split()[:3] == ["DEVICE", "LAYERS", "WEIGHTS"]
+    assert " ".join(ram.split()) == "RAM 1 8.0 MB 84 MB 11 MB 60 MB 163 MB 18 GB 20 GB"
+    assert card.startswith("Card    5       8.0 MB")
+    assert "- 5 of 6 layers on the GPU: more do not fit" in shown
+    assert "- 2.0 MB that idle models hold count as free" in shown
+
+
+def test_fit_as_json(localrun, daemon):
+    daemon.answers["/localrun/v1/fit?model=tiny"] = FIT
+    assert json.loads(localrun("show", "tiny", "--fit", "--json", port=daemon.port).stdout) == FIT
+
+
+def test_what_does_not_fit_says_what_would_help(localrun, daemon):
+    daemon.answers["/localrun/v1/fit?model=tiny"] = FIT | {"fits": False, "problem": "model 'tiny' needs more"}
+    shown = localrun("show", "tiny", "--fit", port=daemon.port).stdout
+    assert "does not fit this machine" in shown
+    assert "- model 'tiny' needs more" in shown
+
+
+def test_fit_and_template_are_two_questions(localrun, daemon):
+    assert localrun("show", "tiny", "--fit", "--template", port=daemon.port).returncode == exits.USAGE
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("models")
+    synthesize("tiny", "F16", folder / "big.gguf")
+    with running_daemon(LOCALRUN_MODELS=str(folder)) as daemon:
+        yield daemon
+
+
+def names(running: Daemon) -> list[str]:
+    return [row["name"] for row in running.http.get("/api/tags").json()["models"]]
+
+
+def test_create_quantize_copy_and_remove(localrun, running, tmp_path):
+    modelfile = tmp_path / "Modelfile"
+    modelfile.write_text('FROM big\nSYSTEM """Be\nbrief."""\nPARAMETER temperature 0.3\n')
+    made = localrun("create", "small", "-f", str(modelfile), "-q", "q8_0", port=running.port)
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.splitlines()[1] == "quantizing F16 model to Q8_0"
+    assert made.stdout.splitlines()[-2:] == ["writing manifest", "success"]
+    assert "Be\n  brief." in localrun("show", "small", port=running.port).stdout
+    text = localrun("show", "small", "--modelfile", port=running.port).stdout
+    again = localrun("create", "again", "-f", "-", port=running.port, stdin=text)
+    assert again.returncode == 0, again.stderr
+    assert localrun("show", "again", "--modelfile", port=running.port).stdout == text
+    localrun("rm", "again", port=running.port)
+    assert localrun("cp", "small", "other", port=running.port).stdout == "copied 'small' to 'other'\n"
+    first = localrun("rm", "small", port=running.port).stdout
+    assert first.startswith("deleted 'small', freed 0 B\n  kept ")
+    assert first.endswith("'other' uses it\n")
+    assert localrun("rm", "other", port=running.port).stdout == "deleted 'other', freed 4.0 MB\n"
+    assert names(running) == ["tiny", "big"]
+
+
+def test_create_from_a_name(localrun, running):
+    assert localrun("create", "twin", "--from", "tiny", port=running.port).returncode == 0
+    assert "twin" in names(running)
+    localrun("rm", "twin", port=running.port)
+
+
+def test_errors_name_the_line_and_the_way_out(localrun, running, tmp_path):
+    modelfile = tmp_path / "Modelfile"
+    modelfile.write_text("FROM tiny\n\nPARAMETER top_p 7\n")
+    ended = localrun("create", "wrong", "-f", str(modelfile), port=running.port)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: line 3 of the Modelfile: ")
+    assert localrun("create", "wrong", "-f", str(tmp_path / "none"), port=running.port).returncode == 2
+    assert localrun("create", "wrong", "-f", "x", "--from", "y", port=running.port).returncode == 2
+    assert localrun("rm", "nothing", port=running.port).returncode == 5
+    for command, message in ((("rm", "tiny"), "is built in"), (("push", "tiny"), "is not supported")):
+        ended = localrun(*command, port=running.port)
+        assert ended.returncode == 1
+        assert message in ended.stderr
+    assert "wrong" not in names(running)
+
+
+def test_gc(localrun, running):
+    digest = "sha256:" + hashlib.sha256(b"stray").hexdigest()
+    running.http.post(f"/api/blobs/{digest}", content=b"stray")
+    assert "--all deletes them" in localrun("gc", port=running.port).stdout
+    ended = localrun("gc", "--all", port=running.port).stdout.splitlines()
+    assert ended[0].endswith(digest.replace(":", "-"))
+    assert ended[-1] == "freed 5 B"
+
+
+def test_unusable_files_are_named(localrun, running, tmp_path):
+    folder = Path(running.post("/api/show", model="big").json()["localrun"]["path"]).parent
+    (folder / "broken.gguf").write_bytes(b"GGUF nonsense")
+    ended = localrun("list", port=running.port)
+    assert "broken" not in ended.stdout
+    assert ended.stderr.startswith("not usable: ")
+    localrun("rm", "broken", port=running.port)
+    assert localrun("list", port=running.port).stderr == ""

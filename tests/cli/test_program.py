@@ -1,0 +1,77 @@
+"""`localrun version`: ours, and that of the daemon that is running, which may be an older one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from localrun import __version__
+from localrun.cli import exits
+from localrun.cli.root import cli, run
+
+
+def test_with_and_without_a_daemon(localrun, daemon):
+    assert localrun("version", port=daemon.port).stdout == f"localrun {__version__}\ndaemon 9.8.7\n"
+    daemon.shutdown()
+    daemon.server_close()
+    assert localrun("version", port=daemon.port).stdout == f"localrun {__version__}\nno daemon is running\n"
+    assert json.loads(localrun("version", "--json", port=daemon.port).stdout)["daemon"] is None
+
+
+BASH = shutil.which("bash")
+
+
+def script(shell: str) -> str:
+    result = CliRunner().invoke(cli, ["completion", shell])
+    assert result.exit_code == 0
+    return result.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_script_asks_the_command_itself(shell: str):
+    text = script(shell)
+    assert "_LOCALRUN_COMPLETE" in text
+    assert f"{shell}_complete" in text
+
+
+def test_an_unknown_shell_is_refused_with_those_that_are_known():
+    result = CliRunner().invoke(cli, ["completion", "tcsh"])
+    assert result.exit_code == 2
+    assert "'bash', 'zsh', 'fish'" in result.output
+
+
+@pytest.mark.skipif(BASH is None, reason="bash is not installed")
+def test_tab_in_bash_completes_commands_and_options(tmp_path: Path):
+    program = tmp_path / "localrun"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m localrun "$@"\n')
+    program.chmod(0o755)
+    (tmp_path / "completion").write_text(script("bash"))
+    asked = (
+        f"source {tmp_path}/completion\n"
+        "ask() { COMP_WORDS=(localrun \"$@\"); COMP_CWORD=$#; COMPREPLY=(); _localrun_completion localrun; "
+        'echo "${COMPREPLY[@]}"; }\n'
+        "ask compl\nask serve --kv-c\nask completion f\n"
+    )  # fmt: skip
+    assert BASH is not None
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ran = subprocess.run([BASH, "-c", asked], env=environ, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.splitlines() == ["completion", "--kv-cells", "fish"]
+
+
+def test_synth_writes_a_gguf(tmp_path: Path, capsys):
+    out = tmp_path / "model.gguf"
+    assert run(["dev", "synth", "tiny", "Q8_0", str(out)]) == exits.OK
+    assert out.read_bytes().startswith(b"GGUF")
+    assert str(out) in capsys.readouterr().out
+
+
+def test_synth_to_a_folder_that_does_not_exist(tmp_path: Path, capsys):
+    assert run(["dev", "synth", "tiny", "Q8_0", str(tmp_path / "no" / "x.gguf")]) == exits.ERROR
+    assert "No such file" in capsys.readouterr().err

@@ -1,0 +1,158 @@
+"""`localrun ps`: what is loaded, with each engine's process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from localrun.cli import exits
+from localrun.cli.running import _where
+from localrun.snapshot import EngineRow
+from localrun.tui.recording import snapshots
+from tests.daemon import Daemon, running_daemon
+
+
+def test_columns(localrun, daemon):
+    header, row = localrun("ps", port=daemon.port).stdout.splitlines()
+    assert header.startswith("NAME  PID   STATE")
+    assert row.split()[:3] == ["tiny", "4242", "ready"]
+    assert row.endswith("never")
+
+
+def test_it_says_where_the_layers_lie():
+    engine = EngineRow(model="m", pid=1, state="ready", layers=32)
+    assert _where(engine) == "32 in RAM"
+    assert _where(replace(engine, gpu_layers=24)) == "24 on GPU, 8 in RAM"
+    assert _where(replace(engine, gpu_layers=33)) == "32 on GPU", "llama.cpp counts the output as one more"
+    assert _where(replace(engine, layers=0)) == "-"
+
+
+def test_json_has_the_pid(localrun, daemon):
+    (row,) = json.loads(localrun("ps", "--json", port=daemon.port).stdout)
+    assert row["pid"] == 4242
+
+
+def test_ps_starts_no_daemon(localrun, daemon):
+    port = daemon.port
+    daemon.shutdown()
+    daemon.server_close()
+    ended = localrun("ps", port=port)
+    assert ended.returncode == exits.DAEMON_UNREACHABLE
+    assert ended.stderr == f"error: no daemon is running at http://127.0.0.1:{port}; `localrun serve` starts one\n"
+
+
+PATIENCE_S = 60.0
+REQUEST = {
+    "id": "req_1", "client": "zed", "api": "/api/chat", "model": "tiny", "lane": "default", "state": "decode",
+    "prompt_tokens": 512, "cached_tokens": 480, "output_tokens": 40, "tokens_per_s": 42.0, "ttft_s": 0.31, "age_s": 3.0,
+}  # fmt: skip
+SNAPSHOT = {
+    "time_s": 1.0, "uptime_s": 1.0, "version": "1", "engines": [], "requests": [REQUEST],
+    "aggregate": {"decode_tokens_per_s": 42.0, "running": 1, "queued": 2}, "system": {"cpu_percent": 87.0},
+}  # fmt: skip
+
+
+def test_once_prints_the_numbers_of_the_snapshot(localrun, daemon):
+    daemon.answers["/localrun/v1/snapshot"] = SNAPSHOT
+    total, header, row = localrun("top", "--once", port=daemon.port).stdout.splitlines()
+    assert total == "decode 42.0 tok/s  prefill 0.0 tok/s  running 1  queued 2  CPU 87%"
+    assert header.split() == ["STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", "TOK/S", "TTFT", "AGE"]
+    assert row.split() == ["decode", "zed", "/api/chat", "tiny", "512", "480", "40", "42.0", "0.310", "s", "3.00", "s"]
+
+
+def test_once_json_is_the_snapshot_of_the_api(localrun, daemon):
+    daemon.answers["/localrun/v1/snapshot"] = SNAPSHOT
+    found = json.loads(localrun("top", "--once", "--json", port=daemon.port).stdout)
+    assert {name: found["requests"][0][name] for name in REQUEST} == REQUEST
+    assert found["aggregate"]["queued"] == 2
+
+
+def test_top_starts_no_daemon(localrun, daemon):
+    port = daemon.port
+    daemon.leave()
+    assert localrun("top", "--once", port=port).returncode == exits.DAEMON_UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--json"], "--json needs --once"),
+        (["--once", "--record", "x"], "give only one of"),
+        ([], "needs a terminal"),
+        (["--replay", "missing"], "does not exist"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(localrun, daemon, arguments, said):
+    ended = localrun("top", *arguments, port=daemon.port)
+    assert ended.returncode == 2
+    assert said in ended.stderr
+
+
+def test_a_recording_is_never_written_over(localrun, daemon, tmp_path):
+    path = tmp_path / "kept.jsonl"
+    path.write_text("mine")
+    ended = localrun("top", "--record", str(path), port=daemon.port)
+    assert ended.returncode == 2
+    assert "File exists" in ended.stderr
+    assert path.read_text() == "mine"
+
+
+def test_record_writes_what_the_events_say_until_ctrl_c(tmp_path: Path) -> None:
+    path = tmp_path / "recorded.jsonl"
+    with running_daemon() as daemon:
+        environment = os.environ | {"LOCALRUN_HOME": str(tmp_path), "LOCALRUN_PORT": str(daemon.port)}
+        recording = subprocess.Popen(
+            [sys.executable, "-m", "localrun", "top", "--record", str(path)],
+            env=environment, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        daemon.post("/v1/completions", {"model": "tiny", "prompt": "go on", "max_tokens": 5})
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not (path.exists() and b"req_" in path.read_bytes()):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        recording.send_signal(signal.SIGINT)
+        assert recording.wait(timeout=PATIENCE_S) == 0
+        assert recording.stderr is not None
+        assert "press Ctrl-C to stop" in recording.stderr.read()
+        recording.stderr.close()
+    found = list(snapshots(path))
+    assert found[-1].requests[-1].model == "tiny"
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_unload(localrun, daemon):
+    ended = localrun("stop", "tiny", port=daemon.port)
+    assert (ended.returncode, ended.stdout) == (0, "tiny will be unloaded when its requests have finished\n")
+    assert daemon.bodies[-1] == ("/api/generate", {"model": "tiny", "stream": False, "keep_alive": 0})
+
+
+def test_what_stop_says_is_true():
+    with running_daemon() as daemon:
+        assert _stop(daemon) == "tiny was not loaded\n"
+        daemon.post("/v1/completions", model="tiny", prompt="Hello", max_tokens=2)
+        assert _stop(daemon) == "unloaded tiny\n"
+        assert daemon.http.get("/api/ps").json()["models"] == []
+
+
+def _stop(daemon: Daemon) -> str:
+    command = [sys.executable, "-m", "localrun", "stop", "tiny", "--port", str(daemon.port)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_unload_what_does_not_exist(localrun, daemon):
+    assert localrun("stop", "missing", port=daemon.port).returncode == exits.MODEL_NOT_FOUND
+
+
+def test_end_the_daemon(localrun, daemon):
+    ended = localrun("stop", "--daemon", port=daemon.port)
+    assert (ended.returncode, ended.stdout) == (0, "the daemon has stopped\n"), ended.stderr
+    assert daemon.bodies == [("/localrun/v1/shutdown", {})]
+    assert localrun("stop", "--daemon", port=daemon.port).returncode == exits.DAEMON_UNREACHABLE

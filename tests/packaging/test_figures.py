@@ -1,0 +1,97 @@
+"""The figures of the comparison with llama-server: condensed from what the bench wrote, and put into the pages."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.packaging.machine import PACKAGING
+
+sys.path.insert(0, str(PACKAGING))
+import figures
+
+
+def spread(median: float, lowest: float, highest: float, n_rounds: int = 3) -> dict[str, Any]:
+    return {"median": median, "lowest": lowest, "highest": highest, "n_rounds": n_rounds}
+
+
+def peer(workload: str, metric: str, ratio: dict[str, Any] | None, *, latency: str = "balanced") -> dict[str, Any]:
+    """What `localrun bench peer --json` writes, as far as it is read here."""
+    one = {
+        "workload": workload, "metric": metric, "subject": spread(100, 90, 110), "opponent": "llama-server -kvu",
+        "opponents": {"llama-server -kvu": spread(80, 70, 90), "llama-server": spread(50, 40, 60)}, "ratio": ratio,
+    }  # fmt: skip
+    return {
+        "processor": "Some CPU", "rounds": 3, "comparisons": [one],
+        "flags": {"model": "/somewhere/m.gguf", "slots": 8, "kv_cells": 8192, "threads": 2, "latency": latency},
+        "environment": {"LOCALRUN_HOME": "/somewhere", "LOCALRUN_MAX_QUEUE": "3"},
+        "runs": [{"result": {"started_at": "2031-05-04T10:00:00+00:00"}}, {"result": {"started_at": ""}}],
+    }  # fmt: skip
+
+
+def test_what_is_kept_names_no_folder_and_has_both_sides():
+    kept = figures.condensed(peer("stall", "wall_s", spread(1.25, 1.1, 1.4)), "unknown")
+    assert (kept.date, kept.processor, kept.model) == ("2031-05-04", "Some CPU", "m.gguf")
+    assert kept.environment == {"LOCALRUN_MAX_QUEUE": "3"}
+    ratio = kept.ratios["stall:wall_s"]
+    assert (ratio.median, ratio.localrun, ratio.opponent, ratio.opponent_name) == (1.25, 100, 80, "llama-server -kvu")
+    assert figures.condensed(peer("stall", "wall_s", None), "unknown").ratios == {}
+
+
+def test_the_last_file_counts_and_modes_are_kept_apart():
+    files = [
+        peer("stall", "wall_s", spread(1.0, 1.0, 1.0)),
+        peer("stall", "wall_s", spread(2.0, 1.5, 2.5)),
+        peer("stall", "wall_s", spread(9.0, 8.0, 10.0), latency="throughput"),
+    ]
+    made = figures.Figures("a machine", [figures.condensed(each, "") for each in files])
+    bench = figures.tables(made)[figures.BENCH]
+    assert "| stall, balanced: wall until all are done | 2.00 (1.50 to 2.50) |" in bench
+    assert "| stall, throughput: wall until all are done | 9.00 (8.00 to 10.00) |" in bench
+    assert "throughput" not in figures.tables(made)[figures.README].partition("Measured")[0]
+    assert "| `interactive` | not measured | not measured |" in figures.tables(made)[figures.TUNING]
+
+
+def test_one_round_is_called_one():
+    made = figures.Figures("", [figures.condensed(peer("shared", "cold_wall_s", spread(0.5, 0.5, 0.5, 1)), "")])
+    assert "| 0.50 (one round) |" in figures.tables(made)[figures.README]
+
+
+def test_the_committed_figures_name_no_folder_of_anybody():
+    assert "/" not in re.sub(r"localrun / llama-server", "", figures.KEPT.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", [figures.README, figures.BENCH, figures.TUNING], ids=lambda page: page.name)
+def test_a_page_that_was_changed_by_hand_is_found(page: Path, tmp_path: Path):
+    text = page.read_text(encoding="utf-8")
+    changed = tmp_path / page.name
+    changed.write_text(text.replace("0.06", "0.05"), encoding="utf-8")
+    made = figures.tables(figures.kept())[page]
+    assert made in text
+    assert made not in changed.read_text(encoding="utf-8")
+
+
+def test_the_script_reads_several_files(tmp_path: Path):
+    for name, ratio in (("a", spread(0.5, 0.4, 0.6)), ("b", spread(0.7, 0.6, 0.8))):
+        (tmp_path / f"{name}.json").write_text(json.dumps(peer("shared", "cold_wall_s", ratio)))
+    program = (
+        "import figures, sys; from pathlib import Path\n"
+        "folder = Path(sys.argv[1])\n"
+        "for name in ('README', 'BENCH', 'TUNING'):\n"
+        "    path = folder / name; path.write_text(f'{figures.BEGIN}{figures.END}'); setattr(figures, name, path)\n"
+        "figures.KEPT = folder / 'figures.json'\n"
+        "figures.main([str(folder / 'a.json'), str(folder / 'b.json'), '--machine', 'a machine'])\n"
+        "print(figures.README.read_text())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], cwd=PACKAGING, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "0.70 (0.60 to 0.80)" in ran.stdout
+    assert "Measured on a machine, 2031-05-04" in ran.stdout

@@ -1,0 +1,99 @@
+"""The growing answer, at its edges."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from textual.app import App, ComposeResult
+from textual.widgets import Collapsible, Markdown, Static
+
+from localrun.tui.widgets.messages import SHOWN_THOUGHT_CHARACTERS, AnswerMessage
+
+
+class _Window(App[None]):
+    def compose(self) -> ComposeResult:
+        yield AnswerMessage()
+
+
+async def test_an_answer_that_ends_while_a_write_is_under_way_is_whole(desk: Any) -> None:
+    app = _Window()
+    async with app.run_test(size=(60, 12)) as pilot:
+        answer = app.query_one(AnswerMessage)
+        answer.append("Your name ")
+        await asyncio.gather(answer._write(), answer.finish("Your name is Zelda.", "8 tokens"))
+        answer.append("never shown")
+        await pilot.pause(0.1)
+        assert [text.strip() for text in desk.seen(app).split("\n") if text.strip()] == [
+            "Your name is Zelda.",
+            "8 tokens",
+        ]
+
+
+async def test_many_pieces_are_few_writes(monkeypatch: Any) -> None:
+    writes: list[str] = []
+    append = Markdown.append
+    monkeypatch.setattr(Markdown, "append", lambda self, text: (writes.append(text), append(self, text))[1])
+    app = _Window()
+    async with app.run_test(size=(60, 12)) as pilot:
+        answer = app.query_one(AnswerMessage)
+        for number in range(500):
+            answer.append(f"{number} ")
+        await pilot.pause(0.2)
+        assert "".join(writes) == "".join(f"{number} " for number in range(500))
+        assert len(writes) <= 5
+
+
+async def test_a_code_fence_that_came_in_pieces_is_one_block(desk: Any) -> None:
+    app = _Window()
+    text = "Look:\n\n```python\nx = 1\ny = 2\n```\n\nDone."
+    async with app.run_test(size=(60, 14)) as pilot:
+        answer = app.query_one(AnswerMessage)
+        for character in text:
+            answer.append(character)
+            await answer._write()
+        await answer.finish(text, "")
+        await pilot.pause()
+        assert [line.strip() for line in desk.seen(app).split("\n") if line.strip()] == [
+            "Look:",
+            "x = 1",
+            "y = 2",
+            "Done.",
+        ]
+
+
+async def test_only_web_links_are_opened(monkeypatch: Any) -> None:
+    opened: list[str] = []
+    app = _Window()
+    monkeypatch.setattr(app, "open_url", opened.append)
+    async with app.run_test(size=(60, 14)) as pilot:
+        answer = app.query_one(AnswerMessage)
+        markdown = answer.query_one(Markdown)
+        for href in ("https://example.org/", "file:///etc/passwd", "javascript:x"):
+            answer.on_markdown_link_clicked(Markdown.LinkClicked(markdown, href))
+        await pilot.pause()
+    assert opened == ["https://example.org/"]
+
+
+async def test_long_thinking_is_drawn_when_it_is_open_its_end_while_it_grows_and_all_of_it_at_last() -> None:
+    app = _Window()
+    thought = " ".join(f"{number}" for number in range(20_000))
+    async with app.run_test(size=(60, 12)) as pilot:
+        answer = app.query_one(AnswerMessage)
+        thinking = answer.query_one(Collapsible)
+        drawn = thinking.query_one("Contents > Static", Static)
+        answer.think(thought)
+        await answer._write()
+        assert "20,000 words" in str(thinking.title)
+        assert str(drawn.content) == ""
+        answer.action_unfold()
+        await pilot.pause()
+        assert str(drawn.content) == f"…{thought[-SHOWN_THOUGHT_CHARACTERS:]}"
+        answer.think(" and")
+        await answer._write()
+        assert str(drawn.content).endswith(" and")
+        answer.action_unfold()
+        await answer.finish("The answer.", "")
+        answer.action_unfold()
+        await pilot.pause()
+        assert str(drawn.content) == f"{thought} and"

@@ -1,0 +1,200 @@
+"""All that is known of one model or of one request, a label and its text a line.
+
+Of a model that is what `/api/show` and `/localrun/v1/fit` say; a request is followed in the snapshots while it runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen, Screen
+from textual.widgets import Static
+
+from localrun.errors import LocalrunError
+from localrun.snapshot import RequestRow, Snapshot
+from localrun.tui import quantity
+from localrun.tui.keys import bind
+from localrun.tui.plain_text import block, line
+from localrun.tui.rates import sparkline
+from localrun.tui.session import Session
+
+_LABEL_WIDTH = 16
+_LICENCE_LINES = 3
+_SPARK_WIDTH = 48
+
+
+def _labelled(label: str, text: str | Content) -> Content:
+    return Content.assemble(Content.styled(label.ljust(_LABEL_WIDTH), "$foreground 60%"), text)
+
+
+class ModelDetailScreen(ModalScreen[None]):
+    """`model` is the name of one that is here."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q,ctrl+g", "dismiss", "Close")]
+
+    def __init__(self, session: Session, model: str) -> None:
+        super().__init__()
+        self._session = session
+        self._model = model
+        self._text = Static("Asking the daemon…")
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll() as box:
+            box.border_title = line(self._model)
+            box.border_subtitle = "Esc closes"
+            yield self._text
+
+    def on_mount(self) -> None:
+        self.run_worker(self._load(), name="detail")
+
+    async def _load(self) -> None:
+        daemon = self._session.daemon
+        try:
+            facts = [*model_facts(await daemon.show(self._model)), *fit_facts(await daemon.fit(self._model))]
+        except LocalrunError as error:
+            self._text.update(Content(line(error.message)))
+            return
+        self._text.update(Content("\n").join([_labelled(label, block(text)) for label, text in facts]))
+
+
+def model_facts(shown: dict[str, Any]) -> list[tuple[str, str]]:
+    """Label and text of what `/api/show` says."""
+    details, info = shown.get("details") or {}, shown.get("model_info") or {}
+    architecture = info.get("general.architecture", details.get("family", ""))
+    context = info.get(f"{architecture}.context_length")
+    licence = " ".join(str(shown.get("license") or "").split("\n")[:_LICENCE_LINES])
+    found = [
+        ("architecture", str(architecture)),
+        ("parameters", str(details.get("parameter_size") or "")),
+        ("quantization", str(details.get("quantization_level") or "")),
+        ("trained context", quantity.count(context) if isinstance(context, int) else ""),
+        ("can", ", ".join(map(str, shown.get("capabilities") or ()))),
+        ("parameters set", str(shown.get("parameters") or "").replace("\n", ", ")),
+        ("system prompt", str(shown.get("system") or "")),
+        ("licence", line(licence)),
+    ]
+    return [(label, text) for label, text in found if text]
+
+
+def fit_facts(fit: dict[str, Any]) -> list[tuple[str, str]]:
+    """Label and text of what `/localrun/v1/fit` says of this machine."""
+    found = [
+        ("", ""),
+        ("on this machine", "fits" if fit.get("fits") else line(str(fit.get("problem") or "does not fit"))),
+    ]
+    if fit.get("kv_cells"):
+        context = f"{quantity.count(fit['context'])} tokens, {fit['slots']} slots"
+        found.append(("context", f"{context}, KV cells {quantity.count(fit['kv_cells'])} in {fit['kv_type']}"))
+    for device in fit.get("devices") or ():
+        parts = [
+            f"{name} {quantity.size(device[f'{name}_bytes'])}"
+            for name in ("weights", "kv", "compute", "other")
+            if device.get(f"{name}_bytes")
+        ]
+        total = f"{quantity.size(device['total_bytes'])} of {quantity.size(device['usable_bytes'])}"
+        found.append((line(str(device["name"])), f"{total}: {', '.join(parts)}"))
+    found += [("", line(str(note))) for note in fit.get("notes") or ()]
+    return found
+
+
+class RequestScreen(ModalScreen[None]):
+    """`row` is how the request stood when it was opened."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,enter,q", "dismiss", "Close"),
+        bind("monitor.cancel", "cancel"),
+    ]
+
+    def __init__(self, session: Session, row: RequestRow) -> None:
+        super().__init__()
+        self._session = session
+        self._row = row
+        self._facts = Static()
+
+    def compose(self) -> ComposeResult:
+        with Vertical() as box:
+            box.border_title = line(self._row.id)
+            box.border_subtitle = f"{self._session.key('monitor.cancel')} cancels · Esc closes"
+            yield self._facts
+
+    def on_mount(self) -> None:
+        self._session.snapshots.subscribe(self, self._on_snapshot)
+        self._show()
+
+    def _on_snapshot(self, snapshot: Snapshot) -> None:
+        self._row = next((row for row in snapshot.requests if row.id == self._row.id), self._row)
+        self._show()
+
+    def on_click(self, event: events.Click) -> None:
+        if event.widget is self:
+            self.dismiss()
+
+    def _show(self) -> None:
+        rates = self._session.request_rates
+        lines = [_labelled(label, line(text)) for label, text in request_facts(self._row)]
+        drawn = sparkline(rates.of(self._row.id), _SPARK_WIDTH, max(rates.of(self._row.id), default=0.0))
+        if drawn:
+            lines.append(_labelled("last minute", Content.styled(drawn, "$primary")))
+        self._facts.update(Content("\n").join(lines))
+
+    def action_cancel(self) -> None:
+        self.run_worker(cancel(self, self._session, self._row), group="cancel")
+
+
+async def cancel(screen: Screen[None], session: Session, row: RequestRow) -> None:
+    """Cancels a request, and says what came of it."""
+    if row.state.is_final:
+        screen.notify("This request has ended already.", severity="warning")
+        return
+    try:
+        cancelled = await session.daemon.cancel(row.id)
+    except LocalrunError as error:
+        screen.notify(line(error.message), title="Not cancelled", severity="error", markup=False)
+        return
+    if cancelled:
+        screen.notify(line(f"Cancelled the request of {row.client}."), markup=False)
+    else:
+        screen.notify(line(f"The request of {row.client} had already ended."), severity="warning", markup=False)
+
+
+def request_facts(row: RequestRow) -> list[tuple[str, str]]:
+    """Label and text of all that is known, in reading order; what is not known is left out."""
+    found: list[tuple[str, str | None]] = [
+        ("state", f"{row.state}{f' ({row.finish_reason})' if row.finish_reason else ''}"),
+        ("error", row.error),
+        ("client", row.client),
+        ("route", row.api),
+        ("model", row.model),
+        ("lane", row.lane),
+        ("slot", None if row.slot is None else str(row.slot)),
+        ("queue", None if row.queue_position is None else f"place {row.queue_position}"),
+        ("expected wait", None if row.predicted_wait_s is None else quantity.age(row.predicted_wait_s)),
+        ("prompt", _prompt_text(row)),
+        ("output", f"{quantity.count(row.output_tokens)} tokens" if row.output_tokens else None),
+        ("now", _rate_text(row.tokens_per_s)),
+        ("average", _rate_text(row.tokens_per_s_avg)),
+        ("TTFT", None if row.ttft_s is None else quantity.seconds(row.ttft_s)),
+        ("between tokens", None if row.itl_p50_s is None else f"{quantity.seconds(row.itl_p50_s)} (median)"),
+        ("age", quantity.age(row.age_s)),
+    ]
+    return [(label, text) for label, text in found if text]
+
+
+def _prompt_text(row: RequestRow) -> str | None:
+    if row.prompt_tokens is None:
+        return None
+    text = f"{quantity.count(row.prompt_tokens)} tokens"
+    if row.cached_tokens:
+        text += f", {quantity.count(row.cached_tokens)} of them cached"
+    if row.computed_tokens < row.prompt_tokens:
+        text += f", {quantity.count(row.computed_tokens)} done so far"
+    return text
+
+
+def _rate_text(tokens_per_s: float | None) -> str | None:
+    return None if tokens_per_s is None else f"{quantity.rate(tokens_per_s)} tok/s"

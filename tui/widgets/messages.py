@@ -1,0 +1,223 @@
+"""The messages of a conversation: questions as they were typed, answers, and remarks of the interface itself.
+
+An answer's pieces are collected and written at most `WRITES_PER_S` times a second, however fast they come: parsing
+costs more than a token takes, and in a chat that nobody sees nothing is written until it is seen. This replaces
+textual's MarkdownStream, whose `stop` raises when a stream ends before its task has begun. The end is rendered once
+more from the whole text, since a block that was parsed in halves may differ.
+
+Thinking is folded: one line that says how much there is, and the text when it is opened: its end while it grows, since
+drawing all of a long one takes longer than the time between two writes, and all of it when it is over.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.message import Message as Event
+from textual.timer import Timer
+from textual.widget import Widget
+from textual.widgets import Collapsible, Markdown, Static
+
+from localrun.tui import quantity
+from localrun.tui.files import code_blocks
+from localrun.tui.history import Message
+from localrun.tui.keys import bind
+from localrun.tui.plain_text import block, line
+
+
+class UserMessage(Static, can_focus=True):
+    """What the person said, verbatim: no Markdown, no markup. `message` is None until it belongs to the chat. Of
+    several versions the caption says which one this is."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        bind("message.edit", "want('edit')"),
+        bind("message.retry", "want('retry')"),
+        bind("message.previous", "want('previous')"),
+        bind("message.next", "want('next')"),
+    ]
+
+    @dataclass
+    class Wanted(Event):
+        """A person wants this done with the question: edit, retry, previous or next (version)."""
+
+        message: Message | None
+        what: str
+
+    def __init__(self, text: str, message: Message | None = None, version: tuple[int, int] = (1, 1)) -> None:
+        super().__init__()
+        self.text = text
+        self.message = message
+        self._version = version
+
+    def belong(self, message: Message, version: tuple[int, int]) -> None:
+        """It is part of the chat from now on."""
+        self.message, self._version = message, version
+        self.refresh(layout=True)
+
+    def render(self) -> Content:
+        text = Content(block(self.text))
+        number, n_versions = self._version
+        if n_versions < 2:
+            return text
+        return Content.assemble(text, "\n", Content.styled(f"version {number} of {n_versions}", "$foreground 50%"))
+
+    def action_want(self, what: str) -> None:
+        self.post_message(self.Wanted(self.message, what))
+
+
+WRITES_PER_S = 20
+SHOWN_THOUGHT_CHARACTERS = 4_000
+
+
+class AnswerMessage(Vertical, can_focus=True):
+    """The model's answer: Markdown that grows while it is being read, and a caption at the end.
+
+    Mounted empty, or with `text` of an answer that is over. `append` and `think` from the reading task, then
+    `finish` once. `message` is set once it belongs to the chat.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        bind("message.copy", "copy"),
+        bind("message.code", "copy_code"),
+        bind("message.thinking", "unfold"),
+    ]
+
+    @dataclass
+    class Wanted(Event):
+        """A person wants this text; `what` it is, and None when there is no such thing."""
+
+        text: str | None
+        what: str
+
+    def __init__(self, text: str = "", thinking: str = "", message: Message | None = None) -> None:
+        super().__init__()
+        self.message = message
+        self._is_over = bool(text)
+        self._markdown = Markdown(block(text), open_links=False)
+        self._thoughts = Static()
+        self._thinking = Collapsible(self._thoughts, title="Thinking", collapsed=True)
+        self._thinking.display = False
+        self._calls = Static(classes="calls")
+        self._calls.display = False
+        self._caption = Static(classes="caption")
+        self._pending: list[str] = []
+        self._thought = thinking
+        self._is_thought_new = bool(thinking)
+        self._timer: Timer | None = None
+
+    def compose(self) -> ComposeResult:
+        yield self._thinking
+        yield self._markdown
+        yield self._calls
+        yield self._caption
+
+    def on_mount(self) -> None:
+        if self._is_over:
+            self._show_thoughts("Thought")
+        else:
+            self._timer = self.set_interval(1 / WRITES_PER_S, self._write)
+
+    def append(self, text: str) -> None:
+        """Shows more text at the next write."""
+        self._pending.append(text)
+
+    def think(self, text: str) -> None:
+        """Shows more thinking at the next write."""
+        self._thought += text
+        self._is_thought_new = True
+
+    def call(self, tool_calls: list[dict[str, Any]]) -> None:
+        """Shows what the model wants called."""
+        self._calls.update(Content("\n").join(map(_call_line, tool_calls)))
+        self._calls.display = True
+
+    async def _write(self) -> None:
+        if not self._is_seen:
+            return
+        if self._is_thought_new:
+            self._show_thoughts("Thinking")
+        if not self._pending:
+            return
+        text = "".join(self._pending)
+        self._pending.clear()
+        await self._markdown.append(block(text))
+
+    @property
+    def _is_seen(self) -> bool:
+        """Whether its chat is on the screen; for one that is not, writing waits."""
+        return self.screen.is_current and all(
+            node.display for node in self.ancestors_with_self if isinstance(node, Widget)
+        )
+
+    def _show_thoughts(self, verb: str) -> None:
+        self._is_thought_new = False
+        self._thinking.display = bool(self._thought)
+        if self._thought:
+            self._thinking.title = f"{verb}, {quantity.count(len(self._thought.split()))} words"
+            self._fill_thoughts()
+
+    @on(Collapsible.Expanded)
+    def _fill_thoughts(self) -> None:
+        if self._thinking.collapsed:
+            return
+        thought = self._thought.strip()
+        if not self._is_over and len(thought) > SHOWN_THOUGHT_CHARACTERS:
+            thought = f"…{thought[-SHOWN_THOUGHT_CHARACTERS:]}"
+        self._thoughts.update(Content(block(thought)))
+
+    async def finish(self, full_text: str, caption: str) -> None:
+        """Shows the text and the caption for good. A write that is under way comes before it: Markdown keeps order."""
+        if self._timer is not None:
+            self._timer.stop()
+        self._pending.clear()
+        self._is_over = True
+        self._show_thoughts("Thought")
+        await self._markdown.update(block(full_text))
+        self.show_caption(caption)
+
+    def show_caption(self, caption: str) -> None:
+        """Replaces the line below the answer; an empty one takes no room."""
+        self._caption.update(caption)
+        self._caption.display = bool(caption)
+
+    def action_copy(self) -> None:
+        self.post_message(self.Wanted(self.message.content if self.message else None, "answer"))
+
+    def action_copy_code(self) -> None:
+        blocks = code_blocks(self.message.content if self.message else "")
+        self.post_message(self.Wanted("\n\n".join(blocks) or None, "code block"))
+
+    def action_unfold(self) -> None:
+        self._thinking.collapsed = not self._thinking.collapsed
+
+    def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
+        """A model may write any link. Only web pages are opened; for others the address is shown."""
+        event.stop()
+        if event.href.startswith(("http://", "https://")):
+            self.app.open_url(event.href)
+        else:
+            self.notify(line(event.href), title="Not a web address", severity="warning", markup=False)
+
+
+def _call_line(call: dict[str, Any]) -> Content:
+    function = call.get("function") or {}
+    arguments = json.dumps(function.get("arguments", {}), ensure_ascii=False)
+    return Content.assemble(
+        Content.styled("calls ", "$foreground 60%"),
+        Content.styled(line(str(function.get("name", "?"))), "bold $accent"),
+        line(f"({arguments})"),
+    )
+
+
+class Notice(Static):
+    """Something failed, and what to do: `title` says what happened in a few words, `text` why."""
+
+    def __init__(self, title: str, text: str) -> None:
+        super().__init__(Content.assemble(Content.styled(title, "bold $error"), "\n", Content(block(text))))
