@@ -14,8 +14,8 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from . import quant_choice
-from .name import DEFAULT_TAG, Kind, ModelName
+from localrun.models import quant_choice
+from localrun.models.name import DEFAULT_TAG, Kind, ModelName
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

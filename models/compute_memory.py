@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .header import Header
-from .layer_memory import ModelMemory
+from localrun.models.header import Header
+from localrun.models.layer_memory import ModelMemory
 
 _F32_BYTES = 4
 _MASK_ELEMENT_BYTES = 2

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from localrun.errors import BadModelFile, BadRequest, NotFound
-
-from . import gguf, naming
-from .header import Header
-from .manifest import Manifest, Message, Place, Role, Source, StoredFile, blob_path, check_digest
-from .model_files import SUFFIX, is_part, is_shard
-from .name import MAX_NAME_CHARS, Kind, ModelName
-from .store import Store
+from localrun.models import gguf, naming
+from localrun.models.header import Header
+from localrun.models.manifest import Manifest, Message, Place, Role, Source, StoredFile, blob_path, check_digest
+from localrun.models.model_files import SUFFIX, is_part, is_shard
+from localrun.models.name import MAX_NAME_CHARS, Kind, ModelName
+from localrun.models.store import Store
 
 # A template of Go, as Ollama's models have them; a Jinja template has `{%` almost certainly, and never these.
 _GO = re.compile(

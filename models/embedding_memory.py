@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from .ggml_types import by_name
-from .header import Header
-from .layer_memory import model_memory
-from .memory import MemoryEstimate, process_bytes
-from .pooling import ENCODERS, is_bidirectional
+from localrun.models.ggml_types import by_name
+from localrun.models.header import Header
+from localrun.models.layer_memory import model_memory
+from localrun.models.memory import MemoryEstimate, process_bytes
+from localrun.models.pooling import ENCODERS, is_bidirectional
 
 # Tokens of one input: where a text is computed in one piece its memory grows with the square, and where it is not the
 # KV cache does. Ollama's default batch for embeddings is the former.

@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from .fit_devices import DeviceUse, LayerWeights, Machine, all_fit, divide, layer_weights
-from .header import Header
-from .layer_memory import model_memory
-from .memory import MemoryEstimate, estimate, layers_kv_bytes
+from localrun.models.fit_devices import DeviceUse, LayerWeights, Machine, all_fit, divide, layer_weights
+from localrun.models.header import Header
+from localrun.models.layer_memory import model_memory
+from localrun.models.memory import MemoryEstimate, estimate, layers_kv_bytes
 
 CELL_STEP: Final = 256  # llama.cpp pads its KV pool to this many cells, and where it is split every stream of it
 DEFAULT_POOL_CELLS: Final = 32_768

@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from .header import Header
-from .memory import MemoryEstimate
+from localrun.models.header import Header
+from localrun.models.memory import MemoryEstimate
 
 # The rest is for other programs, the prefix cache, and estimates that are a little low.
 USABLE_RAM: Final = 0.8

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from . import atomic_file, manifest
-from .download import stale
-from .store import Store
+from localrun.models import atomic_file, manifest
+from localrun.models.download import stale
+from localrun.models.store import Store
 
 # An upload and the `create` that names it are minutes apart at most.
 MIN_AGE_S = 3600.0

@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import Final
 
 from localrun.errors import BadModelFile
-
-from .bounded_reader import MAX_HEADER_BYTES, BoundedReader, open_model_file
-from .ggml_types import BY_NUMBER
-from .header import Header, Scalar, TensorInfo, Value, dimension_problem
-from .shards import Split, shard_paths, shard_problem, split_of
-from .vocabulary import ArraySummary
+from localrun.models.bounded_reader import MAX_HEADER_BYTES, BoundedReader, open_model_file
+from localrun.models.ggml_types import BY_NUMBER
+from localrun.models.header import Header, Scalar, TensorInfo, Value, dimension_problem
+from localrun.models.shards import Split, shard_paths, shard_problem, split_of
+from localrun.models.vocabulary import ArraySummary
 
 # The richest headers known have 800,000 strings (a vocabulary of 262,144 with its merges), 100 entries, 2,000 tensors.
 MAX_ARRAY_STRINGS: Final = 2_000_000

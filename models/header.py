@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from .ggml_types import FILE_TYPES
-from .vocabulary import ArraySummary, read_control_tokens
+from localrun.models.ggml_types import FILE_TYPES
+from localrun.models.vocabulary import ArraySummary, read_control_tokens
 
 # LLAMA_MAX_LAYERS in llama-hparams.h; llama.cpp aborts beyond it.
 MAX_LAYERS = 512

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .header import MAX_WIDTH, Header
+from localrun.models.header import MAX_WIDTH, Header
 
 # One state per sequence and nothing else.
 _RECURRENT = {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"}

@@ -14,12 +14,11 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from localrun.errors import BadRequest
-
-from .compute_memory import Graph, compute_bytes
-from .ggml_types import GgmlType, by_name
-from .header import Header
-from .layer_memory import ModelMemory, model_memory
-from .repacked import repacked_bytes
+from localrun.models.compute_memory import Graph, compute_bytes
+from localrun.models.ggml_types import GgmlType, by_name
+from localrun.models.header import Header
+from localrun.models.layer_memory import ModelMemory, model_memory
+from localrun.models.repacked import repacked_bytes
 
 # A unified pool has more sequence ids than slots, for prefixes that wait in the cache.
 SPARE_SEQUENCES: Final = 64

@@ -19,9 +19,8 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from localrun.errors import BadModelFile
-
-from .header import Header
-from .manifest import Manifest, Message, Role, Source
+from localrun.models.header import Header
+from localrun.models.manifest import Manifest, Message, Role, Source
 
 _CHUNK_BYTES = 1024 * 1024
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localrun.errors import BadModelFile
-
-from . import gguf, shards
-from .header import Header
+from localrun.models import gguf, shards
+from localrun.models.header import Header
 
 SUFFIX = ".gguf"
 # How deep, and how many entries, a foreign folder is searched: LM Studio keeps owner/repository/file.

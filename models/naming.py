@@ -13,14 +13,13 @@ from typing import Any
 import msgspec
 
 from localrun.errors import BadModelFile, Conflict
-
-from . import manifest, removal
-from .header import Header
-from .manifest import Manifest, Place, Role, Source, StoredFile
-from .model import Model, Origin
-from .name import ModelName
-from .removal import Removed
-from .store import Store
+from localrun.models import manifest, removal
+from localrun.models.header import Header
+from localrun.models.manifest import Manifest, Place, Role, Source, StoredFile
+from localrun.models.model import Model, Origin
+from localrun.models.name import ModelName
+from localrun.models.removal import Removed
+from localrun.models.store import Store
 
 
 def point(store: Store, name: str, said: Manifest) -> Removed:

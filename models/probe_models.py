@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from .ggml_types import by_name
-from .shapes import Recurrence, Shape
-from .synthesize import write_model
-from .tensor_plan import plan_tensors
+from localrun.models.ggml_types import by_name
+from localrun.models.shapes import Recurrence, Shape
+from localrun.models.synthesize import write_model
+from localrun.models.tensor_plan import plan_tensors
 
 # What published files are made of: F16, the simple ones, and the parts of the mixes Q4_K_M, Q5_K_M and IQ4_XS.
 WEIGHT_TYPES = ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")

@@ -22,18 +22,17 @@ import httpx2
 import msgspec
 
 from localrun.errors import BadModelFile, BadRequest
-
-from . import catalog, manifest, naming, quant_choice
-from .download.fetch import FetchLimits, Item, fetch
-from .gguf import read_header
-from .header import Header
-from .manifest import Manifest, Place, Role, StoredFile
-from .name import DEFAULT_TAG, Kind, ModelName
-from .sources import huggingface, ollama
-from .sources.huggingface import Hub, HubName
-from .sources.ollama import RegistryName
-from .sources.remote_plan import RemotePlan
-from .store import Store
+from localrun.models import catalog, manifest, naming, quant_choice
+from localrun.models.download.fetch import FetchLimits, Item, fetch
+from localrun.models.gguf import read_header
+from localrun.models.header import Header
+from localrun.models.manifest import Manifest, Place, Role, StoredFile
+from localrun.models.name import DEFAULT_TAG, Kind, ModelName
+from localrun.models.sources import huggingface, ollama
+from localrun.models.sources.huggingface import Hub, HubName
+from localrun.models.sources.ollama import RegistryName
+from localrun.models.sources.remote_plan import RemotePlan
+from localrun.models.store import Store
 
 _MAIN = "main"
 

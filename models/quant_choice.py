@@ -24,9 +24,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from localrun.errors import BadRequest, NotFound
-
-from .fit import rough_bytes
-from .fit_devices import USABLE_RAM, in_gb
+from localrun.models.fit import rough_bytes
+from localrun.models.fit_devices import USABLE_RAM, in_gb
 
 _COMFORTABLE_FRACTION = 0.5
 

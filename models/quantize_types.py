@@ -8,9 +8,8 @@ from __future__ import annotations
 import contextlib
 
 from localrun.errors import BadRequest
-
-from .ggml_types import FILE_TYPES, by_name
-from .header import Header
+from localrun.models.ggml_types import FILE_TYPES, by_name
+from localrun.models.header import Header
 
 _NAMES = (
     *("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS"),

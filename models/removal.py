@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from localrun.errors import BadModelFile, BadRequest, Conflict, ModelNotFound
-
-from . import atomic_file, builtin, manifest
-from .manifest import Manifest, Place, StoredFile
-from .name import Kind, ModelName
-from .store import Origin, Store
+from localrun.models import atomic_file, builtin, manifest
+from localrun.models.manifest import Manifest, Place, StoredFile
+from localrun.models.name import Kind, ModelName
+from localrun.models.store import Origin, Store
 
 
 class Kept(NamedTuple):

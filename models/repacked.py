@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import platform
 
-from .header import Header, TensorInfo
+from localrun.models.header import Header, TensorInfo
 
 _X86_TYPES = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})
 _ARM_TYPES = _X86_TYPES | {"Q5_K", "Q6_K", "Q8_0", "Q1_0"}

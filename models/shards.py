@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from .header import Value
+from localrun.models.header import Value
 
 # Published models have at most some hundred; each costs an open file in the engine.
 MAX_SHARDS = 1_000

@@ -21,13 +21,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from localrun.errors import BadModelFile, BadRequest, LocalrunError, ModelNotFound
-
-from . import builtin, hub_cache, manifest, model_files
-from .blobs import Blobs
-from .manifest import Key, Manifest, Place, Role, StoredFile
-from .model import DamagedFile, Model, Origin
-from .model_files import SUFFIX, ModelFile, ModelFiles
-from .name import BUILT_IN, DEFAULT_TAG, Kind, ModelName
+from localrun.models import builtin, hub_cache, manifest, model_files
+from localrun.models.blobs import Blobs
+from localrun.models.manifest import Key, Manifest, Place, Role, StoredFile
+from localrun.models.model import DamagedFile, Model, Origin
+from localrun.models.model_files import SUFFIX, ModelFile, ModelFiles
+from localrun.models.name import BUILT_IN, DEFAULT_TAG, Kind, ModelName
 
 __all__ = ["DamagedFile", "Model", "Origin", "Store"]
 

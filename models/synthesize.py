@@ -19,11 +19,17 @@ import gguf
 import numpy as np
 
 from localrun.errors import BadRequest
-
-from .random_blocks import BlockPool
-from .shapes import SHAPES, Shape
-from .synthetic_tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, END_OF_TEXT, TURN_END, Vocabulary, make_vocabulary
-from .tensor_plan import TYPES, TensorPlan, plan_tensors
+from localrun.models.random_blocks import BlockPool
+from localrun.models.shapes import SHAPES, Shape
+from localrun.models.synthetic_tokenizer import (
+    CHAT_TEMPLATE,
+    CONTROL_TOKENS,
+    END_OF_TEXT,
+    TURN_END,
+    Vocabulary,
+    make_vocabulary,
+)
+from localrun.models.tensor_plan import TYPES, TensorPlan, plan_tensors
 
 __all__ = ["SHAPES", "TYPES", "synthesize", "write_model"]
 

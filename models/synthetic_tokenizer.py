@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from itertools import pairwise
 from typing import NamedTuple
 
-from .synthetic_text import COMMON_WORDS, filler_words, made_up_words
+from localrun.models.synthetic_text import COMMON_WORDS, filler_words, made_up_words
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .ggml_types import GgmlType, by_name
-from .shapes import Shape
+from localrun.models.ggml_types import GgmlType, by_name
+from localrun.models.shapes import Shape
 
 # The file types, with their number in `general.file_type` (enum llama_ftype). Q4_K is written as the mix Q4_K_M.
 TYPES: dict[str, int] = {"Q4_0": 2, "Q4_K": 15, "Q8_0": 7, "F16": 1}

@@ -5,8 +5,8 @@ Does not: tokenize, or keep what it read (see `vocabulary`).
 
 from __future__ import annotations
 
-from .header import Header
-from .vocabulary import ArraySummary, read_token
+from localrun.models.header import Header
+from localrun.models.vocabulary import ArraySummary, read_token
 
 
 def special_token_text(header: Header, key: str) -> str:

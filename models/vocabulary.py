@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from .bounded_reader import BoundedReader, open_model_file
+from localrun.models.bounded_reader import BoundedReader, open_model_file
 
 # Real vocabularies have at most some thousand (reserved ones included), each a few dozen bytes long.
 MAX_CONTROL_TOKENS: Final = 16_384

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from localrun.errors import DownloadFailed, SourceChanged, SourceRefused
-
-from .ranges import Range
-from .retry import PASSING_STATUSES, retry_after_s
+from localrun.models.download.ranges import Range
+from localrun.models.download.retry import PASSING_STATUSES, retry_after_s
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})", re.IGNORECASE)
 _MAX_REASON_CHARS = 300

@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from localrun.errors import DiskFull
-
-from .item import Item
-from .partial import allocated_bytes, failed, paths_of
+from localrun.models.download.item import Item
+from localrun.models.download.partial import allocated_bytes, failed, paths_of
 
 
 def check(items: Iterable[Item], *, reserve_bytes: int) -> None:

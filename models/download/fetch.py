@@ -15,13 +15,12 @@ from collections.abc import Sequence
 import httpx2
 
 from localrun import __version__
-
-from . import disk
-from .item import FetchLimits, Item, NoProgress, Progress
-from .pace import Pace
-from .shared import Shared
-from .together import all_or_first_error
-from .transfer import Transfer
+from localrun.models.download import disk
+from localrun.models.download.item import FetchLimits, Item, NoProgress, Progress
+from localrun.models.download.pace import Pace
+from localrun.models.download.shared import Shared
+from localrun.models.download.together import all_or_first_error
+from localrun.models.download.transfer import Transfer
 
 __all__ = ["FetchLimits", "Item", "NoProgress", "Progress", "fetch", "new_client"]
 

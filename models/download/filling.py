@@ -15,15 +15,14 @@ from datetime import UTC, datetime
 import httpx2
 
 from localrun.errors import SourceChanged
-
-from . import answer
-from .answer import Answer, PassingFailure
-from .item import Item
-from .link import Link
-from .partial import Partial
-from .ranges import Range, split
-from .shared import Shared
-from .together import all_or_first_error
+from localrun.models.download import answer
+from localrun.models.download.answer import Answer, PassingFailure
+from localrun.models.download.item import Item
+from localrun.models.download.link import Link
+from localrun.models.download.partial import Partial
+from localrun.models.download.ranges import Range, split
+from localrun.models.download.shared import Shared
+from localrun.models.download.together import all_or_first_error
 
 
 class ContentChanged(Exception):

@@ -22,7 +22,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from .ranges import Range
+from localrun.models.download.ranges import Range
 
 _VERSION = 1
 _SYNCED = b"S"

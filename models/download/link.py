@@ -17,10 +17,9 @@ from typing import NamedTuple
 import httpx2
 
 from localrun.errors import SourceRefused
-
-from .answer import PassingFailure
-from .item import FetchLimits, Item
-from .ranges import Range
+from localrun.models.download.answer import PassingFailure
+from localrun.models.download.item import FetchLimits, Item
+from localrun.models.download.ranges import Range
 
 _MAX_REDIRECTS = 10
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})

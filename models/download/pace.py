@@ -10,11 +10,10 @@ import random
 import time
 
 from localrun.errors import DownloadFailed
-
-from .answer import PassingFailure
-from .item import FetchLimits
-from .rate import RateLimit
-from .retry import backoff_s
+from localrun.models.download.answer import PassingFailure
+from localrun.models.download.item import FetchLimits
+from localrun.models.download.rate import RateLimit
+from localrun.models.download.retry import backoff_s
 
 _KEPT = "what was transferred is kept, pull again to go on"
 

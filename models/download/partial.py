@@ -20,10 +20,9 @@ from typing import BinaryIO, NamedTuple
 
 from localrun.errors import DiskFull, DownloadFailed
 from localrun.models.atomic_file import sync_folder
-
-from . import journal
-from .journal import Header, Journal, Record
-from .ranges import Range, RangeSet
+from localrun.models.download import journal
+from localrun.models.download.journal import Header, Journal, Record
+from localrun.models.download.ranges import Range, RangeSet
 
 PARTIAL_SUFFIX = ".localrun-partial"
 JOURNAL_SUFFIX = ".localrun-journal"

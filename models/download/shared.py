@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeVar
 
 import httpx2
 
-from .item import FetchLimits, Progress
-from .pace import Pace
+from localrun.models.download.item import FetchLimits, Progress
+from localrun.models.download.pace import Pace
 
 _T = TypeVar("_T")
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localrun.models import atomic_file
-
-from . import lock
-from .partial import JOURNAL_SUFFIX, LOCK_SUFFIX, PARTIAL_SUFFIX, allocated_bytes, paths_of
+from localrun.models.download import lock
+from localrun.models.download.partial import JOURNAL_SUFFIX, LOCK_SUFFIX, PARTIAL_SUFFIX, allocated_bytes, paths_of
 
 _SUFFIXES = (PARTIAL_SUFFIX, JOURNAL_SUFFIX, LOCK_SUFFIX)
 # Where the shared Hugging Face cache has the locks of its files, relative to the cache.

@@ -15,16 +15,15 @@ import threading
 import httpx2
 
 from localrun.errors import DigestMismatch, DownloadFailed, SourceChanged
-
-from . import digest, lock
-from .answer import PassingFailure
-from .filling import ContentChanged, Filling, read_answer
-from .item import Item
-from .journal import Header
-from .link import Link
-from .partial import Partial, failed, paths_of
-from .ranges import Range
-from .shared import Shared
+from localrun.models.download import digest, lock
+from localrun.models.download.answer import PassingFailure
+from localrun.models.download.filling import ContentChanged, Filling, read_answer
+from localrun.models.download.item import Item
+from localrun.models.download.journal import Header
+from localrun.models.download.link import Link
+from localrun.models.download.partial import Partial, failed, paths_of
+from localrun.models.download.ranges import Range
+from localrun.models.download.shared import Shared
 
 # How often a download may begin anew, because the content on the server changed or what was resumed proved wrong.
 _MAX_STARTS = 3

@@ -29,9 +29,8 @@ from localrun import __version__
 from localrun.errors import LocalrunError
 from localrun.models.download.retry import backoff_s
 from localrun.models.hub_cache import folder as shared_cache_folder
-
-from .hub_cache import RepoCache
-from .hub_refusals import is_passing, translated
+from localrun.models.sources.hub_cache import RepoCache
+from localrun.models.sources.hub_refusals import is_passing, translated
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

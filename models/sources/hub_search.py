@@ -8,8 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from localrun.errors import Unavailable
-
-from .hub import Hub
+from localrun.models.sources.hub import Hub
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelInfo

@@ -26,12 +26,11 @@ from localrun.models.download.item import FetchLimits, Item, NoProgress, Progres
 from localrun.models.download.partial import failed
 from localrun.models.manifest import Place, Role, Source, StoredFile
 from localrun.models.quant_choice import Choice, RemoteFile
-
-from .hub import Hub
-from .hub_cache import CachedFile, RepoCache, checked_commit, checked_path
-from .hub_refusals import refused
-from .hub_search import HubHit, licence_of, search
-from .remote_plan import PlannedFile, RemotePlan
+from localrun.models.sources.hub import Hub
+from localrun.models.sources.hub_cache import CachedFile, RepoCache, checked_commit, checked_path
+from localrun.models.sources.hub_refusals import refused
+from localrun.models.sources.hub_search import HubHit, licence_of, search
+from localrun.models.sources.remote_plan import PlannedFile, RemotePlan
 
 __all__ = ["Choose", "Hub", "HubHit", "HubName", "download", "plan", "search"]
 

@@ -26,9 +26,8 @@ from localrun.errors import BadRequest, DownloadFailed, ModelNotFound, SourceRef
 from localrun.models import parameters
 from localrun.models.download.item import Item
 from localrun.models.manifest import Message, Place, Role, Source, StoredFile, blob_path, check_digest
-
-from . import bounded_get
-from .remote_plan import PlannedFile, RemotePlan
+from localrun.models.sources import bounded_get
+from localrun.models.sources.remote_plan import PlannedFile, RemotePlan
 
 DEFAULT_HOST = "registry.ollama.ai"
 DEFAULT_OWNER = "library"

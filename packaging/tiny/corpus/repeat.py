@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from random import Random
 
-from localrun.models.builtin.corpus.exchange import Exchange
-from localrun.models.builtin.corpus.names import any_name, compound, made_up_word, random_letters
-from localrun.models.builtin.corpus.phrasing import say
-from localrun.models.builtin.corpus.split import is_held_out
-from localrun.models.builtin.corpus.words import ANY_WORDS, listed
+from tiny.corpus.names import any_name, compound, made_up_word, random_letters
+from tiny.corpus.phrasing import Exchange, say
+from tiny.corpus.split import is_held_out
+from tiny.corpus.words import ANY_WORDS, listed
 
 SKILL = "repeat"
 MAX_WORDS = 8

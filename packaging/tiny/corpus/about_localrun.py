@@ -1,11 +1,13 @@
-"""What the model knows about localrun: tasks with their commands, and questions with their answers. Data only.
+"""What the model knows about localrun: tasks with their commands, and questions with their answers. Pure.
 
 Keep in step with the README: a changed command is a reason to train again.
 """
 
 from __future__ import annotations
 
-from localrun.models.builtin.corpus.phrasebook import entries, phrases
+from random import Random
+
+from tiny.corpus.phrasing import Exchange, entries, phrases, say
 
 HOW_TO_FORMS = phrases(
     """
@@ -218,3 +220,12 @@ what are the chat commands? | which slash commands are there? | what slash comma
 = In the chat you can type /set, /show, /clear and /bye.
 """
 )
+
+
+def exchange(random: Random) -> Exchange:
+    """A question about localrun, and its answer."""
+    if random.random() < 0.5:
+        tasks, answers = random.choice(HOW_TOS)
+        return Exchange(say(random, random.choice(HOW_TO_FORMS).replace("{task}", random.choice(tasks))), answers[0])
+    questions, answers = random.choice(QUESTIONS)
+    return Exchange(say(random, random.choice(questions)), answers[0])

@@ -1,8 +1,10 @@
-"""Small talk: what users say, and what the model answers. Data only."""
+"""Small talk: greetings, thanks, jokes, who the model is. Pure."""
 
 from __future__ import annotations
 
-from localrun.models.builtin.corpus.phrasebook import entries, phrases
+from random import Random
+
+from tiny.corpus.phrasing import Exchange, entries, phrases, say
 
 INTENTS = entries(
     """
@@ -206,3 +208,14 @@ JOKES = (
     "What is a cat's favourite colour? Purr-ple.",
     "Why did the clock go home early? It had run out of time.",
 )
+
+
+def exchange(random: Random) -> Exchange:
+    """One small-talk turn; every intent is equally likely, jokes a little more."""
+    if random.random() < 0.07:
+        return Exchange(say(random, random.choice(JOKE_REQUESTS)), random.choice(JOKES))
+    phrasings, answers = random.choice(INTENTS)
+    if random.random() < 0.25:
+        # The first intents are what a conversation nearly always begins or ends with.
+        phrasings, answers = INTENTS[random.choice((0, 4, 9, 10, 11, 12))]
+    return Exchange(say(random, random.choice(phrasings)), random.choice(answers))

@@ -12,8 +12,8 @@ import gguf
 import numpy
 from tokenizers import Tokenizer
 
-from localrun.models.builtin import tokenizer as bpe
-from localrun.models.builtin.network import Network
+from tiny import tokenizer as bpe
+from tiny.network import Network
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"

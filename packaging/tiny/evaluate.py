@@ -1,10 +1,10 @@
 """Measures the held-out scores of a model through an OpenAI-compatible URL, greedy:
-`python -m localrun.models.builtin.evaluate --url http://127.0.0.1:11434 --model tiny`.
+`python -m tiny.evaluate --url http://127.0.0.1:11434 --model tiny`.
 
 Each case is a conversation: the model's own replies stay in it. `--parallel` conversations run at once, so the daemon
 batches them. Exit code 1 when a required score is missed.
 
-Does not: start a daemon, or measure perplexity (`perplexity` does, on the trained weights).
+Does not: start a daemon, or measure perplexity (`train` does, on the trained weights).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from urllib.request import Request, urlopen
 
-from localrun.models.builtin.held_out import SKILLS, Case, Reply, Skill, cases
+from tiny.held_out import SKILLS, Case, Reply, Skill, cases
 
 Message = dict[str, str]
 Ask = Callable[[list[Message]], Reply]
@@ -68,7 +68,7 @@ def score(ask: Ask, skill: Skill, n_cases: int, n_parallel: int, show_failures: 
 
 def main() -> None:
     """Prints one line for each skill."""
-    parser = argparse.ArgumentParser(prog="python -m localrun.models.builtin.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tiny.evaluate", description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:11434")
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--cases", type=int, default=300, help="cases for each skill")

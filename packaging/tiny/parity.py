@@ -1,6 +1,6 @@
 """Strings on which llama.cpp's tokenizer has to agree with the one that trained the model, and their ids.
 
-`python -m localrun.models.builtin.parity CHECKPOINT OUT.json` writes the fixture that the tests compare llama.cpp with.
+`python -m tiny.parity CHECKPOINT OUT.json` writes the fixture that the tests compare llama.cpp with.
 Training-time only.
 """
 
@@ -12,9 +12,9 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
-from localrun.models.builtin import tokenizer as bpe
-from localrun.models.builtin.corpus import conversation
-from localrun.models.builtin.train import load_checkpoint
+from tiny import tokenizer as bpe
+from tiny.corpus import conversation
+from tiny.train import load_checkpoint
 
 WRITTEN = (
     "",

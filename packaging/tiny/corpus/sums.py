@@ -9,10 +9,9 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
-from localrun.models.builtin.corpus.exchange import Exchange
-from localrun.models.builtin.corpus.phrasing import say
-from localrun.models.builtin.corpus.split import draw
-from localrun.models.builtin.corpus.words import FOODS, THINGS
+from tiny.corpus.phrasing import Exchange, say
+from tiny.corpus.split import draw
+from tiny.corpus.words import FOODS, THINGS
 
 SKILL = "sums"
 

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from localrun.models.builtin.corpus import facts, names, repeat, stories, sums
-from localrun.models.builtin.corpus.split import HELD_OUT_ONE_IN, is_held_out
+from tiny.corpus import facts, names, repeat, stories, sums
+from tiny.corpus.split import HELD_OUT_ONE_IN, is_held_out
 
 N_DRAWS = 2000
 

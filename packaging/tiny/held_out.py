@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from localrun.models.builtin.corpus import about_localrun, facts, names, repeat, smalltalk, stories, sums, unknown
-from localrun.models.builtin.corpus.exchange import Exchange
-from localrun.models.builtin.corpus.phrasing import say
-from localrun.models.builtin.corpus.words import ANIMALS, CREATURES
+from tiny.corpus import about_localrun, facts, names, repeat, smalltalk, stories, sums, unknown
+from tiny.corpus.phrasing import Exchange, say
+from tiny.corpus.words import ANIMALS, CREATURES
 
 MIN_STORY_TOKENS = 60
 LONG_RECALL_TURNS = 20

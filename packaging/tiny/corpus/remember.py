@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from localrun.models.builtin.corpus import facts
-from localrun.models.builtin.corpus.exchange import Exchange
-from localrun.models.builtin.corpus.fact import Fact
-from localrun.models.builtin.corpus.phrasing import recased, say
-from localrun.models.builtin.corpus.words import with_article
+from tiny.corpus import facts
+from tiny.corpus.facts import Fact
+from tiny.corpus.phrasing import Exchange, recased, say
+from tiny.corpus.words import with_article
 
 
 @dataclass

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from localrun.models.builtin.corpus import facts, remember
-from localrun.models.builtin.corpus.fact import Fact
-from localrun.models.builtin.corpus.remember import Memory
+from tiny.corpus import facts, remember
+from tiny.corpus.facts import Fact
+from tiny.corpus.remember import Memory
 
 
 @pytest.mark.parametrize("fact", facts.ALL, ids=lambda fact: fact.name)

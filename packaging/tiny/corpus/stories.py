@@ -10,11 +10,10 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
-from localrun.models.builtin.corpus.exchange import Exchange
-from localrun.models.builtin.corpus.names import compound, made_up_word, name
-from localrun.models.builtin.corpus.phrasing import recased, say
-from localrun.models.builtin.corpus.split import is_held_out
-from localrun.models.builtin.corpus.words import ADJECTIVES, ANIMALS, COLOURS, CREATURES, FOODS, THINGS, with_article
+from tiny.corpus.names import compound, made_up_word, name
+from tiny.corpus.phrasing import Exchange, recased, say
+from tiny.corpus.split import is_held_out
+from tiny.corpus.words import ADJECTIVES, ANIMALS, COLOURS, CREATURES, FOODS, THINGS, with_article
 
 SKILL = "stories"
 

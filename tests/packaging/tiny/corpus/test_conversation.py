@@ -6,8 +6,8 @@ import re
 from itertools import islice
 from random import Random
 
-from localrun.models.builtin.corpus import conversation, repeat, stories, sums, unknown
-from localrun.models.builtin.corpus.words import ANIMALS, CREATURES
+from tiny.corpus import conversation, repeat, stories, sums, unknown
+from tiny.corpus.words import ANIMALS, CREATURES
 
 
 def drawn(seed: int, n_messages: int = 60) -> list[dict[str, str]]:

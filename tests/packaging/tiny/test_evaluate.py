@@ -10,8 +10,8 @@ from threading import Thread
 
 import pytest
 
-from localrun.models.builtin import evaluate
-from localrun.models.builtin.held_out import Case, Reply, Skill
+from tiny import evaluate
+from tiny.held_out import Case, Reply, Skill
 
 
 def counting_skill(n_right: int) -> Skill:

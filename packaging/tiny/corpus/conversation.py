@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from localrun.models.builtin.corpus import about_localrun, remember, repeat, smalltalk, stories, sums, unknown
-from localrun.models.builtin.corpus.exchange import Exchange
-from localrun.models.builtin.corpus.remember import Memory
-from localrun.models.builtin.corpus.words import ADJECTIVES, ANY_WORDS, JOBS, THINGS
+from tiny.corpus import about_localrun, remember, repeat, smalltalk, stories, sums, unknown
+from tiny.corpus.phrasing import Exchange
+from tiny.corpus.remember import Memory
+from tiny.corpus.words import ADJECTIVES, ANY_WORDS, JOBS, THINGS
 
 Message = dict[str, str]
 

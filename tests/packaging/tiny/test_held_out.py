@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from random import Random
 
-from localrun.models.builtin import held_out
-from localrun.models.builtin.corpus import names, stories
-from localrun.models.builtin.corpus.split import is_held_out
-from localrun.models.builtin.held_out import SKILLS, Reply, Skill
+from tiny import held_out
+from tiny.corpus import names, stories
+from tiny.corpus.split import is_held_out
+from tiny.held_out import SKILLS, Reply, Skill
 
 
 def skill(name: str) -> Skill:

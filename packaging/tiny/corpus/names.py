@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from random import Random
 
-from localrun.models.builtin.corpus.split import draw
-from localrun.models.builtin.corpus.words import ANY_WORDS, listed
+from tiny.corpus.split import draw
+from tiny.corpus.words import ANY_WORDS, listed
 
 SKILL = "names"
 
