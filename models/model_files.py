@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localrun.errors import BadModelFile
-from localrun.models import gguf, shards
+from localrun.models import gguf
 from localrun.models.header import Header
 
 SUFFIX = ".gguf"
@@ -71,7 +71,7 @@ class ModelFiles:
             return None
         except OSError as error:
             raise BadModelFile(f"{path.name} cannot be read: {error.strerror or error}") from error
-        later = tuple(_changed_at_ns(shard) for shard in shards.later_shards(path))
+        later = tuple(_changed_at_ns(shard) for shard in gguf.later_shards(path))
         stamp = _Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns, later)
         known = self._known.get(path)
         if known is None or known[0] != stamp:

@@ -24,8 +24,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from localrun.errors import BadRequest, NotFound
-from localrun.models.fit import rough_bytes
-from localrun.models.fit_devices import USABLE_RAM, in_gb
+from localrun.models.fit import USABLE_RAM, in_gb, rough_bytes
+from localrun.models.ggml_types import QUANT_ALIASES
 
 _COMFORTABLE_FRACTION = 0.5
 
@@ -39,7 +39,6 @@ QUALITY = (
 _RANK = {quant: rank for rank, quant in enumerate(QUALITY)}
 _UNQUANTIZED_RANK = _RANK["F16"]
 _FOUR_BITS = range(_RANK["MXFP4_MOE"], _RANK["Q4_0"] + 1)
-_ALIASES = {"Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "Q3_K": "Q3_K_M", "FP16": "F16", "FP32": "F32"}
 
 _QUANT = re.compile(
     r"(?:^|[-._/])((?:BF16|FP?16|FP?32|Q4_0_[48]_[48]|I?Q[1-8]_(?:[01]|NL|K_(?:XS|S|M|L|XL)|K|XXS|XS|S|M)|TQ[12]_0|MXFP4(?:_MOE)?))"
@@ -88,7 +87,7 @@ def quant_of(path: str) -> str:
         found = _QUANT.findall(text.removesuffix(".gguf"))
         if found:
             name: str = found[-1].upper()
-            return _ALIASES.get(name, name) if name.startswith("FP") else name
+            return QUANT_ALIASES.get(name, name) if name.startswith("FP") else name
     return ""
 
 
@@ -141,7 +140,7 @@ def _by_tag(offered: Sequence[Candidate], tag: str, repo: str) -> Candidate:
         names = {file.path.lower() for file in candidate.files} | {candidate.files[0].path.lower().rpartition("/")[2]}
         if wanted in names:
             return candidate
-    quant = _ALIASES.get(tag.upper(), tag.upper())
+    quant = QUANT_ALIASES.get(tag.upper(), tag.upper())
     for name in (tag.upper(), quant):
         for candidate in offered:
             if candidate.quant == name:

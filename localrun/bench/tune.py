@@ -18,8 +18,7 @@ import msgspec
 from localrun import thread_choice
 from localrun.config import Settings, model_dirs, models_folder
 from localrun.errors import EngineFailed
-from localrun.models.model import Model
-from localrun.models.store import Store
+from localrun.models.store import Model, Store
 from localrun.processors import Processors
 from localrun.thread_choice import Kept, Shape, Threads
 

@@ -6,6 +6,11 @@ system prompt, messages and licence are small layers, read into memory and verif
 files. The template is Go's and is left out: the model file brings its own, in Jinja. So is the projector, as no model
 here reads images.
 
+Small documents come from a server that nobody has vouched for. The body is read as it comes and dropped at its limit,
+without decompression (a few bytes that unpack to gigabytes are refused, not unpacked). Redirects are followed a few
+times, never from https to http. Messages name the server and the status, and never quote the body: it may come from a
+server on this network that the one who asked has no business reading.
+
 Plain http is for loopback hosts, and for those that the one who asks calls insecure.
 
 Does not: sign in to a registry, or fetch files.
@@ -13,11 +18,14 @@ Does not: sign in to a registry, or fetch files.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import ipaddress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urljoin, urlsplit
 
 import httpx2
 import msgspec
@@ -26,8 +34,79 @@ from localrun.errors import BadRequest, DownloadFailed, ModelNotFound, SourceRef
 from localrun.models import parameters
 from localrun.models.download.item import Item
 from localrun.models.manifest import Message, Place, Role, Source, StoredFile, blob_path, check_digest
-from localrun.models.sources import bounded_get
 from localrun.models.sources.remote_plan import PlannedFile, RemotePlan
+
+MAX_REDIRECTS = 5
+ATTEMPTS = 4
+BACKOFF_S = 0.5
+TIMEOUT_S = 30.0
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+
+async def small_document(
+    client: httpx2.AsyncClient, url: str, *, limit_bytes: int, headers: Mapping[str, str] | None = None
+) -> bytes:
+    """The body of a 200 answer. Tries again, a few times, when the answer breaks off or the server is overloaded.
+
+    Raises SourceRefused with the status for every other answer, DownloadFailed when there is none, or too much of it.
+    """
+    problem = ""
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            await asyncio.sleep(BACKOFF_S * 2 ** (attempt - 1))
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                status, body = await _follow(client, url, limit_bytes, headers or {})
+        except TimeoutError:
+            problem = f"no answer in {TIMEOUT_S:g} s"
+            continue
+        except httpx2.ConnectError as error:
+            # No network, or nobody there: who waits for that can ask again.
+            problem = str(error) or type(error).__name__
+            break
+        except httpx2.HTTPError as error:
+            problem = str(error) or type(error).__name__
+            continue
+        if status == 200:
+            return body
+        if status != 429 and status < 500:
+            raise SourceRefused(f"{_host_of(url)} answered with status {status}", source_status=status)
+        problem = f"status {status}"
+    raise DownloadFailed(f"{_host_of(url)} cannot be reached: {problem}; check the connection and pull again")
+
+
+async def _follow(
+    client: httpx2.AsyncClient, url: str, limit_bytes: int, headers: Mapping[str, str]
+) -> tuple[int, bytes]:
+    for _ in range(MAX_REDIRECTS + 1):
+        sent = {**headers, "Accept-Encoding": "identity"}
+        async with client.stream("GET", url, headers=sent, follow_redirects=False) as response:
+            location = response.headers.get("Location", "")
+            if response.status_code not in _REDIRECTS or not location:
+                return response.status_code, await _body(response, limit_bytes) if response.is_success else b""
+        target = urljoin(url, location)
+        scheme = urlsplit(target).scheme
+        if scheme != "https" and scheme != urlsplit(url).scheme:
+            raise DownloadFailed(f"{_host_of(url)} sends us on to an address that is not https; this is not followed")
+        url = target
+    raise DownloadFailed(f"{_host_of(url)} sends us on more than {MAX_REDIRECTS} times")
+
+
+async def _body(response: httpx2.Response, limit_bytes: int) -> bytes:
+    if response.headers.get("Content-Encoding", "identity").lower() not in ("", "identity"):
+        raise DownloadFailed(f"{response.url.host} sent a compressed answer that was not asked for")
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > limit_bytes:
+            raise DownloadFailed(f"{response.url.host} sent more than {limit_bytes} bytes where a small text belongs")
+    return bytes(body)
+
+
+def _host_of(url: str) -> str:
+    return urlsplit(url).netloc.rpartition("@")[2]
+
 
 DEFAULT_HOST = "registry.ollama.ai"
 DEFAULT_OWNER = "library"
@@ -99,7 +178,7 @@ async def plan(name: RegistryName, *, models_folder: Path, client: httpx2.AsyncC
     """
     url = f"{name.url}/manifests/{name.tag}"
     try:
-        content = await bounded_get.get(client, url, limit_bytes=MAX_MANIFEST_BYTES, headers={"Accept": _MANIFEST_TYPE})
+        content = await small_document(client, url, limit_bytes=MAX_MANIFEST_BYTES, headers={"Accept": _MANIFEST_TYPE})
     except SourceRefused as refusal:
         raise _refused(name, refusal) from None
     layers = _checked_layers(content, name)
@@ -172,7 +251,7 @@ async def _text(layer: _Layer, name: RegistryName, client: httpx2.AsyncClient) -
         raise DownloadFailed(f"'{name.shown}' has {layer.kind} of {layer.size} bytes; the limit is {MAX_TEXT_BYTES}")
     digest = check_digest(layer.digest)
     try:
-        content = await bounded_get.get(client, f"{name.url}/blobs/{digest}", limit_bytes=MAX_TEXT_BYTES)
+        content = await small_document(client, f"{name.url}/blobs/{digest}", limit_bytes=MAX_TEXT_BYTES)
     except SourceRefused as refusal:
         raise _refused(name, refusal) from None
     if f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:

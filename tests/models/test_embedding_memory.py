@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from localrun.models.embedding_memory import MOST_TOKENS, MOST_WHOLE_TOKENS, estimate, most_tokens
 from localrun.models.gguf import read_header
-from localrun.models.synthesize_embedding import synthesize_embedding
+from localrun.models.memory import MOST_TOKENS, MOST_WHOLE_TOKENS, embedding_estimate, most_embedding_tokens
+from tests.models.synthesize_embedding import synthesize_embedding
 from tests.models.test_pooling import header
 
 # Prints the bytes that opening a model and computing one full step took.
@@ -33,18 +33,20 @@ print(psutil.Process().memory_info().rss - before)
 
 
 def test_the_longest_input_follows_the_kind_and_the_file():
-    assert most_tokens(header("bert", context_length=512)) == 512
-    assert most_tokens(header("modern-bert", context_length=8192)) == MOST_WHOLE_TOKENS
-    assert most_tokens(header("qwen3", context_length=32_768)) == MOST_TOKENS
-    assert most_tokens(header("qwen3", context_length=32_768), 16_384) == 16_384
-    assert most_tokens(header("bert", context_length=512), 16_384) == 512
+    assert most_embedding_tokens(header("bert", context_length=512)) == 512
+    assert most_embedding_tokens(header("modern-bert", context_length=8192)) == MOST_WHOLE_TOKENS
+    assert most_embedding_tokens(header("qwen3", context_length=32_768)) == MOST_TOKENS
+    assert most_embedding_tokens(header("qwen3", context_length=32_768), 16_384) == 16_384
+    assert most_embedding_tokens(header("bert", context_length=512), 16_384) == 512
 
 
 def test_an_encoder_has_no_kv_cache_and_a_decoder_one_for_an_input_and_a_step(tmp_path: Path):
     for kind in ("tiny-bert", "tiny-qwen3-embedding"):
         synthesize_embedding(kind, tmp_path / f"{kind}.gguf")
-    encoder = estimate(read_header(tmp_path / "tiny-bert.gguf"), n_tokens=128, n_rows=512, kv_type="f16")
-    decoder = estimate(read_header(tmp_path / "tiny-qwen3-embedding.gguf"), n_tokens=1024, n_rows=512, kv_type="f16")
+    encoder = embedding_estimate(read_header(tmp_path / "tiny-bert.gguf"), n_tokens=128, n_rows=512, kv_type="f16")
+    decoder = embedding_estimate(
+        read_header(tmp_path / "tiny-qwen3-embedding.gguf"), n_tokens=1024, n_rows=512, kv_type="f16"
+    )
     assert encoder.kv_bytes == 0
     assert encoder.process_bytes > 0
     # Three layers, two heads of 16 numbers for keys and as many for values, two bytes each.
@@ -63,7 +65,7 @@ def test_the_estimate_is_about_what_a_full_step_takes(
     arguments = [sys.executable, "-c", PROBE, str(path), pooling, str(n_tokens), str(n_rows)]
     run = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True)
     taken = int(run.stdout.split()[-1])
-    needed = estimate(read_header(path), n_tokens=n_tokens, n_rows=n_rows, kv_type="f16")
+    needed = embedding_estimate(read_header(path), n_tokens=n_tokens, n_rows=n_rows, kv_type="f16")
     expected = needed.total_bytes - needed.process_bytes  # the process was there before
     mib = 1024 * 1024
     # The library's own structures come on top, and pages that nobody touched do not count.

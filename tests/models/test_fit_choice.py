@@ -9,8 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrun.models.fit_choice import AUTO, CELL_STEP, DEFAULT_POOL_CELLS, FLOOR_CELLS, Fit, Wish, choose, wanted_cells
-from localrun.models.fit_devices import Gpu, Machine, layer_weights
+from localrun.models.fit import (
+    AUTO,
+    CELL_STEP,
+    DEFAULT_POOL_CELLS,
+    FLOOR_CELLS,
+    Fit,
+    Gpu,
+    Machine,
+    Wish,
+    choose,
+    layer_weights,
+    wanted_cells,
+)
 from localrun.models.header import Header, TensorInfo, Value
 from localrun.models.memory import estimate
 

@@ -8,8 +8,7 @@ import pytest
 
 from localrun.errors import BadModelFile
 from localrun.models.gguf import read_header
-from localrun.models.header import Header, TensorInfo, Value, dimension_problem
-from localrun.models.vocabulary import ArraySummary
+from localrun.models.header import ArraySummary, Header, TensorInfo, Value, dimension_problem
 
 DIMENSIONS: dict[str, Value] = {
     "llama.context_length": 8192,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from localrun.models.header import Header, Value
-from localrun.models.layer_memory import LayerMemory, model_memory
+from localrun.models.memory import LayerMemory, model_memory
 
 ALL, WINDOW = LayerMemory(2, False, False), LayerMemory(2, True, False)
 STATE, BOTH = LayerMemory(0, False, True), LayerMemory(2, False, True)

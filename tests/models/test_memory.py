@@ -11,8 +11,7 @@ from localrun.engine import process
 from localrun.errors import BadRequest
 from localrun.models.gguf import read_header
 from localrun.models.header import Header, TensorInfo, Value
-from localrun.models.memory import MAX_SEQUENCES, SPARE_SEQUENCES, MemoryEstimate, estimate
-from localrun.models.repacked import repacked_bytes
+from localrun.models.memory import MAX_SEQUENCES, SPARE_SEQUENCES, MemoryEstimate, estimate, repacked_bytes
 from localrun.models.synthesize import synthesize
 
 

@@ -20,7 +20,7 @@ from localrun.errors import (
     NotFound,
     SourceRefused,
 )
-from localrun.models import builtin, pull, removal
+from localrun.models import builtin, naming, pull
 from localrun.models.download.fetch import FetchLimits, new_client
 from localrun.models.download.item import Item
 from localrun.models.manifest import Place, Role
@@ -322,7 +322,7 @@ def test_a_file_that_another_program_fetched_outlives_every_name(tmp_path: Path,
     for name in ("qwen3:0.6b-q8_0", "unsloth/Qwen3-0.6B-GGUF:Q8_0", "qwen3:0.6b-q8_0"):
         assert [file.adopted for file in machine.pull(name).files] == [True]
     for name in ("qwen3:0.6b-q8_0", "unsloth/Qwen3-0.6B-GGUF:Q8_0"):
-        removed = removal.remove(machine.store, name)
+        removed = naming.remove(machine.store, name)
         assert (removed.freed_bytes, len(removed.kept)) == (0, 1)
     assert path.read_bytes() == GGUF
 
@@ -332,8 +332,8 @@ def test_a_file_that_a_pull_brought_goes_with_its_last_name(tmp_path: Path, hub:
     for name in ("qwen3:0.6b-q8_0", "unsloth/Qwen3-0.6B-GGUF:Q8_0", "qwen3:0.6b-q8_0"):
         assert [file.adopted for file in machine.pull(name).files] == [False]
     theirs(machine, "Qwen3-0.6B-Q4_K_M.gguf")
-    assert removal.remove(machine.store, "qwen3:0.6b-q8_0").freed_bytes == 0
-    assert removal.remove(machine.store, "unsloth/Qwen3-0.6B-GGUF:Q8_0").freed_bytes == len(GGUF)
+    assert naming.remove(machine.store, "qwen3:0.6b-q8_0").freed_bytes == 0
+    assert naming.remove(machine.store, "unsloth/Qwen3-0.6B-GGUF:Q8_0").freed_bytes == len(GGUF)
     assert [path.name for path in machine.hub.cache_folder.rglob("*.gguf")] == ["Qwen3-0.6B-Q4_K_M.gguf"]
 
 
@@ -356,14 +356,14 @@ def test_what_a_pull_found_is_not_removed_before_it_has_named_it(
 
     async def removed_meanwhile(*arguments: Any, **options: Any) -> Any:
         paths = await fetch(*arguments, **options)
-        removed = removal.remove(machine.store, "qwen3:0.6b-q8_0")
+        removed = naming.remove(machine.store, "qwen3:0.6b-q8_0")
         assert [kept.reason for kept in removed.kept] == ["it is being used to make another model"]
         return paths
 
     monkeypatch.setattr(huggingface, "download", removed_meanwhile)
     other = machine.pull("unsloth/Qwen3-0.6B-GGUF:Q8_0").name
     assert machine.store.resolve(other).path.read_bytes() == GGUF
-    assert removal.remove(machine.store, other).freed_bytes == len(GGUF)
+    assert naming.remove(machine.store, other).freed_bytes == len(GGUF)
 
 
 @pytest.mark.parametrize(

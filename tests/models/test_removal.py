@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from localrun.errors import BadModelFile, BadRequest, Conflict, ModelNotFound
-from localrun.models import builtin, garbage, manifest, naming, removal
+from localrun.models import builtin, manifest, naming
 from localrun.models.blobs import BlobWriter
 from localrun.models.manifest import Manifest, Place, Role, Source, StoredFile
 from localrun.models.store import Store
@@ -34,7 +34,7 @@ def blob(store: Store, tiny_gguf: Path) -> StoredFile:
         return StoredFile(role=Role.MODEL, place=Place.BLOB, size_bytes=writer.n_bytes, digest=writer.finish())
 
 
-def name(store: Store, text: str, *files: StoredFile) -> removal.Removed:
+def name(store: Store, text: str, *files: StoredFile) -> naming.Removed:
     source = Source(kind="create")
     return naming.point(store, text, Manifest(name="any", files=files, created_at=NOW, source=source))
 
@@ -42,14 +42,14 @@ def name(store: Store, text: str, *files: StoredFile) -> removal.Removed:
 def test_a_file_goes_with_its_last_name(store: Store, blob: StoredFile) -> None:
     name(store, "one", blob)
     naming.copy(store, "one", "two")
-    first = removal.remove(store, "one")
+    first = naming.remove(store, "one")
     assert first.freed_bytes == 0
     assert [kept.reason for kept in first.kept] == ["'two' uses it"]
-    second = removal.remove(store, "two")
+    second = naming.remove(store, "two")
     assert (second.freed_bytes, second.files) == (blob.size_bytes, [store.path_of(blob)])
     assert [model.name for model in store.list()] == ["tiny"]
     with pytest.raises(ModelNotFound):
-        removal.remove(store, "one")
+        naming.remove(store, "one")
 
 
 def test_what_a_new_meaning_replaces_goes(store: Store, blob: StoredFile, tiny_gguf: Path) -> None:
@@ -88,9 +88,9 @@ def test_the_built_in_model_and_foreign_files_stay(store: Store, tmp_path: Path,
         ("theirs", "delete the file there, or take the folder out of the setting"),
     ):
         with pytest.raises(BadRequest, match=message):
-            removal.remove(store, wanted)
+            naming.remove(store, wanted)
     naming.copy(store, "theirs", "mine")
-    (kept,) = removal.remove(store, "mine").kept
+    (kept,) = naming.remove(store, "mine").kept
     assert kept.path == theirs
     assert theirs.is_file()
 
@@ -99,11 +99,11 @@ def test_a_file_of_the_models_folder(store: Store, tiny_gguf: Path) -> None:
     shutil.copyfile(tiny_gguf, store.folder / "fox-q4.gguf")
     naming.copy(store, "fox:q4", "user")
     with pytest.raises(Conflict, match="is used by user; remove that first"):
-        removal.remove(store, "fox:q4")
-    removal.remove(store, "user")
-    assert removal.remove(store, "fox:q4").freed_bytes == tiny_gguf.stat().st_size
+        naming.remove(store, "fox:q4")
+    naming.remove(store, "user")
+    assert naming.remove(store, "fox:q4").freed_bytes == tiny_gguf.stat().st_size
     (store.folder / "bad.gguf").write_bytes(b"not a model")
-    assert removal.remove(store, "bad").freed_bytes == 11
+    assert naming.remove(store, "bad").freed_bytes == 11
     assert list(store.folder.glob("*.gguf")) == []
 
 
@@ -117,8 +117,8 @@ def test_a_split_model_goes_whole(store: Store, tiny_gguf: Path) -> None:
     assert store.resolve("copy").size_bytes == size_bytes
     naming.copy(store, "copy", "other")
     assert store.resolve("other").size_bytes == size_bytes
-    removal.remove(store, "other")
-    assert removal.remove(store, "copy").freed_bytes == size_bytes
+    naming.remove(store, "other")
+    assert naming.remove(store, "copy").freed_bytes == size_bytes
     assert [path for path in shards if path.exists()] == []
 
 
@@ -133,8 +133,8 @@ def test_files_of_the_hubs_cache(store: Store, tmp_path: Path, tiny_gguf: Path) 
     ours, theirs = cached("ours.gguf"), cached("theirs.gguf", adopted=True)
     name(store, "a/b:ours", ours)
     name(store, "a/b:theirs", theirs)
-    assert removal.remove(store, "a/b:ours").freed_bytes == ours.size_bytes
-    (kept,) = removal.remove(store, "a/b:theirs").kept
+    assert naming.remove(store, "a/b:ours").freed_bytes == ours.size_bytes
+    (kept,) = naming.remove(store, "a/b:theirs").kept
     assert "was in the Hugging Face cache before" in kept.reason
     assert not store.path_of(ours).exists()
     assert store.path_of(theirs).is_file()
@@ -157,12 +157,12 @@ def test_a_model_runs_without_a_file_that_nobody_reads(store: Store, blob: Store
 def test_a_model_whose_file_is_gone_or_manifest_is_damaged_can_be_removed(store: Store, blob: StoredFile) -> None:
     name(store, "lost", blob)
     store.path_of(blob).unlink()
-    assert removal.remove(store, "lost").freed_bytes == 0
+    assert naming.remove(store, "lost").freed_bytes == 0
     path = manifest.Key.of("damaged").path(store.folder)
     path.parent.mkdir(parents=True)
     path.write_text("{")
     assert [file.path for file in store.damaged()] == [path]
-    removal.remove(store, "damaged")
+    naming.remove(store, "damaged")
     assert store.damaged() == []
 
 
@@ -172,9 +172,9 @@ def test_nothing_is_deleted_that_a_damaged_manifest_may_name(store: Store, blob:
     path = manifest.Key.of("other").path(store.folder)
     whole = path.read_bytes()
     path.write_text("{")
-    (kept,) = removal.remove(store, "fox").kept
+    (kept,) = naming.remove(store, "fox").kept
     assert "damaged manifest" in kept.reason
-    assert garbage.collect(store, now_s=time.time(), min_age_s=0).kept_blobs == 1
+    assert naming.collect_garbage(store, now_s=time.time(), min_age_s=0).kept_blobs == 1
     path.write_bytes(whole)
     assert store.resolve("other").size_bytes == blob.size_bytes
 
@@ -190,13 +190,13 @@ def test_garbage(store: Store, blob: StoredFile) -> None:
         path.write_bytes(b"half")
     (store.folder / "manifests" / "some" / "empty" / "name").mkdir(parents=True)
     now_s = time.time()
-    first = garbage.collect(store, now_s=now_s, min_age_s=3600)
+    first = naming.collect_garbage(store, now_s=now_s, min_age_s=3600)
     assert (set(first.files), first.kept_blobs) == (set(left), 1)
     assert first.freed_bytes >= 12
-    second = garbage.collect(store, now_s=now_s + 3601, min_age_s=3600)
+    second = naming.collect_garbage(store, now_s=now_s + 3601, min_age_s=3600)
     assert (len(second.files), second.kept_blobs) == (1, 0)
     assert store.resolve("fox").path == store.path_of(blob)
-    assert garbage.collect(store, now_s=now_s, min_age_s=0) == (0, [], 0)
+    assert naming.collect_garbage(store, now_s=now_s, min_age_s=0) == (0, [], 0)
     assert [path.name for path in (store.folder / "manifests").iterdir()] == ["local"]
 
 
@@ -205,11 +205,11 @@ def test_downloads_that_were_given_up(store: Store, tmp_path: Path) -> None:
     partial.parent.mkdir(parents=True)
     partial.write_bytes(b"half")
     now_s = time.time()
-    assert garbage.collect(store, now_s=now_s).files == []
-    assert garbage.collect(store, now_s=now_s + garbage.PARTIAL_MIN_AGE_S + 60).files == [partial]
+    assert naming.collect_garbage(store, now_s=now_s).files == []
+    assert naming.collect_garbage(store, now_s=now_s + naming.PARTIAL_MIN_AGE_S + 60).files == [partial]
 
 
 def test_what_is_being_made_is_no_garbage(store: Store, blob: StoredFile) -> None:
     with store.blobs.held([blob.digest]):
-        assert garbage.collect(store, now_s=time.time() + 1e6).files == []
-    assert garbage.collect(store, now_s=time.time() + 1e6).files == [store.path_of(blob)]
+        assert naming.collect_garbage(store, now_s=time.time() + 1e6).files == []
+    assert naming.collect_garbage(store, now_s=time.time() + 1e6).files == [store.path_of(blob)]

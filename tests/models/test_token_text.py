@@ -10,7 +10,7 @@ import pytest
 
 from localrun.errors import BadModelFile
 from localrun.models.gguf import read_header
-from localrun.models.token_text import special_token_text
+from localrun.models.header import special_token_text
 
 EOS = "tokenizer.ggml.eos_token_id"
 BOS = "tokenizer.ggml.bos_token_id"

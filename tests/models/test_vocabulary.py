@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from localrun.errors import BadModelFile
-from localrun.models import vocabulary
+from localrun.models import header
 from localrun.models.gguf import read_header
-from localrun.models.token_text import special_token_text
-from localrun.models.vocabulary import ArraySummary, read_token
+from localrun.models.header import ArraySummary, read_token, special_token_text
 
 
 def test_tokens_by_id(tiny_gguf: Path) -> None:
@@ -38,6 +37,6 @@ def test_control_tokens_in_id_order(tiny_gguf: Path) -> None:
 
 @pytest.mark.parametrize("limit", ["MAX_CONTROL_TOKENS", "MAX_TOKEN_BYTES"])
 def test_beyond_a_limit(limit: str, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary, limit, 2)
+    monkeypatch.setattr(header, limit, 2)
     with pytest.raises(BadModelFile, match="the limit is 2"):
         read_header(tiny_gguf).control_tokens()

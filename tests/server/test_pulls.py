@@ -12,7 +12,7 @@ import pytest
 
 from localrun.errors import BadRequest, Cancelled, ModelNotFound, NotFound, Unavailable
 from localrun.models import builtin
-from localrun.models.fit_devices import Gpu
+from localrun.models.fit import Gpu
 from localrun.models.sources.huggingface import Hub
 from localrun.models.store import Store
 from localrun.server import pulls as pulls_module

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from localrun.models.fit_devices import Gpu
+from localrun.models.fit import Gpu
 
 REPORT_TIMEOUT_S = 20.0
 

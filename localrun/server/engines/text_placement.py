@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from localrun.config import Settings
 from localrun.errors import CannotFit
-from localrun.models.fit_choice import Fit, Wish, choose
-from localrun.models.fit_devices import USABLE_RAM, Machine, in_gb
+from localrun.models.fit import USABLE_RAM, Fit, Machine, Wish, choose, in_gb
 from localrun.models.header import Header
 from localrun.server.engines.placement import Placement
 

@@ -2,7 +2,7 @@
 
 Answered from file headers that the store keeps in memory; none of them loads a model, and many at once cost little.
 
-Does not: hash weights. `digest` identifies a model's state on this machine (models/model.py), and is no content hash.
+Does not: hash weights. `digest` identifies a model's state on this machine (models/store.py), and is no content hash.
 """
 
 from __future__ import annotations

@@ -5,15 +5,15 @@ from datetime import UTC, datetime
 import pytest
 
 from localrun.errors import DownloadFailed, SourceChanged, SourceRefused
-from localrun.models.download.answer import Answer, PassingFailure, read, strong_etag
-from localrun.models.download.ranges import Range
+from localrun.models.download.journal import Range
+from localrun.models.download.link import Answer, PassingFailure, answer_of, strong_etag
 
 ASKED = Range(100, 200)
 
 
 def answered(status: int, **headers: str) -> Answer:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return read(status, named, ASKED, name="fox.gguf", host="hub", now=datetime(2026, 11, 21, tzinfo=UTC))
+    return answer_of(status, named, ASKED, name="fox.gguf", host="hub", now=datetime(2026, 11, 21, tzinfo=UTC))
 
 
 def test_a_range_and_a_whole():

@@ -3,8 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from localrun.models.download import journal
-from localrun.models.download.journal import Header, Journal, Record
-from localrun.models.download.ranges import Range
+from localrun.models.download.journal import Header, Journal, Range, Record
 
 HEADER = Header(size_bytes=1000, sha256="a" * 64, validator='"v 1"')
 RECORDS = [Record(Range(0, 10), 1), Record(Range(500, 600), 0xFFFFFFFF), Record(Range(10, 20), 7)]

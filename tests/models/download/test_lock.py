@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.models.download import lock
+from localrun.models.download import partial
 
 
 def test_one_waits_for_the_other_and_no_file_is_left(tmp_path: Path) -> None:
@@ -15,10 +15,10 @@ def test_one_waits_for_the_other_and_no_file_is_left(tmp_path: Path) -> None:
     order = []
 
     async def work(name: str) -> None:
-        async with lock.held(path, is_kept=False):
+        async with partial.held(path, is_kept=False):
             order.append(f"{name} begins")
             await asyncio.sleep(0.05)
-            with lock.held_at_once(path, is_kept=True) as is_mine:
+            with partial.held_at_once(path, is_kept=True) as is_mine:
                 assert not is_mine
             order.append(f"{name} ends")
 
@@ -42,8 +42,8 @@ def test_the_lock_is_released_where_an_open_file_cannot_be_deleted(
     path = tmp_path / "model.lock"
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", refuse)
-        with lock.held_at_once(path, is_kept=False) as is_mine:
+        with partial.held_at_once(path, is_kept=False) as is_mine:
             assert is_mine
-    with lock.held_at_once(path, is_kept=False) as is_mine:
+    with partial.held_at_once(path, is_kept=False) as is_mine:
         assert is_mine
     assert not path.exists()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrun.models.download.ranges import Range, RangeSet, split
+from localrun.models.download.journal import Range, RangeSet, split
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda each: Range(each[0], sum(each))))
 

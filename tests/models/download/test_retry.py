@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from localrun.models.download.rate import RateLimit
-from localrun.models.download.retry import backoff_s, retry_after_s
+from localrun.models.download.link import backoff_s, retry_after_s
+from localrun.models.download.pace import RateLimit
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 

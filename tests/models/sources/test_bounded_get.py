@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from localrun.errors import DownloadFailed, SourceRefused
-from localrun.models.sources import bounded_get
+from localrun.models.sources import ollama
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
 URL = "https://registry.example/v2/x"
@@ -19,7 +19,7 @@ URL = "https://registry.example/v2/x"
 def got(answer: Answer, *, url: str = URL, limit_bytes: int = 1000) -> bytes:
     async def run() -> bytes:
         async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer)) as client:
-            return await bounded_get.get(client, url, limit_bytes=limit_bytes)
+            return await ollama.small_document(client, url, limit_bytes=limit_bytes)
 
     return asyncio.run(run())
 
@@ -40,7 +40,7 @@ async def body(content: bytes) -> AsyncIterator[bytes]:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_get, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(ollama, "BACKOFF_S", 0.0)
 
 
 def test_a_body_within_its_limit():
