@@ -23,7 +23,7 @@ from localrun.models import gguf, naming
 from localrun.models.ggml_types import FILE_TYPES, QUANT_ALIASES, by_name
 from localrun.models.header import Header
 from localrun.models.manifest import Manifest, Message, Place, Role, Source, StoredFile, blob_path, check_digest
-from localrun.models.model_files import SUFFIX, is_part, is_shard
+from localrun.models.model_files import SUFFIX, is_part, shard_of
 from localrun.models.name import MAX_NAME_CHARS, Kind, ModelName
 from localrun.models.store import Store
 
@@ -78,7 +78,7 @@ def base_of_files(store: Store, files: Mapping[str, str]) -> Base:
     """The base that uploaded files make, file name -> digest. Raises BadRequest, NotFound, BadModelFile."""
     for name in files:
         check_file_name(name)
-    shard = next((name for name in files if is_shard(name)), None)
+    shard = next(filter(shard_of, files), None)
     if shard is not None:
         raise BadRequest(
             f"files: {shard[:60]} is one of several files of a model, which are found by names that uploads do "
@@ -86,7 +86,7 @@ def base_of_files(store: Store, files: Mapping[str, str]) -> Base:
             f"(llama-gguf-split --merge)",
             field="files",
         )
-    models = [name for name in files if name.lower().endswith(SUFFIX) and not is_part(name[: -len(SUFFIX)])]
+    models = [name for name in files if name.lower().endswith(SUFFIX) and not is_part(name)]
     if not models:
         shown = ", ".join(name[:60] for name in files)
         raise BadRequest(f"files: no GGUF file among {shown}; {_CONVERT}", field="files")
@@ -215,7 +215,7 @@ def _one_file(path: Path) -> Path:
     if not path.is_dir():
         return path
     names = sorted(entry.name for entry in path.iterdir())
-    models = [name for name in names if name.lower().endswith(SUFFIX) and not is_part(name[: -len(SUFFIX)])]
+    models = [name for name in names if name.lower().endswith(SUFFIX) and not is_part(name)]
     if len(models) == 1:
         return path / models[0]
     if models:

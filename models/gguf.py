@@ -16,7 +16,9 @@ Does not: judge whether the vocabulary makes sense. That is found out when the e
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import re
 import struct
 from collections.abc import Mapping
@@ -125,6 +127,14 @@ def read_header(path: Path, *, kind: str = "model") -> Header:
     return header if split is None or kind != "model" else _joined(header, split, budget)
 
 
+def first_entries(content: bytes) -> dict[str, Value]:
+    """The metadata in a file's first bytes: what is whole there, up to the end or to whatever is wrong."""
+    parser = _Parser(BoundedReader(Path("beginning.gguf"), io.BytesIO(content), len(content)), "model", _Budget())
+    with contextlib.suppress(BadModelFile):
+        parser.beginning()
+    return parser.metadata
+
+
 def _joined(first: Header, split: Split, budget: _Budget) -> Header:
     """The header of a model in several files. Raises BadModelFile."""
     paths = shard_paths(first.path, split)
@@ -167,10 +177,12 @@ class _Parser:
         self._reader = reader
         self._kind = kind
         self._budget = budget
+        self.metadata: dict[str, Value] = {}
 
     def header(self, path: Path) -> Header:
         """The file that says what the model is."""
-        version, n_tensors, metadata = self._beginning()
+        version, n_tensors = self.beginning()
+        metadata = self.metadata
         split = split_of(metadata)
         # Later files of a split model do not even say their architecture.
         if self._kind == "model" and split and (problem := shard_problem(path, split)):
@@ -191,24 +203,24 @@ class _Parser:
 
     def shard(self, expected: Split, names: set[str]) -> tuple[TensorInfo, ...]:
         """Tensors of a further file, which has only to say which one it is. `names` are known tensors, and grow."""
-        _, n_tensors, metadata = self._beginning()
+        _, n_tensors = self.beginning()
+        metadata = self.metadata
         # As in llama.cpp, only the first file has to know how many tensors there are.
         if metadata.get("split.no") != expected.number or metadata.get("split.count") != expected.n_shards:
             self._reader.fail(f"does not say that it is file {expected.number + 1} of {expected.n_shards} of its model")
         return self._tensors(n_tensors, self._alignment(metadata), names)[0]
 
-    def _beginning(self) -> tuple[int, int, dict[str, Value]]:
-        """The version, the number of tensors, and the metadata."""
+    def beginning(self) -> tuple[int, int]:
+        """The version and the number of tensors; fills `metadata`."""
         version = self._version()
         n_tensors = self._count("the number of tensors", self._budget.tensors)
         n_entries = self._count("the number of metadata entries", self._budget.entries)
         self._budget.tensors -= n_tensors
         self._budget.entries -= n_entries
-        metadata: dict[str, Value] = {}
         for _ in range(n_entries):
-            key = self._key(metadata)
-            metadata[key] = self._value(key[:80])
-        return version, n_tensors, metadata
+            key = self._key(self.metadata)
+            self.metadata[key] = self._value(key[:80])
+        return version, n_tensors
 
     def _version(self) -> int:
         if self._reader.take(len(_MAGIC), "the magic bytes") != _MAGIC:

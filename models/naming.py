@@ -16,6 +16,7 @@ Does not: fetch or make files, unload a model (the daemon does, before), or touc
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -28,6 +29,7 @@ from localrun.models.download import stale
 from localrun.models.header import Header
 from localrun.models.manifest import Manifest, Place, Role, Source, StoredFile
 from localrun.models.name import Kind, ModelName
+from localrun.models.other_programs import OLLAMA, name_in_ollama
 from localrun.models.store import Model, Origin, Store
 
 
@@ -51,10 +53,10 @@ def check_free(store: Store, name: str) -> None:
     """Raises Conflict when the name is that of a file of the models folder, and BadRequest when it is no name."""
     manifest.Key.of(name)
     found = store.file_named(ModelName.parse(name))
-    if found is not None and found[2] is Origin.FOLDER:
+    if found is not None and found.origin is Origin.FOLDER:
         raise Conflict(
-            f"'{name}' is the name of the file {found[0]}; choose another name, or remove that model first "
-            f"(localrun rm {found[1]})"
+            f"'{name}' is the name of the file {found.path}; choose another name, or remove that model first "
+            f"(localrun rm {found.name})"
         )
 
 
@@ -145,7 +147,21 @@ def check_removable(store: Store, name: str) -> ModelName:
         )
     if manifest.Key.of(name).path(store.folder).is_file():
         return parsed
-    path, file_name, origin = store.file_named(parsed) or _not_found(name)
+    found = store.file_named(parsed)
+    if found is None or found.origin is Origin.FOREIGN:
+        for ollama, path in store.ollama_named(parsed):
+            raise BadRequest(
+                f"'{name}' is kept by {OLLAMA} in {ollama.folder}, which localrun only reads; to delete it, type: "
+                f"ollama rm {name_in_ollama(path)}",
+                field="model",
+            )
+    path, file_name, origin, program = found or _not_found(name)
+    if program:
+        raise BadRequest(
+            f"'{file_name}' is kept by {program}, and localrun only reads it; delete it in {program}, or type: "
+            f"rm {shlex.quote(str(path))}",
+            field="model",
+        )
     if origin is Origin.FOREIGN:
         raise BadRequest(
             f"'{file_name}' is {path}, in a folder of the setting model_dirs, which localrun only reads; delete the "
@@ -200,7 +216,7 @@ def _why_kept(file: StoredFile, user: str | None, *, has_damaged: bool) -> str:
 
 def _remove_file(store: Store, parsed: ModelName) -> Removed:
     """Deletes a GGUF file of the models folder; a damaged one as well."""
-    path = (store.file_named(parsed) or _not_found(parsed.text))[0]
+    path = (store.file_named(parsed) or _not_found(parsed.text)).path
     paths = _files_of(store, path)
     size_bytes = 0
     # The first one last: killed in between, what is left is a model with a name that says what is missing.

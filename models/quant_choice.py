@@ -26,6 +26,7 @@ from typing import NamedTuple
 from localrun.errors import BadRequest, NotFound
 from localrun.models.fit import USABLE_RAM, in_gb, rough_bytes
 from localrun.models.ggml_types import QUANT_ALIASES
+from localrun.models.model_files import shard_of
 
 _COMFORTABLE_FRACTION = 0.5
 
@@ -47,7 +48,6 @@ _QUANT = re.compile(
 )
 # Types that llama.cpp wrote for some processors and no longer reads; it repacks Q4_0 by itself now.
 _UNREADABLE = re.compile(r"Q4_0_[48]_[48]")
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _COMPANION = re.compile(r"(^|[/._-])(mmproj|imatrix|mtp|eagle3|dflash|dspark|draft|lora|vocab)([._-]|$)", re.IGNORECASE)
 
 
@@ -100,17 +100,17 @@ def candidates(files: Iterable[RemoteFile]) -> list[Candidate]:
     """The models among a repository's files, best quantization first. Left out are sets of shards with gaps,
     and types that llama.cpp no longer reads."""
     single: list[Candidate] = []
-    shards: dict[tuple[str, str], dict[int, RemoteFile]] = {}
+    shards: dict[tuple[str, int], dict[int, RemoteFile]] = {}
     for file in files:
         if not file.path.lower().endswith(".gguf") or _COMPANION.search(file.path.rpartition("/")[2]):
             continue
-        shard = _SHARD.fullmatch(file.path)
+        shard = shard_of(file.path)
         if shard is None:
             single.append(Candidate(quant_of(file.path), (file,)))
         else:
-            shards.setdefault((shard["stem"], shard["count"]), {})[int(shard["number"])] = file
+            shards.setdefault((shard.stem, shard.count), {})[shard.number] = file
     for (stem, count), parts in shards.items():
-        if set(parts) == set(range(1, int(count) + 1)):
+        if set(parts) == set(range(1, count + 1)):
             single.append(Candidate(quant_of(stem), tuple(parts[number] for number in sorted(parts))))
     readable = [each for each in single if not _UNREADABLE.fullmatch(each.quant)]
     return sorted(readable, key=lambda each: (_rank(each.quant), each.size_bytes, each.files[0].path))

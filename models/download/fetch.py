@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -19,11 +20,13 @@ from pathlib import Path
 import httpx2
 
 from localrun import __version__
-from localrun.errors import DiskFull
+from localrun.errors import DiskFull, LocalrunError
 from localrun.models.download.item import FetchLimits, Item, NoProgress, Progress
+from localrun.models.download.journal import Range
+from localrun.models.download.link import Link, PassingFailure
 from localrun.models.download.pace import Pace, Shared, all_or_first_error
 from localrun.models.download.partial import allocated_bytes, failed, paths_of
-from localrun.models.download.transfer import Transfer
+from localrun.models.download.transfer import Transfer, read_answer
 
 
 def check_disk(items: Iterable[Item], *, reserve_bytes: int) -> None:
@@ -78,6 +81,28 @@ def new_client() -> httpx2.AsyncClient:
     """A client for `fetch`: it goes through the proxies of the environment, and follows no redirect by itself."""
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32)
     return httpx2.AsyncClient(headers={"User-Agent": f"localrun/{__version__}"}, limits=limits, follow_redirects=False)
+
+
+async def first_bytes(
+    item: Item, n_bytes: int, *, client: httpx2.AsyncClient, limits: FetchLimits = _USUAL_LIMITS
+) -> bytes:
+    """Up to `n_bytes` of the item's beginning; none if they cannot be had: `fetch` will tell why."""
+    asked = Range(0, n_bytes if item.size_bytes is None else min(n_bytes, item.size_bytes))
+    content = bytearray()
+    if not asked.size_bytes:
+        return b""
+    with contextlib.suppress(TimeoutError, httpx2.HTTPError, PassingFailure, LocalrunError):
+        async with asyncio.timeout(limits.stall_s):
+            response = await Link(item, client, limits).get(asked, "")
+            try:
+                read_answer(response, asked, item)
+                async for chunk in response.aiter_raw():
+                    content += chunk
+                    if len(content) >= asked.size_bytes:
+                        break
+            finally:
+                await response.aclose()
+    return bytes(content[: asked.size_bytes])
 
 
 async def fetch(

@@ -20,11 +20,11 @@ from localrun.errors import (
     NotFound,
     SourceRefused,
 )
-from localrun.models import builtin, naming, pull
+from localrun.models import builtin, naming, ollama_manifest, pull
 from localrun.models.download.fetch import FetchLimits, new_client
 from localrun.models.download.item import Item
 from localrun.models.manifest import Place, Role
-from localrun.models.sources import huggingface, ollama
+from localrun.models.sources import huggingface
 from localrun.models.sources.huggingface import Hub
 from localrun.models.sources.remote_plan import RemotePlan
 from localrun.models.store import Store
@@ -134,7 +134,7 @@ def test_a_registry_s_model_comes_with_all_that_belongs_to_it(machine: Machine, 
 def test_a_tag_that_only_begins_like_one_of_the_catalogue_is_asked_of_ollama_s_registry(
     machine: Machine, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(ollama, "DEFAULT_HOST", registry.host)
+    monkeypatch.setattr(ollama_manifest, "DEFAULT_HOST", registry.host)
     registry.add("library/qwen3", Layer("model", GGUF), tag="4b-instruct")
     assert machine.pull("qwen3:4b-instruct").source.kind == "registry"
     assert machine.store.resolve("qwen3:4b-instruct").path.read_bytes() == GGUF
