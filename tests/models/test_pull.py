@@ -30,7 +30,7 @@ from localrun.models.sources.remote_plan import RemotePlan
 from localrun.models.store import Store
 from tests.hub.repository import Repository
 from tests.hub.server import Hub as LoopbackHub
-from tests.models.handmade import STRING, entry, file_bytes, text
+from tests.models.handmade import STRING, U32, entry, file_bytes, text, u32
 from tests.models.test_shards import N_SHARDS, shard
 from tests.registry import Layer, Registry
 
@@ -245,6 +245,67 @@ def test_a_registry_s_refusals(machine: Machine, registry: Registry):
     registry.statuses = [500, 503]
     name = registry.add("library/fox", Layer("model", GGUF))
     assert machine.pull(name).name == name
+
+
+# --- what no engine here can load ----------------------------------------------------------------------------------
+
+
+def unloadable(architecture: str, *more: bytes) -> bytes:
+    """A file of some megabytes that begins like a model of that architecture."""
+    begins = (entry("general.architecture", STRING, text(architecture)), *more)
+    return file_bytes(begins) + bytes(5_000_000)
+
+
+@pytest.mark.parametrize(
+    ("content", "said", "way_out"),
+    [
+        (unloadable("gptoss"), "the architecture 'gptoss', which only Ollama itself runs", "localrun pull gpt-oss:20b"),
+        (
+            unloadable("gpt-oss", entry("gpt-oss.vision.block_count", U32, u32(9))),
+            "vision encoder",
+            "localrun pull gpt-",
+        ),
+    ],
+)
+def test_a_registry_s_model_for_ollama_s_own_engine_is_refused_before_the_transfer(
+    machine: Machine, registry: Registry, content: bytes, said: str, way_out: str
+):
+    name = registry.add("library/gpt-oss", Layer("model", content), tag="20b")
+    with pytest.raises(BadModelFile) as refused:
+        machine.pull(name)
+    assert said in refused.value.message
+    assert "nothing was transferred" in refused.value.message
+    assert way_out in refused.value.message
+    assert registry.content_bytes < 500_000
+    assert machine.all_files() == []
+
+
+@pytest.mark.parametrize("ignores_range", [False, True])
+def test_a_repository_s_model_of_an_unknown_architecture_is_refused_before_the_transfer(
+    tmp_path: Path, ignores_range: bool
+):
+    repository = Repository("org/future-GGUF", {"future-Q4_K_M.gguf": unloadable("future-1")})
+    with LoopbackHub(repository) as hub:
+        hub.faults.ignore_range = ignores_range
+        machine = Machine(tmp_path, hub.endpoint)
+        with pytest.raises(BadModelFile, match=r"'future-1'.*llama\.cpp cannot load.*localrun search future\)"):
+            machine.pull("org/future-GGUF")
+        if not ignores_range:
+            assert hub.record.requested_bytes <= 64 * 1024
+    assert machine.all_files() == []
+
+
+def test_the_transfer_decides_where_the_first_bytes_cannot_be_had(tmp_path: Path):
+    files = {"tiny-Q8_0.gguf": GGUF, "late-Q4_0.gguf": unloadable("future-1")}
+    with LoopbackHub(Repository("org/two-GGUF", files)) as hub:
+        machine = Machine(tmp_path, hub.endpoint)
+        hub.faults.storage_answers = [(503, {})]
+        machine.pull("org/two-GGUF:Q8_0")
+        assert machine.store.resolve("org/two-GGUF:Q8_0").path.read_bytes() == GGUF
+        hub.faults.storage_answers = [(503, {})]
+        with pytest.raises(BadModelFile):
+            machine.pull("org/two-GGUF:Q4_0")
+        assert [model.name for model in machine.store.list()] == ["tiny", "org/two-GGUF:Q8_0"]
 
 
 @pytest.mark.parametrize("name", ["tiny", "./model.gguf", "/tmp/model.gguf", "a/b/c/d", "../x", "x\0y", "con/x"])

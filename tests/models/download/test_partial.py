@@ -1,4 +1,4 @@
-"""The lock beside a download: held by one, and gone when it is released."""
+"""The lock of a file that is being downloaded."""
 
 from __future__ import annotations
 
