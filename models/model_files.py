@@ -112,11 +112,11 @@ def below_folder(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 class Shard(NamedTuple):
-    """The `number`th (from 1) of the `count` files of the model `stem`."""
+    """The `number`th (from 1) of the `n_files` files of the model `stem`."""
 
     stem: str
     number: int
-    count: int
+    n_files: int
 
 
 def shard_of(name: str) -> Shard | None:

@@ -23,7 +23,8 @@ import msgspec
 
 from localrun.errors import BadModelFile, BadRequest
 from localrun.models import architectures, catalog, manifest, naming, ollama_manifest, quant_choice
-from localrun.models.download.fetch import FetchLimits, Item, fetch, first_bytes
+from localrun.models.download.fetch import fetch, first_bytes
+from localrun.models.download.item import FetchLimits, Item
 from localrun.models.gguf import first_entries, read_header
 from localrun.models.header import Header
 from localrun.models.manifest import Manifest, Place, Role, StoredFile
@@ -36,7 +37,7 @@ from localrun.models.store import Store
 
 _MAIN = "main"
 # Enough for what a header says before its vocabulary.
-_FIRST_BYTES = 64 * 1024
+FIRST_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +134,7 @@ async def _check_loadable(plan: RemotePlan, means: Means) -> None:
     first = next((file for file in plan.files if file.stored.role is Role.MODEL), None)
     if first is None or not first.item.url or await asyncio.to_thread(means.store.path_of(first.stored).exists):
         return
-    content = await first_bytes(first.item, _FIRST_BYTES, client=means.client, limits=means.limits)
+    content = await first_bytes(first.item, FIRST_BYTES, client=means.client, limits=means.limits)
     if problem := architectures.problem(first_entries(content)):
         raise BadModelFile(f"'{plan.repo}' {problem}; nothing was transferred. {_way_out(plan)}")
 

@@ -108,7 +108,7 @@ def candidates(files: Iterable[RemoteFile]) -> list[Candidate]:
         if shard is None:
             single.append(Candidate(quant_of(file.path), (file,)))
         else:
-            shards.setdefault((shard.stem, shard.count), {})[shard.number] = file
+            shards.setdefault((shard.stem, shard.n_files), {})[shard.number] = file
     for (stem, count), parts in shards.items():
         if set(parts) == set(range(1, count + 1)):
             single.append(Candidate(quant_of(stem), tuple(parts[number] for number in sorted(parts))))

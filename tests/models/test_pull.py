@@ -21,8 +21,8 @@ from localrun.errors import (
     SourceRefused,
 )
 from localrun.models import builtin, naming, ollama_manifest, pull
-from localrun.models.download.fetch import FetchLimits, new_client
-from localrun.models.download.item import Item
+from localrun.models.download.fetch import new_client
+from localrun.models.download.item import FetchLimits, Item
 from localrun.models.manifest import Place, Role
 from localrun.models.sources import huggingface
 from localrun.models.sources.huggingface import Hub
@@ -291,7 +291,7 @@ def test_a_repository_s_model_of_an_unknown_architecture_is_refused_before_the_t
         with pytest.raises(BadModelFile, match=r"'future-1'.*llama\.cpp cannot load.*localrun search future\)"):
             machine.pull("org/future-GGUF")
         if not ignores_range:
-            assert hub.record.requested_bytes <= 64 * 1024
+            assert hub.record.requested_bytes <= pull.FIRST_BYTES
     assert machine.all_files() == []
 
 

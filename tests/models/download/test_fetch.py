@@ -12,7 +12,8 @@ import pytest
 
 from localrun.errors import DigestMismatch, DiskFull, DownloadFailed, SourceChanged, SourceRefused
 from localrun.models.download import stale
-from localrun.models.download.fetch import FetchLimits, Item, fetch, new_client
+from localrun.models.download.fetch import fetch, new_client
+from localrun.models.download.item import FetchLimits, Item
 from tests.hub.repository import Repository
 from tests.hub.server import TOKEN, Hub
 
