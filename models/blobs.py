@@ -4,7 +4,7 @@ Used by the daemon's threads. A blob has its name only once it is complete and i
 nobody: the manifests that name it keep it. Whoever is about to write such a manifest holds the blob until then, so that
 no removal that runs at the same time takes it away.
 
-Does not: know manifests, or decide what is garbage (garbage.py).
+Does not: know manifests, or decide what is garbage (naming.py).
 """
 
 from __future__ import annotations

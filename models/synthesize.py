@@ -178,7 +178,7 @@ _LLAMA = Shape(
     name="probe-llama", n_layers=1, n_embd=256, n_heads=4, n_heads_kv=2, head_dim=64, n_ff=256, n_vocab=512,
     n_ctx_train=256, rope_freq_base=10_000.0, tied=True,
 )  # fmt: skip
-# By kind of memory (`layer_memory.memory_kind`), in the order in which they are probed. Hybrids differ in what their
+# By kind of memory (`memory.memory_kind`), in the order in which they are probed. Hybrids differ in what their
 # other layers are.
 PROBE_SHAPES: dict[str, tuple[Shape, ...]] = {
     "attention": (_LLAMA,),
