@@ -36,11 +36,13 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# models/ and tui/ are localrun.models and localrun.tui; a folder of links shows the type checker that shape.
+# models/ and tui/ are localrun.models and localrun.tui; a folder of links shows the type checker that shape. The recipe
+# of the built-in model is a package of its own.
 types: $(STAMP)
 	@rm -rf build/types && mkdir -p build/types/localrun
 	@ln -s $(CURDIR)/localrun/* $(CURDIR)/models $(CURDIR)/tui build/types/localrun/
-	MYPYPATH=build/types $(BIN)/mypy -p localrun
+	@ln -s $(CURDIR)/packaging/tiny build/types/tiny
+	MYPYPATH=build/types $(BIN)/mypy -p localrun -p tiny
 
 # llama.cpp is compiled here once, some minutes on two cores, and the wheel kept for other checkouts and environments.
 $(RUN_STAMP): pyproject.toml packaging/constraints.txt $(wildcard localrun/native_build/*.py)

@@ -4,7 +4,7 @@ Used by the daemon's threads. A blob has its name only once it is complete and i
 nobody: the manifests that name it keep it. Whoever is about to write such a manifest holds the blob until then, so that
 no removal that runs at the same time takes it away.
 
-Does not: know manifests, or decide what is garbage (garbage.py).
+Does not: know manifests, or decide what is garbage (naming.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from localrun.errors import BadRequest, Conflict
-
-from . import atomic_file
-from .manifest import blob_path, check_digest
+from localrun.models import atomic_file
+from localrun.models.manifest import blob_path, check_digest
 
 _BLOB = re.compile(r"sha256-([0-9a-f]{64})")
 

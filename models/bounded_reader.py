@@ -30,9 +30,9 @@ _U64 = struct.Struct("<Q")
 class BoundedReader:
     """`position` is the next unread byte. Nothing beyond `limit_bytes` is read."""
 
-    def __init__(self, path: Path, file: BinaryIO, limit_bytes: int = MAX_HEADER_BYTES) -> None:
+    def __init__(self, path: Path, file: BinaryIO, size_bytes: int, limit_bytes: int = MAX_HEADER_BYTES) -> None:
         self.position = 0
-        self.size_bytes = os.fstat(file.fileno()).st_size
+        self.size_bytes = size_bytes
         self._path = path
         self._file = file
         self._limit = min(self.size_bytes, limit_bytes)
@@ -104,10 +104,11 @@ def open_model_file(path: Path, limit_bytes: int = MAX_HEADER_BYTES) -> Iterator
     try:
         # Without O_NONBLOCK, opening a FIFO waits for a writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             os.close(descriptor)
             raise BadModelFile(f"{path.name} is not a regular file")
         with os.fdopen(descriptor, "rb") as file:
-            yield BoundedReader(path, file, limit_bytes)
+            yield BoundedReader(path, file, status.st_size, limit_bytes)
     except OSError as error:
         raise BadModelFile(f"{path.name} cannot be read: {error.strerror or error}") from error

@@ -14,20 +14,20 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from . import quant_choice
-from .name import DEFAULT_TAG, Kind, ModelName
+from localrun.models import quant_choice
+from localrun.models.name import DEFAULT_TAG, Kind, ModelName
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One model. `quants` maps a quantization to its approximate size in GB (1e9 bytes); `context_tokens` is what the
     model was trained for; `memory_gb` is what a machine should have for the smallest quantization listed."""
 
     name: str
     repo: str
-    quants: Annotated[dict[str, float], msgspec.Meta(min_length=1)]
-    context_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    quants: dict[str, float]
+    context_tokens: int
     licence: str
-    memory_gb: Annotated[float, msgspec.Meta(gt=0)]
+    memory_gb: float
     use: str
 
     @property
@@ -46,15 +46,55 @@ class Found(NamedTuple):
     quant: str | None
 
 
+class _Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One size of a family; what it does not say is the family's. `also` are other tags that mean it."""
+
+    tag: str
+    repo: str
+    quants: Annotated[dict[str, float], msgspec.Meta(min_length=1)]
+    memory_gb: Annotated[float, msgspec.Meta(gt=0)]
+    also: tuple[str, ...] = ()
+    context_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    licence: str = ""
+    use: str = ""
+
+
+class _Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    licence: str
+    context_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    use: str
+    models: Annotated[tuple[_Model, ...], msgspec.Meta(min_length=1)]
+
+
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    model: tuple[Entry, ...]
+    family: tuple[_Family, ...]
+
+
+@cache
+def _tagged() -> tuple[tuple[Entry, tuple[str, ...]], ...]:
+    """Every entry, with all tags that mean it."""
+    content = (resources.files(__package__) / "catalog.toml").read_bytes()
+    families = msgspec.toml.decode(content, type=_File).family
+    return tuple((_entry(family, model), (model.tag, *model.also)) for family in families for model in family.models)
+
+
+def _entry(family: _Family, model: _Model) -> Entry:
+    return Entry(
+        name=f"{family.name}:{model.tag}",
+        repo=model.repo,
+        quants=model.quants,
+        context_tokens=model.context_tokens or family.context_tokens,
+        licence=model.licence or family.licence,
+        memory_gb=model.memory_gb,
+        use=model.use or family.use,
+    )
 
 
 @cache
 def entries() -> tuple[Entry, ...]:
     """The catalogue, in its own order."""
-    content = (resources.files(__package__) / "catalog.toml").read_bytes()
-    return msgspec.toml.decode(content, type=_File).model
+    return tuple(entry for entry, _ in _tagged())
 
 
 def find(name: ModelName) -> Found | None:
@@ -62,16 +102,17 @@ def find(name: ModelName) -> Found | None:
     if name.kind is not Kind.STORED or "/" in name.name:
         return None
     family, tag = name.name.lower(), (name.tag or DEFAULT_TAG).lower()
-    of_family = [entry for entry in entries() if entry.family == family]
+    of_family = [(entry, tags) for entry, tags in _tagged() if entry.family == family]
     if of_family and tag == DEFAULT_TAG:
-        return Found(of_family[0], None)
-    for entry in of_family:
-        if tag == entry.tag:
-            return Found(entry, None)
-        # Other endings, such as `-instruct` or `-it-qat`, are other models: registries have them under these tags.
-        before, ending, quant = tag.partition(entry.tag + "-")
-        if ending and not before and quant_choice.is_quant(quant):
-            return Found(entry, quant.upper())
+        return Found(of_family[0][0], None)
+    for entry, tags in of_family:
+        for known in tags:
+            if tag == known:
+                return Found(entry, None)
+            # Other endings, such as `-instruct` or `-it-qat`, are other models: registries have them under these tags.
+            before, ending, quant = tag.partition(known + "-")
+            if ending and not before and quant_choice.is_quant(quant):
+                return Found(entry, quant.upper())
     return None
 
 

@@ -2,13 +2,15 @@
 
 Used by the daemon's threads. Nothing is copied: a model made of another shares its files, a model made of a GGUF file
 uses it where it lies, and uploaded files are blobs already. Every file is checked before it is named: headers are read,
-adapters must be for the architecture of the model.
+adapters must be for the architecture of the model. Quantizations are those that llama.cpp makes well without a
+calibration text.
 
 Does not: write the manifest (naming.py), quantize (the daemon starts a process for it), or check parameters' limits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from localrun.errors import BadModelFile, BadRequest, NotFound
-
-from . import gguf, naming
-from .header import Header
-from .manifest import Manifest, Message, Place, Role, Source, StoredFile, blob_path, check_digest
-from .model_files import SUFFIX, is_part, is_shard
-from .name import MAX_NAME_CHARS, Kind, ModelName
-from .store import Store
+from localrun.models import gguf, naming
+from localrun.models.ggml_types import FILE_TYPES, QUANT_ALIASES, by_name
+from localrun.models.header import Header
+from localrun.models.manifest import Manifest, Message, Place, Role, Source, StoredFile, blob_path, check_digest
+from localrun.models.model_files import SUFFIX, is_part, shard_of
+from localrun.models.name import MAX_NAME_CHARS, Kind, ModelName
+from localrun.models.store import Store
 
 # A template of Go, as Ollama's models have them; a Jinja template has `{%` almost certainly, and never these.
 _GO = re.compile(
@@ -76,7 +78,7 @@ def base_of_files(store: Store, files: Mapping[str, str]) -> Base:
     """The base that uploaded files make, file name -> digest. Raises BadRequest, NotFound, BadModelFile."""
     for name in files:
         check_file_name(name)
-    shard = next((name for name in files if is_shard(name)), None)
+    shard = next(filter(shard_of, files), None)
     if shard is not None:
         raise BadRequest(
             f"files: {shard[:60]} is one of several files of a model, which are found by names that uploads do "
@@ -84,7 +86,7 @@ def base_of_files(store: Store, files: Mapping[str, str]) -> Base:
             f"(llama-gguf-split --merge)",
             field="files",
         )
-    models = [name for name in files if name.lower().endswith(SUFFIX) and not is_part(name[: -len(SUFFIX)])]
+    models = [name for name in files if name.lower().endswith(SUFFIX) and not is_part(name)]
     if not models:
         shown = ", ".join(name[:60] for name in files)
         raise BadRequest(f"files: no GGUF file among {shown}; {_CONVERT}", field="files")
@@ -213,7 +215,7 @@ def _one_file(path: Path) -> Path:
     if not path.is_dir():
         return path
     names = sorted(entry.name for entry in path.iterdir())
-    models = [name for name in names if name.lower().endswith(SUFFIX) and not is_part(name[: -len(SUFFIX)])]
+    models = [name for name in names if name.lower().endswith(SUFFIX) and not is_part(name)]
     if len(models) == 1:
         return path / models[0]
     if models:
@@ -243,3 +245,48 @@ def _projector(store: Store, digest: str) -> StoredFile:
 def _source(base: Base) -> Source:
     before = base.manifest.source
     return Source(kind="create", repo=before.repo, revision=before.revision, file=base.name, url=before.url)
+
+
+# --- quantizing ---------------------------------------------------------------------------------------------------
+
+_QUANTIZATIONS = (
+    *("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS"),
+    *("Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "BF16", "F16"),
+)
+_QUANTIZATION_NUMBERS = {name: number for number, name in FILE_TYPES.items() if name in _QUANTIZATIONS}
+_UNQUANTIZED = ("F32", "F16", "BF16")
+
+
+def quantization_number(name: str) -> int:
+    """The number of a quantization. Raises BadRequest naming them all."""
+    wanted = name.upper()
+    wanted = QUANT_ALIASES.get(wanted, wanted)
+    if wanted not in _QUANTIZATION_NUMBERS:
+        raise BadRequest(f"quantize: '{name[:40]}' is not one of {', '.join(_QUANTIZATIONS)}", field="quantize")
+    return _QUANTIZATION_NUMBERS[wanted]
+
+
+def canonical_quantization(name: str) -> str:
+    """The name as llama.cpp writes it. Raises BadRequest."""
+    return FILE_TYPES[quantization_number(name)]
+
+
+def check_quantizable(header: Header, name: str) -> None:
+    """Raises BadRequest for a model that was quantized already."""
+    if header.quantization not in _UNQUANTIZED:
+        raise BadRequest(
+            f"quantize: '{name}' is {header.quantization} already, and quantizing twice loses much more than once; "
+            f"begin with an F16, BF16 or F32 file of it",
+            field="quantize",
+        )
+
+
+def quantized_bytes(header: Header, name: str) -> int:
+    """About what the quantized file takes, rather too much: some tensors keep more bits than the rest."""
+    kind = canonical_quantization(name)
+    for type_name in (kind, kind.rpartition("_")[0]):
+        with contextlib.suppress(KeyError):
+            chosen = by_name(type_name)
+            size_bytes = header.n_params * chosen.block_bytes // chosen.block_elements
+            return min(header.size_bytes, size_bytes * 5 // 4 + header.data_offset)
+    return header.size_bytes

@@ -1,12 +1,31 @@
-"""About what a model takes of a machine's memory, before its file is here.
+"""How a model is best opened on a machine: GPU layers, context, KV cache, slots; and what each device then holds.
 
-Pure arithmetic on the size that a download page tells. Does not: know any machine, or replace the estimate that is made
-from a file's own header (`memory`, `fit_choice`).
+Pure: free bytes come as arguments. The rule, with what a person asked for never changed:
+
+1. As many cells as the slots would like: a whole context for each, one pool of at most `DEFAULT_POOL_CELLS`.
+2. Where that is too much, half of it, and half again, down to `COMFORTABLE_CELLS` or one trained context.
+3. Where that is too much, the same with the KV cache in q8_0, which takes half of f16's memory. q4_0 is for those who
+   ask for it: it costs quality that one can see.
+4. Then fewer cells still, down to `FLOOR_CELLS`, and at last fewer slots.
+
+On a CPU the cells are rounded up to whole streams, one for every slot. On a machine with GPUs, that one of steps 1 to 3
+is taken which has most layers there, since one layer in RAM costs more speed than anything else here.
+
+Layers are divided as llama.cpp does it (`load_tensors` in llama-model.cpp): the last `n_gpu_layers` of the layers go to
+the GPUs, the output counting as one more layer behind them, each GPU getting a part in proportion to its free memory;
+embeddings stay with the CPU. Never compared with a real GPU's memory.
+
+Does not: read the machine, evict other models, or count the prefix cache, which takes what is left.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from localrun.models.header import Header
+from localrun.models.memory import MemoryEstimate, estimate, layers_kv_bytes, model_memory
 
 # The context that a model should have here to be worth its download.
 ROUGH_CELLS: Final = 8_192
@@ -20,3 +39,342 @@ _REST_BYTES = 350 * 1024 * 1024
 def rough_bytes(weights_bytes: int) -> int:
     """About what an engine takes for weights of that size and `ROUGH_CELLS` tokens of context, within a third."""
     return weights_bytes + int(weights_bytes * _KV_SHARE) + _REST_BYTES
+
+
+# The rest is for other programs, the prefix cache, and estimates that are a little low.
+USABLE_RAM: Final = 0.8
+USABLE_GPU: Final = 0.9
+# A driver's context and kernels, before the first tensor.
+GPU_CONTEXT_BYTES: Final = 400 * 1024 * 1024
+
+_LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+def in_gb(size_bytes: int) -> str:
+    """For messages: decimal gigabytes, as models and memory are sold; megabytes where those would be nothing."""
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 95_000_000 else f"{size_bytes / 1e6:.0f} MB"
+
+
+class Gpu(NamedTuple):
+    """A device with memory of its own, or one that computes in the machine's (`is_shared`)."""
+
+    name: str
+    free_bytes: int
+    is_shared: bool = False
+    total_bytes: int = 0
+
+    @property
+    def emptied(self) -> Gpu:
+        """The same with nothing on it."""
+        return self._replace(free_bytes=max(self.free_bytes, self.total_bytes))
+
+    @property
+    def usable_bytes(self) -> int:
+        return max(0, int(self.free_bytes * USABLE_GPU) - GPU_CONTEXT_BYTES)
+
+
+class Machine(NamedTuple):
+    """What a model can be put into, at this moment."""
+
+    ram_bytes: int
+    gpus: tuple[Gpu, ...] = ()
+
+    @property
+    def usable_ram_bytes(self) -> int:
+        return int(self.ram_bytes * USABLE_RAM)
+
+
+class DeviceUse(NamedTuple):
+    """What one device holds. `other_bytes`: the process, its vocabulary, long prompts in the background, and
+    adapters."""
+
+    name: str
+    n_layers: int
+    weights_bytes: int
+    kv_bytes: int
+    compute_bytes: int
+    other_bytes: int
+    free_bytes: int
+    usable_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes + self.compute_bytes + self.other_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.total_bytes <= self.usable_bytes
+
+
+class LayerWeights(NamedTuple):
+    """Bytes of each layer's tensors, of the output's, and of those that stay with the CPU."""
+
+    layers: tuple[int, ...]
+    output_bytes: int
+    embedding_bytes: int
+
+
+def layer_weights(header: Header) -> LayerWeights:
+    """The tensors by layer. Tied embeddings are copied to whatever device has the output."""
+    layers = [0] * header.n_layers
+    output_bytes = embedding_bytes = 0
+    is_tied = True
+    for tensor in header.tensors:
+        found = _LAYER.match(tensor.name)
+        if found and int(found[1]) < header.n_layers:
+            layers[int(found[1])] += tensor.size_bytes
+        elif tensor.name.startswith("output"):
+            output_bytes += tensor.size_bytes
+            is_tied = is_tied and tensor.name != "output.weight"
+        else:
+            embedding_bytes += tensor.size_bytes
+    return LayerWeights(tuple(layers), output_bytes + is_tied * embedding_bytes, embedding_bytes)
+
+
+def divide(
+    weights: LayerWeights, layers_kv_bytes: list[int], needed: MemoryEstimate, machine: Machine, n_gpu_layers: int
+) -> tuple[DeviceUse, ...]:
+    """What each device holds with `n_gpu_layers`: RAM first, then the GPUs.
+
+    `needed` is the estimate of the whole model. Compute buffers are counted on every device that has a layer, and in
+    RAM always. So are adapters, although each device gets only its layers' part: they are small.
+    """
+    n_layers = len(weights.layers)
+    n_moved = min(n_gpu_layers, n_layers + 1)
+    first_moved = n_layers + 1 - n_moved
+    owners = _owners(machine.gpus, n_moved)
+    uses = []
+    for index, gpu in enumerate(machine.gpus):
+        own = [first_moved + at for at, owner in enumerate(owners) if owner == index]
+        blocks = [layer for layer in own if layer < n_layers]
+        uses.append(
+            DeviceUse(
+                name=gpu.name,
+                n_layers=len(own),
+                weights_bytes=sum(weights.layers[layer] for layer in blocks)
+                + (weights.output_bytes if n_layers in own else 0),
+                kv_bytes=sum(layers_kv_bytes[layer] for layer in blocks),
+                compute_bytes=needed.compute_bytes if own else 0,
+                other_bytes=needed.adapter_bytes if own else 0,
+                free_bytes=gpu.free_bytes,
+                usable_bytes=gpu.usable_bytes,
+            )
+        )
+    # The output is one of the tensors of the file unless it is the embeddings again.
+    rest_bytes = needed.weights_bytes - sum(weights.layers) - weights.embedding_bytes
+    ram = DeviceUse(
+        name="RAM",
+        n_layers=n_layers + 1 - n_moved,
+        weights_bytes=sum(weights.layers[:first_moved]) + weights.embedding_bytes + (0 if n_moved else rest_bytes),
+        kv_bytes=sum(layers_kv_bytes[:first_moved]),
+        compute_bytes=needed.compute_bytes,
+        other_bytes=needed.process_bytes + needed.staging_bytes + needed.adapter_bytes,
+        free_bytes=machine.ram_bytes,
+        usable_bytes=machine.usable_ram_bytes,
+    )
+    return (ram, *uses)
+
+
+def all_fit(devices: tuple[DeviceUse, ...], machine: Machine) -> bool:
+    """Whether every device holds its part; GPUs that compute in the machine's memory share it."""
+    shared_bytes = sum(use.total_bytes for use, gpu in zip(devices[1:], machine.gpus, strict=True) if gpu.is_shared)
+    ram = devices[0]
+    return all(use.fits for use in devices) and ram.total_bytes + shared_bytes <= ram.usable_bytes
+
+
+def _owners(gpus: tuple[Gpu, ...], n_moved: int) -> list[int]:
+    """The GPU of each moved layer: cut where the GPUs' shares of the free memory, added up, pass its place."""
+    free_bytes = sum(gpu.free_bytes for gpu in gpus)
+    if not free_bytes:
+        return [0] * n_moved
+    ends, passed = [], 0
+    for gpu in gpus:
+        passed += gpu.free_bytes
+        ends.append(passed)
+    # The first GPU whose end lies beyond `at / n_moved` of all free memory, in whole numbers.
+    return [next(index for index, end in enumerate(ends) if end * n_moved > at * free_bytes) for at in range(n_moved)]
+
+
+CELL_STEP: Final = 256  # llama.cpp pads its KV pool to this many cells, and where it is split every stream of it
+DEFAULT_POOL_CELLS: Final = 32_768
+COMFORTABLE_CELLS: Final = 8_192
+FLOOR_CELLS: Final = 2_048
+AUTO: Final = "auto"
+
+_AUTO_TYPES = ("f16", "q8_0")
+_Q8_BLOCK = 32
+
+
+class Wish(NamedTuple):
+    """What a person asked for. `n_kv_cells` 0, `kv_type` auto and `n_gpu_layers` -1 leave it to the machine; `n_slots`
+    is the most. `adapter_bytes` are those of the LoRA files that come with the model."""
+
+    n_slots: int
+    n_kv_cells: int = 0
+    kv_type: str = AUTO
+    n_gpu_layers: int = -1
+    n_ubatch: int = 512
+    adapter_bytes: int = 0
+
+
+class Fit(NamedTuple):
+    """A choice. Where `fits` is False nothing does, and this is the smallest that was tried."""
+
+    fits: bool
+    n_slots: int
+    n_kv_cells: int
+    kv_type: str
+    n_gpu_layers: int
+    n_ctx: int
+    estimate: MemoryEstimate
+    devices: tuple[DeviceUse, ...]
+    notes: tuple[str, ...]
+
+
+class _Setting(NamedTuple):
+    n_slots: int
+    n_kv_cells: int
+    kv_type: str
+
+
+def wanted_cells(*, n_ctx_train: int, n_slots: int, kv_cells: int) -> int:
+    """Cells to load with when memory is no concern."""
+    return _whole_steps(kv_cells or min(n_ctx_train * n_slots, DEFAULT_POOL_CELLS))
+
+
+def choose(header: Header, machine: Machine, wish: Wish) -> Fit:
+    """The best way to open the model there, by the rule above."""
+    opener = _Opener(header, machine, wish)
+    fitting = [fit for setting in _comfortable(header, wish) if (fit := opener.best(setting)).fits]
+    if fitting:
+        return max(fitting, key=_n_gpu_layers)  # the first of those with most
+    *tight, smallest = (opener.best(setting) for setting in _tight(header, wish))
+    return next((fit for fit in tight if fit.fits), smallest)
+
+
+def _n_gpu_layers(fit: Fit) -> int:
+    return fit.n_gpu_layers
+
+
+class _Opener:
+    """Tries settings on one machine."""
+
+    def __init__(self, header: Header, machine: Machine, wish: Wish) -> None:
+        self._header = header
+        self._machine = machine
+        self._wish = wish
+        self._weights: LayerWeights = layer_weights(header)
+        self._known: dict[tuple[_Setting, bool], tuple[MemoryEstimate, list[int]]] = {}
+
+    def best(self, setting: _Setting) -> Fit:
+        """With as many layers on GPUs as these hold, or as were asked for."""
+        if not self._machine.gpus:
+            return self.fit(setting, 0)
+        n_all = self._header.n_layers + 1
+        if self._wish.n_gpu_layers >= 0:
+            return self.fit(setting, min(self._wish.n_gpu_layers, n_all))
+        for n_gpu_layers in range(n_all, 0, -1):
+            if (fit := self.fit(setting, n_gpu_layers)).fits:
+                return fit
+        return self.fit(setting, 0)
+
+    def fit(self, setting: _Setting, n_gpu_layers: int) -> Fit:
+        setting = self._in_whole_streams(setting) if n_gpu_layers == 0 else setting
+        n_slots, n_cells, kv_type = setting
+        needed, by_layer = self._sizes(setting, n_gpu_layers > 0)
+        devices = divide(self._weights, by_layer, needed, self._machine, n_gpu_layers)
+        fits = all_fit(devices, self._machine)
+        n_ctx = min(n_cells, self._header.n_ctx_train)
+        return Fit(
+            fits, n_slots, n_cells, kv_type, n_gpu_layers, n_ctx, needed, devices, self._notes(setting, n_gpu_layers)
+        )
+
+    def _in_whole_streams(self, setting: _Setting) -> _Setting:
+        """On a CPU each slot has a stream of cells of its own, where the model allows it."""
+        n_cells = setting.n_kv_cells
+        if not model_memory(self._header, n_kv_cells=n_cells).is_shareable:
+            return setting
+        return setting._replace(n_kv_cells=_whole_steps(n_cells, CELL_STEP * setting.n_slots))
+
+    def _sizes(self, setting: _Setting, is_on_gpu: bool) -> tuple[MemoryEstimate, list[int]]:
+        known = self._known.get((setting, is_on_gpu))
+        if known is None:
+            n_slots, n_cells, kv_type = setting
+            header, n_ubatch = self._header, self._wish.n_ubatch
+            known = self._known[setting, is_on_gpu] = (
+                estimate(
+                    header, n_kv_cells=n_cells, n_slots=n_slots, n_ubatch=n_ubatch, kv_type=kv_type,
+                    may_split=not is_on_gpu,
+                )._replace(adapter_bytes=self._wish.adapter_bytes),
+                layers_kv_bytes(header, n_kv_cells=n_cells, n_slots=n_slots, n_ubatch=n_ubatch, kv_type=kv_type),
+            )  # fmt: skip
+        return known
+
+    def _notes(self, setting: _Setting, n_gpu_layers: int) -> tuple[str, ...]:
+        """Why it is not what one would like."""
+        wish, header = self._wish, self._header
+        notes = []
+        wanted = wanted_cells(n_ctx_train=header.n_ctx_train, n_slots=wish.n_slots, kv_cells=wish.n_kv_cells)
+        if setting.n_kv_cells < wanted:
+            notes.append(f"{setting.n_kv_cells} KV cells instead of {wanted}: more do not fit")
+        elif not wish.n_kv_cells and setting.n_kv_cells < header.n_ctx_train:
+            notes.append(
+                f"{setting.n_kv_cells} KV cells of the {header.n_ctx_train} that the model was trained for; --kv-cells "
+                f"asks for more"
+            )
+        if setting.kv_type != "f16" and wish.kv_type == AUTO:
+            notes.append(f"KV cache in {setting.kv_type}, so that more cells fit than in f16")
+        if setting.n_slots < wish.n_slots:
+            notes.append(f"{setting.n_slots} slots instead of {wish.n_slots}: more do not fit")
+        n_all = header.n_layers + 1
+        if self._machine.gpus and n_gpu_layers < n_all and wish.n_gpu_layers < 0:
+            notes.append(f"{n_gpu_layers} of {n_all} layers on the GPU: more do not fit")
+        return tuple(notes)
+
+
+def _comfortable(header: Header, wish: Wish) -> Iterator[_Setting]:
+    """Steps 1 to 3 of the rule."""
+    wanted = wanted_cells(n_ctx_train=header.n_ctx_train, n_slots=wish.n_slots, kv_cells=wish.n_kv_cells)
+    least = wanted if wish.n_kv_cells else min(wanted, _whole_steps(min(header.n_ctx_train, COMFORTABLE_CELLS)))
+    for kv_type in _kv_types(header, wish):
+        for n_cells in _halvings(wanted, least):
+            yield _Setting(wish.n_slots, n_cells, kv_type)
+
+
+def _tight(header: Header, wish: Wish) -> Iterator[_Setting]:
+    """Step 4: at least one setting, the last of which is the smallest that there is."""
+    wanted = wanted_cells(n_ctx_train=header.n_ctx_train, n_slots=wish.n_slots, kv_cells=wish.n_kv_cells)
+    small_type = _kv_types(header, wish)[-1]
+    if not wish.n_kv_cells:
+        floor = min(wanted, _whole_steps(min(header.n_ctx_train, FLOOR_CELLS)))
+        wanted = min(wanted, _whole_steps(min(header.n_ctx_train, COMFORTABLE_CELLS)))
+        for n_cells in _halvings(wanted, floor):
+            yield _Setting(wish.n_slots, n_cells, small_type)
+        wanted = floor
+    else:
+        yield _Setting(wish.n_slots, wanted, small_type)
+    n_slots = wish.n_slots
+    while n_slots > 1:
+        n_slots //= 2
+        yield _Setting(n_slots, wanted, small_type)
+
+
+def _kv_types(header: Header, wish: Wish) -> tuple[str, ...]:
+    """Types to try, best first. Rows of a quantized cache are whole blocks for every head."""
+    if wish.kv_type != AUTO:
+        return (wish.kv_type,)
+    dimensions = (header.head_dim_k, header.head_dim_v)
+    is_quantizable = header.n_heads_kv > 0 and all(size > 0 and size % _Q8_BLOCK == 0 for size in dimensions)
+    return _AUTO_TYPES if is_quantizable else _AUTO_TYPES[:1]
+
+
+def _halvings(most: int, least: int) -> Iterator[int]:
+    """`most` and its halves in whole steps, down to `least`, which comes last."""
+    while most > least:
+        yield most
+        most = max(least, _whole_steps(most // 2))
+    yield least
+
+
+def _whole_steps(cells: int, step: int = CELL_STEP) -> int:
+    return max(1, -(-cells // step)) * step

@@ -66,6 +66,8 @@ FILE_TYPES: dict[int, str] = {
     29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
     40: "Q1_0", 41: "Q2_0",
 }  # fmt: skip
+# What people write for some of them.
+QUANT_ALIASES = {"Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "Q3_K": "Q3_K_M", "FP16": "F16", "FP32": "F32"}
 
 
 def by_name(name: str) -> GgmlType:

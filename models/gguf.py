@@ -8,26 +8,82 @@ The format is that of llama.cpp's gguf.cpp: versions 2 and 3, little-endian. Wha
 Stricter than llama.cpp: the limits, and tensors without any element (a zero among the dimensions), because no converter
 writes them and C code divides by dimensions; a tensor with no dimensions at all is one number, as there. Files that
 cannot run as a language model by themselves are refused by name: projectors, adapters, and all but the first file of a
-split model. With the first come all others (`shards`); the limits are for all of them together.
+split model. With the first come all others, which llama.cpp finds by its name, `NAME-00001-of-00003.gguf`
+(`llama_split_path`); the limits are for all of them together.
 
-Does not: judge whether llama.cpp knows the architecture, or whether the vocabulary makes sense. That is found out when
-the engine process loads the file.
+Does not: judge whether the vocabulary makes sense. That is found out when the engine process loads the file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
+import re
 import struct
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from localrun.errors import BadModelFile
+from localrun.models.bounded_reader import MAX_HEADER_BYTES, BoundedReader, open_model_file
+from localrun.models.ggml_types import BY_NUMBER
+from localrun.models.header import ArraySummary, Header, Scalar, TensorInfo, Value, dimension_problem
 
-from .bounded_reader import MAX_HEADER_BYTES, BoundedReader, open_model_file
-from .ggml_types import BY_NUMBER
-from .header import Header, Scalar, TensorInfo, Value, dimension_problem
-from .shards import Split, shard_paths, shard_problem, split_of
-from .vocabulary import ArraySummary
+# Published models have at most some hundred; each costs an open file in the engine.
+MAX_SHARDS = 1_000
+
+_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+class Split(NamedTuple):
+    """What a file says of itself: the `number`th of `n_shards`, from 0, and `n_tensors` in all of them together."""
+
+    number: int
+    n_shards: int
+    n_tensors: int
+
+
+def split_of(metadata: Mapping[str, Value]) -> Split | None:
+    """The file's place in a split model; None for a model in one file."""
+    number, n_shards, n_tensors = (metadata.get(f"split.{key}", 0) for key in ("no", "count", "tensors.count"))
+    if not isinstance(n_shards, int) or not isinstance(number, int) or not isinstance(n_tensors, int) or n_shards <= 1:
+        return None
+    return Split(number, n_shards, n_tensors)
+
+
+def shard_problem(path: Path, split: Split) -> str | None:
+    """Why the file at `path` cannot be opened as the first of its model, as the end of a sentence; None if it can."""
+    named = _NUMBERED.fullmatch(path.name)
+    if split.n_shards > MAX_SHARDS:
+        return f"is one of {split.n_shards} files of a model; the limit is {MAX_SHARDS}"
+    if split.number:
+        first = shard_paths(path, split)[0].name if named else "the one whose name ends in -00001"
+        return f"is file {split.number + 1} of {split.n_shards} of a model; open the first one, {first}"
+    if named is None or (int(named["number"]), int(named["count"])) != (1, split.n_shards):
+        return (
+            f"is the first of {split.n_shards} files of a model, but its name does not end in "
+            f"-00001-of-{split.n_shards:05}.gguf, by which the others are found; give all their own names back, or "
+            f"join them with `llama-gguf-split --merge`"
+        )
+    return None
+
+
+def later_shards(path: Path) -> list[Path]:
+    """The other files of the model whose first file `path` is by its name; none for other names."""
+    named = _NUMBERED.fullmatch(path.name)
+    if named is None or int(named["number"]) != 1 or int(named["count"]) > MAX_SHARDS:
+        return []
+    return shard_paths(path, Split(0, int(named["count"]), 0))[1:]
+
+
+def shard_paths(path: Path, split: Split) -> list[Path]:
+    """All files of the model that the numbered file `path` belongs to, in order."""
+    stem = path.name[: -len("-00001-of-00001.gguf")]
+    return [
+        path.with_name(f"{stem}-{number:05}-of-{split.n_shards:05}.gguf") for number in range(1, split.n_shards + 1)
+    ]
+
 
 # The richest headers known have 800,000 strings (a vocabulary of 262,144 with its merges), 100 entries, 2,000 tensors.
 MAX_ARRAY_STRINGS: Final = 2_000_000
@@ -69,6 +125,14 @@ def read_header(path: Path, *, kind: str = "model") -> Header:
         header = _Parser(reader, kind, budget).header(path)
     split = split_of(header.metadata)
     return header if split is None or kind != "model" else _joined(header, split, budget)
+
+
+def first_entries(content: bytes) -> dict[str, Value]:
+    """The metadata in a file's first bytes: what is whole there, up to the end or to whatever is wrong."""
+    parser = _Parser(BoundedReader(Path("beginning.gguf"), io.BytesIO(content), len(content)), "model", _Budget())
+    with contextlib.suppress(BadModelFile):
+        parser.beginning()
+    return parser.metadata
 
 
 def _joined(first: Header, split: Split, budget: _Budget) -> Header:
@@ -113,10 +177,12 @@ class _Parser:
         self._reader = reader
         self._kind = kind
         self._budget = budget
+        self.metadata: dict[str, Value] = {}
 
     def header(self, path: Path) -> Header:
         """The file that says what the model is."""
-        version, n_tensors, metadata = self._beginning()
+        version, n_tensors = self.beginning()
+        metadata = self.metadata
         split = split_of(metadata)
         # Later files of a split model do not even say their architecture.
         if self._kind == "model" and split and (problem := shard_problem(path, split)):
@@ -137,24 +203,24 @@ class _Parser:
 
     def shard(self, expected: Split, names: set[str]) -> tuple[TensorInfo, ...]:
         """Tensors of a further file, which has only to say which one it is. `names` are known tensors, and grow."""
-        _, n_tensors, metadata = self._beginning()
+        _, n_tensors = self.beginning()
+        metadata = self.metadata
         # As in llama.cpp, only the first file has to know how many tensors there are.
         if metadata.get("split.no") != expected.number or metadata.get("split.count") != expected.n_shards:
             self._reader.fail(f"does not say that it is file {expected.number + 1} of {expected.n_shards} of its model")
         return self._tensors(n_tensors, self._alignment(metadata), names)[0]
 
-    def _beginning(self) -> tuple[int, int, dict[str, Value]]:
-        """The version, the number of tensors, and the metadata."""
+    def beginning(self) -> tuple[int, int]:
+        """The version and the number of tensors; fills `metadata`."""
         version = self._version()
         n_tensors = self._count("the number of tensors", self._budget.tensors)
         n_entries = self._count("the number of metadata entries", self._budget.entries)
         self._budget.tensors -= n_tensors
         self._budget.entries -= n_entries
-        metadata: dict[str, Value] = {}
         for _ in range(n_entries):
-            key = self._key(metadata)
-            metadata[key] = self._value(key[:80])
-        return version, n_tensors, metadata
+            key = self._key(self.metadata)
+            self.metadata[key] = self._value(key[:80])
+        return version, n_tensors
 
     def _version(self) -> int:
         if self._reader.take(len(_MAGIC), "the magic bytes") != _MAGIC:

@@ -1,21 +1,76 @@
 """What a model file says about itself: metadata, tensors, and the dimensions derived from them.
 
-Pure and immutable. Made by `gguf.read_header`, which has checked everything that the properties rely on: none of them
-raises, and dimensions are within the limits named in `check_dimensions`.
+Pure and immutable, but for the texts of a few tokens, which are read from the file again when they are asked for. Made
+by `gguf.read_header`, which has checked everything that the properties rely on: none of them raises, and dimensions are
+within the limits named in `dimension_problem`.
 
-Does not: hold the vocabulary (hundreds of thousands of texts) or any weights.
+Does not: hold the vocabulary (hundreds of thousands of texts) or any weights. Whoever asks for texts of tokens keeps
+them: to find some is a walk over all (some milliseconds per hundred thousand).
 """
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from .ggml_types import FILE_TYPES
-from .vocabulary import ArraySummary, read_control_tokens
+from localrun.models.bounded_reader import BoundedReader, open_model_file
+from localrun.models.ggml_types import FILE_TYPES
+
+# Real vocabularies have at most some thousand (reserved ones included), each a few dozen bytes long.
+MAX_CONTROL_TOKENS: Final = 16_384
+MAX_TOKEN_BYTES: Final = 512
+
+# LLAMA_TOKEN_TYPE_CONTROL in llama.h.
+_CONTROL = 3
+
+
+class ArraySummary(NamedTuple):
+    """An array (or a very long text, as type "u8") whose `length` elements were left in the file at `offset`."""
+
+    type: str
+    length: int
+    offset: int
+
+
+def read_control_tokens(path: Path, tokens: ArraySummary, token_types: ArraySummary) -> tuple[str, ...]:
+    """Texts of the tokens whose type is control, in id order; empty texts are left out.
+
+    Raises BadModelFile when there are more than the limits above, and when the file is gone or was changed in place.
+    """
+    with open_model_file(path) as reader:
+        reader.seek(token_types.offset, "the token types")
+        raw_types = reader.take(4 * min(tokens.length, token_types.length), "the token types")
+        wanted = [index for index, (kind,) in enumerate(struct.iter_unpack("<i", raw_types)) if kind == _CONTROL]
+        if len(wanted) > MAX_CONTROL_TOKENS:
+            reader.fail(f"has {len(wanted)} control tokens; the limit is {MAX_CONTROL_TOKENS}")
+        texts = _texts(reader, tokens, wanted)
+    return tuple(text for text in texts if text)
+
+
+def read_token(path: Path, tokens: ArraySummary, index: int) -> str:
+    """The text of one token. Raises BadModelFile as `read_control_tokens` does."""
+    with open_model_file(path) as reader:
+        return _texts(reader, tokens, [index])[0]
+
+
+def _texts(reader: BoundedReader, tokens: ArraySummary, indexes: list[int]) -> list[str]:
+    """The texts at ascending `indexes`."""
+    reader.seek(tokens.offset, "the tokens")
+    texts = []
+    next_index = 0
+    for index in indexes:
+        reader.skip_strings(index - next_index, "the tokens")
+        next_index = index + 1
+        length = reader.u64("a token's length")
+        if length > MAX_TOKEN_BYTES:
+            reader.fail(f"has a special token of {length} bytes; the limit is {MAX_TOKEN_BYTES}")
+        texts.append(reader.take(length, "a token").decode("utf-8", errors="replace"))
+    return texts
+
 
 # LLAMA_MAX_LAYERS in llama-hparams.h; llama.cpp aborts beyond it.
 MAX_LAYERS = 512
@@ -218,3 +273,15 @@ def _is_count(value: Value, least: int, most: int) -> bool:
 def _shown(value: Value) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def special_token_text(header: Header, key: str) -> str:
+    """The text of the token whose id is the metadata entry `key` ("tokenizer.ggml.eos_token_id").
+
+    Empty when the file names no such token. Raises BadModelFile when the file is gone or was changed in place.
+    """
+    token = header.metadata.get(key)
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(token, int) or not isinstance(tokens, ArraySummary) or tokens.type != "str":
+        return ""
+    return read_token(header.path, tokens, token) if 0 <= token < tokens.length else ""

@@ -1,22 +1,30 @@
-"""The Hugging Face cache that llama.cpp, transformers and localrun share: where it is, and how one file leaves it.
+"""The Hugging Face cache that llama.cpp, transformers and localrun share: where it is, where a repository's files lie
+in it, and how one file leaves it.
 
-    models--<owner>--<repo>/blobs/<etag>                  the content
-    models--<owner>--<repo>/snapshots/<commit>/<file>     a link to it: symbolic, else hard, else the file itself
-    models--<owner>--<repo>/refs/<revision>               a commit's name
+    <cache>/models--<owner>--<name>/blobs/<etag>                 the content
+                                    snapshots/<commit>/<path>    a link to it: symbolic, else hard, else the file itself
+                                    refs/<revision>              the commit that a branch or tag pointed to last
+    <cache>/.locks/models--<owner>--<name>/<etag>.lock           held while a blob is written
 
-A file leaves by its link first, and its content when no other link needs it: what other programs fetched of the same
-repository stays usable.
+Checks whatever a path is made of: all of it came from another machine. A file leaves by its link first, and its content
+when no other link needs it: what other programs fetched of the same repository stays usable.
 
-Does not: download.
+Does not: fetch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from localrun.errors import DownloadFailed
+from localrun.models import atomic_file
 
 
 def folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -87,3 +95,130 @@ def _remove_empty(repo: Path, snapshot: Path) -> None:
 
 def _expanded(text: str) -> Path:
     return Path(os.path.expandvars(text)).expanduser()
+
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_ETAG = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_MAX_PATH_CHARS = 1_024
+_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache: https://bford.info/cachedir/\n"
+
+
+class CachedFile(NamedTuple):
+    """`path` in the repository; `etag` is "" where the cache has no links and so does not say it."""
+
+    path: str
+    size_bytes: int
+    etag: str
+
+
+@dataclass(frozen=True)
+class RepoCache:
+    """Of one repository. Raises DownloadFailed for a repository, commit, etag or path that makes no safe path."""
+
+    cache_folder: Path
+    repo: str
+
+    @property
+    def folder_name(self) -> str:
+        if not _REPO.fullmatch(self.repo) or ".." in self.repo or "--" in self.repo:
+            raise DownloadFailed(f"{self.repo!r} is no repository of the hub")
+        return f"models--{self.repo.replace('/', '--')}"
+
+    @property
+    def folder(self) -> Path:
+        return self.cache_folder / self.folder_name
+
+    def blob(self, etag: str) -> Path:
+        return self.folder / "blobs" / _checked_etag(etag)
+
+    def lock(self, etag: str) -> Path:
+        return self.cache_folder / ".locks" / self.folder_name / f"{_checked_etag(etag)}.lock"
+
+    def relative(self, commit: str, path: str) -> str:
+        """Of a file in a snapshot, to the cache; with forward slashes."""
+        return "/".join((self.folder_name, "snapshots", checked_commit(commit), *checked_path(path)))
+
+    def snapshot(self, commit: str, path: str) -> Path:
+        return self.cache_folder / self.relative(commit, path)
+
+    def link(self, commit: str, path: str, etag: str) -> Path:
+        """Names the blob in the snapshot, atomically, and returns that name."""
+        name = self.snapshot(commit, path)
+        blob = self.blob(etag)
+        if name.exists() and (not blob.exists() or name.samefile(blob)):
+            return name
+        with atomic_file.temporary(name.parent) as temporary:
+            _point(temporary, blob)
+            os.replace(temporary, name)
+        return name
+
+    def remember(self, revision: str, commit: str) -> None:
+        """Writes down the commit of a branch or tag. A commit needs none."""
+        if revision == checked_commit(commit):
+            return
+        path = self.folder.joinpath("refs", *checked_path(revision))
+        with contextlib.suppress(OSError):
+            if path.read_text(encoding="ascii") == commit:
+                return
+        with atomic_file.replacing(path) as file:
+            file.write(commit.encode())
+
+    def tag(self) -> None:
+        """Marks the cache as one, for backup programs."""
+        path = self.cache_folder / "CACHEDIR.TAG"
+        if not path.exists():
+            self.cache_folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(_TAG, encoding="ascii")
+
+    def commit_of(self, revision: str) -> str | None:
+        """The commit that a revision meant when something of it was fetched last; None if nothing was."""
+        if _COMMIT.fullmatch(revision):
+            return revision
+        try:
+            text = self.folder.joinpath("refs", *checked_path(revision)).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+        return text if _COMMIT.fullmatch(text) else None
+
+    def files(self, commit: str) -> Iterator[CachedFile]:
+        """The files of a snapshot that are here, by path."""
+        root = self.folder / "snapshots" / checked_commit(commit)
+        for path in sorted(root.rglob("*")):
+            if path.is_file():
+                etag = path.resolve().name if path.is_symlink() else ""
+                yield CachedFile(path.relative_to(root).as_posix(), path.stat().st_size, etag)
+
+
+def checked_commit(commit: str) -> str:
+    if not _COMMIT.fullmatch(commit):
+        raise DownloadFailed(f"the hub named the commit {commit[:80]!r}, which is none")
+    return commit
+
+
+def checked_path(path: str) -> list[str]:
+    """The parts of a path in a repository. Raises DownloadFailed for one that could lead out of it or be ambiguous."""
+    parts = path.split("/")
+    is_bad = any(part in ("", ".", "..") or part.endswith((".", " ")) for part in parts)
+    if is_bad or len(path) > _MAX_PATH_CHARS or not path.isprintable() or re.search(r'[\\:*?"<>|]', path):
+        raise DownloadFailed(f"the hub named the file {path[:200]!r}; nothing of it was written")
+    return parts
+
+
+def _checked_etag(etag: str) -> str:
+    if not _ETAG.fullmatch(etag):
+        raise DownloadFailed(f"the hub named the digest {etag[:80]!r}, which is none")
+    return etag
+
+
+def _point(name: Path, blob: Path) -> None:
+    """A link where the system allows one; else the file itself under that name, as huggingface_hub has it there."""
+    try:
+        name.symlink_to(os.path.relpath(blob, name.parent))
+        return
+    except OSError:
+        pass
+    try:
+        name.hardlink_to(blob)
+    except OSError:
+        shutil.move(blob, name)

@@ -23,9 +23,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from localrun.errors import BadModelFile, BadRequest
-
-from . import atomic_file, builtin
-from .name import BUILT_IN, DEFAULT_TAG, HUB_HOST, Kind, ModelName
+from localrun.models import atomic_file, builtin
+from localrun.models.name import BUILT_IN, DEFAULT_TAG, HUB_HOST, Kind, ModelName
 
 FOLDER = "manifests"
 MAX_MANIFEST_BYTES = 8 * 1024 * 1024

@@ -1,8 +1,14 @@
 """How much memory an engine will need for a model, from the header alone.
 
-Pure arithmetic. Weights, KV cache and recurrent states follow from the tensors and dimensions exactly, as far as
-`layer_memory` knows the architecture. The compute buffers are a formula (`compute_memory`). What the process itself
-takes was measured. README.md has the estimates beside the memory of real engines.
+Pure arithmetic. Weights, KV cache and recurrent states follow from the tensors and dimensions exactly, as far as the
+architecture is known here (`model_memory`); a layer of one that is not counts as one that keeps everything, which is
+never too little. The compute buffers are a formula, fitted to what llama.cpp reserves with flash attention: exact for
+the llama architecture with an f16 cache, up to a tenth high with a quantized one and for models with windows or states.
+What the process itself takes was measured. README.md has the estimates beside the memory of real engines.
+
+An engine that computes embeddings differs in three ways: every row is an output, so there is a row of logits for each
+(llama.cpp keeps the place for them also where a model has none); an encoder has no KV cache; and what it reads at once
+is a whole text, not a piece of one.
 
 Not modelled, and therefore too high: layers that share a KV cache, and compressed attention (MLA). Not modelled, and
 therefore too low: activations of mixtures of experts that are wider than the stated feed-forward width, attention
@@ -11,15 +17,212 @@ without flash attention. The prefix cache in memory has a limit of its own and i
 
 from __future__ import annotations
 
+import platform
 from typing import Final, NamedTuple
 
 from localrun.errors import BadRequest
+from localrun.models.ggml_types import GgmlType, by_name
+from localrun.models.header import MAX_WIDTH, Header, TensorInfo
+from localrun.models.pooling import ENCODERS, is_bidirectional
 
-from .compute_memory import Graph, compute_bytes
-from .ggml_types import GgmlType, by_name
-from .header import Header
-from .layer_memory import ModelMemory, model_memory
-from .repacked import repacked_bytes
+_F32_BYTES = 4
+
+# --- what each layer keeps of a sequence --------------------------------------------------------------------------
+
+# One state per sequence and nothing else.
+_RECURRENT = {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"}
+# States in some layers, marked by having no key heads, and attention in the others.
+_HYBRID_BY_HEADS = {
+    "jamba",
+    "granitehybrid",
+    "lfm2",
+    "lfm2moe",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "plamo2",
+    "kimi-linear",
+}
+# States in all but every n-th layer; the number is what files that do not state it mean.
+_HYBRID_BY_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
+# Both in every layer.
+_HYBRID_THROUGHOUT = {"falcon-h1"}
+# Every n-th layer sees everything, the others a window, unless the file says which do.
+_WINDOW_PATTERNS = {
+    "afmoe": 4, "cohere2": 4, "exaone4": 4, "exaone-moe": 4, "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2,
+    "olmo2": 4, "plamo3": 8,
+}  # fmt: skip
+
+
+class LayerMemory(NamedTuple):
+    """One layer: `n_heads_kv` heads of keys and values, none if 0, of a window or of everything; perhaps a state."""
+
+    n_heads_kv: int
+    is_windowed: bool
+    has_state: bool
+
+
+class ModelMemory(NamedTuple):
+    """All layers. `state_elements` is the size of one state; `n_window` 0 means that every layer sees everything."""
+
+    layers: tuple[LayerMemory, ...]
+    n_window: int
+    state_elements: int
+
+    @property
+    def is_shareable(self) -> bool:
+        """Whether a prefix can be shared between sequences: nothing is forgotten or mixed up on the way."""
+        return not self.n_window and not any(layer.has_state for layer in self.layers)
+
+
+def model_memory(header: Header, *, n_kv_cells: int) -> ModelMemory:
+    """What `header`'s model keeps with a pool of `n_kv_cells`; a window that no sequence can outgrow is none."""
+    with_state = _layers_with_state(header)
+    windowed = _windowed_layers(header)
+    n_window = _size(header, "attention.sliding_window")
+    if not any(windowed) or any(with_state) or n_window >= min(n_kv_cells, header.n_ctx_train):
+        n_window = 0
+    is_only_states = header.architecture in _RECURRENT
+    layers = tuple(
+        LayerMemory(
+            n_heads_kv=0 if is_only_states or (has_state and header.architecture in _HYBRID_BY_INTERVAL) else n_heads,
+            is_windowed=is_windowed and n_window > 0,
+            has_state=has_state,
+        )
+        for n_heads, is_windowed, has_state in zip(header.heads_kv_per_layer, windowed, with_state, strict=True)
+    )
+    return ModelMemory(layers, n_window, _state_elements(header) if any(with_state) else 0)
+
+
+def memory_kind(header: Header) -> str:
+    """`attention`, `window`, `recurrent` or `hybrid`: what the engine calls the memory of such a model."""
+    if header.architecture in _RECURRENT:
+        return "recurrent"
+    if any(_layers_with_state(header)):
+        return "hybrid"
+    return "window" if any(_windowed_layers(header)) else "attention"
+
+
+def _layers_with_state(header: Header) -> list[bool]:
+    layers = range(header.n_layers)
+    if header.architecture in _RECURRENT | _HYBRID_THROUGHOUT:
+        return [True for _ in layers]
+    if header.architecture in _HYBRID_BY_HEADS:
+        return [n_heads == 0 for n_heads in header.heads_kv_per_layer]
+    if header.architecture in _HYBRID_BY_INTERVAL:
+        every = _size(header, "full_attention_interval") or _HYBRID_BY_INTERVAL[header.architecture]
+        return [(layer + 1) % every != 0 for layer in layers]
+    return [False for _ in layers]
+
+
+def _windowed_layers(header: Header) -> list[bool]:
+    if not _size(header, "attention.sliding_window"):
+        return [False] * header.n_layers
+    stated = header.metadata.get(f"{header.architecture}.attention.sliding_window_pattern")
+    if isinstance(stated, tuple) and len(stated) >= header.n_layers:
+        return [bool(is_windowed) for is_windowed in stated[: header.n_layers]]
+    known = _WINDOW_PATTERNS.get(header.architecture, 1)
+    every = (stated if isinstance(stated, int) and stated > 0 else known) if known > 1 else 1
+    return [(layer + 1) % every != 0 for layer in range(header.n_layers)]
+
+
+def _state_elements(header: Header) -> int:
+    """Numbers (f32) in the state of one layer and sequence: `n_embd_r` and `n_embd_s` of llama-hparams.cpp."""
+    if head_size := _size(header, "wkv.head_size"):
+        return header.n_embd * ((_size(header, "token_shift_count") or 2) + head_size)
+    if n_columns := _size(header, "shortconv.l_cache"):
+        return header.n_embd * (n_columns - 1)
+    n_conv = max(0, _size(header, "ssm.conv_kernel") - 1)
+    if head_dim := _size(header, "kda.head_dim"):
+        return header.n_heads * head_dim * (3 * (n_conv or 3) + head_dim)
+    n_inner, n_state = _size(header, "ssm.inner_size"), _size(header, "ssm.state_size")
+    return n_conv * (n_inner + 2 * _size(header, "ssm.group_count") * n_state) + n_state * n_inner
+
+
+def _size(header: Header, key: str) -> int:
+    """A number of the file, 0 where it states none or nonsense."""
+    value = header.count(key)
+    return value if 0 <= value <= MAX_WIDTH else 0
+
+
+# --- the buffers in which llama.cpp computes a step ---------------------------------------------------------------
+
+_MASK_ELEMENT_BYTES = 2
+
+
+class Graph(NamedTuple):
+    """`n_rows` of a step at most, `n_columns` of the attention masks together, `n_sequences` with a row of logits."""
+
+    n_rows: int
+    n_columns: int
+    n_sequences: int
+
+
+def compute_bytes(header: Header, memory: ModelMemory, graph: Graph) -> int:
+    """The larger of the graph's peaks, and the rows of logits that are handed out.
+
+    In a layer: the attention mask (f16), and per row three vectors of the feed-forward width and four of the model's
+    width, with the queries besides where windows are mixed in; or the activations of a recurrent layer. At the end: one
+    row of logits per sequence, besides the last hidden states. All as measured, see the module's text.
+    """
+    # The graph is reserved for rows that are shared evenly among all sequences.
+    n_rows = -(-graph.n_rows // graph.n_sequences) * graph.n_sequences
+    # A model without attention has no mask.
+    has_mask = any(layer.n_heads_kv for layer in memory.layers)
+    mask_bytes = n_rows * graph.n_columns * _MASK_ELEMENT_BYTES if has_mask else 0
+    queries = header.n_heads * header.head_dim_k if memory.n_window else 0
+    layer_width = 3 * header.n_ff + 4 * header.n_embd + queries
+    peak_bytes = max(n_rows * layer_width, _recurrent_elements(header, memory, n_rows, graph.n_sequences)) * _F32_BYTES
+    logits_bytes = graph.n_sequences * header.n_vocab * _F32_BYTES
+    end_bytes = logits_bytes + (n_rows + graph.n_sequences) * header.n_embd * _F32_BYTES
+    return max(mask_bytes + peak_bytes, end_bytes) + logits_bytes
+
+
+def _recurrent_elements(header: Header, memory: ModelMemory, n_rows: int, n_sequences: int) -> int:
+    """Activations in a layer with a state: some vectors of its inner width per row, and its states in and out."""
+    n_inner, n_state = header.count("ssm.inner_size"), header.count("ssm.state_size")
+    n_mixed = n_inner + 2 * header.count("ssm.group_count") * n_state
+    if not memory.state_elements or not n_inner:
+        return 0
+    is_selective = header.count("ssm.group_count") == 0
+    per_row = 6 * n_inner + header.count("ssm.time_step_rank") + 2 * n_state if is_selective else 3 * n_mixed + n_inner
+    return n_rows * (per_row + header.n_embd) + 2 * n_sequences * memory.state_elements
+
+
+# --- weights that llama.cpp copies into another order at load, for the CPU's vector instructions ------------------
+
+# The copy is private memory. The mapped original is not read again: it stays in the page cache, and counts as resident,
+# until the system wants the pages back. The types are those of `ggml_repack_get_optimal_repack_type` in
+# ggml-cpu/repack.cpp, for processors of the last ten years: AVX2, or Arm's dot product. One without these instructions
+# copies nothing, and the estimate is too high.
+_X86_TYPES = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})
+_ARM_TYPES = _X86_TYPES | {"Q5_K", "Q6_K", "Q8_0", "Q1_0"}
+_TYPES = {"x86_64": _X86_TYPES, "amd64": _X86_TYPES, "arm64": _ARM_TYPES, "aarch64": _ARM_TYPES}
+# Rows are interleaved by eight.
+_ROWS = 8
+
+
+def repacked_bytes(header: Header, machine: str = platform.machine()) -> int:
+    """Bytes of copied tensors whose originals stay mapped, on a `machine` as `platform` names it; 0 for an unknown one.
+
+    What lies behind the last tensor that is not copied is unmapped (`unmap_fragment` in llama-mmap.cpp).
+    """
+    types = _TYPES.get(machine.lower(), frozenset())
+    mapped_bytes = passed_bytes = 0
+    for tensor in header.tensors:
+        if _is_copied(tensor, types):
+            passed_bytes += tensor.size_bytes
+        else:
+            mapped_bytes = passed_bytes
+    return mapped_bytes
+
+
+def _is_copied(tensor: TensorInfo, types: frozenset[str]) -> bool:
+    """Embeddings are looked up by row and stay as they are."""
+    is_matrix = len(tensor.shape) > 1 and tensor.shape[1] % _ROWS == 0
+    return tensor.type_name in types and is_matrix and not tensor.name.startswith("token_embd")
+
+
+# --- an engine for text -------------------------------------------------------------------------------------------
 
 # A unified pool has more sequence ids than slots, for prefixes that wait in the cache.
 SPARE_SEQUENCES: Final = 64
@@ -33,7 +236,6 @@ VOCABULARY_ENTRY_BYTES: Final = 200
 
 # llama_context rounds n_ctx up to this many cells, and llama_kv_cache_iswa the cells of windows.
 _CELL_STEP = 256
-_F32_BYTES = 4
 # Copies of a stream through which a long prompt goes from the background to its slot: one buffer. As measured.
 _TRANSFERS = 1
 
@@ -156,3 +358,49 @@ def _layers_kv_bytes(
 def _whole(count: int, step: int) -> int:
     """`count` rounded up to whole steps."""
     return -(-count // step) * step
+
+
+# --- an engine for embeddings -------------------------------------------------------------------------------------
+
+# Tokens of one input: where a text is computed in one piece its memory grows with the square, and where it is not the
+# KV cache does. Ollama's default batch for embeddings is the former.
+MOST_WHOLE_TOKENS: Final = 2_048
+MOST_TOKENS: Final = 8_192
+# Inputs of one step where each has a state of its own; as the engine has it.
+STATEFUL_SEQUENCES: Final = 8
+
+# A mask in f32, and a copy in f16 for flash attention.
+_EMBEDDING_MASK_BYTES = 6
+
+
+def most_embedding_tokens(header: Header, n_cells: int = 0) -> int:
+    """The longest input that an engine is opened for; `n_cells` asks for another limit than the usual one."""
+    usual = MOST_WHOLE_TOKENS if is_bidirectional(header) else MOST_TOKENS
+    return min(header.n_ctx_train, n_cells or usual)
+
+
+def embedding_estimate(header: Header, *, n_tokens: int, n_rows: int, kv_type: str) -> MemoryEstimate:
+    """Memory of one engine whose inputs have up to `n_tokens`, in steps of `n_rows`."""
+    n_rows = max(n_rows, n_tokens) if is_bidirectional(header) else n_rows
+    n_cells = 0 if header.architecture in ENCODERS else n_tokens + n_rows
+    row_bytes = (3 * header.n_ff + 6 * header.n_embd + 2 * header.n_vocab) * _F32_BYTES
+    if header.architecture in ENCODERS:
+        row_bytes -= header.n_vocab * _F32_BYTES  # they compute no logits
+    mask_bytes = n_rows * max(n_rows, n_cells) * _EMBEDDING_MASK_BYTES
+    return MemoryEstimate(
+        weights_bytes=header.weights_bytes,
+        kv_bytes=_embedding_kv_bytes(header, n_cells, kv_type),
+        compute_bytes=mask_bytes + n_rows * row_bytes,
+        process_bytes=process_bytes(header),
+    )
+
+
+def _embedding_kv_bytes(header: Header, n_cells: int, kv_type: str) -> int:
+    if not n_cells:
+        return 0
+    row_type = by_name(kv_type.upper())
+    memory = model_memory(header, n_kv_cells=n_cells)
+    n_elements = sum(layer.n_heads_kv for layer in memory.layers) * (header.head_dim_k + header.head_dim_v)
+    n_states = STATEFUL_SEQUENCES * sum(layer.has_state for layer in memory.layers)
+    cell_bytes = -(-n_elements // row_type.block_elements) * row_type.block_bytes
+    return cell_bytes * n_cells + n_states * memory.state_elements * _F32_BYTES

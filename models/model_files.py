@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localrun.errors import BadModelFile
-
-from . import gguf, shards
-from .header import Header
+from localrun.models import gguf
+from localrun.models.header import Header
 
 SUFFIX = ".gguf"
 # How deep, and how many entries, a foreign folder is searched: LM Studio keeps owner/repository/file.
@@ -28,11 +27,7 @@ MAX_ENTRIES = 20_000
 # Files whose headers are remembered; a header takes some hundred kilobytes at most.
 _MAX_KNOWN = 512
 _LAST_SECOND = datetime.max.replace(tzinfo=UTC).timestamp() - 1
-# A split model is called without its first file's number.
-_FIRST_SHARD = re.compile(r"-00001-of-[0-9]{5}$", re.IGNORECASE)
-# Not models by themselves: further shards of one, and projectors of models that see.
-_LATER_SHARD = re.compile(r".*-(?!00001)[0-9]{5}-of-[0-9]{5}", re.IGNORECASE)
-_SHARD = re.compile(r".*-[0-9]{5}-of-[0-9]{5}\.gguf", re.IGNORECASE)
+_NUMBERED = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.IGNORECASE)
 _PROJECTOR = re.compile(r"(.*[-_.])?mmproj([-_.].*)?", re.IGNORECASE)
 
 
@@ -72,7 +67,7 @@ class ModelFiles:
             return None
         except OSError as error:
             raise BadModelFile(f"{path.name} cannot be read: {error.strerror or error}") from error
-        later = tuple(_changed_at_ns(shard) for shard in shards.later_shards(path))
+        later = tuple(_changed_at_ns(shard) for shard in gguf.later_shards(path))
         stamp = _Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns, later)
         known = self._known.get(path)
         if known is None or known[0] != stamp:
@@ -91,8 +86,8 @@ def in_folder(folder: Path) -> Sequence[tuple[Path, str]]:
         entries = sorted(os.listdir(folder))
     except OSError:
         return ()
-    stems = [(folder / entry, entry[: -len(SUFFIX)]) for entry in entries if entry.lower().endswith(SUFFIX)]
-    return [(path, _FIRST_SHARD.sub("", stem)) for path, stem in stems if not is_part(stem)]
+    models = [entry for entry in entries if entry.lower().endswith(SUFFIX) and not is_part(entry)]
+    return [(folder / entry, _stem(entry)) for entry in models]
 
 
 def below_folder(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -107,24 +102,40 @@ def below_folder(folder: Path) -> Iterator[tuple[Path, str]]:
             continue
         for entry in entries[: max(0, n_left)]:
             n_left -= 1
-            stem = entry.name[: -len(SUFFIX)]
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
                 if depth + 1 < MAX_DEPTH:
                     waiting.append((Path(entry.path), depth + 1))
-            elif entry.name.lower().endswith(SUFFIX) and not is_part(stem):
-                yield Path(entry.path), _FIRST_SHARD.sub("", stem)
+            elif entry.name.lower().endswith(SUFFIX) and not is_part(entry.name):
+                yield Path(entry.path), _stem(entry.name)
 
 
-def is_part(stem: str) -> bool:
-    """Whether a file of this name (without its ending) is a later shard or a projector, by the customs of the hub."""
-    return bool(_LATER_SHARD.fullmatch(stem) or _PROJECTOR.fullmatch(stem))
+class Shard(NamedTuple):
+    """The `number`th (from 1) of the `n_files` files of the model `stem`."""
+
+    stem: str
+    number: int
+    n_files: int
 
 
-def is_shard(name: str) -> bool:
-    """Whether a file of this name is one of several files of a model, by the customs of the hub."""
-    return bool(_SHARD.fullmatch(name))
+def shard_of(name: str) -> Shard | None:
+    """What a file's name says of it by the customs of the hub; None for a file that is a model by itself."""
+    numbered = _NUMBERED.fullmatch(name)
+    return Shard(numbered[1], int(numbered[2]), int(numbered[3])) if numbered else None
+
+
+def is_part(name: str) -> bool:
+    """Whether a GGUF file of this name is no model by itself: a later shard of one, or the projector of one that sees,
+    by the customs of the hub."""
+    shard = shard_of(name)
+    return (shard is not None and shard.number != 1) or _PROJECTOR.fullmatch(name[: -len(SUFFIX)]) is not None
+
+
+def _stem(name: str) -> str:
+    """A split model is called without its first file's number."""
+    shard = shard_of(name)
+    return shard.stem if shard else name[: -len(SUFFIX)]
 
 
 def _changed_at_ns(path: Path) -> int:

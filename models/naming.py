@@ -1,26 +1,36 @@
-"""Gives a model a name: the one place that writes manifests of models that are complete.
+"""Gives models names and takes them away: the one place that writes and removes manifests of models that are complete.
 
-Used by the daemon's threads, by whoever copies, creates or pulls. Until the manifest is written the name means what it
-meant before; from then on it means the new model, and what only the old one used is deleted.
+Used by the daemon's threads, by whoever copies, creates, pulls or removes. Until a manifest is written the name means
+what it meant before; from then on it means the new model, and what only the old one used is deleted. A model is taken
+away by its name first, then the files that nobody else uses: a process that is killed in between leaves files without a
+name, which `collect_garbage` finds; a name without its files is never left.
 
-Does not: fetch or make the files.
+Files that others keep stay: those in folders that another program fills, those that were in the shared Hugging Face
+cache before localrun came, and every file that another name still needs. Garbage is: temporary files whose writer is
+gone, files of downloads that were given up, and blobs that no manifest names. Blobs are spared while they are young,
+for `create` uploads them before it names them, and all of them while a manifest is unreadable, for it may name them.
+
+Does not: fetch or make files, unload a model (the daemon does, before), or touch files that localrun did not write.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from localrun.errors import BadModelFile, Conflict
-
-from . import manifest, removal
-from .header import Header
-from .manifest import Manifest, Place, Role, Source, StoredFile
-from .model import Model, Origin
-from .name import ModelName
-from .removal import Removed
-from .store import Store
+from localrun.errors import BadModelFile, BadRequest, Conflict, ModelNotFound
+from localrun.models import atomic_file, builtin, manifest
+from localrun.models.download import stale
+from localrun.models.header import Header
+from localrun.models.manifest import Manifest, Place, Role, Source, StoredFile
+from localrun.models.name import Kind, ModelName
+from localrun.models.other_programs import OLLAMA, name_in_ollama
+from localrun.models.store import Model, Origin, Store
 
 
 def point(store: Store, name: str, said: Manifest) -> Removed:
@@ -36,17 +46,17 @@ def point(store: Store, name: str, said: Manifest) -> Removed:
         except BadModelFile:
             before = None
         manifest.write(store.folder, name, changed(said, name=manifest.canonical(name)))
-        return removal.release(store, before.files if before is not None else ())
+        return release(store, before.files if before is not None else ())
 
 
 def check_free(store: Store, name: str) -> None:
     """Raises Conflict when the name is that of a file of the models folder, and BadRequest when it is no name."""
     manifest.Key.of(name)
     found = store.file_named(ModelName.parse(name))
-    if found is not None and found[2] is Origin.FOLDER:
+    if found is not None and found.origin is Origin.FOLDER:
         raise Conflict(
-            f"'{name}' is the name of the file {found[0]}; choose another name, or remove that model first "
-            f"(localrun rm {found[1]})"
+            f"'{name}' is the name of the file {found.path}; choose another name, or remove that model first "
+            f"(localrun rm {found.name})"
         )
 
 
@@ -85,3 +95,221 @@ def files_in_place(header: Header) -> tuple[StoredFile, ...]:
 def changed(said: Manifest, **fields: Any) -> Manifest:
     """The manifest with other values in some fields."""
     return msgspec.structs.replace(said, **fields)
+
+
+class Kept(NamedTuple):
+    """A file that stays, and why."""
+
+    path: Path
+    reason: str
+
+
+class Removed(NamedTuple):
+    """What a removal did. `freed_bytes` is the size of the files that are gone."""
+
+    freed_bytes: int
+    files: Sequence[Path]
+    kept: Sequence[Kept]
+
+
+def remove(store: Store, name: str) -> Removed:
+    """Forgets a model and deletes the files that are its alone.
+
+    Raises ModelNotFound; BadRequest for the built-in model, for a path and for a file in a folder that is not ours,
+    with what to do instead; Conflict for a file of the models folder that another model is made of.
+    """
+    with store.changing:
+        parsed = check_removable(store, name)
+        try:
+            said = manifest.read(store.folder, name)
+        except BadModelFile:
+            # What it named is not known any more; what is left of it is garbage.
+            manifest.remove(store.folder, name)
+            return Removed(0, (), ())
+        if said is not None:
+            manifest.remove(store.folder, name)
+            return release(store, said.files)
+        return _remove_file(store, parsed)
+
+
+def check_removable(store: Store, name: str) -> ModelName:
+    """Raises what `remove` raises for a name that cannot be removed, before anything is done about it."""
+    parsed = ModelName.parse(name)
+    if parsed.kind is Kind.BUILT_IN:
+        size_mb = builtin.model_path().stat().st_size / 1e6 if builtin.model_path().is_file() else 0.0
+        raise BadRequest(
+            f"'{name}' is built in ({size_mb:.1f} MB) and goes with localrun itself; it cannot be removed",
+            field="model",
+        )
+    if parsed.kind is Kind.PATH:
+        raise BadRequest(
+            f"'{name}' is a file that localrun only reads; delete it as you would any other file", field="model"
+        )
+    if manifest.Key.of(name).path(store.folder).is_file():
+        return parsed
+    found = store.file_named(parsed)
+    if found is None or found.origin is Origin.FOREIGN:
+        for ollama, path in store.ollama_named(parsed):
+            raise BadRequest(
+                f"'{name}' is kept by {OLLAMA} in {ollama.folder}, which localrun only reads; to delete it, type: "
+                f"ollama rm {name_in_ollama(path)}",
+                field="model",
+            )
+    path, file_name, origin, program = found or _not_found(name)
+    if program:
+        raise BadRequest(
+            f"'{file_name}' is kept by {program}, and localrun only reads it; delete it in {program}, or type: "
+            f"rm {shlex.quote(str(path))}",
+            field="model",
+        )
+    if origin is Origin.FOREIGN:
+        raise BadRequest(
+            f"'{file_name}' is {path}, in a folder of the setting model_dirs, which localrun only reads; delete the "
+            f"file there, or take the folder out of the setting",
+            field="model",
+        )
+    users = _users(store, path)
+    if users:
+        raise Conflict(f"'{file_name}' is used by {', '.join(users)}; remove that first (localrun rm {users[0]})")
+    return parsed
+
+
+def release(store: Store, files: Iterable[StoredFile]) -> Removed:
+    """Deletes those of `files` that no manifest names any more. To be called after the manifest that did is gone."""
+    with store.changing:
+        survey = manifest.read_all(store.folder)
+        needed = {_identity(file): said.name for said in survey.manifests.values() for file in said.files}
+        freed_bytes, gone, kept = 0, [], []
+        for file in files:
+            path = store.path_of(file)
+            reason = _why_kept(file, needed.get(_identity(file)), has_damaged=bool(survey.damaged))
+            if reason:
+                kept.append(Kept(path, reason))
+                continue
+            try:
+                n_bytes = store.delete(file)
+            except OSError as error:
+                kept.append(Kept(path, f"it cannot be deleted: {error.strerror or error}"))
+                continue
+            if path.is_file():
+                kept.append(Kept(path, "it is being used to make another model"))
+            else:
+                freed_bytes += n_bytes
+                gone.append(path)
+        return Removed(freed_bytes, gone, kept)
+
+
+def _why_kept(file: StoredFile, user: str | None, *, has_damaged: bool) -> str:
+    """Empty when nothing speaks for keeping it."""
+    if file.place is Place.FILE:
+        return "it lies outside localrun's own files; delete it as you would any other file"
+    if file.place is Place.BUILT_IN:
+        return "it is built in"
+    if user is not None:
+        return f"'{user}' uses it"
+    if file.adopted:
+        return "it was in the Hugging Face cache before, for other programs"
+    if has_damaged:
+        return "a damaged manifest may name it (localrun list); localrun gc deletes it when that is gone"
+    return ""
+
+
+def _remove_file(store: Store, parsed: ModelName) -> Removed:
+    """Deletes a GGUF file of the models folder; a damaged one as well."""
+    path = (store.file_named(parsed) or _not_found(parsed.text)).path
+    paths = _files_of(store, path)
+    size_bytes = 0
+    # The first one last: killed in between, what is left is a model with a name that says what is missing.
+    for each in reversed(paths):
+        with contextlib.suppress(FileNotFoundError):
+            size_bytes += each.lstat().st_size
+            each.unlink()
+    atomic_file.sync_folder(path.parent)
+    return Removed(size_bytes, paths, ())
+
+
+def _files_of(store: Store, path: Path) -> Sequence[Path]:
+    """All files of a split model, the file alone of any other, sound or not."""
+    try:
+        return store.sound_file(path).header.shard_paths or (path,)
+    except BadModelFile:
+        return (path,)
+
+
+def _not_found(name: str) -> NoReturn:
+    raise ModelNotFound(name)
+
+
+def _users(store: Store, path: Path) -> Sequence[str]:
+    def is_it(said: Manifest) -> bool:
+        return any(file.place is Place.FILE and Path(file.path).resolve() == target for file in said.files)
+
+    target = path.resolve()
+    return sorted(said.name for said in manifest.read_all(store.folder).manifests.values() if is_it(said))
+
+
+def _identity(file: StoredFile) -> tuple[Place, str]:
+    return file.place, file.digest if file.place is Place.BLOB else file.path
+
+
+# An upload and the `create` that names it are minutes apart at most.
+MIN_AGE_S = 3600.0
+# A pull that was broken off may be gone on with days later.
+PARTIAL_MIN_AGE_S = 14 * 24 * 3600.0
+
+
+class Collected(NamedTuple):
+    """What was deleted, and `kept_blobs`: unnamed blobs that were spared."""
+
+    freed_bytes: int
+    files: list[Path]
+    kept_blobs: int
+
+
+def collect_garbage(
+    store: Store, *, now_s: float, min_age_s: float = MIN_AGE_S, partial_min_age_s: float = PARTIAL_MIN_AGE_S
+) -> Collected:
+    """Deletes the garbage. `now_s` is Unix time; unnamed blobs younger than `min_age_s` stay, and downloads of which
+    the last byte came less than `partial_min_age_s` ago."""
+    with store.changing:
+        freed_bytes, files = 0, []
+        folders = (store.blobs.folder, store.hub_cache_folder)
+        for left in stale.find(folders, now_s=now_s, min_age_s=partial_min_age_s):
+            with contextlib.suppress(OSError):
+                freed_bytes += stale.remove(left)
+                files += [path for path in left.paths if not path.exists()]
+        for path in _temporary_files(store):
+            with contextlib.suppress(OSError):
+                size_bytes = path.lstat().st_size
+                path.unlink()
+                freed_bytes += size_bytes
+                files.append(path)
+        survey = manifest.read_all(store.folder)
+        named = {file.digest for said in survey.manifests.values() for file in said.files}
+        kept_blobs = 0
+        for blob in store.blobs.all():
+            if blob.digest in named:
+                continue
+            if survey.damaged or now_s - blob.modified_at_s < min_age_s:
+                kept_blobs += 1
+                continue
+            with contextlib.suppress(OSError):
+                n_bytes = store.blobs.remove(blob.digest)
+                if not blob.path.exists():
+                    freed_bytes += n_bytes
+                    files.append(blob.path)
+        _remove_empty_folders(store.folder / manifest.FOLDER)
+        return Collected(freed_bytes, files, kept_blobs)
+
+
+def _temporary_files(store: Store) -> Iterator[Path]:
+    yield from atomic_file.stale(store.folder)
+    for folder in sorted((store.folder / manifest.FOLDER).glob("*/*/*/")):
+        yield from atomic_file.stale(folder)
+
+
+def _remove_empty_folders(root: Path) -> None:
+    for depth in ("*/*/*/", "*/*/", "*/"):
+        for folder in root.glob(depth):
+            with contextlib.suppress(OSError):
+                folder.rmdir()

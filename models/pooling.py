@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .header import Header
+from localrun.models.header import Header
 
 MEAN, CLS, LAST, RANK = "mean", "cls", "last", "rank"
 

@@ -1,9 +1,9 @@
 """Brings a model here: from a name to a manifest that points to complete, verified, sound files.
 
 Runs in the daemon's event loop; the disk is touched in threads. The order is what makes it safe at every point: the
-plan is checked before a path is made of it, files get their final names once their digests are right, headers are read
-by our own bounded code before llama.cpp may see them, and the name is written last. What a cancelled or killed pull
-transferred is found again by the next one.
+plan is checked before a path is made of it, a model that no engine here can load is refused before it is transferred,
+files get their final names once their digests are right, headers are read by our own bounded code before llama.cpp may
+see them, and the name is written last. What a cancelled or killed pull transferred is found again by the next one.
 
 Does not: keep two pulls of one name apart (server/pulls.py does), or choose among quantizations (quant_choice.py).
 """
@@ -22,20 +22,22 @@ import httpx2
 import msgspec
 
 from localrun.errors import BadModelFile, BadRequest
-
-from . import catalog, manifest, naming, quant_choice
-from .download.fetch import FetchLimits, Item, fetch
-from .gguf import read_header
-from .header import Header
-from .manifest import Manifest, Place, Role, StoredFile
-from .name import DEFAULT_TAG, Kind, ModelName
-from .sources import huggingface, ollama
-from .sources.huggingface import Hub, HubName
-from .sources.ollama import RegistryName
-from .sources.remote_plan import RemotePlan
-from .store import Store
+from localrun.models import architectures, catalog, manifest, naming, ollama_manifest, quant_choice
+from localrun.models.download.fetch import fetch, first_bytes
+from localrun.models.download.item import FetchLimits, Item
+from localrun.models.gguf import first_entries, read_header
+from localrun.models.header import Header
+from localrun.models.manifest import Manifest, Place, Role, StoredFile
+from localrun.models.name import DEFAULT_TAG, Kind, ModelName
+from localrun.models.sources import huggingface, ollama
+from localrun.models.sources.huggingface import Hub, HubName
+from localrun.models.sources.ollama import RegistryName
+from localrun.models.sources.remote_plan import RemotePlan
+from localrun.models.store import Store
 
 _MAIN = "main"
+# Enough for what a header says before its vocabulary.
+FIRST_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,7 @@ async def pull(name: str, *, means: Means, observer: Observer, is_insecure: bool
     if plan.reason:
         observer.status(plan.reason)
     observer.planned(plan)
+    await _check_loadable(plan, means)
     files = await asyncio.to_thread(_owned, means.store, plan)
     with means.store.held(files):
         paths = await _fetch(plan, means, observer)
@@ -113,14 +116,38 @@ async def _plan(name: ModelName, means: Means, is_insecure: bool) -> RemotePlan:
     if name.registry_host:
         registry = RegistryName(name.registry_host, name.repo, name.tag or DEFAULT_TAG, is_insecure)
     else:
-        repo = f"{ollama.DEFAULT_OWNER}/{name.name}"
-        registry = RegistryName(ollama.DEFAULT_HOST, repo, name.tag or DEFAULT_TAG, is_insecure)
+        repo = f"{ollama_manifest.DEFAULT_OWNER}/{name.name}"
+        registry = RegistryName(ollama_manifest.DEFAULT_HOST, repo, name.tag or DEFAULT_TAG, is_insecure)
     return await ollama.plan(registry, models_folder=means.store.folder, client=means.client)
 
 
 async def _plan_of_repo(repo: HubName, tag: str | None, means: Means) -> RemotePlan:
     choose = partial(quant_choice.choose, tag=tag, memory_bytes=means.memory_bytes, repo=repo.repo)
     return await huggingface.plan(repo, hub=means.hub, choose=choose)
+
+
+async def _check_loadable(plan: RemotePlan, means: Means) -> None:
+    """Raises BadModelFile for a model that no engine here can load, by its first bytes and before the rest comes.
+
+    Where these cannot be had, or say nothing, the transfer decides.
+    """
+    first = next((file for file in plan.files if file.stored.role is Role.MODEL), None)
+    if first is None or not first.item.url or await asyncio.to_thread(means.store.path_of(first.stored).exists):
+        return
+    content = await first_bytes(first.item, FIRST_BYTES, client=means.client, limits=means.limits)
+    if problem := architectures.problem(first_entries(content)):
+        raise BadModelFile(f"'{plan.repo}' {problem}; nothing was transferred. {_way_out(plan)}")
+
+
+def _way_out(plan: RemotePlan) -> str:
+    """What to do about a model that cannot be loaded."""
+    family = plan.repo.rpartition("/")[2].lower()
+    known = [entry.name for entry in catalog.entries() if entry.family == family]
+    if known:
+        return f"The catalogue has it as llama.cpp wants it: localrun pull {known[0]}" + (
+            f" (or {', '.join(known[1:])})" if known[1:] else ""
+        )
+    return f"Look for another GGUF of it (localrun search {family.removesuffix('-gguf')}), or update localrun"
 
 
 async def _fetch(plan: RemotePlan, means: Means, observer: Observer) -> Sequence[Path]:
@@ -156,6 +183,8 @@ def _check(plan: RemotePlan, paths: Sequence[Path]) -> Header:
         role = file.stored.role
         if role is Role.MODEL and model is None:
             model = read_header(path)
+            if problem := architectures.problem(model.metadata):
+                raise BadModelFile(f"'{plan.repo}' {problem}. {_way_out(plan)}")
         elif role is Role.ADAPTER:
             read_header(path, kind=role.value)
     if model is None:

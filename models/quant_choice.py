@@ -24,9 +24,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from localrun.errors import BadRequest, NotFound
-
-from .fit import rough_bytes
-from .fit_devices import USABLE_RAM, in_gb
+from localrun.models.fit import USABLE_RAM, in_gb, rough_bytes
+from localrun.models.ggml_types import QUANT_ALIASES
+from localrun.models.model_files import shard_of
 
 _COMFORTABLE_FRACTION = 0.5
 
@@ -40,7 +40,6 @@ QUALITY = (
 _RANK = {quant: rank for rank, quant in enumerate(QUALITY)}
 _UNQUANTIZED_RANK = _RANK["F16"]
 _FOUR_BITS = range(_RANK["MXFP4_MOE"], _RANK["Q4_0"] + 1)
-_ALIASES = {"Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "Q3_K": "Q3_K_M", "FP16": "F16", "FP32": "F32"}
 
 _QUANT = re.compile(
     r"(?:^|[-._/])((?:BF16|FP?16|FP?32|Q4_0_[48]_[48]|I?Q[1-8]_(?:[01]|NL|K_(?:XS|S|M|L|XL)|K|XXS|XS|S|M)|TQ[12]_0|MXFP4(?:_MOE)?))"
@@ -49,7 +48,6 @@ _QUANT = re.compile(
 )
 # Types that llama.cpp wrote for some processors and no longer reads; it repacks Q4_0 by itself now.
 _UNREADABLE = re.compile(r"Q4_0_[48]_[48]")
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _COMPANION = re.compile(r"(^|[/._-])(mmproj|imatrix|mtp|eagle3|dflash|dspark|draft|lora|vocab)([._-]|$)", re.IGNORECASE)
 
 
@@ -89,7 +87,7 @@ def quant_of(path: str) -> str:
         found = _QUANT.findall(text.removesuffix(".gguf"))
         if found:
             name: str = found[-1].upper()
-            return _ALIASES.get(name, name) if name.startswith("FP") else name
+            return QUANT_ALIASES.get(name, name) if name.startswith("FP") else name
     return ""
 
 
@@ -102,17 +100,17 @@ def candidates(files: Iterable[RemoteFile]) -> list[Candidate]:
     """The models among a repository's files, best quantization first. Left out are sets of shards with gaps,
     and types that llama.cpp no longer reads."""
     single: list[Candidate] = []
-    shards: dict[tuple[str, str], dict[int, RemoteFile]] = {}
+    shards: dict[tuple[str, int], dict[int, RemoteFile]] = {}
     for file in files:
         if not file.path.lower().endswith(".gguf") or _COMPANION.search(file.path.rpartition("/")[2]):
             continue
-        shard = _SHARD.fullmatch(file.path)
+        shard = shard_of(file.path)
         if shard is None:
             single.append(Candidate(quant_of(file.path), (file,)))
         else:
-            shards.setdefault((shard["stem"], shard["count"]), {})[int(shard["number"])] = file
+            shards.setdefault((shard.stem, shard.n_files), {})[shard.number] = file
     for (stem, count), parts in shards.items():
-        if set(parts) == set(range(1, int(count) + 1)):
+        if set(parts) == set(range(1, count + 1)):
             single.append(Candidate(quant_of(stem), tuple(parts[number] for number in sorted(parts))))
     readable = [each for each in single if not _UNREADABLE.fullmatch(each.quant)]
     return sorted(readable, key=lambda each: (_rank(each.quant), each.size_bytes, each.files[0].path))
@@ -142,7 +140,7 @@ def _by_tag(offered: Sequence[Candidate], tag: str, repo: str) -> Candidate:
         names = {file.path.lower() for file in candidate.files} | {candidate.files[0].path.lower().rpartition("/")[2]}
         if wanted in names:
             return candidate
-    quant = _ALIASES.get(tag.upper(), tag.upper())
+    quant = QUANT_ALIASES.get(tag.upper(), tag.upper())
     for name in (tag.upper(), quant):
         for candidate in offered:
             if candidate.quant == name:

@@ -1,17 +1,21 @@
-"""Writes random-weight GGUF files of real models' shapes, for tests and benchmarks.
+"""Writes random-weight GGUF files of real models' shapes, for tests and benchmarks; and the smallest ones that take
+every kernel a real model would, for the probe of the native library (`localrun.kernel_probe`).
 
 The files load in llama.cpp like any other: a working byte-level BPE tokenizer, control tokens, a ChatML template, the
-real model's dimensions and context length. Their text is nonsense. The same arguments give the same bytes.
+real model's dimensions and context length. Their text is nonsense. The same arguments give the same bytes. The files
+for the probe have no vocabulary; all matrices of one have one type, so that what goes wrong has one name.
 
 Memory stays below about 300 MiB for any shape: tensors are streamed from small pools of random blocks, which are tiled
 (see `random_blocks`). The file appears under its name only when it is whole.
 
-Does not: make mixtures of experts, encoders or models that see; only the architectures that `shapes` names.
+Does not: make mixtures of experts, encoders or models that see; only the architectures that `tensor_plan` names.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,13 +23,17 @@ import gguf
 import numpy as np
 
 from localrun.errors import BadRequest
-
-from .random_blocks import BlockPool
-from .shapes import SHAPES, Shape
-from .synthetic_tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, END_OF_TEXT, TURN_END, Vocabulary, make_vocabulary
-from .tensor_plan import TYPES, TensorPlan, plan_tensors
-
-__all__ = ["SHAPES", "TYPES", "synthesize", "write_model"]
+from localrun.models.ggml_types import by_name
+from localrun.models.random_blocks import BlockPool
+from localrun.models.synthetic_tokenizer import (
+    CHAT_TEMPLATE,
+    CONTROL_TOKENS,
+    END_OF_TEXT,
+    TURN_END,
+    Vocabulary,
+    make_vocabulary,
+)
+from localrun.models.tensor_plan import SHAPES, TYPES, Recurrence, Shape, TensorPlan, plan_tensors
 
 _ALIGNMENT = 32
 
@@ -161,3 +169,50 @@ def _write_tensors(file: BinaryIO, plans: list[TensorPlan], seed: int) -> None:
 
 def _pad(file: BinaryIO) -> None:
     file.write(bytes(-file.tell() % _ALIGNMENT))
+
+
+# What published files are made of: F16, the simple ones, and the parts of the mixes Q4_K_M, Q5_K_M and IQ4_XS.
+WEIGHT_TYPES = ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+
+_LLAMA = Shape(
+    name="probe-llama", n_layers=1, n_embd=256, n_heads=4, n_heads_kv=2, head_dim=64, n_ff=256, n_vocab=512,
+    n_ctx_train=256, rope_freq_base=10_000.0, tied=True,
+)  # fmt: skip
+# By kind of memory (`memory.memory_kind`), in the order in which they are probed. Hybrids differ in what their
+# other layers are.
+PROBE_SHAPES: dict[str, tuple[Shape, ...]] = {
+    "attention": (_LLAMA,),
+    "window": (
+        replace(_LLAMA, name="probe-gemma3", architecture="gemma3", n_layers=2, attention_every=6, n_window=32),
+    ),
+    "recurrent": (
+        replace(
+            _LLAMA, name="probe-mamba", architecture="mamba", attention_every=0, n_heads=0, n_heads_kv=0, head_dim=0,
+            n_ff=0, recurrence=Recurrence(n_conv=4, n_state=16, n_inner=512, n_rank=16),
+        ),
+    ),
+    "hybrid": (
+        replace(
+            _LLAMA, name="probe-qwen35", architecture="qwen35", n_layers=2, attention_every=2,
+            recurrence=Recurrence(n_conv=4, n_state=64, n_inner=256, n_rank=4, n_groups=2),
+        ),
+        replace(
+            _LLAMA, name="probe-lfm2", architecture="lfm2", n_layers=2, attention_every=2,
+            recurrence=Recurrence(n_conv=3),
+        ),
+    ),
+}  # fmt: skip
+
+
+def write_probe_models(folder: Path) -> Iterator[tuple[str, str, Path]]:
+    """Writes them all to a folder, one by one: weight type, kind of memory, and the file."""
+    for kind, shapes in PROBE_SHAPES.items():
+        for weight_type in WEIGHT_TYPES:
+            for shape in shapes:
+                path = folder / f"{shape.name}-{weight_type}.gguf"
+                plans = [
+                    replace(plan, type=by_name(weight_type)) if plan.type.name == "F16" else plan
+                    for plan in plan_tensors(shape, "F16")
+                ]
+                write_model(path, shape, plans, weight_type, None, seed=0)
+                yield weight_type, kind, path

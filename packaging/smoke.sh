@@ -51,6 +51,9 @@ for path in localrun/models/builtin/tiny.gguf localrun/models/builtin/LICENSE lo
     localrun/docs/settings.md localrun/tui/theme.tcss share/man/man1/localrun.1; do
     [[ $contents == *"$path"* ]] || fail "the wheel does not contain $path"
 done
+for path in /corpus/ /train.py /held_out.py tests/; do
+    [[ $contents != *"$path"* ]] || fail "the wheel contains $path"
+done
 
 step "installing"
 "$python" -m venv "$work/venv"

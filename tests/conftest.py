@@ -14,7 +14,7 @@ import pytest
 from localrun.kernel_probe import probe
 from localrun.kernels import Verdict
 from localrun.models.gguf import read_header
-from localrun.models.layer_memory import memory_kind
+from localrun.models.memory import memory_kind
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -58,6 +58,7 @@ def running_daemon(*arguments: str, fake: bool = True, **environment: str) -> It
         own = {"LOCALRUN_HOME": home, "LOCALRUN_SLOTS": "4", "LOCALRUN_KV_CELLS": str(N_CTX)}
         # Nobody's own models are listed, filled up or cleaned.
         own["HF_HOME"] = str(Path(home) / "huggingface")
+        own |= {"HOME": home, "USERPROFILE": home, "OLLAMA_MODELS": str(Path(home) / "ollama")}
         if fake:
             own["LOCALRUN_FAKE_ENGINE"] = "1"
         log = Path(home) / "log.txt"

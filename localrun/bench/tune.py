@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 
 from localrun import thread_choice
-from localrun.config import Settings, model_dirs, models_folder
+from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import EngineFailed
-from localrun.models.model import Model
-from localrun.models.store import Store
+from localrun.models import other_programs
+from localrun.models.store import Model, Store
 from localrun.processors import Processors
 from localrun.thread_choice import Kept, Shape, Threads
 
@@ -80,7 +80,8 @@ class _About(msgspec.Struct):
 
 def find_model(name: str, settings: Settings) -> Model:
     """By name or path. Raises ModelNotFound, BadRequest or BadModelFile."""
-    return Store(models_folder(settings), model_dirs=model_dirs(settings)).resolve(name)
+    others = other_programs.found(folders().cache)
+    return Store(models_folder(settings), model_dirs=model_dirs(settings), others=others).resolve(name)
 
 
 def counts_to_try(processors: Processors) -> list[int]:

@@ -23,8 +23,7 @@ from typing import Any
 from starlette.routing import Route
 
 from localrun.errors import BadRequest
-from localrun.models.fit_choice import Fit, choose
-from localrun.models.fit_devices import DeviceUse, Machine
+from localrun.models.fit import DeviceUse, Fit, Machine, choose
 from localrun.server.engines import machine
 from localrun.server.engines.gpus import installed_gpus
 from localrun.server.engines.text_placement import refusal, wish_of

@@ -22,7 +22,8 @@ import msgspec
 from localrun.errors import Cancelled, DownloadFailed, LocalrunError, NotFound, Unavailable
 from localrun.models import atomic_file, manifest
 from localrun.models import pull as model_pull
-from localrun.models.download.fetch import FetchLimits, new_client
+from localrun.models.download.fetch import new_client
+from localrun.models.download.item import FetchLimits
 from localrun.models.manifest import Key
 from localrun.models.sources.huggingface import Hub
 from localrun.models.store import Store

@@ -20,7 +20,7 @@ import os
 from localrun import kernels, kv_folders, thread_choice
 from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import Unavailable
-from localrun.models import packaged
+from localrun.models import other_programs
 from localrun.models.store import Store
 from localrun.server.cache import Cache
 from localrun.server.engines.link import engine_command
@@ -111,5 +111,5 @@ class Runtime:
 
 
 def _store(settings: Settings) -> Store:
-    dirs = (*model_dirs(settings), *packaged.model_dirs(folders().cache))
-    return Store(models_folder(settings), model_dirs=dirs)
+    others = other_programs.found(folders().cache)
+    return Store(models_folder(settings), model_dirs=model_dirs(settings), others=others)

@@ -22,6 +22,7 @@ from localrun.errors import BadRequest
 _OTHERS = (
     *("LOCALRUN_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"),
     *("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN_PATH"),
+    "OLLAMA_MODELS",
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR"),
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
@@ -38,7 +39,7 @@ _PATHS = frozenset(
             "SSL_CERT_FILE",
             "SSL_CERT_DIR",
         ),
-        *("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN_PATH"),
+        *("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN_PATH", "OLLAMA_MODELS"),
     }
 )
 # Secrets do not belong into a file that service managers show to whoever asks them: tokens, and addresses with a user's

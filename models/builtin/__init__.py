@@ -1,8 +1,4 @@
-"""The built-in model `tiny`, and the recipe that trains it.
-
-`model_path()` is all that localrun itself needs. The recipe, `python -m localrun.models.builtin.train --out FILE`,
-wants the `train` extra (PyTorch, tokenizers); this module imports neither.
-"""
+"""The built-in model `tiny`: its file. How it is made is in `packaging/tiny/` of the source tree."""
 
 from __future__ import annotations
 

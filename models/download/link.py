@@ -1,26 +1,123 @@
-"""Where the bytes of an item come from right now: the address behind its redirects, until that expires.
+"""Asking a server for a range of an item: the address behind its redirects, what an answer means, when to try again.
 
 Owned by the event loop of the fetch; the parts of one item share a link. Hubs answer with a redirect to a signed
-address at some storage, valid for minutes: it is found once, used by all parts, and found again when refused.
+address at some storage, valid for minutes: it is found once, used by all parts, and found again when refused. A server
+may answer with the range (206), with the whole file (200: it cannot do ranges, or the content changed since the
+validator was given), with a passing failure, or with a refusal.
 
 Invariant: the headers of an item go to its own origin only. After the first redirect to another, none of them is sent,
 wherever the chain leads.
 
-Does not: judge answers (`answer`), or try again.
+Does not: try again by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 
 import httpx2
 
-from localrun.errors import SourceRefused
+from localrun.errors import DownloadFailed, SourceChanged, SourceRefused
+from localrun.models.download.item import FetchLimits, Item
+from localrun.models.download.journal import Range
 
-from .answer import PassingFailure
-from .item import FetchLimits, Item
-from .ranges import Range
+# What a server answers when it is busy or broken, not when the request is wrong.
+PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
+
+
+def backoff_s(n_failures: int, *, base_s: float, cap_s: float, draw: float) -> float:
+    """The wait after the n-th failure in a row (from 1). `draw` is a random number from 0 to 1."""
+    bound_s = min(cap_s, base_s * 2.0 ** min(n_failures - 1, 60))
+    return bound_s * draw
+
+
+def retry_after_s(header: str | None, *, now: datetime) -> float | None:
+    """The seconds that a Retry-After header asks for (RFC 9110, 10.2.3: seconds or a date); None if it says nothing."""
+    if not header:
+        return None
+    text = header.strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    try:
+        date = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    return max(0.0, (date - now).total_seconds())
+
+
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})", re.IGNORECASE)
+_MAX_REASON_CHARS = 300
+
+
+class PassingFailure(Exception):
+    """Worth another try. `wait_s` is what the server asked for."""
+
+    def __init__(self, reason: str, *, wait_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The body begins at byte `start` of a content of `total_bytes` (None: the server does not say).
+
+    `validator` is the strong ETag, "" if there is none.
+    """
+
+    start: int
+    total_bytes: int | None
+    validator: str
+
+
+def answer_of(status: int, headers: Mapping[str, str], asked: Range, *, name: str, host: str, now: datetime) -> Answer:
+    """The answer to a request for `asked`. `headers` has lower-case names (httpx2's does for any case).
+
+    Raises PassingFailure, SourceChanged (416), and SourceRefused for what no other try would change.
+    """
+    if status in PASSING_STATUSES:
+        wait_s = retry_after_s(headers.get("retry-after"), now=now)
+        raise PassingFailure(f"{host} answered {status}{_reason(headers)}", wait_s=wait_s)
+    if status == 416:
+        raise SourceChanged(f"{name} is shorter on {host} than it was said to be; pull again to get the new version")
+    if status not in (200, 206):
+        raise SourceRefused(f"{host} refused {name} with status {status}{_reason(headers)}", source_status=status)
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise DownloadFailed(f"{host} sends {name} compressed, though it was asked not to; this cannot be resumed")
+    validator = strong_etag(headers.get("etag"))
+    if status == 200:
+        return Answer(0, _length(headers.get("content-length")), validator)
+    content_range = _CONTENT_RANGE.fullmatch(headers.get("content-range", "").strip())
+    if content_range is None:
+        raise PassingFailure(f"{host} answered with a range without saying which")
+    start, _, total_bytes = map(int, content_range.groups())
+    if start != asked.start:
+        raise PassingFailure(f"{host} answered with the range from {start} instead of {asked.start}")
+    return Answer(start, total_bytes, validator)
+
+
+def strong_etag(header: str | None) -> str:
+    """An ETag that means the same bytes, as it stands in the header; "" for a weak one or none (RFC 9110, 8.8.3)."""
+    text = (header or "").strip()
+    return text if text.startswith('"') and text.endswith('"') and len(text) > 2 else ""
+
+
+def _length(header: str | None) -> int | None:
+    return int(header) if header and header.isascii() and header.isdigit() else None
+
+
+def _reason(headers: Mapping[str, str]) -> str:
+    """What the hub says about a failure."""
+    text = headers.get("x-error-message") or headers.get("x-error-code") or ""
+    return f" ({text[:_MAX_REASON_CHARS]})" if text.isprintable() and text else ""
+
 
 _MAX_REDIRECTS = 10
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})

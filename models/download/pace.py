@@ -1,4 +1,4 @@
-"""What the connections of one fetch share: how many there are, how fast they read, and when a server asked for rest.
+"""What all transfers of one fetch share: connections, bandwidth, threads for the disk, and the rest a server asked for.
 
 Owned by the event loop of the fetch.
 """
@@ -7,14 +7,49 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Executor
+from typing import Any, NamedTuple, TypeVar
+
+import httpx2
 
 from localrun.errors import DownloadFailed
+from localrun.models.download.item import FetchLimits, Progress
+from localrun.models.download.link import PassingFailure, backoff_s
 
-from .answer import PassingFailure
-from .item import FetchLimits
-from .rate import RateLimit
-from .retry import backoff_s
+
+async def all_or_first_error(jobs: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Returns when all are done. The first exception cancels the others and is raised, as itself and not in a group."""
+    first: BaseException | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            for job in jobs:
+                group.create_task(job)
+    except BaseExceptionGroup as failed:
+        first = failed.exceptions[0]
+    if first is not None:
+        raise first
+
+
+class RateLimit:
+    """Shared by all connections of a fetch. Time is given by the caller, in seconds of any one clock.
+
+    Bytes are paid for after they came, so the first are not held up; idle time is not saved up for a burst.
+    """
+
+    def __init__(self, rate_bytes_per_s: int) -> None:
+        if rate_bytes_per_s < 1:
+            raise ValueError("the rate must be at least 1 byte per second")
+        self._rate_bytes_per_s = rate_bytes_per_s
+        self._paid_until_s = float("-inf")
+
+    def pay(self, n_bytes: int, now_s: float) -> float:
+        """The seconds to wait before reading on, `n_bytes` having been read."""
+        self._paid_until_s = max(self._paid_until_s, now_s) + n_bytes / self._rate_bytes_per_s
+        return self._paid_until_s - now_s
+
 
 _KEPT = "what was transferred is kept, pull again to go on"
 
@@ -54,3 +89,25 @@ class Pace:
         draw = random.random()
         await asyncio.sleep(backoff_s(n_failures, base_s=limits.backoff_base_s, cap_s=limits.backoff_cap_s, draw=draw))
         await self.rest()
+
+
+_T = TypeVar("_T")
+
+
+class Shared(NamedTuple):
+    client: httpx2.AsyncClient
+    limits: FetchLimits
+    pace: Pace
+    executor: Executor
+    progress: Progress
+
+    async def in_thread(self, work: Callable[[], _T], stop: threading.Event | None = None) -> _T:
+        """Waits for the work even when cancelled (`stop` is set then): no file is closed under a thread that writes."""
+        future = asyncio.get_running_loop().run_in_executor(self.executor, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if stop is not None:
+                stop.set()
+            await asyncio.wait([future])
+            raise

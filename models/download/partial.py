@@ -1,29 +1,84 @@
-"""The unfinished file and its journal, beside the place where the finished one will be.
+"""The unfinished file, its journal and its lock, beside the place where the finished file will be.
 
 `<target>.localrun-partial` has the final size from the start, with holes or old blocks where bytes are missing;
 `<target>.localrun-journal` says which are there. Used by one fetch, which holds the lock of the target: whatever
 touches the disk is called in its threads, perhaps in several at once; `missing` and `add` belong to its event loop.
 
+The lock is that of huggingface_hub (package filelock), so that its clients and ours wait for each other in the shared
+cache. A killed process holds no lock; no order is kept among those who wait.
+
 Invariant: what `missing` does not list was written as the server sent it, and is still so after a kill or a power cut.
 
-Does not: verify the digest of the whole (`digest`), or lock out other processes (`lock`).
+Does not: verify the digest of the whole (`transfer`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import os
 import threading
 import zlib
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+import filelock
+
 from localrun.errors import DiskFull, DownloadFailed
 from localrun.models.atomic_file import sync_folder
+from localrun.models.download import journal
+from localrun.models.download.journal import Header, Journal, Range, RangeSet, Record
 
-from . import journal
-from .journal import Header, Journal, Record
-from .ranges import Range, RangeSet
+_POLL_S = 0.2
+# Group-writable, as huggingface_hub makes its own: several users may share a cache.
+_MODE = 0o664
+
+
+@contextlib.asynccontextmanager
+async def held(path: Path, *, is_kept: bool) -> AsyncIterator[None]:
+    """Waits for the lock, holds it inside the block. Unless `is_kept`, its file is deleted at the end.
+
+    Deleting is safe only while the lock is held: one who waited for the deleted file notices and begins anew.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Not per thread: the event loop's thread is the only one, and tests run several loops.
+    lock = filelock.FileLock(path, mode=_MODE, thread_local=False)
+    while True:
+        try:
+            lock.acquire(blocking=False)
+            break
+        except filelock.Timeout:
+            await asyncio.sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        _release(lock, path, is_kept=is_kept)
+
+
+@contextlib.contextmanager
+def held_at_once(path: Path, *, is_kept: bool) -> Iterator[bool]:
+    """Holds the lock inside the block if it is free now; says whether it is. It is not where nothing may be written."""
+    lock = filelock.FileLock(path, mode=_MODE, thread_local=False)
+    try:
+        lock.acquire(blocking=False)
+    except (filelock.Timeout, OSError):
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        _release(lock, path, is_kept=is_kept)
+
+
+def _release(lock: filelock.BaseFileLock, path: Path, *, is_kept: bool) -> None:
+    if not is_kept:
+        # Windows deletes no open file; filelock does it there when it releases.
+        with contextlib.suppress(OSError):
+            path.unlink()
+    lock.release()
+
 
 PARTIAL_SUFFIX = ".localrun-partial"
 JOURNAL_SUFFIX = ".localrun-journal"

@@ -16,9 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localrun.models import atomic_file
-
-from . import lock
-from .partial import JOURNAL_SUFFIX, LOCK_SUFFIX, PARTIAL_SUFFIX, allocated_bytes, paths_of
+from localrun.models.download.partial import (
+    JOURNAL_SUFFIX,
+    LOCK_SUFFIX,
+    PARTIAL_SUFFIX,
+    allocated_bytes,
+    held_at_once,
+    paths_of,
+)
 
 _SUFFIXES = (PARTIAL_SUFFIX, JOURNAL_SUFFIX, LOCK_SUFFIX)
 # Where the shared Hugging Face cache has the locks of its files, relative to the cache.
@@ -87,7 +92,7 @@ def _locked(target: Path) -> Iterator[bool]:
     """Keeps downloads of the target out, if none runs: holds its own lock and the Hugging Face cache's for it."""
     with contextlib.ExitStack() as locks:
         hub_lock = target.parent.parent.parent / _HUB_LOCKS / target.parent.parent.name / f"{target.name}.lock"
-        is_free = locks.enter_context(lock.held_at_once(paths_of(target).lock, is_kept=False))
+        is_free = locks.enter_context(held_at_once(paths_of(target).lock, is_kept=False))
         if is_free and target.parent.name == "blobs" and hub_lock.exists():
-            is_free = locks.enter_context(lock.held_at_once(hub_lock, is_kept=True))
+            is_free = locks.enter_context(held_at_once(hub_lock, is_kept=True))
         yield is_free

@@ -1,30 +1,217 @@
 """One item on its way: locked, opened where a former attempt ended, filled by parts, verified, published.
 
-Owned by the event loop of its fetch; the disk is touched in the fetch's threads only.
+Owned by the event loop of its fetch; the disk is touched in the fetch's threads only. One filling lasts until nothing
+is missing, or until the first part fails for good; what came by then is recorded.
 
 Invariants: the target appears complete and verified or not at all; bytes that are recorded are not asked for again,
 unless the content on the server changed; the progress that is reported never decreases.
 
-Does not: check the room on the disk of all items together (`disk`).
+Does not: check the room on the disk of all items together (`fetch`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 
 import httpx2
 
 from localrun.errors import DigestMismatch, DownloadFailed, SourceChanged
+from localrun.models.download.item import Item
+from localrun.models.download.journal import Header, Range, split
+from localrun.models.download.link import Answer, Link, PassingFailure, answer_of
+from localrun.models.download.pace import Shared, all_or_first_error
+from localrun.models.download.partial import Partial, failed, held, paths_of
 
-from . import digest, lock
-from .answer import PassingFailure
-from .filling import ContentChanged, Filling, read_answer
-from .item import Item
-from .journal import Header
-from .link import Link
-from .partial import Partial, failed, paths_of
-from .ranges import Range
-from .shared import Shared
+_CHUNK_BYTES = 1024 * 1024
+
+
+class Stopped(Exception):
+    """The caller does not want the digest any more."""
+
+
+def sha256_of(path: Path, stop: threading.Event) -> str:
+    """64 hex digits. Raises OSError, and Stopped soon after `stop` is set."""
+    return _digest_of(hashlib.sha256(), path, stop)
+
+
+def git_sha1_of(path: Path, stop: threading.Event) -> str:
+    """40 hex digits: git's id of a blob with this content (sha1 over "blob <size>", NUL, content). Raises as above."""
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    return _digest_of(digest, path, stop)
+
+
+def _digest_of(digest: hashlib._Hash, path: Path, stop: threading.Event) -> str:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            if stop.is_set():
+                raise Stopped
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+class ContentChanged(Exception):
+    """The server has another content now, called `validator`: what came so far is worthless."""
+
+    def __init__(self, validator: str) -> None:
+        super().__init__(validator)
+        self.validator = validator
+
+
+class Filling:
+    """`report` is told how many bytes are there."""
+
+    def __init__(
+        self,
+        item: Item,
+        partial: Partial,
+        link: Link,
+        shared: Shared,
+        *,
+        report: Callable[[int], None],
+    ) -> None:
+        self._item = item
+        self._partial = partial
+        self._link = link
+        self._shared = shared
+        self._report = report
+        # Where a digest says what the content must be, it decides: some storages have an ETag for each of their
+        # machines, and what came must not be thrown away for that.
+        self._heeds_validator = not (item.sha256 or item.git_sha1)
+        # The part that receives the whole file, since the server cannot do ranges; the others leave it to that one.
+        self._whole: Range | None = None
+        self._n_buffered_bytes = 0
+
+    async def run(self) -> None:
+        """Raises ContentChanged, and what `fetch` does."""
+        self._advance()
+        parts = split(self._partial.missing(), self._shared.limits.part_bytes)
+        await all_or_first_error([self._fill_part(part) for part in parts])
+        await self._shared.in_thread(self._partial.sync)
+
+    async def _fill_part(self, part: Range) -> None:
+        limits, pace = self._shared.limits, self._shared.pace
+        n_failures = 0
+        async with pace.connections:
+            while (wanted := self._wanted(part)) is not None:
+                await pace.rest()
+                n_left_bytes = self._n_left_bytes(part)
+                try:
+                    await self._receive(part, wanted)
+                    failure = PassingFailure(f"{self._link.host} ended the answer early")
+                except PassingFailure as passing:
+                    failure = passing
+                except httpx2.TransportError as error:
+                    failure = PassingFailure(f"{self._link.host}: {str(error) or type(error).__name__}")
+                if self._wanted(part) is None:
+                    return
+                has_progress = n_left_bytes - self._n_left_bytes(part) >= limits.progress_bytes
+                n_failures = 1 if has_progress else n_failures + 1
+                await pace.failed(n_failures, failure, self._item.name)
+
+    def _wanted(self, part: Range) -> Range | None:
+        """What to ask for next on behalf of a part."""
+        missing = self._left(part)
+        return missing[0] if missing else None
+
+    def _left(self, part: Range) -> list[Range]:
+        """What is missing of a part: all of the file for the one that receives all, nothing for the others then."""
+        if self._whole is not None and self._whole != part:
+            return []
+        return self._partial.missing(None if self._whole == part else part)
+
+    def _n_left_bytes(self, part: Range) -> int:
+        return sum(gap.size_bytes for gap in self._left(part))
+
+    async def _receive(self, part: Range, wanted: Range) -> None:
+        """One request. Returns when the wanted range came, or when the body ended (perhaps too early)."""
+        validator = self._partial.header.validator if self._heeds_validator else ""
+        response = await self._link.get(wanted, validator)
+        try:
+            found = read_answer(response, wanted, self._item)
+            self._check(found)
+            if not self._partial.header.validator:
+                await self._shared.in_thread(lambda: self._partial.learn_validator(found.validator))
+            until = wanted.end
+            if response.status_code == 200 and wanted != Range(0, self._partial.header.size_bytes):
+                if self._whole is None:
+                    self._whole = part
+                if self._whole != part:
+                    return
+                until = self._partial.header.size_bytes
+            await self._receive_body(response, Range(found.start, until))
+        finally:
+            await response.aclose()
+
+    def _check(self, found: Answer) -> None:
+        """Raises SourceChanged for another size, ContentChanged for another validator if it is heeded."""
+        header = self._partial.header
+        if found.total_bytes not in (None, header.size_bytes):
+            raise SourceChanged(
+                f"{self._item.name} has {found.total_bytes} bytes on {self._link.host} instead of {header.size_bytes}; "
+                f"pull again to get the new version"
+            )
+        if found.validator and header.validator not in ("", found.validator):
+            if self._heeds_validator:
+                raise ContentChanged(found.validator)
+            self._partial.is_doubtful = True
+
+    async def _receive_body(self, response: httpx2.Response, within: Range) -> None:
+        """Writes what is missing of `within`, in pieces of `record_bytes`; what came before a failure is kept."""
+        position = within.start
+        # Then the connection can serve the next part; a body without a length is not read to its end, if it has one.
+        is_exact = response.headers.get("content-length") == str(within.size_bytes)
+        piece_start, piece = position, bytearray()
+        try:
+            async for chunk in response.aiter_raw():
+                for gap in self._partial.missing(Range(position, min(position + len(chunk), within.end))):
+                    if piece and piece_start + len(piece) != gap.start:
+                        stored, piece = piece, bytearray()
+                        await self._store(piece_start, stored)
+                    if not piece:
+                        piece_start = gap.start
+                    piece += chunk[gap.start - position : gap.end - position]
+                    self._n_buffered_bytes += gap.size_bytes
+                position += len(chunk)
+                self._advance()
+                if len(piece) >= self._shared.limits.record_bytes:
+                    stored, piece = piece, bytearray()
+                    await self._store(piece_start, stored)
+                await self._shared.pace.received(len(chunk))
+                if position >= within.end and not is_exact:
+                    return
+        finally:
+            if piece:
+                await self._store(piece_start, piece)
+
+    async def _store(self, start: int, piece: bytearray) -> None:
+        """Even when cancelled meanwhile: what was written and recorded is no longer missing."""
+        future = asyncio.get_running_loop().run_in_executor(
+            self._shared.executor, lambda: self._partial.write(start, bytes(piece))
+        )
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            raise
+        finally:
+            self._n_buffered_bytes -= len(piece)
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._partial.add(future.result())
+
+    def _advance(self) -> None:
+        self._report(self._partial.n_bytes + self._n_buffered_bytes)
+
+
+def read_answer(response: httpx2.Response, asked: Range, item: Item) -> Answer:
+    """As `answer_of`, of an answer whose headers have come."""
+    host, now = response.url.host, datetime.now(UTC)
+    return answer_of(response.status_code, response.headers, asked, name=item.name, host=host, now=now)
+
 
 # How often a download may begin anew, because the content on the server changed or what was resumed proved wrong.
 _MAX_STARTS = 3
@@ -51,7 +238,7 @@ class Transfer:
         if self._is_there() and not paths.journal.exists():
             return
         lock_path = self._item.lock_path
-        async with lock.held(lock_path or paths.lock, is_kept=lock_path is not None):
+        async with held(lock_path or paths.lock, is_kept=lock_path is not None):
             # Whoever held the lock may have fetched it.
             if not self._is_there():
                 await self._fetch()
@@ -123,7 +310,7 @@ class Transfer:
         if not expected:
             return True
         self._shared.progress.verifying(item)
-        compute = digest.sha256 if item.sha256 else digest.git_sha1
+        compute = sha256_of if item.sha256 else git_sha1_of
         stop = threading.Event()
         try:
             found = await self._shared.in_thread(lambda: compute(paths_of(item.target).partial, stop), stop)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from localrun.models.synthesize_embedding import synthesize_embedding
 from tests.daemon import Daemon, running_daemon
+from tests.models.synthesize_embedding import synthesize_embedding
 
 TOOL_TEMPLATE = """\
 {%- if tools %}<|im_start|>system

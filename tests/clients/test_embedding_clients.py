@@ -11,8 +11,8 @@ import ollama
 import openai
 import pytest
 
-from localrun.models.synthesize_embedding import synthesize_embedding
 from tests.daemon import Daemon, running_daemon
+from tests.models.synthesize_embedding import synthesize_embedding
 
 TEXTS = ["the cat and the dog went home", "what is the time?", "the cat and the dog went away"]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from localrun.models import catalog
-from localrun.models.fit import rough_bytes
-from localrun.models.fit_devices import USABLE_RAM
+from localrun.models.fit import USABLE_RAM, rough_bytes
 from localrun.models.name import ModelName
 from localrun.models.quant_choice import RemoteFile, choose
 

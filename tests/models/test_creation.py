@@ -1,4 +1,4 @@
-"""What a new model is made of."""
+"""New models of existing ones and of files: what they share, what differs, and which quantizations can be made."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from localrun.errors import BadModelFile, BadRequest, ModelNotFound, NotFound
 from localrun.models import builtin, creation, naming
 from localrun.models.blobs import BlobWriter
 from localrun.models.creation import Changes
+from localrun.models.gguf import read_header
 from localrun.models.manifest import Message, Place, Role
 from localrun.models.store import Store
+from localrun.models.synthesize import synthesize
 from tests.lora_file import write_lora
 from tests.models.test_shards import split_copy
 
@@ -191,3 +193,27 @@ def test_templates_of_go_are_refused(template: str) -> None:
 )
 def test_templates_of_jinja_are_not(template: str) -> None:
     creation.refuse_go(template)
+
+
+def test_names() -> None:
+    assert creation.quantization_number("q4_k_m") == creation.quantization_number("Q4_K") == 15
+    assert creation.canonical_quantization("q4_K_M") == "Q4_K_M"
+    for wrong in ("q9", "", "IQ1_S"):  # the last one needs a calibration text
+        with pytest.raises(BadRequest, match="is not one of Q8_0, Q6_K"):
+            creation.quantization_number(wrong)
+
+
+def test_only_whole_weights_are_quantized(tiny_gguf: Path) -> None:
+    with pytest.raises(BadRequest, match=r"'x' is Q4_0 already.*begin with an F16"):
+        creation.check_quantizable(read_header(tiny_gguf), "x")
+
+
+def test_the_expected_size_is_rather_too_much(tmp_path: Path) -> None:
+    sizes = {}
+    for kind in ("F16", "Q8_0", "Q4_0"):
+        synthesize("tiny", kind, tmp_path / kind)
+        sizes[kind] = (tmp_path / kind).stat().st_size
+    header = read_header(tmp_path / "F16")
+    creation.check_quantizable(header, "x")
+    for kind in ("Q8_0", "Q4_0", "Q4_K_M"):
+        assert sizes.get(kind, 0) <= creation.quantized_bytes(header, kind) < sizes["F16"]

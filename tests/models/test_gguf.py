@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from localrun.errors import BadModelFile
 from localrun.models.gguf import MAX_ENTRIES, MAX_TENSORS, read_header
-from localrun.models.header import Header
+from localrun.models.header import ArraySummary, Header
 from localrun.models.memory import estimate
-from localrun.models.vocabulary import ArraySummary
 from tests.models.handmade import (
     ARRAY,
     DATA,

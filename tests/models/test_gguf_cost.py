@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.models.gguf import MAX_ENTRIES, MAX_TENSORS
-from localrun.models.shards import MAX_SHARDS
+from localrun.models.gguf import MAX_ENTRIES, MAX_SHARDS, MAX_TENSORS
 from tests.models.handmade import (
     ENTRIES,
     F64,

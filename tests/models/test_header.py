@@ -1,15 +1,25 @@
-"""What is derived from metadata and tensors."""
+"""What headers say: dimensions, quantization, and the texts of tokens, read from the file again."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 
 from localrun.errors import BadModelFile
+from localrun.models import header
 from localrun.models.gguf import read_header
-from localrun.models.header import Header, TensorInfo, Value, dimension_problem
-from localrun.models.vocabulary import ArraySummary
+from localrun.models.header import (
+    ArraySummary,
+    Header,
+    TensorInfo,
+    Value,
+    dimension_problem,
+    read_token,
+    special_token_text,
+)
 
 DIMENSIONS: dict[str, Value] = {
     "llama.context_length": 8192,
@@ -133,3 +143,83 @@ def test_impossible_dimensions_are_named(key: str, value: Value, problem: str) -
 def test_possible_dimensions_are_no_problem() -> None:
     assert dimension_problem("llama", DIMENSIONS) is None
     assert dimension_problem("llama", DIMENSIONS | {"llama.attention.head_count_kv": (0, 2, 0)}) is None
+
+
+def test_tokens_by_id(tiny_gguf: Path) -> None:
+    header = read_header(tiny_gguf)
+    tokens = header.metadata["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, ArraySummary)
+    assert [read_token(tiny_gguf, tokens, index) for index in (0, 2, 3, 258, 259)] == [
+        "<|endoftext|>", "<|im_end|>", "Ā", "ÿ", "Ġt",
+    ]  # fmt: skip
+    assert read_token(tiny_gguf, tokens, tokens.length - 1).startswith("Ġ")
+
+
+def test_special_tokens_by_role(tiny_gguf: Path) -> None:
+    header = read_header(tiny_gguf)
+    assert special_token_text(header, "tokenizer.ggml.eos_token_id") == "<|im_end|>"
+    assert special_token_text(header, "tokenizer.ggml.bos_token_id") == "<|endoftext|>"
+    assert special_token_text(header, "tokenizer.ggml.unknown_token_id") == ""
+    header.metadata["tokenizer.ggml.unknown_token_id"] = 1 << 40
+    assert special_token_text(header, "tokenizer.ggml.unknown_token_id") == ""
+
+
+def test_control_tokens_in_id_order(tiny_gguf: Path) -> None:
+    assert read_header(tiny_gguf).control_tokens() == ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+@pytest.mark.parametrize("limit", ["MAX_CONTROL_TOKENS", "MAX_TOKEN_BYTES"])
+def test_beyond_a_limit(limit: str, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(header, limit, 2)
+    with pytest.raises(BadModelFile, match="the limit is 2"):
+        read_header(tiny_gguf).control_tokens()
+
+
+EOS = "tokenizer.ggml.eos_token_id"
+BOS = "tokenizer.ggml.bos_token_id"
+WORDS = [f"word{number}" for number in range(2000)]
+
+
+def write(path: Path, *, eos: int | None, tokens: list[str] = WORDS) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_block_count(1)
+    writer.add_embedding_length(8)
+    writer.add_token_list(tokens)
+    if eos is not None:
+        writer.add_uint32(EOS, eos)
+    writer.add_tensor("token_embd.weight", np.zeros((8, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("eos", [0, 1, 1234, 1999])
+def test_the_text_of_a_token(tmp_path: Path, eos: int) -> None:
+    assert special_token_text(read_header(write(tmp_path / "m.gguf", eos=eos)), EOS) == f"word{eos}"
+
+
+@pytest.mark.parametrize("eos", [None, 2000, 2**31])
+def test_no_such_token_is_no_text(tmp_path: Path, eos: int | None) -> None:
+    header = read_header(write(tmp_path / "m.gguf", eos=eos))
+    assert special_token_text(header, EOS) == ""
+    assert special_token_text(header, BOS) == ""
+
+
+def test_an_endless_text_is_refused(tmp_path: Path) -> None:
+    header = read_header(write(tmp_path / "m.gguf", eos=1, tokens=["a", "x" * 5000]))
+    with pytest.raises(BadModelFile, match="5000 bytes"):
+        special_token_text(header, EOS)
+
+
+def test_a_file_that_is_gone_or_changed(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", eos=1999)
+    header = read_header(path)
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(BadModelFile):
+        special_token_text(header, EOS)
+    path.unlink()
+    with pytest.raises(BadModelFile):
+        special_token_text(header, EOS)

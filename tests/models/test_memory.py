@@ -1,8 +1,10 @@
-"""The arithmetic of the memory estimate. That it is true of llama.cpp is tested in test_synthesize.py."""
+"""Estimates of memory from the header alone: for text, layer by layer, and for embeddings."""
 
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,22 @@ from localrun.engine import process
 from localrun.errors import BadRequest
 from localrun.models.gguf import read_header
 from localrun.models.header import Header, TensorInfo, Value
-from localrun.models.memory import MAX_SEQUENCES, SPARE_SEQUENCES, MemoryEstimate, estimate
-from localrun.models.repacked import repacked_bytes
+from localrun.models.memory import (
+    MAX_SEQUENCES,
+    MOST_TOKENS,
+    MOST_WHOLE_TOKENS,
+    SPARE_SEQUENCES,
+    LayerMemory,
+    MemoryEstimate,
+    embedding_estimate,
+    estimate,
+    model_memory,
+    most_embedding_tokens,
+    repacked_bytes,
+)
 from localrun.models.synthesize import synthesize
+from tests.models.synthesize_embedding import synthesize_embedding
+from tests.models.test_pooling import header as bare_header
 
 
 def make_header(**changed: Value) -> Header:
@@ -115,3 +130,153 @@ def test_weights_that_are_copied_at_load_are_resident_twice(machine: str, type_n
     assert repacked_bytes(header, machine) == 7000 * is_copied, "what lies at the end is unmapped"
     needed = estimate_8b(header)
     assert needed.resident_bytes == needed.total_bytes + repacked_bytes(header)
+
+
+ALL, WINDOW = LayerMemory(2, False, False), LayerMemory(2, True, False)
+STATE, BOTH = LayerMemory(0, False, True), LayerMemory(2, False, True)
+
+
+def header(architecture: str, n_layers: int = 6, **keys: Value) -> Header:
+    metadata: dict[str, Value] = {
+        "context_length": 8192, "block_count": n_layers, "embedding_length": 256, "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+    }  # fmt: skip
+    metadata |= {key.replace("__", "."): value for key, value in keys.items()}
+    named = {f"{architecture}.{key}": value for key, value in metadata.items()}
+    return Header(
+        path=Path("m.gguf"),
+        size_bytes=0,
+        version=3,
+        architecture=architecture,
+        metadata=named,
+        tensors=(),
+        data_offset=0,
+    )
+
+
+def layers(made: Header, n_kv_cells: int = 8192) -> tuple[LayerMemory, ...]:
+    return model_memory(made, n_kv_cells=n_kv_cells).layers
+
+
+def test_attention_keeps_everything_and_can_be_shared():
+    memory = model_memory(header("llama"), n_kv_cells=8192)
+    assert memory.layers == (ALL,) * 6
+    assert memory.is_shareable
+    assert (memory.n_window, memory.state_elements) == (0, 0)
+
+
+@pytest.mark.parametrize(("architecture", "every"), [("gemma2", 2), ("gemma3", 6), ("gpt-oss", 2), ("cohere2", 4)])
+def test_every_nth_layer_of_a_model_with_windows_sees_everything(architecture: str, every: int):
+    memory = model_memory(header(architecture, attention__sliding_window=512), n_kv_cells=8192)
+    assert memory.layers == tuple(ALL if (layer + 1) % every == 0 else WINDOW for layer in range(6))
+    assert memory.n_window == 512
+    assert not memory.is_shareable
+
+
+def test_a_file_may_say_itself_which_layers_have_windows():
+    pattern = {"attention__sliding_window": 512, "attention__sliding_window_pattern": (True, False, True) * 2}
+    assert layers(header("new-one", **pattern)) == (WINDOW, ALL, WINDOW) * 2
+    assert layers(header("gemma3", attention__sliding_window=512, attention__sliding_window_pattern=3)) == (
+        WINDOW, WINDOW, ALL, WINDOW, WINDOW, ALL,
+    )  # fmt: skip
+
+
+def test_a_window_that_nothing_outgrows_is_none():
+    made = header("gemma3", attention__sliding_window=4096)
+    assert model_memory(made, n_kv_cells=4096).is_shareable
+    assert layers(made, 4096) == (ALL,) * 6
+    assert not model_memory(made, n_kv_cells=8192).is_shareable
+
+
+def test_an_unknown_architecture_with_a_window_counts_as_one_that_keeps_everything():
+    assert layers(header("new-one", attention__sliding_window=512)) == (ALL,) * 6
+
+
+def test_recurrent_models_keep_a_state_a_layer_and_nothing_else():
+    sizes: dict[str, Value] = {"ssm__conv_kernel": 4, "ssm__inner_size": 512, "ssm__state_size": 16}
+    memory = model_memory(header("mamba", **sizes), n_kv_cells=8192)
+    assert memory.layers == (STATE,) * 6
+    assert memory.state_elements == 3 * 512 + 16 * 512
+    assert not memory.is_shareable
+    rwkv = model_memory(header("rwkv7", wkv__head_size=64, token_shift_count=2), n_kv_cells=8192)
+    assert rwkv.state_elements == 256 * (2 + 64)
+
+
+def test_hybrid_models_mark_their_layers_in_three_ways():
+    by_heads: dict[str, Value] = {"attention.head_count_kv": (0, 0, 2, 0, 0, 2), "shortconv.l_cache": 3}
+    lfm2 = model_memory(header("lfm2", **by_heads), n_kv_cells=8192)
+    assert lfm2.layers == (STATE, STATE, ALL) * 2
+    assert lfm2.state_elements == 2 * 256
+    delta: dict[str, Value] = {
+        "ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 32, "ssm.group_count": 2,
+    }  # fmt: skip
+    qwen = model_memory(header("qwen35", 8, **delta), n_kv_cells=8192)
+    assert qwen.layers == (STATE, STATE, STATE, ALL) * 2
+    assert qwen.state_elements == 3 * (128 + 2 * 2 * 32) + 32 * 128
+    assert layers(header("qwen35", full_attention_interval=3)) == (STATE, STATE, ALL) * 2
+    assert layers(header("falcon-h1")) == (BOTH,) * 6
+
+
+def test_nonsense_in_a_file_is_no_size():
+    assert layers(header("gemma3", attention__sliding_window=-1)) == (ALL,) * 6
+    assert model_memory(header("mamba", ssm__inner_size=1 << 40), n_kv_cells=8192).state_elements == 0
+
+
+# Prints the bytes that opening a model and computing one full step took.
+PROBE = """
+import sys
+from localrun.engine.native.embedder import LlamaEmbedder
+from localrun.wire import Pooling
+import psutil
+before = psutil.Process().memory_info().rss
+path, pooling, n_ctx, n_rows = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+made = LlamaEmbedder(path, pooling=Pooling(pooling), n_ctx=n_ctx, n_rows=n_rows, n_threads=1)
+count = made.n_rows if made.can_split else made.n_ctx
+made.batch.token[:count] = 5
+made.batch.pos[:count] = range(count)
+made.batch.seq[:count] = 0
+made.batch.wants_logits[:count] = 1
+made.compute(count)
+print(psutil.Process().memory_info().rss - before)
+"""
+
+
+def test_the_longest_input_follows_the_kind_and_the_file():
+    assert most_embedding_tokens(bare_header("bert", context_length=512)) == 512
+    assert most_embedding_tokens(bare_header("modern-bert", context_length=8192)) == MOST_WHOLE_TOKENS
+    assert most_embedding_tokens(bare_header("qwen3", context_length=32_768)) == MOST_TOKENS
+    assert most_embedding_tokens(bare_header("qwen3", context_length=32_768), 16_384) == 16_384
+    assert most_embedding_tokens(bare_header("bert", context_length=512), 16_384) == 512
+
+
+def test_an_encoder_has_no_kv_cache_and_a_decoder_one_for_an_input_and_a_step(tmp_path: Path):
+    for kind in ("tiny-bert", "tiny-qwen3-embedding"):
+        synthesize_embedding(kind, tmp_path / f"{kind}.gguf")
+    encoder = embedding_estimate(read_header(tmp_path / "tiny-bert.gguf"), n_tokens=128, n_rows=512, kv_type="f16")
+    decoder = embedding_estimate(
+        read_header(tmp_path / "tiny-qwen3-embedding.gguf"), n_tokens=1024, n_rows=512, kv_type="f16"
+    )
+    assert encoder.kv_bytes == 0
+    assert encoder.process_bytes > 0
+    # Three layers, two heads of 16 numbers for keys and as many for values, two bytes each.
+    assert decoder.kv_bytes == 3 * 2 * 16 * 2 * 2 * (1024 + 512)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling", "n_tokens", "n_rows"),
+    [("tiny-bert", "mean", 128, 2048), ("tiny-qwen3-embedding", "last", 2048, 2048)],
+)
+def test_the_estimate_is_about_what_a_full_step_takes(
+    kind: str, pooling: str, n_tokens: int, n_rows: int, tmp_path: Path
+):
+    path = tmp_path / "model.gguf"
+    synthesize_embedding(kind, path)
+    arguments = [sys.executable, "-c", PROBE, str(path), pooling, str(n_tokens), str(n_rows)]
+    run = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True)
+    taken = int(run.stdout.split()[-1])
+    needed = embedding_estimate(read_header(path), n_tokens=n_tokens, n_rows=n_rows, kv_type="f16")
+    expected = needed.total_bytes - needed.process_bytes  # the process was there before
+    mib = 1024 * 1024
+    # The library's own structures come on top, and pages that nobody touched do not count.
+    assert taken < expected + 24 * mib
+    assert expected < 2 * taken + 24 * mib

@@ -20,17 +20,17 @@ from localrun.errors import (
     NotFound,
     SourceRefused,
 )
-from localrun.models import builtin, pull, removal
-from localrun.models.download.fetch import FetchLimits, new_client
-from localrun.models.download.item import Item
+from localrun.models import builtin, naming, ollama_manifest, pull
+from localrun.models.download.fetch import new_client
+from localrun.models.download.item import FetchLimits, Item
 from localrun.models.manifest import Place, Role
-from localrun.models.sources import huggingface, ollama
+from localrun.models.sources import huggingface
 from localrun.models.sources.huggingface import Hub
 from localrun.models.sources.remote_plan import RemotePlan
 from localrun.models.store import Store
 from tests.hub.repository import Repository
 from tests.hub.server import Hub as LoopbackHub
-from tests.models.handmade import STRING, entry, file_bytes, text
+from tests.models.handmade import STRING, U32, entry, file_bytes, text, u32
 from tests.models.test_shards import N_SHARDS, shard
 from tests.registry import Layer, Registry
 
@@ -134,7 +134,7 @@ def test_a_registry_s_model_comes_with_all_that_belongs_to_it(machine: Machine, 
 def test_a_tag_that_only_begins_like_one_of_the_catalogue_is_asked_of_ollama_s_registry(
     machine: Machine, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(ollama, "DEFAULT_HOST", registry.host)
+    monkeypatch.setattr(ollama_manifest, "DEFAULT_HOST", registry.host)
     registry.add("library/qwen3", Layer("model", GGUF), tag="4b-instruct")
     assert machine.pull("qwen3:4b-instruct").source.kind == "registry"
     assert machine.store.resolve("qwen3:4b-instruct").path.read_bytes() == GGUF
@@ -247,6 +247,67 @@ def test_a_registry_s_refusals(machine: Machine, registry: Registry):
     assert machine.pull(name).name == name
 
 
+# --- what no engine here can load ----------------------------------------------------------------------------------
+
+
+def unloadable(architecture: str, *more: bytes) -> bytes:
+    """A file of some megabytes that begins like a model of that architecture."""
+    begins = (entry("general.architecture", STRING, text(architecture)), *more)
+    return file_bytes(begins) + bytes(5_000_000)
+
+
+@pytest.mark.parametrize(
+    ("content", "said", "way_out"),
+    [
+        (unloadable("gptoss"), "the architecture 'gptoss', which only Ollama itself runs", "localrun pull gpt-oss:20b"),
+        (
+            unloadable("gpt-oss", entry("gpt-oss.vision.block_count", U32, u32(9))),
+            "vision encoder",
+            "localrun pull gpt-",
+        ),
+    ],
+)
+def test_a_registry_s_model_for_ollama_s_own_engine_is_refused_before_the_transfer(
+    machine: Machine, registry: Registry, content: bytes, said: str, way_out: str
+):
+    name = registry.add("library/gpt-oss", Layer("model", content), tag="20b")
+    with pytest.raises(BadModelFile) as refused:
+        machine.pull(name)
+    assert said in refused.value.message
+    assert "nothing was transferred" in refused.value.message
+    assert way_out in refused.value.message
+    assert registry.content_bytes < 500_000
+    assert machine.all_files() == []
+
+
+@pytest.mark.parametrize("ignores_range", [False, True])
+def test_a_repository_s_model_of_an_unknown_architecture_is_refused_before_the_transfer(
+    tmp_path: Path, ignores_range: bool
+):
+    repository = Repository("org/future-GGUF", {"future-Q4_K_M.gguf": unloadable("future-1")})
+    with LoopbackHub(repository) as hub:
+        hub.faults.ignore_range = ignores_range
+        machine = Machine(tmp_path, hub.endpoint)
+        with pytest.raises(BadModelFile, match=r"'future-1'.*llama\.cpp cannot load.*localrun search future\)"):
+            machine.pull("org/future-GGUF")
+        if not ignores_range:
+            assert hub.record.requested_bytes <= pull.FIRST_BYTES
+    assert machine.all_files() == []
+
+
+def test_the_transfer_decides_where_the_first_bytes_cannot_be_had(tmp_path: Path):
+    files = {"tiny-Q8_0.gguf": GGUF, "late-Q4_0.gguf": unloadable("future-1")}
+    with LoopbackHub(Repository("org/two-GGUF", files)) as hub:
+        machine = Machine(tmp_path, hub.endpoint)
+        hub.faults.storage_answers = [(503, {})]
+        machine.pull("org/two-GGUF:Q8_0")
+        assert machine.store.resolve("org/two-GGUF:Q8_0").path.read_bytes() == GGUF
+        hub.faults.storage_answers = [(503, {})]
+        with pytest.raises(BadModelFile):
+            machine.pull("org/two-GGUF:Q4_0")
+        assert [model.name for model in machine.store.list()] == ["tiny", "org/two-GGUF:Q8_0"]
+
+
 @pytest.mark.parametrize("name", ["tiny", "./model.gguf", "/tmp/model.gguf", "a/b/c/d", "../x", "x\0y", "con/x"])
 def test_what_cannot_be_pulled_is_a_bad_request(machine: Machine, name: str):
     with pytest.raises(BadRequest):
@@ -322,7 +383,7 @@ def test_a_file_that_another_program_fetched_outlives_every_name(tmp_path: Path,
     for name in ("qwen3:0.6b-q8_0", "unsloth/Qwen3-0.6B-GGUF:Q8_0", "qwen3:0.6b-q8_0"):
         assert [file.adopted for file in machine.pull(name).files] == [True]
     for name in ("qwen3:0.6b-q8_0", "unsloth/Qwen3-0.6B-GGUF:Q8_0"):
-        removed = removal.remove(machine.store, name)
+        removed = naming.remove(machine.store, name)
         assert (removed.freed_bytes, len(removed.kept)) == (0, 1)
     assert path.read_bytes() == GGUF
 
@@ -332,8 +393,8 @@ def test_a_file_that_a_pull_brought_goes_with_its_last_name(tmp_path: Path, hub:
     for name in ("qwen3:0.6b-q8_0", "unsloth/Qwen3-0.6B-GGUF:Q8_0", "qwen3:0.6b-q8_0"):
         assert [file.adopted for file in machine.pull(name).files] == [False]
     theirs(machine, "Qwen3-0.6B-Q4_K_M.gguf")
-    assert removal.remove(machine.store, "qwen3:0.6b-q8_0").freed_bytes == 0
-    assert removal.remove(machine.store, "unsloth/Qwen3-0.6B-GGUF:Q8_0").freed_bytes == len(GGUF)
+    assert naming.remove(machine.store, "qwen3:0.6b-q8_0").freed_bytes == 0
+    assert naming.remove(machine.store, "unsloth/Qwen3-0.6B-GGUF:Q8_0").freed_bytes == len(GGUF)
     assert [path.name for path in machine.hub.cache_folder.rglob("*.gguf")] == ["Qwen3-0.6B-Q4_K_M.gguf"]
 
 
@@ -356,14 +417,14 @@ def test_what_a_pull_found_is_not_removed_before_it_has_named_it(
 
     async def removed_meanwhile(*arguments: Any, **options: Any) -> Any:
         paths = await fetch(*arguments, **options)
-        removed = removal.remove(machine.store, "qwen3:0.6b-q8_0")
+        removed = naming.remove(machine.store, "qwen3:0.6b-q8_0")
         assert [kept.reason for kept in removed.kept] == ["it is being used to make another model"]
         return paths
 
     monkeypatch.setattr(huggingface, "download", removed_meanwhile)
     other = machine.pull("unsloth/Qwen3-0.6B-GGUF:Q8_0").name
     assert machine.store.resolve(other).path.read_bytes() == GGUF
-    assert removal.remove(machine.store, other).freed_bytes == len(GGUF)
+    assert naming.remove(machine.store, other).freed_bytes == len(GGUF)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.models import blobs, garbage, manifest
+from localrun.models import blobs, manifest, naming
 from localrun.models.blobs import Blobs
 from localrun.models.store import Store
 
@@ -20,7 +20,7 @@ WORK = """
 import itertools, sys
 from datetime import UTC, datetime
 from pathlib import Path
-from localrun.models import creation, naming, removal
+from localrun.models import creation, naming
 from localrun.models.blobs import BlobWriter
 from localrun.models.creation import Changes
 from localrun.models.store import Store
@@ -39,7 +39,7 @@ for turn in itertools.count(int(sys.argv[3])):
         naming.point(store, "a", creation.assemble(base, changes, now=datetime.now(UTC)))
     naming.copy(store, "a", f"b:{turn % 2}")
     if turn % 2:
-        removal.remove(store, f"b:{turn % 2}")
+        naming.remove(store, f"b:{turn % 2}")
 """
 
 
@@ -66,7 +66,7 @@ def check(folder: Path) -> set[str]:
         assert model.system == f"turn {model.parameters['seed']}"
     for blob in store.blobs.all():
         assert blobs.hash_file(blob.path) == blob.digest
-    garbage.collect(store, now_s=time.time(), min_age_s=0)
+    naming.collect_garbage(store, now_s=time.time(), min_age_s=0)
     named = {file.digest for said in survey.manifests.values() for file in said.files}
     assert {blob.digest for blob in store.blobs.all()} == named
     left = [path for path in folder.rglob("*") if path.is_file()]

@@ -13,9 +13,8 @@ import pytest
 from localrun.errors import BadRequest
 from localrun.models.gguf import read_header
 from localrun.models.memory import MAX_SEQUENCES, SPARE_SEQUENCES, estimate
-from localrun.models.shapes import SHAPES
 from localrun.models.synthesize import TYPES, synthesize
-from localrun.models.tensor_plan import plan_tensors
+from localrun.models.tensor_plan import SHAPES, plan_tensors
 
 PROBE = Path(__file__).with_name("llama_probe.py")
 CHAT = "<|im_start|>user\nTell me about the moon and the sea.<|im_end|>\n<|im_start|>assistant\n"

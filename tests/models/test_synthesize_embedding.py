@@ -9,7 +9,7 @@ import pytest
 from localrun.errors import BadRequest
 from localrun.models import pooling
 from localrun.models.gguf import read_header
-from localrun.models.synthesize_embedding import KINDS, synthesize_embedding
+from tests.models.synthesize_embedding import KINDS, synthesize_embedding
 
 
 @pytest.mark.parametrize("kind", KINDS)

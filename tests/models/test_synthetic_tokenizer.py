@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from localrun.models.synthetic_text import COMMON_WORDS, filler_words, made_up_words
-from localrun.models.synthetic_tokenizer import byte_alphabet, make_vocabulary
+from localrun.models.synthetic_tokenizer import (
+    COMMON_WORDS,
+    byte_alphabet,
+    filler_words,
+    made_up_words,
+    make_vocabulary,
+)
 
 
 @pytest.mark.parametrize("n_vocab", [512, 2048, 49_152])

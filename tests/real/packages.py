@@ -1,8 +1,8 @@
 """The models that come as Python packages, each fetched once into a cache folder of its own.
 
 They are never installed beside localrun: `pip --target` puts a package into an empty folder, without what it depends
-on, and the GGUF file is taken out of it. The folder is the one in which a daemon looks as well (`models/packaged.py`),
-so that these models can be chatted with; `LOCALRUN_REAL_MODELS` names another.
+on, and the GGUF file is taken out of it. The folder is the one in which a daemon looks as well
+(`models/other_programs.py`), so that these models can be chatted with; `LOCALRUN_REAL_MODELS` names another.
 
 Does not: trust what was fetched (every file is checked against its digest), or remove old versions.
 """
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import filelock
 
 from localrun.config import folders
-from localrun.models import packaged
+from localrun.models import other_programs
 
 FETCH_TIMEOUT_S = 900
 
@@ -72,7 +72,7 @@ PACKAGES = (SMOLLM2, GEMMA3)
 def root() -> Path:
     """The folder of all models."""
     chosen = os.environ.get("LOCALRUN_REAL_MODELS")
-    return Path(chosen) if chosen else packaged.cache_folder(folders().cache)
+    return Path(chosen) if chosen else other_programs.package_cache(folders().cache)
 
 
 def model_file(package: Package) -> Path:

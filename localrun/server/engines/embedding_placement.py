@@ -10,19 +10,19 @@ Does not: read the machine's memory, or decide who is evicted (room.py).
 from __future__ import annotations
 
 from localrun.config import Settings
-from localrun.models import embedding_memory
+from localrun.models import memory
 from localrun.models.memory import MemoryEstimate
-from localrun.models.model import Model
+from localrun.models.store import Model
 from localrun.server.engines.placement import Placement, place
 
 
 def place_embeddings(model: Model, settings: Settings, available_bytes: int) -> Placement:
     """The placement by the rule above; `n_kv_cells` is the longest input. Raises CannotFit."""
     header = model.header
-    most = embedding_memory.most_tokens(header, settings.kv_cells)
+    most = memory.most_embedding_tokens(header, settings.kv_cells)
 
     def estimate(n_cells: int) -> MemoryEstimate:
-        return embedding_memory.estimate(
+        return memory.embedding_estimate(
             header, n_tokens=min(n_cells, most), n_rows=settings.batch_tokens, kv_type=settings.plain_kv_type
         )._replace(adapter_bytes=model.adapter_bytes)
 

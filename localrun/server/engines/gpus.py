@@ -3,7 +3,7 @@
 Runs in the daemon, which never loads the native library itself: a short-lived process of the engine's asks it. Without
 a GPU library beside llama.cpp's others nobody is asked, and there are none.
 
-Does not: decide what goes there (`models.fit_devices`). Never run with a GPU present.
+Does not: decide what goes there (`models.fit`). Never run with a GPU present.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from localrun.models.fit_devices import Gpu
+from localrun.models.fit import Gpu
 
 REPORT_TIMEOUT_S = 20.0
 

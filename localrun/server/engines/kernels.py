@@ -26,7 +26,7 @@ import msgspec
 from localrun import kernels
 from localrun.kernels import Pair, Verdict
 from localrun.models.header import Header
-from localrun.models.layer_memory import memory_kind
+from localrun.models.memory import memory_kind
 
 QUIET_S = 2.0
 LOOK_EVERY_S = 0.5

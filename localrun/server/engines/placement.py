@@ -16,8 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from localrun.errors import CannotFit
-from localrun.models.fit_choice import CELL_STEP, FLOOR_CELLS, wanted_cells
-from localrun.models.fit_devices import USABLE_RAM, in_gb
+from localrun.models.fit import CELL_STEP, FLOOR_CELLS, USABLE_RAM, in_gb, wanted_cells
 
 
 class Estimate(Protocol):

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from localrun.config import Settings
 from localrun.errors import CannotFit, LocalrunError, QueueFull, Unavailable
-from localrun.models.fit_devices import Gpu, Machine
+from localrun.models.fit import Gpu, Machine
 from localrun.server.engines import machine
 from localrun.server.engines.embedding_placement import place_embeddings
 from localrun.server.engines.gpus import installed_gpus

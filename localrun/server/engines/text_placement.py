@@ -1,6 +1,6 @@
 """How a model that generates is opened: GPU layers, KV cells, their type, slots; or why it cannot be.
 
-Pure. The rule is `models.fit_choice`. What the settings name is taken as it is or refused: a person who chose a number
+Pure. The rule is `models.fit`. What the settings name is taken as it is or refused: a person who chose a number
 shall not find another one. Slots are an exception where memory is so short that fewer are all there is.
 
 Does not: read the machine's memory, or decide who is evicted (room.py).
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from localrun.config import Settings
 from localrun.errors import CannotFit
-from localrun.models.fit_choice import Fit, Wish, choose
-from localrun.models.fit_devices import USABLE_RAM, Machine, in_gb
+from localrun.models.fit import USABLE_RAM, Fit, Machine, Wish, choose, in_gb
 from localrun.models.header import Header
 from localrun.server.engines.placement import Placement
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from localrun.errors import BadRequest
 from localrun.models import pooling
-from localrun.models.model import Model
+from localrun.models.store import Model
 from localrun.wire import Pooling
 
 

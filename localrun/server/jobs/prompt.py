@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from localrun.models.header import Header
-from localrun.models.token_text import special_token_text
+from localrun.models.header import Header, special_token_text
 from localrun.server.jobs.job import Job
 from localrun.server.runtime import Runtime
 from localrun.server.templates.fallback import fallback_template

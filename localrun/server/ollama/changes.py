@@ -3,7 +3,7 @@
 A model that is removed is unloaded first; requests that run on it end in peace. What a removal freed and kept is in the
 answer to DELETE, where Ollama has nothing.
 
-Does not: decide what may be removed (models/removal.py).
+Does not: decide what may be removed (models/naming.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from contextlib import suppress
 import msgspec
 
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound, NotSupported
-from localrun.models import naming, removal
-from localrun.models.removal import Removed
+from localrun.models import naming
+from localrun.models.naming import Removed
 from localrun.server.http import bodies
 from localrun.server.http.exchange import Exchange
 from localrun.server.ollama.bodies import ModelBody
@@ -40,11 +40,11 @@ async def delete(runtime: Runtime, exchange: Exchange) -> None:
     """DELETE /api/delete."""
     body = await bodies.read(exchange, ModelBody)
     name = body.model_name
-    await asyncio.to_thread(removal.check, runtime.store, name)
+    await asyncio.to_thread(naming.check_removable, runtime.store, name)
     # A model whose file is damaged or gone is not loaded under this name, and may be removed all the same.
     with suppress(ModelNotFound, BadModelFile, BadRequest):
         await runtime.supervisor.unload(name)
-    removed = await asyncio.to_thread(removal.remove, runtime.store, name)
+    removed = await asyncio.to_thread(naming.remove, runtime.store, name)
     await exchange.answer_json(_shown(removed))
 
 

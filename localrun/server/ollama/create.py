@@ -15,7 +15,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 
 from localrun.errors import BadRequest, BadTemplate
-from localrun.models import creation, naming, quantize_types
+from localrun.models import creation, naming
 from localrun.models.creation import Base, Changes
 from localrun.models.manifest import StoredFile
 from localrun.models.store import Store
@@ -78,11 +78,11 @@ async def _steps(runtime: Runtime, body: CreateBody) -> AsyncGenerator[Status, N
 
 
 async def _quantized(runtime: Runtime, base: Base, name: str) -> AsyncGenerator[Status | StoredFile, None]:
-    quantize_types.check_source(base.header, base.name)
-    number = quantize_types.file_type(name)
-    said = f"quantizing {base.header.quantization} model to {quantize_types.canonical(name)}"
+    creation.check_quantizable(base.header, base.name)
+    number = creation.quantization_number(name)
+    said = f"quantizing {base.header.quantization} model to {creation.canonical_quantization(name)}"
     size_bytes = base.header.size_bytes
-    expected_bytes = quantize_types.expected_bytes(base.header, name)
+    expected_bytes = creation.quantized_bytes(base.header, name)
     async with aclosing(runtime.quantizer.quantize(base.path, number, expected_bytes=expected_bytes)) as steps:
         async for step in steps:
             # Bytes of the source, since clients' progress bars expect bytes; what is counted are tensors.

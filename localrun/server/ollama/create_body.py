@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from localrun.errors import BadRequest
-from localrun.models import creation, modelfile, parameters, quantize_types
+from localrun.models import creation, modelfile, parameters
 from localrun.models.manifest import Message
 from localrun.server.http import bodies
 from localrun.server.ollama.options import Options
@@ -85,7 +85,7 @@ def order_of(body: CreateBody) -> Order:
             raise BadRequest(f"{unsupported}: this is not supported; leave it out", field=unsupported)
     quantize = body.quantize or body.quantization or ""
     if quantize:
-        quantize_types.file_type(quantize)
+        creation.quantization_number(quantize)
     if body.modelfile:
         return _of_modelfile(name, modelfile.parse(body.modelfile), _folder(body.modelfile_folder), quantize)
     if bool(body.from_) == bool(body.files):

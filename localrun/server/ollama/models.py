@@ -2,7 +2,7 @@
 
 Answered from file headers that the store keeps in memory; none of them loads a model, and many at once cost little.
 
-Does not: hash weights. `digest` identifies a model's state on this machine (models/model.py), and is no content hash.
+Does not: hash weights. `digest` identifies a model's state on this machine (models/store.py), and is no content hash.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound
-from localrun.models.store import DamagedFile, Model, Store
+from localrun.models.store import DamagedFile, Model, Origin, Store
 from localrun.server.http.exchange import Exchange
 from localrun.server.ollama import lines as ollama_lines
 from localrun.server.replies.capabilities import capabilities
@@ -84,6 +84,10 @@ def _tags_row(model: Model) -> dict[str, Any]:
 def _source(model: Model) -> str:
     """Where it came from, in a few words."""
     source = model.source
+    if source.kind == Origin.FOREIGN:
+        # Of Ollama's the store, of others the file's folder.
+        folder = Path(source.file) if model.manifest else Path(source.file).parent
+        return f"{source.repo} {folder}".strip()
     named = source.repo or source.file
     return named if source.kind in ("hub", "registry") else source.kind
 

@@ -13,8 +13,8 @@ import pytest
 from localrun.engine.embedding.engine import EmbeddingEngine
 from localrun.engine.native.embedder import LlamaEmbedder
 from localrun.models.synthesize import synthesize
-from localrun.models.synthesize_embedding import PAIR_TEMPLATE, synthesize_embedding
 from localrun.wire import Embed, Pooling
+from tests.models.synthesize_embedding import PAIR_TEMPLATE, synthesize_embedding
 
 TEXTS = (
     "hello", "the cat and the dog went home", "What is the time? 12:30!", "größe ☃ 日本語 😀", "a " * 90,

@@ -17,8 +17,8 @@ import numpy
 import pytest
 
 from localrun.models import builtin
-from localrun.models.builtin import held_out
-from localrun.models.builtin.held_out import Case, Reply
+from tiny import held_out
+from tiny.held_out import Case, Reply
 
 FIXTURE = Path(__file__).parent / "token_ids.json"
 MAX_SIZE_BYTES = 12_000_000

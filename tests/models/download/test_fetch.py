@@ -12,7 +12,8 @@ import pytest
 
 from localrun.errors import DigestMismatch, DiskFull, DownloadFailed, SourceChanged, SourceRefused
 from localrun.models.download import stale
-from localrun.models.download.fetch import FetchLimits, Item, fetch, new_client
+from localrun.models.download.fetch import fetch, new_client
+from localrun.models.download.item import FetchLimits, Item
 from tests.hub.repository import Repository
 from tests.hub.server import TOKEN, Hub
 
@@ -342,7 +343,7 @@ def test_a_disk_that_is_full_leaves_nothing_that_looks_finished(
     hub: Hub, item: Item, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # As if another program took the room after it was looked at.
-    monkeypatch.setattr("localrun.models.download.disk.check", lambda *_, **__: None)
+    monkeypatch.setattr("localrun.models.download.fetch.check_disk", lambda *_, **__: None)
     small = replace(item, target=small_disk / "model")
     with pytest.raises(DiskFull, match="is full"):
         fetch_now([small])

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from localrun.models import quant_choice
-from localrun.models.download.fetch import FetchLimits, Item, new_client
+from localrun.models.download.fetch import new_client
+from localrun.models.download.item import FetchLimits, Item
 from localrun.models.sources import huggingface
 from localrun.models.sources.huggingface import HubName
 

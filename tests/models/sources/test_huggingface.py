@@ -22,7 +22,8 @@ from huggingface_hub.utils import WeakFileLock
 from localrun.errors import BadRequest, DownloadFailed, LocalrunError, NotFound, SourceRefused, Unavailable
 from localrun.models import quant_choice
 from localrun.models.download import stale
-from localrun.models.download.fetch import FetchLimits, new_client
+from localrun.models.download.fetch import new_client
+from localrun.models.download.item import FetchLimits
 from localrun.models.manifest import Place, Role
 from localrun.models.sources import hub as hub_module
 from localrun.models.sources import huggingface

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from localrun.models.synthesize import synthesize
-from localrun.models.synthesize_embedding import synthesize_embedding
 from tests.daemon import Daemon, running_daemon
+from tests.models.synthesize_embedding import synthesize_embedding
 
 
 @pytest.fixture(scope="session")

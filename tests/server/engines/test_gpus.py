@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from localrun.models.fit_devices import Gpu
+from localrun.models.fit import Gpu
 from localrun.server.engines.gpus import gpus, has_gpu_library
 
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localrun.errors import CannotFit
-from localrun.models.fit_choice import CELL_STEP
-from localrun.models.fit_devices import USABLE_RAM
+from localrun.models.fit import CELL_STEP, USABLE_RAM
 from localrun.server.engines.placement import Placement, place
 
 WEIGHTS_BYTES = 1_000_000

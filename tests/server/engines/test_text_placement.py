@@ -10,7 +10,7 @@ import pytest
 
 from localrun.config import Settings
 from localrun.errors import CannotFit
-from localrun.models.fit_devices import Gpu, Machine
+from localrun.models.fit import Gpu, Machine
 from localrun.models.gguf import read_header
 from localrun.models.header import Header
 from localrun.server.engines.placement import Placement

@@ -10,7 +10,7 @@ import pytest
 
 from localrun.config import Settings
 from localrun.errors import BadRequest, CannotFit
-from localrun.models.model import Model
+from localrun.models.store import Model
 from localrun.server.engines.embedding_placement import place_embeddings
 from localrun.server.engines.use import Use, pooling_for
 from localrun.wire import Pooling

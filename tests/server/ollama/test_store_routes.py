@@ -325,7 +325,7 @@ def test_push_says_what_to_do_instead(daemon: Daemon) -> None:
 def test_tags_tell_what_cannot_be_used(daemon: Daemon, folder: Path) -> None:
     answer = daemon.http.get("/api/tags").json()
     (theirs,) = [row for row in answer["models"] if row["name"] == "theirs"]
-    assert theirs["source"] == "foreign"
+    assert theirs["source"] == str(folder / "foreign")
     assert theirs["loaded"] is False
     assert [file["path"] for file in answer["unusable"]] == [str(folder / "foreign" / "broken.gguf")]
 

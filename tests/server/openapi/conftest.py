@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from localrun.models.synthesize_embedding import synthesize_embedding
 from tests.daemon import Daemon, running_daemon
+from tests.models.synthesize_embedding import synthesize_embedding
 from tests.server.openai.test_fim_routes import write_model
 
 

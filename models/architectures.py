@@ -1,0 +1,123 @@
+"""Which models the pinned llama.cpp can load at all, by what their headers say first: asked before a transfer.
+
+Pure. The names are those of `LLM_ARCH_NAMES` in llama-arch.cpp of `LLAMA_CPP_PYTHON`, without projectors (`clip`).
+Ollama's registry has models for Ollama's own engine, too: under names of its own (`gptoss`), or with the vision encoder
+in the model's file, where llama.cpp wants it in one of its own.
+
+Does not: judge tensors, or what a build was made without. That is found out when the engine process loads the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from localrun.models.header import Value
+
+# A test compares it with the version that is installed: a new one may load more.
+LLAMA_CPP_PYTHON: Final = "0.3.36"
+
+LOADABLE: Final = frozenset(
+    {
+        *("afmoe", "apertus", "arcee", "arctic", "arwkv7", "baichuan", "bailingmoe", "bailingmoe2", "bailingmoe3"),
+        *(
+            "bert",
+            "bitnet",
+            "bloom",
+            "chameleon",
+            "chatglm",
+            "codeshell",
+            "cogvlm",
+            "cohere2",
+            "cohere2moe",
+            "command-r",
+        ),
+        *("dbrx", "deci", "deepseek", "deepseek2", "deepseek2-ocr", "deepseek32", "deepseek4", "dflash", "dots1"),
+        *("dots3note", "dream", "eagle3", "ernie4_5", "ernie4_5-moe", "eurobert", "exaone", "exaone-moe", "exaone4"),
+        *(
+            "falcon",
+            "falcon-h1",
+            "gemma",
+            "gemma-embedding",
+            "gemma2",
+            "gemma3",
+            "gemma3n",
+            "gemma4",
+            "gemma4-assistant",
+        ),
+        *("glm-dsa", "glm4", "glm4moe", "glm5-next", "gpt-oss", "gpt2", "gptj", "gptneox", "granite", "granite_swa"),
+        *(
+            "granitehybrid",
+            "granitemoe",
+            "graniteswitch",
+            "grok",
+            "grovemoe",
+            "hrm_text",
+            "hunyuan-dense",
+            "hunyuan-moe",
+        ),
+        *("hunyuan_vl", "hy_v3", "hy_v4", "internlm2", "jais", "jais2", "jamba", "jina-bert-v2", "jina-bert-v3"),
+        *(
+            "kimi-k3",
+            "kimi-linear",
+            "laguna",
+            "lfm2",
+            "lfm2moe",
+            "llada",
+            "llada-moe",
+            "llama",
+            "llama-embed",
+            "llama4",
+        ),
+        *(
+            "maincoder",
+            "mamba",
+            "mamba2",
+            "maple",
+            "mellum",
+            "mimo2",
+            "minicpm",
+            "minicpm3",
+            "minimax-01",
+            "minimax-m2",
+        ),
+        *("minimax-m3", "mistral3", "mistral4", "modern-bert", "mpt", "muse-glimmer", "nanbeige", "nemotron"),
+        *("nemotron_h", "nemotron_h_moe", "neo-bert", "nomic-bert", "nomic-bert-moe", "olmo", "olmo2", "olmoe"),
+        *("openelm", "orion", "paddleocr", "pangu-embedded", "phi2", "phi3", "phimoe", "plamo", "plamo2", "plamo3"),
+        *("plm", "pockettts", "qwen", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen35", "qwen35moe", "qwen3moe"),
+        *(
+            "qwen3next",
+            "qwen3tts",
+            "qwen3vl",
+            "qwen3vlmoe",
+            "qwen4exp",
+            "refact",
+            "rnd1",
+            "rwkv6",
+            "rwkv6qwen2",
+            "rwkv7",
+        ),
+        *("seed_oss", "smallthinker", "smollm3", "spark2_5", "stablelm", "starcoder", "starcoder2", "step35", "t5"),
+        *("t5encoder", "talkie", "wavtokenizer-dec", "xverse"),
+    }
+)
+
+# What Ollama's engine calls, and keeps in one file, what llama.cpp knows by another name.
+_OLLAMA_ONLY: Final = frozenset({"gptoss", "mllama", "qwen25vl", "deepseekocr"})
+
+
+def problem(metadata: Mapping[str, Value]) -> str:
+    """Why no engine here can load a model whose file begins with these entries, as the end of a sentence that begins
+    with the model; "" if nothing speaks against it, or the architecture is not among them."""
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        return ""
+    if architecture not in LOADABLE:
+        whose = "which only Ollama itself runs" if architecture in _OLLAMA_ONLY else "which llama.cpp cannot load"
+        return f"has the architecture '{architecture[:60]}', {whose} (llama-cpp-python {LLAMA_CPP_PYTHON})"
+    if f"{architecture}.vision.block_count" in metadata:
+        return (
+            f"has the architecture '{architecture}' with its vision encoder in the same file, which only Ollama itself "
+            f"runs (llama-cpp-python {LLAMA_CPP_PYTHON} wants it in a file of its own)"
+        )
+    return ""

@@ -1,0 +1,77 @@
+"""Which models are refused by what their headers say first, and that the list is the installed library's."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import llama_cpp
+import pytest
+
+from localrun.models import architectures
+from localrun.models.gguf import first_entries, read_header
+from tests.models.handmade import ENTRIES, STRING, U32, VALID, array, entry, file_bytes, text, u32
+
+
+def test_the_list_is_for_the_version_that_is_installed():
+    assert llama_cpp.__version__ == architectures.LLAMA_CPP_PYTHON
+
+
+def test_the_installed_library_knows_every_name_of_the_list():
+    folder = Path(llama_cpp.__file__).parent / "lib"
+    libraries = [path.read_bytes() for path in folder.iterdir() if "llama" in path.name and path.is_file()]
+    assert libraries, f"there is no library in {folder}"
+    missing = {
+        name for name in architectures.LOADABLE if not any(name.encode() + b"\0" in content for content in libraries)
+    }
+    assert missing == set()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3", "gpt-oss", "qwen35moe", "mistral3", "bert"])
+def test_what_can_be_loaded(architecture: str):
+    assert architectures.problem({"general.architecture": architecture}) == ""
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ({"general.architecture": "gptoss"}, "the architecture 'gptoss', which only Ollama itself runs"),
+        ({"general.architecture": "future-1"}, "the architecture 'future-1', which llama.cpp cannot load"),
+        ({"general.architecture": "x" * 200}, "x" * 60 + "'"),
+        ({"general.architecture": "gemma3", "gemma3.vision.block_count": 27}, "'gemma3' with its vision encoder"),
+    ],
+)
+def test_what_cannot(metadata: dict[str, str | int], said: str):
+    problem = architectures.problem(metadata)
+    assert problem.startswith("has the architecture ")
+    assert said in problem
+    assert architectures.LLAMA_CPP_PYTHON in problem
+
+
+@pytest.mark.parametrize("metadata", [{}, {"general.architecture": 7}, {"general.name": "gptoss"}])
+def test_what_says_nothing_is_not_refused(metadata: dict[str, str | int]):
+    assert architectures.problem(metadata) == ""
+
+
+def test_the_first_entries_of_a_file_that_is_cut_anywhere(tmp_path: Path):
+    whole = first_entries(VALID)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(VALID)
+    assert whole == read_header(path).metadata
+    counts = [len(first_entries(VALID[:n_bytes])) for n_bytes in range(len(VALID))]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (0, len(ENTRIES))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"GGUF", b"<html>", VALID[:4] + struct.pack("<I", 9) + VALID[8:], b"\xff" * 999]
+)
+def test_what_is_no_header_has_no_entries(content: bytes):
+    assert first_entries(content) == {}
+
+
+def test_entries_before_a_vocabulary_that_is_not_here_yet():
+    vision = entry("gemma3.vision.block_count", U32, u32(27))
+    tokens = array("tokenizer.ggml.tokens", STRING, 260_000, b"")
+    content = file_bytes((entry("general.architecture", STRING, text("gemma3")), vision, tokens))
+    assert first_entries(content) == {"general.architecture": "gemma3", "gemma3.vision.block_count": 27}

@@ -1,0 +1,268 @@
+"""Models that other programs keep: found where they lie, run without a copy, and never deleted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localrun.errors import BadRequest, ModelNotFound
+from localrun.models import builtin, naming, other_programs
+from localrun.models.manifest import Key
+from localrun.models.store import Origin, Store
+from localrun.models.synthesize import synthesize
+from tests.models.handmade import ENTRIES, STRING, entry, file_bytes, text
+
+
+class Ollama:
+    """A store as Ollama fills it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "blobs").mkdir(parents=True)
+        (folder / "manifests").mkdir()
+
+    def blob(self, content: bytes) -> Path:
+        path = self.folder / "blobs" / f"sha256-{hashlib.sha256(content).hexdigest()}"
+        path.write_bytes(content)
+        return path
+
+    def add(self, name: str, *layers: tuple[str, bytes]) -> Path:
+        """`name` is host/owner/name/tag."""
+        described: list[dict[str, Any]] = []
+        for kind, content in layers:
+            digest = self.blob(content).name.replace("-", ":")
+            media_type = f"application/vnd.ollama.image.{kind}"
+            described.append({"mediaType": media_type, "digest": digest, "size": len(content)})
+        path = self.folder / "manifests" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"schemaVersion": 2, "layers": described}))
+        return path
+
+
+@pytest.fixture
+def home(tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(builtin, "model_path", lambda: tiny_gguf)
+    monkeypatch.setattr(other_programs, "_OLLAMA_SERVICE", tmp_path / "nowhere")
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+def store_of(home: Path, environ: dict[str, str] | None = None) -> Store:
+    others = other_programs.found(home / "cache", environ or {}, home)
+    return Store(home / "models", hub_cache_folder=home / "hub", others=others)
+
+
+# --- packages ------------------------------------------------------------------------------------------------------
+
+
+def test_without_any_there_is_no_folder(tmp_path: Path):
+    assert other_programs.package_folders(tmp_path, ["no_such_package_at_all"]) == ()
+    assert other_programs.found(tmp_path, {}, tmp_path).ollama in ((), other_programs.found(tmp_path, {}).ollama)
+
+
+def test_a_package_beside_localrun_and_the_cache_folder_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    package = tmp_path / "site" / "package_with_a_model"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('nobody may import this')", encoding="utf-8")
+    synthesize("tiny", "Q4_0", package / "Carried.gguf")
+    kept = other_programs.package_cache(tmp_path / "cache")
+    kept.mkdir(parents=True)
+    synthesize("tiny", "Q4_0", kept / "Kept.gguf")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    folders = other_programs.package_folders(tmp_path / "cache", ["package_with_a_model"])
+    assert folders == (package, kept)
+    store = Store(tmp_path / "models", model_dirs=folders)
+    assert [model.name for model in store.list()] == ["tiny", "Carried", "Kept"]
+
+
+# --- Ollama --------------------------------------------------------------------------------------------------------
+
+
+def test_ollama_s_models_are_listed_and_found_by_the_names_they_have_there(home: Path, tiny_gguf: Path):
+    ollama = Ollama(home / ".ollama/models")
+    content = tiny_gguf.read_bytes()
+    ollama.add("registry.ollama.ai/library/llama3.2/latest", ("model", content), ("template", b"{{ .Prompt }}"))
+    ollama.add("registry.ollama.ai/library/llama3.2/1b", ("model", content), ("projector", b"unread"))
+    ollama.add("registry.ollama.ai/somebody/fox/latest", ("model", content))
+    ollama.add("hf.co/Owner/Fox-GGUF/Q4_K_M", ("model", content))
+    (ollama.folder / "manifests/registry.ollama.ai/library/llama3.2/.DS_Store").touch()
+    store = store_of(home)
+    assert {model.name for model in store.list()} == {
+        *("tiny", "llama3.2", "llama3.2:1b", "registry.ollama.ai/somebody/fox", "Owner/Fox-GGUF:Q4_K_M"),
+    }
+    assert list(store.damaged()) == []
+    for name in ("llama3.2", "LLAMA3.2:latest", "llama3.2:1b", "owner/fox-gguf:q4_k_m", "hf.co/Owner/Fox-GGUF:Q4_K_M"):
+        model = store.resolve(name)
+        assert (model.origin, model.program) == (Origin.FOREIGN, "Ollama")
+        assert model.path.parent == ollama.folder / "blobs"
+        assert (model.source.repo, model.source.file) == ("Ollama", str(ollama.folder))
+    with pytest.raises(ModelNotFound):
+        store.resolve("llama3.2:3b")
+
+
+def test_what_belongs_to_one_of_ollama_s_models_applies_here_too(home: Path, tiny_gguf: Path):
+    ollama = Ollama(home / ".ollama/models")
+    ollama.add(
+        "registry.ollama.ai/library/fox/latest",
+        ("model", tiny_gguf.read_bytes()),
+        ("params", b'{"temperature": 0.5, "num_gqa": 8}'),
+        ("system", b"Du bist ein Fuchs."),
+        ("messages", b'[{"role": "user", "content": "Hi"}]'),
+        ("license", b"Free"),
+    )
+    model = store_of(home).resolve("fox")
+    assert (dict(model.parameters), model.system) == ({"temperature": 0.5}, "Du bist ein Fuchs.")
+    assert model.messages[0].content == "Hi"
+    assert model.template == model.header.chat_template
+
+
+def test_ollama_s_models_stay_as_they_are(home: Path, tiny_gguf: Path):
+    ollama = Ollama(home / ".ollama/models")
+    ollama.add("registry.ollama.ai/library/fox/7b", ("model", tiny_gguf.read_bytes()))
+    before = {path: path.read_bytes() for path in ollama.folder.rglob("*") if path.is_file()}
+    store = store_of(home)
+    with pytest.raises(BadRequest) as refused:
+        naming.remove(store, "fox:7b")
+    assert str(ollama.folder) in refused.value.message
+    assert refused.value.message.endswith("type: ollama rm fox:7b")
+    naming.copy(store, "fox:7b", "mine")
+    assert store.resolve("mine").path == store.resolve("fox:7b").path
+    (kept,) = naming.remove(store, "mine").kept
+    assert "outside localrun's own files" in kept.reason
+    naming.collect_garbage(store, now_s=1e10, min_age_s=0)
+    assert {path: path.read_bytes() for path in ollama.folder.rglob("*") if path.is_file()} == before
+
+
+def test_own_models_come_before_ollama_s_and_these_before_other_files(home: Path, tiny_gguf: Path):
+    ollama = Ollama(home / ".ollama/models")
+    for name in ("one", "two"):
+        ollama.add(f"registry.ollama.ai/library/{name}/latest", ("model", tiny_gguf.read_bytes()))
+    for folder, name in (("models", "one"), (".lmstudio/models/a/b", "two")):
+        (home / folder).mkdir(parents=True)
+        shutil.copyfile(tiny_gguf, home / folder / f"{name}.gguf")
+    store = store_of(home)
+    assert store.resolve("one").origin is Origin.FOLDER
+    assert store.resolve("two").program == "Ollama"
+    (hidden,) = store.damaged()
+    assert (hidden.path.name, hidden.problem.rpartition("; ")[2]) == ("two.gguf", "use its path")
+
+
+def test_what_ollama_has_and_no_engine_here_can_load_is_told_and_its_name_is_free(home: Path):
+    ollama = Ollama(home / ".ollama/models")
+    ours = file_bytes((entry("general.architecture", STRING, text("gptoss")), *_named("gptoss")))
+    vision = entry("gemma3.vision.block_count", 4, b"\x1b\0\0\0")
+    theirs = file_bytes((entry("general.architecture", STRING, text("gemma3")), vision, *_named("gemma3")))
+    ollama.add("registry.ollama.ai/library/gpt-oss/20b", ("model", ours))
+    ollama.add("registry.ollama.ai/library/gemma3/latest", ("model", theirs))
+    store = store_of(home)
+    problems = [file.problem for file in store.damaged()]
+    assert len(problems) == 2
+    assert "'gemma3' has the architecture 'gemma3' with its vision encoder" in problems[0]
+    assert "'gptoss', which only Ollama itself runs" in problems[1]
+    assert problems[1].endswith("(localrun search gpt-oss)")
+    # `localrun run` pulls what is not found.
+    with pytest.raises(ModelNotFound):
+        store.resolve("gemma3")
+
+
+def _named(architecture: str) -> tuple[bytes, ...]:
+    """What the header of a small model says besides its architecture."""
+    return tuple(_renamed(each, architecture) for each in ENTRIES[1:])
+
+
+def _renamed(each: bytes, architecture: str) -> bytes:
+    """An entry whose key is not of `llama` but of another architecture."""
+    n_bytes = int.from_bytes(each[:8], "little")
+    key = each[8 : 8 + n_bytes].decode().replace("llama.", f"{architecture}.")
+    return text(key) + each[8 + n_bytes :]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b'{"layers": []}',
+        b'{"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:../../x", "size": 1}]}',
+        b'{"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:'
+        + b"a" * 64
+        + b'", "size": 1}]}',
+        b'{"layers": [' * 50_000,
+        b" " * 2_000_000,
+    ],
+    ids=lambda content: str(content[:40]),
+)
+def test_a_damaged_manifest_of_ollama_s_is_in_nobody_s_way(home: Path, tiny_gguf: Path, content: bytes):
+    ollama = Ollama(home / ".ollama/models")
+    ollama.add("registry.ollama.ai/library/fox/latest", ("model", tiny_gguf.read_bytes()))
+    ollama.add("registry.ollama.ai/library/bad/latest").write_bytes(content)
+    store = store_of(home)
+    assert [model.name for model in store.list()] == ["tiny", "fox"]
+    (damaged,) = store.damaged()
+    assert "bad" in damaged.problem
+    with pytest.raises(ModelNotFound):
+        store.resolve("bad")
+
+
+def test_where_ollama_s_store_is(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    usual, named, service = Ollama(home / ".ollama/models"), Ollama(tmp_path / "named"), Ollama(tmp_path / "service")
+    monkeypatch.setattr(other_programs, "_OLLAMA_SERVICE", service.folder)
+    by_custom = other_programs.found(home, {}, home).ollama
+    assert [store.folder for store in by_custom] == [usual.folder, service.folder]
+    (by_variable,) = other_programs.found(home, {"OLLAMA_MODELS": str(named.folder)}, home).ollama
+    assert by_variable.folder == named.folder
+    assert other_programs.found(home, {"OLLAMA_MODELS": str(tmp_path / "none")}, home).ollama == ()
+
+
+def test_a_model_that_ollama_pulls_anew_is_noticed(home: Path, tiny_gguf: Path):
+    ollama = Ollama(home / ".ollama/models")
+    store = store_of(home)
+    before = store.evidence("fox")
+    path = ollama.add("registry.ollama.ai/library/fox/latest", ("model", tiny_gguf.read_bytes()))
+    assert other_programs.OllamaStore(ollama.folder).usual_path(Key.of("fox")) == path
+    pulled = store.evidence("fox")
+    path.unlink()
+    assert before == store.evidence("fox") != pulled
+
+
+# --- LM Studio -----------------------------------------------------------------------------------------------------
+
+
+def test_lm_studio_s_files_are_listed_in_place_and_never_deleted(home: Path, tiny_gguf: Path):
+    folder = home / ".lmstudio/models/owner/repo"
+    folder.mkdir(parents=True)
+    for name in ("Fox-Q4_0.gguf", "mmproj-Fox.gguf"):
+        shutil.copyfile(tiny_gguf, folder / name)
+    store = store_of(home)
+    model = store.resolve("fox-q4_0")
+    assert (model.name, model.program, model.path) == ("Fox-Q4_0", "LM Studio", folder / "Fox-Q4_0.gguf")
+    assert (model.source.repo, model.source.file) == ("LM Studio", str(model.path))
+    assert [each.name for each in store.list()] == ["tiny", "Fox-Q4_0"]
+    with pytest.raises(BadRequest, match=r"kept by LM Studio.*delete it in LM Studio, or type: rm .*Fox-Q4_0\.gguf$"):
+        naming.remove(store, "Fox-Q4_0")
+    assert model.path.is_file()
+
+
+def test_where_lm_studio_s_folder_is(home: Path, tmp_path: Path):
+    def folders() -> list[Path]:
+        return [folder.path for folder in other_programs.found(home / "cache", {}, home).folders if folder.program]
+
+    assert folders() == []
+    (home / ".cache/lm-studio/models").mkdir(parents=True)
+    assert folders() == [home / ".cache/lm-studio/models"]
+    moved = tmp_path / "moved"
+    (moved / "models").mkdir(parents=True)
+    (home / ".lmstudio-home-pointer").write_text(f"{moved}\n")
+    assert folders()[0] == moved / "models"
+    chosen = tmp_path / "chosen"
+    chosen.mkdir()
+    for settings in ("not JSON", json.dumps({"downloadsFolder": "relative"}), json.dumps({"downloadsFolder": 5})):
+        (moved / "settings.json").write_text(settings)
+        assert folders()[0] == moved / "models"
+    (moved / "settings.json").write_text(json.dumps({"downloadsFolder": str(chosen)}))
+    assert folders()[0] == chosen
