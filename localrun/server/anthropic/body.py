@@ -22,7 +22,7 @@ from localrun.server.anthropic.blocks import Content
 from localrun.server.anthropic.conversation import AskedMessage
 from localrun.server.anthropic.tools import AskedChoice, AskedTools
 from localrun.server.http import fields
-from localrun.server.http.sampling_fields import SamplingFields
+from localrun.server.http.fields import SamplingFields
 from localrun.server.replies.chat_ask import ChatAsk
 from localrun.wire import Grammar
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from localrun.server.anthropic.body import CountBody
 from localrun.server.anthropic.preparing import prepared_of
-from localrun.server.http import bodies, caller, keep_alive
+from localrun.server.http import bodies, caller
 from localrun.server.http.exchange import Exchange
 from localrun.server.runtime import Runtime
 
@@ -16,7 +16,7 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await bodies.read(exchange, CountBody)
     ask = body.ask()
-    who = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)
+    who = caller.ask(exchange, body.model, body)
     async with exchange.while_connected(), runtime.job(who) as job:
         prepared, headers = await prepared_of(runtime, job, ask, body)
         tokens = await job.count(prepared.segments)

@@ -12,13 +12,12 @@ from localrun.server.anthropic.events import MESSAGE_STOP, PING, Fields, encode,
 from localrun.server.anthropic.field_names import naming
 from localrun.server.anthropic.output import Output
 from localrun.server.anthropic.preparing import prepared_of
-from localrun.server.http import bodies, caller, keep_alive
+from localrun.server.http import bodies, caller
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
-from localrun.server.jobs import plan as job_plan
+from localrun.server.http.fields import defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
-from localrun.server.jobs.model_defaults import defaults_of
 from localrun.server.replies.gathered import Reply
 from localrun.server.runtime import Runtime
 from localrun.wire import Delta, Finish, Usage
@@ -29,10 +28,10 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
     body = await bodies.read(exchange, MessagesBody)
     body.check_supported()
     ask = body.ask()
-    who = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)
+    who = caller.ask(exchange, body.model, body)
     async with exchange.while_connected(), runtime.job(who) as job:
         prepared, headers = await prepared_of(runtime, job, ask, body)
-        plan = job_plan.plan(
+        plan = streaming.plan(
             body,
             job,
             defaults_of(job.model),
@@ -41,7 +40,7 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
             grammar=prepared.grammar,
             show_control=prepared.show_control,
         )
-        await plan.submit(job, choice=0, segments=prepared.segments)
+        await job.submit(plan, segments=prepared.segments)
         message = _Message(exchange, job, body, Reply(prepared.new_parser()), headers)
         with naming():
             await (message.stream() if body.stream else message.whole())

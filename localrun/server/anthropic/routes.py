@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from localrun.server.anthropic.count_tokens import count_tokens
 from localrun.server.anthropic.messages import create
-from localrun.server.http.endpoint import route
+from localrun.server.http.exchange import route
 from localrun.server.runtime import Runtime
 
 

@@ -27,7 +27,6 @@ async def embed(runtime: Runtime, exchange: Exchange) -> None:
         inputs=body.inputs(),
         truncate=body.truncate is not False,
         dimensions=body.dimensions or 0,
-        keep_alive=body.keep_alive,
         fields=body,
     )
     async with work.done(runtime, exchange, wanted) as (job, results):
@@ -50,7 +49,6 @@ async def legacy_embeddings(runtime: Runtime, exchange: Exchange) -> None:
         model=body.model,
         inputs=[body.prompt] if body.prompt else [],
         truncate=True,
-        keep_alive=body.keep_alive,
         fields=body,
     )
     async with work.done(runtime, exchange, wanted) as (job, results):

@@ -20,7 +20,6 @@ async def embeddings(runtime: Runtime, exchange: Exchange) -> None:
         inputs=body.inputs(),
         truncate=bool(body.truncate),
         dimensions=body.dimensions or 0,
-        keep_alive=body.keep_alive,
         fields=body,
     )
     async with work.done(runtime, exchange, wanted) as (job, results):

@@ -26,7 +26,6 @@ async def rerank(runtime: Runtime, exchange: Exchange) -> None:
         inputs=texts,
         query=body.query,
         truncate=body.truncate is not False,
-        keep_alive=body.keep_alive,
         fields=body,
     )
     async with work.done(runtime, exchange, wanted) as (job, results):

@@ -10,7 +10,7 @@ from starlette.routing import Route
 from localrun.server.embedding.ollama import embed, legacy_embeddings
 from localrun.server.embedding.openai import embeddings
 from localrun.server.embedding.rerank import rerank
-from localrun.server.http.endpoint import route
+from localrun.server.http.exchange import route
 from localrun.server.runtime import Runtime
 
 # llama.cpp's server answers on the first four, Cohere's clients ask the last.

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from localrun.errors import BadRequest, Cancelled
 from localrun.server.embedding.bodies import Input
-from localrun.server.engines.use import Use
-from localrun.server.http import caller, keep_alive
+from localrun.server.engines.resident import Use
+from localrun.server.http import caller
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.http.fields import ServiceFields
@@ -34,7 +34,6 @@ class Work:
     query: str | None = None
     truncate: bool = False
     dimensions: int = 0
-    keep_alive: float | str | None = None
     fields: ServiceFields
 
 
@@ -61,9 +60,7 @@ async def done(runtime: Runtime, exchange: Exchange, work: Work) -> AsyncIterato
     input that is too long, and what loading and the engine raise.
     """
     use = Use.EMBED if work.query is None else Use.RERANK
-    ask = caller.ask(
-        exchange, work.model, keep_alive_s=keep_alive.seconds(work.keep_alive), fields=work.fields, use=use
-    )
+    ask = caller.ask(exchange, work.model, work.fields, use=use)
     async with exchange.while_connected(), runtime.job(ask) as job:
         if work.dimensions > job.n_embd:
             raise BadRequest(

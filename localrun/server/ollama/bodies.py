@@ -31,7 +31,6 @@ class PromptFields(fields.ServiceFields, frozen=True, kw_only=True):
     truncate: bool | None = None
     shift: bool | None = None
     options: Options | None = None
-    keep_alive: float | str | None = None
     logprobs: bool | None = None
     top_logprobs: fields.TopLogprobs | None = None
     format: Any = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from localrun.server.http import bodies, caller, keep_alive
+from localrun.server.http import bodies, caller
 from localrun.server.http.exchange import Exchange
 from localrun.server.jobs.beginning import begun
 from localrun.server.ollama import fitting, generation, loading
@@ -23,7 +23,7 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await bodies.read(exchange, ChatBody)
     ask = body.ask()
-    who = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)
+    who = caller.ask(exchange, body.model, body)
     lines = Lines(body.model, Kind.CHAT)
     async with exchange.while_connected():
         if not ask.messages:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from localrun.errors import BadRequest
-from localrun.server.http import bodies, caller, keep_alive
+from localrun.server.http import bodies, caller
 from localrun.server.http.exchange import Exchange
 from localrun.server.jobs.beginning import begun
 from localrun.server.jobs.job import Job
@@ -30,7 +30,7 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
     body.check_supported()
     # Refused before the model is loaded, as is all that can be.
     body.ask()
-    who = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)
+    who = caller.ask(exchange, body.model, body)
     lines = Lines(body.model, Kind.GENERATE)
     async with exchange.while_connected():
         if not body.prompt and not body.suffix:

@@ -22,7 +22,7 @@ from localrun.server.ollama.fitting import Fitted, Tokens
 from localrun.server.ollama.lines import Fields, Lines, Said
 from localrun.server.ollama.options import Options
 from localrun.server.replies.pieces import ReplyParser
-from localrun.wire import ChosenLogprob, Delta, Finish
+from localrun.wire import ChosenLogprob, Delta, Finish, Submit
 
 
 async def answer(
@@ -41,9 +41,8 @@ async def answer(
     if body.debug_render_only:
         await exchange.answer(lines.rendered("".join(segment.text for segment in prepared.segments)))
         return
-    await job.submit(
-        segments=() if fitted.tokens is not None else prepared.segments,
-        tokens=fitted.tokens,
+    asked = Submit(
+        id=0,
         sampling=options.sampling(),
         n_predict=options.n_predict,
         stop=(*options.stop_strings, *prepared.stop),
@@ -52,6 +51,7 @@ async def answer(
         grammar=prepared.grammar,
         show_control=prepared.show_control,
     )
+    await job.submit(asked, segments=() if fitted.tokens is not None else prepared.segments, tokens=fitted.tokens)
     sender = _Answer(exchange, job, lines, prepared.new_parser(), context=context, n_cut=fitted.n_cut)
     if body.stream is not False:
         await sender.stream()

@@ -18,36 +18,21 @@ from localrun.models.store import Model
 from localrun.server.http import fields
 from localrun.wire import Sampling
 
-# Ollama reads every JSON number as a double and cuts it for its integer options; clients rely on it (8192.0, 1.25 * n).
-_LastN = Annotated[float, Meta(ge=-1, le=fields.MAX_TOKENS)]
 _Predict = Annotated[float, Meta(ge=-2, le=fields.MAX_TOKENS)]
+_Keep = Annotated[float, Meta(ge=-1, le=fields.MAX_TOKENS)]
 _Count = Annotated[float, Meta(ge=0, le=fields.MAX_TOKENS)]
-_Version = Annotated[float, Meta(ge=0, le=2)]
-_Seed = fields.Seed | Annotated[float, Meta(ge=-(2.0**53), le=2.0**53)]
+# Of Ollama's `api/types.go`, whatever the model.
+_DEFAULT = Sampling(temperature=0.8, top_k=40, top_p=0.9)
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(fields.Parameters, frozen=True, kw_only=True):
     """`options`. None means Ollama's default; unknown names are ignored."""
 
-    temperature: fields.Temperature | None = None
-    top_k: _LastN | None = None
-    top_p: fields.Probability | None = None
-    min_p: fields.Probability | None = None
-    typical_p: fields.TypicalP | None = None
-    repeat_last_n: _LastN | None = None
-    repeat_penalty: fields.RepeatPenalty | None = None
-    presence_penalty: fields.AdditivePenalty | None = None
-    frequency_penalty: fields.AdditivePenalty | None = None
-    mirostat: _Version | None = None
-    mirostat_tau: fields.MirostatTau | None = None
-    mirostat_eta: fields.Probability | None = None
-    seed: _Seed | None = None
     num_predict: _Predict | None = None
-    num_keep: _LastN | None = None
-    stop: fields.Stop | None = None
+    num_keep: _Keep | None = None
     num_ctx: _Count | None = None
     num_batch: _Count | None = None
-    num_gpu: _LastN | None = None
+    num_gpu: _Keep | None = None
     main_gpu: _Count | None = None
     num_thread: _Count | None = None
     draft_num_predict: _Count | None = None
@@ -61,7 +46,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def n_keep(self) -> int:
         """Tokens at the start of a prompt that truncation keeps; -1 is all that may be kept."""
-        return int(_or(self.num_keep, 4))
+        return 4 if self.num_keep is None else int(self.num_keep)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -81,23 +66,5 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **missing)
 
     def sampling(self) -> Sampling:
-        """With the defaults of Ollama's `api/types.go`, whatever the model."""
-        return Sampling(
-            temperature=_or(self.temperature, 0.8),
-            top_k=max(0, int(_or(self.top_k, 40))),
-            top_p=_or(self.top_p, 0.9),
-            min_p=_or(self.min_p, 0.0),
-            typical_p=_or(self.typical_p, 1.0),
-            repeat_penalty=_or(self.repeat_penalty, 1.0),
-            presence_penalty=_or(self.presence_penalty, 0.0),
-            frequency_penalty=_or(self.frequency_penalty, 0.0),
-            penalty_last_n=int(_or(self.repeat_last_n, 64)),
-            mirostat=int(_or(self.mirostat, 0)),
-            mirostat_tau=_or(self.mirostat_tau, 5.0),
-            mirostat_eta=_or(self.mirostat_eta, 0.1),
-            seed=None if self.seed is None else fields.seed_or_random(int(self.seed)),
-        )
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
+        """With Ollama's defaults."""
+        return fields.sampling((self,), _DEFAULT)

@@ -11,8 +11,7 @@ from __future__ import annotations
 from starlette.routing import Route
 
 from localrun import __version__
-from localrun.server.http.endpoint import route
-from localrun.server.http.exchange import Exchange
+from localrun.server.http.exchange import Exchange, route
 from localrun.server.ollama import account, changes
 from localrun.server.ollama import models as ollama_models
 from localrun.server.ollama.blobs import blob

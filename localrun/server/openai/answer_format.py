@@ -12,7 +12,7 @@ import msgspec
 
 from localrun.errors import BadRequest
 from localrun.server import structured
-from localrun.server.http.sampling_fields import SamplingFields
+from localrun.server.http.fields import SamplingFields
 from localrun.wire import Grammar
 
 _KINDS = "text, json_object or json_schema"

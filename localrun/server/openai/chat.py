@@ -12,9 +12,8 @@ import msgspec
 
 from localrun.server.http import bodies
 from localrun.server.http.exchange import Exchange
-from localrun.server.jobs import beginning
-from localrun.server.jobs import plan as job_plan
-from localrun.server.jobs.model_defaults import defaults_of
+from localrun.server.http.fields import defaults_of
+from localrun.server.jobs import beginning, streaming
 from localrun.server.openai.chat_body import ChatBody
 from localrun.server.openai.chat_chunks import ChatChunks
 from localrun.server.openai.generation import Answer
@@ -30,11 +29,11 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
     body.check_supported()
     ask = body.ask()
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        jobs = await job_plan.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=body.n_choices)
+        jobs = await streaming.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=body.n_choices)
         messages = beginning.begun(jobs[0].model, ask.messages)
         with naming("messages"):
             prepared = await prepare(runtime, jobs[0], msgspec.structs.replace(ask, messages=messages))
-        plan = job_plan.plan(
+        plan = streaming.plan(
             body,
             jobs[0],
             defaults_of(jobs[0].model),
@@ -46,9 +45,9 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
             n_probs=body.top_logprobs or 0,
         )
         for index, job in enumerate(jobs):
-            await plan.submit(job, choice=index, segments=prepared.segments)
+            await job.submit(plan, segments=prepared.segments, choice=index)
         chunks = ChatChunks(
-            request_id=job_plan.answer_id(jobs),
+            request_id=streaming.answer_id(jobs),
             model=body.model,
             include_usage=body.include_usage,
             replies=[Reply(prepared.new_parser()) for _ in jobs],

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from localrun.errors import BadRequest
 from localrun.server.http import fields
-from localrun.server.http.sampling_fields import MaxTokens
+from localrun.server.http.fields import MaxTokens
 from localrun.server.openai import messages as openai_messages
 from localrun.server.openai.common_fields import CommonFields
 from localrun.server.openai.messages import ChatMessage

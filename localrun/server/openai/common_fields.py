@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from localrun.server.http import fields
-from localrun.server.http.sampling_fields import MaxTokens
+from localrun.server.http.fields import MaxTokens
 from localrun.server.openai.answer_format import FormatFields
 
 # Each answer is a job; this many may come of one request, whatever `n` and the number of prompts.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from localrun.errors import BadRequest
 from localrun.server.http import fields
-from localrun.server.http.sampling_fields import MaxTokens, SamplingFields
+from localrun.server.http.fields import MaxTokens, SamplingFields
 from localrun.server.openai.common_fields import MAX_ANSWERS, Choices, CommonFields
 
 Prompt = str | list[int]

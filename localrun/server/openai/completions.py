@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack
 
 from localrun.server.http import bodies
 from localrun.server.http.exchange import Exchange
-from localrun.server.jobs import plan as job_plan
+from localrun.server.http.fields import defaults_of
+from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
-from localrun.server.jobs.model_defaults import defaults_of
 from localrun.server.openai import completion_body
 from localrun.server.openai.chunks import Fields
 from localrun.server.openai.completion_body import CompletionBody, Prompt
@@ -32,10 +32,10 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
     prompts = [prompt for prompt in body.prompts() for _ in range(body.n_candidates)]
     grammar = body.answer_grammar()
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        jobs = await job_plan.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=len(prompts))
+        jobs = await streaming.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=len(prompts))
         completion_body.check_tokens(prompts, jobs[0].n_vocab)
         chooses = body.n_candidates > body.n_choices
-        plan = job_plan.plan(
+        plan = streaming.plan(
             body,
             jobs[0],
             defaults_of(jobs[0].model),
@@ -45,14 +45,14 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
             n_probs=body.logprobs or 0,
         )
         for index, (job, prompt) in enumerate(zip(jobs, prompts, strict=True)):
-            await plan.submit(
-                job,
-                choice=index % body.n_candidates,
+            await job.submit(
+                plan,
                 segments=_segments(job, prompt, body.suffix),
                 tokens=None if isinstance(prompt, str) else prompt,
+                choice=index % body.n_candidates,
             )
         chunks = CompletionChunks(
-            request_id=job_plan.answer_id(jobs),
+            request_id=streaming.answer_id(jobs),
             model=body.model,
             include_usage=body.include_usage,
             echoes=[prompt for prompt in prompts if isinstance(prompt, str)] if body.echo else (),

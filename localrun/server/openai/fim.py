@@ -12,8 +12,8 @@ import msgspec
 
 from localrun.server.http import bodies
 from localrun.server.http.exchange import Exchange
-from localrun.server.jobs import plan as job_plan
-from localrun.server.jobs.model_defaults import defaults_of
+from localrun.server.http.fields import defaults_of
+from localrun.server.jobs import streaming
 from localrun.server.openai.chat_chunks import ChatChunks
 from localrun.server.openai.completion_body import FimBody
 from localrun.server.openai.generation import Answer
@@ -29,12 +29,12 @@ async def fill_in(runtime: Runtime, exchange: Exchange) -> None:
     if body.seed is None and body.random_seed is not None:
         body = msgspec.structs.replace(body, seed=body.random_seed)
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        jobs = await job_plan.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=1)
+        jobs = await streaming.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=1)
         segments = infill(jobs[0].model.header, body.prompt, body.suffix or "", field="model")
-        plan = job_plan.plan(body, jobs[0], defaults_of(jobs[0].model), max_output=body.max_tokens)
-        await plan.submit(jobs[0], choice=0, segments=segments)
+        plan = streaming.plan(body, jobs[0], defaults_of(jobs[0].model), max_output=body.max_tokens)
+        await jobs[0].submit(plan, segments=segments)
         chunks = ChatChunks(
-            request_id=job_plan.answer_id(jobs),
+            request_id=streaming.answer_id(jobs),
             model=body.model,
             include_usage=False,
             replies=[Reply(PlainParser())],

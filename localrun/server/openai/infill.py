@@ -18,11 +18,9 @@ from localrun.errors import BadRequest
 from localrun.server.engines.resident import ResidentState
 from localrun.server.http import bodies, fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.sampling_fields import SamplingFields
-from localrun.server.jobs import plan as job_plan
+from localrun.server.http.fields import SamplingFields, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
-from localrun.server.jobs.model_defaults import defaults_of
 from localrun.server.openai import generation
 from localrun.server.openai import usage as openai_usage
 from localrun.server.openai.chunks import Fields, encode
@@ -59,7 +57,7 @@ async def fill_in(runtime: Runtime, exchange: Exchange) -> None:
     body = await bodies.read(exchange, InfillBody)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         model = body.model or _loaded_model(runtime)
-        (job,) = await job_plan.enter(runtime, exchange, stack, model=model, fields=body, n_jobs=1)
+        (job,) = await streaming.enter(runtime, exchange, stack, model=model, fields=body, n_jobs=1)
         segments = infill(
             job.model.header,
             body.input_prefix + body.prompt,
@@ -67,8 +65,8 @@ async def fill_in(runtime: Runtime, exchange: Exchange) -> None:
             extra_files=[(file.filename, file.text) for file in body.input_extra or ()],
             field="model",
         )
-        plan = job_plan.plan(body, job, defaults_of(job.model), max_output=body.n_predict)
-        await plan.submit(job, choice=0, segments=segments)
+        plan = streaming.plan(body, job, defaults_of(job.model), max_output=body.n_predict)
+        await job.submit(plan, segments=segments)
         with naming("input_prefix"):
             await _Answer(model, body).send(exchange, job, stream=bool(body.stream))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
-from localrun.server.http.endpoint import route
+from localrun.server.http.exchange import route
 from localrun.server.openai import infill
 from localrun.server.openai import models as openai_models
 from localrun.server.openai.chat import chat

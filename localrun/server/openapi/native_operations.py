@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from localrun.server import native, pull_routes
-from localrun.server.garbage import GarbageBody
+from localrun.server.native.models import DEFAULT_LIMIT, MAX_LIMIT, MAX_QUERY_CHARS, GarbageBody
+from localrun.server.native.routes import DEFAULT_HZ, MAX_HZ, MIN_HZ
 from localrun.server.openapi import other_answers as answers
 from localrun.server.openapi.operation import SSE, Family, Operation, Parameter, Stream, path_parameter
 from localrun.snapshot import CacheCleared, CacheReport, LogLine, RequestRow, Snapshot
@@ -23,9 +23,9 @@ def _model(description: str, *, is_required: bool = False) -> Parameter:
     return Parameter(name="model", schema=schema, description=description, is_required=is_required)
 
 
-_HZ: dict[str, Any] = {"type": "number", "minimum": native.MIN_HZ, "maximum": native.MAX_HZ}
-_LIMIT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": pull_routes.MAX_LIMIT}
-_QUERY: dict[str, Any] = {"type": "string", "maxLength": pull_routes.MAX_QUERY_CHARS}
+_HZ: dict[str, Any] = {"type": "number", "minimum": MIN_HZ, "maximum": MAX_HZ}
+_LIMIT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}
+_QUERY: dict[str, Any] = {"type": "string", "maxLength": MAX_QUERY_CHARS}
 
 OPERATIONS = (
     Operation(family=_FAMILY, method="GET", path="/health", summary="Is the daemon up", answer=answers.Health,
@@ -34,7 +34,7 @@ OPERATIONS = (
               answer=Snapshot),
     Operation(
         family=_FAMILY, method="GET", path="/localrun/v1/events", summary="Snapshots as they come",
-        parameters=(Parameter(name="hz", schema=_HZ | {"default": native.DEFAULT_HZ},
+        parameters=(Parameter(name="hz", schema=_HZ | {"default": DEFAULT_HZ},
                               description="Snapshots a second"),),
         stream=Stream(content_type=SSE, item=Snapshot, description="Events named `snapshot`, until the client leaves."),
         errors=(400,),
@@ -77,7 +77,7 @@ OPERATIONS = (
     Operation(
         family=_FAMILY, method="GET", path="/localrun/v1/search", summary="Models in the catalogue and on the hub",
         parameters=(Parameter(name="query", schema=_QUERY, description="Words; without any, the whole catalogue"),
-                    Parameter(name="limit", schema=_LIMIT | {"default": pull_routes.DEFAULT_LIMIT},
+                    Parameter(name="limit", schema=_LIMIT | {"default": DEFAULT_LIMIT},
                               description="Most repositories of the hub")),
         answer=answers.SearchAnswer, errors=(400,),
     ),

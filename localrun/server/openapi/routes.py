@@ -14,8 +14,7 @@ from functools import cache
 import msgspec
 from starlette.routing import Route
 
-from localrun.server.http.endpoint import route
-from localrun.server.http.exchange import Exchange
+from localrun.server.http.exchange import Exchange, route
 from localrun.server.http.failures import Headers
 from localrun.server.openapi import editor_pages, page
 from localrun.server.openapi.document import document

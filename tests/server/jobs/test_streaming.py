@@ -12,8 +12,7 @@ from starlette.types import Message
 from localrun.errors import Cancelled, EngineDied, LocalrunError
 from localrun.server.http.exchange import Exchange
 from localrun.server.jobs import streaming
-from localrun.server.jobs.delta_buffer import DeltaBuffer
-from localrun.server.jobs.job import Job
+from localrun.server.jobs.job import DeltaBuffer, Job
 from localrun.wire import Delta, Finish, Phase
 
 

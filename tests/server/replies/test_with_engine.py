@@ -9,7 +9,7 @@ from localrun.server.jobs.job import Ask
 from localrun.server.replies.pieces import Content, Piece
 from localrun.server.replies.prepare import ChatAsk, Prepared, Tool, prepare
 from localrun.server.runtime import Runtime
-from localrun.wire import Sampling
+from localrun.wire import Sampling, Submit
 from tests.server.conftest import Running
 from tests.server.replies.reading_aloud import meaning
 
@@ -32,14 +32,15 @@ async def reply(runtime: Runtime, ask: ChatAsk) -> list[Piece]:
     async with runtime.job(Ask(model="alpha", api="test")) as job:
         prepared: Prepared = await prepare(runtime, job, ask)
         parser = prepared.new_parser()
-        await job.submit(
-            segments=prepared.segments,
+        asked = Submit(
+            id=0,
             sampling=Sampling(seed=1),
             n_predict=400,
             stop=prepared.stop,
             grammar=prepared.grammar,
             show_control=prepared.show_control,
         )
+        await job.submit(asked, segments=prepared.segments)
         async for delta in job:
             assert delta.error_message is None
             pieces += parser.feed(delta.text)

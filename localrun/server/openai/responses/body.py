@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from localrun.errors import BadRequest
 from localrun.server.http import fields
-from localrun.server.http.sampling_fields import MaxTokens, SamplingFields
+from localrun.server.http.fields import MaxTokens, SamplingFields
 from localrun.server.openai import answer_format
 from localrun.server.openai.answer_format import JsonSchema, ResponseFormat
 from localrun.server.openai.chat_body import Effort

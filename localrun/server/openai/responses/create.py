@@ -9,12 +9,11 @@ from __future__ import annotations
 import msgspec
 
 from localrun.errors import LocalrunError
-from localrun.server.http import bodies, caller, keep_alive
+from localrun.server.http import bodies, caller
 from localrun.server.http.exchange import Exchange
+from localrun.server.http.fields import defaults_of
 from localrun.server.jobs import beginning, streaming
-from localrun.server.jobs import plan as job_plan
 from localrun.server.jobs.job import Job
-from localrun.server.jobs.model_defaults import defaults_of
 from localrun.server.openai import generation
 from localrun.server.openai.chat_body import think_of
 from localrun.server.openai.chunks import Fields, encode
@@ -53,13 +52,13 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
         response_grammar=body.answer_grammar(),
         think=think_of(body.effort),
     )
-    who = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)
+    who = caller.ask(exchange, body.model, body)
     async with exchange.while_connected(), runtime.job(who) as job:
         messages = beginning.begun(job.model, ask.messages)
         with naming("input", effort="reasoning.effort"):
             prepared = await prepare(runtime, job, msgspec.structs.replace(ask, messages=messages))
         defaults = defaults_of(job.model)
-        plan = job_plan.plan(
+        plan = streaming.plan(
             body,
             job,
             defaults,
@@ -70,8 +69,8 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
             logprobs=body.wants_logprobs,
             n_probs=body.top_logprobs or 0,
         )
-        await plan.submit(job, choice=0, segments=prepared.segments)
-        begun = response_object.begun("resp_" + job_plan.answer_id([job]), body, plan.sampling)
+        await job.submit(plan, segments=prepared.segments)
+        begun = response_object.begun("resp_" + streaming.answer_id([job]), body, plan.sampling)
         run = _Run(
             exchange,
             job,

@@ -11,8 +11,7 @@ from functools import partial
 
 from starlette.routing import Route
 
-from localrun.server.http.endpoint import route
-from localrun.server.http.exchange import Exchange
+from localrun.server.http.exchange import Exchange, route
 from localrun.server.openai.chunks import encode
 from localrun.server.openai.responses.create import create
 from localrun.server.openai.responses.kept import KeptResponses

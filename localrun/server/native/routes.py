@@ -1,4 +1,4 @@
-"""The daemon's own routes: health, snapshots, requests, cache, shutdown, metrics.
+"""The daemon's own routes: health, snapshots, requests, cache, logs, shutdown, metrics.
 
     GET    /health                      {"status": "ok", "version": ...}; 503 while shutting down
     GET    /localrun/v1/snapshot        one Snapshot
@@ -8,13 +8,13 @@
     DELETE /localrun/v1/requests/ID     cancels it: {"id": ..., "cancelled": true}; 404 unknown, 409 has ended
     GET    /localrun/v1/cache           CacheReport: what is kept of each model's prompts
     DELETE /localrun/v1/cache           CacheCleared: forgets it; ?model=NAME for one model, ?tier=ram or disk
-    GET    /localrun/v1/logs            Server-Sent Events, `event: log` (see logs.py)
-    GET    /localrun/v1/fit             how a model would be opened here: ?model=NAME (fit.py)
+    GET    /localrun/v1/logs?since=N    Server-Sent Events, `event: log`, one LogLine each: what is kept with a number
+                                        above N, then what comes. `follow=0` ends after what is kept.
     POST   /localrun/v1/shutdown        asks the daemon to end: {"status": "stopping"}
     GET    /metrics                     Prometheus
 
-Runs in the daemon's event loop. Errors are `{"error": {"code", "message", "field"}}`.
-
+Runs in the daemon's event loop. Errors are `{"error": {"code", "message", "field"}}`. The routes about models are in
+`models.py`.
 Does not: check Host, Origin or content types (limits.py wraps all routes), or know the other API families.
 """
 
@@ -22,15 +22,15 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 from starlette.routing import Route
 
 import localrun
 from localrun.errors import BadRequest, Unavailable
-from localrun.server import fit, garbage, logs, pull_routes
-from localrun.server.http.endpoint import route
-from localrun.server.http.exchange import Exchange
-from localrun.server.http.query import parameter
+from localrun.server.http.exchange import Exchange, parameter, route
+from localrun.server.native.models import model_routes
 from localrun.server.runtime import Runtime
+from localrun.snapshot import LogLine
 
 DEFAULT_HZ = 4.0
 MIN_HZ = 1.0
@@ -49,10 +49,8 @@ def routes(runtime: Runtime) -> list[Route]:
         route("/localrun/v1/cache", runtime, _cache, methods=["GET"]),
         route("/localrun/v1/cache", runtime, _clear_cache, methods=["DELETE"]),
         route("/localrun/v1/shutdown", runtime, _shutdown, methods=["POST"]),
-        *pull_routes.routes(runtime),
-        *garbage.routes(runtime),
-        *fit.routes(runtime),
-        *logs.routes(runtime),
+        *model_routes(runtime),
+        route("/localrun/v1/logs", runtime, _logs, methods=["GET"]),
         route("/metrics", runtime, _metrics, methods=["GET"]),
     ]
 
@@ -134,3 +132,36 @@ def _hz(exchange: Exchange) -> float:
     if not MIN_HZ <= hz <= MAX_HZ:
         raise BadRequest(f"hz must be a number from {MIN_HZ:g} to {MAX_HZ:g}, not {text[:40]!r}", field="hz")
     return hz
+
+
+# How long the daemon's end may go unnoticed by a reader.
+_TURN_S = 1.0
+# A burst is sent in pieces of so many lines, so that no single write is large.
+_LINES_PER_WRITE = 100
+
+_encoder = msgspec.json.Encoder()
+
+
+async def _logs(runtime: Runtime, exchange: Exchange) -> None:
+    since, follow = parameter(exchange, "since") or "0", parameter(exchange, "follow") or "1"
+    if not since.isascii() or not since.isdigit() or len(since) > 18:
+        raise BadRequest(f"since: must be the number of a line, not {since[:40]!r}", field="since")
+    if follow not in ("0", "1"):
+        raise BadRequest(f"follow: must be 0 or 1, not {follow[:40]!r}", field="follow")
+    number = int(since)
+    await exchange.read_body()
+    async with exchange.while_connected():
+        await exchange.open_stream()
+        while True:
+            lines = runtime.logs.since(number)
+            for at in range(0, len(lines), _LINES_PER_WRITE):
+                await exchange.write(b"".join(map(_event, lines[at : at + _LINES_PER_WRITE])))
+            number = lines[-1].number if lines else number
+            if follow == "0" or runtime.shutdown_requested.is_set():
+                break
+            await runtime.logs.wait(number, _TURN_S)
+        await exchange.close_stream()
+
+
+def _event(line: LogLine) -> bytes:
+    return b"event: log\ndata: " + _encoder.encode(line) + b"\n\n"

@@ -1,8 +1,6 @@
-"""Percentiles of durations: of everything added (`LatencyHistogram`), or of the last minute (`LatencyWindow`).
+"""Numbers over a stretch of time: tokens per second, and percentiles of durations.
 
-Pure: time is an argument. Durations fall into buckets whose bounds grow by `GROWTH`, so a percentile is right to half
-of that (2 %), memory is bounded whatever the load, and adding costs one logarithm.
-
+Pure: time is an argument. Memory is bounded whatever the load, and adding costs one logarithm at most.
 Does not: export to Prometheus (metrics.py has fixed buckets that can be summed over machines).
 """
 
@@ -13,8 +11,47 @@ from collections import deque
 
 from localrun.snapshot import Percentiles
 
+RATE_WINDOW_S = 1.0
+
+
+class RateWindow:
+    """Entries of the last second, and the newest one for as long as it is the newest."""
+
+    def __init__(self) -> None:
+        self._entries: deque[tuple[float, float, int]] = deque()  # (ended, span, tokens), oldest first
+        self._n_tokens = 0
+
+    def add(self, now_s: float, span_s: float, n_tokens: int) -> None:
+        """`n_tokens` came at `now_s`; making them took `span_s`, the time since the ones before."""
+        self._entries.append((now_s, span_s, n_tokens))
+        self._n_tokens += n_tokens
+        self._forget(now_s)
+
+    def per_s(self, now_s: float) -> float:
+        """Tokens per second. 0 when nothing came for a second and for twice the time that the last entry took."""
+        self._forget(now_s)
+        if not self._entries:
+            return 0.0
+        ended_s, span_s, n_tokens = self._entries[-1]
+        idle_s = now_s - ended_s
+        if idle_s > RATE_WINDOW_S:
+            return n_tokens / max(span_s, idle_s) if idle_s <= 2 * span_s else 0.0
+        oldest_ended_s, oldest_span_s, _ = self._entries[0]
+        began_s = oldest_ended_s - oldest_span_s
+        covered_s = ended_s - began_s
+        if idle_s > 2 * span_s:
+            # Something is overdue: one quick step in an otherwise idle second is not a high rate.
+            covered_s = max(covered_s, min(RATE_WINDOW_S, now_s - began_s))
+        return self._n_tokens / covered_s if covered_s > 0 else 0.0
+
+    def _forget(self, now_s: float) -> None:
+        entries = self._entries
+        while len(entries) > 1 and entries[0][0] <= now_s - RATE_WINDOW_S:
+            self._n_tokens -= entries.popleft()[2]
+
+
 GROWTH = 1.04
-WINDOW_S = 60.0
+LATENCY_WINDOW_S = 60.0
 SLICE_S = 1.0
 
 _SHORTEST_S = 1e-6
@@ -93,6 +130,6 @@ class LatencyWindow:
         return Percentiles(p50=p50, p95=p95, p99=p99, count=self._all.count)
 
     def _forget(self, now_s: float) -> None:
-        oldest = int((now_s - WINDOW_S) / SLICE_S)
+        oldest = int((now_s - LATENCY_WINDOW_S) / SLICE_S)
         while self._slices and self._slices[0][0] <= oldest:
             self._all.remove(self._slices.popleft()[1])
