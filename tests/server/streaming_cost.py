@@ -24,8 +24,7 @@ from localrun.server.ollama.lines import Kind, Lines
 from localrun.server.openai.chat_chunks import ChatChunks
 from localrun.server.openai.responses.events import Events
 from localrun.server.openai.responses.output import Output
-from localrun.server.replies.gathered import Reply
-from localrun.server.replies.plain_parser import PlainParser
+from localrun.server.parsing.pieces import PlainParser, Reply
 from localrun.wire import Delta, Phase
 from tests.daemon import Daemon, running_daemon
 

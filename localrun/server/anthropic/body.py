@@ -23,7 +23,7 @@ from localrun.server.anthropic.conversation import AskedMessage
 from localrun.server.anthropic.tools import AskedChoice, AskedTools
 from localrun.server.http import fields
 from localrun.server.http.fields import SamplingFields
-from localrun.server.replies.chat_ask import ChatAsk
+from localrun.server.prompting.ask import ChatAsk
 from localrun.wire import Grammar
 
 # 0 reads the prompt and says nothing, which leaves it in the cache.

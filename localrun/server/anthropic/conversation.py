@@ -14,7 +14,7 @@ import msgspec
 
 from localrun.errors import BadRequest
 from localrun.server.anthropic.blocks import Block, Content, block_text, joined_texts, required, text_of
-from localrun.server.jobs.prompt import Message
+from localrun.server.prompting.ask import Message
 
 # Claude Code puts a line for its maker's accounts before the system prompt. It is another one in every request, is not
 # meant for the model, and would make every cached prefix useless.

@@ -18,7 +18,7 @@ from localrun.server.http.failures import Headers
 from localrun.server.http.fields import defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
-from localrun.server.replies.gathered import Reply
+from localrun.server.parsing.pieces import Reply
 from localrun.server.runtime import Runtime
 from localrun.wire import Delta, Finish, Usage
 

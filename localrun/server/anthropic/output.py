@@ -14,7 +14,7 @@ import json
 from collections.abc import Sequence
 
 from localrun.server.anthropic.events import Deltas, Fields, event
-from localrun.server.replies.pieces import CallArguments, CallStart, Content, Piece, Thinking
+from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Piece, Thinking
 
 
 class Output:

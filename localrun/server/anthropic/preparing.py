@@ -12,10 +12,11 @@ import msgspec
 from localrun.server.anthropic.body import CountBody
 from localrun.server.anthropic.field_names import naming
 from localrun.server.http.failures import Headers
-from localrun.server.jobs.beginning import begun
 from localrun.server.jobs.job import Job
-from localrun.server.replies.capabilities import capabilities
-from localrun.server.replies.prepare import ChatAsk, Prepared, prepare
+from localrun.server.prompting.ask import ChatAsk
+from localrun.server.prompting.conversation import begun
+from localrun.server.prompting.prepare import Prepared, prepare
+from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
 
 _IGNORED: Headers = [(b"x-localrun-ignored", b"thinking")]

@@ -12,9 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from localrun.errors import BadRequest
-from localrun.server.replies import function_tools
-from localrun.server.replies.chat_ask import Tool, ToolChoice
-from localrun.server.replies.function_tools import Function
+from localrun.server.prompting.ask import MAX_TOOLS, Function, Tool, ToolChoice, checked_tools
 
 
 class AskedTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +32,7 @@ class AskedChoice(msgspec.Struct, frozen=True, kw_only=True):
     disable_parallel_tool_use: bool | None = None
 
 
-AskedTools = Annotated[list[AskedTool], Meta(max_length=function_tools.MAX_TOOLS)]
+AskedTools = Annotated[list[AskedTool], Meta(max_length=MAX_TOOLS)]
 
 
 def tools_of(tools: Sequence[AskedTool]) -> tuple[Tool, ...]:
@@ -52,7 +50,7 @@ def tools_of(tools: Sequence[AskedTool]) -> tuple[Tool, ...]:
             raise BadRequest(f"{where}.input_schema is required", field=f"{where}.input_schema")
         described = Function(name=tool.name, description=tool.description, parameters=tool.input_schema)
         functions.append((where, described))
-    return function_tools.checked(functions)
+    return checked_tools(functions)
 
 
 def choice_of(choice: AskedChoice | None, tools: Sequence[Tool]) -> ToolChoice:

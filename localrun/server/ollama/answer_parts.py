@@ -10,8 +10,7 @@ import json
 from collections.abc import Sequence
 
 from localrun.server.ollama.lines import Said, ToolCall
-from localrun.server.replies.gathered import Call
-from localrun.server.replies.pieces import CallArguments, CallStart, Content, Piece, Thinking
+from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Piece, Thinking
 
 
 class Parts:

@@ -11,11 +11,11 @@ import msgspec
 
 from localrun.server.http import bodies, caller
 from localrun.server.http.exchange import Exchange
-from localrun.server.jobs.beginning import begun
 from localrun.server.ollama import fitting, generation, loading
 from localrun.server.ollama.chat_body import ChatBody
 from localrun.server.ollama.lines import Kind, Lines
 from localrun.server.ollama.options import Options
+from localrun.server.prompting.conversation import begun
 from localrun.server.runtime import Runtime
 
 

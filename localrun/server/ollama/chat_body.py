@@ -10,12 +10,9 @@ from typing import Any
 import msgspec
 
 from localrun.errors import BadRequest
-from localrun.server.jobs.prompt import Message
 from localrun.server.ollama.bodies import PromptFields, refuse_images
 from localrun.server.openai import messages as openai_messages
-from localrun.server.replies import function_tools
-from localrun.server.replies.chat_ask import ChatAsk
-from localrun.server.replies.function_tools import ChatTools, Choice
+from localrun.server.prompting.ask import ChatAsk, ChatTools, Choice, Message, choose_tools, tools_of_chat
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
@@ -56,7 +53,7 @@ class ChatBody(PromptFields, frozen=True, kw_only=True):
 
     def ask(self) -> ChatAsk:
         """The conversation and what is wanted next; an assistant's last message is gone on with. Raises BadRequest."""
-        tools, choice = function_tools.choose(self.tool_choice, function_tools.from_chat(self.tools or ()))
+        tools, choice = choose_tools(self.tool_choice, tools_of_chat(self.tools or ()))
         messages = [self._message(message, f"messages[{at}]") for at, message in enumerate(self.messages or [])]
         continues = bool(messages) and messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
         if continues and choice not in ("auto", "none"):

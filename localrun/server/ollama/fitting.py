@@ -13,14 +13,14 @@ from collections.abc import Sequence
 import msgspec
 
 from localrun.server.jobs.job import Job
-from localrun.server.jobs.prompt import Message
 from localrun.server.ollama import truncation
 from localrun.server.ollama.options import Options
 from localrun.server.ollama.truncation import Tokens
-from localrun.server.replies.capabilities import capabilities
-from localrun.server.replies.infill import infill
-from localrun.server.replies.plain_parser import PlainParser
-from localrun.server.replies.prepare import ChatAsk, Prepared, prepare
+from localrun.server.parsing.pieces import PlainParser
+from localrun.server.prompting.ask import ChatAsk, Message
+from localrun.server.prompting.infill import infill
+from localrun.server.prompting.prepare import Prepared, prepare
+from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
 from localrun.wire import Grammar, Segment
 

@@ -12,14 +12,14 @@ import msgspec
 from localrun.errors import BadRequest
 from localrun.server.http import bodies, caller
 from localrun.server.http.exchange import Exchange
-from localrun.server.jobs.beginning import begun
 from localrun.server.jobs.job import Job
 from localrun.server.ollama import fitting, generation, loading
 from localrun.server.ollama.fitting import Fitted, Tokens
 from localrun.server.ollama.generate_body import GenerateBody
 from localrun.server.ollama.lines import Kind, Lines
 from localrun.server.ollama.options import Options
-from localrun.server.replies.prepare import prepare
+from localrun.server.prompting.conversation import begun
+from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
 from localrun.wire import Segment
 

@@ -10,9 +10,8 @@ from typing import Any
 from localrun.errors import BadRequest
 from localrun.models.creation import refuse_go
 from localrun.server.http import fields
-from localrun.server.jobs.prompt import Message
 from localrun.server.ollama.bodies import PromptFields, refuse_images
-from localrun.server.replies.chat_ask import ChatAsk
+from localrun.server.prompting.ask import ChatAsk, Message
 
 
 class GenerateBody(PromptFields, frozen=True, kw_only=True):

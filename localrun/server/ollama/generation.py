@@ -21,7 +21,7 @@ from localrun.server.ollama.bodies import PromptFields
 from localrun.server.ollama.fitting import Fitted, Tokens
 from localrun.server.ollama.lines import Fields, Lines, Said
 from localrun.server.ollama.options import Options
-from localrun.server.replies.pieces import ReplyParser
+from localrun.server.parsing.pieces import ReplyParser
 from localrun.wire import ChosenLogprob, Delta, Finish, Submit
 
 

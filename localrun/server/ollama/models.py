@@ -18,7 +18,7 @@ from localrun.errors import BadModelFile, BadRequest, ModelNotFound
 from localrun.models.store import DamagedFile, Model, Store
 from localrun.server.http.exchange import Exchange
 from localrun.server.ollama import lines as ollama_lines
-from localrun.server.replies.capabilities import capabilities
+from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
 from localrun.snapshot import EngineRow
 

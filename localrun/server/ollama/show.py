@@ -22,7 +22,7 @@ from localrun.server.http import bodies
 from localrun.server.http.exchange import Exchange
 from localrun.server.ollama.bodies import ModelBody
 from localrun.server.ollama.models import details
-from localrun.server.replies.capabilities import capabilities
+from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
 
 # Contexts, in tokens, at which the memory of a model is estimated, as far as it was trained for them; and its own.

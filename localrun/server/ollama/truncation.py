@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from localrun.server.jobs.prompt import Message
+from localrun.server.prompting.ask import Message
 
 ROOM_TOKENS = 256
 

@@ -13,13 +13,14 @@ import msgspec
 from localrun.server.http import bodies
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import defaults_of
-from localrun.server.jobs import beginning, streaming
+from localrun.server.jobs import streaming
 from localrun.server.openai.chat_body import ChatBody
 from localrun.server.openai.chat_chunks import ChatChunks
 from localrun.server.openai.generation import Answer
 from localrun.server.openai.prompt_field import naming
-from localrun.server.replies.gathered import Reply
-from localrun.server.replies.prepare import prepare
+from localrun.server.parsing.pieces import Reply
+from localrun.server.prompting.conversation import begun
+from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
 
 
@@ -30,7 +31,7 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
     ask = body.ask()
     async with exchange.while_connected(), AsyncExitStack() as stack:
         jobs = await streaming.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=body.n_choices)
-        messages = beginning.begun(jobs[0].model, ask.messages)
+        messages = begun(jobs[0].model, ask.messages)
         with naming("messages"):
             prepared = await prepare(runtime, jobs[0], msgspec.structs.replace(ask, messages=messages))
         plan = streaming.plan(

@@ -17,9 +17,18 @@ from localrun.server.http.fields import MaxTokens
 from localrun.server.openai import messages as openai_messages
 from localrun.server.openai.common_fields import CommonFields
 from localrun.server.openai.messages import ChatMessage
-from localrun.server.replies import function_tools
-from localrun.server.replies.chat_ask import ChatAsk, Tool
-from localrun.server.replies.function_tools import ChatTools, Choice, FunctionName, Functions, NamedChoice
+from localrun.server.prompting.ask import (
+    ChatAsk,
+    ChatTools,
+    Choice,
+    FunctionName,
+    Functions,
+    NamedChoice,
+    Tool,
+    choose_tools,
+    tools_of_chat,
+    tools_of_functions,
+)
 
 _OWN_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt"))
 
@@ -70,7 +79,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         """The conversation and what is wanted next. Raises BadRequest."""
         tools, choice = self._tools()
         field = "function_call" if self.uses_functions else "tool_choice"
-        allowed, wanted = function_tools.choose(choice, tools, field=field)
+        allowed, wanted = choose_tools(choice, tools, field=field)
         messages = openai_messages.for_template(self.messages)
         continues = self._continues()
         if continues and wanted not in ("auto", "none"):
@@ -92,7 +101,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
 
     def _tools(self) -> tuple[tuple[Tool, ...], Choice | None]:
         if not self.functions:
-            return function_tools.from_chat(self.tools or ()), self.tool_choice
+            return tools_of_chat(self.tools or ()), self.tool_choice
         choice: Choice | None
         if isinstance(self.function_call, FunctionName):
             choice = NamedChoice(name=self.function_call.name)
@@ -103,7 +112,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         else:
             raise BadRequest("function_call: use 'auto', 'none', or an object that names a function",
                              field="function_call")  # fmt: skip
-        return function_tools.from_functions(self.functions), choice
+        return tools_of_functions(self.functions), choice
 
     def _template_variables(self) -> dict[str, Any]:
         """What the body hands to the template by name. The daemon's own names, and those of the model's control tokens,

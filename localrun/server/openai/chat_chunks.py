@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from localrun.server.openai.chunks import Chunks, Fields, encode, entries
-from localrun.server.replies.gathered import Call, Reply
-from localrun.server.replies.pieces import CallArguments, CallStart, Content, Thinking
+from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Reply, Thinking
 from localrun.wire import ChosenLogprob, Delta, Finish
 
 

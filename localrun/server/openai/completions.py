@@ -20,7 +20,7 @@ from localrun.server.openai.chunks import Fields
 from localrun.server.openai.completion_body import CompletionBody, Prompt
 from localrun.server.openai.completion_chunks import CompletionChunks
 from localrun.server.openai.generation import Answer
-from localrun.server.replies.infill import infill
+from localrun.server.prompting.infill import infill
 from localrun.server.runtime import Runtime
 from localrun.wire import Segment
 

@@ -17,9 +17,8 @@ from localrun.server.jobs import streaming
 from localrun.server.openai.chat_chunks import ChatChunks
 from localrun.server.openai.completion_body import FimBody
 from localrun.server.openai.generation import Answer
-from localrun.server.replies.gathered import Reply
-from localrun.server.replies.infill import infill
-from localrun.server.replies.plain_parser import PlainParser
+from localrun.server.parsing.pieces import PlainParser, Reply
+from localrun.server.prompting.infill import infill
 from localrun.server.runtime import Runtime
 
 

@@ -25,7 +25,7 @@ from localrun.server.openai import generation
 from localrun.server.openai import usage as openai_usage
 from localrun.server.openai.chunks import Fields, encode
 from localrun.server.openai.prompt_field import naming
-from localrun.server.replies.infill import infill
+from localrun.server.prompting.infill import infill
 from localrun.server.runtime import Runtime
 from localrun.wire import Delta, Finish
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from localrun.errors import BadRequest
-from localrun.server.jobs.prompt import Message
+from localrun.server.prompting.ask import Message
 
 _ROLES = {
     "system": "system",

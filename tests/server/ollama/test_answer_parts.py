@@ -5,7 +5,7 @@ from __future__ import annotations
 from localrun.server.ollama import answer_parts
 from localrun.server.ollama.answer_parts import Parts
 from localrun.server.ollama.lines import Said
-from localrun.server.replies.pieces import CallArguments, CallStart, Content, Piece, Thinking
+from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Piece, Thinking
 
 LOOK = {"id": "c0", "function": {"index": 0, "name": "look", "arguments": {"city": "Paris"}}}
 GUESS = {"id": "c1", "function": {"index": 1, "name": "guess", "arguments": {}}}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrun.server.jobs.prompt import Message
 from localrun.server.ollama import truncation
+from localrun.server.prompting.ask import Message
 
 
 def chat(*turns: str) -> list[Message]:

@@ -19,9 +19,7 @@ from localrun.server.http.fields import MaxTokens, SamplingFields
 from localrun.server.openai import answer_format
 from localrun.server.openai.answer_format import JsonSchema, ResponseFormat
 from localrun.server.openai.chat_body import Effort
-from localrun.server.replies import function_tools
-from localrun.server.replies.chat_ask import Tool
-from localrun.server.replies.function_tools import MAX_TOOLS, Choice, Function
+from localrun.server.prompting.ask import MAX_TOOLS, Choice, Function, Tool, checked_tools
 from localrun.wire import Grammar
 
 # What OpenAI runs on its own machines, or a client's own program under a fixed name. A model here may not call it.
@@ -127,7 +125,7 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
 
     def function_tools(self) -> tuple[Tool, ...]:
         """The tools that the model is given. Raises BadRequest naming the tool."""
-        return function_tools.checked(
+        return checked_tools(
             [
                 (f"tools[{index}]", _function(tool, f"tools[{index}]"))
                 for index, tool in enumerate(self.tools or ())

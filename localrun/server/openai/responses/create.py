@@ -12,7 +12,7 @@ from localrun.errors import LocalrunError
 from localrun.server.http import bodies, caller
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import defaults_of
-from localrun.server.jobs import beginning, streaming
+from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.openai import generation
 from localrun.server.openai.chat_body import think_of
@@ -25,9 +25,10 @@ from localrun.server.openai.responses.events import Events
 from localrun.server.openai.responses.items import Item
 from localrun.server.openai.responses.kept import KeptResponses
 from localrun.server.openai.responses.output import Output
-from localrun.server.replies import function_tools
-from localrun.server.replies.gathered import Reply
-from localrun.server.replies.prepare import ChatAsk, prepare
+from localrun.server.parsing.pieces import Reply
+from localrun.server.prompting import conversation as beginning
+from localrun.server.prompting.ask import ChatAsk, choose_tools
+from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
 from localrun.wire import Delta, Finish
 
@@ -43,7 +44,7 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
     # Checked as what was sent, so that an error names the item of this body.
     response_items.messages_of(None, sent)
     conversation = [*before, *sent]
-    tools, choice = function_tools.choose(body.tool_choice, body.function_tools())
+    tools, choice = choose_tools(body.tool_choice, body.function_tools())
     ask = ChatAsk(
         messages=response_items.messages_of(body.instructions, conversation),
         tools=tools,

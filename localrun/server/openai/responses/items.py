@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from localrun.errors import BadRequest
-from localrun.server.jobs.prompt import Message
 from localrun.server.openai import messages as openai_messages
+from localrun.server.prompting.ask import Message
 
 Item = dict[str, Any]
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from localrun.server.openai.chunks import Fields, encode, entries
 from localrun.server.openai.responses.events import Events
 from localrun.server.openai.responses.items import new_id
-from localrun.server.replies.pieces import CallStart, Content, Piece, Thinking
+from localrun.server.parsing.pieces import CallStart, Content, Piece, Thinking
 from localrun.wire import ChosenLogprob
 
 
