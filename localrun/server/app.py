@@ -37,7 +37,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from localrun.config import Settings
 from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
-from localrun.server.anthropic import routes as anthropic
+from localrun.server.anthropic import messages
 from localrun.server.embedding import routes as embedding
 from localrun.server.http import failures
 from localrun.server.http.connection import BoundedConnection, bind, url_of
@@ -75,7 +75,7 @@ def build(settings: Settings, runtime: Runtime) -> ASGIApp:
             *embedding.routes(runtime),
             *ollama.routes(runtime),
             *openai.routes(runtime),
-            *anthropic.routes(runtime),
+            *messages.routes(runtime),
             *native.routes(runtime),
             *openapi.routes(runtime),
         ],

@@ -13,7 +13,7 @@ from localrun.errors import BadModelFile, BadRequest
 from localrun.models.store import Model
 from localrun.server.http import bodies
 from localrun.server.http.fields import ModelDefaults, defaults_of
-from localrun.server.openai.chat_body import ChatBody
+from localrun.server.openai.chat import ChatBody
 from localrun.wire import Sampling
 
 N_VOCAB = 1000

@@ -16,9 +16,8 @@ from msgspec import Meta
 from localrun.errors import BadRequest
 from localrun.server.http import fields
 from localrun.server.http.fields import MaxTokens, SamplingFields
-from localrun.server.openai import answer_format
-from localrun.server.openai.answer_format import JsonSchema, ResponseFormat
-from localrun.server.openai.chat_body import Effort
+from localrun.server.openai.chat import Effort
+from localrun.server.openai.fields import JsonSchema, ResponseFormat, grammar_of_format
 from localrun.server.prompting.ask import MAX_TOOLS, Choice, Function, Tool, checked_tools
 from localrun.wire import Grammar
 
@@ -139,7 +138,7 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
         if asked is None or asked.type == "text":
             return None
         wanted = ResponseFormat(type=asked.type, json_schema=JsonSchema(name=asked.name, schema=asked.schema))
-        return answer_format.of_format(wanted, path=("text.format", "schema"))
+        return grammar_of_format(wanted, path=("text.format", "schema"))
 
 
 def _is_hosted(tool: dict[str, Any]) -> bool:

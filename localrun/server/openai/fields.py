@@ -1,18 +1,21 @@
-"""The shape that an answer must have: `response_format`, and llama-server's `json_schema` and `grammar`.
+"""What chat and completions both take: choices, streaming, and the shape that an answer must have (`response_format`,
+and llama-server's `json_schema` and `grammar`).
 
-Pure. Does not: compile a grammar (the engine does).
+Pure. Does not: know the model, or compile a grammar (the engine does).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from localrun.errors import BadRequest
 from localrun.server import structured
-from localrun.server.http.fields import SamplingFields
+from localrun.server.http import fields
+from localrun.server.http.fields import MaxTokens, SamplingFields
 from localrun.wire import Grammar
 
 _KINDS = "text, json_object or json_schema"
@@ -50,7 +53,7 @@ class FormatFields(SamplingFields, frozen=True, kw_only=True):
         if len(asked) > 1:
             raise BadRequest(f"{asked[1]}: not together with {asked[0]}; send one of them", field=asked[1])
         if self.response_format is not None and asked == ["response_format"]:
-            return of_format(self.response_format)
+            return grammar_of_format(self.response_format)
         if self.json_schema is not None:
             return structured.json_schema(self.json_schema, field="json_schema")
         return structured.gbnf(self.grammar, field="grammar") if self.grammar else None
@@ -61,7 +64,9 @@ class FormatFields(SamplingFields, frozen=True, kw_only=True):
         return getattr(self, name) not in (None, "")
 
 
-def of_format(asked: ResponseFormat, *, path: Sequence[str] = ("response_format", "json_schema", "schema")) -> Grammar:
+def grammar_of_format(
+    asked: ResponseFormat, *, path: Sequence[str] = ("response_format", "json_schema", "schema")
+) -> Grammar:
     """Of a format that is not text. `path` is where its schema stands in the body."""
     if asked.type == "json_object":
         if asked.schema is msgspec.UNSET:
@@ -74,3 +79,33 @@ def of_format(asked: ResponseFormat, *, path: Sequence[str] = ("response_format"
         field = ".".join(path)
         raise BadRequest(f"{field} is required; use json_object for any object", field=field)
     return structured.json_schema(described.schema, field=".".join(path))
+
+
+# Each answer is a job; this many may come of one request, whatever `n` and the number of prompts.
+MAX_ANSWERS = 64
+
+Choices = Annotated[int, Meta(ge=1, le=fields.MAX_CHOICES)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+
+
+class CommonFields(FormatFields, frozen=True, kw_only=True):
+    """What chat and completions both take."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Choices | None = None
+    max_tokens: MaxTokens | None = None
+
+    @property
+    def n_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from localrun.server.openai.chat_chunks import ChatChunks
+from localrun.server.openai.chunks import ChatChunks
 from localrun.wire import ChosenLogprob, Finish, TokenLogprob
 from tests.server.openai.stub_parser import delta, reply
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrun.server.ollama import truncation
+from localrun.server.ollama.fitting import cut_messages, cut_tokens, limit_tokens
 from localrun.server.prompting.ask import Message
 
 
@@ -31,7 +31,7 @@ class Tokenizer:
 
 async def cut(messages: list[Message], limit: int) -> tuple[list[str], int]:
     tokenizer = Tokenizer()
-    tokens, kept = await truncation.cut_messages(messages, tokenizer, limit=limit)
+    tokens, kept = await cut_messages(messages, tokenizer, limit=limit)
     texts = [message["content"] for message in kept]
     assert "".join(map(chr, tokens)) == "".join(texts)
     return texts, len(messages) - len(kept)
@@ -50,7 +50,7 @@ async def cut(messages: list[Message], limit: int) -> tuple[list[str], int]:
     ],
 )
 def test_room_for_the_answer(n_ctx: int, n_predict: int, limit: int) -> None:
-    assert truncation.limit_tokens(n_ctx, n_predict) == limit
+    assert limit_tokens(n_ctx, n_predict) == limit
 
 
 async def test_what_fits_stays_whole() -> None:
@@ -73,7 +73,7 @@ async def test_system_messages_and_the_last_one_always_stay() -> None:
 async def test_a_long_conversation_is_bisected() -> None:
     tokenizer = Tokenizer()
     messages = chat(*["u10", "a10"] * 500, "u10")
-    tokens, kept = await truncation.cut_messages(messages, tokenizer, limit=1000)
+    tokens, kept = await cut_messages(messages, tokenizer, limit=1000)
     assert len(tokens) == 990
     assert len(messages) - len(kept) == 902
     assert len(tokenizer.asked) < 13
@@ -138,4 +138,4 @@ def _allowed_parts(messages: list[Message]) -> list[list[str]]:
     ],
 )
 def test_a_plain_prompt_keeps_its_start_and_its_end(n_keep: int, limit: int, expected: list[int]) -> None:
-    assert list(truncation.cut_tokens(tuple(range(12)), limit=limit, n_keep=n_keep)) == expected
+    assert list(cut_tokens(tuple(range(12)), limit=limit, n_keep=n_keep)) == expected

@@ -1,24 +1,72 @@
-"""From submitted jobs to OpenAI's answer, streamed or whole, for chat and completions alike.
+"""From submitted jobs to OpenAI's answer, streamed or whole, for chat and completions alike; its `usage`, and the
+`timings` that llama-server puts beside it.
 
 Runs in the task of the request. Per token it does one encode.
-
 Does not: make prompts (`chat.py`, `completions.py`), or know the form of a chunk (`chunks.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any
 
-from localrun.errors import Cancelled, EngineFailed
+from localrun.errors import BadRequest, Cancelled, ContextExceeded, EngineFailed
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
-from localrun.server.openai import usage as openai_usage
 from localrun.server.openai.chunks import DONE, Chunks, Fields
-from localrun.server.openai.prompt_field import naming
 from localrun.wire import Delta, Finish, Usage
+
+
+@contextmanager
+def naming(field: str, *, effort: str = "reasoning_effort") -> Iterator[None]:
+    """A prompt that is too long is named as `field`; thinking that the model does not know, as `effort`."""
+    try:
+        yield
+    except ContextExceeded as error:
+        error.field = field
+        raise
+    except BadRequest as error:
+        if error.field != "think":
+            raise
+        raise BadRequest(
+            f"{effort}: this model does not support thinking; leave it out, or use 'none'", field=effort
+        ) from None
+
+
+def usage_of(prompts: Sequence[Usage], choices: Sequence[Usage], *, n_thinking: int = 0) -> dict[str, Any]:
+    """`prompts` has one entry per prompt, `choices` one per answer: a prompt with several answers counts once.
+    `n_thinking` of the answers' tokens were thinking."""
+    n_prompt = sum(one.n_prompt for one in prompts)
+    n_output = sum(one.n_output for one in choices)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_output,
+        "total_tokens": n_prompt + n_output,
+        "prompt_tokens_details": {"cached_tokens": sum(one.n_cached for one in prompts)},
+        "completion_tokens_details": {"reasoning_tokens": n_thinking},
+    }
+
+
+def timings_of(one: Usage) -> dict[str, Any]:
+    """Milliseconds and rates of one answer. `prompt_n` counts what was computed, `cache_n` what was not."""
+    n_computed = one.n_prompt - one.n_cached
+    return {
+        "cache_n": one.n_cached,
+        "prompt_n": n_computed,
+        "prompt_ms": one.prefill_s * 1000,
+        "prompt_per_second": _rate(n_computed, one.prefill_s),
+        "predicted_n": one.n_output,
+        "predicted_ms": one.decode_s * 1000,
+        # The time runs from the first token to the last, so it is that of all but one.
+        "predicted_per_second": _rate(one.n_output - 1, one.decode_s),
+    }
+
+
+def _rate(n_tokens: int, seconds: float) -> float | None:
+    return n_tokens / seconds if seconds > 0 and n_tokens > 0 else None
 
 
 class Answer:
@@ -97,12 +145,12 @@ class Answer:
     def _counts(self) -> Fields:
         by_index = [self._usages[index] for index in range(len(self._jobs))]
         n_thinking = sum(self._chunks.n_thinking(index) for index in range(len(self._jobs)))
-        counts = openai_usage.usage(by_index[:: self._n_per_prompt], by_index, n_thinking=n_thinking)
+        counts = usage_of(by_index[:: self._n_per_prompt], by_index, n_thinking=n_thinking)
         return {"usage": counts} | self._timings()
 
     def _timings(self) -> Fields:
         """Of several answers at once they would mean nothing."""
-        return {"timings": openai_usage.timings(self._usages[0])} if len(self._jobs) == 1 else {}
+        return {"timings": timings_of(self._usages[0])} if len(self._jobs) == 1 else {}
 
 
 def ended(delta: Delta) -> tuple[Finish, Usage]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 
-from localrun.server.ollama import lines as ollama_lines
-from localrun.server.ollama.lines import Kind, Lines, Said
+from localrun.server.ollama import answer
+from localrun.server.ollama.answer import Kind, Lines, Parts, Said, joined
+from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Piece, Thinking
 from localrun.wire import ChosenLogprob, TokenLogprob, Usage
 
 USAGE = Usage(n_prompt=10, n_cached=4, n_output=3, queued_s=0.5, prefill_s=0.25, decode_s=0.125)
@@ -46,7 +47,7 @@ def test_thinking_and_calls_are_in_a_chat_s_message_and_beside_a_response() -> N
 
 
 def test_the_last_line() -> None:
-    metrics = ollama_lines.metrics(USAGE, load_s=2, total_s=3)
+    metrics = answer.metrics(USAGE, load_s=2, total_s=3)
     parsed = json.loads(Lines("m", Kind.CHAT).end("stop", metrics))
     assert parsed["message"] == {"role": "assistant", "content": ""}
     assert (parsed["done"], parsed["done_reason"]) == (True, "stop")
@@ -63,7 +64,7 @@ def test_the_last_line() -> None:
 def test_no_duration_that_clients_divide_by_is_zero() -> None:
     """One token has no time between tokens; llm and others compute count / duration."""
     one = Usage(n_prompt=1, n_cached=1, n_output=1, queued_s=0, prefill_s=0, decode_s=0)
-    metrics = ollama_lines.metrics(one, load_s=0, total_s=0)
+    metrics = answer.metrics(one, load_s=0, total_s=0)
     assert metrics["eval_duration"] > 0
     assert metrics["prompt_eval_duration"] > 0
     assert all(isinstance(value, int) for value in metrics.values())
@@ -77,5 +78,39 @@ def test_logprobs_carry_bytes() -> None:
 
 
 def test_the_time_is_utc_with_nanoseconds() -> None:
-    assert ollama_lines.rfc3339(1_700_000_000_000_000_007) == b"2023-11-14T22:13:20.000000007Z"
-    assert ollama_lines.rfc3339_now() <= ollama_lines.rfc3339_now()
+    assert answer.rfc3339(1_700_000_000_000_000_007) == b"2023-11-14T22:13:20.000000007Z"
+    assert answer.rfc3339_now() <= answer.rfc3339_now()
+
+
+LOOK = {"id": "c0", "function": {"index": 0, "name": "look", "arguments": {"city": "Paris"}}}
+GUESS = {"id": "c1", "function": {"index": 1, "name": "guess", "arguments": {}}}
+
+
+def test_calls_come_when_they_are_whole() -> None:
+    parts = Parts()
+    assert parts.take([Thinking("hm"), Content("so"), CallStart(0, "c0", "look")], is_end=False) == [
+        Said(thinking="hm"), Said(text="so"),
+    ]  # fmt: skip
+    assert parts.take([CallArguments(0, '{"city": ')], is_end=False) == []
+    assert parts.take([CallArguments(0, '"Paris"}')], is_end=False) == []
+    assert parts.take([CallStart(1, "c1", "guess")], is_end=False) == [Said(tool_calls=(LOOK,))]
+    assert parts.take([], is_end=True) == [Said(tool_calls=(GUESS,))]
+
+
+def test_a_call_that_was_cut_off_is_left_out() -> None:
+    cut: list[Piece] = [CallStart(0, "c0", "look"), CallArguments(0, '{"city": "Par')]
+    assert Parts().take(cut, is_end=True) == []
+    assert Parts().take([*cut, CallStart(1, "c1", "guess")], is_end=True) == [
+        Said(tool_calls=({"id": "c1", "function": {"index": 0, "name": "guess", "arguments": {}}},))
+    ]
+
+
+def test_an_answer_is_the_sum_of_its_parts() -> None:
+    parts = [
+        Said(thinking="h"),
+        Said(thinking="m"),
+        Said(text="so"),
+        Said(tool_calls=(LOOK,)),
+        Said(tool_calls=(GUESS,)),
+    ]
+    assert joined(parts) == Said("so", "hm", [LOOK, GUESS])

@@ -10,7 +10,7 @@ import pytest
 from localrun.errors import BadRequest
 from localrun.server import structured
 from localrun.server.http import bodies
-from localrun.server.openai.chat_body import ChatBody
+from localrun.server.openai.chat import ChatBody
 
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 USER = {"role": "user", "content": "hi"}

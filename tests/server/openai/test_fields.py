@@ -9,7 +9,7 @@ import pytest
 
 from localrun.errors import BadRequest
 from localrun.server import structured
-from localrun.server.openai.answer_format import FormatFields
+from localrun.server.openai.fields import FormatFields
 from localrun.wire import Grammar, GrammarKind
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

@@ -9,17 +9,21 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import psutil
 import pytest
+from starlette.applications import Starlette
 
 from localrun.models.gguf import read_header
 from localrun.models.synthesize import synthesize
+from localrun.server.ollama import routes
+from localrun.server.ollama.store import PIECE_BYTES, RESERVE_BYTES
 from tests.daemon import Daemon, running_daemon
 from tests.lora_file import write_lora
 
@@ -370,3 +374,37 @@ def test_a_daemon_that_is_killed_while_it_quantizes(folder: Path, f16: Path) -> 
             running.post("/localrun/v1/gc", min_age_s=0)
             time.sleep(0.05)
         assert [path for path in models.rglob("*") if path.is_file()] == []
+
+
+N_FREE_PIECES = 3
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_the_reserve_is_kept_whether_or_not_the_length_is_announced(
+    running: Any, monkeypatch: pytest.MonkeyPatch, announced: bool
+) -> None:
+    n_sent = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal n_sent
+        for _ in range(20):
+            n_sent += 1
+            yield bytes(PIECE_BYTES)
+
+    async with running() as runtime:
+        folder = runtime.store.blobs.folder
+
+        def disk_usage(_: object) -> SimpleNamespace:
+            used_bytes = sum(file.stat().st_size for file in folder.iterdir())
+            return SimpleNamespace(free=RESERVE_BYTES + N_FREE_PIECES * PIECE_BYTES - used_bytes)
+
+        monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+        digest = hashlib.sha256(bytes(20 * PIECE_BYTES)).hexdigest()
+        headers = {"content-length": str(20 * PIECE_BYTES)} if announced else {}
+        transport = httpx2.ASGITransport(app=Starlette(routes=routes.routes(runtime)))
+        async with httpx2.AsyncClient(base_url="http://localhost", transport=transport) as client:
+            answer = await client.post(f"/api/blobs/sha256:{digest}", content=pieces(), headers=headers)
+        assert answer.status_code == 507
+        assert "LOCALRUN_MODELS" in answer.json()["error"]
+        assert n_sent == (0 if announced else N_FREE_PIECES + 1)
+        assert list(folder.iterdir()) == []
