@@ -9,8 +9,7 @@ import jsonschema
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from localrun.server.structured import CallShape, json_schema
-from localrun.server.structured import grammars as calls
+from localrun.server.structured import CallShape, calls, json_schema
 from localrun.wire import Finish
 from tests.engine.harness import Harness
 

@@ -81,7 +81,7 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     async with exchange.while_connected(), runtime.job(who) as job:
         prepared, headers = await prepared_of(runtime, job, ask, body)
         tokens = await job.count(prepared.segments)
-        await exchange.answer_json({"input_tokens": len(tokens)}, headers=headers)
+        await exchange.answer_json(CountedTokens(input_tokens=len(tokens)), headers=headers)
 
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
@@ -165,7 +165,7 @@ class _Message:
         ending, usage = self._ended(delta)
         return event("message_delta", {"delta": ending, "usage": usage})
 
-    def _ended(self, delta: Delta) -> tuple[Fields, Fields]:
+    def _ended(self, delta: Delta) -> tuple[Fields, AnthropicUsage]:
         """Why it ended, and what it used. Raises Cancelled: any other reason would be a lie."""
         if delta.finish is Finish.CANCELLED:
             raise Cancelled("the request was cancelled")
@@ -187,15 +187,31 @@ class _Message:
         return "tool_use" if self._output.has_calls else "end_turn"
 
 
-def counts(n_prompt: int, n_cached: int, n_output: int, n_thinking: int) -> Fields:
-    """Anthropic's `usage`: the prompt's tokens are those that were read from the cache, and the others."""
-    return {
-        "input_tokens": n_prompt - n_cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": n_cached,
-        "output_tokens": n_output,
-        "output_tokens_details": {"thinking_tokens": min(n_thinking, n_output)},
-    }
+class AnthropicUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens. The prompt is `input_tokens` and `cache_read_input_tokens` together; the latter were not computed."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+
+
+class CountedTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the prompt would be."""
+
+    input_tokens: int
+
+
+def counts(n_prompt: int, n_cached: int, n_output: int, n_thinking: int) -> AnthropicUsage:
+    """The prompt's tokens are those that were read from the cache, and the others."""
+    return AnthropicUsage(
+        input_tokens=n_prompt - n_cached,
+        cache_creation_input_tokens=0,
+        cache_read_input_tokens=n_cached,
+        output_tokens=n_output,
+        output_tokens_details={"thinking_tokens": min(n_thinking, n_output)},
+    )
 
 
 def routes(runtime: Runtime) -> list[Route]:

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.routing import Route
@@ -24,6 +24,44 @@ from localrun.server.embedding.work import Work, base64_json, lists_json, vector
 from localrun.server.http import bodies
 from localrun.server.http.exchange import Exchange, route
 from localrun.server.runtime import Runtime
+
+
+class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of the inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class LegacyEmbedding(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt's vector; empty without a prompt."""
+
+    embedding: list[float]
+
+
+class RankedDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The document's text, with `return_documents`."""
+
+    text: str
+
+
+class RankedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A document by its place in the request, and how well it answers the query."""
+
+    index: int
+    relevance_score: float
+    document: RankedDocument | msgspec.UnsetType = msgspec.UNSET
+
+
+class Ranking(msgspec.Struct, frozen=True, kw_only=True):
+    """The documents, best first."""
+
+    id: str
+    object: Literal["list"]
+    model: str
+    results: list[RankedRow]
+    usage: EmbeddingUsage
+    meta: dict[str, Any]
 
 
 async def embeddings(runtime: Runtime, exchange: Exchange) -> None:
@@ -42,7 +80,7 @@ async def embeddings(runtime: Runtime, exchange: Exchange) -> None:
         else:
             written = await lists_json(results.vectors)
         rows = [b'{"object":"embedding","index":%d,"embedding":%b}' % (index, one) for index, one in enumerate(written)]
-        usage = {"prompt_tokens": results.n_tokens, "total_tokens": results.n_tokens}
+        usage = EmbeddingUsage(prompt_tokens=results.n_tokens, total_tokens=results.n_tokens)
         answer = b'{"object":"list","data":[%b],"model":%b,"usage":%b}' % (
             b",".join(rows), msgspec.json.encode(body.model), msgspec.json.encode(usage),
         )  # fmt: skip
@@ -84,7 +122,7 @@ async def legacy_embeddings(runtime: Runtime, exchange: Exchange) -> None:
     )
     async with work.done(runtime, exchange, wanted) as (job, results):
         found = vector_values(results.vectors[0]) if results.vectors else []
-        await exchange.answer_json({"embedding": found}, headers=work.headers(job, results))
+        await exchange.answer_json(LegacyEmbedding(embedding=found), headers=work.headers(job, results))
 
 
 async def rerank(runtime: Runtime, exchange: Exchange) -> None:
@@ -101,18 +139,22 @@ async def rerank(runtime: Runtime, exchange: Exchange) -> None:
     async with work.done(runtime, exchange, wanted) as (job, results):
         scores = [vector_values(vector)[0] for vector in results.vectors]
         best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
-        rows: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in best]
-        if body.return_documents:
-            for row in rows:
-                row["document"] = {"text": texts[row["index"]]}
-        answer = {
-            "id": job.id,
-            "object": "list",
-            "model": body.model,
-            "results": rows,
-            "usage": {"prompt_tokens": results.n_tokens, "total_tokens": results.n_tokens},
-            "meta": {"tokens": {"input_tokens": results.n_tokens}},
-        }
+        rows = [
+            RankedRow(
+                index=index,
+                relevance_score=scores[index],
+                document=RankedDocument(text=texts[index]) if body.return_documents else msgspec.UNSET,
+            )
+            for index in best
+        ]
+        answer = Ranking(
+            id=job.id,
+            object="list",
+            model=body.model,
+            results=rows,
+            usage=EmbeddingUsage(prompt_tokens=results.n_tokens, total_tokens=results.n_tokens),
+            meta={"tokens": {"input_tokens": results.n_tokens}},
+        )
         await exchange.answer_json(answer, headers=work.headers(job, results))
 
 

@@ -38,7 +38,7 @@ from starlette.routing import Route
 
 from localrun.errors import BadRequest, DownloadFailed, Unavailable
 from localrun.models import catalog, garbage
-from localrun.models.fit_choice import Fit, choose
+from localrun.models.fit_choice import choose
 from localrun.models.fit_devices import DeviceUse, Machine
 from localrun.models.name import ModelName
 from localrun.models.sources import huggingface
@@ -50,10 +50,68 @@ from localrun.server.engines.resident import Use, pooling_for
 from localrun.server.http import bodies
 from localrun.server.http.exchange import Exchange, parameter, route
 from localrun.server.runtime import Runtime
+from localrun.snapshot import PullRow
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 100
 MAX_QUERY_CHARS = 200
+
+
+class Pulls(msgspec.Struct, frozen=True, kw_only=True):
+    """The downloads that run, and those that ended lately."""
+
+    pulls: list[PullRow]
+
+
+class CancelledPull(msgspec.Struct, frozen=True, kw_only=True):
+    """The download ends; what came is kept for the next one."""
+
+    model: str
+    cancelled: bool
+
+
+class CatalogAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries of the catalogue."""
+
+    models: list[dict[str, Any]]
+
+
+class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found in the catalogue and on the hub; `problem` says why the hub did not answer."""
+
+    catalog: list[dict[str, Any]]
+    hub: list[dict[str, Any]]
+    problem: str | None
+
+
+class Collected(msgspec.Struct, frozen=True, kw_only=True):
+    """What was deleted."""
+
+    freed_bytes: int
+    deleted: list[str]
+    kept_blobs: int
+
+
+class FitAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model would be opened here; `problem` is the refusal that a request would get."""
+
+    model: str
+    fits: bool
+    slots: int
+    kv_cells: int
+    kv_type: str
+    context: int
+    gpu_layers: int
+    layers: int
+    devices: list[dict[str, Any]]
+    total_bytes: int
+    resident_bytes: int
+    process_bytes: int
+    background_bytes: int
+    prefix_cache_bytes: int
+    idle_bytes: int
+    notes: list[str]
+    problem: str | None
 
 
 def model_routes(runtime: Runtime) -> list[Route]:
@@ -69,7 +127,7 @@ def model_routes(runtime: Runtime) -> list[Route]:
 
 
 async def _pulls(runtime: Runtime, exchange: Exchange) -> None:
-    await exchange.answer_json({"pulls": runtime.pulls.rows()})
+    await exchange.answer_json(Pulls(pulls=runtime.pulls.rows()))
 
 
 async def _cancel_pull(runtime: Runtime, exchange: Exchange) -> None:
@@ -77,14 +135,14 @@ async def _cancel_pull(runtime: Runtime, exchange: Exchange) -> None:
     if not model:
         raise BadRequest("model is required: DELETE /localrun/v1/pulls?model=NAME", field="model")
     await runtime.pulls.cancel(model)
-    await exchange.answer_json({"model": model, "cancelled": True})
+    await exchange.answer_json(CancelledPull(model=model, cancelled=True))
 
 
 async def _catalog(_: Runtime, exchange: Exchange) -> None:
     model = parameter(exchange, "model")
     found = catalog.find(ModelName.parse(model)) if model else None
     entries = catalog.entries() if not model else () if found is None else (found.entry,)
-    await exchange.answer_json({"models": entries})
+    await exchange.answer_json(CatalogAnswer(models=list(entries)))
 
 
 async def _search(runtime: Runtime, exchange: Exchange) -> None:
@@ -102,7 +160,7 @@ async def _search(runtime: Runtime, exchange: Exchange) -> None:
         except (DownloadFailed, Unavailable) as error:
             # The catalogue answers without a network.
             problem = error.message
-    await exchange.answer_json({"catalog": catalog.search(query), "hub": hits, "problem": problem})
+    await exchange.answer_json(SearchAnswer(catalog=list(catalog.search(query)), hub=hits, problem=problem))
 
 
 def _limit(exchange: Exchange) -> int:
@@ -130,12 +188,10 @@ async def _collect(runtime: Runtime, exchange: Exchange) -> None:
         min_age_s=body.min_age_s,
         partial_min_age_s=body.partial_min_age_s,
     )
-    answer = {
-        "freed_bytes": collected.freed_bytes,
-        "deleted": [str(path) for path in collected.files],
-        "kept_blobs": collected.kept_blobs,
-    }
-    await exchange.answer_json(answer)
+    deleted = [str(path) for path in collected.files]
+    await exchange.answer_json(
+        Collected(freed_bytes=collected.freed_bytes, deleted=deleted, kept_blobs=collected.kept_blobs)
+    )
 
 
 async def _fit(one_at_a_time: asyncio.Lock, runtime: Runtime, exchange: Exchange) -> None:
@@ -145,7 +201,7 @@ async def _fit(one_at_a_time: asyncio.Lock, runtime: Runtime, exchange: Exchange
         await exchange.answer_json(await _explained(runtime, exchange))
 
 
-async def _explained(runtime: Runtime, exchange: Exchange) -> dict[str, Any]:
+async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
     name = parameter(exchange, "model")
     if not name:
         raise BadRequest("model is missing: /localrun/v1/fit?model=NAME", field="model")
@@ -156,11 +212,25 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> dict[str, Any]:
     here = Machine(machine.available_bytes() + idle_bytes, await installed_gpus())
     wish = wish_of(runtime.settings, adapter_bytes=model.adapter_bytes)
     fit = await asyncio.to_thread(choose, model.header, here, wish)
-    return _fit_answer(model.name, fit) | {
-        "idle_bytes": idle_bytes,
-        "prefix_cache_bytes": runtime.settings.ram_cache_bytes,
-        "problem": None if fit.fits else refusal(model.name, fit, here, 0),
-    }
+    return FitAnswer(
+        model=model.name,
+        fits=fit.fits,
+        slots=fit.n_slots,
+        kv_cells=fit.n_kv_cells,
+        kv_type=fit.kv_type,
+        context=fit.n_ctx,
+        gpu_layers=fit.n_gpu_layers,
+        layers=sum(use.n_layers for use in fit.devices),
+        devices=[_device(use) for use in fit.devices],
+        total_bytes=fit.estimate.total_bytes,
+        resident_bytes=fit.estimate.resident_bytes,
+        process_bytes=fit.estimate.process_bytes,
+        background_bytes=fit.estimate.staging_bytes,
+        prefix_cache_bytes=runtime.settings.ram_cache_bytes,
+        idle_bytes=idle_bytes,
+        notes=list(fit.notes),
+        problem=None if fit.fits else refusal(model.name, fit, here, 0),
+    )
 
 
 def _idle_bytes(runtime: Runtime, name: str) -> int:
@@ -170,25 +240,6 @@ def _idle_bytes(runtime: Runtime, name: str) -> int:
         for resident in runtime.supervisor.residents()
         if resident.link.pid is not None and (resident.can_be_evicted or resident.model.name == name)
     )
-
-
-def _fit_answer(name: str, fit: Fit) -> dict[str, Any]:
-    return {
-        "model": name,
-        "fits": fit.fits,
-        "slots": fit.n_slots,
-        "kv_cells": fit.n_kv_cells,
-        "kv_type": fit.kv_type,
-        "context": fit.n_ctx,
-        "gpu_layers": fit.n_gpu_layers,
-        "layers": sum(use.n_layers for use in fit.devices),
-        "devices": [_device(use) for use in fit.devices],
-        "total_bytes": fit.estimate.total_bytes,
-        "resident_bytes": fit.estimate.resident_bytes,
-        "process_bytes": fit.estimate.process_bytes,
-        "background_bytes": fit.estimate.staging_bytes,
-        "notes": list(fit.notes),
-    }
 
 
 def _device(use: DeviceUse) -> dict[str, Any]:

@@ -21,6 +21,7 @@ Does not: check Host, Origin or content types (limits.py wraps all routes), or k
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 import msgspec
 from starlette.routing import Route
@@ -30,11 +31,37 @@ from localrun.errors import BadRequest, Unavailable
 from localrun.server.http.exchange import Exchange, parameter, route
 from localrun.server.native.models import model_routes
 from localrun.server.runtime import Runtime
-from localrun.snapshot import LogLine
+from localrun.snapshot import LogLine, RequestRow
 
 DEFAULT_HZ = 4.0
 MIN_HZ = 1.0
 MAX_HZ = 10.0
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon is up."""
+
+    status: Literal["ok"]
+    version: str
+
+
+class Stopping(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon is about to end."""
+
+    status: Literal["stopping"]
+
+
+class Requests(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests that run, wait, or ended in the last minute."""
+
+    requests: list[RequestRow]
+
+
+class CancelledRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The request ends within a step."""
+
+    id: str
+    cancelled: bool
 
 
 def routes(runtime: Runtime) -> list[Route]:
@@ -58,7 +85,7 @@ def routes(runtime: Runtime) -> list[Route]:
 async def _health(runtime: Runtime, exchange: Exchange) -> None:
     if runtime.shutdown_requested.is_set():
         raise Unavailable("localrun is shutting down")
-    await exchange.answer_json({"status": "ok", "version": localrun.__version__})
+    await exchange.answer_json(Health(status="ok", version=localrun.__version__))
 
 
 async def _snapshot(runtime: Runtime, exchange: Exchange) -> None:
@@ -79,7 +106,7 @@ async def _events(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def _list_requests(runtime: Runtime, exchange: Exchange) -> None:
-    await exchange.answer_json({"requests": runtime.registry.rows()})
+    await exchange.answer_json(Requests(requests=runtime.registry.rows()))
 
 
 async def _one_request(runtime: Runtime, exchange: Exchange) -> None:
@@ -89,7 +116,7 @@ async def _one_request(runtime: Runtime, exchange: Exchange) -> None:
 async def _cancel_request(runtime: Runtime, exchange: Exchange) -> None:
     job_id: str = exchange.scope["path_params"]["id"]
     runtime.registry.cancel_or_raise(job_id)
-    await exchange.answer_json({"id": job_id, "cancelled": True})
+    await exchange.answer_json(CancelledRequest(id=job_id, cancelled=True))
 
 
 async def _cache(runtime: Runtime, exchange: Exchange) -> None:
@@ -105,7 +132,7 @@ async def _clear_cache(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def _shutdown(runtime: Runtime, exchange: Exchange) -> None:
-    await exchange.answer_json({"status": "stopping"})
+    await exchange.answer_json(Stopping(status="stopping"))
     runtime.request_shutdown()
 
 

@@ -8,6 +8,7 @@ Does not: hold any logic; each route's module does.
 
 from __future__ import annotations
 
+import msgspec
 from starlette.routing import Route
 
 from localrun import __version__
@@ -19,6 +20,26 @@ from localrun.server.ollama.create import OLLAMA_API_LEVEL, create
 from localrun.server.ollama.models import show
 from localrun.server.ollama.store import blob, copy, delete, pull, push
 from localrun.server.runtime import Runtime
+
+
+class OllamaVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """`version` is the level of Ollama's API that clients may count on; `localrun` the daemon's own version."""
+
+    version: str
+    localrun: str
+
+
+class CloudStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether models run elsewhere: never."""
+
+    disabled: bool
+    source: str
+
+
+class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What of Ollama's own services there is: nothing."""
+
+    cloud: CloudStatus
 
 
 def routes(runtime: Runtime) -> list[Route]:
@@ -49,12 +70,12 @@ async def _root(_: Runtime, exchange: Exchange) -> None:
 
 
 async def _version(_: Runtime, exchange: Exchange) -> None:
-    await exchange.answer_json({"version": OLLAMA_API_LEVEL, "localrun": __version__})
+    await exchange.answer_json(OllamaVersion(version=OLLAMA_API_LEVEL, localrun=__version__))
 
 
 async def status(_: Runtime, exchange: Exchange) -> None:
     """GET /api/status: whether there are remote models."""
-    await exchange.answer_json({"cloud": {"disabled": True, "source": "config"}})
+    await exchange.answer_json(ServiceStatus(cloud=CloudStatus(disabled=True, source="config")))
 
 
 async def me(_: Runtime, exchange: Exchange) -> None:

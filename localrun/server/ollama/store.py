@@ -104,6 +104,21 @@ class CopyBody(msgspec.Struct, frozen=True, kw_only=True):
     destination: str
 
 
+class KeptFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that was not deleted, and why."""
+
+    path: str
+    reason: str
+
+
+class DeletedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What the removal freed and kept."""
+
+    freed_bytes: int
+    deleted: list[str]
+    kept: list[KeptFile]
+
+
 async def copy(runtime: Runtime, exchange: Exchange) -> None:
     """POST /api/copy: a second name for a model."""
     body = await bodies.read(exchange, CopyBody)
@@ -132,12 +147,12 @@ async def push(_: Runtime, exchange: Exchange) -> None:
     )
 
 
-def _shown(removed: Removed) -> dict[str, object]:
-    return {
-        "freed_bytes": removed.freed_bytes,
-        "deleted": [str(path) for path in removed.files],
-        "kept": [{"path": str(kept.path), "reason": kept.reason} for kept in removed.kept],
-    }
+def _shown(removed: Removed) -> DeletedModel:
+    return DeletedModel(
+        freed_bytes=removed.freed_bytes,
+        deleted=[str(path) for path in removed.files],
+        kept=[KeptFile(path=str(kept.path), reason=kept.reason) for kept in removed.kept],
+    )
 
 
 PIECE_BYTES = 1024 * 1024

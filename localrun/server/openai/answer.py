@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from typing import Any
+
+import msgspec
 
 from localrun.errors import BadRequest, Cancelled, ContextExceeded, EngineFailed
 from localrun.server.http.exchange import Exchange
@@ -36,33 +37,67 @@ def naming(field: str, *, effort: str = "reasoning_effort") -> Iterator[None]:
         ) from None
 
 
-def usage_of(prompts: Sequence[Usage], choices: Sequence[Usage], *, n_thinking: int = 0) -> dict[str, Any]:
+class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """`cached_tokens` of the prompt were not computed again."""
+
+    cached_tokens: int
+
+
+class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """`reasoning_tokens` of the output were thinking."""
+
+    reasoning_tokens: int
+
+
+class OpenAIUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of the request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: OutputDetails
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds and rates of one answer, as llama-server names them."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float | None
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float | None
+
+
+def usage_of(prompts: Sequence[Usage], choices: Sequence[Usage], *, n_thinking: int = 0) -> OpenAIUsage:
     """`prompts` has one entry per prompt, `choices` one per answer: a prompt with several answers counts once.
     `n_thinking` of the answers' tokens were thinking."""
     n_prompt = sum(one.n_prompt for one in prompts)
     n_output = sum(one.n_output for one in choices)
-    return {
-        "prompt_tokens": n_prompt,
-        "completion_tokens": n_output,
-        "total_tokens": n_prompt + n_output,
-        "prompt_tokens_details": {"cached_tokens": sum(one.n_cached for one in prompts)},
-        "completion_tokens_details": {"reasoning_tokens": n_thinking},
-    }
+    return OpenAIUsage(
+        prompt_tokens=n_prompt,
+        completion_tokens=n_output,
+        total_tokens=n_prompt + n_output,
+        prompt_tokens_details=PromptDetails(cached_tokens=sum(one.n_cached for one in prompts)),
+        completion_tokens_details=OutputDetails(reasoning_tokens=n_thinking),
+    )
 
 
-def timings_of(one: Usage) -> dict[str, Any]:
+def timings_of(one: Usage) -> Timings:
     """Milliseconds and rates of one answer. `prompt_n` counts what was computed, `cache_n` what was not."""
     n_computed = one.n_prompt - one.n_cached
-    return {
-        "cache_n": one.n_cached,
-        "prompt_n": n_computed,
-        "prompt_ms": one.prefill_s * 1000,
-        "prompt_per_second": _rate(n_computed, one.prefill_s),
-        "predicted_n": one.n_output,
-        "predicted_ms": one.decode_s * 1000,
+    return Timings(
+        cache_n=one.n_cached,
+        prompt_n=n_computed,
+        prompt_ms=one.prefill_s * 1000,
+        prompt_per_second=_rate(n_computed, one.prefill_s),
+        predicted_n=one.n_output,
+        predicted_ms=one.decode_s * 1000,
         # The time runs from the first token to the last, so it is that of all but one.
-        "predicted_per_second": _rate(one.n_output - 1, one.decode_s),
-    }
+        predicted_per_second=_rate(one.n_output - 1, one.decode_s),
+    )
 
 
 def _rate(n_tokens: int, seconds: float) -> float | None:

@@ -102,7 +102,7 @@ def check_tokens(prompts: Sequence[Prompt], n_vocab: int) -> None:
 
 
 class CompletionChunks(Chunks):
-    """Text as the model wrote it. `echoes` are the prompts to put before the choices' text, by index; empty for none."""
+    """Text as the model wrote it. `echoes` are the prompts to put before the choices' text; empty for none."""
 
     id_prefix = "cmpl-"
     stream_object = "text_completion"

@@ -145,7 +145,7 @@ def _last_fields(model: str, content: str, delta: Delta) -> Fields:
         "truncated": False,
         "stop_type": "limit" if finish is Finish.LENGTH else "word" if is_word else "eos",
         "stopping_word": delta.stop_text or "",
-        "timings": timings_of(usage),
+        "timings": msgspec.to_builtins(timings_of(usage)),
     }
 
 

@@ -6,8 +6,9 @@ Models are told of from file headers, nothing is loaded. The other routes' logic
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Literal
 
+import msgspec
 from starlette.routing import Route
 
 from localrun.models.store import Model
@@ -17,6 +18,32 @@ from localrun.server.openai.completions import complete
 from localrun.server.openai.fim import complete_fim, complete_infill
 from localrun.server.openai.responses import create
 from localrun.server.runtime import Runtime
+
+
+class OpenAIModelMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the model's file, as llama-server has it."""
+
+    n_ctx_train: int
+    n_params: int
+    n_vocab: int
+    size: int
+
+
+class OpenAIModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that is here."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    meta: OpenAIModelMeta
+
+
+class OpenAIModels(msgspec.Struct, frozen=True, kw_only=True):
+    """The models that are here."""
+
+    object: Literal["list"]
+    data: list[OpenAIModel]
 
 
 def routes(runtime: Runtime) -> list[Route]:
@@ -36,7 +63,7 @@ async def list_models(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/models."""
     models = await asyncio.to_thread(runtime.store.list)
     rows = [_row(model, model.name) for model in models]
-    await exchange.answer_json({"object": "list", "data": rows})
+    await exchange.answer_json(OpenAIModels(object="list", data=rows))
 
 
 async def one_model(runtime: Runtime, exchange: Exchange) -> None:
@@ -46,18 +73,14 @@ async def one_model(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.answer_json(_row(model, name))
 
 
-def _row(model: Model, name: str) -> dict[str, Any]:
+def _row(model: Model, name: str) -> OpenAIModel:
     header = model.header
-    return {
-        "id": name,
-        "object": "model",
-        "created": int(model.modified_at.timestamp()),
-        "owned_by": "localrun",
-        # Beside OpenAI's fields, as llama-server has it.
-        "meta": {
-            "n_ctx_train": header.n_ctx_train,
-            "n_params": header.n_params,
-            "n_vocab": header.n_vocab,
-            "size": model.size_bytes,
-        },
-    }
+    return OpenAIModel(
+        id=name,
+        object="model",
+        created=int(model.modified_at.timestamp()),
+        owned_by="localrun",
+        meta=OpenAIModelMeta(
+            n_ctx_train=header.n_ctx_train, n_params=header.n_params, n_vocab=header.n_vocab, size=model.size_bytes
+        ),
+    )

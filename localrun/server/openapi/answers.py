@@ -1,5 +1,5 @@
-"""The shapes of answers, for the document alone: the routes write them themselves, and a test holds each answer to its
-shape.
+"""The shapes of answers that are put together from bytes or in pieces, for the document alone: a test holds each answer
+to its shape. Other answers are encoded from structs, which their modules have.
 
 Does not: encode answers.
 """
@@ -11,8 +11,11 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from localrun.server.anthropic.messages import AnthropicUsage
+from localrun.server.embedding.routes import EmbeddingUsage
 from localrun.server.http.failures import Shape, shape_of
-from localrun.snapshot import PullRow, RequestRow
+from localrun.server.openai.answer import OpenAIUsage, Timings
+from localrun.server.openai.responses.create import ResponseUsage
 
 
 class OllamaError(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,107 +23,6 @@ class OllamaError(msgspec.Struct, frozen=True, kw_only=True):
 
     error: str
     code: str | UnsetType = UNSET
-
-
-class OllamaVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """`version` is the level of Ollama's API that clients may count on; `localrun` the daemon's own version."""
-
-    version: str
-    localrun: str
-
-
-class Details(msgspec.Struct, frozen=True, kw_only=True):
-    """A model in short."""
-
-    parent_model: str
-    format: str
-    family: str
-    families: list[str]
-    parameter_size: str
-    quantization_level: str
-    context_length: int
-    embedding_length: int
-
-
-class TagRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One model that is here."""
-
-    name: str
-    model: str
-    modified_at: str
-    size: int
-    digest: str
-    details: Details
-    capabilities: list[str]
-    source: str
-    loaded: bool
-
-
-class UnusableFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that is no usable model, and why."""
-
-    path: str
-    problem: str
-
-
-class Tags(msgspec.Struct, frozen=True, kw_only=True):
-    """The models that are here."""
-
-    models: list[TagRow]
-    unusable: list[UnusableFile]
-
-
-class PsRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One model that is loaded."""
-
-    name: str
-    model: str
-    size: int
-    digest: str
-    details: Details
-    expires_at: str
-    size_vram: int
-    context_length: int
-
-
-class Ps(msgspec.Struct, frozen=True, kw_only=True):
-    """The models that are loaded."""
-
-    models: list[PsRow]
-
-
-class ShowMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One of a model's own first messages."""
-
-    role: str
-    content: str
-
-
-class Tensor(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor of the file; with `verbose`."""
-
-    name: str
-    type: str
-    shape: list[int]
-
-
-class Show(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of a model. `model_info` is the metadata of its file under its own keys; `localrun` has its
-    path, types of tensors and the memory that it needs at several contexts."""
-
-    license: str
-    modelfile: str
-    parameters: str
-    template: str
-    system: str
-    details: Details
-    messages: list[ShowMessage]
-    model_info: dict[str, Any]
-    capabilities: list[str]
-    modified_at: str
-    requires: str
-    localrun: dict[str, Any]
-    tensors: list[Tensor] | UnsetType = UNSET
 
 
 class OllamaToolFunction(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,34 +106,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     completed: int | UnsetType = UNSET
 
 
-class KeptFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that was not deleted, and why."""
-
-    path: str
-    reason: str
-
-
-class DeletedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What the removal freed and kept."""
-
-    freed_bytes: int
-    deleted: list[str]
-    kept: list[KeptFile]
-
-
-class CloudStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether models run elsewhere: never."""
-
-    disabled: bool
-    source: str
-
-
-class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What of Ollama's own services there is: nothing."""
-
-    cloud: CloudStatus
-
-
 class OpenAIErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     """`param` names the field; `code` is stable."""
 
@@ -245,66 +119,6 @@ class OpenAIError(msgspec.Struct, frozen=True, kw_only=True):
     """An error, as the answer or as the last event of a stream."""
 
     error: OpenAIErrorBody
-
-
-class OpenAIModelMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the model's file, as llama-server has it."""
-
-    n_ctx_train: int
-    n_params: int
-    n_vocab: int
-    size: int
-
-
-class OpenAIModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is here."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    meta: OpenAIModelMeta
-
-
-class OpenAIModels(msgspec.Struct, frozen=True, kw_only=True):
-    """The models that are here."""
-
-    object: Literal["list"]
-    data: list[OpenAIModel]
-
-
-class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """`cached_tokens` of the prompt were not computed again."""
-
-    cached_tokens: int
-
-
-class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """`reasoning_tokens` of the output were thinking."""
-
-    reasoning_tokens: int
-
-
-class OpenAIUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of the request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-    completion_tokens_details: OutputDetails
-
-
-class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds and rates of one answer, as llama-server names them."""
-
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    prompt_per_second: float | None
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_second: float | None
 
 
 class OpenAICalledFunction(msgspec.Struct, frozen=True, kw_only=True):
@@ -438,16 +252,6 @@ class InfillAnswer(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings | UnsetType = UNSET
 
 
-class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of a response."""
-
-    input_tokens: int
-    input_tokens_details: dict[str, int]
-    output_tokens: int
-    output_tokens_details: dict[str, int]
-    total_tokens: int
-
-
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     """A response: what was asked, and what came of it. `output` has message, reasoning and function_call items."""
 
@@ -486,24 +290,6 @@ class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
     sequence_number: int
 
 
-class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """The response is forgotten."""
-
-    id: str
-    object: Literal["response"]
-    deleted: bool
-
-
-class ResponseItems(msgspec.Struct, frozen=True, kw_only=True):
-    """The conversation that a response answered, newest item first."""
-
-    object: Literal["list"]
-    data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
 class AnthropicErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     """What was wrong. The header `X-Localrun-Error` has the stable code."""
 
@@ -517,16 +303,6 @@ class AnthropicError(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["error"]
     error: AnthropicErrorBody
     request_id: str | UnsetType | None = UNSET
-
-
-class AnthropicUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens. The prompt is `input_tokens` and `cache_read_input_tokens` together; the latter were not computed."""
-
-    input_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-    output_tokens: int
-    output_tokens_details: dict[str, int]
 
 
 class AnthropicMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -564,19 +340,6 @@ class AnthropicEvent(msgspec.Struct, frozen=True, kw_only=True):
     usage: AnthropicUsage | UnsetType = UNSET
 
 
-class CountedTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the prompt would be."""
-
-    input_tokens: int
-
-
-class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of the inputs."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
 class EmbeddingRow(msgspec.Struct, frozen=True, kw_only=True):
     """One vector of length 1: numbers, or with `base64` its little-endian 32-bit floats."""
 
@@ -604,37 +367,6 @@ class OllamaEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
     prompt_eval_count: int
 
 
-class LegacyEmbedding(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompt's vector; empty without a prompt."""
-
-    embedding: list[float]
-
-
-class RankedDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The document's text, with `return_documents`."""
-
-    text: str
-
-
-class RankedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A document by its place in the request, and how well it answers the query."""
-
-    index: int
-    relevance_score: float
-    document: RankedDocument | msgspec.UnsetType = msgspec.UNSET
-
-
-class Ranking(msgspec.Struct, frozen=True, kw_only=True):
-    """The documents, best first."""
-
-    id: str
-    object: Literal["list"]
-    model: str
-    results: list[RankedRow]
-    usage: EmbeddingUsage
-    meta: dict[str, Any]
-
-
 class NativeErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     """`code` is stable; `field` names the field."""
 
@@ -647,89 +379,6 @@ class NativeError(msgspec.Struct, frozen=True, kw_only=True):
     """An error."""
 
     error: NativeErrorBody
-
-
-class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """The daemon is up."""
-
-    status: Literal["ok"]
-    version: str
-
-
-class Stopping(msgspec.Struct, frozen=True, kw_only=True):
-    """The daemon is about to end."""
-
-    status: Literal["stopping"]
-
-
-class Requests(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests that run, wait, or ended in the last minute."""
-
-    requests: list[RequestRow]
-
-
-class CancelledRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The request ends within a step."""
-
-    id: str
-    cancelled: bool
-
-
-class Pulls(msgspec.Struct, frozen=True, kw_only=True):
-    """The downloads that run, and those that ended lately."""
-
-    pulls: list[PullRow]
-
-
-class CancelledPull(msgspec.Struct, frozen=True, kw_only=True):
-    """The download ends; what came is kept for the next one."""
-
-    model: str
-    cancelled: bool
-
-
-class CatalogAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Entries of the catalogue."""
-
-    models: list[dict[str, Any]]
-
-
-class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found in the catalogue and on the hub; `problem` says why the hub did not answer."""
-
-    catalog: list[dict[str, Any]]
-    hub: list[dict[str, Any]]
-    problem: str | None
-
-
-class Collected(msgspec.Struct, frozen=True, kw_only=True):
-    """What was deleted."""
-
-    freed_bytes: int
-    deleted: list[str]
-    kept_blobs: int
-
-
-class FitAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model would be opened here; `problem` is the refusal that a request would get."""
-
-    model: str
-    fits: bool
-    slots: int
-    kv_cells: int
-    kv_type: str
-    context: int
-    gpu_layers: int
-    layers: int
-    devices: list[dict[str, Any]]
-    total_bytes: int
-    resident_bytes: int
-    process_bytes: int
-    background_bytes: int
-    prefix_cache_bytes: int
-    idle_bytes: int
-    notes: list[str]
-    problem: str | None
 
 
 _TYPES: dict[Shape, Any] = {

@@ -10,54 +10,48 @@ from dataclasses import replace
 from typing import Any
 
 from localrun.server.anthropic.body import CountBody, MessagesBody
+from localrun.server.anthropic.messages import CountedTokens
 from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
-from localrun.server.native.models import DEFAULT_LIMIT, MAX_LIMIT, MAX_QUERY_CHARS, GarbageBody
-from localrun.server.native.routes import DEFAULT_HZ, MAX_HZ, MIN_HZ
+from localrun.server.embedding.routes import LegacyEmbedding, Ranking
+from localrun.server.native.models import (
+    DEFAULT_LIMIT,
+    MAX_LIMIT,
+    MAX_QUERY_CHARS,
+    CancelledPull,
+    CatalogAnswer,
+    Collected,
+    FitAnswer,
+    GarbageBody,
+    Pulls,
+    SearchAnswer,
+)
+from localrun.server.native.routes import DEFAULT_HZ, MAX_HZ, MIN_HZ, CancelledRequest, Health, Requests, Stopping
 from localrun.server.ollama.bodies import ChatBody as OllamaChatBody
 from localrun.server.ollama.bodies import GenerateBody, ModelBody
 from localrun.server.ollama.create import CreateBody
-from localrun.server.ollama.store import CopyBody, PullBody
+from localrun.server.ollama.models import Ps, Show, Tags
+from localrun.server.ollama.routes import OllamaVersion, ServiceStatus
+from localrun.server.ollama.store import CopyBody, DeletedModel, PullBody
 from localrun.server.openai.chat import ChatBody
 from localrun.server.openai.completions import CompletionBody, FimBody
 from localrun.server.openai.fim import InfillBody
 from localrun.server.openai.responses.body import ResponsesBody
+from localrun.server.openai.responses.create import ResponseDeleted, ResponseItems
+from localrun.server.openai.routes import OpenAIModel, OpenAIModels
 from localrun.server.openapi.answers import (
     AnthropicEvent,
     AnthropicMessage,
-    CancelledPull,
-    CancelledRequest,
-    CatalogAnswer,
     ChatCompletion,
     ChatCompletionChunk,
-    Collected,
     Completion,
-    CountedTokens,
-    DeletedModel,
     Embeddings,
-    FitAnswer,
-    Health,
     InfillAnswer,
-    LegacyEmbedding,
     OllamaChat,
     OllamaEmbeddings,
     OllamaGenerate,
-    OllamaVersion,
-    OpenAIModel,
-    OpenAIModels,
-    Ps,
-    Pulls,
-    Ranking,
-    Requests,
-    ResponseDeleted,
     ResponseEvent,
-    ResponseItems,
     ResponseObject,
-    SearchAnswer,
-    ServiceStatus,
-    Show,
     Status,
-    Stopping,
-    Tags,
 )
 from localrun.server.openapi.operation import NDJSON, SSE, Family, Operation, Parameter, Stream, path_parameter
 from localrun.snapshot import CacheCleared, CacheReport, LogLine, RequestRow, Snapshot

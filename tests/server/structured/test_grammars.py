@@ -7,8 +7,7 @@ import pytest
 from localrun.engine.fake import CONTROL, FakeBackend
 from localrun.engine.sample.grammar_library import GrammarVocabulary, compile_grammar
 from localrun.errors import BadRequest
-from localrun.server.structured import CallShape, gbnf, lark, regex
-from localrun.server.structured import grammars as calls
+from localrun.server.structured import CallShape, calls, gbnf
 from localrun.wire import Grammar, GrammarKind
 
 BACKEND = FakeBackend(n_cells=8, n_seqs=1, n_batch=8)
@@ -92,12 +91,10 @@ def test_counts_that_make_no_sense_are_a_bug(at_least: int, at_most: int):
 
 def test_written_grammars_are_taken_as_they_are_unless_empty_or_huge():
     assert gbnf('root ::= "a"', field="grammar") == Grammar(GrammarKind.GBNF, 'root ::= "a"')
-    assert is_match(lark('start: "a" | "b"', field="grammar"), "b")
-    assert is_match(regex("[ab]+", field="regex"), "abba")
     with pytest.raises(BadRequest, match="grammar is empty"):
         gbnf(" \n", field="grammar")
     with pytest.raises(BadRequest, match="grammar has 300000 bytes; the limit is 262144"):
-        lark("x" * 300_000, field="grammar")
+        gbnf("x" * 300_000, field="grammar")
 
 
 def test_tools_that_make_too_much_of_a_grammar_are_refused_before_all_are_looked_at():

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, Literal
 
 import msgspec
 from starlette.routing import Route
@@ -36,6 +37,34 @@ from localrun.server.prompting.ask import ChatAsk, choose_tools
 from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
 from localrun.wire import Delta, Finish, Sampling, Usage
+
+
+class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """The response is forgotten."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class ResponseItems(msgspec.Struct, frozen=True, kw_only=True):
+    """The conversation that a response answered, newest item first."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 def begun_response(response_id: str, body: ResponsesBody, sampling: Sampling) -> Fields:
@@ -94,18 +123,16 @@ def failed_response(response: Fields, output: Sequence[Fields], error: LocalrunE
     }
 
 
-def _usage(usage: Usage, n_thinking: int) -> Fields:
-    return {
-        "input_tokens": usage.n_prompt,
-        # What was computed is kept as a prefix for the next request.
-        "input_tokens_details": {
-            "cached_tokens": usage.n_cached,
-            "cache_write_tokens": usage.n_prompt - usage.n_cached,
-        },
-        "output_tokens": usage.n_output,
-        "output_tokens_details": {"reasoning_tokens": n_thinking},
-        "total_tokens": usage.n_prompt + usage.n_output,
-    }
+def _usage(usage: Usage, n_thinking: int) -> ResponseUsage:
+    # What was computed is kept as a prefix for the next request.
+    n_written = usage.n_prompt - usage.n_cached
+    return ResponseUsage(
+        input_tokens=usage.n_prompt,
+        input_tokens_details={"cached_tokens": usage.n_cached, "cache_write_tokens": n_written},
+        output_tokens=usage.n_output,
+        output_tokens_details={"reasoning_tokens": n_thinking},
+        total_tokens=usage.n_prompt + usage.n_output,
+    )
 
 
 def _format(body: ResponsesBody) -> Fields:
@@ -254,14 +281,14 @@ async def _read(kept: KeptResponses, _: Runtime, exchange: Exchange) -> None:
 async def _delete(kept: KeptResponses, _: Runtime, exchange: Exchange) -> None:
     response_id = _id(exchange)
     kept.delete(response_id)
-    await exchange.answer(encode({"id": response_id, "object": "response", "deleted": True}))
+    await exchange.answer(encode(ResponseDeleted(id=response_id, object="response", deleted=True)))
 
 
 async def _input_items(kept: KeptResponses, _: Runtime, exchange: Exchange) -> None:
     """The newest first, as OpenAI lists them; all of them."""
     items = list(reversed(kept.get(_id(exchange)).input))
     ids = [item.get("id") for item in items]
-    listed = {"object": "list", "data": items, "first_id": ids[0], "last_id": ids[-1], "has_more": False}
+    listed = ResponseItems(object="list", data=items, first_id=ids[0], last_id=ids[-1], has_more=False)
     await exchange.answer(encode(listed))
 
 
