@@ -2,8 +2,7 @@
 
 `StreamingParser` resumes the format's reader with each new text and hands over what that made of it. `Layout` says
 which marks there are; `read_reply` follows it, for nearly every format. Anything that turns out not to be what its mark
-announced is content again, from the mark on, and reading goes on right behind the mark. Text in which nothing is looked
-for is not read at all.
+announced is content again, from the mark on, and reading goes on right behind the mark.
 
 A call is held until it is whole, so that one that turns out malformed comes back as content; where the decoding was
 constrained to well-formed calls (`streams`), its arguments are handed on as they come.
@@ -24,7 +23,6 @@ from localrun.server.parsing.pieces import (
     CallStart,
     Content,
     Piece,
-    PlainParser,
     ReplyParser,
     Thinking,
 )
@@ -343,8 +341,6 @@ class ParserPlan:
     ) -> ReplyParser:
         """A parser of one reply. `schemas` are the tools' parameters; `opened` is what the prompt has of the reply, and
         `thinking_open` the tag that it ends inside of."""
-        if self._is_plain:
-            return PlainParser()
         whole = None if self.call_format is None else self.call_format.whole
 
         def read(reply: Reading) -> Read[None]:
@@ -354,11 +350,6 @@ class ParserPlan:
 
         reply = Reading(schemas, streams=self.calls_are_constrained, most_calls=self.most_calls)
         return StreamingParser(reply, read, opened=opened)
-
-    @cached_property
-    def _is_plain(self) -> bool:
-        """Whether nothing in the text can mean anything but itself."""
-        return self.call_format is None and self.tags is None and not self.answer_marks
 
     @cached_property
     def _shown(self) -> frozenset[str]:

@@ -106,6 +106,7 @@ class Profile:
     - `takes_text_arguments`, `takes_parts`: arguments as text instead of objects, content as a list of parts
     - `calls_without_content`: it shows either the content of a message or its calls (R1)
     - `names_functions`: it has Firefunction's names for the tools and the time
+    - `thinks`: whether its model can think; `marks_replies`: whether replies hold more than content and calls
     """
 
     call_format: CallFormat | None
@@ -120,40 +121,37 @@ class Profile:
     takes_parts: bool
     calls_without_content: bool
     names_functions: bool
-
-    @property
-    def is_harmony(self) -> bool:
-        return self.call_format is formats.HARMONY
-
-    @property
-    def thinks(self) -> bool:
-        return self.tags is not None or self.is_harmony or self.takes_effort
+    is_harmony: bool
+    thinks: bool
+    marks_replies: bool
 
 
 @lru_cache(maxsize=REMEMBERED_TEMPLATES)
 def profile_of(template: str) -> Profile:
     """What `template` says."""
     call_format = _call_format(template)
+    is_harmony = call_format is formats.HARMONY
+    takes_effort = "reasoning_effort" in template
+    tags = next((ThinkingTags(*pair) for pair in _TAGS if pair[0] in template or pair[1] in template), None)
+    answer_marks = {mark for mark in _ANSWER_MARKS if mark in template}
+    if _ANSWER_TAGS in template:
+        answer_marks |= {"<response>", "</response>"}
     return Profile(
         call_format=call_format,
         takes_tools=call_format is not None and _KNOWS_TOOLS.search(template) is not None,
         knows_calls="tool_calls" in template,
-        tags=next((ThinkingTags(*pair) for pair in _TAGS if pair[0] in template or pair[1] in template), None),
-        takes_effort="reasoning_effort" in template,
+        tags=tags,
+        takes_effort=takes_effort,
         least_effort=next((word for word in ("no_think", "none") if _quotes(template, word)), "low"),
-        answer_marks=frozenset(
-            {mark for mark in _ANSWER_MARKS if mark in template}
-            | ({"<response>", "</response>"} if _ANSWER_TAGS in template else set())
-        ),
-        call_ids="nine characters"
-        if _NINE_CHARACTERS.search(template)
-        else "counted"
-        if "<|tool_call_begin|>" in template
-        else None,
+        answer_marks=frozenset(answer_marks),
+        call_ids=_call_ids(template),
         takes_text_arguments=_TAKES_OBJECTS.search(template) is None,
         takes_parts=_ITERATES_CONTENT.search(template) is not None and "is string" not in template,
         calls_without_content=_CALLS_HAVE_NO_CONTENT.search(template) is not None,
         names_functions="+ functions " in template,
+        is_harmony=is_harmony,
+        thinks=tags is not None or is_harmony or takes_effort,
+        marks_replies=tags is not None or bool(answer_marks) or (call_format is not None and bool(call_format.whole)),
     )
 
 
@@ -169,6 +167,12 @@ def _call_format(template: str) -> CallFormat | None:
         return formats.PYTHONIC
     name = _LLAMA_NAME.search(template)
     return formats.LLAMA_JSON if name and _LLAMA_PARAMETERS.search(template, name.end()) else None
+
+
+def _call_ids(template: str) -> Literal["nine characters", "counted"] | None:
+    if _NINE_CHARACTERS.search(template):
+        return "nine characters"
+    return "counted" if "<|tool_call_begin|>" in template else None
 
 
 def _quotes(template: str, word: str) -> bool:
