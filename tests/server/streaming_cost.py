@@ -20,7 +20,7 @@ import psutil
 
 from localrun.server.anthropic.output import Output as Blocks
 from localrun.server.ollama.answer import Kind, Lines, Parts
-from localrun.server.openai.chunks import ChatChunks
+from localrun.server.openai.answer import ChatChunks
 from localrun.server.openai.responses.output import Events, Output
 from localrun.server.parsing.pieces import PlainParser, Reply
 from localrun.wire import Delta, Phase

@@ -57,12 +57,12 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    """See the module. `started` is true once the status line is sent."""
+    """See the module. `shape` is the family's; `started` is true once the status line is sent."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, shape: Shape) -> None:
         self.scope = scope
         self.path: str = scope["path"]
-        self.shape: Shape = failures.shape_of(self.path)
+        self.shape = shape
         self.started = False
         self._receive = receive
         self._send = send
@@ -195,12 +195,13 @@ class Endpoint:
     Not a function, so that starlette's routes call it as it is, without a Request and a Response.
     """
 
-    def __init__(self, runtime: Runtime, handler: Handler) -> None:
+    def __init__(self, runtime: Runtime, handler: Handler, shape: Shape) -> None:
         self._runtime = runtime
+        self._shape = shape
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, self._shape)
         try:
             await self._handler(self._runtime, exchange)
         except ClientGone:
@@ -218,7 +219,7 @@ class Endpoint:
 
 def route(path: str, runtime: Runtime, handler: Handler, *, methods: Sequence[str]) -> Route:
     """A starlette route to a handler. GET includes HEAD."""
-    return Route(path, Endpoint(runtime, handler), methods=list(methods))
+    return Route(path, Endpoint(runtime, handler, failures.shape_of(path)), methods=list(methods))
 
 
 def parameter(exchange: Exchange, name: str) -> str:

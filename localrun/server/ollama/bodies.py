@@ -19,7 +19,7 @@ from localrun.models.creation import refuse_go
 from localrun.models.store import Model
 from localrun.server import structured
 from localrun.server.http import fields
-from localrun.server.openai import messages as openai_messages
+from localrun.server.openai.bodies import arguments_of
 from localrun.server.prompting.ask import ChatAsk, ChatTools, Choice, Message, choose_tools, tools_of_chat
 from localrun.wire import Grammar, Sampling
 
@@ -222,7 +222,7 @@ class ChatBody(PromptFields, frozen=True, kw_only=True):
 
 
 def _call(call: ToolCall, where: str) -> dict[str, Any]:
-    arguments = openai_messages.arguments_of(call.function.arguments, f"{where}.function.arguments")
+    arguments = arguments_of(call.function.arguments, f"{where}.function.arguments")
     # Without an id, results are told apart by their names and their order.
     named = {"id": call.id} if call.id else {}
     return named | {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}

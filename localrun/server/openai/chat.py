@@ -18,11 +18,8 @@ from localrun.server.http import bodies, fields
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import MaxTokens, defaults_of
 from localrun.server.jobs import streaming
-from localrun.server.openai import messages as openai_messages
-from localrun.server.openai.answer import Answer, naming
-from localrun.server.openai.chunks import ChatChunks
-from localrun.server.openai.fields import CommonFields
-from localrun.server.openai.messages import ChatMessage
+from localrun.server.openai.answer import Answer, ChatChunks, naming
+from localrun.server.openai.bodies import ChatMessage, CommonFields, for_template
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting.ask import (
     ChatAsk,
@@ -90,7 +87,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         tools, choice = self._tools()
         field = "function_call" if self.uses_functions else "tool_choice"
         allowed, wanted = choose_tools(choice, tools, field=field)
-        messages = openai_messages.for_template(self.messages)
+        messages = for_template(self.messages)
         continues = self._continues()
         if continues and wanted not in ("auto", "none"):
             raise BadRequest(

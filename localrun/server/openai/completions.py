@@ -17,9 +17,8 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import MaxTokens, SamplingFields, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
-from localrun.server.openai.answer import Answer
-from localrun.server.openai.chunks import Chunks, Fields, piece_text
-from localrun.server.openai.fields import MAX_ANSWERS, Choices, CommonFields
+from localrun.server.openai.answer import Answer, Chunks, Fields, piece_text
+from localrun.server.openai.bodies import MAX_ANSWERS, Choices, CommonFields
 from localrun.server.prompting.infill import infill
 from localrun.server.runtime import Runtime
 from localrun.wire import ChosenLogprob, Delta, Segment

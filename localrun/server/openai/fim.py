@@ -23,8 +23,7 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import SamplingFields, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
-from localrun.server.openai.answer import Answer, ended, headers_of, naming, timings_of
-from localrun.server.openai.chunks import ChatChunks, Fields, encode
+from localrun.server.openai.answer import Answer, ChatChunks, Fields, encode, ended, headers_of, naming, timings_of
 from localrun.server.openai.completions import FimBody
 from localrun.server.parsing.pieces import PlainParser, Reply
 from localrun.server.prompting.infill import infill

@@ -11,6 +11,7 @@ from localrun.errors import BadRequest
 from localrun.server.http import caller
 from localrun.server.http.caller import keep_alive_s
 from localrun.server.http.exchange import Exchange
+from localrun.server.http.failures import Shape
 from localrun.server.http.fields import ServiceFields
 from localrun.wire import Lane
 
@@ -18,7 +19,7 @@ from localrun.wire import Lane
 def exchange(**headers: str) -> Exchange:
     raw = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
     scope: dict[str, Any] = {"type": "http", "path": "/api/chat", "headers": raw, "client": ("127.0.0.1", 50000)}
-    return Exchange(scope, None, None)  # type: ignore[arg-type]
+    return Exchange(scope, None, None, Shape.OLLAMA)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from starlette.types import Message
 from localrun.errors import BadRequest, EngineDied, ModelNotFound
 from localrun.server.http import exchange as exchange_module
 from localrun.server.http.exchange import ClientGone, Endpoint, Exchange, Handler
+from localrun.server.http.failures import Shape, shape_of
 from localrun.server.runtime import Runtime
 from tests.server.waiting import until
 
@@ -39,7 +40,7 @@ class Wire:
 
     def exchange(self, path: str = "/api/chat", headers: list[tuple[bytes, bytes]] | None = None) -> Exchange:
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": path, "headers": headers or []}
-        return Exchange(scope, self.receive, self.send)
+        return Exchange(scope, self.receive, self.send, shape_of(scope["path"]))
 
     @property
     def status(self) -> int:
@@ -188,7 +189,7 @@ async def test_a_silent_stream_says_that_it_is_alive_and_nothing_after_its_end(
 ) -> None:
     monkeypatch.setattr(exchange_module, "PING_AFTER_S", 0.01)
     wire = Wire(b"")
-    exchange = Exchange({"path": path, "headers": []}, wire.receive, wire.send)
+    exchange = Exchange({"path": path, "headers": []}, wire.receive, wire.send, shape_of(path))
     await exchange.read_body()
     async with exchange.while_connected():
         await exchange.open_stream()
@@ -206,7 +207,7 @@ async def test_a_silent_stream_says_that_it_is_alive_and_nothing_after_its_end(
 async def test_a_stream_whose_client_has_gone_says_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_module, "PING_AFTER_S", 0.01)
     wire = Wire(b"")
-    exchange = Exchange({"path": "/api/chat", "headers": []}, wire.receive, wire.send)
+    exchange = Exchange({"path": "/api/chat", "headers": []}, wire.receive, wire.send, Shape.OLLAMA)
     await exchange.read_body()
 
     async def stream() -> None:
@@ -237,7 +238,7 @@ async def run(handler: Handler) -> list[Message]:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await Endpoint(NO_RUNTIME, handler)(dict(SCOPE), _receive, send)
+    await Endpoint(NO_RUNTIME, handler, Shape.OLLAMA)(dict(SCOPE), _receive, send)
     return sent
 
 
@@ -298,7 +299,7 @@ async def test_a_stopping_server_says_so() -> None:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    serving = asyncio.create_task(Endpoint(NO_RUNTIME, handler)(dict(SCOPE), _receive, send))
+    serving = asyncio.create_task(Endpoint(NO_RUNTIME, handler, Shape.OLLAMA)(dict(SCOPE), _receive, send))
     await streaming.wait()
     serving.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -16,8 +16,8 @@ from msgspec import Meta
 from localrun.errors import BadRequest
 from localrun.server.http import fields
 from localrun.server.http.fields import MaxTokens, SamplingFields
+from localrun.server.openai.bodies import JsonSchema, ResponseFormat, grammar_of_format
 from localrun.server.openai.chat import Effort
-from localrun.server.openai.fields import JsonSchema, ResponseFormat, grammar_of_format
 from localrun.server.prompting.ask import MAX_TOOLS, Choice, Function, Tool, checked_tools
 from localrun.wire import Grammar
 

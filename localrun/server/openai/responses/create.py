@@ -23,9 +23,8 @@ from localrun.server.http.exchange import Exchange, route
 from localrun.server.http.fields import defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
-from localrun.server.openai.answer import ended, headers_of, naming
+from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming
 from localrun.server.openai.chat import think_of
-from localrun.server.openai.chunks import Fields, encode
 from localrun.server.openai.responses import items as response_items
 from localrun.server.openai.responses.body import ResponsesBody
 from localrun.server.openai.responses.items import Item

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from localrun.errors import BadRequest
-from localrun.server.openai import messages as openai_messages
+from localrun.server.openai.bodies import arguments_of, text_of
 from localrun.server.prompting.ask import Message
 
 Item = dict[str, Any]
@@ -53,7 +53,7 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[Message
             turn.thinking.append(_reasoning_text(item))
         elif kind == "message" and item["role"] == "assistant":
             messages += turn.before_content()
-            turn.content.append(openai_messages.text_of(item["content"], f"{where}.content"))
+            turn.content.append(text_of(item["content"], f"{where}.content"))
         else:
             messages += turn.end()
             messages.append(_outside(item, where, names))
@@ -69,7 +69,7 @@ class _Turn:
         self.calls: list[dict[str, Any]] = []
 
     def call(self, item: Item, where: str) -> None:
-        arguments = openai_messages.arguments_of(item["arguments"], f"{where}.arguments")
+        arguments = arguments_of(item["arguments"], f"{where}.arguments")
         function = {"name": item["name"], "arguments": arguments}
         self.calls.append({"id": item["call_id"], "type": "function", "function": function})
 
@@ -156,7 +156,7 @@ def _outside(item: Item, where: str, names: dict[str, str]) -> Message:
     if item["type"] == "message":
         return {
             "role": _ROLES[item["role"]],
-            "content": openai_messages.text_of(item["content"], f"{where}.content"),
+            "content": text_of(item["content"], f"{where}.content"),
         }
     output = item.get("output")
     if not isinstance(output, str | list) or (
@@ -165,7 +165,7 @@ def _outside(item: Item, where: str, names: dict[str, str]) -> Message:
         raise BadRequest(f"{where}.output: must be a text or a list of parts", field=f"{where}.output")
     return {
         "role": "tool",
-        "content": openai_messages.text_of(output, f"{where}.output"),
+        "content": text_of(output, f"{where}.output"),
         "tool_call_id": item["call_id"],
         "name": names.get(item["call_id"], ""),
     }

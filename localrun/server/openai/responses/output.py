@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from localrun.server.openai.chunks import Fields, encode, entries
+from localrun.server.openai.answer import Fields, encode, entries
 from localrun.server.openai.responses.items import new_id
 from localrun.server.parsing.pieces import CallStart, Content, Piece, Thinking
 from localrun.wire import ChosenLogprob
