@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from localrun.errors import BadRequest
-from localrun.server.prompting.ask import Message
+from localrun.server.prompting.ask import Message, assistant, called
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +168,6 @@ def _user(blocks: Sequence[Block], where: str) -> list[Message]:
 def _assistant(blocks: Sequence[Block], where: str) -> Message:
     texts: list[str] = []
     thoughts: list[str] = []
-    made: Message = {"role": "assistant", "content": ""}
     calls = []
     for index, block in enumerate(blocks):
         at = f"{where}[{index}]"
@@ -177,13 +176,8 @@ def _assistant(blocks: Sequence[Block], where: str) -> Message:
         elif block.type == "redacted_thinking":
             continue  # nobody but its maker can read it
         elif block.type == "tool_use":
-            function = {"name": required(block.name, f"{at}.name"), "arguments": block.input or {}}
-            calls.append({"id": required(block.id, f"{at}.id"), "type": "function", "function": function})
+            name = required(block.name, f"{at}.name")
+            calls.append(called(name, block.input or {}, required(block.id, f"{at}.id")))
         else:
             texts.append(block_text(block, at))
-    made["content"] = joined_texts(texts)
-    if any(thoughts):
-        made["thinking"] = joined_texts(thoughts)
-    if calls:
-        made["tool_calls"] = calls
-    return made
+    return assistant(joined_texts(texts), thinking=joined_texts(thoughts), calls=calls)

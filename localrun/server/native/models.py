@@ -38,6 +38,7 @@ from starlette.routing import Route
 
 from localrun.errors import BadRequest, DownloadFailed, Unavailable
 from localrun.models import catalog, garbage
+from localrun.models.catalog import Entry
 from localrun.models.fit_choice import choose
 from localrun.models.fit_devices import DeviceUse, Machine
 from localrun.models.name import ModelName
@@ -73,14 +74,14 @@ class CancelledPull(msgspec.Struct, frozen=True, kw_only=True):
 class CatalogAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Entries of the catalogue."""
 
-    models: list[dict[str, Any]]
+    models: list[Entry]
 
 
 class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What was found in the catalogue and on the hub; `problem` says why the hub did not answer."""
 
-    catalog: list[dict[str, Any]]
-    hub: list[dict[str, Any]]
+    catalog: list[Entry]
+    hub: list[HubHit]
     problem: str | None
 
 

@@ -19,8 +19,18 @@ from localrun.models.creation import refuse_go
 from localrun.models.store import Model
 from localrun.server import structured
 from localrun.server.http import fields
-from localrun.server.openai.bodies import arguments_of
-from localrun.server.prompting.ask import ChatAsk, ChatTools, Choice, Message, choose_tools, tools_of_chat
+from localrun.server.prompting.ask import (
+    ChatAsk,
+    ChatTools,
+    Choice,
+    Message,
+    ToolCall,
+    arguments_of,
+    assistant,
+    called,
+    choose_tools,
+    tools_of_chat,
+)
 from localrun.wire import Grammar, Sampling
 
 _Predict = Annotated[float, Meta(ge=-2, le=fields.MAX_TOKENS)]
@@ -146,20 +156,6 @@ def refuse_images(images: list[Any] | None, field: str, model: str) -> None:
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
-class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """The function of a call. Ollama has the arguments as an object; some clients send their JSON text."""
-
-    name: str
-    arguments: dict[str, Any] | str | None = None
-
-
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One of an assistant's `tool_calls`."""
-
-    function: CalledFunction
-    id: str | None = None
-
-
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One of `messages`. `reasoning_content` is what some editors call `thinking`."""
 
@@ -206,26 +202,18 @@ class ChatBody(PromptFields, frozen=True, kw_only=True):
                 f"{where}.role: {message.role[:40]!r} is not a role; use {', '.join(_ROLES)}", field=f"{where}.role"
             )
         refuse_images(message.images, f"{where}.images", self.model)
-        made: Message = {"role": role, "content": message.content or ""}
+        content = message.content or ""
         if role == "assistant":
-            thinking = message.thinking or message.reasoning_content
-            if thinking:
-                made["thinking"] = thinking
-            if message.tool_calls:
-                made["tool_calls"] = [
-                    _call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
-                ]
-        elif role == "tool":
+            calls = []
+            for at, call in enumerate(message.tool_calls or ()):
+                arguments = arguments_of(call.function.arguments, f"{where}.tool_calls[{at}].function.arguments")
+                calls.append(called(call.function.name, arguments, call.id))
+            return assistant(content, thinking=message.thinking or message.reasoning_content, calls=calls)
+        made: Message = {"role": role, "content": content}
+        if role == "tool":
             made["tool_call_id"] = message.tool_call_id or ""
             made["name"] = message.tool_name or ""
         return made
-
-
-def _call(call: ToolCall, where: str) -> dict[str, Any]:
-    arguments = arguments_of(call.function.arguments, f"{where}.function.arguments")
-    # Without an id, results are told apart by their names and their order.
-    named = {"id": call.id} if call.id else {}
-    return named | {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
 class GenerateBody(PromptFields, frozen=True, kw_only=True):

@@ -61,7 +61,7 @@ class TagRow(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     digest: str
     details: Details
-    capabilities: list[str]
+    capabilities: tuple[str, ...]
     source: str
     loaded: bool
 
@@ -126,7 +126,7 @@ class Show(msgspec.Struct, frozen=True, kw_only=True):
     details: Details
     messages: list[ShowMessage]
     model_info: dict[str, Any]
-    capabilities: list[str]
+    capabilities: tuple[str, ...]
     modified_at: str
     requires: str
     localrun: dict[str, Any]

@@ -6,7 +6,6 @@ Pure. Does not: know the model, render a template, or compile a grammar (the eng
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -17,7 +16,7 @@ from localrun.errors import BadRequest
 from localrun.server import structured
 from localrun.server.http import fields
 from localrun.server.http.fields import MaxTokens, SamplingFields
-from localrun.server.prompting.ask import Message
+from localrun.server.prompting.ask import CalledFunction, Message, ToolCall, arguments_of, assistant, called
 from localrun.wire import Grammar
 
 _KINDS = "text, json_object or json_schema"
@@ -124,20 +123,6 @@ _ROLES = {
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """The function of a call. `arguments` is JSON text; some clients send the object itself."""
-
-    name: str
-    arguments: str | dict[str, Any] | None = None
-
-
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One of an assistant's `tool_calls`."""
-
-    function: CalledFunction
-    id: str | None = None
-
-
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One of `messages`. `content` is text, or parts of which each has its own type."""
 
@@ -164,19 +149,6 @@ def for_template(messages: Sequence[ChatMessage]) -> list[Message]:
     return result
 
 
-def arguments_of(text: str | dict[str, Any] | None, field: str) -> dict[str, Any]:
-    """A call's arguments as templates take them. Raises BadRequest for what is not a JSON object."""
-    if isinstance(text, dict):
-        return text
-    try:
-        parsed = json.loads(text) if text and text.strip() else {}
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict):
-        raise BadRequest(f"{field}: must be the text of a JSON object", field=field)
-    return parsed
-
-
 def text_of(content: str | Sequence[dict[str, Any]] | None, where: str) -> str:
     """Templates of text models take one text; llama-server and vLLM join parts in the same way. Raises BadRequest for
     a part that is not text."""
@@ -192,40 +164,29 @@ def _for_template(message: ChatMessage, where: str, names: dict[str, str]) -> Me
         raise BadRequest(
             f"{where}.role: {message.role[:40]!r} is not a role; use {', '.join(_ROLES)}", field=f"{where}.role"
         )
-    made: Message = {"role": role, "content": text_of(message.content, f"{where}.content")}
+    content = text_of(message.content, f"{where}.content")
     if role == "assistant":
-        return made | _assistant(message, where, names)
+        return _assistant(message, content, where, names)
+    made: Message = {"role": role, "content": content}
     if role == "tool":
         made["tool_call_id"] = message.tool_call_id or message.name or ""
         made["name"] = message.name or names.get(made["tool_call_id"], "")
     return made
 
 
-def _assistant(message: ChatMessage, where: str, names: dict[str, str]) -> Message:
-    made: Message = {}
+def _assistant(message: ChatMessage, content: str, where: str, names: dict[str, str]) -> Message:
     if message.refusal and not message.content:
-        made["content"] = message.refusal
-    thinking = message.reasoning_content or message.reasoning
-    if thinking:
-        made["thinking"] = thinking
+        content = message.refusal
     calls = message.tool_calls or []
     if message.function_call is not None:
         # The answer to an older call names the function, and has no id.
         calls = [ToolCall(id=message.function_call.name, function=message.function_call)]
-    if calls:
-        made["tool_calls"] = [
-            {
-                "id": call.id or f"call_{at}",
-                "type": "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": arguments_of(call.function.arguments, f"{where}.tool_calls[{at}].function.arguments"),
-                },
-            }
-            for at, call in enumerate(calls)
-        ]
-        names.update({call["id"]: call["function"]["name"] for call in made["tool_calls"]})
-    return made
+    made = []
+    for at, call in enumerate(calls):
+        arguments = arguments_of(call.function.arguments, f"{where}.tool_calls[{at}].function.arguments")
+        made.append(called(call.function.name, arguments, call.id or f"call_{at}"))
+        names[made[-1]["id"]] = call.function.name
+    return assistant(content, thinking=message.reasoning_content or message.reasoning, calls=made)
 
 
 def _part_text(part: dict[str, Any], where: str) -> str:

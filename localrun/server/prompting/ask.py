@@ -7,6 +7,7 @@ Pure. Does not: know a model, put tools into a prompt, or constrain a call.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -20,6 +21,49 @@ from localrun.wire import Grammar
 # {"role": "system" | "user" | "assistant" | "tool", "content": str}; for an assistant also `thinking` and `tool_calls`
 # (arguments as objects), for a tool `tool_call_id` and `name`.
 Message = dict[str, Any]
+
+
+def called(name: str, arguments: Mapping[str, Any], call_id: str | None) -> dict[str, Any]:
+    """A call of an assistant's message. Without an id, results are told apart by their names and their order."""
+    named = {"id": call_id} if call_id else {}
+    return {**named, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def assistant(content: str, *, thinking: str | None = None, calls: Sequence[dict[str, Any]] = ()) -> Message:
+    """An assistant's message, with what there is."""
+    made: Message = {"role": "assistant", "content": content}
+    if thinking:
+        made["thinking"] = thinking
+    if calls:
+        made["tool_calls"] = list(calls)
+    return made
+
+
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """The function of a call. OpenAI has the arguments as JSON text, Ollama as an object; clients send both to both."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One of an assistant's `tool_calls`."""
+
+    function: CalledFunction
+    id: str | None = None
+
+
+def arguments_of(text: str | dict[str, Any] | None, field: str) -> dict[str, Any]:
+    """A call's arguments as templates take them. Raises BadRequest for what is not a JSON object."""
+    if isinstance(text, dict):
+        return text
+    try:
+        parsed = json.loads(text) if text and text.strip() else {}
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise BadRequest(f"{field}: must be the text of a JSON object", field=field)
+    return parsed
 
 
 class Tool(msgspec.Struct, frozen=True):

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from localrun.errors import BadRequest
-from localrun.server.openai.bodies import arguments_of, text_of
-from localrun.server.prompting.ask import Message
+from localrun.server.openai.bodies import text_of
+from localrun.server.prompting.ask import Message, arguments_of, assistant, called
 
 Item = dict[str, Any]
 
@@ -70,8 +70,7 @@ class _Turn:
 
     def call(self, item: Item, where: str) -> None:
         arguments = arguments_of(item["arguments"], f"{where}.arguments")
-        function = {"name": item["name"], "arguments": arguments}
-        self.calls.append({"id": item["call_id"], "type": "function", "function": function})
+        self.calls.append(called(item["name"], arguments, item["call_id"]))
 
     def before_thinking(self) -> list[Message]:
         return self.end() if self.content or self.calls else []
@@ -85,12 +84,7 @@ class _Turn:
         self.thinking, self.content, self.calls = [], [], []
         if not (thinking or content or calls):
             return []
-        message: Message = {"role": "assistant", "content": "\n".join(content)}
-        if any(thinking):
-            message["thinking"] = "\n".join(thinking)
-        if calls:
-            message["tool_calls"] = calls
-        return [message]
+        return [assistant("\n".join(content), thinking="\n".join(thinking) if any(thinking) else None, calls=calls)]
 
 
 def _item(item: Item, where: str, find: Callable[[str], Item | None]) -> Item:
