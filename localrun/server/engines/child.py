@@ -24,15 +24,14 @@ PREFIX_BYTES = 4
 
 
 class FrameBuffer:
-    """Bytes in, frame bodies out, in order."""
+    """Cuts a byte stream into frame bodies.
+
+    A pipe delivers whatever it likes: half a length prefix, or forty frames at once. What is not yet a whole frame
+    stays here, at most `framing.MAX_FRAME_BYTES` and one read.
+    """
 
     def __init__(self) -> None:
         self._bytes = bytearray()
-
-    @property
-    def is_mid_frame(self) -> bool:
-        """Whether a frame has begun and not ended: an end of the stream here loses it."""
-        return bool(self._bytes)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The bodies that `data` completes. Consume the iterator to its end before the next call.

@@ -22,7 +22,14 @@ FIRST_DELAY_S = 0.5
 
 
 class Breaker:
-    """Counts early deaths of one model's engines."""
+    """Counts early deaths of one model's engines, one per model file; pure, time is an argument.
+
+    An engine that dies while loading, or within `EARLY_S` after it, has most likely met something that the next one
+    will meet as well: a file that makes llama.cpp abort, or memory that is not there. Two such deaths in a row delay
+    the next start, three stop starting for `OPEN_S`; then one attempt is let through, and its early death closes the
+    door again. An engine that lived longer than `EARLY_S` clears the count: its end is an accident, and the next start
+    is immediate.
+    """
 
     def __init__(self) -> None:
         self.n_early_deaths = 0

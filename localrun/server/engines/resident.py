@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 
 class Use(StrEnum):
+    """What a model is loaded for. Any model that generates can be asked for embeddings, as with Ollama: they are the
+    last token's hidden state, which is what such models offer and no match for a model trained for it."""
+
     TEXT = "text"
     EMBED = "embed"
     RERANK = "rerank"

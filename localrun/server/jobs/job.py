@@ -43,7 +43,7 @@ class DeltaBuffer:
     Invariant: at most `MAX_DELTAS` deltas and `MAX_TEXT_CHARS` of text are kept; who is further behind loses them all
     and gets an error, so a client that does not read costs bounded memory.
 
-    Does not: cancel anything in the engine (job.py does).
+    Does not: cancel anything in the engine (`Job` does).
     """
 
     def __init__(self) -> None:

@@ -177,10 +177,6 @@ class Registry:
         self.idle.set()
         self._ended: deque[RequestRecord] = deque(maxlen=MAX_ENDED)
 
-    @property
-    def n_active(self) -> int:
-        return len(self._active)
-
     def new_id(self) -> str:
         """An id that no request of this machine had before."""
         return f"req_{uuid.uuid4().hex}"

@@ -15,7 +15,12 @@ RATE_WINDOW_S = 1.0
 
 
 class RateWindow:
-    """Entries of the last second, and the newest one for as long as it is the newest."""
+    """Tokens per second over the last second, of one engine and kind of work, or of one request.
+
+    Tokens arrive in steps, and a step may be a millisecond or ten seconds long. Counting what fell into the last second
+    would show a slow model as 0, 4, 0, 4. So every entry knows the time it took, and the rate is that of the entries
+    that ended in the last second, over the time they cover; between two slow steps, the last one still speaks.
+    """
 
     def __init__(self) -> None:
         self._entries: deque[tuple[float, float, int]] = deque()  # (ended, span, tokens), oldest first
@@ -68,7 +73,11 @@ def _middle_s(bucket: int) -> float:
 
 
 class LatencyHistogram:
-    """Counts by bucket; only buckets in use take memory (at most about 650)."""
+    """Percentiles of all durations that were added.
+
+    They fall into buckets whose bounds grow by `GROWTH`, so a percentile is right to half of that (2 %). Only buckets
+    in use take memory (at most about 650).
+    """
 
     __slots__ = ("count", "counts")
 

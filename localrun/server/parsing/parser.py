@@ -32,14 +32,6 @@ from localrun.server.parsing.source import CutShortError, MalformedError, MarkSe
 class Reading:
     """One reply being read: what came in, what is known of the tools, and the pieces that are ready.
 
-    `StreamingParser` is the `ReplyParser` of every format: it resumes the format's reader with each new text and hands
-    over what that made of it. Neighbouring texts of one kind come as one piece.
-
-    A call is held until it is whole, so that one that turns out malformed comes back as content; where the decoding was
-    constrained to well-formed calls (`streams`), its arguments are handed on as they come.
-
-    Pure but for call ids, which are random. Does not: know any format.
-
     `schemas` are the parameters of the tools that may be called, by name. More than `most_calls` are
     left out: the client has said that it takes no more.
     """

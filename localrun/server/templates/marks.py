@@ -43,7 +43,11 @@ def literal_tree(texts: Iterable[str]) -> LiteralTree:
 
 
 def longest_of(node: LiteralTree) -> str:
-    """A regular expression for the longest text of the tree."""
+    """A regular expression for the longest text of the tree at a place.
+
+    With a plain alternation a text of "<<<<" would try thousands of control tokens at every character. Compiling one
+    for a thousand texts takes nearly 0.1 s, so remember it.
+    """
     branches = []
     for character, child in node.items():
         if not character:

@@ -270,8 +270,8 @@ async def test_a_dead_engine_is_replaced_by_the_next_request(supervising: Any) -
         lease.release()
         again = await supervisor.acquire("alpha", None)
         assert again.link is not lease.link
-        assert again.link.is_usable
-        assert other.link.is_usable
+        assert again.link.error is None
+        assert other.link.error is None
 
 
 async def test_three_early_deaths_stop_the_restarts_for_a_while(supervising: Any) -> None:
@@ -324,7 +324,7 @@ async def test_a_model_that_cannot_load_does_not_disturb_another(supervising: An
         supervisor._command = [sys.executable, str(script)]
         lease = await supervisor.acquire("alpha", None)
         assert isinstance(await error_of(supervisor.acquire("beta", None)), BadModelFile)
-        assert lease.link.is_usable
+        assert lease.link.error is None
 
 
 def test_the_engine_is_started_by_module_name() -> None:

@@ -82,7 +82,7 @@ async def test_a_model_that_is_not_there_fails_the_job(running: Any) -> None:
         with pytest.raises(ModelNotFound):
             async with runtime.job(Ask(model="nowhere", api="/test")):
                 pytest.fail("entered")
-        assert runtime.registry.n_active == 0
+        assert runtime.registry.idle.is_set()
         assert runtime.registry.rows()[0].state is RequestState.FAILED
         assert "nowhere" in (runtime.registry.rows()[0].error or "")
 
@@ -251,7 +251,7 @@ async def test_a_storm_of_jobs_that_end_in_every_way_leaves_nothing(running: Any
         links = [resident.link for resident in runtime.supervisor.residents()]
         await until(lambda: all(link.n_outstanding == 0 for link in links))
         assert {type(task.exception()) for task in tasks if not task.cancelled()} <= {type(None)}
-        assert runtime.registry.n_active == 0
+        assert runtime.registry.idle.is_set()
         assert _all_given_back(runtime)
         assert [link.stats.n_running + link.stats.n_queued for link in links if link.stats] == [0] * len(links)
         snapshot = await runtime.telemetry.snapshot()

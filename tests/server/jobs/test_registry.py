@@ -108,7 +108,7 @@ async def test_a_thousand_jobs_at_once_with_random_cancels_leave_nothing_behind(
         await asyncio.gather(*(client(number) for number in range(1000)))
         assert len(ends) == 1000
         assert 0 < ends.count(wire.Finish.CANCELLED) < 500
-        assert runtime.registry.n_active == 0
+        assert runtime.registry.idle.is_set()
         (resident,) = runtime.supervisor.residents()
         assert (resident.n_leases, resident.link.n_outstanding) == (0, 0)
         await until(lambda: resident.link.stats is not None and resident.link.stats.n_queued == 0)
