@@ -20,7 +20,7 @@ def serving(running: Any) -> Callable[..., Any]:
     @asynccontextmanager
     async def start(**changes: Any) -> AsyncIterator[tuple[Runtime, httpx2.AsyncClient]]:
         async with running(**changes) as runtime:
-            transport = httpx2.ASGITransport(app=Starlette(routes=fit.fit_routes_(runtime)))
+            transport = httpx2.ASGITransport(app=Starlette(routes=fit.model_routes(runtime)))
             async with httpx2.AsyncClient(base_url="http://localhost", transport=transport) as client:
                 yield runtime, client
 
