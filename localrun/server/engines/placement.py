@@ -72,9 +72,8 @@ def place(
     floor = cells if kv_cells else min(cells, _whole_steps(min(n_ctx_train, FLOOR_CELLS)))
     while (needed := estimate(cells)).total_bytes > budget_bytes:
         if cells <= floor:
-            fitting = _largest_fitting(estimate, cells, budget_bytes)
-            rest = f"the process {in_gb(needed.process_bytes)}"
-            raise CannotFit(_refusal(name, needed, cells, available_bytes, rest=rest, fitting_cells=fitting))
+            fitting_cells = _largest_fitting(estimate, cells, budget_bytes)
+            raise CannotFit(_refusal(name, needed, cells, available_bytes, fitting_cells))
         cells = max(floor, _whole_steps(cells // 2))
     return Placement(cells, needed.kv_bytes, needed.total_bytes)
 
@@ -92,22 +91,23 @@ def _largest_fitting(estimate: Callable[[int], Estimate], cells: int, budget_byt
     return 0
 
 
-def _refusal(
-    name: str, needed: Estimate, cells: int, available_bytes: int, *, rest: str, on_gpus: str = "", fitting_cells: int
-) -> str:
-    """Both sides of the comparison, and what would help. `rest` says what else is needed; `fitting_cells` would fit, 0
-    if nothing does."""
+def _refusal(name: str, needed: Estimate, cells: int, available_bytes: int, fitting_cells: int) -> str:
+    return (
+        f"model '{name}' needs {in_gb(needed.total_bytes)} of memory (weights {in_gb(needed.weights_bytes)}, KV cache "
+        f"of {cells} cells {in_gb(needed.kv_bytes)}, compute {in_gb(needed.compute_bytes)}, the process "
+        f"{in_gb(needed.process_bytes)}) but {in_gb(available_bytes)} is available, of which {USABLE_RAM:.0%} may "
+        f"be used; {_ways_out(fitting_cells)}"
+    )
+
+
+def _ways_out(fitting_cells: int) -> str:
+    """What would help; `fitting_cells` would fit, 0 if nothing does."""
     ways = ["close other programs", "stop other models (localrun stop)"]
     if fitting_cells:
         ways.insert(0, f"use fewer KV cells (--kv-cells {fitting_cells} would fit)")
     else:
         ways.append("take a smaller model or a stronger quantization")
-    return (
-        f"model '{name}' needs {in_gb(needed.total_bytes)} of memory (weights {in_gb(needed.weights_bytes)}, KV cache "
-        f"of {cells} cells {in_gb(needed.kv_bytes)}, compute {in_gb(needed.compute_bytes)}, {rest}) but "
-        f"{in_gb(available_bytes)} is available, of which {USABLE_RAM:.0%} may be used{on_gpus}; "
-        f"{', '.join(ways[:-1])}, or {ways[-1]}"
-    )
+    return f"{', '.join(ways[:-1])}, or {ways[-1]}"
 
 
 def place_embeddings(model: Model, settings: Settings, available_bytes: int) -> Placement:
@@ -168,14 +168,12 @@ def refusal(name: str, fit: Fit, machine: Machine, fitting_cells: int) -> str:
     """Why `fit` is none, as a sentence. `fitting_cells` would fit; 0 if nothing does."""
     needed = fit.estimate
     rest_bytes = needed.staging_bytes + needed.process_bytes + needed.adapter_bytes
-    return _refusal(
-        name,
-        needed,
-        fit.n_kv_cells,
-        machine.ram_bytes,
-        rest=f"the process and long prompts in the background {in_gb(rest_bytes)}",
-        on_gpus="".join(f", and {in_gb(gpu.free_bytes)} on {gpu.name}" for gpu in machine.gpus),
-        fitting_cells=fitting_cells,
+    on_gpus = "".join(f", and {in_gb(gpu.free_bytes)} on {gpu.name}" for gpu in machine.gpus)
+    return (
+        f"model '{name}' needs {in_gb(needed.total_bytes)} of memory (weights {in_gb(needed.weights_bytes)}, KV cache "
+        f"of {fit.n_kv_cells} cells {in_gb(needed.kv_bytes)}, compute {in_gb(needed.compute_bytes)}, the process and "
+        f"long prompts in the background {in_gb(rest_bytes)}) but {in_gb(machine.ram_bytes)} is available, of which "
+        f"{USABLE_RAM:.0%} may be used{on_gpus}; {_ways_out(fitting_cells)}"
     )
 
 
