@@ -1,6 +1,8 @@
 """The daemon process.
 
-Read in this order: `app.py` (the way in), `http/` (limits, and one exchange per request), `ollama/`, `openai/` and
-`embedding/` (the APIs), `jobs/job.py` (one generation), `engines/supervisor.py` (which models are loaded),
-`engines/link.py` (the pipe to an engine process), `templates/renderer.py` (prompts), `metering/` (what people see).
+Read in this order: `app.py` (the way in), `http/` (limits, and one exchange per request), `openai/`, `ollama/`,
+`anthropic/`, `embedding/` and `native/` (the APIs), `prompting/prepare.py` (from a conversation to a prompt),
+`jobs/job.py` (one generation), `engines/supervisor.py` (which models are loaded), `engines/link.py` (the pipe to an
+engine process), `parsing/parser.py` (from text to tool calls), `templates/renderer.py` (the template worker),
+`metering/` (what people see).
 """

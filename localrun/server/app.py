@@ -5,7 +5,8 @@ uvicorn on uvloop where there is one, one line on stdout when it is ready, and a
 
 The end has one order, whoever asks for it (a signal, the shutdown route, idleness): no new jobs, running ones get
 their time, engines end, streams close, the process returns 0. A second signal ends it at once; engines notice by
-themselves that their parent is gone.
+themselves that their parent is gone. The service manager that started the daemon, if any, is told of its beginning and
+its end.
 
 Does not: know what any route does.
 """
@@ -15,10 +16,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Iterator, MutableMapping
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -29,22 +33,20 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from localrun.config import Settings
 from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
-from localrun.server import native
-from localrun.server.anthropic import routes as anthropic
+from localrun.server.anthropic import messages
 from localrun.server.embedding import routes as embedding
-from localrun.server.http import failures, listener
-from localrun.server.http.activity import Activity
-from localrun.server.http.connection import BoundedConnection
+from localrun.server.http import failures
+from localrun.server.http.connection import BoundedConnection, bind, url_of
 from localrun.server.http.limits import Limits
+from localrun.server.native import routes as native
 from localrun.server.ollama import routes as ollama
 from localrun.server.openai import routes as openai
 from localrun.server.openapi import routes as openapi
 from localrun.server.runtime import Runtime
-from localrun.server.service_notify import READY, STOPPING, ServiceNotify
 
 # After the engines have ended every stream has its last event; this is only for those events to leave.
 _CLOSE_TIMEOUT_S = 5
@@ -73,7 +75,7 @@ def build(settings: Settings, runtime: Runtime) -> ASGIApp:
             *embedding.routes(runtime),
             *ollama.routes(runtime),
             *openai.routes(runtime),
-            *anthropic.routes(runtime),
+            *messages.routes(runtime),
             *native.routes(runtime),
             *openapi.routes(runtime),
         ],
@@ -90,7 +92,7 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
     Prints `localrun is listening on URL` when it is ready. Raises ConfigError for an address that is not loopback,
     PortBusy, and Unavailable when it cannot start; logging goes to stderr.
     """
-    socket = listener.bind(settings.host, settings.port)
+    listening = bind(settings.host, settings.port)
     _configure_logging(settings.log_level)
     try:
         runtime = Runtime(settings)
@@ -111,12 +113,12 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
         )
-        _Daemon(config, runtime, activity, url=listener.url(socket), idle_exit_s=idle_exit_s).run(sockets=[socket])
+        _Daemon(config, runtime, activity, url=url_of(listening), idle_exit_s=idle_exit_s).run(sockets=[listening])
     except SystemExit:
         # uvicorn's way to say that the lifespan failed, after it has logged why.
         raise Unavailable("the daemon could not start; the lines above say why") from None
     finally:
-        socket.close()
+        listening.close()
 
 
 class _Daemon(uvicorn.Server):
@@ -206,3 +208,55 @@ def _configure_logging(level: str) -> None:
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     # It writes down every address it asks, and those of downloads carry what lets anybody use them.
     logging.getLogger("httpx2").setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+class Activity:
+    """How long nobody has asked anything: outermost ASGI middleware that counts requests under way.
+
+    An open event stream is a request under way, so a daemon that somebody watches is not idle.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._n_open = 0
+        self._last_end_s = time.monotonic()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        self._n_open += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._n_open -= 1
+            self._last_end_s = time.monotonic()
+
+    def idle_s(self) -> float:
+        """Seconds since the last request ended; 0 while one is open."""
+        return 0.0 if self._n_open else time.monotonic() - self._last_end_s
+
+
+READY = "READY=1"
+STOPPING = "STOPPING=1"
+
+
+class ServiceNotify:
+    """Takes the address out of `environ`, once, at start."""
+
+    def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
+        self._address = environ.pop("NOTIFY_SOCKET", "")
+
+    def send(self, state: str, status: str = "") -> None:
+        """Send READY or STOPPING, with a line that `systemctl status` shows."""
+        if not self._address:
+            return
+        # A leading @ is how the environment writes the NUL of Linux's abstract names.
+        name = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        message = f"{state}\nSTATUS={status}" if status else state
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.connect(name)
+                sender.sendall(message.encode())
+        except (OSError, AttributeError, ValueError) as error:  # Windows' Python has no AF_UNIX
+            _log.warning("the service manager cannot be told %s: %s", state, error)

@@ -1,6 +1,6 @@
 """Everything the daemon has, put together: store, renderer, supervisor, registry, telemetry.
 
-One per daemon, on its event loop. The API modules get it and use `job`; `native.py` shows what it knows.
+One per daemon, on its event loop. The API modules get it and use `job`; `native/` shows what it knows.
 
 How it ends, in this order: `request_shutdown` (from a signal handler or the shutdown route; sets
 `shutdown_requested`, refuses new jobs, ends event streams), then `stop`, which gives running jobs `STOP_GRACE_S` to end
@@ -27,7 +27,7 @@ from localrun.server.engines.link import engine_command
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.jobs.job import Ask, Job
 from localrun.server.jobs.registry import Registry
-from localrun.server.metering.log_feed import LogFeed
+from localrun.server.metering.logs import LogFeed
 from localrun.server.metering.telemetry import Telemetry
 from localrun.server.pulls import Pulls
 from localrun.server.quantizer import Quantizer

@@ -84,9 +84,8 @@ def submit() -> Submit:
     """`await submit(job, n_predict=5)`: a greedy request that does not end before its limit."""
 
     async def send(job: Job, *, text: str = "hello", n_predict: int = 8) -> None:
-        await job.submit(
-            segments=[wire.Segment(text)], sampling=wire.Sampling(temperature=0), n_predict=n_predict, ignore_eos=True
-        )
+        asked = wire.Submit(id=0, sampling=wire.Sampling(temperature=0), n_predict=n_predict, ignore_eos=True)
+        await job.submit(asked, segments=[wire.Segment(text)])
 
     return send
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from localrun.config import ConfigError, Settings
 from localrun.errors import PortBusy
 from localrun.server import app
+from localrun.server.app import READY, STOPPING, Activity, ServiceNotify
 from tests.daemon import Daemon, running_daemon
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
@@ -163,3 +166,90 @@ def test_many_slow_senders_do_not_stop_the_others(daemon: Daemon) -> None:
 def daemon() -> object:
     with running_daemon() as running:
         yield running
+
+
+async def _receive() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def _send(_: Message) -> None:
+    return None
+
+
+async def test_idle_is_the_time_without_a_request() -> None:
+    inside = asyncio.Event()
+    leave = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        inside.set()
+        await leave.wait()
+
+    activity = Activity(app)
+    await asyncio.sleep(0.01)
+    assert activity.idle_s() > 0
+    two = [asyncio.create_task(activity({"type": "http"}, _receive, _send)) for _ in range(2)]
+    await inside.wait()
+    assert activity.idle_s() == 0
+    two[0].cancel()
+    await asyncio.wait([two[0]])
+    assert activity.idle_s() == 0, "one is still open"
+    leave.set()
+    await two[1]
+    await asyncio.sleep(0.01)
+    assert 0 < activity.idle_s() < 60
+
+
+async def test_the_lifespan_is_no_request() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["type"])
+
+    activity = Activity(app)
+    await activity({"type": "lifespan"}, _receive, _send)
+    assert seen == ["lifespan"]
+    assert activity.idle_s() > 0
+
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="systemd's protocol")
+
+
+@pytest.fixture
+def manager(tmp_path: Path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "notify"))
+        listening.settimeout(30)
+        yield listening
+
+
+def test_the_daemon_says_when_it_is_ready_and_when_it_stops(manager):
+    with running_daemon(NOTIFY_SOCKET=manager.getsockname()) as daemon:
+        first = manager.recv(4096).decode()
+        assert first == f"READY=1\nSTATUS=listening on {daemon.url}"
+        assert daemon.http.get("/health").status_code == 200
+        assert daemon.stop() == 0
+        assert manager.recv(4096) == b"STOPPING=1"
+
+
+def test_abstract_addresses_are_understood():
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.settimeout(30)
+        try:
+            listening.bind("")  # the kernel picks an abstract name
+        except OSError:
+            pytest.skip("this system has no abstract names")
+        name = listening.getsockname()
+        assert isinstance(name, bytes)
+        ServiceNotify({"NOTIFY_SOCKET": "@" + name[1:].decode()}).send(STOPPING)
+        assert listening.recv(4096) == b"STOPPING=1"
+
+
+def test_engines_do_not_inherit_the_address(tmp_path: Path):
+    environ = {"NOTIFY_SOCKET": str(tmp_path / "nobody"), "OTHER": "stays"}
+    notify = ServiceNotify(environ)
+    assert environ == {"OTHER": "stays"}
+    notify.send(READY)  # nobody listens there
+
+
+def test_without_a_manager_nothing_is_sent():
+    ServiceNotify({}).send(READY)

@@ -1,27 +1,87 @@
-"""POST /v1/messages.
+"""POST /v1/messages, and /v1/messages/count_tokens.
 
 The conversation goes through the model's chat template, and what the model writes through the parser of its format. A
-conversation longer than the context is refused with both numbers; nothing is cut silently.
+conversation longer than the context is refused with both numbers; nothing is cut silently. Counting says how long the
+prompt of a message would be, by the model's own tokenizer; it loads the model, as its message would, and generates
+nothing.
 """
 
 from __future__ import annotations
 
-from localrun.errors import Cancelled, EngineFailed
-from localrun.server.anthropic.body import MessagesBody
-from localrun.server.anthropic.events import MESSAGE_STOP, PING, Fields, encode, event
-from localrun.server.anthropic.field_names import naming
-from localrun.server.anthropic.output import Output
-from localrun.server.anthropic.preparing import prepared_of
-from localrun.server.http import bodies, caller, keep_alive
-from localrun.server.http.exchange import Exchange
+import asyncio
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+from starlette.routing import Route
+
+from localrun.errors import BadRequest, Cancelled, ContextExceeded, EngineFailed
+from localrun.server.anthropic.body import CountBody, MessagesBody
+from localrun.server.anthropic.output import MESSAGE_STOP, PING, Fields, Output, encode, event
+from localrun.server.http import bodies, caller
+from localrun.server.http.exchange import Exchange, route
 from localrun.server.http.failures import Headers
-from localrun.server.jobs import plan as job_plan
+from localrun.server.http.fields import defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
-from localrun.server.jobs.model_defaults import defaults_of
-from localrun.server.replies.gathered import Reply
+from localrun.server.parsing.pieces import Reply
+from localrun.server.prompting.ask import ChatAsk
+from localrun.server.prompting.conversation import begun
+from localrun.server.prompting.prepare import Prepared, prepare
+from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
 from localrun.wire import Delta, Finish, Usage
+
+# The prompt's length, and that of the context.
+_NUMBERS = 2
+
+
+@contextmanager
+def naming() -> Iterator[None]:
+    """A tool's schema is its `input_schema`. A prompt that is too long says so as Anthropic does: agents look for these
+    words, and then shorten their conversation by themselves."""
+    try:
+        yield
+    except ContextExceeded as error:
+        numbers = re.findall(r"\d+", error.message)
+        if len(numbers) >= _NUMBERS:
+            error.message = f"prompt is too long: {numbers[0]} tokens > {numbers[1]} maximum; {error.message}"
+        raise
+    except BadRequest as error:
+        field = (error.field or "").replace(".function.parameters", ".input_schema")
+        if field == error.field:
+            raise
+        message = error.message.replace(".function.parameters", ".input_schema")
+        raise BadRequest(message, field=field) from None
+
+
+_IGNORED: Headers = [(b"x-localrun-ignored", b"thinking")]
+
+
+async def prepared_of(runtime: Runtime, job: Job, ask: ChatAsk, body: CountBody) -> tuple[Prepared, Headers]:
+    """The prompt, and headers of the answer to it. Raises what `prepare` raises.
+
+    Clients set for Claude ask every model to think. One that cannot answers all the same, and a header says so.
+    """
+    headers: Headers = []
+    if ask.think and "thinking" not in await asyncio.to_thread(capabilities, job.model):
+        ask = msgspec.structs.replace(ask, think=None)
+        headers = _IGNORED
+    ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
+    with naming():
+        return await prepare(runtime, job, ask), headers
+
+
+async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler."""
+    body = await bodies.read(exchange, CountBody)
+    ask = body.ask()
+    who = caller.ask(exchange, body.model, body)
+    async with exchange.while_connected(), runtime.job(who) as job:
+        prepared, headers = await prepared_of(runtime, job, ask, body)
+        tokens = await job.count(prepared.segments)
+        await exchange.answer_json(CountedTokens(input_tokens=len(tokens)), headers=headers)
 
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
@@ -29,10 +89,10 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
     body = await bodies.read(exchange, MessagesBody)
     body.check_supported()
     ask = body.ask()
-    who = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)
+    who = caller.ask(exchange, body.model, body)
     async with exchange.while_connected(), runtime.job(who) as job:
         prepared, headers = await prepared_of(runtime, job, ask, body)
-        plan = job_plan.plan(
+        plan = streaming.plan(
             body,
             job,
             defaults_of(job.model),
@@ -41,7 +101,7 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
             grammar=prepared.grammar,
             show_control=prepared.show_control,
         )
-        await plan.submit(job, choice=0, segments=prepared.segments)
+        await job.submit(plan, segments=prepared.segments)
         message = _Message(exchange, job, body, Reply(prepared.new_parser()), headers)
         with naming():
             await (message.stream() if body.stream else message.whole())
@@ -105,7 +165,7 @@ class _Message:
         ending, usage = self._ended(delta)
         return event("message_delta", {"delta": ending, "usage": usage})
 
-    def _ended(self, delta: Delta) -> tuple[Fields, Fields]:
+    def _ended(self, delta: Delta) -> tuple[Fields, AnthropicUsage]:
         """Why it ended, and what it used. Raises Cancelled: any other reason would be a lie."""
         if delta.finish is Finish.CANCELLED:
             raise Cancelled("the request was cancelled")
@@ -127,12 +187,36 @@ class _Message:
         return "tool_use" if self._output.has_calls else "end_turn"
 
 
-def counts(n_prompt: int, n_cached: int, n_output: int, n_thinking: int) -> Fields:
-    """Anthropic's `usage`: the prompt's tokens are those that were read from the cache, and the others."""
-    return {
-        "input_tokens": n_prompt - n_cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": n_cached,
-        "output_tokens": n_output,
-        "output_tokens_details": {"thinking_tokens": min(n_thinking, n_output)},
-    }
+class AnthropicUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens. The prompt is `input_tokens` and `cache_read_input_tokens` together; the latter were not computed."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+
+
+class CountedTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the prompt would be."""
+
+    input_tokens: int
+
+
+def counts(n_prompt: int, n_cached: int, n_output: int, n_thinking: int) -> AnthropicUsage:
+    """The prompt's tokens are those that were read from the cache, and the others."""
+    return AnthropicUsage(
+        input_tokens=n_prompt - n_cached,
+        cache_creation_input_tokens=0,
+        cache_read_input_tokens=n_cached,
+        output_tokens=n_output,
+        output_tokens_details={"thinking_tokens": min(n_thinking, n_output)},
+    )
+
+
+def routes(runtime: Runtime) -> list[Route]:
+    """All routes of this family."""
+    return [
+        route("/v1/messages", runtime, create, methods=["POST"]),
+        route("/v1/messages/count_tokens", runtime, count_tokens, methods=["POST"]),
+    ]

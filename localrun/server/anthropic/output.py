@@ -1,8 +1,8 @@
-"""A reply's pieces as blocks of content: the blocks themselves, and the events that tell of them while they come.
+"""A reply's pieces as blocks of content: the blocks themselves, and the SSE events that tell of them while they come.
 
-Runs in the task of the request. Invariants: blocks are opened in order, one at a time, each closed before the next;
-what the events add up to is what the blocks hold.
-
+Runs in the task of the request. Written once per token, so what stays the same within one block is encoded once
+(`Deltas`). Invariants: blocks are opened in order, one at a time, each closed before the next; what the events add up
+to is what the blocks hold.
 Does not: send, or know where the pieces come from.
 """
 
@@ -12,9 +12,37 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Any
 
-from localrun.server.anthropic.events import Deltas, Fields, event
-from localrun.server.replies.pieces import CallArguments, CallStart, Content, Piece, Thinking
+import msgspec
+
+from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Piece, Thinking
+
+Fields = dict[str, Any]
+
+encode = msgspec.json.Encoder().encode
+
+
+def event(kind: str, fields: Fields | None = None) -> bytes:
+    """One whole event."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode("ascii"), encode({"type": kind} | (fields or {})))
+
+
+PING = event("ping")
+MESSAGE_STOP = event("message_stop")
+
+
+class Deltas:
+    """Events that add text to one block: `key` is the field that has it, in a delta of type `kind`."""
+
+    def __init__(self, index: int, kind: str, key: str) -> None:
+        whole = event("content_block_delta", {"index": index, "delta": {"type": kind, key: ""}})
+        # Up to the opening quote of the empty text, and from its closing one on.
+        self._before, self._after = whole[: -len(b'""}}\n\n')], b"}}\n\n"
+
+    def add(self, text: str) -> bytes:
+        """An event with more text."""
+        return self._before + encode(text) + self._after
 
 
 class Output:

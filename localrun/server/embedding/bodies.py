@@ -33,7 +33,6 @@ class EmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: _Dimensions | None = None
     truncate: bool | None = None
-    keep_alive: float | str | None = None
 
     def inputs(self) -> list[Input]:
         """Each as text or as token ids. Raises BadRequest for none, a mixture, an empty one, and too many."""
@@ -70,7 +69,6 @@ class EmbedBody(fields.ServiceFields, frozen=True, kw_only=True):
     truncate: bool | None = None
     dimensions: Annotated[int, Meta(ge=0, le=fields.MAX_TOKENS)] | None = None
     options: dict[str, Any] | None = None
-    keep_alive: float | str | None = None
 
     def inputs(self) -> list[Input]:
         """None at all means to load the model."""
@@ -85,7 +83,6 @@ class LegacyEmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):
     model: str
     prompt: str = ""
     options: dict[str, Any] | None = None
-    keep_alive: float | str | None = None
 
 
 class DocumentObject(msgspec.Struct, frozen=True):
@@ -103,7 +100,6 @@ class RerankBody(fields.ServiceFields, frozen=True, kw_only=True):
     top_n: Annotated[int, Meta(ge=1, le=fields.MAX_TOKENS)] | None = None
     return_documents: bool | None = None
     truncate: bool | None = None
-    keep_alive: float | str | None = None
 
     def texts(self) -> list[str]:
         return [one if isinstance(one, str) else one.text for one in self.documents]

@@ -15,11 +15,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 from localrun import framing
-from localrun.server.engines.frame_buffer import FrameBuffer
+
+PREFIX_BYTES = 4
+
+
+class FrameBuffer:
+    """Cuts a byte stream into frame bodies.
+
+    A pipe delivers whatever it likes: half a length prefix, or forty frames at once. What is not yet a whole frame
+    stays here, at most `framing.MAX_FRAME_BYTES` and one read.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The bodies that `data` completes. Consume the iterator to its end before the next call.
+
+        Raises framing.FrameError when a length beyond the limit is announced.
+        """
+        self._bytes += data
+        start = 0
+        try:
+            while len(self._bytes) - start >= PREFIX_BYTES:
+                body_start = start + PREFIX_BYTES
+                end = body_start + framing.body_length(bytes(self._bytes[start:body_start]))
+                if end > len(self._bytes):
+                    break
+                # Before the yield: a body that its taker fails on must not come again.
+                start = end
+                yield bytes(self._bytes[body_start:end])
+        finally:
+            del self._bytes[:start]
+
 
 PIPES_GRACE_S = 0.5
 TERMINATE_GRACE_S = 3.0

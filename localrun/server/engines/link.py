@@ -114,11 +114,6 @@ class EngineLink:
         return self._child.pid
 
     @property
-    def is_usable(self) -> bool:
-        """Whether a request may be sent."""
-        return self._is_ready and self.error is None and not self._is_stopping
-
-    @property
     def n_outstanding(self) -> int:
         """Requests, counts and clearings that the engine still owes an answer."""
         return len(self._sinks) + len(self._counts) + len(self._clearings)

@@ -1,23 +1,117 @@
-"""What this machine has: memory to load models into, and the figures of the snapshot's system row.
+"""What this machine has: memory to load models into, GPUs, and the figures of the snapshot's system row.
 
 Runs in the daemon. `MachineSampler` asks the system at most once in `SAMPLE_EVERY_S`, in a thread, and only when
-somebody looks; `available_bytes` is a cheap read for the moment of loading.
-
+somebody looks; `available_bytes` is a cheap read for the moment of loading. A short-lived process of the engine's says
+which GPUs llama.cpp can use, since the daemon never loads the native library itself. NVML says how busy they are, where
+`nvidia-ml-py` is installed (the extra `nvidia`) and a driver answers. Neither was ever run with a GPU present.
 Does not: decide what fits (placement.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import logging
 import os
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import psutil
 
-from localrun.server.engines.gpu_load import GpuLoad
-from localrun.snapshot import SystemRow
+from localrun.models.fit import Gpu
+from localrun.snapshot import GpuRow, SystemRow
+
+REPORT_TIMEOUT_S = 20.0
+
+# Names of ggml's backend libraries that bring a GPU.
+_GPU_LIBRARIES = ("ggml-cuda", "ggml-metal", "ggml-vulkan", "ggml-hip", "ggml-sycl", "ggml-musa", "ggml-opencl")
+_COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.build_report", "--gpus")
+_log = logging.getLogger(__name__)
+
+
+def has_gpu_library(package: Path | None = None) -> bool:
+    """Whether llama.cpp was installed with a GPU's library; `package` is its Python package's folder."""
+    folder = package or _package()
+    return folder is not None and any(
+        name in file.name for file in (folder / "lib").glob("*ggml-*") for name in _GPU_LIBRARIES
+    )
+
+
+async def gpus(command: Sequence[str] = _COMMAND) -> tuple[Gpu, ...]:
+    """The GPUs with their free memory at this moment; none when they cannot be asked, which is logged."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        report, _ = await asyncio.wait_for(process.communicate(), REPORT_TIMEOUT_S)
+        return tuple(msgspec.json.decode(report, type=list[Gpu]))
+    except (TimeoutError, msgspec.DecodeError) as error:
+        _log.warning("the GPUs cannot be asked for their memory: %r", error)
+        return ()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def installed_gpus() -> tuple[Gpu, ...]:
+    """`gpus`, where the build can use any."""
+    return await gpus() if has_gpu_library() else ()
+
+
+def _package() -> Path | None:
+    found = importlib.util.find_spec("llama_cpp")
+    return Path(found.origin).parent if found and found.origin else None
+
+
+class GpuLoad:
+    """NVML is started by the first look, and never asked again once it was not there."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self._is_known = False
+
+    def rows(self) -> list[GpuRow]:
+        """One row for each GPU, in the driver's order; none where there is nobody to ask."""
+        if not self._is_known:
+            self._is_known = True
+            self._nvml = _started()
+        if self._nvml is None:
+            return []
+        try:
+            return [self._row(index) for index in range(self._nvml.nvmlDeviceGetCount())]
+        except self._nvml.NVMLError as error:
+            _log.warning("the GPUs are no longer shown, because NVML failed: %s", error)
+            self._nvml = None
+            return []
+
+    def _row(self, index: int) -> GpuRow:
+        handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        name = self._nvml.nvmlDeviceGetName(handle)
+        return GpuRow(
+            name=name.decode() if isinstance(name, bytes) else str(name),
+            busy_percent=float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            memory_used_bytes=int(memory.used),
+            memory_total_bytes=int(memory.total),
+        )
+
+
+def _started() -> Any:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
 
 SAMPLE_EVERY_S = 1.0
 

@@ -1,7 +1,8 @@
-"""One model's place in memory, from the decision to load it until its process is gone.
+"""One model's place in memory, from the decision to load it until its process is gone, and what it is loaded for.
 
 Owner: the supervisor, on the daemon's event loop. A resident is keyed by its resolved file path, so a model that is
-called by several names is one engine.
+called by several names is one engine. An engine either generates or computes vectors; a model that is asked for both
+has two engines, of which the second one shares the weights' pages with the first.
 
 Invariants: it is idle exactly when nobody holds or awaits a lease; only idle residents are evicted; `ended` is set once
 the process is reaped, never before.
@@ -18,6 +19,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from localrun.errors import BadRequest
+from localrun.models import pooling
+from localrun.models.store import Model
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.placement import Placement
 from localrun.snapshot import EngineRow
@@ -27,6 +31,45 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from localrun.models.store import Model
+
+
+class Use(StrEnum):
+    """What a model is loaded for. Any model that generates can be asked for embeddings, as with Ollama: they are the
+    last token's hidden state, which is what such models offer and no match for a model trained for it."""
+
+    TEXT = "text"
+    EMBED = "embed"
+    RERANK = "rerank"
+
+
+def pooling_for(model: Model, use: Use) -> Pooling | None:
+    """How an engine for this use pools; None for one that generates.
+
+    Raises BadRequest for a model of another kind, naming what it is for.
+    """
+    header = model.header
+    name = f'"{model.name}"'
+    is_reranker = pooling.is_reranker(header)
+    if use is Use.RERANK:
+        if not is_reranker:
+            raise BadRequest(
+                f"{name} does not support reranking; choose a model whose file has a ranking head (its pooling type "
+                f"is rank), such as bge-reranker or Qwen3-Reranker",
+                field="model",
+            )
+        return Pooling.RANK
+    if is_reranker:
+        what = "embeddings" if use is Use.EMBED else "chat or generate"
+        raise BadRequest(f"{name} does not support {what}; it ranks documents: use /v1/rerank", field="model")
+    if use is Use.EMBED:
+        return Pooling(pooling.pooling(header))
+    if not pooling.generates(header):
+        raise BadRequest(
+            f"{name} does not support chat or generate; it is an embedding model: use /api/embed or /v1/embeddings",
+            field="model",
+        )
+    return None
+
 
 # Longer than this is for ever: timers are not made for it.
 LONGEST_KEEP_ALIVE_S = 1e9

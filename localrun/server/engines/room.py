@@ -8,7 +8,7 @@ until it was unloaded, behind those who waited longer. Requests for models that 
 Invariants: a model with running or waiting requests is never evicted; nothing is evicted for a model that would not fit
 even so; both the line and the waiting are bounded.
 
-Does not: start or stop processes itself (`end` does), or know llama.cpp's memory (text_placement.py asks).
+Does not: start or stop processes itself (`end` does), or know llama.cpp's memory (placement.py asks).
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from localrun.config import Settings
 from localrun.errors import CannotFit, LocalrunError, QueueFull, Unavailable
 from localrun.models.fit import Gpu, Machine
 from localrun.server.engines import machine
-from localrun.server.engines.embedding_placement import place_embeddings
-from localrun.server.engines.gpus import installed_gpus
-from localrun.server.engines.placement import Placement
+from localrun.server.engines.machine import installed_gpus
+from localrun.server.engines.placement import Placement, place_embeddings, place_text
 from localrun.server.engines.resident import Resident, ResidentState
-from localrun.server.engines.text_placement import place_text
 
 MAX_IN_LINE = 32
 DRAIN_AFTER_S = 10.0

@@ -25,14 +25,12 @@ from localrun.errors import LocalrunError, ModelNotFound, QueueFull, Unavailable
 from localrun.kernels import Verdict
 from localrun.models.store import Model, Store
 from localrun.server.engines import machine
-from localrun.server.engines.breaker import EARLY_S, Breaker
+from localrun.server.engines.faults import EARLY_S, Breaker, StallWatch
 from localrun.server.engines.kernels import Kernels, is_allowed
 from localrun.server.engines.link import EngineLink, engine_command
 from localrun.server.engines.placement import Placement
-from localrun.server.engines.resident import EngineLease, FileStamp, Resident, ResidentState
+from localrun.server.engines.resident import EngineLease, FileStamp, Resident, ResidentState, Use, pooling_for
 from localrun.server.engines.room import Room
-from localrun.server.engines.stall import StallWatch
-from localrun.server.engines.use import Use, pooling_for
 from localrun.snapshot import EngineRow
 
 _log = logging.getLogger(__name__)
@@ -114,6 +112,21 @@ class Supervisor:
         """A row for every engine that is loading, ready or stopping, in order of loading."""
         return [resident.row(self._settings.target_itl_s) for resident in self.residents()]
 
+    def lend(self, name: str, keep_alive_s: float | None, use: Use = Use.TEXT) -> EngineLease | None:
+        """A lease at once of a model that is loaded for `use` and stays so; None when there is anything to wait for or
+        to refuse, which `acquire` does."""
+        found = self._found_before(name)
+        if found is None or self._is_closed:
+            return None
+        model, key, stamp = found
+        resident = self._residents.get((key, model.adapters, pooling_for(model, use)))
+        if resident is None or resident.state is not ResidentState.READY or resident.is_draining:
+            return None
+        if resident.stamp != stamp:
+            return None
+        resident.is_unwanted = False
+        return self._lease(resident, model, keep_alive_s)
+
     async def acquire(self, name: str, keep_alive_s: float | None, use: Use = Use.TEXT) -> EngineLease:
         """A lease of the model, loaded for `use` if need be.
 
@@ -143,13 +156,15 @@ class Supervisor:
                 has_waited = True
                 await self._outwait(resident)
             if resident.state is ResidentState.READY and not resident.is_draining:
-                return EngineLease(
-                    resident,
-                    model=model,
-                    keep_alive_s=self._settings.keep_alive_s if keep_alive_s is None else keep_alive_s,
-                    waited_s=time.monotonic() - began_s if has_waited else 0.0,
-                    released=self._if_idle,
-                )
+                waited_s = time.monotonic() - began_s if has_waited else 0.0
+                return self._lease(resident, model, keep_alive_s, waited_s)
+
+    def _lease(
+        self, resident: Resident, model: Model, keep_alive_s: float | None, waited_s: float = 0.0
+    ) -> EngineLease:
+        if keep_alive_s is None:
+            keep_alive_s = self._settings.keep_alive_s
+        return EngineLease(resident, model=model, keep_alive_s=keep_alive_s, waited_s=waited_s, released=self._if_idle)
 
     async def unload(self, name: str) -> bool:
         """Unloads a model: now and waiting for it if it is idle, else when its requests have ended, unless another one

@@ -1,1 +1,1 @@
-"""HTTP as raw ASGI: limits before anything else, then one `Exchange` per request. Knows no API family."""
+"""HTTP as raw ASGI: limits before anything else, then one `Exchange` per request, and each API family's errors."""

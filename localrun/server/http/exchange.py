@@ -1,11 +1,11 @@
-"""One HTTP request and its answer, as raw ASGI.
+"""One HTTP request and its answer, as raw ASGI, and a route's handler as an app that serves one.
 
 Owner: the task that serves the request, in the daemon's event loop. A whole answer is two messages; a stream is one
 message per batch of tokens, without any layer in between.
 
-Invariants: at most one answer is sent; after the client has gone nothing is sent and the handler is cancelled within
-one turn of the event loop, whatever it was waiting for (a load, a template, a slot, a token); a stream is never silent
-for much longer than `PING_AFTER_S`.
+Invariants: every way a request can end becomes at most one well-formed answer; after the client has gone nothing is
+sent and the handler is cancelled within one turn of the event loop, whatever it was waiting for (a load, a template, a
+slot, a token); a stream is never silent for much longer than `PING_AFTER_S`.
 
 Does not: know what the bytes mean.
 """
@@ -15,15 +15,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
 
 import msgspec
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from localrun.errors import LocalrunError
+from localrun.errors import LocalrunError, Unavailable
 from localrun.server.http import failures
 from localrun.server.http.failures import Headers, Shape
+
+if TYPE_CHECKING:
+    from localrun.server.runtime import Runtime
 
 _JSON: Headers = [(b"content-type", b"application/json")]
 _STREAM_TYPES = {
@@ -51,12 +57,12 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    """See the module. `started` is true once the status line is sent."""
+    """See the module. `shape` is the family's; `started` is true once the status line is sent."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, shape: Shape) -> None:
         self.scope = scope
         self.path: str = scope["path"]
-        self.shape: Shape = failures.shape_of(self.path)
+        self.shape = shape
         self.started = False
         self._receive = receive
         self._send = send
@@ -172,3 +178,51 @@ class Exchange:
         _log.debug("%s: the client has gone", self.path)
         task.cancel()
         return True
+
+
+Handler = Callable[["Runtime", Exchange], Awaitable[None]]
+
+
+class Endpoint:
+    """A route's handler as an ASGI app: every way a request can end becomes one well-formed answer.
+
+    Runs in the daemon's event loop, one task per request. A LocalrunError becomes the family's error JSON, or the last
+    event of a stream; a client that left gets nothing; anything unexpected is logged with its traceback and answered
+    with a 500 that tells the client no details.
+
+    Does not: know any API.
+
+    Not a function, so that starlette's routes call it as it is, without a Request and a Response.
+    """
+
+    def __init__(self, runtime: Runtime, handler: Handler, shape: Shape) -> None:
+        self._runtime = runtime
+        self._shape = shape
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, self._shape)
+        try:
+            await self._handler(self._runtime, exchange)
+        except ClientGone:
+            return
+        except LocalrunError as error:
+            await exchange.refuse(error)
+        except asyncio.CancelledError:
+            # Only the server cancels a request whose client is there: it is stopping, and will not wait any longer.
+            await exchange.refuse(Unavailable("the daemon is stopping"))
+            raise
+        except Exception:
+            _log.exception("%s %s failed", scope["method"], exchange.path)
+            await exchange.refuse(LocalrunError("internal error; the daemon's log has the details"))
+
+
+def route(path: str, runtime: Runtime, handler: Handler, *, methods: Sequence[str]) -> Route:
+    """A starlette route to a handler. GET includes HEAD."""
+    return Route(path, Endpoint(runtime, handler, failures.shape_of(path)), methods=list(methods))
+
+
+def parameter(exchange: Exchange, name: str) -> str:
+    """The last value of a query parameter; empty without one."""
+    query: dict[str, list[str]] = parse_qs(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    return query.get(name, [""])[-1]

@@ -1,1 +1,1 @@
-"""One request on its way: its prompt, its job, its record, and the registry of all."""
+"""One request on its way: its job, the stream of its answer, its record, and the registry of all."""

@@ -1,7 +1,7 @@
 """One generation, as the API modules see it: `async with runtime.job(ask) as job: await job.submit(...)`, then iterate.
 
 Runs in the daemon's event loop. Entering loads the model or joins a running load; leaving gives the model back, and
-cancels what is unfinished. Between engine and consumer stands one bounded buffer (delta_buffer.py).
+cancels what is unfinished. Between engine and consumer stands one bounded buffer (`DeltaBuffer`).
 
 Invariants: a job ends exactly once; a consumer that falls too far behind is cancelled, so no slow client holds a slot;
 every way out (end, error, cancel, engine death, disconnect) frees the lease.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -20,15 +21,85 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from localrun import wire
-from localrun.errors import Cancelled, LocalrunError
-from localrun.server.engines.use import Use
-from localrun.server.jobs.delta_buffer import DeltaBuffer
-from localrun.server.jobs.record import RequestRecord
+from localrun.errors import Cancelled, LocalrunError, by_code
+from localrun.server.engines.resident import Use
+from localrun.server.jobs.registry import RequestRecord
 from localrun.snapshot import RequestState
 
 if TYPE_CHECKING:
     from localrun.models.store import Model
     from localrun.server.engines.link import EngineLink
+
+MAX_DELTAS = 4096
+MAX_TEXT_CHARS = 8 * 1024 * 1024
+
+
+class DeltaBuffer:
+    """The one bounded buffer between an engine's steps and the task that serves a client.
+
+    Runs in the daemon's event loop. The link puts a step's delta by a plain call; the consumer is woken once, however
+    many are there, and takes them without another task switch. One consumer only.
+
+    Invariant: at most `MAX_DELTAS` deltas and `MAX_TEXT_CHARS` of text are kept; who is further behind loses them all
+    and gets an error, so a client that does not read costs bounded memory.
+
+    Does not: cancel anything in the engine (`Job` does).
+    """
+
+    def __init__(self) -> None:
+        self._deltas: deque[wire.Delta] = deque()
+        self._text_chars = 0
+        self._failure: LocalrunError | None = None
+        self._is_finished = False
+        self._wake: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._deltas)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._deltas) >= MAX_DELTAS or self._text_chars >= MAX_TEXT_CHARS
+
+    def put(self, delta: wire.Delta) -> None:
+        self._deltas.append(delta)
+        self._text_chars += len(delta.text)
+        self._notify()
+
+    def fail(self, error: LocalrunError) -> None:
+        """After what is kept, `take` raises this."""
+        self._failure = error
+        self._notify()
+
+    def clear(self) -> None:
+        """Forgets what is kept."""
+        self._deltas.clear()
+        self._text_chars = 0
+
+    async def take(self) -> wire.Delta:
+        """The next delta, the final one included.
+
+        Raises what a final delta reports as an error, what `fail` was given, and StopAsyncIteration after the end.
+        """
+        while not self._deltas:
+            if self._failure is not None:
+                raise self._failure
+            if self._is_finished:
+                raise StopAsyncIteration
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        delta = self._deltas.popleft()
+        self._text_chars -= len(delta.text)
+        if delta.finish is not None:
+            self._is_finished = True
+            if delta.finish is wire.Finish.ERROR:
+                message = delta.error_message or "the engine gave no reason"
+                raise by_code(delta.error_code or "", message, retry_after_s=delta.retry_after_s)
+        return delta
+
+    def _notify(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
 
 _FINISHED_STATES = {
     wire.Finish.STOP: RequestState.DONE,
@@ -68,6 +139,7 @@ class Lease(Protocol):
 class Lender(Protocol):
     """Who gives leases: the supervisor."""
 
+    def lend(self, name: str, keep_alive_s: float | None, use: Use = Use.TEXT) -> Lease | None: ...
     async def acquire(self, name: str, keep_alive_s: float | None, use: Use = Use.TEXT) -> Lease: ...
 
 
@@ -141,6 +213,10 @@ class Job:
             self._lease = None
 
     async def _acquire(self) -> Lease:
+        if not self._cancel_asked.is_set():
+            lease = self._lender.lend(self.ask.model, self.ask.keep_alive_s, self.ask.use)
+            if lease is not None:
+                return lease
         acquiring = asyncio.ensure_future(self._lender.acquire(self.ask.model, self.ask.keep_alive_s, self.ask.use))
         cancelling = asyncio.ensure_future(self._cancel_asked.wait())
         try:
@@ -163,40 +239,32 @@ class Job:
 
     async def submit(
         self,
+        asked: wire.Submit,
         *,
         segments: Sequence[wire.Segment] = (),
         tokens: Sequence[int] | None = None,
-        sampling: wire.Sampling,
-        n_predict: int,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        logprobs: bool = False,
-        n_probs: int = 0,
-        grammar: wire.Grammar | None = None,
-        show_control: bool = False,
+        choice: int = 0,
     ) -> None:
-        """Sends the request to the engine. What the engine refuses is raised by the iteration. Raises EngineDied."""
+        """Sends `asked` to the engine with this prompt, as answer number `choice` to it: with one seed for all, all
+        would be the same. What the engine refuses is raised by the iteration. Raises EngineDied."""
         link = await self._ready_to_send()
         if link is None:
             return
         now_s = time.monotonic()
-        message = wire.Submit(
+        sampling = asked.sampling
+        if choice and sampling.seed is not None:
+            sampling = msgspec.structs.replace(sampling, seed=sampling.seed + choice)
+        message = msgspec.structs.replace(
+            asked,
             id=link.next_id(),
             segments=tuple(segments),
             tokens=None if tokens is None else tuple(tokens),
             sampling=sampling,
-            n_predict=n_predict,
-            stop=tuple(stop),
-            ignore_eos=ignore_eos,
-            logprobs=logprobs,
-            n_probs=n_probs,
             client=self.ask.client,
             lane=self.ask.lane,
             target_itl_s=self.ask.target_itl_s,
             deadline_s=self._deadline_left_s(now_s),
             arrived_at_s=now_s,
-            grammar=grammar,
-            show_control=show_control,
         )
         link.submit(message, self)
         self.record.engine_request_id = message.id

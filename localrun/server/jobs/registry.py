@@ -1,9 +1,9 @@
-"""The requests that are active, and those that ended in the last minute.
+"""What is known of each request, and which requests there are: the active ones, and those that ended lately.
 
-Runs in the daemon's event loop. A job is here from the moment it is made, so that one which waits for a model to load
-can be seen and cancelled; when it ends its row is frozen, and at most `MAX_ENDED` of those are kept for `KEEP_ENDED_S`.
-
-Does not: measure (record.py), or build the whole snapshot (telemetry.py).
+Runs in the daemon's event loop. A job is in the registry from the moment it is made, so that one which waits for a
+model to load can be seen and cancelled; when it ends its record is frozen, and at most `MAX_ENDED` of those are kept
+for `KEEP_ENDED_S`.
+Does not: talk to the engine, hold the text, or build the whole snapshot (telemetry.py).
 """
 
 from __future__ import annotations
@@ -12,11 +12,157 @@ import asyncio
 import time
 import uuid
 from collections import deque
+from typing import TYPE_CHECKING
 
+from localrun import wire
 from localrun.errors import Conflict, NotFound
-from localrun.server.jobs.job import Job
-from localrun.server.jobs.record import RequestRecord
+from localrun.server.metering.windows import LatencyHistogram, RateWindow
 from localrun.snapshot import RequestRow, RequestState
+
+if TYPE_CHECKING:
+    from localrun.server.jobs.job import Job
+
+_STATES = {
+    wire.Phase.QUEUED: RequestState.QUEUED,
+    wire.Phase.PREFILL: RequestState.PREFILL,
+    wire.Phase.DECODE: RequestState.DECODE,
+}
+
+
+class RequestRecord:
+    """What is known of one request: its state, its counts and its times.
+
+    Pure: time is an argument. Owner: the job, which feeds it from arrival to end; the registry and the telemetry read
+    it.
+
+    Invariants: the state only becomes final once, and nothing changes after that; `n_output` counts tokens that the
+    engine sampled, whether or not their text was already sent on. Token times are when the engine sent them: several
+    quick steps may be read from the pipe at once, which must not look like a fast model.
+
+    Does not: talk to the engine, or hold the text.
+
+    `model` is the name asked for until the model is found, then its own name.
+    """
+
+    def __init__(
+        self, request_id: str, api: str, client: str, lane: wire.Lane, model: str, arrived_at_s: float
+    ) -> None:
+        self.id = request_id
+        self.api = api
+        self.client = client
+        self.lane = lane
+        self.model = model
+        self.arrived_at_s = arrived_at_s
+        self.state = RequestState.LOADING
+        self.was_loaded = False
+        self.engine_request_id: int | None = None
+        self.slot: int | None = None
+        self.n_prompt: int | None = None
+        self.n_cached: int | None = None
+        self.n_computed = 0
+        self.n_output = 0
+        self.usage: wire.Usage | None = None
+        self.first_token_at_s: float | None = None
+        self.last_token_at_s: float | None = None
+        self.ended_at_s: float | None = None
+        self.finish_reason: str | None = None
+        self.error: str | None = None
+        self._n_first = 0
+        self._rate = RateWindow()
+        self._gaps = LatencyHistogram()
+
+    @property
+    def is_ended(self) -> bool:
+        return self.state.is_final
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From arrival, loading and queueing included, to the first token."""
+        return None if self.first_token_at_s is None else self.first_token_at_s - self.arrived_at_s
+
+    def loaded(self, model: str) -> None:
+        """The model is there; the request is not with the engine yet."""
+        self.model = model
+        self.was_loaded = True
+        self.state = RequestState.QUEUED
+
+    def started(self, started: wire.Started) -> None:
+        self.slot = started.slot
+        self.n_prompt = started.n_prompt
+        self.n_cached = started.n_cached
+        self.n_computed = max(self.n_computed, started.n_cached)
+        self.state = RequestState.PREFILL
+
+    def progress(self, delta: wire.Delta, now_s: float) -> float | None:
+        """Takes a delta in. Returns the seconds per token since the last ones; None without any, and for the first."""
+        self.n_computed = delta.n_computed
+        self.n_output = delta.n_output
+        if delta.finish is None:
+            self.state = _STATES.get(delta.phase, self.state)
+            if delta.phase is wire.Phase.QUEUED:  # it gave its slot up and waits again
+                self.slot = None
+        if not delta.tokens:
+            return None
+        n_tokens, last_s = len(delta.tokens), self.last_token_at_s
+        self.last_token_at_s = now_s
+        if last_s is None:
+            self.first_token_at_s = now_s
+            self._n_first = n_tokens
+            return None
+        gap_s = now_s - last_s
+        self._rate.add(now_s, gap_s, n_tokens)
+        self._gaps.add(gap_s / n_tokens, n_tokens)
+        return gap_s / n_tokens
+
+    def end(
+        self, state: RequestState, now_s: float, *, finish_reason: str | None = None, error: str | None = None
+    ) -> None:
+        """The one final change of state."""
+        self.state = state
+        self.ended_at_s = now_s
+        self.slot = None
+        self.finish_reason = finish_reason
+        self.error = error
+        if self.usage is not None:
+            self.n_prompt = self.usage.n_prompt
+            self.n_cached = self.usage.n_cached
+            self.n_output = self.usage.n_output
+
+    def row(
+        self, now_s: float, *, queue_position: int | None = None, predicted_wait_s: float | None = None
+    ) -> RequestRow:
+        """The row that people see. `queue_position` 1 is next."""
+        is_decoding = self.state is RequestState.DECODE and self._gaps.count > 0
+        return RequestRow(
+            id=self.id,
+            client=self.client,
+            api=self.api,
+            model=self.model,
+            lane=self.lane.value,
+            state=self.state,
+            slot=self.slot,
+            queue_position=queue_position,
+            predicted_wait_s=predicted_wait_s,
+            prompt_tokens=self.n_prompt,
+            computed_tokens=min(self.n_computed, self.n_prompt or 0),
+            cached_tokens=self.n_cached,
+            output_tokens=self.n_output,
+            tokens_per_s=self._rate.per_s(now_s) if is_decoding else None,
+            tokens_per_s_avg=self._average_per_s(),
+            ttft_s=self.ttft_s,
+            itl_p50_s=self._gaps.quantiles(0.5)[0],
+            age_s=(now_s if self.ended_at_s is None else self.ended_at_s) - self.arrived_at_s,
+            finish_reason=self.finish_reason,
+            error=self.error,
+        )
+
+    def _average_per_s(self) -> float | None:
+        """Output tokens after the first ones, over the time from those to the last."""
+        if self.first_token_at_s is None or self.last_token_at_s is None:
+            return None
+        elapsed_s = self.last_token_at_s - self.first_token_at_s
+        return (self.n_output - self._n_first) / elapsed_s if elapsed_s > 0 else None
+
 
 KEEP_ENDED_S = 60.0
 MAX_ENDED = 100
@@ -30,10 +176,6 @@ class Registry:
         self.idle = asyncio.Event()
         self.idle.set()
         self._ended: deque[RequestRecord] = deque(maxlen=MAX_ENDED)
-
-    @property
-    def n_active(self) -> int:
-        return len(self._active)
 
     def new_id(self) -> str:
         """An id that no request of this machine had before."""

@@ -1,10 +1,8 @@
-"""From the jobs of one request to a stream: their deltas as one sequence, and the loop that every API's stream goes
-through.
+"""The jobs behind one request, as many as it has answers, and the loop that every API's stream goes through.
 
 Runs in the request's task. One job, the usual case, is iterated as it is; several (the answers to `n` and to several
 prompts) are waited for together. Whatever has come by the time that something is sent goes in one send.
-
-Does not: start or end jobs, know what an API's stream looks like (its writer does), or keep a silent stream alive
+Does not: make prompts, know what an API's stream looks like (its writer does), or keep a silent stream alive
 (`exchange.py` does).
 """
 
@@ -12,14 +10,65 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from typing import Protocol
+from contextlib import AsyncExitStack, aclosing
+from typing import TYPE_CHECKING, Protocol
 
 from localrun.errors import LocalrunError
+from localrun.server.http import caller
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
+from localrun.server.http.fields import ModelDefaults, SamplingFields
 from localrun.server.jobs.job import Job
-from localrun.wire import Delta
+from localrun.wire import Delta, Grammar, Submit
+
+if TYPE_CHECKING:
+    from localrun.server.runtime import Runtime
+
+
+async def enter(
+    runtime: Runtime,
+    exchange: Exchange,
+    stack: AsyncExitStack,
+    *,
+    model: str,
+    fields: SamplingFields,
+    n_jobs: int,
+) -> list[Job]:
+    """`n_jobs` jobs, entered on `stack`: the first waits for the model, the others find it loaded."""
+    ask = caller.ask(exchange, model, fields)
+    return [await stack.enter_async_context(runtime.job(ask)) for _ in range(n_jobs)]
+
+
+def plan(
+    fields: SamplingFields,
+    job: Job,
+    defaults: ModelDefaults,
+    *,
+    max_output: int | None,
+    stop: Sequence[str] = (),
+    grammar: Grammar | None = None,
+    show_control: bool = False,
+    logprobs: bool = False,
+    n_probs: int = 0,
+) -> Submit:
+    """What `fields` and the model's `defaults` say together, as a request without a prompt; `stop` goes besides what
+    they say. Raises BadRequest for what the model does not know."""
+    return Submit(
+        id=0,
+        sampling=fields.sampling(job.n_vocab, defaults),
+        n_predict=defaults.n_predict(max_output),
+        stop=(*fields.stop_strings(defaults), *stop),
+        ignore_eos=bool(fields.ignore_eos),
+        logprobs=logprobs,
+        n_probs=n_probs,
+        grammar=grammar,
+        show_control=show_control,
+    )
+
+
+def answer_id(jobs: Sequence[Job]) -> str:
+    """What the answer's id is made of."""
+    return jobs[0].id.removeprefix("req_")
 
 
 class Writer(Protocol):

@@ -20,7 +20,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from localrun import wire
-from localrun.server.jobs.record import RequestRecord
+from localrun.server.jobs.registry import RequestRecord
 from localrun.snapshot import EngineRow, RequestState
 
 # From one fast GPU step to a slow machine's long prompt; about three per decade, so quantiles over machines make sense.

@@ -22,11 +22,9 @@ from localrun import wire
 from localrun.config import Settings
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.machine import MachineSampler
-from localrun.server.jobs.record import RequestRecord
-from localrun.server.jobs.registry import Registry
-from localrun.server.metering.latency_window import LatencyWindow
+from localrun.server.jobs.registry import Registry, RequestRecord
 from localrun.server.metering.metrics import RUNNING_STATES, Live, Metrics
-from localrun.server.metering.rate_window import RateWindow
+from localrun.server.metering.windows import LatencyWindow, RateWindow
 from localrun.snapshot import Aggregate, EngineRow, RequestState, Snapshot
 
 

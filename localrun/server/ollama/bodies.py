@@ -1,22 +1,89 @@
-"""What bodies of Ollama's `/api/*` have in common.
+"""Bodies of POST /api/chat and /api/generate, and their `options`.
 
 Unknown fields are ignored. What is known and cannot be done is refused with its name, while the empty values that
-clients send by habit (`tools: []`, `format: ""`) pass.
-
-Does not: know the model; what only the model can tell (does it think) is found out by the routes.
+clients send by habit (`tools: []`, `format: ""`) pass. Options that decide how Ollama loads a model are checked for
+their type and otherwise ignored: the daemon's settings decide, and a loaded model is never loaded again for a request.
+Does not: know the model, but for its parameters, which are defaults below a request's options; what only the model can
+tell (does it think) is found out by the routes.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from localrun.errors import BadRequest
+from localrun.errors import BadModelFile, BadRequest
+from localrun.models.creation import refuse_go
+from localrun.models.store import Model
 from localrun.server import structured
 from localrun.server.http import fields
-from localrun.server.ollama.options import Options
-from localrun.wire import Grammar
+from localrun.server.prompting.ask import (
+    ChatAsk,
+    ChatTools,
+    Choice,
+    Message,
+    ToolCall,
+    arguments_of,
+    assistant,
+    called,
+    choose_tools,
+    tools_of_chat,
+)
+from localrun.wire import Grammar, Sampling
+
+_Predict = Annotated[float, Meta(ge=-2, le=fields.MAX_TOKENS)]
+_Keep = Annotated[float, Meta(ge=-1, le=fields.MAX_TOKENS)]
+_Count = Annotated[float, Meta(ge=0, le=fields.MAX_TOKENS)]
+# Of Ollama's `api/types.go`, whatever the model.
+_DEFAULT = Sampling(temperature=0.8, top_k=40, top_p=0.9)
+
+
+class Options(fields.Parameters, frozen=True, kw_only=True):
+    """`options`. None means Ollama's default; unknown names are ignored."""
+
+    num_predict: _Predict | None = None
+    num_keep: _Keep | None = None
+    num_ctx: _Count | None = None
+    num_batch: _Count | None = None
+    num_gpu: _Keep | None = None
+    main_gpu: _Count | None = None
+    num_thread: _Count | None = None
+    draft_num_predict: _Count | None = None
+    use_mmap: bool | None = None
+
+    @property
+    def n_predict(self) -> int:
+        """Tokens to generate at most; -1 until the context is full."""
+        return -1 if self.num_predict is None or self.num_predict < 0 else int(self.num_predict)
+
+    @property
+    def n_keep(self) -> int:
+        """Tokens at the start of a prompt that truncation keeps; -1 is all that may be kept."""
+        return 4 if self.num_keep is None else int(self.num_keep)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return fields.stop_strings(self.stop)
+
+    def over(self, model: Model) -> Options:
+        """These options, and the model's own parameters where they say nothing. Raises BadModelFile naming one that is
+        out of range."""
+        if not model.parameters:
+            return self
+        try:
+            # Registries write numbers in several ways ("40", 40.0).
+            own = msgspec.convert(model.parameters, Options, strict=False)
+        except msgspec.ValidationError as error:
+            raise BadModelFile(f"a parameter of model '{model.name}' is out of range: {error}") from None
+        missing = {name: getattr(own, name) for name in self.__struct_fields__ if getattr(self, name) is None}
+        return msgspec.structs.replace(self, **missing)
+
+    def sampling(self) -> Sampling:
+        """With Ollama's defaults."""
+        return fields.sampling((self,), _DEFAULT)
+
 
 # Templates know three levels at most; the highest of them stands for what is above.
 _LEVELS = {"low": "low", "medium": "medium", "high": "high", "max": "high"}
@@ -31,7 +98,6 @@ class PromptFields(fields.ServiceFields, frozen=True, kw_only=True):
     truncate: bool | None = None
     shift: bool | None = None
     options: Options | None = None
-    keep_alive: float | str | None = None
     logprobs: bool | None = None
     top_logprobs: fields.TopLogprobs | None = None
     format: Any = None
@@ -84,4 +150,110 @@ def refuse_images(images: list[Any] | None, field: str, model: str) -> None:
     if images:
         raise BadRequest(
             f"{field}: '{model[:80]}' does not support images; send text, or describe the picture in it", field=field
+        )
+
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One of `messages`. `reasoning_content` is what some editors call `thinking`."""
+
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    reasoning_content: str | None = None
+    images: list[Any] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class ChatBody(PromptFields, frozen=True, kw_only=True):
+    """`tool_choice` is not Ollama's but OpenAI's, in its words."""
+
+    messages: list[ChatMessage] | None = None
+    tools: ChatTools | None = None
+    tool_choice: Choice | None = None
+
+    def ask(self) -> ChatAsk:
+        """The conversation and what is wanted next; an assistant's last message is gone on with. Raises BadRequest."""
+        tools, choice = choose_tools(self.tool_choice, tools_of_chat(self.tools or ()))
+        messages = [self._message(message, f"messages[{at}]") for at, message in enumerate(self.messages or [])]
+        continues = bool(messages) and messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
+        if continues and choice not in ("auto", "none"):
+            raise BadRequest(
+                "tool_choice: an answer that goes on from an assistant's message cannot be a call; use 'auto'",
+                field="tool_choice",
+            )
+        return ChatAsk(
+            messages=messages,
+            tools=tools,
+            tool_choice=choice,
+            response_grammar=self.answer_grammar(),
+            think=self.thinking(),
+            continue_last=continues,
+        )
+
+    def _message(self, message: ChatMessage, where: str) -> Message:
+        role = _ROLES.get(message.role)
+        if role is None:
+            raise BadRequest(
+                f"{where}.role: {message.role[:40]!r} is not a role; use {', '.join(_ROLES)}", field=f"{where}.role"
+            )
+        refuse_images(message.images, f"{where}.images", self.model)
+        content = message.content or ""
+        if role == "assistant":
+            calls = []
+            for at, call in enumerate(message.tool_calls or ()):
+                arguments = arguments_of(call.function.arguments, f"{where}.tool_calls[{at}].function.arguments")
+                calls.append(called(call.function.name, arguments, call.id))
+            return assistant(content, thinking=message.thinking or message.reasoning_content, calls=calls)
+        made: Message = {"role": role, "content": content}
+        if role == "tool":
+            made["tool_call_id"] = message.tool_call_id or ""
+            made["name"] = message.tool_name or ""
+        return made
+
+
+class GenerateBody(PromptFields, frozen=True, kw_only=True):
+    """`raw` and `suffix` make prompts that no chat template is in."""
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    template: str | None = None
+    context: list[fields.TokenId] | None = None
+    raw: bool | None = None
+    images: list[Any] | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the prompt goes to the model without a chat template."""
+        return bool(self.raw or self.suffix)
+
+    def check_supported(self) -> None:
+        """Raises BadRequest for what cannot be done, and for fields that contradict each other."""
+        refuse_images(self.images, "images", self.model)
+        if self.template:
+            refuse_go(self.template)
+        if self.is_plain:
+            kind = "suffix" if self.suffix else "raw"
+            for name in ("template", "system", "context"):
+                if getattr(self, name):
+                    raise BadRequest(f"{name}: not together with {kind}, which uses no template; leave it out",
+                                     field=name)  # fmt: skip
+            if self.think:
+                raise BadRequest(f"think: not together with {kind}, which uses no template; leave it out",
+                                 field="think")  # fmt: skip
+
+    def ask(self) -> ChatAsk:
+        """The prompt as a conversation of one message, after `system`. Raises BadRequest."""
+        messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        messages.append({"role": "user", "content": self.prompt or ""})
+        return ChatAsk(
+            messages=messages,
+            response_grammar=self.answer_grammar(),
+            think=self.thinking(),
+            template=self.template or None,
         )

@@ -1,37 +1,111 @@
-"""POST /api/chat.
+"""POST /api/chat and /api/generate.
 
-The conversation goes through the model's chat template, and what the model writes through the parser of its format; a
-conversation that is too long loses its oldest messages (see `truncation.py`), unless `truncate` is false. No messages
-at all is a request to load the model, or with `keep_alive` 0 to unload it.
+A conversation goes through the model's chat template, and what the model writes through the parser of its format; one
+that is too long loses its oldest messages (see `fitting.py`), unless `truncate` is false. The prompt of `generate` is
+one user message, after `system`; with `raw` it goes to the model as it is, control tokens included; with `suffix` the
+model fills in between the two. `context` of an earlier answer continues it.
+
+No messages or no prompt at all is a request to load the model, or with `keep_alive` 0 to unload it.
 """
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
-from localrun.server.http import bodies, caller, keep_alive
+from localrun.errors import BadRequest
+from localrun.server.http import bodies, caller
 from localrun.server.http.exchange import Exchange
-from localrun.server.jobs.beginning import begun
-from localrun.server.ollama import fitting, generation, loading
-from localrun.server.ollama.chat_body import ChatBody
-from localrun.server.ollama.lines import Kind, Lines
-from localrun.server.ollama.options import Options
+from localrun.server.jobs.job import Ask, Job
+from localrun.server.ollama import fitting
+from localrun.server.ollama.answer import Kind, Lines, answer, metrics
+from localrun.server.ollama.bodies import ChatBody, GenerateBody, Options
+from localrun.server.ollama.fitting import Fitted, Tokens
+from localrun.server.prompting.conversation import begun
+from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
+from localrun.wire import Segment, Usage
 
 
 async def chat(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await bodies.read(exchange, ChatBody)
     ask = body.ask()
-    who = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)
+    who = caller.ask(exchange, body.model, body)
     lines = Lines(body.model, Kind.CHAT)
     async with exchange.while_connected():
         if not ask.messages:
-            await loading.load_or_unload(runtime, exchange, who, lines)
+            await load_or_unload(runtime, exchange, who, lines)
             return
         async with runtime.job(who) as job:
             options = (body.options or Options()).over(job.model)
             ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
             ask = await fitting.thinks_by_default(job, ask)
             fitted = await fitting.fit_chat(runtime, job, ask, options, may_cut=body.truncate is not False)
-            await generation.answer(exchange, job, body, options, fitted, lines)
+            await answer(exchange, job, body, options, fitted, lines)
+
+
+async def generate(runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler."""
+    body = await bodies.read(exchange, GenerateBody)
+    body.check_supported()
+    # Refused before the model is loaded, as is all that can be.
+    body.ask()
+    who = caller.ask(exchange, body.model, body)
+    lines = Lines(body.model, Kind.GENERATE)
+    async with exchange.while_connected():
+        if not body.prompt and not body.suffix:
+            await load_or_unload(runtime, exchange, who, lines)
+            return
+        async with runtime.job(who) as job:
+            options = (body.options or Options()).over(job.model)
+            fitted = await _fitted(runtime, job, body, options)
+            context = None if body.is_plain else fitted.tokens
+            await answer(exchange, job, body, options, fitted, lines, context=context)
+
+
+async def _fitted(runtime: Runtime, job: Job, body: GenerateBody, options: Options) -> Fitted:
+    may_cut = body.truncate is not False
+    if body.suffix:
+        grammar = body.answer_grammar()
+        return await fitting.fit_infill(job, body.prompt or "", body.suffix, grammar, options, may_cut=may_cut)
+    if body.raw:
+        prepared = fitting.plain((Segment(body.prompt or ""),), body.answer_grammar())
+    else:
+        ask = await fitting.thinks_by_default(job, body.ask())
+        if not body.context:  # what it continues began with the model's own messages already
+            ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
+        prepared = await prepare(runtime, job, ask)
+    tokens = await job.count(prepared.segments)
+    if body.context:
+        tokens = _after(job, body.context, tokens)
+    return fitting.fit_tokens(job, prepared, tokens, options, may_cut=may_cut)
+
+
+def _after(job: Job, context: list[int], tokens: Tokens) -> Tokens:
+    """The prompt behind what it continues. Raises BadRequest for a context of another model."""
+    largest = max(context)
+    if largest >= job.n_vocab:
+        raise BadRequest(
+            f"context: {largest} is not a token of this model, which has {job.n_vocab}; use the context of an earlier "
+            f"answer of the same model",
+            field="context",
+        )
+    bos = job.model.header.metadata.get("tokenizer.ggml.bos_token_id")
+    # Every prompt begins with BOS where the model has one; in the middle of a text it would end it.
+    return (*context, *(tokens[1:] if tokens and tokens[0] == bos else tokens))
+
+
+_NOTHING = Usage(n_prompt=0, n_cached=0, n_output=0, queued_s=0.0, prefill_s=0.0, decode_s=0.0)
+
+
+async def load_or_unload(runtime: Runtime, exchange: Exchange, ask: Ask, lines: Lines) -> None:
+    """Loads the model and answers when it is there; with `keep_alive_s` 0 unloads it. Raises what loading raises."""
+    if ask.keep_alive_s == 0:
+        await runtime.supervisor.unload(ask.model)
+        await exchange.answer(lines.end("unload", metrics(_NOTHING, load_s=0.0, total_s=0.0)))
+        return
+    async with runtime.job(ask) as job:
+        load_s, total_s = job.load_s, time.monotonic() - job.arrived_at_s
+    await exchange.answer(lines.end("load", metrics(_NOTHING, load_s=load_s, total_s=total_s)))

@@ -1,30 +1,105 @@
-"""Prompts that fit into the context: how long they are is asked of the engine only where it may matter.
+"""Prompts that fit into the context, by the rules of Ollama's `/api`. `/v1` refuses what is too long.
 
-Runs in the task of the request. What goes, and in which order, is in `truncation.py`.
+A chat loses its oldest messages, never the system messages, the last user's message and the last one, until the rest
+fits with room for an answer. First whole turns go, so that what then begins, after the system messages, is a user's
+message wherever there is one, because many templates refuse anything else; then the oldest calls of the last turn, each
+with its results. A plain prompt, and what is too long even so, lose tokens: the first `num_keep` stay, and as many of
+the last as fit.
 
-Does not: make templates' prompts (`replies/prepare.py`).
+Runs in the task of the request. How long a prompt is the engine is asked only where it may matter.
+Does not: make templates' prompts (`prompting/prepare.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from localrun.server.jobs.job import Job
-from localrun.server.jobs.prompt import Message
-from localrun.server.ollama import truncation
-from localrun.server.ollama.options import Options
-from localrun.server.ollama.truncation import Tokens
-from localrun.server.replies.capabilities import capabilities
-from localrun.server.replies.infill import infill
-from localrun.server.replies.plain_parser import PlainParser
-from localrun.server.replies.prepare import ChatAsk, Prepared, prepare
+from localrun.server.ollama.bodies import Options
+from localrun.server.parsing.pieces import PlainParser
+from localrun.server.prompting.ask import ChatAsk, Message
+from localrun.server.prompting.infill import infill
+from localrun.server.prompting.prepare import Prepared, prepare
+from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
 from localrun.wire import Grammar, Segment
 
-__all__ = ["Fitted", "Tokens", "fit_chat", "fit_infill", "fit_tokens", "plain"]
+ROOM_TOKENS = 256
+
+Tokens = tuple[int, ...]
+
+
+def limit_tokens(n_ctx: int, n_predict: int) -> int:
+    """The longest prompt that leaves room for an answer: for all of it if its length is known, else for
+    `ROOM_TOKENS`, and never more than a quarter of the context."""
+    wanted = n_predict if n_predict > 0 else ROOM_TOKENS
+    return n_ctx - max(1, min(wanted, n_ctx // 4))
+
+
+def cut_tokens(tokens: Tokens, *, limit: int, n_keep: int) -> Tokens:
+    """At most `limit` tokens: the first `n_keep` (at least one, which is BOS for most models) and the last ones."""
+    if len(tokens) <= limit:
+        return tokens
+    head = len(tokens) if n_keep < 0 else max(1, n_keep)
+    head = min(head, limit // 2)
+    return tokens[:head] + tokens[len(tokens) - (limit - head) :]
+
+
+async def cut_messages(
+    messages: Sequence[Message], tokens_of: Callable[[Sequence[Message]], Awaitable[Tokens]], *, limit: int
+) -> tuple[Tokens, Sequence[Message]]:
+    """The longest part of a chat that fits: its tokens, and its messages.
+
+    Asks for the whole first, then by bisection: a conversation of a hundred messages costs eight renderings, not a
+    hundred. The result may still be over `limit` when even the shortest part is.
+    """
+    tokens = await tokens_of(messages)
+    best, kept = tokens, messages
+    cuts = _cuts(messages) if len(tokens) > limit else []
+    low, high = 0, len(cuts) - 1
+    while low <= high:
+        middle = (low + high) // 2
+        part = cuts[middle].applied(messages)
+        tokens = await tokens_of(part)
+        if len(tokens) <= limit:
+            best, kept = tokens, part
+            high = middle - 1
+        else:
+            if len(best) > limit:
+                best, kept = tokens, part
+            low = middle + 1
+    return best, kept
+
+
+class _Cut(NamedTuple):
+    """Of the messages before `start` only the system's and the `question` stay."""
+
+    start: int
+    question: int | None = None
+
+    def applied(self, messages: Sequence[Message]) -> list[Message]:
+        return [
+            message
+            for index, message in enumerate(messages)
+            if index >= self.start or index == self.question or message["role"] == "system"
+        ]
+
+
+def _cuts(messages: Sequence[Message]) -> list[_Cut]:
+    """What may be cut, what leaves most first."""
+    others = [index for index, message in enumerate(messages) if message["role"] != "system"]
+    questions = [index for index in others if messages[index]["role"] == "user"]
+    if not questions:
+        return [_Cut(len(messages) - 1)] if others and others[0] < len(messages) - 1 else []
+    # A tool's result without the call that it answers would stand for nothing: calls and results go together.
+    answers = [index for index in others if index > questions[-1] and messages[index]["role"] == "assistant"]
+    turns = [_Cut(index) for index in questions if index > others[0]]
+    return turns + [_Cut(index, questions[-1]) for index in answers[1:]]
+
 
 # Of a text that is to be cut by its characters: each round comes closer, and a little less is taken than is allowed.
 _ROUNDS = 8
@@ -57,7 +132,7 @@ async def thinks_by_default(job: Job, ask: ChatAsk) -> ChatAsk:
 async def fit_chat(runtime: Runtime, job: Job, ask: ChatAsk, options: Options, *, may_cut: bool) -> Fitted:
     """A conversation that may lose its oldest messages. Raises what `prepare` raises."""
     prepared = await prepare(runtime, job, ask)
-    limit = truncation.limit_tokens(job.n_ctx, options.n_predict)
+    limit = limit_tokens(job.n_ctx, options.n_predict)
     # No tokenizer makes more tokens than bytes, but for a BOS and a leading space: most chats need no count.
     if not may_cut or sum(len(segment.text.encode()) for segment in prepared.segments) + 8 <= limit:
         return Fitted(prepared)
@@ -68,18 +143,18 @@ async def fit_chat(runtime: Runtime, job: Job, ask: ChatAsk, options: Options, *
         shorter = await prepare(runtime, job, msgspec.structs.replace(ask, messages=part))
         return await job.count(shorter.segments)
 
-    tokens, kept = await truncation.cut_messages(ask.messages, tokens_of, limit=limit)
+    tokens, kept = await cut_messages(ask.messages, tokens_of, limit=limit)
     n_cut = len(ask.messages) - len(kept)
     if n_cut:
         prepared = await prepare(runtime, job, msgspec.structs.replace(ask, messages=kept))
-    fitting = truncation.cut_tokens(tokens, limit=limit, n_keep=options.n_keep)
+    fitting = cut_tokens(tokens, limit=limit, n_keep=options.n_keep)
     return Fitted(prepared, fitting, n_cut or len(tokens) - len(fitting))
 
 
 def fit_tokens(job: Job, prepared: Prepared, tokens: Tokens, options: Options, *, may_cut: bool) -> Fitted:
     """A prompt that may lose tokens after its first ones."""
-    limit = truncation.limit_tokens(job.n_ctx, options.n_predict)
-    kept = truncation.cut_tokens(tokens, limit=limit, n_keep=options.n_keep) if may_cut else tokens
+    limit = limit_tokens(job.n_ctx, options.n_predict)
+    kept = cut_tokens(tokens, limit=limit, n_keep=options.n_keep) if may_cut else tokens
     return Fitted(prepared, kept, len(tokens) - len(kept))
 
 
@@ -88,7 +163,7 @@ async def fit_infill(
 ) -> Fitted:
     """A prompt to fill in the middle, which may lose what is farthest from there. Raises BadRequest for a model that
     cannot."""
-    limit = truncation.limit_tokens(job.n_ctx, options.n_predict)
+    limit = limit_tokens(job.n_ctx, options.n_predict)
     segments = infill(job.model.header, prefix, suffix)
     tokens = whole = await job.count(segments)
     for _ in range(_ROUNDS):

@@ -1,24 +1,35 @@
-"""Ollama's lists of models: `/api/tags`, `/api/ps`.
+"""What Ollama's API tells of models: `/api/tags`, `/api/ps`, `/api/show`.
 
 Answered from file headers that the store keeps in memory; none of them loads a model, and many at once cost little.
-
-Does not: hash weights. `digest` identifies a model's state on this machine (models/store.py), and is no content hash.
+Beside Ollama's fields `show` has under `localrun` what they have no place for: files, source, the quantization of each
+tensor type, and the memory that the model takes at several contexts.
+Does not: read or hash weights. `digest` identifies a model's state on this machine (models/store.py), and is no content
+hash.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from localrun.config import Settings
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound
+from localrun.models import memory, modelfile
+from localrun.models.header import Header
 from localrun.models.store import DamagedFile, Model, Origin, Store
+from localrun.server.http import bodies
 from localrun.server.http.exchange import Exchange
-from localrun.server.ollama import lines as ollama_lines
-from localrun.server.replies.capabilities import capabilities
+from localrun.server.ollama.answer import rfc3339
+from localrun.server.ollama.bodies import ModelBody
+from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
 from localrun.snapshot import EngineRow
 
@@ -28,35 +39,129 @@ Files = tuple[Path, tuple[Path, ...]]
 _FOR_EVER_S = 100 * 365 * 24 * 3600.0
 
 
+class Details(msgspec.Struct, frozen=True, kw_only=True):
+    """A model in short."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+    context_length: int
+    embedding_length: int
+
+
+class TagRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One model that is here."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: Details
+    capabilities: tuple[str, ...]
+    source: str
+    loaded: bool
+
+
+class UnusableFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that is no usable model, and why."""
+
+    path: str
+    problem: str
+
+
+class Tags(msgspec.Struct, frozen=True, kw_only=True):
+    """The models that are here."""
+
+    models: list[TagRow]
+    unusable: list[UnusableFile]
+
+
+class PsRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One model that is loaded."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: Details
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class Ps(msgspec.Struct, frozen=True, kw_only=True):
+    """The models that are loaded."""
+
+    models: list[PsRow]
+
+
+class ShowMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One of a model's own first messages."""
+
+    role: str
+    content: str
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor of the file; with `verbose`."""
+
+    name: str
+    type: str
+    shape: list[int]
+
+
+class Show(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of a model. `model_info` is the metadata of its file under its own keys; `localrun` has its
+    path, types of tensors and the memory that it needs at several contexts."""
+
+    license: str
+    modelfile: str
+    parameters: str
+    template: str
+    system: str
+    details: Details
+    messages: list[ShowMessage]
+    model_info: dict[str, Any]
+    capabilities: tuple[str, ...]
+    modified_at: str
+    requires: str
+    localrun: dict[str, Any]
+    tensors: list[Tensor] | UnsetType = UNSET
+
+
 async def tags(runtime: Runtime, exchange: Exchange) -> None:
     """GET /api/tags."""
     # By their files: a model that has several names runs once.
     residents = [resident for resident in runtime.supervisor.residents() if resident.is_loaded]
     loaded = {(resident.key, resident.model.adapters) for resident in residents}
     rows, unusable = await asyncio.to_thread(_tags_rows, runtime.store, loaded)
-    await exchange.answer_json({"models": rows, "unusable": unusable})
+    await exchange.answer_json(Tags(models=rows, unusable=unusable))
 
 
 async def ps(runtime: Runtime, exchange: Exchange) -> None:
     """GET /api/ps: the models that are loaded."""
     engines = [engine for engine in runtime.supervisor.loaded() if engine.state == "ready"]
-    await exchange.answer_json({"models": await asyncio.to_thread(_ps_rows, runtime.store, engines)})
+    await exchange.answer_json(Ps(models=await asyncio.to_thread(_ps_rows, runtime.store, engines)))
 
 
-def _tags_rows(store: Store, loaded: set[Files]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+def _tags_rows(store: Store, loaded: set[Files]) -> tuple[list[TagRow], list[UnusableFile]]:
     """In a thread: reads the folders, and new headers. Rows of the models, and what cannot be used, with the reason."""
     rows, unusable = [], []
     for found in store.survey():
         # A file that goes away between the listing and its digest is not worth an error.
         if isinstance(found, DamagedFile):
-            unusable.append({"path": str(found.path), "problem": found.problem})
+            unusable.append(UnusableFile(path=str(found.path), problem=found.problem))
             continue
         with suppress(BadModelFile):
-            rows.append(_tags_row(found) | {"loaded": (found.path.resolve(), found.adapters) in loaded})
+            rows.append(_tags_row(found, is_loaded=(found.path.resolve(), found.adapters) in loaded))
     return rows, unusable
 
 
-def _ps_rows(store: Store, engines: list[EngineRow]) -> list[dict[str, Any]]:
+def _ps_rows(store: Store, engines: list[EngineRow]) -> list[PsRow]:
     """In a thread. A loaded model whose file is gone still runs, but there is nothing left to say about it."""
     by_name: dict[str, list[EngineRow]] = {}
     for engine in engines:
@@ -68,17 +173,18 @@ def _ps_rows(store: Store, engines: list[EngineRow]) -> list[dict[str, Any]]:
     return rows
 
 
-def _tags_row(model: Model) -> dict[str, Any]:
-    return {
-        "name": model.name,
-        "model": model.name,
-        "modified_at": model.modified_at.isoformat(),
-        "size": model.size_bytes,
-        "digest": model.digest,
-        "details": details(model),
-        "capabilities": capabilities(model),
-        "source": _source(model),
-    }
+def _tags_row(model: Model, *, is_loaded: bool) -> TagRow:
+    return TagRow(
+        name=model.name,
+        model=model.name,
+        modified_at=model.modified_at.isoformat(),
+        size=model.size_bytes,
+        digest=model.digest,
+        details=details(model),
+        capabilities=capabilities(model),
+        source=_source(model),
+        loaded=is_loaded,
+    )
 
 
 def _source(model: Model) -> str:
@@ -92,19 +198,19 @@ def _source(model: Model) -> str:
     return named if source.kind in ("hub", "registry") else source.kind
 
 
-def _ps_row(engines: Sequence[EngineRow], model: Model) -> dict[str, Any]:
+def _ps_row(engines: Sequence[EngineRow], model: Model) -> PsRow:
     """One row for a model, also if it is loaded twice: for text and for embeddings."""
     remaining_s = max(_FOR_EVER_S if engine.expires_in_s is None else engine.expires_in_s for engine in engines)
-    return {
-        "name": model.name,
-        "model": model.name,
-        "size": sum(engine.size_bytes for engine in engines),
-        "digest": model.digest,
-        "details": details(model),
-        "expires_at": ollama_lines.rfc3339(round((time.time() + remaining_s) * 1e9)).decode("ascii"),
-        "size_vram": sum(map(_vram_bytes, engines)),
-        "context_length": max(engine.n_ctx for engine in engines),
-    }
+    return PsRow(
+        name=model.name,
+        model=model.name,
+        size=sum(engine.size_bytes for engine in engines),
+        digest=model.digest,
+        details=details(model),
+        expires_at=rfc3339(round((time.time() + remaining_s) * 1e9)).decode("ascii"),
+        size_vram=sum(map(_vram_bytes, engines)),
+        context_length=max(engine.n_ctx for engine in engines),
+    )
 
 
 def _vram_bytes(engine: EngineRow) -> int:
@@ -112,19 +218,19 @@ def _vram_bytes(engine: EngineRow) -> int:
     return engine.size_bytes if engine.backend.endswith("GPU") else 0
 
 
-def details(model: Model) -> dict[str, Any]:
+def details(model: Model) -> Details:
     """Ollama's `details`."""
     header = model.header
-    return {
-        "parent_model": model.source.file if model.source.kind == "create" else "",
-        "format": "gguf",
-        "family": header.architecture,
-        "families": [header.architecture],
-        "parameter_size": parameter_size(header.n_params),
-        "quantization_level": header.quantization,
-        "context_length": header.n_ctx_train,
-        "embedding_length": header.n_embd,
-    }
+    return Details(
+        parent_model=model.source.file if model.source.kind == "create" else "",
+        format="gguf",
+        family=header.architecture,
+        families=[header.architecture],
+        parameter_size=parameter_size(header.n_params),
+        quantization_level=header.quantization,
+        context_length=header.n_ctx_train,
+        embedding_length=header.n_embd,
+    )
 
 
 def parameter_size(n_params: int) -> str:
@@ -133,3 +239,141 @@ def parameter_size(n_params: int) -> str:
         if n_params >= size:
             return f"{n_params / size:.1f}{unit}"
     return str(n_params)
+
+
+# Contexts, in tokens, at which the memory of a model is estimated, as far as it was trained for them; and its own.
+CONTEXTS = (4_096, 16_384, 65_536)
+# Texts in the metadata that are answered under another name, or that nobody reads twice.
+_NOT_IN_MODEL_INFO = frozenset({"tokenizer.chat_template", "general.license.text"})
+# The width of the names in `parameters`: Ollama's, which clients take apart by white space.
+_NAME_WIDTH = 30
+# A comment in Jinja.
+_FILLS_IN = "{#- .Suffix -#}"
+
+
+async def show(runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler."""
+    body = await bodies.read(exchange, ModelBody)
+    loaded = {row.model: row.n_ctx for row in runtime.supervisor.loaded() if row.n_ctx}
+    answer = await asyncio.to_thread(_shown, runtime, body, loaded)
+    await exchange.answer_json(answer)
+
+
+def _shown(runtime: Runtime, body: ModelBody, loaded: dict[str, int]) -> Show:
+    """In a thread: reads the store."""
+    model = runtime.store.resolve(body.model_name)
+    header, said = model.header, model.manifest
+    licence = (said.licence_text if said else "") or _text(header, "general.license.text")
+    licence = licence or _text(header, "general.license")
+    tensors = [Tensor(name=tensor.name, type=tensor.type_name, shape=list(tensor.shape)) for tensor in header.tensors]
+    return Show(
+        license=licence,
+        modelfile=_modelfile(model, licence),
+        parameters=_parameters(model, loaded.get(model.name)),
+        template=_template(model),
+        system=model.system,
+        details=details(model),
+        messages=[ShowMessage(role=message.role, content=message.content) for message in model.messages],
+        model_info=_model_info(header),
+        capabilities=capabilities(model),
+        modified_at=model.modified_at.isoformat(),
+        requires=said.requires if said else "",
+        localrun=_more(runtime.settings, model),
+        tensors=tensors if body.verbose else UNSET,
+    )
+
+
+def _template(model: Model) -> str:
+    """Some editors offer to fill in only where the template has the word that Go templates have for it."""
+    template = model.template
+    return template + _FILLS_IN if "insert" in capabilities(model) and ".Suffix" not in template else template
+
+
+def _parameters(model: Model, n_ctx: int | None) -> str:
+    values: dict[str, Any] = {"num_ctx": n_ctx or model.header.n_ctx_train, **model.parameters}
+    lines = []
+    for name, value in values.items():
+        for each in value if isinstance(value, list | tuple) else (value,):
+            shown = msgspec.json.encode(each).decode()
+            lines.append(f"{name:<{_NAME_WIDTH}} {shown}")
+    return "\n".join(lines)
+
+
+def _modelfile(model: Model, licence: str) -> str:
+    return modelfile.write(
+        base=str(model.path),
+        adapters=[str(path) for path in model.adapters],
+        template=model.template,
+        parameters=model.parameters,
+        system=model.system,
+        messages=[(message.role, message.content) for message in model.messages],
+        licence=licence if model.manifest else "",
+        requires=model.manifest.requires if model.manifest else "",
+    )
+
+
+def _model_info(header: Header) -> dict[str, Any]:
+    """The metadata under its own keys. Arrays that stay in the file are null, as Ollama has them without `verbose`."""
+    info: dict[str, Any] = {
+        key: _plain(value) for key, value in header.metadata.items() if key not in _NOT_IN_MODEL_INFO
+    }
+    info["general.architecture"] = header.architecture
+    info.setdefault("general.basename", header.name)
+    info["general.parameter_count"] = header.n_params
+    return info
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return list(value)
+    return None
+
+
+def _more(settings: Settings, model: Model) -> dict[str, Any]:
+    header = model.header
+    n_tensors: Counter[str] = Counter()
+    weights: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for tensor in header.tensors:
+        n_tensors[tensor.type_name] += 1
+        weights[tensor.type_name] += tensor.n_elements
+        sizes[tensor.type_name] += tensor.size_bytes
+    return {
+        "name": model.name,
+        "path": str(model.path),
+        "size": model.size_bytes,
+        "digest": model.digest,
+        "source": msgspec.to_builtins(model.source),
+        "adapters": [str(path) for path in model.adapters],
+        "tensor_types": [
+            {"type": kind, "tensors": n_tensors[kind], "parameters": count, "size": sizes[kind]}
+            for kind, count in weights.most_common()
+        ],
+        "memory": _memory(settings, header),
+    }
+
+
+def _memory(settings: Settings, header: Header) -> list[dict[str, int]]:
+    """Bytes at each context, for one request that uses all of it."""
+    rows = []
+    for n_ctx in sorted({min(context, header.n_ctx_train) for context in (*CONTEXTS, header.n_ctx_train)}):
+        needed = memory.estimate(
+            header, n_kv_cells=n_ctx, n_slots=1, n_ubatch=settings.batch_tokens, kv_type=settings.plain_kv_type
+        )
+        rows.append(
+            {
+                "context": n_ctx,
+                "weights": needed.weights_bytes,
+                "kv_cache": needed.kv_bytes,
+                "compute": needed.compute_bytes,
+                "total": needed.total_bytes,
+            }
+        )
+    return rows
+
+
+def _text(header: Header, key: str) -> str:
+    value = header.metadata.get(key)
+    return value if isinstance(value, str) else ""

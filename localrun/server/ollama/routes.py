@@ -8,21 +8,38 @@ Does not: hold any logic; each route's module does.
 
 from __future__ import annotations
 
+import msgspec
 from starlette.routing import Route
 
 from localrun import __version__
-from localrun.server.http.endpoint import route
-from localrun.server.http.exchange import Exchange
-from localrun.server.ollama import account, changes
+from localrun.errors import NotSupported, Unauthorized
+from localrun.server.http.exchange import Exchange, route
 from localrun.server.ollama import models as ollama_models
-from localrun.server.ollama.blobs import blob
-from localrun.server.ollama.chat import chat
-from localrun.server.ollama.create import create
-from localrun.server.ollama.generate import generate
-from localrun.server.ollama.level import OLLAMA_API_LEVEL
-from localrun.server.ollama.pull import pull
-from localrun.server.ollama.show import show
+from localrun.server.ollama.chat import chat, generate
+from localrun.server.ollama.create import OLLAMA_API_LEVEL, create
+from localrun.server.ollama.models import show
+from localrun.server.ollama.store import blob, copy, delete, pull, push
 from localrun.server.runtime import Runtime
+
+
+class OllamaVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """`version` is the level of Ollama's API that clients may count on; `localrun` the daemon's own version."""
+
+    version: str
+    localrun: str
+
+
+class CloudStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether models run elsewhere: never."""
+
+    disabled: bool
+    source: str
+
+
+class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What of Ollama's own services there is: nothing."""
+
+    cloud: CloudStatus
 
 
 def routes(runtime: Runtime) -> list[Route]:
@@ -37,14 +54,14 @@ def routes(runtime: Runtime) -> list[Route]:
         route("/api/chat", runtime, chat, methods=["POST"]),
         route("/api/pull", runtime, pull, methods=["POST"]),
         route("/api/create", runtime, create, methods=["POST"]),
-        route("/api/copy", runtime, changes.copy, methods=["POST"]),
-        route("/api/delete", runtime, changes.delete, methods=["DELETE"]),
-        route("/api/push", runtime, changes.push, methods=["POST"]),
+        route("/api/copy", runtime, copy, methods=["POST"]),
+        route("/api/delete", runtime, delete, methods=["DELETE"]),
+        route("/api/push", runtime, push, methods=["POST"]),
         route("/api/blobs/{digest}", runtime, blob, methods=["HEAD", "POST"]),
-        route("/api/status", runtime, account.status, methods=["GET"]),
-        route("/api/me", runtime, account.me, methods=["POST"]),
-        route("/api/signout", runtime, account.sign_out, methods=["POST"]),
-        route("/api/experimental/{name}", runtime, account.experimental, methods=["GET", "POST"]),
+        route("/api/status", runtime, status, methods=["GET"]),
+        route("/api/me", runtime, me, methods=["POST"]),
+        route("/api/signout", runtime, sign_out, methods=["POST"]),
+        route("/api/experimental/{name}", runtime, experimental, methods=["GET", "POST"]),
     ]
 
 
@@ -53,4 +70,27 @@ async def _root(_: Runtime, exchange: Exchange) -> None:
 
 
 async def _version(_: Runtime, exchange: Exchange) -> None:
-    await exchange.answer_json({"version": OLLAMA_API_LEVEL, "localrun": __version__})
+    await exchange.answer_json(OllamaVersion(version=OLLAMA_API_LEVEL, localrun=__version__))
+
+
+async def status(_: Runtime, exchange: Exchange) -> None:
+    """GET /api/status: whether there are remote models."""
+    await exchange.answer_json(ServiceStatus(cloud=CloudStatus(disabled=True, source="config")))
+
+
+async def me(_: Runtime, exchange: Exchange) -> None:
+    """POST /api/me: who is signed in."""
+    await exchange.read_body()
+    raise Unauthorized("nobody is signed in; localrun has no accounts and needs none")
+
+
+async def sign_out(_: Runtime, exchange: Exchange) -> None:
+    """POST /api/signout."""
+    await exchange.read_body()
+    await exchange.answer(b"")
+
+
+async def experimental(_: Runtime, exchange: Exchange) -> None:
+    """`/api/experimental/*`."""
+    await exchange.read_body()
+    raise NotSupported(f"{exchange.path} is a service of ollama.com, which localrun does not use")

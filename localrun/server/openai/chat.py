@@ -1,27 +1,167 @@
-"""POST /v1/chat/completions.
+"""POST /v1/chat/completions, with the extras of llama-server, vLLM and DeepSeek.
 
 The conversation goes through the model's chat template, and what the model writes through the parser of its format. A
-conversation longer than the context is refused with both numbers; nothing is cut silently.
+conversation longer than the context is refused with both numbers; nothing is cut silently. Fields that ask for what
+this build does not do are refused with their name; the values that mean "nothing of it" pass.
 """
 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from localrun.server.http import bodies
+from localrun.errors import BadRequest
+from localrun.server.http import bodies, fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.jobs import beginning
-from localrun.server.jobs import plan as job_plan
-from localrun.server.jobs.model_defaults import defaults_of
-from localrun.server.openai.chat_body import ChatBody
-from localrun.server.openai.chat_chunks import ChatChunks
-from localrun.server.openai.generation import Answer
-from localrun.server.openai.prompt_field import naming
-from localrun.server.replies.gathered import Reply
-from localrun.server.replies.prepare import prepare
+from localrun.server.http.fields import MaxTokens, defaults_of
+from localrun.server.jobs import streaming
+from localrun.server.openai.answer import Answer, ChatChunks, naming
+from localrun.server.openai.bodies import ChatMessage, CommonFields, for_template
+from localrun.server.parsing.pieces import Reply
+from localrun.server.prompting.ask import (
+    ChatAsk,
+    ChatTools,
+    Choice,
+    FunctionName,
+    Functions,
+    NamedChoice,
+    Tool,
+    choose_tools,
+    tools_of_chat,
+    tools_of_functions,
+)
+from localrun.server.prompting.conversation import begun
+from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
+
+_OWN_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt"))
+
+Effort = Annotated[str, Meta(pattern="^(none|minimal|low|medium|high|xhigh|max)$")]
+
+
+class ChatBody(CommonFields, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: fields.TopLogprobs | None = None
+    tools: ChatTools | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Functions | None = None
+    function_call: str | FunctionName | None = None
+    reasoning_effort: Effort | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    # Not OpenAI's: vLLM's and llama-server's.
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+    @property
+    def max_output(self) -> int | None:
+        """Tokens to generate at most, by either name."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def uses_functions(self) -> bool:
+        """Whether the calls are to be answered in the older form."""
+        return bool(self.functions)
+
+    def check_supported(self) -> None:
+        """Raises BadRequest for what this build does not do, and for fields that contradict each other."""
+        if self.audio is not None or any(modality != "text" for modality in self.modalities or ()):
+            raise BadRequest("modalities: only text is supported; leave modalities and audio out", field="modalities")
+        if self.top_logprobs and not self.logprobs:
+            raise BadRequest("top_logprobs: needs logprobs to be true", field="top_logprobs")
+        if self.functions and self.tools:
+            raise BadRequest("functions: not together with tools; use tools", field="functions")
+
+    def ask(self) -> ChatAsk:
+        """The conversation and what is wanted next. Raises BadRequest."""
+        tools, choice = self._tools()
+        field = "function_call" if self.uses_functions else "tool_choice"
+        allowed, wanted = choose_tools(choice, tools, field=field)
+        messages = for_template(self.messages)
+        continues = self._continues()
+        if continues and wanted not in ("auto", "none"):
+            raise BadRequest(
+                f"{field}: an answer that goes on from a prefix cannot be a call; use 'auto' or 'none'", field=field
+            )
+        return ChatAsk(
+            messages=messages,
+            tools=allowed,
+            tool_choice=wanted,
+            # The older form has one call to an answer.
+            parallel_calls=self.parallel_tool_calls is not False and not self.uses_functions,
+            response_grammar=self.answer_grammar(),
+            think=think_of(self.reasoning_effort),
+            documents=self.documents or (),
+            template_variables=self._template_variables(),
+            continue_last=continues,
+        )
+
+    def _tools(self) -> tuple[tuple[Tool, ...], Choice | None]:
+        if not self.functions:
+            return tools_of_chat(self.tools or ()), self.tool_choice
+        choice: Choice | None
+        if isinstance(self.function_call, FunctionName):
+            choice = NamedChoice(name=self.function_call.name)
+        elif self.function_call in (None, "auto"):
+            choice = None
+        elif self.function_call == "none":
+            choice = "none"
+        else:
+            raise BadRequest("function_call: use 'auto', 'none', or an object that names a function",
+                             field="function_call")  # fmt: skip
+        return tools_of_functions(self.functions), choice
+
+    def _template_variables(self) -> dict[str, Any]:
+        """What the body hands to the template by name. The daemon's own names, and those of the model's control tokens,
+        which a template trusts, are not to be had."""
+        given = self.chat_template_kwargs or {}
+        for name in given:
+            if name in _OWN_VARIABLES or name.endswith("_token"):
+                field = f"chat_template_kwargs.{name[:40]}"
+                raise BadRequest(f"{field}: this name is the template's own; leave it out", field=field)
+        return given
+
+    def _continues(self) -> bool:
+        """Whether the answer goes on where the last message ends."""
+        for index, message in enumerate(self.messages[:-1]):
+            if message.prefix:
+                field = f"messages[{index}].prefix"
+                raise BadRequest(f"{field}: only the last message can be a prefix of the answer", field=field)
+        last = self.messages[-1]
+        if not last.prefix and not self.continue_final_message:
+            if self.add_generation_prompt is False:
+                raise BadRequest(
+                    "add_generation_prompt: false needs continue_final_message; leave both out for a new message",
+                    field="add_generation_prompt",
+                )
+            return False
+        field = f"messages[{len(self.messages) - 1}].prefix" if last.prefix else "continue_final_message"
+        if last.role != "assistant":
+            raise BadRequest(f"{field}: the last message must be the assistant's, to be gone on with", field=field)
+        if self.add_generation_prompt:
+            raise BadRequest(
+                f"add_generation_prompt: not together with {field}, which adds none", field="add_generation_prompt"
+            )
+        return True
+
+
+def think_of(effort: str | None) -> bool | str | None:
+    """`reasoning_effort` in the words of templates, which know low, medium and high. None leaves it to the model."""
+    if effort is None:
+        return None
+    if effort == "none":
+        return False
+    return {"minimal": "low", "xhigh": "high", "max": "high"}.get(effort, effort)
 
 
 async def chat(runtime: Runtime, exchange: Exchange) -> None:
@@ -30,11 +170,11 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
     body.check_supported()
     ask = body.ask()
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        jobs = await job_plan.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=body.n_choices)
-        messages = beginning.begun(jobs[0].model, ask.messages)
+        jobs = await streaming.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=body.n_choices)
+        messages = begun(jobs[0].model, ask.messages)
         with naming("messages"):
             prepared = await prepare(runtime, jobs[0], msgspec.structs.replace(ask, messages=messages))
-        plan = job_plan.plan(
+        plan = streaming.plan(
             body,
             jobs[0],
             defaults_of(jobs[0].model),
@@ -46,9 +186,9 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
             n_probs=body.top_logprobs or 0,
         )
         for index, job in enumerate(jobs):
-            await plan.submit(job, choice=index, segments=prepared.segments)
+            await job.submit(plan, segments=prepared.segments, choice=index)
         chunks = ChatChunks(
-            request_id=job_plan.answer_id(jobs),
+            request_id=streaming.answer_id(jobs),
             model=body.model,
             include_usage=body.include_usage,
             replies=[Reply(prepared.new_parser()) for _ in jobs],

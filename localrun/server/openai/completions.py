@@ -8,21 +8,163 @@ llama-server and Ollama (OpenAI stops at 16).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from localrun.server.http import bodies
+from localrun.errors import BadRequest
+from localrun.server.http import bodies, fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.jobs import plan as job_plan
+from localrun.server.http.fields import MaxTokens, SamplingFields, defaults_of
+from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
-from localrun.server.jobs.model_defaults import defaults_of
-from localrun.server.openai import completion_body
-from localrun.server.openai.chunks import Fields
-from localrun.server.openai.completion_body import CompletionBody, Prompt
-from localrun.server.openai.completion_chunks import CompletionChunks
-from localrun.server.openai.generation import Answer
-from localrun.server.replies.infill import infill
+from localrun.server.openai.answer import Answer, Chunks, Fields, piece_text
+from localrun.server.openai.bodies import MAX_ANSWERS, Choices, CommonFields
+from localrun.server.prompting.infill import infill
 from localrun.server.runtime import Runtime
-from localrun.wire import Segment
+from localrun.wire import ChosenLogprob, Delta, Segment
+
+Prompt = str | list[int]
+
+
+class CompletionBody(CommonFields, frozen=True, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[str | fields.TokenId | list[fields.TokenId]]
+    echo: bool | None = None
+    logprobs: fields.TopLogprobs | None = None
+    best_of: Choices | None = None
+    suffix: str | None = None
+
+    @property
+    def n_candidates(self) -> int:
+        """Answers that are generated for each prompt; the best `n_choices` of them are sent."""
+        return self.best_of or self.n_choices
+
+    def check_supported(self) -> None:
+        """Raises BadRequest for fields that contradict each other, and for what this build does not do."""
+        if self.n_candidates < self.n_choices:
+            raise BadRequest(f"best_of: must not be below n ({self.n_choices})", field="best_of")
+        if self.stream and self.n_candidates > self.n_choices:
+            raise BadRequest("best_of: the best is known at the end only; leave stream or best_of out", field="best_of")
+        if self.echo and self.logprobs is not None:
+            raise BadRequest(
+                "echo: log-probabilities of the prompt are not supported; leave echo or logprobs out", field="echo"
+            )
+        if self.suffix and self.echo:
+            raise BadRequest("echo: not together with suffix; leave one of the two out", field="echo")
+
+    def prompts(self) -> list[Prompt]:
+        """The prompts, each as text or as token ids. Raises BadRequest for none, a mixture, and too many."""
+        if isinstance(self.prompt, str):
+            prompts: list[Prompt] = [self.prompt]
+        elif self.prompt and all(isinstance(item, int) for item in self.prompt):
+            prompts = [[item for item in self.prompt if isinstance(item, int)]]
+        else:
+            prompts = [item for item in self.prompt if not isinstance(item, int)]
+            if len(prompts) != len(self.prompt) or len({type(item) for item in prompts}) != 1:
+                raise BadRequest(
+                    "prompt: must be a text, a list of texts, a list of token ids, or a list of such lists, not empty "
+                    "and not mixed",
+                    field="prompt",
+                )
+        if not self.suffix and not all(prompts):
+            raise BadRequest("prompt: must not be empty", field="prompt")
+        for field, is_on in (("echo", self.echo), ("suffix", self.suffix)):
+            if is_on and not isinstance(prompts[0], str):
+                raise BadRequest(f"{field}: needs prompts that are text, not token ids", field=field)
+        if len(prompts) * self.n_candidates > MAX_ANSWERS:
+            raise BadRequest(
+                f"prompt: {len(prompts)} prompts with {self.n_candidates} answers each are more than {MAX_ANSWERS} "
+                f"answers in one request; send several",
+                field="prompt",
+            )
+        return prompts
+
+
+class FimBody(SamplingFields, frozen=True, kw_only=True):
+    """POST /v1/fim/completions, as Mistral has it."""
+
+    model: str
+    prompt: str
+    suffix: str | None = None
+    max_tokens: MaxTokens | None = None
+    random_seed: fields.Seed | None = None
+    stream: bool | None = None
+
+
+def check_tokens(prompts: Sequence[Prompt], n_vocab: int) -> None:
+    """Raises BadRequest for a token id outside the vocabulary; a text holds none."""
+    for prompt in prompts:
+        wrong = 0 if isinstance(prompt, str) else max(prompt)
+        if wrong >= n_vocab:
+            raise BadRequest(f"prompt: {wrong} is not a token of this model, which has {n_vocab}", field="prompt")
+
+
+class CompletionChunks(Chunks):
+    """Text as the model wrote it. `echoes` are the prompts to put before the choices' text; empty for none."""
+
+    id_prefix = "cmpl-"
+    stream_object = "text_completion"
+    whole_object = "text_completion"
+    before_text = b'"text":'
+    after_text = b""
+    no_text = b'"text":""'
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        model: str,
+        include_usage: bool,
+        echoes: Sequence[str] = (),
+        shows_logprobs: bool = True,
+    ) -> None:
+        super().__init__(request_id=request_id, model=model, include_usage=include_usage)
+        self._echoes = echoes
+        self._shows_logprobs = shows_logprobs
+        self._offsets: dict[int, int] = {}
+        self._texts: dict[int, list[str]] = {}
+        self._kept: dict[int, list[ChosenLogprob]] = {}
+
+    def first(self, index: int) -> bytes:
+        return self.text(index, self._echoes[index]) if self._echoes else b""
+
+    def news(self, index: int, delta: Delta) -> bytes:
+        return self.text(index, delta.text, delta.logprobs) if delta.text or delta.logprobs else b""
+
+    def gather(self, index: int, delta: Delta) -> None:
+        self._texts.setdefault(index, []).append(delta.text)
+        self._kept.setdefault(index, []).extend(delta.logprobs or ())
+
+    def choice(self, index: int, reason: str) -> Fields:
+        echoed = self._echoes[index] if self._echoes else ""
+        logprobs = self._kept.get(index) if self._shows_logprobs else None
+        return {
+            "index": index,
+            "text": echoed + "".join(self._texts.get(index, ())),
+            "logprobs": self.logprobs(index, logprobs) if logprobs else None,
+            "finish_reason": reason,
+        }
+
+    def score(self, index: int) -> float:
+        """How probable a gathered choice was to the model: the mean over its tokens, by which `best_of` chooses."""
+        kept = self._kept.get(index, ())
+        return sum(chosen.logprob for chosen in kept) / len(kept) if kept else 0.0
+
+    def logprobs(self, index: int, logprobs: Sequence[ChosenLogprob]) -> Fields:
+        """`text_offset` counts characters from the start of the choice's text."""
+        offset = self._offsets.get(index, 0)
+        offsets: list[int] = []
+        for chosen in logprobs:
+            offsets.append(offset)
+            offset += len(piece_text(chosen.piece))
+        self._offsets[index] = offset
+        return {
+            "tokens": [piece_text(chosen.piece) for chosen in logprobs],
+            "token_logprobs": [chosen.logprob for chosen in logprobs],
+            "top_logprobs": [{piece_text(other.piece): other.logprob for other in chosen.top} for chosen in logprobs],
+            "text_offset": offsets,
+        }
 
 
 async def complete(runtime: Runtime, exchange: Exchange) -> None:
@@ -32,10 +174,10 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
     prompts = [prompt for prompt in body.prompts() for _ in range(body.n_candidates)]
     grammar = body.answer_grammar()
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        jobs = await job_plan.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=len(prompts))
-        completion_body.check_tokens(prompts, jobs[0].n_vocab)
+        jobs = await streaming.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=len(prompts))
+        check_tokens(prompts, jobs[0].n_vocab)
         chooses = body.n_candidates > body.n_choices
-        plan = job_plan.plan(
+        plan = streaming.plan(
             body,
             jobs[0],
             defaults_of(jobs[0].model),
@@ -45,14 +187,14 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
             n_probs=body.logprobs or 0,
         )
         for index, (job, prompt) in enumerate(zip(jobs, prompts, strict=True)):
-            await plan.submit(
-                job,
-                choice=index % body.n_candidates,
+            await job.submit(
+                plan,
                 segments=_segments(job, prompt, body.suffix),
                 tokens=None if isinstance(prompt, str) else prompt,
+                choice=index % body.n_candidates,
             )
         chunks = CompletionChunks(
-            request_id=job_plan.answer_id(jobs),
+            request_id=streaming.answer_id(jobs),
             model=body.model,
             include_usage=body.include_usage,
             echoes=[prompt for prompt in prompts if isinstance(prompt, str)] if body.echo else (),

@@ -1,43 +1,168 @@
-"""POST /v1/fim/completions: fill in between `prompt` and `suffix`, as Mistral has it.
+"""Filling in the middle: POST /v1/fim/completions as Mistral has it, and POST /infill as llama-server has it.
 
-The request is like that of completions, the answer like that of chat. A model without FIM tokens is refused, also when
-there is no suffix: an editor that asks here wants code that fits, not a chat model's continuation.
+Mistral's request is like that of completions, its answer like that of chat. A model without FIM tokens is refused, also
+when there is no suffix: an editor that asks here wants code that fits, not a chat model's continuation.
+
+The editors' plugins for llama-server name no model: then it is the one that is loaded, as a llama-server has one. They
+ask for the fields that they read (`response_fields`, with paths such as `timings/prompt_n`), and warm the cache up with
+`n_predict` 0. The rest of llama-server's own routes is not here.
 """
 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from localrun.server.http import bodies
+from localrun.errors import BadRequest
+from localrun.server.engines.resident import ResidentState
+from localrun.server.http import bodies, fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.jobs import plan as job_plan
-from localrun.server.jobs.model_defaults import defaults_of
-from localrun.server.openai.chat_chunks import ChatChunks
-from localrun.server.openai.completion_body import FimBody
-from localrun.server.openai.generation import Answer
-from localrun.server.replies.gathered import Reply
-from localrun.server.replies.infill import infill
-from localrun.server.replies.plain_parser import PlainParser
+from localrun.server.http.fields import SamplingFields, defaults_of
+from localrun.server.jobs import streaming
+from localrun.server.jobs.job import Job
+from localrun.server.openai.answer import Answer, ChatChunks, Fields, encode, ended, headers_of, naming, timings_of
+from localrun.server.openai.completions import FimBody
+from localrun.server.parsing.pieces import PlainParser, Reply
+from localrun.server.prompting.infill import infill
 from localrun.server.runtime import Runtime
+from localrun.wire import Delta, Finish
 
 
-async def fill_in(runtime: Runtime, exchange: Exchange) -> None:
+async def complete_fim(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await bodies.read(exchange, FimBody)
     if body.seed is None and body.random_seed is not None:
         body = msgspec.structs.replace(body, seed=body.random_seed)
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        jobs = await job_plan.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=1)
+        jobs = await streaming.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=1)
         segments = infill(jobs[0].model.header, body.prompt, body.suffix or "", field="model")
-        plan = job_plan.plan(body, jobs[0], defaults_of(jobs[0].model), max_output=body.max_tokens)
-        await plan.submit(jobs[0], choice=0, segments=segments)
+        plan = streaming.plan(body, jobs[0], defaults_of(jobs[0].model), max_output=body.max_tokens)
+        await jobs[0].submit(plan, segments=segments)
         chunks = ChatChunks(
-            request_id=job_plan.answer_id(jobs),
+            request_id=streaming.answer_id(jobs),
             model=body.model,
             include_usage=False,
             replies=[Reply(PlainParser())],
         )
         answer = Answer(exchange, jobs, chunks, n_per_prompt=1, include_usage=False, prompt_field="prompt")
         await answer.send(stream=bool(body.stream))
+
+
+_MAX_FIELDS = 64
+
+
+class ExtraFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One of `input_extra`: another file for context."""
+
+    text: str
+    filename: str = ""
+
+
+class InfillBody(SamplingFields, frozen=True, kw_only=True):
+    """POST /infill. `prompt` is what stands right before the cursor, after `input_prefix`."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: list[ExtraFile] | None = None
+    prompt: str = ""
+    model: str | None = None
+    n_predict: Annotated[int, Meta(ge=-1, le=fields.MAX_TOKENS)] = -1
+    stream: bool | None = None
+    response_fields: Annotated[list[str], Meta(max_length=_MAX_FIELDS)] | None = None
+
+
+async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler."""
+    body = await bodies.read(exchange, InfillBody)
+    async with exchange.while_connected(), AsyncExitStack() as stack:
+        model = body.model or _loaded_model(runtime)
+        (job,) = await streaming.enter(runtime, exchange, stack, model=model, fields=body, n_jobs=1)
+        segments = infill(
+            job.model.header,
+            body.input_prefix + body.prompt,
+            body.input_suffix,
+            extra_files=[(file.filename, file.text) for file in body.input_extra or ()],
+            field="model",
+        )
+        plan = streaming.plan(body, job, defaults_of(job.model), max_output=body.n_predict)
+        await job.submit(plan, segments=segments)
+        with naming("input_prefix"):
+            await _Answer(model, body).send(exchange, job, stream=bool(body.stream))
+
+
+class _Answer:
+    """One answer, sent once: a stream of texts of which the last one has all the facts, or that one with all texts."""
+
+    def __init__(self, model: str, body: InfillBody) -> None:
+        self._model = model
+        self._wanted = body.response_fields
+
+    async def send(self, exchange: Exchange, job: Job, *, stream: bool) -> None:
+        headers = headers_of([job])
+        if stream:
+            await streaming.stream(exchange, [job], self, headers)
+            return
+        deltas = [delta async for delta in job]
+        text = "".join(delta.text for delta in deltas)
+        await exchange.answer(self._last(text, deltas[-1]), headers=headers)
+
+    def begin(self) -> bytes:
+        return b""
+
+    def take(self, _: int, delta: Delta) -> bytes:
+        if delta.finish is not None:
+            return b"data: " + self._last(delta.text, delta) + b"\n\n"
+        return _chunk(delta.text) if delta.text else b""
+
+    def end(self) -> bytes:
+        return b""
+
+    def _last(self, content: str, delta: Delta) -> bytes:
+        last = _last_fields(self._model, content, delta)
+        return encode(last if self._wanted is None else _picked(last, self._wanted))
+
+
+def _chunk(text: str) -> bytes:
+    return b'data: {"index":0,"content":' + encode(text) + b',"tokens":[],"stop":false}\n\n'
+
+
+def _last_fields(model: str, content: str, delta: Delta) -> Fields:
+    finish, usage = ended(delta)
+    is_word = finish is Finish.STOP and delta.stop_text is not None
+    return {
+        "index": 0,
+        "content": content,
+        "tokens": [],
+        "stop": True,
+        "model": model,
+        "tokens_predicted": usage.n_output,
+        "tokens_evaluated": usage.n_prompt,
+        "tokens_cached": usage.n_cached,
+        "truncated": False,
+        "stop_type": "limit" if finish is Finish.LENGTH else "word" if is_word else "eos",
+        "stopping_word": delta.stop_text or "",
+        "timings": msgspec.to_builtins(timings_of(usage)),
+    }
+
+
+def _picked(answer: Fields, wanted: list[str]) -> Fields:
+    """The fields that are asked for, under the paths that they are asked for by; unknown ones are left out."""
+    picked: Fields = {}
+    for path in wanted:
+        value: Any = answer
+        for name in path.split("/"):
+            value = value.get(name, msgspec.UNSET) if isinstance(value, dict) else msgspec.UNSET
+        if value is not msgspec.UNSET:
+            picked[path] = value
+    return picked
+
+
+def _loaded_model(runtime: Runtime) -> str:
+    """Raises BadRequest unless there is exactly one."""
+    names = [one.model.name for one in runtime.supervisor.residents() if one.state is not ResidentState.STOPPING]
+    if len(names) != 1:
+        raise BadRequest(f"model is required while {len(names)} models are loaded", field="model")
+    return names[0]

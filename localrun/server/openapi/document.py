@@ -15,17 +15,10 @@ import msgspec
 
 import localrun
 from localrun.errors import LocalrunError
-from localrun.server.openapi import (
-    anthropic_operations,
-    embedding_operations,
-    native_operations,
-    ollama_operations,
-    openai_operations,
-)
+from localrun.server.openapi.answers import error_type
 from localrun.server.openapi.field_notes import note_of
-from localrun.server.openapi.operation import JSON, Operation
-from localrun.server.openapi.service_headers import ANSWER_HEADERS, REQUEST_HEADERS
-from localrun.server.openapi.shape_errors import error_type
+from localrun.server.openapi.operation import ANSWER_HEADERS, JSON, REQUEST_HEADERS, Operation
+from localrun.server.openapi.operations import OPERATIONS
 
 Json = dict[str, Any]
 
@@ -39,14 +32,6 @@ _SEE_MODULE = re.compile(r"^See the module\. ?")
 _OF_ALL = (403,)
 _WITH_BODY = (400, 413, 415)
 _WITH_MODEL = (404, 422, 429, 499, 500, 501, 503, 507)
-
-OPERATIONS: tuple[Operation, ...] = (
-    *ollama_operations.OPERATIONS,
-    *openai_operations.OPERATIONS,
-    *anthropic_operations.OPERATIONS,
-    *embedding_operations.OPERATIONS,
-    *native_operations.OPERATIONS,
-)
 
 
 @cache

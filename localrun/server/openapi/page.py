@@ -1,8 +1,10 @@
-"""`/docs`: the OpenAPI document as one readable page, with what is refused and where the editors' pages are.
+"""The pages of `/docs`: the OpenAPI document as one readable page, and how to set up editors.
 
-Pure: made once. The address in the examples is put in by the route, which knows by what name it was reached.
-
-Does not: know a route that the document does not have.
+The reference is made once; the address in its examples is put in by the route, which knows by what name it was reached.
+The editors' pages are Markdown files of the package, also to be read where the sources are; each begins with a heading,
+its title, and its name is that of the file. All are HTML documents without anything from elsewhere, light or dark as
+the reader's system is.
+Does not: know a route that the document does not have, or fetch or run anything.
 """
 
 from __future__ import annotations
@@ -11,15 +13,149 @@ import json
 import re
 from functools import cache
 from html import escape
-from typing import Any
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any, NamedTuple
 
-from localrun.server.openapi import editor_pages
+from localrun.errors import NotFound
 from localrun.server.openapi.document import Json, document
 from localrun.server.openapi.field_notes import COMMON
 from localrun.server.openapi.operation import JSON, Family
-from localrun.server.openapi.page_frame import page
 from localrun.server.openapi.refusals import REFUSALS
-from localrun.server.openapi.schema_text import anchor, default_html, type_html
+
+# No script runs and nothing is loaded, whatever a page says.
+CONTENT_POLICY = b"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --quiet: #8889; --back: #8881; --link: light-dark(#0550ae, #79c0ff) }
+* { box-sizing: border-box }
+body { margin: 0 auto; max-width: 68rem; padding: 1rem 1.25rem 4rem; font: 16px/1.5 system-ui, sans-serif }
+a { color: var(--link) }
+h1, h2, h3 { line-height: 1.2 }
+h2 { margin-top: 3rem; border-bottom: 1px solid var(--line) }
+code, pre { font: 0.875em/1.45 ui-monospace, monospace }
+pre { overflow-x: auto; padding: 0.75rem; background: var(--back); border-radius: 6px }
+table { border-collapse: collapse; width: 100%; font-size: 0.9375rem }
+th, td { text-align: left; vertical-align: top; padding: 0.3rem 0.75rem 0.3rem 0; border-top: 1px solid var(--line) }
+td:first-child code { overflow-wrap: anywhere }
+details { border: 1px solid var(--line); border-radius: 6px; margin: 0.5rem 0; padding: 0.4rem 0.75rem }
+summary { cursor: pointer }
+summary b { font: 600 0.9375rem ui-monospace, monospace }
+.limit, .quiet { opacity: 0.75; font-size: 0.875rem }
+.method { display: inline-block; min-width: 4.5rem; font: 600 0.8125rem ui-monospace, monospace }
+nav ul { columns: 3 14rem; padding-left: 1.25rem }
+.wide { overflow-x: auto }
+"""
+
+
+def page(title: str, content: str) -> str:
+    """A whole document. `content` is HTML, `title` is text."""
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>'
+        f"<body>{content}</body></html>"
+    )
+
+
+_LIMITS = {
+    "minimum": "at least {}",
+    "exclusiveMinimum": "above {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "below {}",
+    "minLength": "at least {} characters",
+    "maxLength": "at most {} characters",
+    "minItems": "at least {} items",
+    "maxItems": "at most {} items",
+    "minProperties": "at least {} entries",
+    "maxProperties": "at most {} entries",
+    "pattern": "matches {}",
+}
+
+
+def anchor(name: str) -> str:
+    """Where the page describes a shape."""
+    return f"shape-{name}"
+
+
+def type_html(schema: dict[str, Any]) -> str:
+    """What a value may be."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f'<a href="#{anchor(name)}">{escape(name)}</a>'
+    if "anyOf" in schema:
+        kinds = [type_html(one) for one in schema["anyOf"] if one != {"type": "null"}]
+        return " or ".join(kinds) or "null"
+    if "enum" in schema:
+        return " | ".join(f"<code>{escape(str(value))}</code>" for value in schema["enum"])
+    if "const" in schema:
+        return f"<code>{escape(json.dumps(schema['const']))}</code>"
+    kind = schema.get("type")
+    if kind == "array":
+        shown = f"list of {type_html(schema.get('items', {}))}"
+    elif kind == "object" and isinstance(schema.get("additionalProperties"), dict):
+        shown = f"object of {type_html(schema['additionalProperties'])}"
+    else:
+        shown = escape(str(kind)) if kind else "anything"
+    limits = [words.format(escape(_number(schema[name]))) for name, words in _LIMITS.items() if name in schema]
+    return shown + (f' <span class="limit">{", ".join(limits)}</span>' if limits else "")
+
+
+def default_html(schema: dict[str, Any]) -> str:
+    """Empty without one, or where it is null: then the note says what happens."""
+    default = schema.get("default")
+    return "" if default is None else f" = <code>{escape(json.dumps(default))}</code>"
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        value = int(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+# What is true of all editors.
+INDEX = "README"
+_FOLDER = resources.files("localrun") / "docs" / "editors"
+
+
+class EditorPage(NamedTuple):
+    """One page. `text` is Markdown."""
+
+    name: str
+    title: str
+    text: str
+
+
+@cache
+def pages() -> tuple[EditorPage, ...]:
+    """All pages, by name."""
+    return tuple(_read_page(file) for file in _files() if file.name != INDEX + ".md")
+
+
+def _files() -> list[Traversable]:
+    found = (file for file in _FOLDER.iterdir() if file.name.endswith(".md"))
+    return sorted(found, key=lambda file: file.name)
+
+
+def _read_page(file: Traversable) -> EditorPage:
+    text = file.read_text(encoding="utf-8")
+    return EditorPage(file.name.removesuffix(".md"), text.partition("\n")[0].lstrip("# "), text)
+
+
+@cache
+def rendered(name: str) -> str:
+    """A page as an HTML document. Raises NotFound."""
+    # Not at the top: no start of a daemon has to wait for it.
+    from markdown_it import MarkdownIt
+
+    for one in (_read_page(_FOLDER / f"{INDEX}.md"), *pages()):
+        if one.name == name:
+            # HTML in the text would be shown as text; links lead from file to file where the sources are.
+            content = MarkdownIt("commonmark", {"html": False}).enable("table").render(one.text)
+            content = content.replace('.md"', '"')
+            return page(f"localrun: {one.title}", f'<p><a href="/docs">localrun: API</a></p>{content}')
+    listed = ", ".join(one.name for one in pages())
+    raise NotFound(f"there is no page '{name[:40]}'; there are {listed}", field="name")
+
 
 # Stands for the base URL in the cached page.
 BASE_URL = "{base-url}"
@@ -37,8 +173,8 @@ def reference() -> str:
 def _head(described: Json) -> str:
     info = described["info"]
     families = "".join(f'<li><a href="#{_slug(family)}">{escape(family)}</a></li>' for family in Family)
-    editors = f'<li><a href="/docs/editors/{editor_pages.INDEX}">All of them</a></li>' + "".join(
-        f'<li><a href="/docs/editors/{one.name}">{escape(one.title)}</a></li>' for one in editor_pages.pages()
+    editors = f'<li><a href="/docs/editors/{INDEX}">All of them</a></li>' + "".join(
+        f'<li><a href="/docs/editors/{one.name}">{escape(one.title)}</a></li>' for one in pages()
     )
     return (
         f"<h1>localrun {escape(info['version'])}</h1><p>{escape(info['summary'])} "

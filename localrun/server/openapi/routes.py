@@ -14,12 +14,11 @@ from functools import cache
 import msgspec
 from starlette.routing import Route
 
-from localrun.server.http.endpoint import route
-from localrun.server.http.exchange import Exchange
+from localrun.server.http.exchange import Exchange, route
 from localrun.server.http.failures import Headers
-from localrun.server.openapi import editor_pages, page
+from localrun.server.openapi import page
 from localrun.server.openapi.document import document
-from localrun.server.openapi.page_frame import CONTENT_POLICY
+from localrun.server.openapi.page import CONTENT_POLICY, rendered
 from localrun.server.runtime import Runtime
 
 _HTML: Headers = [
@@ -49,7 +48,7 @@ async def _docs(_: Runtime, exchange: Exchange) -> None:
 
 
 async def _editor(_: Runtime, exchange: Exchange) -> None:
-    text = await asyncio.to_thread(editor_pages.rendered, exchange.scope["path_params"]["name"])
+    text = await asyncio.to_thread(rendered, exchange.scope["path_params"]["name"])
     await exchange.answer(text.encode("utf-8"), headers=_HTML)
 
 

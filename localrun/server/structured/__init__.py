@@ -1,4 +1,4 @@
-"""Grammars that an answer must match: from a client's JSON schema, GBNF, lark or regex, or from callable tools.
+"""Grammars that an answer must match: from a client's JSON schema or GBNF, or from callable tools.
 
 What is refused here names the field, the keyword and its path, before the engine sees anything. The engine compiles
 the rest, and refuses what it cannot in the same way.
@@ -7,7 +7,6 @@ Owner: the daemon's event loop; pure. Does not: compile a grammar (the engine do
 See README.md for the features of JSON schema.
 """
 
-from localrun.server.structured.calls import CallShape, calls, check_size
-from localrun.server.structured.grammars import gbnf, json_object, json_schema, lark, regex
+from localrun.server.structured.grammars import CallShape, calls, check_size, gbnf, json_object, json_schema
 
-__all__ = ["CallShape", "calls", "check_size", "gbnf", "json_object", "json_schema", "lark", "regex"]
+__all__ = ["CallShape", "calls", "check_size", "gbnf", "json_object", "json_schema"]

@@ -1,14 +1,17 @@
-"""Grammars from what a client sent: JSON, a JSON schema, GBNF, lark, a regular expression.
+"""Grammars from what a client sent (JSON, a JSON schema, GBNF) and of tool calls: literal text around JSON values.
 
-Pure. Does not: compile.
+Pure. Does not: compile, know a model's format (the reply parsers do), or parse an answer.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from localrun.errors import BadRequest
-from localrun.server.structured.schema_check import schema_text
+from localrun.server.structured.schema import schema_text
 from localrun.wire import Grammar, GrammarKind
 
 # Beyond this a text is no grammar that somebody wrote for an answer.
@@ -31,16 +34,6 @@ def gbnf(text: str, *, field: str) -> Grammar:
     return _written(GrammarKind.GBNF, text, field)
 
 
-def lark(text: str, *, field: str) -> Grammar:
-    """A grammar in lark notation, `start` being its first rule. Raises BadRequest."""
-    return _written(GrammarKind.LARK, text, field)
-
-
-def regex(text: str, *, field: str) -> Grammar:
-    """A regular expression that the whole answer must match. Raises BadRequest."""
-    return _written(GrammarKind.REGEX, text, field)
-
-
 def _written(kind: GrammarKind, text: str, field: str) -> Grammar:
     if not text.strip():
         raise BadRequest(f"{field} is empty; leave it out for a free answer", field=field)
@@ -48,3 +41,83 @@ def _written(kind: GrammarKind, text: str, field: str) -> Grammar:
     if size_bytes > MAX_GRAMMAR_BYTES:
         raise BadRequest(f"{field} has {size_bytes} bytes; the limit is {MAX_GRAMMAR_BYTES}", field=field)
     return Grammar(kind, text)
+
+
+@dataclass(frozen=True)
+class CallShape:
+    """One callable tool: literal text, a JSON value of `schema`, literal text. In a literal the name of a control token
+    stands for that token. `field` is where the schema came from, for messages."""
+
+    before: str
+    schema: Any
+    after: str
+    field: str = "tools"
+
+
+def calls(
+    shapes: Sequence[CallShape],
+    *,
+    at_least: int,
+    at_most: int | None,
+    separator: str = "",
+    before: str = "",
+    after: str = "",
+    triggers: Sequence[str] = (),
+) -> Grammar:
+    """`before`, then `at_least` to `at_most` (None: any number of) calls of any of `shapes` with `separator` between
+    them, then `after`. With `triggers` the answer is free until one of them was produced and must match from there on.
+
+    Raises BadRequest for a schema with an unsupported keyword and for schemas that are too much together, ValueError
+    for counts that make no sense.
+    """
+    if not shapes or at_least < 0 or (at_most is not None and (at_most < at_least or at_most < 1)):
+        raise ValueError(f"{at_least} to {at_most} calls of {len(shapes)} shapes")
+    literals = _Literals()
+    first = literals.rule(before)
+    rules = []
+    size_bytes = 0
+    for index, shape in enumerate(shapes):
+        rules.append(f"arguments_{index}: %json {schema_text(shape.schema, field=shape.field)}")
+        size_bytes += len(rules[-1]) + len(shape.before) + len(shape.after)
+        check_size(size_bytes)
+        rules.append(f"call_{index}: {literals.rule(shape.before)} arguments_{index} {literals.rule(shape.after)}")
+    rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(shapes))))
+    many = _repeated(literals.rule(separator), max(at_least, 1), at_most)
+    if at_least == 0:
+        rules += [f"some: {many}", f"start: {first} some? {literals.rule(after)}"]
+    else:
+        rules.append(f"start: {first} {many} {literals.rule(after)}")
+    return Grammar(GrammarKind.LARK, "\n".join((*rules, *literals.rules)) + "\n", tuple(triggers))
+
+
+def check_size(size_bytes: int) -> None:
+    """Raises BadRequest when the tools of a request make more of a grammar than that."""
+    if size_bytes > MAX_GRAMMAR_BYTES:
+        raise BadRequest(
+            f"tools: their schemas make a grammar of more than {MAX_GRAMMAR_BYTES} bytes; send fewer tools, or simpler "
+            f"schemas",
+            field="tools",
+        )
+
+
+def _repeated(separator: str, at_least: int, at_most: int | None) -> str:
+    if at_most == 1:
+        return "call"
+    most = "" if at_most is None else str(at_most - 1)
+    return f"call ({separator} call){{{at_least - 1},{most}}}"
+
+
+class _Literals:
+    """Rules for literal texts. The engine looks for control tokens in rules named so."""
+
+    def __init__(self) -> None:
+        self.rules: list[str] = []
+
+    def rule(self, text: str) -> str:
+        """The name of the rule for `text`; nothing for no text."""
+        if not text:
+            return ""
+        name = f"literal_{len(self.rules)}"
+        text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text
+        self.rules.append(f"{name}: {json.dumps(text, ensure_ascii=False)}")
+        return name

@@ -7,7 +7,7 @@ or (unless it runs as root, whom no such limit binds) start a process: the limit
 so even a way out of the sandbox finds nothing to open. Its environment is what Python needs, without anybody's secrets.
 
 Frames are those of `frames.py`: requests on stdin, replies on stdout. Ends when stdin ends. Imports nothing of
-the daemon but `errors`, `wire` and the modules named `template_*`.
+the daemon but `errors`, `wire` and the modules of this package.
 """
 
 from __future__ import annotations

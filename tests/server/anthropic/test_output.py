@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from localrun.server.anthropic.output import Output, signature
-from localrun.server.replies.pieces import CallArguments, CallStart, Content, Piece, Thinking
+from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Piece, Thinking
 
 PIECES: list[Piece] = [
     Thinking("h"), Thinking("m"), Content("so "), Content("\u2028\""), CallStart(0, "call_a", "look"),

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
+import pytest
 
+from localrun.models.fit import Gpu
 from localrun.server.engines import machine
+from localrun.server.engines.machine import GpuLoad, gpus, has_gpu_library
+from localrun.snapshot import GpuRow
 
 
 def _cgroup(folder: Path, limit: str, current: int, stat: str = "") -> Path:
@@ -34,3 +42,83 @@ def test_a_container_over_its_limit_has_nothing_left(tmp_path: Path) -> None:
 def test_private_memory_of_a_process() -> None:
     assert 0 < machine.private_bytes(os.getpid()) <= psutil.Process().memory_info().rss
     assert machine.private_bytes(2**22 + 1) == 0
+
+
+class NVMLError(Exception):
+    pass
+
+
+def _nvml(monkeypatch: pytest.MonkeyPatch, **calls: Any) -> SimpleNamespace:
+    usual = {
+        "NVMLError": NVMLError,
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(used=5 + handle, total=24),
+        "nvmlDeviceGetName": lambda handle: b"Card A" if handle == 0 else "Card B",
+        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=40 + handle),
+    }
+    stand_in = SimpleNamespace(**usual | calls)
+    monkeypatch.setitem(sys.modules, "pynvml", stand_in)
+    return stand_in
+
+
+def _fail(*_: Any) -> None:
+    raise NVMLError("driver not loaded")
+
+
+def test_every_gpu_is_a_row(monkeypatch: pytest.MonkeyPatch):
+    _nvml(monkeypatch)
+    assert GpuLoad().rows() == [
+        GpuRow(name="Card A", busy_percent=40, memory_used_bytes=5, memory_total_bytes=24),
+        GpuRow(name="Card B", busy_percent=41, memory_used_bytes=6, memory_total_bytes=24),
+    ]
+
+
+def test_without_the_package_or_a_driver_there_is_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert GpuLoad().rows() == []
+    _nvml(monkeypatch, nvmlInit=_fail)
+    assert GpuLoad().rows() == []
+
+
+def test_a_driver_that_goes_away_is_asked_no_more(monkeypatch: pytest.MonkeyPatch):
+    stand_in = _nvml(monkeypatch)
+    load = GpuLoad()
+    assert len(load.rows()) == 2
+    stand_in.nvmlDeviceGetCount = _fail
+    assert load.rows() == []
+    stand_in.nvmlDeviceGetCount = lambda: 2
+    assert load.rows() == [], "one line in the log is enough"
+
+
+def printing(text: str) -> list[str]:
+    return [sys.executable, "-c", f"print({text!r})"]
+
+
+async def test_what_the_process_prints_are_the_gpus():
+    rows = [("Card", 8 << 30, False, 12 << 30), ("Chip", 1, True, 2)]
+    assert await gpus(printing(json.dumps(rows))) == tuple(Gpu(*row) for row in rows)
+
+
+async def test_a_process_that_fails_finds_none():
+    assert await gpus([sys.executable, "-c", "raise SystemExit(1)"]) == ()
+    assert await gpus(printing("no JSON")) == ()
+
+
+async def test_the_real_process_answers():
+    assert isinstance(await gpus(), tuple)
+
+
+def test_only_a_build_with_a_gpu_library_is_asked(tmp_path: Path):
+    (tmp_path / "lib").mkdir()
+    assert not has_gpu_library(tmp_path)
+    (tmp_path / "lib" / "libggml-cpu.so").touch()
+    assert not has_gpu_library(tmp_path)
+    (tmp_path / "lib" / "libggml-cuda.so.1").touch()
+    assert has_gpu_library(tmp_path)
+
+
+def test_an_emptied_gpu_has_all_its_memory():
+    assert Gpu("Card", 3, False, 10).emptied.free_bytes == 10
+    assert Gpu("Card", 3).emptied.free_bytes == 3

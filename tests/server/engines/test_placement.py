@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localrun.config import Settings
 from localrun.errors import CannotFit
-from localrun.models.fit import CELL_STEP, USABLE_RAM
-from localrun.server.engines.placement import Placement, place
+from localrun.models.fit import CELL_STEP, USABLE_RAM, Gpu, Machine
+from localrun.models.gguf import read_header
+from localrun.models.header import Header
+from localrun.server.engines.placement import Placement, place, place_text
 
 WEIGHTS_BYTES = 1_000_000
 CELL_BYTES = 1_000
@@ -89,3 +94,62 @@ def test_what_is_placed_fits_and_is_in_whole_steps(
     assert placement.needed_bytes <= available_bytes * USABLE_RAM
     assert placement.n_kv_cells % CELL_STEP == 0
     assert placement.n_kv_cells >= min(kv_cells or 256, 256)
+
+
+MIB = 1024**2
+
+
+@pytest.fixture
+def header(small_model: Path) -> Header:
+    return read_header(small_model)
+
+
+def placed_text(header: Header, ram_mib: int, *gpu_mib: int, **settings: Any) -> Placement:
+    gpus = tuple(Gpu("GPU", mib * MIB) for mib in gpu_mib)
+    return place_text("m", header, Settings(**settings), Machine(ram_mib * MIB, gpus))
+
+
+def test_plenty_of_memory_gives_what_the_settings_say(header: Header) -> None:
+    placement = placed_text(header, 64_000, slots=3)
+    assert (placement.n_slots, placement.kv_type, placement.n_kv_cells) == (3, "f16", 3 * 4096)
+    assert placement.n_gpu_layers == -1, "without known GPUs the engine decides"
+
+
+def test_short_memory_gives_smaller_cells_and_fewer_slots(header: Header) -> None:
+    wide = placed_text(header, 64_000)
+    for ram_mib in range(400, 60, -10):
+        try:
+            tight = placed_text(header, ram_mib)
+        except CannotFit:
+            break
+        assert tight.needed_bytes <= 0.8 * ram_mib * MIB
+    assert tight.n_kv_cells < wide.n_kv_cells
+    assert tight.kv_type == "q8_0"
+    assert tight.n_slots < wide.n_slots
+
+
+def test_a_chosen_type_is_kept(header: Header) -> None:
+    assert placed_text(header, 64_000, kv_type="q4_0").kv_type == "q4_0"
+    assert placed_text(header, 150, kv_type="f16").kv_type == "f16"
+
+
+def test_chosen_cells_are_taken_as_they_are_or_refused(header: Header) -> None:
+    assert placed_text(header, 64_000, kv_cells=10_000).n_kv_cells == 10_240
+    with pytest.raises(CannotFit, match=r"use fewer KV cells \(--kv-cells \d+ would fit\)"):
+        placed_text(header, 200, kv_cells=1_000_000)
+
+
+def test_a_refusal_has_both_numbers_and_a_way_out_text_placement(header: Header) -> None:
+    with pytest.raises(CannotFit) as caught:
+        placed_text(header, 10)
+    message = caught.value.message
+    assert re.match(r"model 'm' needs [\d.]+ [MG]B of memory \(weights [\d.]+ [MG]B, KV cache", message)
+    assert re.search(r"but [\d.]+ MB is available, of which 80% may be used;", message)
+    assert "smaller model" in message
+
+
+def test_a_gpu_takes_the_layers_and_leaves_little_in_ram(header: Header) -> None:
+    placement = placed_text(header, 1000, 4000)
+    assert placement.n_gpu_layers == header.n_layers + 1
+    assert placement.needed_bytes < placed_text(header, 1000).needed_bytes
+    assert placed_text(header, 1000, 4000, gpu_layers=2).n_gpu_layers == 2

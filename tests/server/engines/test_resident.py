@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from localrun.config import latency_target_s
-from localrun.server.engines.resident import FileStamp
+from localrun.config import Settings, latency_target_s
+from localrun.errors import BadRequest, CannotFit
+from localrun.models.store import Model
+from localrun.server.engines.placement import place_embeddings
+from localrun.server.engines.resident import FileStamp, Use, pooling_for
+from localrun.wire import Pooling
+from tests.models.test_pooling import header
 
 
 def test_a_stamp_tells_a_replaced_or_changed_file(tmp_path: Path) -> None:
@@ -46,3 +52,51 @@ async def test_the_latency_mode_shows_as_a_target(supervising: Any) -> None:
     async with supervising(latency="throughput") as (supervisor, _):
         (await supervisor.acquire("alpha", None)).release()
         assert supervisor.loaded()[0].target_itl_s == latency_target_s("throughput")
+
+
+GIB = 1024**3
+
+
+def model(architecture: str, **metadata: Any) -> Model:
+    return Model("some:model", Path("m.gguf"), 0, datetime.now(UTC), header(architecture, **metadata))
+
+
+def test_a_chat_model_generates_and_can_be_asked_for_embeddings():
+    chat = model("llama")
+    assert pooling_for(chat, Use.TEXT) is None
+    assert pooling_for(chat, Use.EMBED) is Pooling.LAST
+    with pytest.raises(BadRequest, match='"some:model" does not support reranking'):
+        pooling_for(chat, Use.RERANK)
+
+
+@pytest.mark.parametrize("made", [model("bert", pooling_type=2), model("qwen3", pooling_type=2)])
+def test_an_embedding_model_does_nothing_else(made: Model):
+    assert pooling_for(made, Use.EMBED) is Pooling.CLS
+    with pytest.raises(BadRequest, match="embedding model: use /api/embed"):
+        pooling_for(made, Use.TEXT)
+
+
+def test_a_reranker_does_nothing_else():
+    ranker = model("bert", pooling_type=4)
+    assert pooling_for(ranker, Use.RERANK) is Pooling.RANK
+    with pytest.raises(BadRequest, match="does not support embeddings; it ranks documents: use /v1/rerank"):
+        pooling_for(ranker, Use.EMBED)
+    with pytest.raises(BadRequest, match="does not support chat"):
+        pooling_for(ranker, Use.TEXT)
+
+
+def test_the_longest_input_is_that_of_the_kind_or_of_the_setting_and_halved_until_it_fits():
+    dimensions = {
+        "context_length": 32_768, "embedding_length": 1024, "block_count": 28, "attention__head_count": 16,
+        "attention__head_count_kv": 8, "feed_forward_length": 3072, "vocab_size": 151_936,
+    }  # fmt: skip
+    made = model("qwen3", pooling_type=3, **dimensions)
+    roomy = place_embeddings(made, Settings(), 16 * GIB)
+    assert roomy.n_kv_cells == 8192
+    assert place_embeddings(made, Settings(kv_cells=1000), 16 * GIB).n_kv_cells == 1000
+    assert place_embeddings(model("bert", **(dimensions | {"context_length": 514})), Settings(), GIB).n_kv_cells == 514
+    tight = place_embeddings(made, Settings(), roomy.needed_bytes)
+    assert tight.n_kv_cells < 8192
+    assert tight.needed_bytes <= roomy.needed_bytes * 0.8
+    with pytest.raises(CannotFit, match="some:model"):
+        place_embeddings(made, Settings(), GIB // 8)

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import psutil
 import pytest
 
 from localrun.errors import BadModelFile, EngineDied, ModelNotFound, QueueFull, Unavailable
-from localrun.models import manifest, naming
+from localrun.models import creation, manifest, naming
+from localrun.models.creation import Changes
 from localrun.models.store import Store
 from localrun.server.engines import supervisor as supervisor_module
 from localrun.server.engines.supervisor import Supervisor
+from tests.lora_file import write_lora
 from tests.server.waiting import error_of, until
 
 SCRIPT = str(Path(__file__).parents[1] / "scripted_engine.py")
@@ -267,8 +270,8 @@ async def test_a_dead_engine_is_replaced_by_the_next_request(supervising: Any) -
         lease.release()
         again = await supervisor.acquire("alpha", None)
         assert again.link is not lease.link
-        assert again.link.is_usable
-        assert other.link.is_usable
+        assert again.link.error is None
+        assert other.link.error is None
 
 
 async def test_three_early_deaths_stop_the_restarts_for_a_while(supervising: Any) -> None:
@@ -285,7 +288,7 @@ async def test_three_early_deaths_stop_the_restarts_for_a_while(supervising: Any
 
 
 async def test_the_door_opens_again_after_its_time(supervising: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localrun.server.engines.breaker.OPEN_S", 0.2)
+    monkeypatch.setattr("localrun.server.engines.faults.OPEN_S", 0.2)
     async with supervising(script="exit") as (supervisor, watch):
         for _ in range(3):
             await error_of(supervisor.acquire("alpha", None))
@@ -321,8 +324,40 @@ async def test_a_model_that_cannot_load_does_not_disturb_another(supervising: An
         supervisor._command = [sys.executable, str(script)]
         lease = await supervisor.acquire("alpha", None)
         assert isinstance(await error_of(supervisor.acquire("beta", None)), BadModelFile)
-        assert lease.link.is_usable
+        assert lease.link.error is None
 
 
 def test_the_engine_is_started_by_module_name() -> None:
     assert supervisor_module.engine_command(fake=False)[-2:] == ["-m", "localrun.engine.process"]
+
+
+async def test_a_copy_shares_the_engine_and_keeps_its_own_parameters(supervising: Any, models_dir: Path) -> None:
+    store = Store(models_dir)
+    base = creation.base_of(store, "alpha", None)
+    naming.point(store, "twin", creation.assemble(base, Changes(system="Be a twin."), now=datetime.now(UTC)))
+    async with supervising() as (supervisor, watch):
+        alpha, twin = await supervisor.acquire("alpha", -1), await supervisor.acquire("twin", -1)
+        assert alpha.link is twin.link
+        assert (alpha.model.name, alpha.model.system) == ("alpha", "")
+        assert (twin.model.name, twin.model.system) == ("twin", "Be a twin.")
+        alpha.release()
+        twin.release()
+        assert watch.loaded == ["alpha"]
+        assert await supervisor.unload("twin")
+        assert watch.ended == ["alpha"]
+
+
+async def test_other_adapters_are_another_engine(supervising: Any, models_dir: Path, tmp_path: Path) -> None:
+    store = Store(models_dir)
+    write_lora(models_dir / "alpha.gguf", tmp_path / "lora.gguf")
+    base = creation.base_of(store, "alpha", None)
+    adapter = creation.adapter(store, base, "./lora.gguf", tmp_path)
+    naming.point(store, "tuned", creation.assemble(base, Changes(adapters=(adapter,)), now=datetime.now(UTC)))
+    async with supervising() as (supervisor, watch):
+        alpha, tuned = await supervisor.acquire("alpha", -1), await supervisor.acquire("tuned", -1)
+        assert alpha.link is not tuned.link
+        alpha.release()
+        tuned.release()
+        await supervisor.unload("tuned")
+        assert watch.ended == ["tuned"]
+        assert [row.model for row in supervisor.loaded()] == ["alpha"]

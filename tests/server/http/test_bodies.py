@@ -11,6 +11,7 @@ import pytest
 from localrun.errors import BadRequest
 from localrun.server.http import bodies
 from localrun.server.http.exchange import Exchange
+from localrun.server.http.failures import Shape
 
 
 class Inner(msgspec.Struct):
@@ -83,7 +84,7 @@ async def test_a_large_body_is_looked_at_beside_the_event_loop() -> None:
     async def send(_: Any) -> None:
         raise AssertionError
 
-    reading = asyncio.create_task(bodies.read(Exchange({"path": "/api/chat"}, receive, send), Outer))
+    reading = asyncio.create_task(bodies.read(Exchange({"path": "/api/chat"}, receive, send, Shape.OLLAMA), Outer))
     n_turns = 0
     while not reading.done():
         n_turns += 1

@@ -9,7 +9,9 @@ import pytest
 from localrun.config import latency_target_s
 from localrun.errors import BadRequest
 from localrun.server.http import caller
+from localrun.server.http.caller import keep_alive_s
 from localrun.server.http.exchange import Exchange
+from localrun.server.http.failures import Shape
 from localrun.server.http.fields import ServiceFields
 from localrun.wire import Lane
 
@@ -17,7 +19,7 @@ from localrun.wire import Lane
 def exchange(**headers: str) -> Exchange:
     raw = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
     scope: dict[str, Any] = {"type": "http", "path": "/api/chat", "headers": raw, "client": ("127.0.0.1", 50000)}
-    return Exchange(scope, None, None)  # type: ignore[arg-type]
+    return Exchange(scope, None, None, Shape.OLLAMA)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,7 @@ def test_lanes() -> None:
 
 
 def test_what_is_asked_of_the_runtime() -> None:
-    ask = caller.ask(exchange(x_localrun_client="me", x_localrun_lane="batch"), "tiny", keep_alive_s=5)
+    ask = caller.ask(exchange(x_localrun_client="me", x_localrun_lane="batch"), "tiny", ServiceFields(keep_alive=5))
     assert (ask.model, ask.api, ask.client, ask.lane, ask.keep_alive_s) == ("tiny", "/api/chat", "me", Lane.BATCH, 5)
 
 
@@ -95,5 +97,26 @@ def test_deadlines() -> None:
 
 def test_what_the_body_asks_for_is_asked_of_the_runtime() -> None:
     fields = ServiceFields(lane="batch", latency=30, deadline_s=9)
-    ask = caller.ask(exchange(), "tiny", fields=fields)
+    ask = caller.ask(exchange(), "tiny", fields)
     assert (ask.lane, ask.target_itl_s, ask.deadline_s) == (Lane.BATCH, 0.03, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (None, None), ("", None), (300, 300.0), (1.5, 1.5), (0, 0.0), (-1, -1.0), (-7.5, -1.0),
+        ("5m", 300.0), ("1h30m", 5400.0), ("300ms", 0.3), ("1.5h", 5400.0), (".5s", 0.5), ("0", 0.0), ("0s", 0.0),
+        ("-1", -1.0), ("-1m", -1.0), ("300", 300.0), ("+2s", 2.0), (" 10s ", 10.0), ("24h", 86400.0),
+    ],
+)  # fmt: skip
+def test_spellings(value: float | str | None, seconds: float | None) -> None:
+    assert keep_alive_s(value) == (None if seconds is None else pytest.approx(seconds))
+
+
+@pytest.mark.parametrize(
+    "value", ["five minutes", "5 m", "5d", "m", "--1", "1h-30m", "5m!", "nan", "inf", "1e3", "9" * 400, "５m"]
+)
+def test_what_is_no_duration_names_the_field(value: str) -> None:
+    with pytest.raises(BadRequest, match="keep_alive") as caught:
+        keep_alive_s(value)
+    assert caught.value.field == "keep_alive"

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 
 import pytest
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from localrun.config import ConfigError
+from localrun.errors import PortBusy
 from localrun.server.http import connection
-from localrun.server.http.connection import MAX_HEAD_BYTES, MAX_HEADER_FIELDS, BoundedConnection
+from localrun.server.http.connection import MAX_HEAD_BYTES, MAX_HEADER_FIELDS, BoundedConnection, bind, url_of
 
 DEADLINE_S = 0.3
 # How long a test waits for what must happen; far beyond the deadline, for a machine that does other things too.
@@ -258,3 +261,38 @@ async def test_a_client_that_accepts_no_output_is_cut_off() -> None:
 
 async def _empty() -> dict[str, object]:
     return {"type": "http.request", "body": b"", "more_body": False}
+
+
+def test_port_zero_takes_a_free_one() -> None:
+    with closing(bind("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        assert url_of(listening) == f"http://127.0.0.1:{port}"
+        with closing(socket.create_connection(("127.0.0.1", port), timeout=10)):
+            pass
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "127.0.0.1", "127.0.0.2"])
+def test_loopback_addresses(host: str) -> None:
+    bind(host, 0).close()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.com", "", "127.0.0.1.evil.com", "8.8.8.8"])
+def test_other_addresses_are_refused_by_name(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1"):
+        bind(host, 0)
+
+
+def test_a_busy_port_names_itself_and_the_way_out() -> None:
+    with closing(bind("127.0.0.1", 0)) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(PortBusy, match=rf"port {port} .*--port"):
+            bind("127.0.0.1", port)
+
+
+def test_ipv6_has_brackets_in_its_url() -> None:
+    try:
+        listening = bind("::1", 0)
+    except ConfigError:
+        pytest.skip("this machine has no IPv6 loopback")
+    with closing(listening):
+        assert url_of(listening).startswith("http://[::1]:")

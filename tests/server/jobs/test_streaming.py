@@ -11,9 +11,9 @@ from starlette.types import Message
 
 from localrun.errors import Cancelled, EngineDied, LocalrunError
 from localrun.server.http.exchange import Exchange
+from localrun.server.http.failures import Shape
 from localrun.server.jobs import streaming
-from localrun.server.jobs.delta_buffer import DeltaBuffer
-from localrun.server.jobs.job import Job
+from localrun.server.jobs.job import DeltaBuffer, Job
 from localrun.wire import Delta, Finish, Phase
 
 
@@ -131,7 +131,7 @@ async def sent_by(both: list[Job], feeding: Callable[[], None] | None = None) ->
             if feeding is not None and len(sent) == 1:
                 feeding()
 
-    exchange = Exchange({"path": "/api/chat", "headers": []}, None, send)  # type: ignore[arg-type]
+    exchange = Exchange({"path": "/api/chat", "headers": []}, None, send, Shape.OLLAMA)  # type: ignore[arg-type]
     try:
         await streaming.stream(exchange, both, Shown(), [])
     except LocalrunError as error:

@@ -9,10 +9,7 @@ import pytest
 
 from localrun.errors import BadRequest
 from localrun.server.http import bodies
-from localrun.server.ollama.bodies import ModelBody
-from localrun.server.ollama.chat_body import ChatBody
-from localrun.server.ollama.generate_body import GenerateBody
-from localrun.server.ollama.options import Options
+from localrun.server.ollama.bodies import ChatBody, GenerateBody, ModelBody, Options
 from localrun.wire import GrammarKind
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from localrun.server.replies.gathered import Reply
-from localrun.server.replies.pieces import CallArguments, CallStart, Content, Piece, Thinking
+from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Piece, Reply, Thinking
 from localrun.wire import ChosenLogprob, Delta, Finish, Phase, Usage
 
 USAGE = Usage(n_prompt=10, n_cached=4, n_output=3, queued_s=0, prefill_s=0.5, decode_s=0.25)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from localrun.errors import BadRequest
-from localrun.server.templates.marks import mark, split
+from localrun.server.templates.marks import literal_tree, longest_of, mark, split
 from localrun.wire import Segment
 
 TOKENS = ("<|im_start|>", "<|im_end|>", "</s>", "<s>", "<s>special")
@@ -120,3 +121,20 @@ def test_many_tokens_with_one_prefix_stay_fast_on_hostile_text():
     tokens = tuple(f"<{'<' * 20}unused{number}>" for number in range(3000))
     _, marks = mark("", _content("<" * 200_000), tokens)
     assert marks is None
+
+
+texts = st.sets(st.text("<|ab", min_size=1, max_size=6), min_size=1, max_size=12)
+
+
+@given(known=texts, text=st.text("<|ab", max_size=20))
+def test_it_finds_the_longest_at_every_place(known: set[str], text: str) -> None:
+    pattern = re.compile(longest_of(literal_tree(known)))
+    for at in range(len(text)):
+        found = pattern.match(text, at)
+        longest = max((one for one in known if text.startswith(one, at)), key=len, default=None)
+        assert (found and found.group()) == longest
+
+
+def test_a_very_long_text_is_no_problem() -> None:
+    pattern = re.compile(longest_of(literal_tree(["a" * 50_000, "b"])))
+    assert pattern.fullmatch("a" * 50_000)

@@ -15,13 +15,10 @@ from msgspec import Meta
 
 from localrun.errors import BadRequest
 from localrun.server.http import fields
-from localrun.server.http.sampling_fields import MaxTokens, SamplingFields
-from localrun.server.openai import answer_format
-from localrun.server.openai.answer_format import JsonSchema, ResponseFormat
-from localrun.server.openai.chat_body import Effort
-from localrun.server.replies import function_tools
-from localrun.server.replies.chat_ask import Tool
-from localrun.server.replies.function_tools import MAX_TOOLS, Choice, Function
+from localrun.server.http.fields import MaxTokens, SamplingFields
+from localrun.server.openai.bodies import JsonSchema, ResponseFormat, grammar_of_format
+from localrun.server.openai.chat import Effort
+from localrun.server.prompting.ask import MAX_TOOLS, Choice, Function, Tool, checked_tools
 from localrun.wire import Grammar
 
 # What OpenAI runs on its own machines, or a client's own program under a fixed name. A model here may not call it.
@@ -127,7 +124,7 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
 
     def function_tools(self) -> tuple[Tool, ...]:
         """The tools that the model is given. Raises BadRequest naming the tool."""
-        return function_tools.checked(
+        return checked_tools(
             [
                 (f"tools[{index}]", _function(tool, f"tools[{index}]"))
                 for index, tool in enumerate(self.tools or ())
@@ -141,7 +138,7 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
         if asked is None or asked.type == "text":
             return None
         wanted = ResponseFormat(type=asked.type, json_schema=JsonSchema(name=asked.name, schema=asked.schema))
-        return answer_format.of_format(wanted, path=("text.format", "schema"))
+        return grammar_of_format(wanted, path=("text.format", "schema"))
 
 
 def _is_hosted(tool: dict[str, Any]) -> bool:

@@ -1,36 +1,148 @@
-"""POST /v1/responses.
+"""The routes of responses (create, read, delete), and the response object: what was asked, what came of it and what it
+took.
 
 A response is one answer to a conversation of items: those of the response it goes on with, then those of `input`.
-When it ends well, or at its limit, it is kept before its end is sent, so that who goes on at once finds it.
+When it ends well, or at its limit, it is kept before its end is sent, so that who goes on at once finds it. There is
+one `KeptResponses` per daemon, made with its routes.
+Does not: build the output items (`output.py`).
 """
 
 from __future__ import annotations
 
-import msgspec
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
 
-from localrun.errors import LocalrunError
-from localrun.server.http import bodies, caller, keep_alive
-from localrun.server.http.exchange import Exchange
-from localrun.server.jobs import beginning, streaming
-from localrun.server.jobs import plan as job_plan
+import msgspec
+from starlette.routing import Route
+
+from localrun.errors import LocalrunError, QueueFull
+from localrun.server.http import bodies, caller
+from localrun.server.http.exchange import Exchange, route
+from localrun.server.http.fields import defaults_of
+from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
-from localrun.server.jobs.model_defaults import defaults_of
-from localrun.server.openai import generation
-from localrun.server.openai.chat_body import think_of
-from localrun.server.openai.chunks import Fields, encode
-from localrun.server.openai.prompt_field import naming
+from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming
+from localrun.server.openai.chat import think_of
 from localrun.server.openai.responses import items as response_items
-from localrun.server.openai.responses import response as response_object
 from localrun.server.openai.responses.body import ResponsesBody
-from localrun.server.openai.responses.events import Events
 from localrun.server.openai.responses.items import Item
 from localrun.server.openai.responses.kept import KeptResponses
-from localrun.server.openai.responses.output import Output
-from localrun.server.replies import function_tools
-from localrun.server.replies.gathered import Reply
-from localrun.server.replies.prepare import ChatAsk, prepare
+from localrun.server.openai.responses.output import Events, Output
+from localrun.server.parsing.pieces import Reply
+from localrun.server.prompting import conversation as beginning
+from localrun.server.prompting.ask import ChatAsk, choose_tools
+from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
-from localrun.wire import Delta, Finish
+from localrun.wire import Delta, Finish, Sampling, Usage
+
+
+class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """The response is forgotten."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class ResponseItems(msgspec.Struct, frozen=True, kw_only=True):
+    """The conversation that a response answered, newest item first."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def begun_response(response_id: str, body: ResponsesBody, sampling: Sampling) -> Fields:
+    """The object of a response that runs. `sampling` is what came of the request and of the model's parameters."""
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "model": body.model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {
+            "effort": body.effort,
+            "summary": (body.reasoning.summary or body.reasoning.generate_summary) if body.reasoning else None,
+        },
+        "service_tier": "default",
+        "store": body.is_kept,
+        "temperature": sampling.temperature,
+        "text": {"format": _format(body)},
+        "tool_choice": "auto" if body.tool_choice is None else _without_none(body.tool_choice),
+        "tools": [tool | {"strict": tool.get("strict") or False} for tool in body.offered_tools],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "usage": None,
+    }
+
+
+def ended_response(response: Fields, output: Sequence[Fields], finish: Finish, usage: Usage, n_thinking: int) -> Fields:
+    """The object of a response that has ended, with all it said."""
+    is_cut = finish is Finish.LENGTH
+    return response | {
+        "status": "incomplete" if is_cut else "completed",
+        "completed_at": None if is_cut else int(time.time()),
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "output": list(output),
+        "usage": _usage(usage, n_thinking),
+    }
+
+
+def failed_response(response: Fields, output: Sequence[Fields], error: LocalrunError) -> Fields:
+    """The object of a response that broke off."""
+    code = "rate_limit_exceeded" if isinstance(error, QueueFull) else "server_error"
+    return response | {
+        "status": "failed",
+        "output": list(output),
+        "error": {"code": code, "message": error.message, "type": error.code, "param": error.field},
+    }
+
+
+def _usage(usage: Usage, n_thinking: int) -> ResponseUsage:
+    # What was computed is kept as a prefix for the next request.
+    n_written = usage.n_prompt - usage.n_cached
+    return ResponseUsage(
+        input_tokens=usage.n_prompt,
+        input_tokens_details={"cached_tokens": usage.n_cached, "cache_write_tokens": n_written},
+        output_tokens=usage.n_output,
+        output_tokens_details={"reasoning_tokens": n_thinking},
+        total_tokens=usage.n_prompt + usage.n_output,
+    )
+
+
+def _format(body: ResponsesBody) -> Fields:
+    asked = body.text.format if body.text is not None else None
+    return {"type": "text"} if asked is None else _without_none(asked)
+
+
+def _without_none(asked: object) -> Fields:
+    """A struct of the body, as the client wrote it."""
+    fields: Fields = msgspec.to_builtins(asked)
+    return {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else fields
 
 
 async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> None:
@@ -44,7 +156,7 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
     # Checked as what was sent, so that an error names the item of this body.
     response_items.messages_of(None, sent)
     conversation = [*before, *sent]
-    tools, choice = function_tools.choose(body.tool_choice, body.function_tools())
+    tools, choice = choose_tools(body.tool_choice, body.function_tools())
     ask = ChatAsk(
         messages=response_items.messages_of(body.instructions, conversation),
         tools=tools,
@@ -53,13 +165,13 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
         response_grammar=body.answer_grammar(),
         think=think_of(body.effort),
     )
-    who = caller.ask(exchange, body.model, keep_alive_s=keep_alive.seconds(body.keep_alive), fields=body)
+    who = caller.ask(exchange, body.model, body)
     async with exchange.while_connected(), runtime.job(who) as job:
         messages = beginning.begun(job.model, ask.messages)
         with naming("input", effort="reasoning.effort"):
             prepared = await prepare(runtime, job, msgspec.structs.replace(ask, messages=messages))
         defaults = defaults_of(job.model)
-        plan = job_plan.plan(
+        plan = streaming.plan(
             body,
             job,
             defaults,
@@ -70,8 +182,8 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
             logprobs=body.wants_logprobs,
             n_probs=body.top_logprobs or 0,
         )
-        await plan.submit(job, choice=0, segments=prepared.segments)
-        begun = response_object.begun("resp_" + job_plan.answer_id([job]), body, plan.sampling)
+        await job.submit(plan, segments=prepared.segments)
+        begun = begun_response("resp_" + streaming.answer_id([job]), body, plan.sampling)
         run = _Run(
             exchange,
             job,
@@ -105,7 +217,7 @@ class _Run:
         self._response = response
         self._events = Events()
         self._output = Output(self._events, summarizes=summarizes)
-        self._headers = generation.headers_of([job])
+        self._headers = headers_of([job])
         self._kept = kept
         self._conversation = conversation
 
@@ -122,7 +234,7 @@ class _Run:
         except LocalrunError as error:
             if not self._exchange.started:
                 raise
-            self._response = response_object.failed(self._response, self._output.items, error)
+            self._response = failed_response(self._response, self._output.items, error)
             await self._exchange.close_stream(self.end())
 
     # --- as the writer of a stream -------------------------------------------------------------------------------
@@ -135,11 +247,9 @@ class _Run:
         told = self._output.take(self._reply.take(delta), delta.logprobs)
         if delta.finish is None:
             return told
-        finish, usage = generation.ended(delta)
+        finish, usage = ended(delta)
         told += self._output.finish(status="incomplete" if finish is Finish.LENGTH else "completed")
-        self._response = response_object.ended(
-            self._response, self._output.items, finish, usage, self._reply.n_thinking
-        )
+        self._response = ended_response(self._response, self._output.items, finish, usage, self._reply.n_thinking)
         if self._kept is not None:
             self._kept.add(self._response, self._conversation)
         return told
@@ -150,3 +260,38 @@ class _Run:
 
     def _event(self, kind: str) -> bytes:
         return self._events.event(kind, {"response": self._response})
+
+
+def response_routes(runtime: Runtime) -> list[Route]:
+    """All routes of responses."""
+    kept = KeptResponses()
+    return [
+        route("/v1/responses", runtime, partial(create, kept), methods=["POST"]),
+        route("/v1/responses/{id}", runtime, partial(_read, kept), methods=["GET"]),
+        route("/v1/responses/{id}", runtime, partial(_delete, kept), methods=["DELETE"]),
+        route("/v1/responses/{id}/input_items", runtime, partial(_input_items, kept), methods=["GET"]),
+    ]
+
+
+async def _read(kept: KeptResponses, _: Runtime, exchange: Exchange) -> None:
+    await exchange.answer(encode(kept.get(_id(exchange)).response))
+
+
+async def _delete(kept: KeptResponses, _: Runtime, exchange: Exchange) -> None:
+    response_id = _id(exchange)
+    kept.delete(response_id)
+    await exchange.answer(encode(ResponseDeleted(id=response_id, object="response", deleted=True)))
+
+
+async def _input_items(kept: KeptResponses, _: Runtime, exchange: Exchange) -> None:
+    """The newest first, as OpenAI lists them; all of them."""
+    items = list(reversed(kept.get(_id(exchange)).input))
+    ids = [item.get("id") for item in items]
+    listed = ResponseItems(object="list", data=items, first_id=ids[0], last_id=ids[-1], has_more=False)
+    await exchange.answer(encode(listed))
+
+
+def _id(exchange: Exchange) -> str:
+    name = exchange.scope["path_params"]["id"]
+    assert isinstance(name, str)
+    return name

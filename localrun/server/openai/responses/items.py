@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from localrun.errors import BadRequest
-from localrun.server.jobs.prompt import Message
-from localrun.server.openai import messages as openai_messages
+from localrun.server.openai.bodies import text_of
+from localrun.server.prompting.ask import Message, arguments_of, assistant, called
 
 Item = dict[str, Any]
 
@@ -53,7 +53,7 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[Message
             turn.thinking.append(_reasoning_text(item))
         elif kind == "message" and item["role"] == "assistant":
             messages += turn.before_content()
-            turn.content.append(openai_messages.text_of(item["content"], f"{where}.content"))
+            turn.content.append(text_of(item["content"], f"{where}.content"))
         else:
             messages += turn.end()
             messages.append(_outside(item, where, names))
@@ -69,9 +69,8 @@ class _Turn:
         self.calls: list[dict[str, Any]] = []
 
     def call(self, item: Item, where: str) -> None:
-        arguments = openai_messages.arguments_of(item["arguments"], f"{where}.arguments")
-        function = {"name": item["name"], "arguments": arguments}
-        self.calls.append({"id": item["call_id"], "type": "function", "function": function})
+        arguments = arguments_of(item["arguments"], f"{where}.arguments")
+        self.calls.append(called(item["name"], arguments, item["call_id"]))
 
     def before_thinking(self) -> list[Message]:
         return self.end() if self.content or self.calls else []
@@ -85,12 +84,7 @@ class _Turn:
         self.thinking, self.content, self.calls = [], [], []
         if not (thinking or content or calls):
             return []
-        message: Message = {"role": "assistant", "content": "\n".join(content)}
-        if any(thinking):
-            message["thinking"] = "\n".join(thinking)
-        if calls:
-            message["tool_calls"] = calls
-        return [message]
+        return [assistant("\n".join(content), thinking="\n".join(thinking) if any(thinking) else None, calls=calls)]
 
 
 def _item(item: Item, where: str, find: Callable[[str], Item | None]) -> Item:
@@ -156,7 +150,7 @@ def _outside(item: Item, where: str, names: dict[str, str]) -> Message:
     if item["type"] == "message":
         return {
             "role": _ROLES[item["role"]],
-            "content": openai_messages.text_of(item["content"], f"{where}.content"),
+            "content": text_of(item["content"], f"{where}.content"),
         }
     output = item.get("output")
     if not isinstance(output, str | list) or (
@@ -165,7 +159,7 @@ def _outside(item: Item, where: str, names: dict[str, str]) -> Message:
         raise BadRequest(f"{where}.output: must be a text or a list of parts", field=f"{where}.output")
     return {
         "role": "tool",
-        "content": openai_messages.text_of(output, f"{where}.output"),
+        "content": text_of(output, f"{where}.output"),
         "tool_call_id": item["call_id"],
         "name": names.get(item["call_id"], ""),
     }

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from localrun.errors import NotFound
-from localrun.server.openai.chunks import Fields, encode
+from localrun.server.openai.answer import Fields, encode
 from localrun.server.openai.responses.items import Item
 
 MAX_RESPONSES = 1000

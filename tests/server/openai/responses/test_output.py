@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from localrun.server.openai.responses.events import Events
-from localrun.server.openai.responses.output import Output
+from localrun.server.openai.responses.output import Events, Output
 from localrun.wire import ChosenLogprob, Finish
 from tests.server.openai.stub_parser import delta, reply
 

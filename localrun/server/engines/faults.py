@@ -1,0 +1,108 @@
+"""Engines that die and engines that hang: when one may be started again, and how the others are noticed.
+
+Owner: the supervisor. Kernels that compute wrong are `kernels.py`'s.
+Does not: start anything, or know why an engine died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+import psutil
+
+from localrun.errors import LocalrunError
+from localrun.server.engines.link import EngineLink
+
+EARLY_S = 60.0
+OPEN_S = 30.0
+DEATHS_TO_OPEN = 3
+FIRST_DELAY_S = 0.5
+
+
+class Breaker:
+    """Counts early deaths of one model's engines, one per model file; pure, time is an argument.
+
+    An engine that dies while loading, or within `EARLY_S` after it, has most likely met something that the next one
+    will meet as well: a file that makes llama.cpp abort, or memory that is not there. Two such deaths in a row delay
+    the next start, three stop starting for `OPEN_S`; then one attempt is let through, and its early death closes the
+    door again. An engine that lived longer than `EARLY_S` clears the count: its end is an accident, and the next start
+    is immediate.
+    """
+
+    def __init__(self) -> None:
+        self.n_early_deaths = 0
+        self.last_error: LocalrunError | None = None
+        self._last_death_s = 0.0
+
+    def died(self, now_s: float, lived_s: float, error: LocalrunError) -> None:
+        """An engine ended by itself or failed to load, `lived_s` after its load (0 when it never became ready)."""
+        self.n_early_deaths = self.n_early_deaths + 1 if lived_s < EARLY_S else 0
+        self.last_error = error
+        self._last_death_s = now_s
+
+    def closed_for_s(self, now_s: float) -> float:
+        """Seconds for which starting is refused; 0 when a start may be tried."""
+        if self.n_early_deaths < DEATHS_TO_OPEN:
+            return 0.0
+        return max(0.0, self._last_death_s + OPEN_S - now_s)
+
+    def delay_s(self, now_s: float) -> float:
+        """Seconds to wait before the next start: none after one death, then doubling from `FIRST_DELAY_S`."""
+        if not 2 <= self.n_early_deaths < DEATHS_TO_OPEN:
+            return 0.0
+        backoff_s: float = FIRST_DELAY_S * 2 ** (self.n_early_deaths - 2)
+        return max(0.0, self._last_death_s + backoff_s - now_s)
+
+
+CHECK_EVERY_S = 10.0
+SILENT_S = 30.0
+LEAST_CPU_S = 0.05  # per check; a waiting thread or two still costs a few milliseconds
+
+
+class StallWatch:
+    """Notices an engine that hangs: it owes answers, says nothing, and does not compute either.
+
+    Runs as one task in the daemon's event loop. A step may honestly take minutes (a large prompt, a large model, a slow
+    machine), so silence alone proves nothing. Silence while the process used no CPU time does: it is stopped, or it
+    waits for something that does not come. Such an engine is killed; its jobs end with EngineDied, and a new one can
+    start.
+
+    Does not: judge engines without outstanding requests, or ones that are loading (the load has its own time limit).
+
+    `links` gives the engines that are ready.
+    """
+
+    def __init__(self, links: Callable[[], Iterable[EngineLink]]) -> None:
+        self._links = links
+        self._cpu_s: dict[int, float] = {}
+
+    async def run(self) -> None:
+        """Checks for ever; cancel it to end it."""
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            self.check(time.monotonic())
+
+    def check(self, now_s: float) -> None:
+        """One look at every engine; two looks in a row without CPU time and with silence end it."""
+        seen: dict[int, float] = {}
+        for link in list(self._links()):
+            pid = link.pid
+            if pid is None or link.is_starting_again or not link.n_outstanding or now_s - link.last_frame_s < SILENT_S:
+                continue
+            cpu_s = _cpu_seconds(pid)
+            if cpu_s is None:
+                continue
+            seen[pid] = cpu_s
+            if pid in self._cpu_s and cpu_s - self._cpu_s[pid] < LEAST_CPU_S:
+                link.kill(f"hung: no step for {now_s - link.last_frame_s:.0f} seconds and no CPU time used")
+        self._cpu_s = seen
+
+
+def _cpu_seconds(pid: int) -> float | None:
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    return float(times.user + times.system)

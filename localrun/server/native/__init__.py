@@ -1,0 +1,1 @@
+"""The daemon's own API: `/health`, `/metrics` and `/localrun/v1/*`."""

@@ -1,0 +1,256 @@
+"""The daemon's own routes about models: getting them, clearing up after them, and how one would be opened here.
+
+    GET    /localrun/v1/pulls            {"pulls": [PullRow, ...]}: those under way, and the last ones that ended
+    DELETE /localrun/v1/pulls?model=M    cancels one, keeping what was transferred: {"model": ..., "cancelled": true}
+    GET    /localrun/v1/catalog          {"models": [catalogue entries]}; ?model=M for the one that a name stands for
+    GET    /localrun/v1/search?query=Q   {"catalog": [entries], "hub": [repositories], "problem": why there are no
+                                         repositories, or null}; &limit=N, 1 to 100
+    POST   /localrun/v1/gc               {"min_age_s": 3600, "partial_min_age_s": 1209600}: deletes what nobody needs
+                                         any more of the models folder and the hub's cache ->
+                                         {"freed_bytes": 123, "deleted": ["..."], "kept_blobs": 1}
+    GET    /localrun/v1/fit?model=M      how a model would be opened on this machine, and what each device would hold
+
+The answer of `fit`:
+
+    {"model", "fits", "slots", "kv_cells", "kv_type", "context", "gpu_layers", "layers", "devices": [...],
+     "total_bytes", "resident_bytes", "process_bytes", "background_bytes", "prefix_cache_bytes", "idle_bytes",
+     "notes": [...], "problem"}
+
+A device is `{"name", "layers", "weights_bytes", "kv_bytes", "compute_bytes", "other_bytes", "total_bytes",
+"usable_bytes", "free_bytes"}`, RAM first; its `other_bytes` are those of the process and of long prompts in the
+background. `idle_bytes` is what idle models hold of RAM; they would give way, so it is counted as free. `problem` is
+the refusal that a request would get, or null. The rule is the one that models are loaded by.
+
+Runs in the daemon's event loop; files are read in a thread. `/api/pull` itself is Ollama's.
+Does not: load anything, rank search results (the hub does), or know what garbage is (models/naming.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.routing import Route
+
+from localrun.errors import BadRequest, DownloadFailed, Unavailable
+from localrun.models import catalog, naming
+from localrun.models.catalog import Entry
+from localrun.models.fit import DeviceUse, Machine, choose
+from localrun.models.name import ModelName
+from localrun.models.sources import huggingface
+from localrun.models.sources.huggingface import HubHit
+from localrun.server.engines import machine
+from localrun.server.engines.machine import installed_gpus
+from localrun.server.engines.placement import refusal, wish_of
+from localrun.server.engines.resident import Use, pooling_for
+from localrun.server.http import bodies
+from localrun.server.http.exchange import Exchange, parameter, route
+from localrun.server.runtime import Runtime
+from localrun.snapshot import PullRow
+
+DEFAULT_LIMIT = 20
+MAX_LIMIT = 100
+MAX_QUERY_CHARS = 200
+
+
+class Pulls(msgspec.Struct, frozen=True, kw_only=True):
+    """The downloads that run, and those that ended lately."""
+
+    pulls: list[PullRow]
+
+
+class CancelledPull(msgspec.Struct, frozen=True, kw_only=True):
+    """The download ends; what came is kept for the next one."""
+
+    model: str
+    cancelled: bool
+
+
+class CatalogAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries of the catalogue."""
+
+    models: list[Entry]
+
+
+class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found in the catalogue and on the hub; `problem` says why the hub did not answer."""
+
+    catalog: list[Entry]
+    hub: list[HubHit]
+    problem: str | None
+
+
+class Collected(msgspec.Struct, frozen=True, kw_only=True):
+    """What was deleted."""
+
+    freed_bytes: int
+    deleted: list[str]
+    kept_blobs: int
+
+
+class FitAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model would be opened here; `problem` is the refusal that a request would get."""
+
+    model: str
+    fits: bool
+    slots: int
+    kv_cells: int
+    kv_type: str
+    context: int
+    gpu_layers: int
+    layers: int
+    devices: list[dict[str, Any]]
+    total_bytes: int
+    resident_bytes: int
+    process_bytes: int
+    background_bytes: int
+    prefix_cache_bytes: int
+    idle_bytes: int
+    notes: list[str]
+    problem: str | None
+
+
+def model_routes(runtime: Runtime) -> list[Route]:
+    """The routes, bound to a runtime."""
+    return [
+        route("/localrun/v1/pulls", runtime, _pulls, methods=["GET"]),
+        route("/localrun/v1/pulls", runtime, _cancel_pull, methods=["DELETE"]),
+        route("/localrun/v1/catalog", runtime, _catalog, methods=["GET"]),
+        route("/localrun/v1/search", runtime, _search, methods=["GET"]),
+        route("/localrun/v1/gc", runtime, _collect, methods=["POST"]),
+        route("/localrun/v1/fit", runtime, partial(_fit, asyncio.Lock()), methods=["GET"]),
+    ]
+
+
+async def _pulls(runtime: Runtime, exchange: Exchange) -> None:
+    await exchange.answer_json(Pulls(pulls=runtime.pulls.rows()))
+
+
+async def _cancel_pull(runtime: Runtime, exchange: Exchange) -> None:
+    model = parameter(exchange, "model")
+    if not model:
+        raise BadRequest("model is required: DELETE /localrun/v1/pulls?model=NAME", field="model")
+    await runtime.pulls.cancel(model)
+    await exchange.answer_json(CancelledPull(model=model, cancelled=True))
+
+
+async def _catalog(_: Runtime, exchange: Exchange) -> None:
+    model = parameter(exchange, "model")
+    found = catalog.find(ModelName.parse(model)) if model else None
+    entries = catalog.entries() if not model else () if found is None else (found.entry,)
+    await exchange.answer_json(CatalogAnswer(models=list(entries)))
+
+
+async def _search(runtime: Runtime, exchange: Exchange) -> None:
+    query = parameter(exchange, "query").strip()
+    if len(query) > MAX_QUERY_CHARS:
+        raise BadRequest(f"query has {len(query)} characters; the limit is {MAX_QUERY_CHARS}", field="query")
+    limit = _limit(exchange)
+    hits: list[HubHit] = []
+    problem: str | None = None
+    await exchange.read_body()
+    if query:
+        try:
+            async with exchange.while_connected():
+                hits = await huggingface.search(query, hub=runtime.pulls.hub, limit=limit)
+        except (DownloadFailed, Unavailable) as error:
+            # The catalogue answers without a network.
+            problem = error.message
+    await exchange.answer_json(SearchAnswer(catalog=list(catalog.search(query)), hub=hits, problem=problem))
+
+
+def _limit(exchange: Exchange) -> int:
+    text = parameter(exchange, "limit") or str(DEFAULT_LIMIT)
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    if not 1 <= limit <= MAX_LIMIT:
+        raise BadRequest(f"limit must be a number from 1 to {MAX_LIMIT}, not {text[:40]!r}", field="limit")
+    return limit
+
+
+class GarbageBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Uploaded files that no model names are spared until they are `min_age_s` old, downloads that were broken off
+    until `partial_min_age_s` after their last byte."""
+
+    min_age_s: Annotated[float, Meta(ge=0.0)] = naming.MIN_AGE_S
+    partial_min_age_s: Annotated[float, Meta(ge=0.0)] = naming.PARTIAL_MIN_AGE_S
+
+
+async def _collect(runtime: Runtime, exchange: Exchange) -> None:
+    body = bodies.decode(await exchange.read_body() or b"{}", GarbageBody)
+    collected = await asyncio.to_thread(
+        naming.collect_garbage,
+        runtime.store,
+        now_s=time.time(),
+        min_age_s=body.min_age_s,
+        partial_min_age_s=body.partial_min_age_s,
+    )
+    deleted = [str(path) for path in collected.files]
+    await exchange.answer_json(
+        Collected(freed_bytes=collected.freed_bytes, deleted=deleted, kept_blobs=collected.kept_blobs)
+    )
+
+
+async def _fit(one_at_a_time: asyncio.Lock, runtime: Runtime, exchange: Exchange) -> None:
+    """Asking the GPUs takes a process, so there is one such question at a time."""
+    await exchange.read_body()
+    async with exchange.while_connected(), one_at_a_time:
+        await exchange.answer_json(await _explained(runtime, exchange))
+
+
+async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
+    name = parameter(exchange, "model")
+    if not name:
+        raise BadRequest("model is missing: /localrun/v1/fit?model=NAME", field="model")
+    model = await asyncio.to_thread(runtime.store.resolve, name)
+    # Raises for models that only make vectors: they have no slots or cells to choose.
+    pooling_for(model, Use.TEXT)
+    idle_bytes = _idle_bytes(runtime, model.name)
+    here = Machine(machine.available_bytes() + idle_bytes, await installed_gpus())
+    wish = wish_of(runtime.settings, adapter_bytes=model.adapter_bytes)
+    fit = await asyncio.to_thread(choose, model.header, here, wish)
+    return FitAnswer(
+        model=model.name,
+        fits=fit.fits,
+        slots=fit.n_slots,
+        kv_cells=fit.n_kv_cells,
+        kv_type=fit.kv_type,
+        context=fit.n_ctx,
+        gpu_layers=fit.n_gpu_layers,
+        layers=sum(use.n_layers for use in fit.devices),
+        devices=[_device(use) for use in fit.devices],
+        total_bytes=fit.estimate.total_bytes,
+        resident_bytes=fit.estimate.resident_bytes,
+        process_bytes=fit.estimate.process_bytes,
+        background_bytes=fit.estimate.staging_bytes,
+        prefix_cache_bytes=runtime.settings.ram_cache_bytes,
+        idle_bytes=idle_bytes,
+        notes=list(fit.notes),
+        problem=None if fit.fits else refusal(model.name, fit, here, 0),
+    )
+
+
+def _idle_bytes(runtime: Runtime, name: str) -> int:
+    """What would be given back for this model: the memory of idle engines, and of its own."""
+    return sum(
+        machine.private_bytes(resident.link.pid)
+        for resident in runtime.supervisor.residents()
+        if resident.link.pid is not None and (resident.can_be_evicted or resident.model.name == name)
+    )
+
+
+def _device(use: DeviceUse) -> dict[str, Any]:
+    return {
+        "name": use.name,
+        "layers": use.n_layers,
+        "weights_bytes": use.weights_bytes,
+        "kv_bytes": use.kv_bytes,
+        "compute_bytes": use.compute_bytes,
+        "other_bytes": use.other_bytes,
+        "total_bytes": use.total_bytes,
+        "usable_bytes": use.usable_bytes,
+        "free_bytes": use.free_bytes,
+    }

@@ -1,0 +1,194 @@
+"""The daemon's own routes: health, snapshots, requests, cache, logs, shutdown, metrics.
+
+    GET    /health                      {"status": "ok", "version": ...}; 503 while shutting down
+    GET    /localrun/v1/snapshot        one Snapshot
+    GET    /localrun/v1/events?hz=4     Server-Sent Events, `event: snapshot`, 1 to 10 a second
+    GET    /localrun/v1/requests        {"requests": [RequestRow, ...]}
+    GET    /localrun/v1/requests/ID     RequestRow
+    DELETE /localrun/v1/requests/ID     cancels it: {"id": ..., "cancelled": true}; 404 unknown, 409 has ended
+    GET    /localrun/v1/cache           CacheReport: what is kept of each model's prompts
+    DELETE /localrun/v1/cache           CacheCleared: forgets it; ?model=NAME for one model, ?tier=ram or disk
+    GET    /localrun/v1/logs?since=N    Server-Sent Events, `event: log`, one LogLine each: what is kept with a number
+                                        above N, then what comes. `follow=0` ends after what is kept.
+    POST   /localrun/v1/shutdown        asks the daemon to end: {"status": "stopping"}
+    GET    /metrics                     Prometheus
+
+Runs in the daemon's event loop. Errors are `{"error": {"code", "message", "field"}}`. The routes about models are in
+`models.py`.
+Does not: check Host, Origin or content types (limits.py wraps all routes), or know the other API families.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+import msgspec
+from starlette.routing import Route
+
+import localrun
+from localrun.errors import BadRequest, Unavailable
+from localrun.server.http.exchange import Exchange, parameter, route
+from localrun.server.native.models import model_routes
+from localrun.server.runtime import Runtime
+from localrun.snapshot import LogLine, RequestRow
+
+DEFAULT_HZ = 4.0
+MIN_HZ = 1.0
+MAX_HZ = 10.0
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon is up."""
+
+    status: Literal["ok"]
+    version: str
+
+
+class Stopping(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon is about to end."""
+
+    status: Literal["stopping"]
+
+
+class Requests(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests that run, wait, or ended in the last minute."""
+
+    requests: list[RequestRow]
+
+
+class CancelledRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The request ends within a step."""
+
+    id: str
+    cancelled: bool
+
+
+def routes(runtime: Runtime) -> list[Route]:
+    """The routes, bound to a runtime."""
+    return [
+        route("/health", runtime, _health, methods=["GET"]),
+        route("/localrun/v1/snapshot", runtime, _snapshot, methods=["GET"]),
+        route("/localrun/v1/events", runtime, _events, methods=["GET"]),
+        route("/localrun/v1/requests", runtime, _list_requests, methods=["GET"]),
+        route("/localrun/v1/requests/{id}", runtime, _one_request, methods=["GET"]),
+        route("/localrun/v1/requests/{id}", runtime, _cancel_request, methods=["DELETE"]),
+        route("/localrun/v1/cache", runtime, _cache, methods=["GET"]),
+        route("/localrun/v1/cache", runtime, _clear_cache, methods=["DELETE"]),
+        route("/localrun/v1/shutdown", runtime, _shutdown, methods=["POST"]),
+        *model_routes(runtime),
+        route("/localrun/v1/logs", runtime, _logs, methods=["GET"]),
+        route("/metrics", runtime, _metrics, methods=["GET"]),
+    ]
+
+
+async def _health(runtime: Runtime, exchange: Exchange) -> None:
+    if runtime.shutdown_requested.is_set():
+        raise Unavailable("localrun is shutting down")
+    await exchange.answer_json(Health(status="ok", version=localrun.__version__))
+
+
+async def _snapshot(runtime: Runtime, exchange: Exchange) -> None:
+    await exchange.answer_json(await runtime.telemetry.snapshot())
+
+
+async def _events(runtime: Runtime, exchange: Exchange) -> None:
+    """Snapshots until the client goes away or the daemon ends. One that reads slowly gets fewer, each current."""
+    interval_s = 1 / _hz(exchange)
+    await exchange.read_body()
+    async with exchange.while_connected():
+        await exchange.open_stream()
+        while not runtime.shutdown_requested.is_set():
+            data = await runtime.telemetry.encoded_snapshot(interval_s / 2)
+            await exchange.write(b"event: snapshot\ndata: " + data + b"\n\n")
+            await _pause(runtime.shutdown_requested, interval_s)
+        await exchange.close_stream()
+
+
+async def _list_requests(runtime: Runtime, exchange: Exchange) -> None:
+    await exchange.answer_json(Requests(requests=runtime.registry.rows()))
+
+
+async def _one_request(runtime: Runtime, exchange: Exchange) -> None:
+    await exchange.answer_json(runtime.registry.row(exchange.scope["path_params"]["id"]))
+
+
+async def _cancel_request(runtime: Runtime, exchange: Exchange) -> None:
+    job_id: str = exchange.scope["path_params"]["id"]
+    runtime.registry.cancel_or_raise(job_id)
+    await exchange.answer_json(CancelledRequest(id=job_id, cancelled=True))
+
+
+async def _cache(runtime: Runtime, exchange: Exchange) -> None:
+    await exchange.answer_json(await runtime.cache.report())
+
+
+async def _clear_cache(runtime: Runtime, exchange: Exchange) -> None:
+    tier = parameter(exchange, "tier")
+    if tier not in ("", "ram", "disk"):
+        raise BadRequest(f"tier must be ram or disk, not {tier[:40]!r}; leave it out for both", field="tier")
+    model = parameter(exchange, "model")
+    await exchange.answer_json(await runtime.cache.clear(model or None, ram=tier != "disk", disk=tier != "ram"))
+
+
+async def _shutdown(runtime: Runtime, exchange: Exchange) -> None:
+    await exchange.answer_json(Stopping(status="stopping"))
+    runtime.request_shutdown()
+
+
+async def _metrics(runtime: Runtime, exchange: Exchange) -> None:
+    page, content_type = runtime.telemetry.metrics.page(exchange.header(b"accept"))
+    await exchange.answer(page, headers=[(b"content-type", content_type.encode("ascii"))])
+
+
+async def _pause(ended: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(ended.wait(), seconds)
+    except TimeoutError:
+        return
+
+
+def _hz(exchange: Exchange) -> float:
+    text = parameter(exchange, "hz")
+    if not text:
+        return DEFAULT_HZ
+    try:
+        hz = float(text)
+    except ValueError:
+        hz = 0.0
+    if not MIN_HZ <= hz <= MAX_HZ:
+        raise BadRequest(f"hz must be a number from {MIN_HZ:g} to {MAX_HZ:g}, not {text[:40]!r}", field="hz")
+    return hz
+
+
+# How long the daemon's end may go unnoticed by a reader.
+_TURN_S = 1.0
+# A burst is sent in pieces of so many lines, so that no single write is large.
+_LINES_PER_WRITE = 100
+
+_encoder = msgspec.json.Encoder()
+
+
+async def _logs(runtime: Runtime, exchange: Exchange) -> None:
+    since, follow = parameter(exchange, "since") or "0", parameter(exchange, "follow") or "1"
+    if not since.isascii() or not since.isdigit() or len(since) > 18:
+        raise BadRequest(f"since: must be the number of a line, not {since[:40]!r}", field="since")
+    if follow not in ("0", "1"):
+        raise BadRequest(f"follow: must be 0 or 1, not {follow[:40]!r}", field="follow")
+    number = int(since)
+    await exchange.read_body()
+    async with exchange.while_connected():
+        await exchange.open_stream()
+        while True:
+            lines = runtime.logs.since(number)
+            for at in range(0, len(lines), _LINES_PER_WRITE):
+                await exchange.write(b"".join(map(_event, lines[at : at + _LINES_PER_WRITE])))
+            number = lines[-1].number if lines else number
+            if follow == "0" or runtime.shutdown_requested.is_set():
+                break
+            await runtime.logs.wait(number, _TURN_S)
+        await exchange.close_stream()
+
+
+def _event(line: LogLine) -> bytes:
+    return b"event: log\ndata: " + _encoder.encode(line) + b"\n\n"

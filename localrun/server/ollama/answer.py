@@ -1,0 +1,305 @@
+"""Ollama's answers: the NDJSON lines of a stream, and the one object that stands for all of them.
+
+Runs in the task of the request. Written once per token, so a line is put together from bytes made once per request, the
+time, and the encoded text. The same code makes the single answer of `stream: false`, so both have the same fields.
+Does not: make prompts (`chat.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from localrun.errors import Cancelled
+from localrun.server.http.exchange import Exchange
+from localrun.server.http.failures import Headers
+from localrun.server.jobs import streaming
+from localrun.server.jobs.job import Job
+from localrun.server.ollama.bodies import Options, PromptFields
+from localrun.server.ollama.fitting import Fitted, Tokens
+from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Piece, ReplyParser, Thinking
+from localrun.wire import ChosenLogprob, Delta, Finish, Submit, Usage
+
+_encode = msgspec.json.Encoder().encode
+
+Fields = dict[str, Any]
+# {"id": ..., "function": {"index": 0, "name": ..., "arguments": {...}}}
+ToolCall = dict[str, Any]
+
+
+class Kind(StrEnum):
+    """Which route's lines: the text of a chat is in `message`, that of generate in `response`."""
+
+    CHAT = "chat"
+    GENERATE = "generate"
+
+
+class Said(NamedTuple):
+    """What an answer said, or a part of it."""
+
+    text: str = ""
+    thinking: str = ""
+    tool_calls: Sequence[ToolCall] = ()
+
+
+class Lines:
+    """One answer's lines. `model` is shown as the client wrote it."""
+
+    def __init__(self, model: str, kind: Kind) -> None:
+        self._head = b'{"model":' + _encode(model) + b',"created_at":"'
+        is_chat = kind is Kind.CHAT
+        self._before_text = b'","message":{"role":"assistant","content":' if is_chat else b'","response":'
+        self._after_text = b"}" if is_chat else b""
+        self._more = self._after_text + b',"done":false}\n'
+
+    def text(self, text: str, logprobs: Sequence[ChosenLogprob] | None = None) -> bytes:
+        """A line with new text."""
+        if not logprobs:
+            return self._head + rfc3339_now() + self._before_text + _encode(text) + self._more
+        return self.part(Said(text), logprobs)
+
+    def part(self, said: Said, logprobs: Sequence[ChosenLogprob] | None = None) -> bytes:
+        """A line with new text, thinking or calls."""
+        entries = {"logprobs": [logprob_entry(chosen) for chosen in logprobs]} if logprobs else {}
+        return self._with_fields(said, entries | {"done": False})
+
+    def end(self, reason: str, fields: Fields, *, said: Said | None = None) -> bytes:
+        """The last line, or with `said` the only one."""
+        return self._with_fields(said or Said(), {"done": True, "done_reason": reason} | fields)
+
+    def rendered(self, prompt: str) -> bytes:
+        """The answer to who only wants to see the prompt."""
+        shown = {"rendered_template": prompt, "image_count": 0}
+        return self._with_fields(Said(), {"done": False, "_debug_info": shown})
+
+    def _with_fields(self, said: Said, fields: Fields) -> bytes:
+        beside: Fields = {}
+        if said.thinking:
+            beside["thinking"] = said.thinking
+        if said.tool_calls:
+            beside["tool_calls"] = said.tool_calls
+        # Chat has them in the message, generate beside the response: both times right behind the text.
+        more = b"," + _encode(beside)[1:-1] if beside else b""
+        rest = self._after_text + b"," + _encode(fields)[1:] + b"\n"
+        return self._head + rfc3339_now() + self._before_text + _encode(said.text) + more + rest
+
+
+def metrics(usage: Usage, *, load_s: float, total_s: float) -> dict[str, int]:
+    """Counts and integer nanoseconds. All of them are always there, and no duration that clients divide by is 0."""
+    return {
+        "total_duration": _ns(total_s),
+        "load_duration": _ns(load_s),
+        "prompt_eval_count": usage.n_prompt,
+        "prompt_eval_cached_count": usage.n_cached,
+        "prompt_eval_duration": max(1, _ns(usage.prefill_s)),
+        "eval_count": usage.n_output,
+        "eval_duration": max(1, _ns(usage.decode_s)),
+    }
+
+
+def logprob_entry(chosen: ChosenLogprob) -> dict[str, Any]:
+    """One token's entry; `bytes` is there because half a character has no text."""
+    return _token_entry(chosen.piece, chosen.logprob) | {
+        "top_logprobs": [_token_entry(other.piece, other.logprob) for other in chosen.top]
+    }
+
+
+def rfc3339(moment_ns: int) -> bytes:
+    """Nanoseconds since 1970 as UTC text."""
+    seconds, rest = divmod(moment_ns, 1_000_000_000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)).encode("ascii") + b".%09dZ" % rest
+
+
+_second = -1
+_second_text = b""
+
+
+def rfc3339_now() -> bytes:
+    """As `rfc3339`, now; the part above the second is made once a second."""
+    global _second, _second_text
+    seconds, rest = divmod(time.time_ns(), 1_000_000_000)
+    if seconds != _second:
+        _second_text = rfc3339(seconds * 1_000_000_000)[:19]
+        _second = seconds
+    return _second_text + b".%09dZ" % rest
+
+
+def _token_entry(piece: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": piece.decode("utf-8", errors="replace"), "logprob": logprob, "bytes": list(piece)}
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+class Parts:
+    """One answer's. A call is whole when the next piece is another's."""
+
+    def __init__(self) -> None:
+        self._open: Call | None = None
+        self._n_calls = 0
+
+    def take(self, pieces: Sequence[Piece], *, is_end: bool) -> list[Said]:
+        """The parts that `pieces` complete, in their order. With `is_end` no more follow."""
+        parts: list[Said] = []
+        for piece in pieces:
+            if isinstance(piece, CallArguments):
+                if self._open is not None:
+                    self._open.arguments.append(piece.text)
+                continue
+            parts += self._closed()
+            if isinstance(piece, Content):
+                parts.append(Said(text=piece.text))
+            elif isinstance(piece, Thinking):
+                parts.append(Said(thinking=piece.text))
+            elif isinstance(piece, CallStart):
+                self._open = Call(piece.id, piece.name)
+        return parts + self._closed() if is_end else parts
+
+    def _closed(self) -> list[Said]:
+        call, self._open = self._open, None
+        if call is None:
+            return []
+        whole = tool_call(call, self._n_calls)
+        if whole is None:
+            return []
+        self._n_calls += 1
+        return [Said(tool_calls=(whole,))]
+
+
+def tool_call(call: Call, index: int) -> ToolCall | None:
+    """A call in Ollama's form; None for one that was cut off by the limit of the answer: nobody can make it."""
+    try:
+        arguments = json.loads(call.arguments_text or "{}")
+    except ValueError:
+        return None
+    if not isinstance(arguments, dict):
+        return None
+    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}
+
+
+def joined(parts: Sequence[Said]) -> Said:
+    """All of an answer's parts as one."""
+    return Said(
+        text="".join(part.text for part in parts),
+        thinking="".join(part.thinking for part in parts),
+        tool_calls=[call for part in parts for call in part.tool_calls],
+    )
+
+
+async def answer(
+    exchange: Exchange,
+    job: Job,
+    body: PromptFields,
+    options: Options,
+    fitted: Fitted,
+    lines: Lines,
+    *,
+    context: Tokens | None = None,
+) -> None:
+    """Sends the prompt to the engine and the answer to the client. With `context`, which is the whole prompt, the last
+    line has it and the generated tokens. Raises what the engine refuses."""
+    prepared = fitted.prepared
+    if body.debug_render_only:
+        await exchange.answer(lines.rendered("".join(segment.text for segment in prepared.segments)))
+        return
+    asked = Submit(
+        id=0,
+        sampling=options.sampling(),
+        n_predict=options.n_predict,
+        stop=(*options.stop_strings, *prepared.stop),
+        logprobs=bool(body.logprobs),
+        n_probs=body.top_logprobs or 0,
+        grammar=prepared.grammar,
+        show_control=prepared.show_control,
+    )
+    await job.submit(asked, segments=() if fitted.tokens is not None else prepared.segments, tokens=fitted.tokens)
+    sender = _Answer(exchange, job, lines, prepared.new_parser(), context=context, n_cut=fitted.n_cut)
+    if body.stream is not False:
+        await sender.stream()
+    else:
+        await sender.whole()
+
+
+class _Answer:
+    """One answer, sent once."""
+
+    def __init__(
+        self, exchange: Exchange, job: Job, lines: Lines, parser: ReplyParser, *, context: Tokens | None, n_cut: int
+    ) -> None:
+        self._exchange = exchange
+        self._job = job
+        self._lines = lines
+        self._parser = parser
+        self._parts = Parts()
+        self._context = context
+        self._output_tokens: list[int] = []
+        self._headers: Headers = [(b"x-localrun-request", job.id.encode("ascii"))]
+        if n_cut:
+            # What was left out of the prompt: messages of a chat, or tokens of a plain prompt or an over-long message.
+            self._headers.append((b"x-localrun-truncated", str(n_cut).encode("ascii")))
+
+    async def stream(self) -> None:
+        """Sends all of it. Raises what the job's iteration raises."""
+        await streaming.stream(self._exchange, [self._job], self, self._headers)
+
+    def begin(self) -> bytes:
+        return b""
+
+    def take(self, _: int, delta: Delta) -> bytes:
+        news = b"".join(self._news(delta))
+        return news if delta.finish is None else news + self._lines.end(delta.finish.value, self._last_fields(delta))
+
+    def end(self) -> bytes:
+        return b""
+
+    async def whole(self) -> None:
+        """Sends all of it at once. Raises what the job's iteration raises, and Cancelled: `stop` would be a lie."""
+        parts: list[Said] = []
+        logprobs: list[ChosenLogprob] = []
+        async for delta in self._job:
+            parts += self._take(delta)
+            logprobs += delta.logprobs or ()
+            if delta.finish is None:
+                continue
+            if delta.finish is Finish.CANCELLED:
+                raise Cancelled("the request was cancelled")
+            fields = self._last_fields(delta)
+            if logprobs:
+                fields["logprobs"] = [logprob_entry(chosen) for chosen in logprobs]
+            line = self._lines.end(delta.finish.value, fields, said=joined(parts))
+            await self._exchange.answer(line, headers=self._headers)
+
+    def _news(self, delta: Delta) -> list[bytes]:
+        """The lines of a delta. Its log-probabilities are in the first of them, or in an empty one."""
+        parts, logprobs = self._take(delta), delta.logprobs
+        if not parts:
+            return [self._lines.text("", logprobs)] if logprobs else []
+        news = []
+        for part in parts:
+            is_text = not part.thinking and not part.tool_calls
+            news.append(self._lines.text(part.text, logprobs) if is_text else self._lines.part(part, logprobs))
+            logprobs = None
+        return news
+
+    def _take(self, delta: Delta) -> list[Said]:
+        self._output_tokens += delta.tokens
+        pieces = self._parser.feed(delta.text) if delta.text else []
+        is_end = delta.finish is not None
+        if is_end:
+            pieces = [*pieces, *self._parser.finish()]
+        return self._parts.take(pieces, is_end=is_end)
+
+    def _last_fields(self, delta: Delta) -> Fields:
+        fields: Fields = {}
+        if self._context is not None:
+            fields["context"] = [*self._context, *self._output_tokens]
+        if delta.usage is not None:
+            total_s = time.monotonic() - self._job.arrived_at_s
+            fields |= metrics(delta.usage, load_s=self._job.load_s, total_s=total_s)
+        return fields

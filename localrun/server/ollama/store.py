@@ -1,0 +1,219 @@
+"""What Ollama's API does to the store: `/api/pull`, `/api/copy`, `/api/delete`, `/api/push`, `/api/blobs/:digest`.
+
+What lies here without having come from anywhere (the built-in model, files in place, models that were created) is
+pulled already; clients pull before they use a model. A name that no model can have is refused before the stream begins;
+what goes wrong later is the stream's last line. A model that is removed is unloaded first; requests that run on it end
+in peace. What a removal freed and kept is in the answer to DELETE, where Ollama has nothing.
+
+An uploaded file is written as it comes, in pieces that a thread hashes; it has its name when its content has that
+digest, and leaves nothing behind when it has not or when the client goes away.
+Does not: keep pulls (server/pulls.py), decide what may be removed (models/naming.py), or look at what is in a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from localrun.errors import BadModelFile, BadRequest, DiskFull, ModelNotFound, NotFound, NotSupported
+from localrun.models import naming
+from localrun.models.blobs import BlobWriter
+from localrun.models.manifest import check_digest
+from localrun.models.name import Kind, ModelName
+from localrun.models.naming import Removed
+from localrun.models.store import Store
+from localrun.server.http import bodies
+from localrun.server.http.exchange import Exchange
+from localrun.server.ollama.bodies import ModelBody
+from localrun.server.runtime import Runtime
+
+Status = dict[str, Any]
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def send_statuses(exchange: Exchange, statuses: AsyncGenerator[Status, None], *, stream: bool) -> None:
+    """Runs the task to its end. Raises what it raises."""
+    last: Status = {}
+    async with aclosing(statuses):
+        async for status in statuses:
+            last = status
+            if stream:
+                if not exchange.started:
+                    await exchange.open_stream()
+                await exchange.write(_encode(status) + b"\n")
+    if stream:
+        await exchange.close_stream()
+    else:
+        await exchange.answer(_encode(last))
+
+
+_PULLED = frozenset(("hub", "registry"))
+
+
+class PullBody(ModelBody, frozen=True, kw_only=True):
+    """`insecure` allows plain http to a registry that is not on this machine. Ollama's `username` and `password` are
+    not read: localrun signs in to no registry."""
+
+    insecure: bool | None = None
+
+
+async def pull(runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler."""
+    body = await bodies.read(exchange, PullBody)
+    name = body.model_name
+    stream = body.stream is not False
+    is_own = await asyncio.to_thread(_is_own, runtime.store, name)
+    async with exchange.while_connected():
+        if is_own:
+            await send_statuses(exchange, _success(), stream=stream)
+            return
+        with runtime.pulls.joined(name, is_insecure=bool(body.insecure)) as progress:
+            await send_statuses(exchange, progress.statuses(), stream=stream)
+
+
+def _is_own(store: Store, name: str) -> bool:
+    """Whether a model is here that did not come from a source that could have a newer one.
+
+    Raises ModelNotFound for the path of a file that is not there, and BadRequest.
+    """
+    try:
+        model = store.resolve(name)
+    except (BadModelFile, ModelNotFound):
+        if ModelName.parse(name).kind is Kind.STORED:
+            return False
+        raise
+    return model.source.kind not in _PULLED
+
+
+async def _success() -> AsyncGenerator[Status, None]:
+    yield {"status": "success"}
+
+
+class CopyBody(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /api/copy."""
+
+    source: str
+    destination: str
+
+
+class KeptFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that was not deleted, and why."""
+
+    path: str
+    reason: str
+
+
+class DeletedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What the removal freed and kept."""
+
+    freed_bytes: int
+    deleted: list[str]
+    kept: list[KeptFile]
+
+
+async def copy(runtime: Runtime, exchange: Exchange) -> None:
+    """POST /api/copy: a second name for a model."""
+    body = await bodies.read(exchange, CopyBody)
+    await asyncio.to_thread(naming.copy, runtime.store, body.source, body.destination)
+    await exchange.answer(b"")
+
+
+async def delete(runtime: Runtime, exchange: Exchange) -> None:
+    """DELETE /api/delete."""
+    body = await bodies.read(exchange, ModelBody)
+    name = body.model_name
+    await asyncio.to_thread(naming.check_removable, runtime.store, name)
+    # A model whose file is damaged or gone is not loaded under this name, and may be removed all the same.
+    with suppress(ModelNotFound, BadModelFile, BadRequest):
+        await runtime.supervisor.unload(name)
+    removed = await asyncio.to_thread(naming.remove, runtime.store, name)
+    await exchange.answer_json(_shown(removed))
+
+
+async def push(_: Runtime, exchange: Exchange) -> None:
+    """POST /api/push."""
+    await exchange.read_body()
+    raise NotSupported(
+        "push: uploading models is not supported; share the GGUF file itself (localrun show MODEL names it), for "
+        "example with `hf upload` to a repository of your own on the Hugging Face hub"
+    )
+
+
+def _shown(removed: Removed) -> DeletedModel:
+    return DeletedModel(
+        freed_bytes=removed.freed_bytes,
+        deleted=[str(path) for path in removed.files],
+        kept=[KeptFile(path=str(kept.path), reason=kept.reason) for kept in removed.kept],
+    )
+
+
+PIECE_BYTES = 1024 * 1024
+# Of the disk, to be left for others.
+RESERVE_BYTES = 256 * 1024 * 1024
+
+
+async def blob(runtime: Runtime, exchange: Exchange) -> None:
+    """The routes' handler."""
+    digest = check_digest(exchange.scope["path_params"]["digest"], field="digest")
+    is_here = await asyncio.to_thread(runtime.store.blobs.has, digest)
+    if exchange.scope["method"] == "HEAD":
+        if not is_here:
+            raise NotFound(f"{digest} is not here", field="digest")
+        await exchange.answer(b"")
+        return
+    if is_here:
+        # Read all the same: a client whose sending is cut off does not look at the answer.
+        async for _ in exchange.pieces():
+            pass
+        await exchange.answer(b"")
+        return
+    announced = exchange.header(b"content-length")
+    folder = runtime.store.blobs.folder
+    await asyncio.to_thread(_check_room, folder, int(announced) if announced.isascii() and announced.isdigit() else 0)
+    try:
+        with BlobWriter(runtime.store.blobs) as writer:
+            async for piece in _large(exchange.pieces()):
+                await asyncio.to_thread(_write, writer, piece, folder)
+            await asyncio.to_thread(writer.finish, digest)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise DiskFull(f"the disk of {folder} is full; nothing of the file is kept") from None
+    await exchange.answer(b"", status=201)
+
+
+def _write(writer: BlobWriter, piece: bytes, folder: Path) -> None:
+    """Not every file announces its length, and others fill the disk meanwhile."""
+    _check_room(folder, len(piece))
+    writer.write(piece)
+
+
+def _check_room(folder: Path, n_bytes: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    free_bytes = shutil.disk_usage(folder).free - RESERVE_BYTES
+    if n_bytes > free_bytes:
+        raise DiskFull(
+            f"{n_bytes / 1e9:.3f} GB of the file are to be written, but {max(0, free_bytes) / 1e9:.3f} GB are free in "
+            f"{folder}, besides {RESERVE_BYTES / 1e9:.1f} GB that are left to others; free some, or put "
+            f"LOCALRUN_MODELS on another disk"
+        )
+
+
+async def _large(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes in fewer pieces: a thread hop costs more than copying one."""
+    waiting = bytearray()
+    async for piece in pieces:
+        waiting += piece
+        if len(waiting) >= PIECE_BYTES:
+            yield bytes(waiting)
+            waiting.clear()
+    if waiting:
+        yield bytes(waiting)

@@ -1,0 +1,409 @@
+"""From submitted jobs to OpenAI's answer, streamed or whole, for chat and completions alike.
+
+Runs in the task of the request. A stream's SSE chunks are written once per token, so a chunk is put together from bytes
+made once per answer and the encoded text. Within one answer the id, the time and the model never change.
+
+In chat a choice's first chunk has the role. A call begins with a chunk of its id and name, and its arguments follow in
+pieces, as OpenAI streams them; thinking comes as `reasoning_content`, as DeepSeek, llama-server and vLLM name it.
+`functions`, the older form, gets its one call as `function_call`.
+Does not: make prompts (`chat.py`, `completions.py`), or parse what the model wrote. The chunks of completions are in
+`completions.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any, ClassVar
+
+import msgspec
+
+from localrun import __version__
+from localrun.errors import BadRequest, Cancelled, ContextExceeded, EngineFailed
+from localrun.server.http.exchange import Exchange
+from localrun.server.http.failures import Headers
+from localrun.server.jobs import streaming
+from localrun.server.jobs.job import Job
+from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Reply, Thinking
+from localrun.wire import ChosenLogprob, Delta, Finish, TokenLogprob, Usage
+
+DONE = b"data: [DONE]\n\n"
+
+encode = msgspec.json.Encoder().encode
+
+Fields = dict[str, Any]
+
+
+class Chunks(ABC):
+    """One answer. `include_usage` puts `"usage": null` into all chunks but the last, as `stream_options` asks."""
+
+    id_prefix: ClassVar[str]
+    stream_object: ClassVar[str]
+    whole_object: ClassVar[str]
+    before_text: ClassVar[bytes]
+    after_text: ClassVar[bytes]
+    no_text: ClassVar[bytes]
+
+    def __init__(self, *, request_id: str, model: str, include_usage: bool) -> None:
+        self._envelope: Fields = {
+            "id": self.id_prefix + request_id,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": f"localrun-{__version__}",
+        }
+        envelope = encode({"object": self.stream_object} | self._envelope)
+        self._head = b"data: " + envelope[:-1] + b',"choices":[{"index":'
+        self._usage = b',"usage":null' if include_usage else b""
+        self._tail = self._usage + b"}\n\n"
+        self._after_text = self.after_text + b',"logprobs":null,"finish_reason":null}]' + self._tail
+
+    # --- a stream ------------------------------------------------------------------------------------------------
+
+    def text(self, index: int, text: str, logprobs: Sequence[ChosenLogprob] | None = None) -> bytes:
+        """New text of one choice."""
+        start = self._head + b"%d," % index + self.before_text + encode(text)
+        if not logprobs:
+            return start + self._after_text
+        more = b',"logprobs":' + encode(self.logprobs(index, logprobs)) + b',"finish_reason":null}]'
+        return start + self.after_text + more + self._tail
+
+    def end(self, index: int, reason: str, fields: Fields) -> bytes:
+        """Why one choice ended. `fields` go beside `choices`."""
+        choice = b'%d,%b,"logprobs":null,"finish_reason":%b}]' % (index, self.no_text, encode(reason))
+        more = b"," + encode(fields)[1:-1] if fields else b""
+        return self._head + choice + more + self._tail
+
+    def last(self, fields: Fields) -> bytes:
+        """The chunk without choices that carries the usage."""
+        return b"data: " + encode({"object": self.stream_object} | self._envelope | {"choices": []} | fields) + b"\n\n"
+
+    @abstractmethod
+    def first(self, index: int) -> bytes:
+        """What precedes a choice's text; may be empty."""
+
+    @abstractmethod
+    def news(self, index: int, delta: Delta) -> bytes:
+        """The chunks of one delta; may be empty. Not its end."""
+
+    # --- a whole answer ------------------------------------------------------------------------------------------
+
+    def whole(self, choices: list[Fields], fields: Fields) -> bytes:
+        """The answer of a request that does not stream."""
+        return encode({"object": self.whole_object} | self._envelope | {"choices": choices} | fields)
+
+    @abstractmethod
+    def gather(self, index: int, delta: Delta) -> None:
+        """Keeps one delta for `choice`."""
+
+    @abstractmethod
+    def choice(self, index: int, reason: str) -> Fields:
+        """One finished choice of `whole`."""
+
+    # --- both ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def logprobs(self, index: int, logprobs: Sequence[ChosenLogprob]) -> Fields:
+        """Log-probabilities of one choice's next tokens, in the route's own form."""
+
+    def reason(self, index: int, finish: Finish) -> str:
+        """Why a choice ended, in OpenAI's words."""
+        return Finish.LENGTH.value if finish is Finish.LENGTH else Finish.STOP.value
+
+    def n_thinking(self, index: int) -> int:
+        """How many of a choice's tokens were thinking."""
+        return 0
+
+
+def entry(token: ChosenLogprob | TokenLogprob) -> Fields:
+    """One token of chat's log-probabilities. `bytes` is there because half a character has no text."""
+    return {"token": piece_text(token.piece), "logprob": token.logprob, "bytes": list(token.piece)}
+
+
+def entries(logprobs: Sequence[ChosenLogprob]) -> list[Fields]:
+    """Tokens with their alternatives."""
+    return [entry(chosen) | {"top_logprobs": [entry(other) for other in chosen.top]} for chosen in logprobs]
+
+
+def piece_text(piece: bytes) -> str:
+    """A token's text, as far as it has one."""
+    return piece.decode("utf-8", errors="replace")
+
+
+class ChatChunks(Chunks):
+    """Content, thinking and tool calls, each as a delta of its own; one reply for each choice."""
+
+    id_prefix = "chatcmpl-"
+    stream_object = "chat.completion.chunk"
+    whole_object = "chat.completion"
+    before_text = b'"delta":{"content":'
+    after_text = b"}"
+    no_text = b'"delta":{}'
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        model: str,
+        include_usage: bool,
+        replies: Sequence[Reply],
+        uses_functions: bool = False,
+    ) -> None:
+        super().__init__(request_id=request_id, model=model, include_usage=include_usage)
+        self._replies = replies
+        self._uses_functions = uses_functions
+
+    def first(self, index: int) -> bytes:
+        return self._head + b'%d,"delta":{"role":"assistant","content":""' % index + self._after_text
+
+    def news(self, index: int, delta: Delta) -> bytes:
+        """Log-probabilities stand with the first content, or alone where there is none, as for a call."""
+        logprobs = delta.logprobs
+        chunks: list[bytes] = []
+        for piece in self._replies[index].take(delta):
+            if isinstance(piece, Content):
+                chunks.append(self.text(index, piece.text, logprobs))
+                logprobs = None
+            else:
+                chunks.append(self._other(index, piece))
+        if logprobs:
+            chunks.append(self.text(index, "", logprobs))
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def gather(self, index: int, delta: Delta) -> None:
+        self._replies[index].gather(delta)
+
+    def choice(self, index: int, reason: str) -> Fields:
+        said = self._replies[index].gathered
+        content = said.content_text
+        message: Fields = {"role": "assistant", "content": content, "refusal": None}
+        if said.thinking:
+            message["reasoning_content"] = said.thinking_text
+        if said.calls:
+            message["content"] = content or None
+            if self._uses_functions:
+                message["function_call"] = _function(said.calls[0])
+            else:
+                message["tool_calls"] = [
+                    {"id": call.id, "type": "function", "function": _function(call)} for call in said.calls
+                ]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self.logprobs(index, said.logprobs) if said.logprobs else None,
+            "finish_reason": reason,
+        }
+
+    def logprobs(self, index: int, logprobs: Sequence[ChosenLogprob]) -> Fields:
+        return {"content": entries(logprobs), "refusal": None}
+
+    def reason(self, index: int, finish: Finish) -> str:
+        if finish is Finish.STOP and self._replies[index].has_calls:
+            return "function_call" if self._uses_functions else "tool_calls"
+        return super().reason(index, finish)
+
+    def n_thinking(self, index: int) -> int:
+        return self._replies[index].n_thinking
+
+    def _other(self, index: int, piece: Thinking | CallStart | CallArguments) -> bytes:
+        """A piece that is not content."""
+        delta: Fields
+        if self._uses_functions and not isinstance(piece, Thinking) and piece.index > 0:
+            return b""  # the older form has room for one call
+        if isinstance(piece, Thinking):
+            delta = {"reasoning_content": piece.text}
+        elif isinstance(piece, CallStart):
+            function = {"name": piece.name, "arguments": ""}
+            started = {"index": piece.index, "id": piece.id, "type": "function", "function": function}
+            delta = {"function_call": function} if self._uses_functions else {"tool_calls": [started]}
+        else:
+            more = {"arguments": piece.text}
+            is_old = self._uses_functions
+            delta = {"function_call": more} if is_old else {"tool_calls": [{"index": piece.index, "function": more}]}
+        return self._head + b'%d,"delta":%b' % (index, encode(delta)[:-1]) + self._after_text
+
+
+def _function(call: Call) -> Fields:
+    return {"name": call.name, "arguments": call.arguments_text}
+
+
+@contextmanager
+def naming(field: str, *, effort: str = "reasoning_effort") -> Iterator[None]:
+    """A prompt that is too long is named as `field`; thinking that the model does not know, as `effort`."""
+    try:
+        yield
+    except ContextExceeded as error:
+        error.field = field
+        raise
+    except BadRequest as error:
+        if error.field != "think":
+            raise
+        raise BadRequest(
+            f"{effort}: this model does not support thinking; leave it out, or use 'none'", field=effort
+        ) from None
+
+
+class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """`cached_tokens` of the prompt were not computed again."""
+
+    cached_tokens: int
+
+
+class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """`reasoning_tokens` of the output were thinking."""
+
+    reasoning_tokens: int
+
+
+class OpenAIUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of the request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: OutputDetails
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds and rates of one answer, as llama-server names them."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float | None
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float | None
+
+
+def usage_of(prompts: Sequence[Usage], choices: Sequence[Usage], *, n_thinking: int = 0) -> OpenAIUsage:
+    """`prompts` has one entry per prompt, `choices` one per answer: a prompt with several answers counts once.
+    `n_thinking` of the answers' tokens were thinking."""
+    n_prompt = sum(one.n_prompt for one in prompts)
+    n_output = sum(one.n_output for one in choices)
+    return OpenAIUsage(
+        prompt_tokens=n_prompt,
+        completion_tokens=n_output,
+        total_tokens=n_prompt + n_output,
+        prompt_tokens_details=PromptDetails(cached_tokens=sum(one.n_cached for one in prompts)),
+        completion_tokens_details=OutputDetails(reasoning_tokens=n_thinking),
+    )
+
+
+def timings_of(one: Usage) -> Timings:
+    """Milliseconds and rates of one answer. `prompt_n` counts what was computed, `cache_n` what was not."""
+    n_computed = one.n_prompt - one.n_cached
+    return Timings(
+        cache_n=one.n_cached,
+        prompt_n=n_computed,
+        prompt_ms=one.prefill_s * 1000,
+        prompt_per_second=_rate(n_computed, one.prefill_s),
+        predicted_n=one.n_output,
+        predicted_ms=one.decode_s * 1000,
+        # The time runs from the first token to the last, so it is that of all but one.
+        predicted_per_second=_rate(one.n_output - 1, one.decode_s),
+    )
+
+
+def _rate(n_tokens: int, seconds: float) -> float | None:
+    return n_tokens / seconds if seconds > 0 and n_tokens > 0 else None
+
+
+class Answer:
+    """One answer with a choice per job; `n_per_prompt` jobs in a row have the same prompt, which came as the body's
+    `prompt_field`."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        jobs: Sequence[Job],
+        chunks: Chunks,
+        *,
+        n_per_prompt: int,
+        include_usage: bool,
+        prompt_field: str,
+    ) -> None:
+        self._exchange = exchange
+        self._jobs = jobs
+        self._chunks = chunks
+        self._n_per_prompt = n_per_prompt
+        self._include_usage = include_usage
+        self._prompt_field = prompt_field
+        self._usages: dict[int, Usage] = {}
+        self._headers = headers_of(jobs)
+
+    async def send(self, *, stream: bool) -> None:
+        """Sends all of it. Raises what the jobs' iteration raises."""
+        if stream:
+            with naming(self._prompt_field):
+                await streaming.stream(self._exchange, self._jobs, self, self._headers)
+        else:
+            reasons = await self.gather()
+            await self.send_choices([self._chunks.choice(index, reason) for index, reason in enumerate(reasons)])
+
+    async def gather(self) -> list[str]:
+        """Waits for all choices, which the chunks keep. Why each of them ended. Raises what the iteration raises."""
+        reasons = [""] * len(self._jobs)
+        with naming(self._prompt_field):
+            async with aclosing(streaming.deltas(self._jobs)) as deltas:
+                async for index, delta, _ in deltas:
+                    self._chunks.gather(index, delta)
+                    if delta.finish is not None:
+                        reasons[index] = self._finish(index, delta)
+        return reasons
+
+    async def send_choices(self, finished: list[Fields]) -> None:
+        """The whole answer, of these choices."""
+        await self._exchange.answer(self._chunks.whole(finished, self._counts()), headers=self._headers)
+
+    # --- as the writer of a stream -------------------------------------------------------------------------------
+
+    def begin(self) -> bytes:
+        """All choices begin at once and in order: OpenAI's own client takes the first chunk for choice 0."""
+        return b"".join(self._chunks.first(index) for index in range(len(self._jobs)))
+
+    def take(self, index: int, delta: Delta) -> bytes:
+        news = self._chunks.news(index, delta)
+        return news if delta.finish is None else news + self._end(index, delta)
+
+    def end(self) -> bytes:
+        return self._chunks.last(self._counts()) + DONE if self._include_usage else DONE
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _end(self, index: int, delta: Delta) -> bytes:
+        reason = self._finish(index, delta)
+        # With a usage chunk to come, the timings are there.
+        fields = {} if self._include_usage else self._timings()
+        return self._chunks.end(index, reason, fields)
+
+    def _finish(self, index: int, delta: Delta) -> str:
+        """The reason in OpenAI's words."""
+        finish, self._usages[index] = ended(delta)
+        return self._chunks.reason(index, finish)
+
+    def _counts(self) -> Fields:
+        by_index = [self._usages[index] for index in range(len(self._jobs))]
+        n_thinking = sum(self._chunks.n_thinking(index) for index in range(len(self._jobs)))
+        counts = usage_of(by_index[:: self._n_per_prompt], by_index, n_thinking=n_thinking)
+        return {"usage": counts} | self._timings()
+
+    def _timings(self) -> Fields:
+        """Of several answers at once they would mean nothing."""
+        return {"timings": timings_of(self._usages[0])} if len(self._jobs) == 1 else {}
+
+
+def ended(delta: Delta) -> tuple[Finish, Usage]:
+    """How a final delta ended its job. Raises Cancelled: `stop` would be a lie; and EngineFailed without counts."""
+    if delta.finish is None or delta.finish is Finish.CANCELLED:
+        raise Cancelled("the request was cancelled")
+    if delta.usage is None:
+        raise EngineFailed("the engine ended a request without saying what it used")
+    return delta.finish, delta.usage
+
+
+def headers_of(jobs: Sequence[Job]) -> Headers:
+    """The header that names an answer's requests."""
+    return [(b"x-localrun-request", ", ".join(job.id for job in jobs).encode("ascii"))]

@@ -1,0 +1,199 @@
+"""What bodies of OpenAI's API have in common: messages as chat templates want them, choices, streaming, and the shape
+that an answer must have (`response_format`, and llama-server's `json_schema` and `grammar`).
+
+Pure. Does not: know the model, render a template, or compile a grammar (the engine does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from localrun.errors import BadRequest
+from localrun.server import structured
+from localrun.server.http import fields
+from localrun.server.http.fields import MaxTokens, SamplingFields
+from localrun.server.prompting.ask import CalledFunction, Message, ToolCall, arguments_of, assistant, called
+from localrun.wire import Grammar
+
+_KINDS = "text, json_object or json_schema"
+
+
+class JsonSchema(msgspec.Struct, frozen=True, kw_only=True):
+    """`response_format.json_schema`, and with `type` beside it the `text.format` of responses.
+
+    `schema` is UNSET where it is not there: `true` and `{}` are schemas.
+    """
+
+    name: str | None = None
+    schema: Any = msgspec.UNSET
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """`response_format`. `schema` beside `json_object` is llama-server's."""
+
+    type: str = "text"
+    json_schema: JsonSchema | None = None
+    schema: Any = msgspec.UNSET
+
+
+class FormatFields(SamplingFields, frozen=True, kw_only=True):
+    """A body that says how to sample, and what shape the answer must have."""
+
+    response_format: ResponseFormat | None = None
+    json_schema: Any = None
+    grammar: str | None = None
+
+    def answer_grammar(self) -> Grammar | None:
+        """None for free text. Raises BadRequest for an unknown kind, for more than one of the fields, and for what a
+        grammar cannot hold an answer to."""
+        asked = [name for name in ("response_format", "json_schema", "grammar") if self._asks(name)]
+        if len(asked) > 1:
+            raise BadRequest(f"{asked[1]}: not together with {asked[0]}; send one of them", field=asked[1])
+        if self.response_format is not None and asked == ["response_format"]:
+            return grammar_of_format(self.response_format)
+        if self.json_schema is not None:
+            return structured.json_schema(self.json_schema, field="json_schema")
+        return structured.gbnf(self.grammar, field="grammar") if self.grammar else None
+
+    def _asks(self, name: str) -> bool:
+        if name == "response_format":
+            return self.response_format is not None and self.response_format.type != "text"
+        return getattr(self, name) not in (None, "")
+
+
+def grammar_of_format(
+    asked: ResponseFormat, *, path: Sequence[str] = ("response_format", "json_schema", "schema")
+) -> Grammar:
+    """Of a format that is not text. `path` is where its schema stands in the body."""
+    if asked.type == "json_object":
+        if asked.schema is msgspec.UNSET:
+            return structured.json_object()
+        return structured.json_schema(asked.schema, field=f"{path[0]}.schema")
+    if asked.type != "json_schema":
+        raise BadRequest(f"{path[0]}.type: {asked.type[:40]!r} is not known; use {_KINDS}", field=f"{path[0]}.type")
+    described = asked.json_schema
+    if described is None or described.schema is msgspec.UNSET:
+        field = ".".join(path)
+        raise BadRequest(f"{field} is required; use json_object for any object", field=field)
+    return structured.json_schema(described.schema, field=".".join(path))
+
+
+# Each answer is a job; this many may come of one request, whatever `n` and the number of prompts.
+MAX_ANSWERS = 64
+
+Choices = Annotated[int, Meta(ge=1, le=fields.MAX_CHOICES)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+
+
+class CommonFields(FormatFields, frozen=True, kw_only=True):
+    """What chat and completions both take."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Choices | None = None
+    max_tokens: MaxTokens | None = None
+
+    @property
+    def n_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One of `messages`. `content` is text, or parts of which each has its own type."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: CalledFunction | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    prefix: bool | None = None
+
+
+def for_template(messages: Sequence[ChatMessage]) -> list[Message]:
+    """Raises BadRequest naming the message."""
+    if not messages:
+        raise BadRequest("messages: at least one message is required", field="messages")
+    result: list[Message] = []
+    names: dict[str, str] = {}
+    for index, message in enumerate(messages):
+        result.append(_for_template(message, f"messages[{index}]", names))
+    return result
+
+
+def text_of(content: str | Sequence[dict[str, Any]] | None, where: str) -> str:
+    """Templates of text models take one text; llama-server and vLLM join parts in the same way. Raises BadRequest for
+    a part that is not text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(_part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
+
+
+def _for_template(message: ChatMessage, where: str, names: dict[str, str]) -> Message:
+    """`names` of the calls so far, by id: a tool's answer is told which function it answers for."""
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise BadRequest(
+            f"{where}.role: {message.role[:40]!r} is not a role; use {', '.join(_ROLES)}", field=f"{where}.role"
+        )
+    content = text_of(message.content, f"{where}.content")
+    if role == "assistant":
+        return _assistant(message, content, where, names)
+    made: Message = {"role": role, "content": content}
+    if role == "tool":
+        made["tool_call_id"] = message.tool_call_id or message.name or ""
+        made["name"] = message.name or names.get(made["tool_call_id"], "")
+    return made
+
+
+def _assistant(message: ChatMessage, content: str, where: str, names: dict[str, str]) -> Message:
+    if message.refusal and not message.content:
+        content = message.refusal
+    calls = message.tool_calls or []
+    if message.function_call is not None:
+        # The answer to an older call names the function, and has no id.
+        calls = [ToolCall(id=message.function_call.name, function=message.function_call)]
+    made = []
+    for at, call in enumerate(calls):
+        arguments = arguments_of(call.function.arguments, f"{where}.tool_calls[{at}].function.arguments")
+        made.append(called(call.function.name, arguments, call.id or f"call_{at}"))
+        names[made[-1]["id"]] = call.function.name
+    return assistant(content, thinking=message.reasoning_content or message.reasoning, calls=made)
+
+
+def _part_text(part: dict[str, Any], where: str) -> str:
+    kind = part.get("type")
+    text = part.get("text") if kind in _TEXT_PARTS else part.get("refusal") if kind == "refusal" else None
+    if kind not in (*_TEXT_PARTS, "refusal"):
+        raise BadRequest(f"{where}: {str(kind)[:40]!r} parts are not supported by this model; send text", field=where)
+    if not isinstance(text, str):
+        raise BadRequest(f"{where}.text: expected a text", field=f"{where}.text")
+    return text

@@ -1,0 +1,1 @@
+"""From the text that a model writes to content, thinking and tool calls."""

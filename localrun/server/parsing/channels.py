@@ -1,0 +1,157 @@
+"""Replies made of parts, each with a header that says to whom it is.
+
+gpt-oss (Harmony) writes several messages, each with its channel and its recipient:
+
+    <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json
+    <|message|>{...}<|call|>
+
+`analysis` is thinking, `final` is content, a message to a function is a call, other commentary is content as well. The
+prompt ends with `<|start|>assistant`, so the first header begins in the middle. The marks are control tokens, so a
+reply must be asked for with them shown.
+
+Functionary 3.2 writes parts with the recipient in the first line: `all`, or the tool that is called. The prompt ends
+with the `>>>` of the first part.
+
+    all
+    Let me look.>>>get_weather
+    {"city": "Paris"}
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+
+from localrun.server.parsing.named_calls import MAX_NAME_CHARACTERS, checked_name, read_arguments
+from localrun.server.parsing.parser import Reading
+from localrun.server.parsing.source import CutShortError, MalformedError, MarkSet, Read, mark_set
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+ENDS = ("<|end|>", "<|return|>", "<|call|>")
+MAX_HEADER_CHARACTERS = 512
+
+_HEADER_END = MarkSet((MESSAGE, *ENDS))
+_RECIPIENT = re.compile(r"\bto=(\S+?)(?=<\||\s|$)")
+_CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
+
+
+def read_harmony(reply: Reading, dropped: frozenset[str]) -> Read[None]:
+    """Reads until the end. A text without a header is content."""
+    source = reply.source
+    marks = mark_set(dropped | {START, CHANNEL, MESSAGE, *ENDS})
+    begins_in_header = True
+    while True:
+        header = yield from _header(reply, is_first=begins_in_header)
+        begins_in_header = False
+        if header is None:
+            emit = reply.content
+        else:
+            name = _called(header)
+            if name is not None and (yield from _call(reply, name)):
+                continue
+            emit = reply.thinking if _channel(header) == "analysis" else reply.content
+        while True:
+            mark = yield from source.stream_until(marks, emit, glued=frozenset())
+            if mark is None:
+                return
+            if mark in (START, CHANNEL, MESSAGE):
+                source.at -= len(mark)
+                break
+            if mark in ENDS:
+                break
+
+
+def _header(reply: Reading, *, is_first: bool) -> Read[str | None]:
+    """The header that comes next, taken with its `<|message|>`; None when what comes next is no header of a message."""
+    source = reply.source
+    source.commit()
+    opening = yield from source.take_any((START, CHANNEL, MESSAGE, *((" to=",) if is_first else ())))
+    source.at = 0
+    if opening is None:
+        return None
+    try:
+        header, mark = yield from source.until(_HEADER_END, limit=MAX_HEADER_CHARACTERS)
+    except CutShortError:
+        source.at = len(source.text)  # nothing but a header: there is no message to show
+        return None
+    except MalformedError:
+        source.at = len(opening)
+        return None
+    source.commit()
+    return header if mark == MESSAGE else None
+
+
+def _call(reply: Reading, name: str) -> Read[bool]:
+    """The arguments of a call and the mark behind them. What is no call is left for the content."""
+    source = reply.source
+    n_commits = source.n_commits
+    try:
+        yield from read_arguments(reply, checked_name(name))
+    except MalformedError:
+        if source.n_commits == n_commits:
+            source.at = 0
+        return False
+    yield from source.skip_space()
+    yield from source.take_any(ENDS)
+    source.commit()
+    return True
+
+
+def _called(header: str) -> str | None:
+    found = _RECIPIENT.search(header)
+    return None if found is None or found.group(1) == "assistant" else found.group(1).removeprefix("functions.")
+
+
+def _channel(header: str) -> str:
+    found = _CHANNEL.search(header)
+    return "final" if found is None else found.group(1)
+
+
+PART = ">>>"
+_LINE_END = MarkSet(("\n",))
+
+
+def read_functionary(reply: Reading, dropped: frozenset[str]) -> Read[None]:
+    """Reads until the end. A part whose first line is no recipient is content as it stands."""
+    source = reply.source
+    marks = mark_set(dropped | {PART})
+    yield from source.take(PART)
+    while True:
+        try:
+            yield from _part(reply)
+        except MalformedError:
+            source.at = 0
+        mark: str | None = ""
+        while mark is not None and mark != PART:
+            mark = yield from source.stream_until(marks, reply.content, glued=frozenset())
+        if mark is None:
+            return
+        if not (yield from _is_recipient(reply)):
+            reply.content(PART)
+
+
+def _is_recipient(reply: Reading) -> Read[bool]:
+    """Whether a known recipient stands in the line that begins. Takes nothing of it."""
+    source = reply.source
+    source.commit()
+    for name in ("all", *reply.schemas):
+        if (yield from source.take(f"{name}\n")):
+            source.at = 0
+            return True
+    return False
+
+
+def _part(reply: Reading) -> Read[None]:
+    source = reply.source
+    source.commit()
+    line, _ = yield from source.until(_LINE_END, limit=MAX_NAME_CHARACTERS)
+    name = checked_name(line)
+    if name == "all":
+        source.commit()
+        return
+    if name not in reply.schemas:
+        raise MalformedError
+    yield from read_arguments(reply, name)
+    yield from source.skip_space()
+    source.commit()

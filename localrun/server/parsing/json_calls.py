@@ -1,0 +1,299 @@
+"""JSON values in text that is still arriving, and calls written as JSON objects that carry the tool's name and its
+arguments: one, several, or a list of them.
+
+    {"name": "get_weather", "arguments": {"city": "Paris"}}
+
+Hermes and Qwen put each between `<tool_call>` tags, Mistral, Granite, Command-R and Nemotron a list behind a mark,
+Llama 3 nothing round it at all. The keys differ; all that are in use are known here, whatever the mark.
+Pure. Does not: know the marks (`formats.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from localrun.server.parsing.source import CutShortError, MalformedError, Read, Source
+
+if TYPE_CHECKING:
+    from localrun.server.parsing.parser import Reading
+
+# Deeper nesting is nobody's arguments; Python's own parser gives up at about its recursion limit.
+MAX_DEPTH = 200
+
+_IN_TEXT = re.compile(r'[^"\\]*')
+_BETWEEN = re.compile(r"[\s,:0-9eE+\-.truefalsn]*")
+_CLOSING = {"{": "}", "[": "]"}
+
+
+class JsonScan:
+    """Finds the end of an object or array. `depth` 1 and up begins inside of so many objects."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self._open = ["}"] * depth
+        self._in_text = False
+        self.error_at = 0
+
+    def advance(self, text: str, at: int) -> tuple[int, bool]:
+        """Where the scan got to from `at`, and whether the value ended there. Raises MalformedError at
+        `error_at`.
+
+        Stops before a backslash whose next character has not come yet.
+        """
+        while at < len(text):
+            if self._in_text:
+                found = _IN_TEXT.match(text, at)
+                assert found is not None
+                at = found.end()
+                if at >= len(text):
+                    break
+                if text[at] == "\\":
+                    if at + 1 >= len(text):
+                        break
+                    at += 2
+                else:
+                    self._in_text = False
+                    at += 1
+                continue
+            if self._open:
+                found = _BETWEEN.match(text, at)
+                assert found is not None
+                at = found.end()
+                if at >= len(text):
+                    break
+            self.error_at = at
+            at += 1
+            if self._structure(text[at - 1]):
+                return at, True
+        return at, False
+
+    def _structure(self, character: str) -> bool:
+        """Takes a bracket or a quote; whether the value ends with it."""
+        if character == '"' and self._open:
+            self._in_text = True
+        elif character in _CLOSING and len(self._open) < MAX_DEPTH:
+            self._open.append(_CLOSING[character])
+        elif self._open and character == self._open[-1]:
+            self._open.pop()
+            return not self._open
+        else:
+            raise MalformedError
+        return False
+
+
+def read_value(source: Source) -> Read[str]:
+    """The text of the object or array that comes next, taken. Raises MalformedError, at the end too."""
+    scan, start = JsonScan(), source.at
+    while True:
+        source.at, is_over = scan.advance(source.text, source.at)
+        if is_over:
+            return source.text[start : source.at]
+        if not (yield from source.wait()):
+            raise CutShortError
+
+
+def stream_value(source: Source, scan: JsonScan, emit: Callable[[str], None]) -> Read[None]:
+    """As `read_value`, handing the text on and committing it as it comes."""
+    while True:
+        start = source.at
+        try:
+            source.at, is_over = scan.advance(source.text, start)
+        except MalformedError:
+            emit(source.text[start : scan.error_at])
+            source.at = scan.error_at
+            source.commit()
+            raise
+        emit(source.text[start : source.at])
+        source.commit()
+        if is_over:
+            return
+        if not (yield from source.wait()):
+            raise CutShortError
+
+
+def parse_json(text: str) -> Any:
+    """The value, also with line breaks inside texts, which models write. Raises MalformedError."""
+    try:
+        return json.loads(text, strict=False, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise MalformedError from None
+
+
+def dump_json(value: Any) -> str:
+    """JSON as clients get it: nothing escaped that need not be, but half a surrogate pair, which no UTF-8 can carry."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)
+
+
+_NAME_KEYS = ("name", "tool_name", "function")
+_ARGUMENT_KEYS = ("arguments", "parameters", "args")
+_OTHER_KEYS = ("id", "type", "tool_call_id")
+# Command-R's word for "no tool".
+_NO_TOOL = ("directly_answer", "directly-answer")
+
+_HEAD = re.compile(
+    r'\{\s*"(?:name|tool_name|function)"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters|args)"\s*:\s*(?=\{)'
+)
+_BETWEEN_CALLS = re.compile(r"[\s,;]*")
+# Enough to tell by an object's beginning whether it can be a call.
+_HEAD_CHARACTERS = 512
+
+
+def reader(closing: tuple[str, ...], *, fences: bool = False) -> Callable[[Reading], Read[None]]:
+    """A reader of what follows an opening mark: calls or lists of calls until one of `closing`, or until something else
+    comes. With `fences` they may stand in a Markdown code block."""
+
+    def read(reply: Reading) -> Read[None]:
+        source = reply.source
+        if fences:
+            yield from source.skip_space()
+            yield from source.take_any(("```json", "```"))
+        is_first = True
+        while True:
+            yield from source.skip_space()
+            character = yield from source.next_character()
+            if character == "{":
+                yield from _object(reply)
+            elif character == "[":
+                yield from _list(reply)
+            elif is_first:
+                raise MalformedError
+            else:
+                break
+            is_first = False
+            source.commit()
+            yield from _skip_between(source)
+        if fences:
+            yield from source.take("```")
+            yield from source.skip_space()
+        yield from source.take_any(closing)
+
+    return read
+
+
+def read_opened_list(reply: Reading) -> Read[None]:
+    """The rest of a list whose bracket belongs to the mark."""
+    reply.source.at -= 1
+    yield from _list(reply)
+
+
+def read_unmarked(reply: Reading) -> Read[None]:
+    """Calls of known tools without any mark. Raises MalformedError as soon as the text cannot be one."""
+    while True:
+        yield from _object(reply, only_known=True)
+        reply.source.commit()
+        at = reply.source.at
+        yield from _skip_between(reply.source)
+        if (yield from reply.source.next_character()) != "{":
+            if (yield from reply.source.next_character()):
+                reply.source.at = at
+            return
+
+
+def calls_of(value: Any, known: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The (name, arguments) of a parsed object, or of each in a list. Raises MalformedError for anything else."""
+    items = value if isinstance(value, list) else [value]
+    return [_call_of(item, known) for item in items]
+
+
+def _call_of(item: Any, known: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    if not isinstance(item, dict):
+        raise MalformedError
+    if isinstance(item.get("function"), dict):
+        item = item["function"]
+    name = next((item[key] for key in _NAME_KEYS if isinstance(item.get(key), str) and item[key]), None)
+    if name is None:
+        if len(item) == 1 and next(iter(item)) in known:  # Apertus: {"get_weather": {"city": "Paris"}}
+            ((name, arguments),) = item.items()
+            return name, _checked(arguments)
+        raise MalformedError
+    return name, _checked(next((item[key] for key in _ARGUMENT_KEYS if key in item), {}))
+
+
+def _checked(arguments: Any) -> dict[str, Any]:
+    if isinstance(arguments, str):  # JSON inside of JSON, as OpenAI's API has it
+        arguments = parse_json(arguments) if arguments.strip() else {}
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, dict):
+        raise MalformedError
+    return arguments
+
+
+def _list(reply: Reading) -> Read[None]:
+    source = reply.source
+    source.at += 1
+    while True:
+        yield from _skip_between(source)
+        if (yield from source.take("]")):
+            return
+        if (yield from source.next_character()) != "{":
+            raise MalformedError
+        yield from _object(reply)
+        source.commit()
+
+
+def _object(reply: Reading, *, only_known: bool = False) -> Read[None]:
+    source = reply.source
+    start, scan, is_over = source.at, JsonScan(), False
+    while not is_over:
+        head = _HEAD.match(source.text, start) if reply.streams else None
+        if head is not None and (not only_known or head.group(1) in reply.schemas):
+            source.at = head.end()
+            reply.start_call(head.group(1))
+            yield from stream_value(source, JsonScan(), reply.arguments)
+            yield from stream_value(source, JsonScan(depth=1), _drop)
+            return
+        if only_known and not _may_be_call(source.text[start : start + _HEAD_CHARACTERS], reply.schemas):
+            raise MalformedError
+        source.at, is_over = scan.advance(source.text, source.at)
+        if not is_over and not (yield from source.wait()):
+            raise CutShortError
+    text = source.text[start : source.at]
+    for name, arguments in calls_of(parse_json(text), reply.schemas):
+        if only_known and name not in reply.schemas:
+            raise MalformedError
+        if name not in _NO_TOOL or name in reply.schemas:
+            reply.call(name, arguments)
+
+
+def _may_be_call(text: str, known: Mapping[str, Any]) -> bool:
+    """Whether an object that begins so can be a call of a known tool."""
+    rest = text[1:].lstrip()
+    for key in (*_NAME_KEYS, *_ARGUMENT_KEYS, *_OTHER_KEYS):
+        quoted = f'"{key}"'
+        if quoted.startswith(rest):
+            return True
+        if rest.startswith(quoted):
+            after = rest[len(quoted) :].lstrip()
+            if not after.startswith(":"):
+                return not after
+            value = after[1:].lstrip()
+            if key not in _NAME_KEYS or value.startswith("{"):
+                return True
+            names = [f'"{name}"' for name in known]
+            return any(name.startswith(value) or value.startswith(name) for name in names)
+    return False
+
+
+def _skip_between(source: Source) -> Read[None]:
+    while True:
+        found = _BETWEEN_CALLS.match(source.text, source.at)
+        assert found is not None
+        source.at = found.end()
+        if source.at < len(source.text) or not (yield from source.wait()):
+            return
+
+
+def _drop(text: str) -> None:
+    """The rest of an object behind its arguments says nothing that is wanted."""

@@ -1,0 +1,362 @@
+"""The parser of every format: reading a reply of content, thinking between tags, and calls behind marks.
+
+`StreamingParser` resumes the format's reader with each new text and hands over what that made of it. `Layout` says
+which marks there are; `read_reply` follows it, for nearly every format. Anything that turns out not to be what its mark
+announced is content again, from the mark on, and reading goes on right behind the mark.
+
+A call is held until it is whole, so that one that turns out malformed comes back as content; where the decoding was
+constrained to well-formed calls (`streams`), its arguments are handed on as they come.
+Pure but for call ids, which are random. Does not: know any format, or the insides of a call.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from localrun.server.parsing.json_calls import dump_json
+from localrun.server.parsing.pieces import (
+    CallArguments,
+    CallStart,
+    Content,
+    Piece,
+    ReplyParser,
+    Thinking,
+)
+from localrun.server.parsing.source import CutShortError, MalformedError, MarkSet, Read, Source, mark_set
+
+
+class Reading:
+    """One reply being read: what came in, what is known of the tools, and the pieces that are ready.
+
+    `schemas` are the parameters of the tools that may be called, by name. More than `most_calls` are
+    left out: the client has said that it takes no more.
+    """
+
+    def __init__(
+        self, schemas: Mapping[str, Mapping[str, Any]], *, streams: bool, most_calls: int | None = None
+    ) -> None:
+        self.source = Source()
+        self.schemas = schemas
+        self.streams = streams
+        self._most_calls = most_calls
+        self.n_calls = 0
+        self.n_contents = 0
+        self._ready: list[Piece] = []
+
+    def content(self, text: str) -> None:
+        if text:
+            self.n_contents += 1
+            last = self._ready[-1] if self._ready else None
+            if isinstance(last, Content):
+                self._ready[-1] = Content(last.text + text)
+            else:
+                self._ready.append(Content(text))
+
+    def thinking(self, text: str) -> None:
+        if text:
+            last = self._ready[-1] if self._ready else None
+            if isinstance(last, Thinking):
+                self._ready[-1] = Thinking(last.text + text)
+            else:
+                self._ready.append(Thinking(text))
+
+    def start_call(self, name: str) -> None:
+        """Arguments that follow are this call's."""
+        self._ready.append(CallStart(self.n_calls, f"call_{uuid.uuid4().hex[:24]}", name))
+        self.n_calls += 1
+
+    def arguments(self, text: str) -> None:
+        """More of the last call's arguments."""
+        index = self.n_calls - 1
+        last = self._ready[-1] if self._ready else None
+        if isinstance(last, CallArguments):
+            self._ready[-1] = CallArguments(index, last.text + text)
+        elif text:
+            self._ready.append(CallArguments(index, text))
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """A whole call."""
+        if self._most_calls is None or self.n_calls < self._most_calls:
+            self.start_call(name)
+            self.arguments(dump_json(arguments))
+
+    def take(self) -> list[Piece]:
+        ready, self._ready = self._ready, []
+        return ready
+
+
+class StreamingParser:
+    """See the module. `opened` is what the prompt already has of the reply: it is read first, and not the model's."""
+
+    def __init__(self, reply: Reading, read: Callable[[Reading], Read[None]], *, opened: str = "") -> None:
+        self._reply = reply
+        self._run: Read[None] | None = read(reply)
+        reply.source.put(opened)
+        self._resume()
+
+    def feed(self, text: str) -> list[Piece]:
+        self._reply.source.put(text)
+        self._resume()
+        return self._reply.take()
+
+    def finish(self) -> list[Piece]:
+        self._reply.source.end()
+        while self._run is not None:
+            self._resume()
+        return self._reply.take()
+
+    def _resume(self) -> None:
+        if self._run is not None:
+            try:
+                next(self._run)
+            except StopIteration:
+                self._run = None
+
+
+# A model that opens so many calls without writing one is not calling anything, and every try reads the text again.
+MAX_MALFORMED_CALLS = 64
+
+CallReader = Callable[[Reading], Read[None]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`thinking` are (opening, closing) tags. `calls` are the readers by opening mark. `unmarked` are readers by the
+    first character of content that is nothing but calls. `dropped` marks say nothing to a reader: they are left out.
+    The calls of `ends_thinking` may come in the middle of it."""
+
+    thinking: tuple[tuple[str, str], ...] = ()
+    calls: dict[str, CallReader] = field(default_factory=dict)
+    unmarked: tuple[tuple[str, CallReader], ...] = ()
+    dropped: frozenset[str] = frozenset()
+    ends_thinking: frozenset[str] = frozenset()
+
+    @cached_property
+    def closing(self) -> dict[str, str]:
+        return dict(self.thinking)
+
+    @cached_property
+    def glued(self) -> frozenset[str]:
+        """The marks to which white space before them belongs."""
+        return frozenset((*self.closing, *self.closing.values(), *self.calls))
+
+    @cached_property
+    def content_marks(self) -> MarkSet:
+        return mark_set(self.glued | self.dropped)
+
+    @cached_property
+    def content_marks_without_calls(self) -> MarkSet:
+        return mark_set((self.glued | self.dropped) - frozenset(self.calls))
+
+    def thinking_marks(self, closing: str) -> MarkSet:
+        """What may end thinking, or is left out of it."""
+        return mark_set(self.dropped | {closing} | self.ends_thinking)
+
+
+def read_reply(reply: Reading, layout: Layout, *, opened: str | None) -> Read[None]:
+    """Reads until the end. `opened` is the thinking tag that the prompt ended with."""
+    source = reply.source
+    n_malformed = 0
+    mark: str | None = None
+    if opened is not None:
+        mark = yield from _thinking(reply, layout, layout.closing[opened])
+    at_start = True
+    while True:
+        if at_start and mark is None and (yield from _unmarked(reply, layout)):
+            at_start = False
+        if mark is None:
+            marks = layout.content_marks if n_malformed < MAX_MALFORMED_CALLS else layout.content_marks_without_calls
+            seen_before = reply.n_contents
+            mark = yield from source.stream_until(marks, reply.content, glued=layout.glued)
+            at_start = at_start and reply.n_contents == seen_before
+        if mark is None:
+            return
+        if mark in layout.closing:
+            mark = yield from _thinking(reply, layout, layout.closing[mark])
+        elif mark in layout.calls:
+            is_call = yield from _calls(reply, layout.calls[mark])
+            n_malformed += not is_call
+            at_start = at_start and is_call
+            mark = None
+        else:
+            mark = None
+
+
+def _thinking(reply: Reading, layout: Layout, closing: str) -> Read[str | None]:
+    """Thinking up to its end; the opening mark of a call that ended it, if one did."""
+    source = reply.source
+    marks = layout.thinking_marks(closing)
+    yield from source.skip_space()
+    while True:
+        mark = yield from source.stream_until(marks, reply.thinking, glued=layout.glued)
+        if mark is None:
+            return None
+        if mark == closing:
+            yield from source.skip_space()
+            return None
+        if mark in layout.calls:
+            return mark
+
+
+def _calls(reply: Reading, read: CallReader) -> Read[bool]:
+    """Calls behind a mark, which is taken but not committed. Whether they were calls."""
+    source = reply.source
+    opening_end, n_commits = source.at, source.n_commits
+    try:
+        yield from read(reply)
+    except MalformedError as error:
+        source.at = opening_end if source.n_commits == n_commits else 0
+        if isinstance(error, CutShortError):
+            source.at = len(source.text)
+        reply.content(source.text[: source.at])
+        source.commit()
+        return False
+    source.commit()
+    yield from source.skip_space()
+    return True
+
+
+def _unmarked(reply: Reading, layout: Layout) -> Read[bool]:
+    """Calls without a mark, if that is what the content begins with."""
+    source = reply.source
+    if not layout.unmarked:
+        return False
+    source.commit()
+    yield from source.skip_space()
+    character = yield from source.next_character()
+    for first, read in layout.unmarked:
+        if character == first:
+            n_commits = source.n_commits
+            try:
+                yield from read(reply)
+            except MalformedError:
+                if source.n_commits != n_commits:
+                    source.at = 0
+                    return True
+            else:
+                source.commit()
+                return True
+    source.at = 0
+    return False
+
+
+# A longer control token is no tokenizer's, and patterns nest as deep as texts are long.
+MAX_TOKEN_CHARS = 128
+
+
+@dataclass(frozen=True)
+class ThinkingTags:
+    """Thinking stands between `opening` and `closing`."""
+
+    opening: str
+    closing: str
+
+    def is_open(self, prompt_end: str) -> bool:
+        """Whether a prompt that ends so leaves thinking open."""
+        return prompt_end.rstrip().endswith(self.opening)
+
+    def is_closed(self, prompt_end: str) -> bool:
+        """Whether a prompt that ends so says that there was enough thinking."""
+        return prompt_end.rstrip().endswith(self.closing)
+
+
+@dataclass(frozen=True)
+class Written:
+    """Well-formed calls: `opening lead (before arguments after) separator (...) closing`, `NAME` in `before` being the
+    tool's. A reply that has come to one of `triggers` goes on with `lead`; without any it cannot be told when a call
+    begins. Without `separator` there is one call at most."""
+
+    opening: str
+    before: str
+    after: str = ""
+    lead: str = ""
+    separator: str | None = None
+    closing: str = ""
+    triggers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How a family of models writes calls.
+
+    `marks` are the readers by opening mark, `unmarked` those by the first character of content that is nothing but
+    calls. `whole` reads the whole reply in place of `read_reply`; it knows `own_marks`. Without `written` a call is
+    forced by beginning it: with `begun`, or with `begun_by_name`.
+    """
+
+    name: str
+    marks: dict[str, CallReader] = field(default_factory=dict)
+    unmarked: tuple[tuple[str, CallReader], ...] = ()
+    written: Written | None = None
+    whole: Callable[[Reading, frozenset[str]], Read[None]] | None = None
+    own_marks: tuple[str, ...] = ()
+    begun: str = ""
+    begun_by_name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParserPlan:
+    """`call_format` None reads no calls, `tags` None no thinking. `triggers` are the texts behind which the decoding is
+    constrained; with `calls_are_constrained` every call is well-formed. `most_calls` None is any number."""
+
+    call_format: CallFormat | None = None
+    tags: ThinkingTags | None = None
+    answer_marks: frozenset[str] = frozenset()
+    control_tokens: Sequence[str] = ()
+    triggers: Sequence[str] = ()
+    calls_are_constrained: bool = False
+    most_calls: int | None = None
+
+    @cached_property
+    def shows_control(self) -> bool:
+        """Whether control tokens must come as text: a mark is one of them, or has one in it."""
+        marks = [*self.answer_marks]
+        if self.call_format is not None:
+            marks += (*self.call_format.marks, *self.call_format.own_marks)
+        if self.tags is not None:
+            marks += (self.tags.opening, self.tags.closing)
+        return any(token in mark for token in self.control_tokens if token for mark in marks)
+
+    def warm(self) -> None:
+        """Make what the parsers share, which is remembered: with a thousand control tokens it takes 0.1 s, so a thread
+        had better do it before the first parser is made."""
+        self.parser({}).feed("x")
+        for _, closing in self._layout.thinking:
+            self._layout.thinking_marks(closing)
+
+    def parser(
+        self, schemas: Mapping[str, Mapping[str, Any]], *, opened: str = "", thinking_open: str | None = None
+    ) -> ReplyParser:
+        """A parser of one reply. `schemas` are the tools' parameters; `opened` is what the prompt has of the reply, and
+        `thinking_open` the tag that it ends inside of."""
+        whole = None if self.call_format is None else self.call_format.whole
+
+        def read(reply: Reading) -> Read[None]:
+            if whole is not None:
+                return whole(reply, self._shown)
+            return read_reply(reply, self._layout, opened=thinking_open)
+
+        reply = Reading(schemas, streams=self.calls_are_constrained, most_calls=self.most_calls)
+        return StreamingParser(reply, read, opened=opened)
+
+    @cached_property
+    def _shown(self) -> frozenset[str]:
+        if not self.shows_control:
+            return frozenset()
+        return frozenset(token for token in self.control_tokens if len(token) <= MAX_TOKEN_CHARS)
+
+    @cached_property
+    def _layout(self) -> Layout:
+        calls = {} if self.call_format is None else self.call_format.marks
+        closing = frozenset() if self.tags is None else frozenset((self.tags.closing,))
+        return Layout(
+            thinking=() if self.tags is None else ((self.tags.opening, self.tags.closing),),
+            calls=calls,
+            unmarked=() if self.call_format is None else self.call_format.unmarked,
+            dropped=self._shown | self.answer_marks | closing,
+            ends_thinking=frozenset(mark for mark in calls if mark in self._shown or mark in self.triggers),
+        )

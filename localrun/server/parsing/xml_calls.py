@@ -1,0 +1,206 @@
+"""Calls written in tags, every argument in one of its own: Qwen3-Coder, GLM, MiniMax, DeepSeek 3.2, Seed.
+
+    <tool_call><function=get_weather><parameter=city>Paris</parameter></function></tool_call>
+
+The values are bare text: only the tool's schema tells whether `3` is a number or a text (`typed`).
+Pure. Does not: know the mark that opens a call (`formats.py`), or validate; a text that is no number where a number is
+wanted stays a text, for the tool to refuse.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from localrun.server.parsing.json_calls import parse_json
+from localrun.server.parsing.named_calls import MAX_NAME_CHARACTERS, checked_name
+from localrun.server.parsing.parser import Reading
+from localrun.server.parsing.source import MalformedError, MarkSet, Read
+
+_PYTHON_WORDS = {"True": True, "False": False, "None": None}
+
+
+def typed(text: str, name: str, parameters: Mapping[str, Any]) -> Any:
+    """The value of the parameter `name` written as `text`.
+
+    A parameter whose schema allows texts alone is taken as it stands; any other as JSON if it is that, and of an
+    allowed type where there also are texts.
+    """
+    allowed = _types(_property(name, parameters), parameters)
+    if allowed == {"string"}:
+        return text
+    stripped = text.strip()
+    if stripped in _PYTHON_WORDS:
+        value: Any = _PYTHON_WORDS[stripped]
+    else:
+        try:
+            value = parse_json(stripped)
+        except MalformedError:
+            return text
+    return text if "string" in allowed and not (_type_names(value) & allowed) else value
+
+
+def _property(name: str, parameters: Mapping[str, Any]) -> Any:
+    properties = parameters.get("properties")
+    return properties.get(name) if isinstance(properties, Mapping) else None
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
+    """Names of the JSON types that a schema allows; empty when it does not say."""
+    if not isinstance(schema, Mapping) or depth > 8:
+        return set()
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return {kind}
+    if isinstance(kind, list):
+        return {item for item in kind if isinstance(item, str)}
+    if "const" in schema:
+        return _type_names(schema["const"])
+    if isinstance(schema.get("enum"), list):
+        return set().union(*(_type_names(item) for item in schema["enum"]))
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        target: Any = root
+        for part in reference[2:].split("/"):
+            target = target.get(part) if isinstance(target, Mapping) else None
+        return _types(target, root, depth + 1)
+    choices = [choice for key in ("anyOf", "oneOf", "allOf") for choice in schema.get(key) or ()]
+    return set().union(*(_types(choice, root, depth + 1) for choice in choices))
+
+
+def _type_names(value: Any) -> set[str]:
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, int):
+        return {"integer", "number"}
+    if isinstance(value, float):
+        return {"number"}
+    if value is None:
+        return {"null"}
+    return {"string"} if isinstance(value, str) else {"array"} if isinstance(value, list) else {"object"}
+
+
+@dataclass(frozen=True)
+class Tags:
+    """How a family writes calls. `call` and `parameter` begin a tag that goes on with a name and ends with `>`; one of
+    `closing` ends a block of calls."""
+
+    call: str
+    call_end: str
+    parameter: str
+    parameter_end: str
+    closing: tuple[str, ...]
+
+    @cached_property
+    def value_marks(self) -> MarkSet:
+        return MarkSet((self.parameter_end, self.parameter, self.call_end, *self.closing))
+
+
+_NAME_END = MarkSet((">", "\n"))
+# A name, in quotes or not, and what DeepSeek says of the value.
+_ATTRIBUTE = re.compile(r'^"?([^"\s]+)"?(?:\s+string\s*=\s*"(true|false)")?\s*"?$')
+
+
+def reader(tags: Tags) -> Callable[[Reading], Read[None]]:
+    """A reader of what follows the opening mark: calls until one of `tags.closing`, or until something else comes."""
+
+    def read(reply: Reading) -> Read[None]:
+        source = reply.source
+        has_call = False
+        while True:
+            yield from source.skip_space()
+            if not (yield from source.take(tags.call)):
+                break
+            yield from _read_call(reply, tags)
+            has_call = True
+            source.commit()
+        if not has_call:
+            raise MalformedError
+        yield from source.take_any(tags.closing)
+
+    return read
+
+
+def read_one(tags: Tags) -> Callable[[Reading], Read[None]]:
+    """A reader for when the opening mark is itself the beginning of a call's tag."""
+
+    def read(reply: Reading) -> Read[None]:
+        yield from _read_call(reply, tags)
+        yield from reply.source.skip_space()
+        yield from reply.source.take_any(tags.closing)
+
+    return read
+
+
+def read_glm(reply: Reading) -> Read[None]:
+    """GLM: `get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>` behind `<tool_call>`."""
+    source = reply.source
+    written, mark = yield from source.until(_GLM_NAME_END, limit=MAX_NAME_CHARACTERS)
+    name = checked_name(written)
+    parameters = reply.schemas.get(name, {})
+    arguments: dict[str, Any] = {}
+    while mark != "</tool_call>":
+        key, _ = yield from source.until(_GLM_KEY_END, limit=MAX_NAME_CHARACTERS)
+        yield from source.skip_space()
+        if not (yield from source.take("<arg_value>")):
+            raise MalformedError
+        value, _ = yield from source.until(_GLM_VALUE_END)
+        arguments[key.strip()] = typed(value, key.strip(), parameters)
+        yield from source.skip_space()
+        following = yield from source.take_any(("<arg_key>", "</tool_call>"))
+        if following is None:
+            raise MalformedError
+        mark = following
+    reply.call(name, arguments)
+
+
+_GLM_NAME_END = MarkSet(("<arg_key>", "</tool_call>"))
+_GLM_KEY_END = MarkSet(("</arg_key>",))
+_GLM_VALUE_END = MarkSet(("</arg_value>",))
+
+
+def _read_call(reply: Reading, tags: Tags) -> Read[None]:
+    source = reply.source
+    name, _ = yield from _read_name(reply)
+    name = checked_name(name)
+    parameters = reply.schemas.get(name, {})
+    arguments: dict[str, Any] = {}
+    while True:
+        yield from source.skip_space()
+        if (yield from source.take(tags.parameter)):
+            key, is_text = yield from _read_name(reply)
+            text, mark = yield from source.until(tags.value_marks)
+            if mark != tags.parameter_end:  # a closing tag forgotten: the value ends where the next thing begins
+                source.at -= len(mark)
+            value = _without_line_ends(text)
+            arguments[key] = _value(value, key, parameters, is_text)
+        elif (yield from source.take(tags.call_end)):
+            break
+        else:
+            raise MalformedError
+    reply.call(name, arguments)
+
+
+def _read_name(reply: Reading) -> Read[tuple[str, bool | None]]:
+    """A tag's name up to its end, and what it says of the value being a text, if anything."""
+    written, mark = yield from reply.source.until(_NAME_END, limit=MAX_NAME_CHARACTERS)
+    found = _ATTRIBUTE.match(written.strip())
+    if mark == "\n" or found is None:
+        raise MalformedError
+    return found.group(1), None if found.group(2) is None else found.group(2) == "true"
+
+
+def _value(text: str, key: str, parameters: Any, is_text: bool | None) -> Any:
+    if is_text is None:
+        return typed(text, key, parameters)
+    if is_text:
+        return text
+    return parse_json(text)
+
+
+def _without_line_ends(text: str) -> str:
+    """The line breaks that the tags stand on are not the value's."""
+    return text.removeprefix("\n").removesuffix("\n")

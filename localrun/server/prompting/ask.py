@@ -1,0 +1,234 @@
+"""What is asked of a model in a chat, whatever API it came by, and tools as clients of every API write them.
+
+Function tools have three spellings: chat's (`{"type": "function", "function": {...}}`), the older `functions` of chat,
+and that of responses (`{"type": "function", "name": ...}`). All become the same `Tool`.
+Pure. Does not: know a model, put tools into a prompt, or constrain a call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from localrun.errors import BadRequest
+from localrun.wire import Grammar
+
+# {"role": "system" | "user" | "assistant" | "tool", "content": str}; for an assistant also `thinking` and `tool_calls`
+# (arguments as objects), for a tool `tool_call_id` and `name`.
+Message = dict[str, Any]
+
+
+def called(name: str, arguments: Mapping[str, Any], call_id: str | None) -> dict[str, Any]:
+    """A call of an assistant's message. Without an id, results are told apart by their names and their order."""
+    named = {"id": call_id} if call_id else {}
+    return {**named, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def assistant(content: str, *, thinking: str | None = None, calls: Sequence[dict[str, Any]] = ()) -> Message:
+    """An assistant's message, with what there is."""
+    made: Message = {"role": "assistant", "content": content}
+    if thinking:
+        made["thinking"] = thinking
+    if calls:
+        made["tool_calls"] = list(calls)
+    return made
+
+
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """The function of a call. OpenAI has the arguments as JSON text, Ollama as an object; clients send both to both."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One of an assistant's `tool_calls`."""
+
+    function: CalledFunction
+    id: str | None = None
+
+
+def arguments_of(text: str | dict[str, Any] | None, field: str) -> dict[str, Any]:
+    """A call's arguments as templates take them. Raises BadRequest for what is not a JSON object."""
+    if isinstance(text, dict):
+        return text
+    try:
+        parsed = json.loads(text) if text and text.strip() else {}
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise BadRequest(f"{field}: must be the text of a JSON object", field=field)
+    return parsed
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A function that the model may call. `parameters` is a JSON schema of an object."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+
+ToolChoice = Literal["auto", "none", "required"] | tuple[Literal["function"], str]
+
+
+class ChatAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """One conversation and what is wanted of the next message.
+
+    `think` None leaves it to the template; a text is an effort ("low", "medium",
+    "high"). With `continue_last` the last message is an assistant's, and the reply goes on where it ends.
+    `response_grammar` is what the content must match; thinking before it is free. `template` is one to use instead of
+    the model's own.
+    """
+
+    messages: Sequence[Message]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = "auto"
+    parallel_calls: bool = True
+    response_grammar: Grammar | None = None
+    think: bool | str | None = None
+    documents: Sequence[Mapping[str, Any]] = ()
+    template_variables: Mapping[str, Any] = {}
+    continue_last: bool = False
+    template: str | None = None
+
+
+MAX_TOOLS = 512
+
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}", re.ASCII)
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+class Function(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tool is, without its type."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ChatTool(msgspec.Struct, frozen=True, kw_only=True):
+    """One of chat's `tools`."""
+
+    type: str = "function"
+    function: Function | None = None
+
+
+class FunctionName(msgspec.Struct, frozen=True, kw_only=True):
+    """A function, named."""
+
+    name: str
+
+
+class AllowedTools(msgspec.Struct, frozen=True, kw_only=True):
+    """`allowed_tools`: some of the tools, and whether one of them must be called."""
+
+    tools: list[dict[str, Any]]
+    mode: Literal["auto", "required"] = "auto"
+
+
+class NamedChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A `tool_choice` that is an object, in chat's spelling or in that of responses."""
+
+    type: str = "function"
+    function: FunctionName | None = None
+    name: str | None = None
+    allowed_tools: AllowedTools | None = None
+    tools: list[dict[str, Any]] | None = None
+    mode: Literal["auto", "required"] = "auto"
+
+
+Choice = Literal["auto", "none", "required"] | NamedChoice
+ChatTools = Annotated[list[ChatTool], Meta(max_length=MAX_TOOLS)]
+Functions = Annotated[list[Function], Meta(max_length=MAX_TOOLS)]
+
+
+def tools_of_chat(tools: Sequence[ChatTool]) -> tuple[Tool, ...]:
+    """Of chat's `tools`. Raises BadRequest naming the tool."""
+    functions = []
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
+        if tool.type != "function":
+            raise BadRequest(
+                f"{where}.type: {tool.type[:40]!r} tools are not supported; describe it as a function",
+                field=f"{where}.type",
+            )
+        if tool.function is None:
+            raise BadRequest(f"{where}.function is required", field=f"{where}.function")
+        functions.append((f"{where}.function", tool.function))
+    return checked_tools(functions)
+
+
+def tools_of_functions(functions: Sequence[Function]) -> tuple[Tool, ...]:
+    """Of chat's older `functions`. Raises BadRequest naming the function."""
+    return checked_tools([(f"functions[{index}]", function) for index, function in enumerate(functions)])
+
+
+def checked_tools(functions: Sequence[tuple[str, Function]]) -> tuple[Tool, ...]:
+    """Of (where it stands in the body, function). Raises BadRequest for a bad name, and for the same name twice."""
+    tools: dict[str, Tool] = {}
+    for where, function in functions:
+        if not _NAME.fullmatch(function.name):
+            raise BadRequest(
+                f"{where}.name: {function.name[:40]!r} is not a function's name; use up to 128 of A-Z, a-z, 0-9 and "
+                f"_ . : / -",
+                field=f"{where}.name",
+            )
+        if function.name in tools:
+            raise BadRequest(f"{where}.name: {function.name!r} is there twice", field=f"{where}.name")
+        tools[function.name] = Tool(
+            function.name, function.description or "", _NO_ARGUMENTS | (function.parameters or {})
+        )
+    return tuple(tools.values())
+
+
+def choose_tools(
+    choice: Choice | None, tools: tuple[Tool, ...], *, field: str = "tool_choice"
+) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """The tools that may be called, and whether one must be. Raises BadRequest for a choice that the tools do not
+    allow."""
+    if choice is None:
+        return tools, "auto"
+    if isinstance(choice, str):
+        if choice == "required" and not tools:
+            raise BadRequest(f"{field}: 'required' needs tools; send some, or leave {field} out", field=field)
+        return tools, choice
+    if choice.type == "allowed_tools":
+        return _allowed(choice, tools, field)
+    name = choice.function.name if choice.function is not None else choice.name
+    if choice.type != "function" or name is None:
+        raise BadRequest(
+            f"{field}: use 'auto', 'none', 'required', or an object that names a function of tools", field=field
+        )
+    _check_known([name], tools, field)
+    return tools, ("function", name)
+
+
+def _allowed(choice: NamedChoice, tools: tuple[Tool, ...], field: str) -> tuple[tuple[Tool, ...], ToolChoice]:
+    inner = choice.allowed_tools or AllowedTools(tools=choice.tools or [], mode=choice.mode)
+    names = [_name_of(tool) for tool in inner.tools]
+    _check_known(names or [""], tools, field)
+    return tuple(tool for tool in tools if tool.name in names), inner.mode
+
+
+def _name_of(tool: dict[str, Any]) -> str:
+    function = tool.get("function")
+    return str((function if isinstance(function, dict) else tool).get("name", ""))
+
+
+def _check_known(names: Sequence[str], tools: tuple[Tool, ...], field: str) -> None:
+    known = {tool.name for tool in tools}
+    for name in names:
+        if name not in known:
+            listed = ", ".join(sorted(known))[:200] or "none was sent"
+            raise BadRequest(f"{field}: {name[:128]!r} is not one of the tools ({listed})", field=field)

@@ -1,0 +1,178 @@
+"""What the decoding of a reply is held to: tool calls that must come, calls that may, an answer of a given form.
+
+A grammar begins where the reply does, or right behind a text that the reply comes to (a trigger). Where thinking may
+stand before, either the prompt has opened it, and its closing tag is the trigger, or the grammar has room for it.
+
+A conversation brings the same tools with every turn, so the grammars of calls are remembered.
+
+Pure but for that; any thread may call. Does not: compile a grammar.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from localrun.errors import BadRequest
+from localrun.server import structured
+from localrun.server.parsing.parser import ThinkingTags, Written
+from localrun.server.prompting.ask import Tool
+from localrun.wire import Grammar, GrammarKind
+
+_Made = TypeVar("_Made", Grammar, Grammar | None)
+
+# Between the end of the thinking and what must follow it.
+_SPACE_RULE = r"space: /[ \n]{0,4}/"
+_ANY_OBJECT = {"type": "object"}
+_MAX_REMEMBERED = 32
+
+
+def _remembered(make: Callable[..., _Made]) -> Callable[..., _Made]:
+    """`make(written, tools, *, at_most)`, its last results kept by a digest: tools may be megabytes, grammars not."""
+    known: OrderedDict[bytes, _Made] = OrderedDict()
+    lock = threading.Lock()
+
+    def look_up(written: Written, tools: Sequence[Tool], *, at_most: int | None) -> _Made:
+        digest = hashlib.sha256(msgspec.json.encode((written, tools, at_most))).digest()
+        with lock:
+            if digest in known:
+                known.move_to_end(digest)
+                return known[digest]
+        made = make(written, tools, at_most=at_most)
+        with lock:
+            known[digest] = made
+            if len(known) > _MAX_REMEMBERED:
+                known.popitem(last=False)
+        return made
+
+    return look_up
+
+
+@_remembered
+def forced_calls(written: Written, tools: Sequence[Tool], *, at_most: int | None) -> Grammar:
+    """The whole reply is calls, one at least. Raises BadRequest for a schema that no decoding can be held to."""
+    return structured.calls(
+        _shapes(written, tools, is_checked=True),
+        at_least=1,
+        at_most=1 if written.separator is None else at_most,
+        separator=written.separator or "",
+        before=written.opening + written.lead,
+        after=written.closing,
+    )
+
+
+@_remembered
+def lazy_calls(written: Written, tools: Sequence[Tool], *, at_most: int | None) -> Grammar | None:
+    """The reply is free until it opens a call, and then well-formed calls. None where an opening cannot be told.
+
+    A tool whose schema no decoding can be held to gets any object for its arguments: its calls are still JSON. So do
+    all of them when together they are too much; None when their names alone are.
+    """
+    if not written.triggers:
+        return None
+    free = [msgspec.structs.replace(tool, parameters=_ANY_OBJECT) for tool in tools]
+    for wanted in (tools, free):
+        with contextlib.suppress(BadRequest):
+            return structured.calls(
+                _shapes(written, wanted, is_checked=False),
+                at_least=1,
+                at_most=1 if written.separator is None else at_most,
+                separator=written.separator or "",
+                before=written.lead,
+                after=written.closing,
+                triggers=written.triggers,
+            )
+    return None
+
+
+def calls_or_answer(written: Written, tools: Sequence[Tool], answer: Grammar, *, at_most: int | None) -> Grammar:
+    """Either calls or the answer, from the beginning of the reply. Raises BadRequest for an answer that is no JSON
+    schema."""
+    if answer.kind is not GrammarKind.JSON_SCHEMA:
+        raise BadRequest(
+            "tools: only a JSON schema can be combined with tools; leave the tools or the grammar out", field="tools"
+        )
+    if not written.opening and written.before.startswith("{"):
+        return _objects_or_answer(tools, answer)
+    calls = _renamed(forced_calls(written, tools, at_most=at_most), "calls")
+    return Grammar(GrammarKind.LARK, f"{calls}\nanswer: %json {answer.text}\nstart: calls | answer\n")
+
+
+def after_thinking(
+    grammar: Grammar, tags: ThinkingTags, *, is_open: bool, may_think: bool, control_tokens: Sequence[str] = ()
+) -> Grammar:
+    """A grammar for the whole reply, as one for what follows the thinking."""
+    if grammar.triggers or not (is_open or may_think):
+        return grammar
+    if is_open:
+        return msgspec.structs.replace(grammar, triggers=(tags.closing,))
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        body = f"reply: %json {grammar.text}"
+    elif grammar.kind is GrammarKind.LARK:
+        body = _renamed(grammar, "reply")
+    else:
+        return grammar  # its notation has no room for more: the model answers without thinking
+    opening = f"literal_900: {json.dumps(tags.opening, ensure_ascii=False)}"
+    if tags.closing in control_tokens:
+        closing = json.dumps(tags.closing, ensure_ascii=False)
+        rules = [f"literal_901: {closing}", "thoughts: /(?s:.*)/", "thinking: literal_900 thoughts literal_901 space"]
+    else:
+        end = re.escape(tags.closing).replace("/", r"\/")
+        rules = [f"thoughts[lazy]: /(?s:.*){end}/", "thinking: literal_900 thoughts space"]
+    lines = (body, opening, *rules, _SPACE_RULE, "start: thinking? reply")
+    return Grammar(GrammarKind.LARK, "\n".join(lines) + "\n")
+
+
+def _objects_or_answer(tools: Sequence[Tool], answer: Grammar) -> Grammar:
+    """Where calls are bare objects, an answer may begin like one: all of them are one schema then."""
+    schema = json.loads(answer.text)
+    definitions = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
+    choices: list[Any] = []
+    for tool in tools:
+        is_plain = _can_be_held_to(tool.parameters, "tools") and "$ref" not in json.dumps(tool.parameters)
+        arguments = tool.parameters if is_plain and tool.parameters else _ANY_OBJECT
+        choices.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool.name}, "parameters": arguments},
+                "required": ["name", "parameters"],
+                "additionalProperties": False,
+            }
+        )
+    combined = json.dumps({"anyOf": [*choices, schema], **definitions}, ensure_ascii=False)
+    structured.check_size(len(combined))
+    return Grammar(GrammarKind.JSON_SCHEMA, combined)
+
+
+def _shapes(written: Written, tools: Sequence[Tool], *, is_checked: bool) -> list[structured.CallShape]:
+    shapes = []
+    for index, tool in enumerate(tools):
+        schema = tool.parameters or _ANY_OBJECT
+        field = f"tools[{index}].function.parameters"
+        if not is_checked and not _can_be_held_to(schema, field):
+            schema = _ANY_OBJECT
+        before = written.before.replace("NAME", tool.name)
+        shapes.append(structured.CallShape(before, schema, written.after, field))
+    return shapes
+
+
+def _can_be_held_to(schema: object, field: str) -> bool:
+    try:
+        structured.json_schema(schema, field=field)
+    except BadRequest:
+        return False
+    return True
+
+
+def _renamed(grammar: Grammar, name: str) -> str:
+    """A lark grammar whose `start` is called `name`."""
+    lines = grammar.text.splitlines()
+    return "\n".join(f"{name}:{line.removeprefix('start:')}" if line.startswith("start:") else line for line in lines)

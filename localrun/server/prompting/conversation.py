@@ -1,0 +1,344 @@
+"""Conversations as real templates want them.
+
+Templates differ in what they take of a message: `fitted` changes what the text of the template says it needs, and
+`milder` gives, one after the other, other ways to say the same to a template that refused. Tools for a model whose
+template does not describe any become text in the system message: their calls are asked for in the model's own format
+where its template knows one, else as Hermes models write them, which most models have seen.
+Pure. Does not: render.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from localrun.models.store import Model
+from localrun.server.parsing import formats
+from localrun.server.parsing.json_calls import dump_json
+from localrun.server.parsing.parser import CallFormat, Written
+from localrun.server.prompting.ask import Message
+from localrun.server.prompting.profile import Profile
+
+_KIMI_ID = re.compile(r"functions\.[\w.-]+:\d+")
+
+
+def spelled_out(messages: Sequence[Message], profile: Profile) -> Sequence[Message]:
+    """Calls and results told apart by ids and names; as text, for a template that does not know any."""
+    if not _has_calls(messages):
+        return messages
+    result = with_names(messages)
+    return result if profile.knows_calls else [_as_text(message) for message in result]
+
+
+def fitted(messages: Sequence[Message], profile: Profile) -> list[Message]:
+    """What the template can be expected to take, of messages that are spelled out."""
+    result = messages
+    if _has_calls(messages):
+        result = _one_call_each(result) if profile.is_harmony else result
+        if profile.call_ids is not None:
+            result = _renamed(
+                result, (_nine_characters if profile.call_ids == "nine characters" else _kimi_ids)(result)
+            )
+        if profile.calls_without_content:
+            result = [part for message in result for part in _content_apart(message)]
+    return [_finished(message, profile) for message in result]
+
+
+def _has_calls(messages: Sequence[Message]) -> bool:
+    return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
+
+
+def milder(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """Other ways to say the same, for a template that raised an exception: each is what some templates insist on.
+
+    In turn: no system messages, roles that alternate as well, one call in each message.
+    """
+    seen = [list(messages)]
+    folded = without_system(messages)
+    for variant in (folded, alternating(messages), alternating(folded), _one_call_each(messages)):
+        if variant not in seen:
+            seen.append(variant)
+            yield variant
+
+
+def with_other_arguments(messages: Sequence[Message]) -> list[Message] | None:
+    """The messages with the arguments of calls as text instead of objects, or the other way; None without any call."""
+    if not any(message.get("tool_calls") for message in messages):
+        return None
+    result = []
+    for message in messages:
+        made = dict(message)
+        if made.get("tool_calls"):
+            made["tool_calls"] = [_turned(call) for call in made["tool_calls"]]
+        result.append(made)
+    return result
+
+
+def with_names(messages: Sequence[Message]) -> list[Message]:
+    """Every call with an id, every result with the id and the name of its call: by id, else by order."""
+    result: list[Message] = []
+    waiting: list[tuple[str, str]] = []
+    n_calls = 0
+    for message in messages:
+        made = dict(message)
+        if made.get("tool_calls"):
+            calls = []
+            for call in made["tool_calls"]:
+                function = dict(call.get("function") or {})
+                function.setdefault("arguments", {})
+                call_id = call.get("id") or f"call_{n_calls}"
+                n_calls += 1
+                calls.append({"id": call_id, "type": "function", "function": function})
+                waiting.append((call_id, str(function.get("name", ""))))
+            made["tool_calls"] = calls
+        elif made.get("role") == "tool":
+            call_id, name = made.get("tool_call_id") or "", made.get("name") or ""
+            found = next((known for known in waiting if known[0] == call_id), None)
+            if found is None:
+                found = next((known for known in waiting if not name or known[1] == name), None)
+            if found is not None:
+                waiting.remove(found)
+                call_id, name = call_id or found[0], name or found[1]
+            made["tool_call_id"], made["name"] = call_id, name
+        result.append(made)
+    return result
+
+
+def without_system(messages: Sequence[Message]) -> list[Message]:
+    """System texts at the beginning of the next user message; at the end of the last one where none follows."""
+    result: list[Message] = []
+    pending: list[str] = []
+    for message in messages:
+        if message["role"] == "system":
+            pending.append(_text(message))
+        elif message["role"] == "user" and pending:
+            result.append({**message, "content": "\n\n".join((*pending, _text(message)))})
+            pending = []
+        else:
+            result.append(dict(message))
+    if pending:
+        result.append({"role": "user", "content": "\n\n".join(pending)})
+    return result
+
+
+def alternating(messages: Sequence[Message]) -> list[Message]:
+    """Neighbours of one role as one message; a conversation that an assistant begins gets a user's word before it."""
+    result: list[Message] = []
+    for message in messages:
+        last = result[-1] if result else None
+        is_plain = not message.get("tool_calls") and message["role"] in ("user", "assistant", "system")
+        if last is not None and is_plain and last["role"] == message["role"] and not last.get("tool_calls"):
+            texts = [text for text in (_text(last), _text(message)) if text]
+            result[-1] = {**last, **message, "content": "\n\n".join(texts)}
+        else:
+            result.append(dict(message))
+    first = next((index for index, message in enumerate(result) if message["role"] != "system"), None)
+    if first is not None and result[first]["role"] == "assistant":
+        result.insert(first, {"role": "user", "content": "."})
+    return result
+
+
+def system_as_user(messages: Sequence[Message], texts: frozenset[str]) -> list[Message]:
+    """The system messages of these texts as user messages, where they stand: for a template that leaves them out."""
+    return [
+        {**message, "role": "user"} if message["role"] == "system" and _text(message) in texts else dict(message)
+        for message in messages
+    ]
+
+
+def system_texts(messages: Sequence[Message]) -> list[str]:
+    return [_text(message) for message in messages if message["role"] == "system"]
+
+
+def call_text(name: str, arguments: Any) -> str:
+    """A call as Hermes models write it."""
+    return "<tool_call>\n" + dump_json({"name": name, "arguments": arguments}) + "\n</tool_call>"
+
+
+def _text(message: Message) -> str:
+    content = message.get("content")
+    if isinstance(content, str) or content is None:
+        return content or ""
+    return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+
+
+def _finished(message: Message, profile: Profile) -> Message:
+    made = dict(message)
+    text = _text(message)
+    made["content"] = [{"type": "text", "text": text}] if profile.takes_parts else text
+    thinking = made.get("thinking")
+    if thinking:
+        made["reasoning_content"] = thinking
+    elif "thinking" in made:
+        del made["thinking"]
+    if profile.calls_without_content and made.get("tool_calls"):
+        made["content"] = None
+    if profile.takes_text_arguments and made.get("tool_calls"):
+        made["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": _json(call["function"]["arguments"])}}
+            for call in made["tool_calls"]
+        ]
+    return made
+
+
+def _json(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _turned(call: dict[str, Any]) -> dict[str, Any]:
+    arguments = call["function"]["arguments"]
+    other = json.loads(arguments) if isinstance(arguments, str) else _json(arguments)
+    return {**call, "function": {**call["function"], "arguments": other}}
+
+
+def _one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """A message for every call, each followed by its result; content besides thinking gets a message of its own."""
+    result: list[Message] = []
+    answers = {message.get("tool_call_id"): message for message in messages if message["role"] == "tool"}
+    moved: set[int] = set()
+    for message in messages:
+        calls = message.get("tool_calls") or []
+        if id(message) in moved:
+            continue
+        if not calls or (len(calls) == 1 and not (message.get("thinking") and _text(message))):
+            result.append(dict(message))
+            continue
+        if message.get("thinking") and _text(message):
+            result.append({"role": "assistant", "content": _text(message)})
+            message = {**message, "content": ""}
+        for index, call in enumerate(calls):
+            kept = message if index == 0 else {"role": "assistant", "content": ""}
+            result.append({**kept, "tool_calls": [call]})
+            answer = answers.get(call.get("id"))
+            if answer is not None and len(calls) > 1:
+                result.append(dict(answer))
+                moved.add(id(answer))
+    return result
+
+
+def _content_apart(message: Message) -> list[Message]:
+    """A message with calls as two, the content in the first: R1's template shows either the one or the other."""
+    text = _text(message)
+    if not message.get("tool_calls") or not text:
+        return [message]
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return [rest, {"role": "assistant", "content": "", "tool_calls": message["tool_calls"]}]
+
+
+def _as_text(message: Message) -> Message:
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{_text(message)}\n</tool_response>"}
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    written = [call_text(str(call["function"].get("name", "")), call["function"]["arguments"]) for call in calls]
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**rest, "content": "\n".join(filter(None, (_text(message), *written)))}
+
+
+def _renamed(messages: Sequence[Message], names: dict[str, str]) -> list[Message]:
+    result = []
+    for message in messages:
+        made = dict(message)
+        if made.get("tool_calls"):
+            made["tool_calls"] = [{**call, "id": names.get(call["id"], call["id"])} for call in made["tool_calls"]]
+        if made.get("role") == "tool":
+            made["tool_call_id"] = names.get(made["tool_call_id"], made["tool_call_id"])
+        result.append(made)
+    return result
+
+
+def _call_ids(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            yield call["id"], str(call["function"].get("name", ""))
+        if message.get("role") == "tool":
+            yield message["tool_call_id"], str(message.get("name", ""))
+
+
+def _nine_characters(messages: Sequence[Message]) -> dict[str, str]:
+    """Mistral's templates refuse ids that are not nine letters and digits."""
+    return {
+        call_id: hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
+        for call_id, _ in _call_ids(messages)
+        if not (len(call_id) == 9 and call_id.isalnum())
+    }
+
+
+def _kimi_ids(messages: Sequence[Message]) -> dict[str, str]:
+    """Kimi's ids say which function was called and count the calls of a conversation."""
+    names: dict[str, str] = {}
+    for call_id, name in _call_ids(messages):
+        if call_id not in names:
+            names[call_id] = call_id if _KIMI_ID.fullmatch(call_id) else f"functions.{name}:{len(names)}"
+    return names
+
+
+# A small model goes on and invents the tool's answer; the client has the real one.
+STOP_AT_RESULT = ("<tool_response>",)
+
+
+def with_tools(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], call_format: CallFormat
+) -> list[Message]:
+    """The messages with the tools described at the end of the first system message, or in a new one before all."""
+    written = call_format.written or formats.HERMES.written
+    assert written is not None
+    text = "\n".join(
+        (
+            "# Tools",
+            "",
+            "These functions may be called to help the user, one JSON description on each line:",
+            "<tools>",
+            *(dump_json(tool) for tool in tools),
+            "</tools>",
+            "",
+            "To call a function, write nothing but the call, with its arguments as JSON:",
+            example(written),
+            "The result comes in the next message. When no function is needed, answer the user directly.",
+        )
+    )
+    first = messages[0] if messages else None
+    if first is not None and first["role"] == "system":
+        joined = "\n\n".join(part for part in (first.get("content") or "", text) if part)
+        return [{**first, "content": joined}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def described(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """The tool with a description, empty if need be, on every parameter: Command-R's template fails without."""
+    function = dict(tool["function"])
+    function["parameters"] = _described(function["parameters"])
+    return {**tool, "function": function}
+
+
+def _described(schema: Any, depth: int = 0) -> Any:
+    if not isinstance(schema, Mapping) or depth > 16:
+        return schema
+    made = {"description": "", **schema} if depth else dict(schema)
+    properties = made.get("properties")
+    if isinstance(properties, Mapping):
+        made["properties"] = {name: _described(value, depth + 1) for name, value in properties.items()}
+    return made
+
+
+def example(written: Written) -> str:
+    """A call as it should be written, with placeholders."""
+    before = written.before.replace("NAME", "function name")
+    return f"{written.opening}{written.lead}{before}{{arguments}}{written.after}{written.closing}"
+
+
+def begun(model: Model, messages: Sequence[Message]) -> Sequence[Message]:
+    """The conversation with the model's own messages before it. The model's system prompt counts where the
+    conversation does not begin with one, as with Ollama."""
+    if not model.system and not model.messages:
+        return messages
+    # One that the client brings stays the first message: templates refuse it anywhere else.
+    head = list(messages[:1]) if messages and messages[0]["role"] == "system" else []
+    rest = messages[len(head) :]
+    if not head and model.system:
+        head = [{"role": "system", "content": model.system}]
+    return [*head, *({"role": message.role, "content": message.content} for message in model.messages), *rest]

@@ -1,0 +1,334 @@
+"""From what a client asks to what the engine is given, and to the parser of what it answers.
+
+Runs in the daemon's event loop; the template itself runs in its worker process. One pass: look up what the template
+says, fit the conversation to it, render, look at how the prompt ends, and with that how the reply begins (with thinking
+or without, with a call, or in mid-sentence), choose the grammar and the parser.
+
+A template that refuses a conversation is offered milder forms of it; one that silently leaves a system message out
+gets it as a user message in the same place.
+Does not: tokenize (the engine does), shorten, or know an API's bodies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from localrun.errors import BadRequest, BadTemplate
+from localrun.models.header import Header, special_token_text
+from localrun.server.jobs.job import Job
+from localrun.server.parsing import formats
+from localrun.server.parsing.parser import CallFormat, ParserPlan, ThinkingTags
+from localrun.server.parsing.pieces import PlainParser, ReplyParser
+from localrun.server.prompting import constraint, conversation
+from localrun.server.prompting.ask import ChatAsk, Message, Tool
+from localrun.server.prompting.conversation import STOP_AT_RESULT
+from localrun.server.prompting.profile import Profile, profile_of
+from localrun.server.runtime import Runtime
+from localrun.server.templates.fallback import fallback_template
+from localrun.server.templates.frames import check_length
+from localrun.server.templates.renderer import TemplateOverrunError
+from localrun.wire import Grammar, Segment
+
+_HARMONY_FINAL = "<|channel|>final<|message|>"
+# What a reply comes to when the answer proper begins.
+_HARMONY_TRIGGERS = (_HARMONY_FINAL, "<|channel|>final <|constrain|>json<|message|>")
+# Enough of a prompt to see what it ends with.
+_END_CHARACTERS = 200
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """What to submit, and a fresh parser for each reply to it. `stop` is besides what the client wants to stop at."""
+
+    segments: tuple[Segment, ...]
+    grammar: Grammar | None
+    show_control: bool
+    stop: tuple[str, ...]
+    new_parser: Callable[[], ReplyParser]
+
+
+async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
+    """Raises BadTemplate, and BadRequest for a conversation that the template refuses, for tools that contradict each
+    other or the tool choice, and for thinking that the model does not know."""
+    template = ask.template or template_of(job)
+    check_length(template)
+    profile = profile_of(template)
+    _check(ask, thinks=profile.thinks)
+    tools = () if ask.tool_choice == "none" else ask.tools
+    call_format, tags = profile.call_format or formats.HERMES, profile.tags
+    segments = await render_chat(runtime, job, ask, template, profile)
+    if tools:  # whose grammar may take a while
+        ending = await asyncio.to_thread(ended, segments, ask, tools, call_format, tags, job.control_tokens)
+    else:
+        ending = ended(segments, ask, tools, call_format, tags, job.control_tokens)
+    if not tools and not profile.marks_replies:
+        return Prepared(ending.segments, ending.grammar, show_control=False, stop=(), new_parser=PlainParser)
+    plan = ParserPlan(
+        call_format=call_format if tools or call_format.whole is not None else None,
+        tags=tags,
+        answer_marks=profile.answer_marks,
+        control_tokens=job.control_tokens,
+        triggers=ending.grammar.triggers if ending.grammar is not None else (),
+        calls_are_constrained=ending.calls_are_constrained,
+        most_calls=None if ask.parallel_calls else 1,
+    )
+    if plan.shows_control:
+        await asyncio.to_thread(plan.warm)
+    schemas: dict[str, dict[str, Any]] = {tool.name: tool.parameters for tool in tools}
+    return Prepared(
+        segments=ending.segments,
+        grammar=ending.grammar,
+        show_control=plan.shows_control,
+        stop=STOP_AT_RESULT if tools and not profile.takes_tools else (),
+        new_parser=lambda: plan.parser(schemas, opened=ending.opened, thinking_open=ending.thinking_open),
+    )
+
+
+def _check(ask: ChatAsk, *, thinks: bool) -> None:
+    names = [tool.name for tool in ask.tools]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadRequest(f"tools: {twice!r} is there twice; every tool needs a name of its own", field="tools")
+    if isinstance(ask.tool_choice, tuple) and ask.tool_choice[1] not in names:
+        raise BadRequest(f"tool_choice: {ask.tool_choice[1]!r} is not one of the tools", field="tool_choice")
+    if ask.tool_choice == "required" and not names:
+        raise BadRequest("tool_choice: there are no tools to choose from; send tools as well", field="tool_choice")
+    if ask.think and not thinks:
+        raise BadRequest("think: this model does not support thinking; leave it out, or use false", field="think")
+    if ask.continue_last and (not ask.messages or ask.messages[-1]["role"] != "assistant"):
+        raise BadRequest("messages: only a last message of the assistant can be continued", field="messages")
+
+
+def template_of(job: Job) -> str:
+    """The model's chat template: its manifest's, else its file's, else the one of its family."""
+    header = job.model.header
+    return job.model.template or fallback_template(header.architecture, job.control_tokens)
+
+
+async def render_template(
+    runtime: Runtime,
+    job: Job,
+    template: str,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> tuple[Segment, ...]:
+    """The prompt that asks the model for the next message. `variables` are the template's besides.
+
+    Raises BadTemplate, and BadRequest when the template refuses the order or the roles of the messages.
+    """
+    bos_token, eos_token = _special_tokens(job.model.header)
+    given = {
+        **(variables or {}),
+        "messages": list(messages),
+        "add_generation_prompt": True,
+        "bos_token": bos_token,
+        "eos_token": eos_token,
+        "tools": None if tools is None else list(tools),
+    }
+    return await runtime.renderer.render(template, given, job.control_tokens)
+
+
+# A header lives as long as the store remembers its file; finding its tokens is a walk through the vocabulary.
+_known_tokens: WeakKeyDictionary[Header, tuple[str, str]] = WeakKeyDictionary()
+
+
+def _special_tokens(header: Header) -> tuple[str, str]:
+    tokens = _known_tokens.get(header)
+    if tokens is None:
+        tokens = (
+            special_token_text(header, "tokenizer.ggml.bos_token_id"),
+            special_token_text(header, "tokenizer.ggml.eos_token_id"),
+        )
+        _known_tokens[header] = tokens
+    return tokens
+
+
+_Render = Callable[[Sequence[Message]], Awaitable[tuple[Segment, ...]]]
+
+
+async def render_chat(runtime: Runtime, job: Job, ask: ChatAsk, template: str, profile: Profile) -> tuple[Segment, ...]:
+    """The prompt for the next message. Raises BadTemplate and BadRequest as the template does."""
+    messages: Sequence[Message] = ask.messages[:-1] if ask.continue_last else ask.messages
+    tools = [] if ask.tool_choice == "none" else [tool.for_template() for tool in ask.tools]
+    if tools and not profile.takes_tools:
+        messages = conversation.with_tools(messages, tools, profile.call_format or formats.HERMES)
+    given = tools if tools and profile.takes_tools else None
+    messages = conversation.spelled_out(messages, profile)
+    variables = _variables(ask, profile)
+
+    async def render(part: Sequence[Message]) -> tuple[Segment, ...]:
+        made = conversation.fitted(part, profile)
+        try:
+            return await render_template(runtime, job, template, made, tools=given, variables=variables)
+        except TemplateOverrunError:
+            raise
+        except BadRequest as refusal:
+            # What some templates cannot do without: a list of tools, a description of everything, other arguments.
+            described = [conversation.described(tool) for tool in given or ()]
+            other = conversation.with_other_arguments(made)
+            for again in (made,) if other is None else (made, other):
+                try:
+                    return await render_template(runtime, job, template, again, tools=described, variables=variables)
+                except TemplateOverrunError:
+                    raise
+                except BadRequest:
+                    continue
+            raise refusal from None
+
+    segments = await _first_accepted(render, messages)
+    return await _with_every_system_message(render, messages, segments)
+
+
+async def _first_accepted(render: _Render, messages: Sequence[Message]) -> tuple[Segment, ...]:
+    try:
+        return await render(messages)
+    except BadTemplate:
+        raise  # other messages would not mend it
+    except BadRequest as refusal:
+        for variant in conversation.milder(messages):
+            try:
+                return await render(variant)
+            except BadRequest:
+                continue
+        raise refusal from None
+
+
+async def _with_every_system_message(
+    render: _Render, messages: Sequence[Message], segments: tuple[Segment, ...]
+) -> tuple[Segment, ...]:
+    """`segments`, or the prompt with the system messages that are missing there as user messages."""
+    missing = _missing(messages, segments)
+    if not missing:
+        return segments
+    moved = conversation.system_as_user(messages, frozenset(missing))
+    try:
+        other = await _first_accepted(render, moved)
+    except BadRequest:
+        return segments
+    return other if len(_missing(messages, other)) < len(missing) else segments
+
+
+def _missing(messages: Sequence[Message], segments: Sequence[Segment]) -> list[str]:
+    text = "".join(segment.text for segment in segments)
+    return [system for system in conversation.system_texts(messages) if system.strip() not in text]
+
+
+def _variables(ask: ChatAsk, profile: Profile) -> dict[str, Any]:
+    """What the template is told besides the conversation. Only what was asked for: `is defined` must tell."""
+    variables: dict[str, Any] = {}
+    if ask.documents:
+        variables["documents"] = [dict(document) for document in ask.documents]
+    if ask.think is not None:
+        variables["enable_thinking"] = variables["thinking"] = bool(ask.think)
+        if isinstance(ask.think, str):
+            variables["reasoning_effort"] = ask.think
+        elif not ask.think and profile.takes_effort:
+            variables["reasoning_effort"] = profile.least_effort
+    if profile.names_functions:
+        described = [tool.for_template()["function"] for tool in ask.tools]
+        variables["functions"] = json.dumps(described, ensure_ascii=False)
+        variables["datetime"] = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    return variables | dict(ask.template_variables)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """`thinking_open` is the tag that the reply begins inside of; `opened` what the prompt already has of the reply."""
+
+    segments: tuple[Segment, ...]
+    grammar: Grammar | None
+    thinking_open: str | None = None
+    opened: str = ""
+    calls_are_constrained: bool = False
+
+
+def ended(
+    segments: tuple[Segment, ...],
+    ask: ChatAsk,
+    tools: Sequence[Tool],
+    call_format: CallFormat,
+    tags: ThinkingTags | None,
+    control_tokens: Sequence[str],
+) -> Ending:
+    """Raises BadRequest for a schema that no decoding can be held to."""
+    end = "".join(segment.text for segment in segments)[-_END_CHARACTERS:]
+    is_open = tags is not None and tags.is_open(end)
+    must_call = bool(tools) and ask.tool_choice not in ("auto", "none")
+    if ask.continue_last:
+        return _continued(segments, ask, tags, is_open=is_open, is_harmony=call_format is formats.HARMONY)
+    if tags is not None and is_open and (ask.think is False or (must_call and call_format.written is None)):
+        segments, is_open = (*segments, Segment(f"\n{tags.closing}\n\n")), False
+    if must_call and call_format.written is None:
+        begun = call_format.begun
+        if isinstance(ask.tool_choice, tuple):
+            begun = call_format.begun_by_name.replace("NAME", ask.tool_choice[1])
+        return Ending((*segments, Segment(begun)), None, opened=begun)
+    grammar, is_constrained = _grammar(ask, tools, call_format)
+    if grammar is not None and not grammar.triggers:
+        if call_format is formats.HARMONY and not must_call:
+            grammar = Grammar(grammar.kind, grammar.text, _HARMONY_TRIGGERS)
+        elif tags is not None:
+            may_think = ask.think is not False and not tags.is_closed(end)
+            grammar = constraint.after_thinking(
+                grammar, tags, is_open=is_open, may_think=may_think, control_tokens=control_tokens
+            )
+    return Ending(
+        segments,
+        grammar,
+        thinking_open=tags.opening if tags is not None and is_open else None,
+        calls_are_constrained=is_constrained,
+    )
+
+
+def _grammar(ask: ChatAsk, tools: Sequence[Tool], call_format: CallFormat) -> tuple[Grammar | None, bool]:
+    """The grammar, and whether every call will be well-formed by it."""
+    written = call_format.written
+    if not tools or written is None:
+        return ask.response_grammar, False
+    at_most = None if ask.parallel_calls else 1
+    if ask.tool_choice != "auto":
+        if isinstance(ask.tool_choice, tuple):
+            tools = [tool for tool in tools if tool.name == ask.tool_choice[1]]
+            at_most = 1
+        return constraint.forced_calls(written, tools, at_most=at_most), True
+    if ask.response_grammar is not None:
+        if call_format is formats.HARMONY:  # calls and answers have channels of their own
+            return ask.response_grammar, False
+        return constraint.calls_or_answer(written, tools, ask.response_grammar, at_most=at_most), True
+    lazy = constraint.lazy_calls(written, tools, at_most=at_most)
+    return lazy, lazy is not None
+
+
+def _continued(
+    segments: tuple[Segment, ...], ask: ChatAsk, tags: ThinkingTags | None, *, is_open: bool, is_harmony: bool
+) -> Ending:
+    """The last message at the end of the prompt, as text that a client wrote: it opens no turn and no call."""
+    last = ask.messages[-1]
+    content, thinking = str(last.get("content") or ""), str(last.get("thinking") or "")
+    if is_harmony:
+        channel = _HARMONY_FINAL if content or not thinking else "<|channel|>analysis<|message|>"
+        text = content if content or not thinking else thinking
+        return Ending((*segments, Segment(channel), Segment(text, trusted=False)), ask.response_grammar, opened=channel)
+    added: list[Segment] = []
+    if tags is not None and thinking:
+        added += [] if is_open else [Segment(f"{tags.opening}\n")]
+        added.append(Segment(thinking, trusted=False))
+        is_open = True
+    if tags is not None and is_open and (content or not thinking):
+        added.append(Segment(f"\n{tags.closing}\n\n"))
+        is_open = False
+    if content:
+        added.append(Segment(content, trusted=False))
+    grammar = ask.response_grammar
+    if grammar is not None and tags is not None and is_open:
+        grammar = constraint.after_thinking(grammar, tags, is_open=True, may_think=True)
+    return Ending((*segments, *added), grammar, thinking_open=tags.opening if tags is not None and is_open else None)

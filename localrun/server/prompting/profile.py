@@ -1,0 +1,211 @@
+"""What a chat template says of its model: how it writes tool calls, marks its thinking, and takes messages.
+
+By what the template says and renders: it is the one description of these that comes with every model. A template is
+looked at once, and what was found is remembered (`profile`).
+
+Templates come from anywhere, so every pattern must take time in proportion to their length: two repetitions of the same
+characters never stand side by side, unless the first is possessive.
+Pure, but for the file that `capabilities` reads.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+from localrun.errors import BadModelFile
+from localrun.models import pooling
+from localrun.models.header import Header
+from localrun.models.store import Model
+from localrun.server.parsing import formats
+from localrun.server.parsing.parser import CallFormat, ThinkingTags
+from localrun.server.prompting.infill import fim_tokens
+
+# Opening and closing tag. The first pair of which a template knows either is its own.
+_TAGS: tuple[tuple[str, str], ...] = (
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel>thought", "<channel|>"),
+    ("<seed:think>", "</seed:think>"),
+    ("<mm:think>", "</mm:think>"),
+    ("◁think▷", "◁/think▷"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
+    ("<|think|>", "<|/think|>"),
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+)
+# Marks round the answer proper, which are no part of it.
+_ANSWER_MARKS = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
+_ANSWER_TAGS = "<response></response>"
+# Few models are loaded at a time, and a client may send templates of a megabyte.
+REMEMBERED_TEMPLATES = 8
+
+
+# All texts of one entry must be in the template.
+_BY_MARKS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
+    (("<|channel|>", "<|message|>"), formats.HARMONY),
+    (("｜DSML｜", "parameter"), formats.DEEPSEEK_TAGS),
+    (("<｜tool▁call▁begin｜>", "```json"), formats.DEEPSEEK_R1),
+    (("<｜tool▁call▁begin｜>",), formats.DEEPSEEK_V31),
+    (("<|tool_calls_section_begin|>",), formats.KIMI),
+    (("<minimax:tool_call>",), formats.MINIMAX),
+    (("<seed:tool_call>",), formats.SEED),
+    (("<|tool_call>", "<tool_call|>"), formats.GEMMA),
+    (("<tool_call>", "<arg_key>"), formats.GLM),
+    (("<tool_call>", "<function="), formats.QWEN_CODER),
+    ((">>>", "<|start_header_id|>", "all"), formats.FUNCTIONARY),
+    (("<function=",), formats.FUNCTIONARY_TAGS),
+    (("<function name=", "<param name="), formats.MINICPM),
+    (("<|tools_prefix|>",), formats.APERTUS),
+    (("<|tool_call_start|>",), formats.LFM2),
+    (("[TOOL_CALLS]", "[ARGS]"), formats.MISTRAL_NAMED),
+    (("[TOOL_CALLS]",), formats.MISTRAL_LIST),
+    (("<|START_ACTION|>",), formats.COMMAND_R7B),
+    (("Action:", "tool_name", "parameters"), formats.COMMAND_R),
+    (("<|tool_call|>",), formats.GRANITE),
+    (("<TOOLCALL>",), formats.NEMOTRON),
+    (("<tool_calls>",), formats.TOOL_CALLS),
+    (("functools", "[{"), formats.FIREFUNCTION),
+    (("List of tools: [",), formats.LFM2),
+    (("<|tool_list_start|>",), formats.LFM2),
+    (("<|python_start|>",), formats.PYTHONIC),
+)
+_KNOWS_TOOLS = re.compile(r"\btools\b|\+ functions ")
+_PYTHONIC = re.compile(r"\[\w+\(\w+=")
+_LLAMA_NAME = re.compile(r'\{\\?"name\\?":')
+_LLAMA_PARAMETERS = re.compile(r'\\?"parameters\\?":')
+
+
+# Of how it takes messages.
+_TAKES_OBJECTS = re.compile(
+    r"arguments['\"\]]*+\s*+(?:\)\s*+)?(?:\|\s*(?:tojson|items|dictsort)|\.items\(|is (?:not )?(?:mapping|string))"
+    r"|(?:function|tool_calls|tool_call|call)['\"\]]*\s*\|\s*tojson"
+    r"|_args\.items\(|args\s*\|\s*tojson|for \w+, ?\w+ in \w*\.?arguments"
+)
+_CONTENT = r"message[.\[]['\"]?content['\"\]]*"
+_CALLS_HAVE_NO_CONTENT = re.compile(rf"assistant['\"]\s+and\s+(?:{_CONTENT} is none|not {_CONTENT})")
+_ITERATES_CONTENT = re.compile(r"for \w+ in message(?:\.content|\[['\"]content['\"]\])")
+_NINE_CHARACTERS = re.compile(r"id\s*\|\s*length\s*(?:!=|==)\s*9|\|length != 9")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What one template says.
+
+    - `call_format` is None for one that knows no calls, or writes them in a way not known here
+    - `takes_tools`: whether it describes the tools that it is given, in a format known here; some only write down the
+      calls of the past, and `knows_calls` says whether it does that
+    - `tags` is None for one that marks no thinking; channels of gpt-oss are a format of their own
+    - `takes_effort`: whether it knows low, medium and high thinking; `least_effort` is its word for none (gpt-oss has
+      no such word, and thinks little)
+    - `answer_marks` stand round an answer, whose reader does not want them
+    - `call_ids`: whether it refuses ids that are not nine letters and digits (Mistral), or counts the calls (Kimi)
+    - `takes_text_arguments`, `takes_parts`: arguments as text instead of objects, content as a list of parts
+    - `calls_without_content`: it shows either the content of a message or its calls (R1)
+    - `names_functions`: it has Firefunction's names for the tools and the time
+    - `thinks`: whether its model can think; `marks_replies`: whether replies hold more than content and calls
+    """
+
+    call_format: CallFormat | None
+    takes_tools: bool
+    knows_calls: bool
+    tags: ThinkingTags | None
+    takes_effort: bool
+    least_effort: str
+    answer_marks: frozenset[str]
+    call_ids: Literal["nine characters", "counted"] | None
+    takes_text_arguments: bool
+    takes_parts: bool
+    calls_without_content: bool
+    names_functions: bool
+    is_harmony: bool
+    thinks: bool
+    marks_replies: bool
+
+
+@lru_cache(maxsize=REMEMBERED_TEMPLATES)
+def profile_of(template: str) -> Profile:
+    """What `template` says."""
+    call_format = _call_format(template)
+    is_harmony = call_format is formats.HARMONY
+    takes_effort = "reasoning_effort" in template
+    tags = next((ThinkingTags(*pair) for pair in _TAGS if pair[0] in template or pair[1] in template), None)
+    answer_marks = {mark for mark in _ANSWER_MARKS if mark in template}
+    if _ANSWER_TAGS in template:
+        answer_marks |= {"<response>", "</response>"}
+    return Profile(
+        call_format=call_format,
+        takes_tools=call_format is not None and _KNOWS_TOOLS.search(template) is not None,
+        knows_calls="tool_calls" in template,
+        tags=tags,
+        takes_effort=takes_effort,
+        least_effort=next((word for word in ("no_think", "none") if _quotes(template, word)), "low"),
+        answer_marks=frozenset(answer_marks),
+        call_ids=_call_ids(template),
+        takes_text_arguments=_TAKES_OBJECTS.search(template) is None,
+        takes_parts=_ITERATES_CONTENT.search(template) is not None and "is string" not in template,
+        calls_without_content=_CALLS_HAVE_NO_CONTENT.search(template) is not None,
+        names_functions="+ functions " in template,
+        is_harmony=is_harmony,
+        thinks=tags is not None or is_harmony or takes_effort,
+        marks_replies=tags is not None or bool(answer_marks) or (call_format is not None and bool(call_format.whole)),
+    )
+
+
+def _call_format(template: str) -> CallFormat | None:
+    for marks, known in _BY_MARKS:
+        if all(mark in template for mark in marks):
+            return known
+    if "<tool_call>" in template:
+        return formats.HERMES
+    if not _KNOWS_TOOLS.search(template):
+        return None
+    if _PYTHONIC.search(template):
+        return formats.PYTHONIC
+    name = _LLAMA_NAME.search(template)
+    return formats.LLAMA_JSON if name and _LLAMA_PARAMETERS.search(template, name.end()) else None
+
+
+def _call_ids(template: str) -> Literal["nine characters", "counted"] | None:
+    if _NINE_CHARACTERS.search(template):
+        return "nine characters"
+    return "counted" if "<|tool_call_begin|>" in template else None
+
+
+def _quotes(template: str, word: str) -> bool:
+    return f"'{word}'" in template or f'"{word}"' in template
+
+
+def capabilities(model: Model) -> tuple[str, ...]:
+    """Of "completion", "tools", "thinking", "insert" and "embedding", those that apply.
+
+    "tools" is for models whose own template knows them; others can be given tools all the same.
+    """
+    template = model.template
+    known = _known.setdefault(model.header, {})
+    if template not in known:
+        known[template] = _capabilities(model.header, template)
+    return known[template]
+
+
+_known: WeakKeyDictionary[Header, dict[str, tuple[str, ...]]] = WeakKeyDictionary()
+
+
+def _capabilities(header: Header, template: str) -> tuple[str, ...]:
+    if not pooling.generates(header):
+        return ("embedding",)
+    known = profile_of(template)
+    result = ["completion"]
+    if known.takes_tools:
+        result.append("tools")
+    if known.thinks:
+        result.append("thinking")
+    try:
+        if fim_tokens(header) is not None:
+            result.append("insert")
+    except BadModelFile:
+        pass  # a file that went away while it was listed
+    return tuple(result)

@@ -1,0 +1,106 @@
+"""When a dead engine may be started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from localrun.errors import EngineDied
+from localrun.server.engines.faults import DEATHS_TO_OPEN, EARLY_S, FIRST_DELAY_S, OPEN_S, SILENT_S, Breaker, StallWatch
+from localrun.server.jobs.job import Ask
+
+DEATH = EngineDied("it died")
+
+
+def test_the_first_death_delays_nothing() -> None:
+    breaker = Breaker()
+    breaker.died(100.0, 0.0, DEATH)
+    assert breaker.delay_s(100.0) == 0.0
+    assert breaker.closed_for_s(100.0) == 0.0
+
+
+def test_a_second_early_death_delays_the_next_start() -> None:
+    breaker = Breaker()
+    breaker.died(100.0, 5.0, DEATH)
+    breaker.died(101.0, 0.0, DEATH)
+    assert breaker.delay_s(101.0) == FIRST_DELAY_S
+    assert breaker.delay_s(101.0 + FIRST_DELAY_S) == 0.0
+    assert breaker.closed_for_s(101.0) == 0.0
+
+
+def test_the_third_early_death_closes_the_door_for_a_while() -> None:
+    breaker = Breaker()
+    for second in range(DEATHS_TO_OPEN):
+        breaker.died(100.0 + second, 0.0, DEATH)
+    last_s = 100.0 + DEATHS_TO_OPEN - 1
+    assert breaker.closed_for_s(last_s) == OPEN_S
+    assert breaker.closed_for_s(last_s + OPEN_S) == 0.0
+    assert breaker.last_error is DEATH
+
+
+def test_after_the_door_opened_one_more_early_death_closes_it_again() -> None:
+    breaker = Breaker()
+    for _ in range(DEATHS_TO_OPEN):
+        breaker.died(100.0, 0.0, DEATH)
+    breaker.died(140.0, 1.0, DEATH)
+    assert breaker.closed_for_s(140.0) == OPEN_S
+
+
+def test_a_death_after_a_long_life_clears_the_count() -> None:
+    breaker = Breaker()
+    breaker.died(100.0, 0.0, DEATH)
+    breaker.died(101.0, 0.0, DEATH)
+    breaker.died(500.0, EARLY_S + 1, DEATH)
+    breaker.died(501.0, 0.0, DEATH)
+    assert breaker.closed_for_s(501.0) == 0.0
+    assert breaker.delay_s(501.0) == 0.0
+
+
+async def test_a_stopped_engine_is_killed_and_its_job_ends(running: Any, submit: Any) -> None:
+    async with running(step_ms=2) as runtime, runtime.job(Ask(model="alpha", api="/test")) as job:
+        await submit(job, n_predict=100_000)
+        await anext(job)
+        link = job.link
+        assert link is not None
+        watch = StallWatch(lambda: [link])
+        os.kill(link.pid or 0, signal.SIGSTOP)
+        await asyncio.sleep(0.1)
+        silent_s = link.last_frame_s + SILENT_S + 1
+        watch.check(silent_s)
+        assert link.error is None, "one look proves nothing"
+        watch.check(silent_s + 10)
+        with pytest.raises(EngineDied, match="hung"):
+            async for _ in job:
+                pass
+
+
+async def test_a_busy_engine_is_left_alone_however_silent(
+    running: Any, submit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used_s = iter([1.0, 11.0, 21.0])
+    monkeypatch.setattr("localrun.server.engines.faults._cpu_seconds", lambda pid: next(used_s))
+    async with running(step_ms=2) as runtime, runtime.job(Ask(model="alpha", api="/test")) as job:
+        await submit(job, n_predict=100_000)
+        await anext(job)
+        link = job.link
+        assert link is not None
+        watch = StallWatch(lambda: [link])
+        for look in range(3):
+            watch.check(link.last_frame_s + SILENT_S + 1 + 10 * look)
+        await asyncio.sleep(0.05)
+        assert link.error is None
+
+
+async def test_an_idle_engine_owes_nothing(running: Any, generate: Any) -> None:
+    async with running() as runtime:
+        await generate(runtime)
+        link = runtime.supervisor.residents()[0].link
+        watch = StallWatch(lambda: [link])
+        for look in range(3):
+            watch.check(link.last_frame_s + 1000 + 10 * look)
+        await asyncio.sleep(0.05)
+        assert link.error is None

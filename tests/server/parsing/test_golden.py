@@ -1,0 +1,57 @@
+"""Every format, in pieces of every size: the same thinking, content and calls."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localrun.server.parsing import formats
+from tests.server.parsing.golden import GOLDEN, Golden
+from tests.server.parsing.reading_aloud import meaning, parser_of, read
+
+CASES = pytest.mark.parametrize(
+    "case", GOLDEN, ids=lambda case: f"{case.format.name if case.format else '-'}: {case.name}"
+)
+
+
+def cut(text: str, size: int) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+@CASES
+def test_a_reply_means_the_same_in_pieces_of_every_size(case: Golden):
+    for size in (len(case.text), *range(1, 12), 17, 40):
+        assert meaning(read(parser_of(case), cut(case.text, size))) == case.expects, f"pieces of {size}"
+
+
+@CASES
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_a_reply_means_the_same_cut_anywhere(case: Golden, data: st.DataObject):
+    places = data.draw(st.lists(st.integers(0, len(case.text)), max_size=8))
+    bounds = [0, *sorted(places), len(case.text)]
+    parts = [case.text[start:end] for start, end in pairwise(bounds)]
+    assert meaning(read(parser_of(case), parts)) == case.expects
+
+
+# What no grammar lets a model write.
+_BROKEN = ("broken", "short", "back", "evaluated", "nothing to call", "line break")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in GOLDEN if case.format and not any(word in case.name for word in _BROKEN)],
+    ids=lambda case: f"{case.format.name}: {case.name}",
+)
+def test_constrained_calls_stream_to_the_same_meaning(case: Golden):
+    for size in (len(case.text), 1, 3, 7):
+        assert meaning(read(parser_of(case, streams=True), cut(case.text, size))) == case.expects, f"pieces of {size}"
+
+
+def test_the_table_has_every_format():
+    known = {name for name, value in vars(formats).items() if isinstance(value, formats.CallFormat)}
+    shown = {case.format.name for case in GOLDEN if case.format}
+    assert {getattr(formats, name).name for name in known} == shown

@@ -1,0 +1,91 @@
+"""What comes when: nothing is held back longer than it must be."""
+
+from __future__ import annotations
+
+import pytest
+
+from localrun.server.parsing import formats
+from localrun.server.parsing.parser import ParserPlan
+from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Thinking
+from tests.server.parsing.golden import SCHEMAS, THINK
+
+
+def test_content_comes_at_once_and_a_beginning_of_a_mark_as_soon_as_it_is_none():
+    parser = ParserPlan(call_format=formats.HERMES, tags=THINK).parser(SCHEMAS)
+    assert parser.feed("Hello") == [Content("Hello")]
+    assert parser.feed(" <") == []
+    assert parser.feed("tool") == []
+    assert parser.feed("s") == [Content(" <tools")]
+    assert parser.feed(" ") == []
+    assert parser.feed("x") == [Content(" x")]
+
+
+def test_thinking_comes_as_it_is_written():
+    parser = ParserPlan(call_format=None, tags=THINK).parser({})
+    assert parser.feed("<think>\n") == []
+    assert parser.feed("Hm") == [Thinking("Hm")]
+    assert parser.feed("!</think>\n\nYes") == [Thinking("!"), Content("Yes")]
+
+
+def test_constrained_arguments_come_while_they_are_written():
+    parser = ParserPlan(call_format=formats.HERMES, calls_are_constrained=True).parser(SCHEMAS)
+    assert parser.feed('<tool_call>\n{"name": "save", "arguments": ') == []
+    start, first = parser.feed('{"text": "a long')
+    assert isinstance(start, CallStart)
+    assert (start.index, start.name, first) == (0, "save", CallArguments(0, '{"text": "a long'))
+    assert parser.feed(" story") == [CallArguments(0, " story")]
+    assert parser.feed('"}') == [CallArguments(0, '"}')]
+    assert parser.feed("}\n</tool_call>") == []
+
+
+def test_constrained_arguments_that_are_cut_short_are_left_as_they_are():
+    parser = ParserPlan(call_format=formats.HERMES, calls_are_constrained=True).parser(SCHEMAS)
+    parser.feed('<tool_call>\n{"name": "save", "arguments": {"text": "rm -r /tmp')
+    assert parser.finish() == []
+
+
+def test_an_unconstrained_call_comes_whole():
+    parser = ParserPlan(call_format=formats.HERMES).parser(SCHEMAS)
+    assert parser.feed('<tool_call>\n{"name": "save", "arguments": {"text": "a"}') == []
+    _, arguments = parser.feed("}")
+    assert arguments == CallArguments(0, '{"text": "a"}')
+
+
+@pytest.mark.parametrize("call_format", [formats.LLAMA_JSON, formats.PYTHONIC], ids=lambda known: known.name)
+def test_an_answer_that_only_begins_like_a_call_is_not_held_back(call_format: formats.CallFormat):
+    parser = ParserPlan(call_format=call_format).parser(SCHEMAS)
+    assert parser.feed("{") in ([], [Content("{")])
+    assert parser.feed('"answer": ') in ([Content('{"answer":')], [Content('"answer":')])
+
+
+def test_every_call_of_a_reply_has_an_id_of_its_own():
+    parser = ParserPlan(call_format=formats.MISTRAL_NAMED).parser(SCHEMAS)
+    pieces = parser.feed("[TOOL_CALLS]get_time[ARGS]{}[TOOL_CALLS]get_time[ARGS]{}") + parser.finish()
+    starts = [piece for piece in pieces if isinstance(piece, CallStart)]
+    assert [start.index for start in starts] == [0, 1]
+    assert len({start.id for start in starts}) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>" * 20_000,
+        "<tool_call><function=a><parameter=b>" * 5_000,
+        '<tool_call>{"name": "a' * 10_000,
+        "[TOOL_CALLS]" * 20_000,
+        "[" * 100_000,
+        '{"' * 50_000,
+        " " * 200_000,
+    ],
+    ids=lambda text: text[:20],
+)
+@pytest.mark.parametrize(
+    "call_format",
+    [formats.HERMES, formats.QWEN_CODER, formats.MISTRAL_NAMED, formats.PYTHONIC],
+    ids=lambda known: known.name,
+)
+def test_nonsense_comes_back_whole(call_format: formats.CallFormat, text: str):
+    parser = ParserPlan(call_format=call_format, tags=THINK).parser(SCHEMAS)
+    pieces = [piece for at in range(0, len(text), 1000) for piece in parser.feed(text[at : at + 1000])]
+    pieces += parser.finish()
+    assert "".join(piece.text for piece in pieces if isinstance(piece, Content)) == text

@@ -1,0 +1,166 @@
+"""Grammars of calls, compiled: they take what each format's models write, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from localrun.engine.sample.grammar_library import source_of
+from localrun.errors import BadRequest
+from localrun.server import structured
+from localrun.server.parsing import formats
+from localrun.server.parsing.parser import CallFormat, ParserPlan, Written
+from localrun.server.prompting import constraint
+from localrun.server.prompting.ask import Tool
+from localrun.server.structured.grammars import MAX_GRAMMAR_BYTES
+from localrun.wire import Grammar, GrammarKind
+from tests.server.parsing.golden import SCHEMAS, THINK
+from tests.server.parsing.reading_aloud import meaning, read
+
+TOOLS = (Tool("get_weather", "", SCHEMAS["get_weather"]), Tool("get_time", "", SCHEMAS["get_time"]))
+WRITTEN = sorted(
+    {value.name: value for value in vars(formats).values() if isinstance(value, CallFormat) and value.written}.values(),
+    key=lambda known: known.name,
+)
+EACH = pytest.mark.parametrize("call_format", WRITTEN, ids=lambda known: known.name)
+PARIS = ("get_weather", '{"city": "Paris", "days": 2}')
+_tokenizer = LLTokenizer("byte")
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    matcher = LLMatcher(_tokenizer, source_of(grammar, lambda literal: [(literal, -1)]))
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = _tokenizer.tokenize_str(text)
+    if matcher.validate_tokens(tokens) < len(tokens):
+        return False
+    matcher.consume_tokens(tokens)
+    return bool(matcher.is_accepting())
+
+
+def spelled(written: Written, *calls: tuple[str, str], begins_at: str = "") -> str:
+    parts = [written.before.replace("NAME", name) + arguments + written.after for name, arguments in calls]
+    return f"{written.opening}{written.lead}{(written.separator or '').join(parts)}{written.closing}".removeprefix(
+        begins_at
+    )
+
+
+@EACH
+def test_forced_calls_are_what_the_parser_reads(call_format: CallFormat):
+    written = call_format.written
+    assert written is not None
+    text = spelled(written, PARIS)
+    grammar = constraint.forced_calls(written, TOOLS, at_most=None)
+    assert accepts(grammar, text)
+    assert not accepts(grammar, "Hello.")
+    assert not accepts(grammar, spelled(written, ("get_moon", "{}")))
+    plan = ParserPlan(call_format=call_format, calls_are_constrained=True)
+    expected: tuple[tuple[str, Any], ...] = (("call", ("get_weather", {"city": "Paris", "days": 2})),)
+    assert meaning(read(plan.parser(SCHEMAS), text)) == expected
+
+
+@EACH
+def test_several_calls_unless_there_may_be_but_one(call_format: CallFormat):
+    written = call_format.written
+    assert written is not None
+    text = spelled(written, PARIS, ("get_time", "{}"))
+    assert accepts(constraint.forced_calls(written, TOOLS, at_most=None), text) == (written.separator is not None)
+    assert not accepts(constraint.forced_calls(written, TOOLS, at_most=1), text)
+
+
+@EACH
+def test_a_lazy_grammar_begins_behind_the_opening(call_format: CallFormat):
+    written = call_format.written
+    assert written is not None
+    grammar = constraint.lazy_calls(written, TOOLS, at_most=None)
+    if grammar is None:
+        assert not written.triggers
+    else:
+        assert grammar.triggers[0] == written.opening
+        assert accepts(grammar, spelled(written, PARIS, begins_at=written.opening))
+
+
+@EACH
+def test_thinking_may_come_before_forced_calls(call_format: CallFormat):
+    written = call_format.written
+    assert written is not None
+    forced = constraint.forced_calls(written, TOOLS, at_most=1)
+    grammar = constraint.after_thinking(forced, THINK, is_open=False, may_think=True)
+    text = spelled(written, PARIS)
+    assert accepts(grammar, text)
+    assert accepts(grammar, f"<think>\na < b </thin {{x}}\n</think>\n\n{text}")
+    assert not accepts(grammar, "<think>a</think>Hello.")
+
+
+@EACH
+def test_calls_or_an_answer_of_a_schema(call_format: CallFormat):
+    written = call_format.written
+    assert written is not None
+    answer = structured.json_schema(
+        {
+            "type": "object",
+            "properties": {"n": {"$ref": "#/$defs/n"}},
+            "required": ["n"],
+            "$defs": {"n": {"type": "integer"}},
+        },
+        field="response_format",
+    )
+    grammar = constraint.calls_or_answer(written, TOOLS, answer, at_most=None)
+    assert accepts(grammar, '{"n": 1}')
+    assert accepts(grammar, spelled(written, PARIS))
+    assert not accepts(grammar, '{"n": "x"}')
+
+
+def test_only_a_schema_can_be_combined_with_tools():
+    written = formats.HERMES.written
+    assert written is not None
+    with pytest.raises(BadRequest, match="JSON schema"):
+        constraint.calls_or_answer(written, TOOLS, Grammar(GrammarKind.REGEX, "a+"), at_most=None)
+
+
+def test_thinking_that_the_prompt_opened_ends_with_its_closing_tag():
+    grammar = constraint.after_thinking(structured.json_object(), THINK, is_open=True, may_think=True)
+    assert grammar.triggers == ("</think>",)
+    assert constraint.after_thinking(structured.json_object(), THINK, is_open=False, may_think=False).triggers == ()
+
+
+def test_too_many_tools_for_one_grammar_are_called_with_any_object_and_refused_where_a_call_is_forced():
+    written = formats.HERMES.written
+    assert written is not None
+    schema = {"type": "object", "properties": {"kind": {"enum": ["x" * 1000] * 50}}}
+    tools = [Tool(f"tool_{number}", "", schema) for number in range(100)]
+    lazy = constraint.lazy_calls(written, tools, at_most=None)
+    assert lazy is not None
+    assert len(lazy.text) < MAX_GRAMMAR_BYTES
+    assert "xxx" not in lazy.text
+    with pytest.raises(BadRequest, match="send fewer tools") as caught:
+        constraint.forced_calls(written, tools, at_most=None)
+    assert caught.value.field == "tools"
+    many = [Tool(f"{number}_" + "n" * 120, "", {}) for number in range(3000)]
+    assert constraint.lazy_calls(written, many, at_most=None) is None
+
+
+def test_the_grammar_of_the_same_tools_is_made_once(monkeypatch: pytest.MonkeyPatch):
+    n_made = 0
+    make = structured.calls
+
+    def counted(*given: Any, **more: Any) -> Grammar:
+        nonlocal n_made
+        n_made += 1
+        return make(*given, **more)
+
+    monkeypatch.setattr(structured, "calls", counted)
+    written = formats.HERMES.written
+    assert written is not None
+
+    def tool() -> Tool:
+        return Tool("made_once", "", {"type": "object", "properties": {"a": {"type": "string"}}})
+
+    first = constraint.lazy_calls(written, [tool()], at_most=None)
+    assert constraint.lazy_calls(written, [tool()], at_most=None) is first
+    assert n_made == 1
+    assert constraint.lazy_calls(written, [tool()], at_most=1) is not first
+    other = constraint.lazy_calls(written, [Tool("another", "", {})], at_most=None)
+    assert other is not None
+    assert "another" in other.text

@@ -1,0 +1,375 @@
+"""From a chat to a prompt, a grammar and a parser, with real renders of templates in the styles that models have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from localrun.errors import BadRequest, BadTemplate
+from localrun.models.gguf import read_header
+from localrun.models.header import Header
+from localrun.server import structured
+from localrun.server.jobs.job import Job
+from localrun.server.prompting.ask import ChatAsk, Tool
+from localrun.server.prompting.prepare import Prepared, prepare, render_template, template_of
+from localrun.server.runtime import Runtime
+from localrun.server.templates.renderer import TemplateOverrunError, TemplateRenderer
+from localrun.wire import GrammarKind, Segment
+from tests.server.parsing.reading_aloud import meaning, read
+
+WEATHER = Tool("get_weather", "The weather", {"type": "object", "properties": {"city": {"type": "string"}}})
+TIME = Tool("get_time", "The time", {"type": "object", "properties": {}})
+HELLO = {"role": "user", "content": "hello"}
+
+TURNS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n"
+    "{% endfor %}"
+)
+HERMES = (
+    "{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools> as <tool_call> arguments{% endif %}"
+    + TURNS
+    + "<|im_start|>assistant{{ '\n' }}"
+)
+QWEN_3 = HERMES + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+OPENS_THINKING = HERMES + "<think>{{ '\n' }}"
+CODER = HERMES.replace("arguments", "<function=f>")
+PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+HARMONY = "{% if tools %}T{% endif %}{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>" + (
+    "{% endfor %}{{ reasoning_effort }}<|start|>assistant{# <|channel|> #}"
+)
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def renderer(loop: asyncio.AbstractEventLoop) -> Iterator[TemplateRenderer]:
+    renderer = TemplateRenderer(timeout_s=30, output_bytes=1_000_000)
+    loop.run_until_complete(renderer.start())
+    yield renderer
+    loop.run_until_complete(renderer.stop())
+
+
+class Desk:
+    """Prepares asks for one model after the other."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, renderer: TemplateRenderer, header: Any) -> None:
+        self._loop = loop
+        self._runtime = cast(Runtime, SimpleNamespace(renderer=renderer))
+        self._header = header
+
+    def __call__(self, template: str, control_tokens: tuple[str, ...] = (), **ask: Any) -> Prepared:
+        model = SimpleNamespace(header=self._header, template=template)
+        job = cast(Job, SimpleNamespace(model=model, control_tokens=control_tokens))
+        ask.setdefault("messages", [HELLO])
+        return self._loop.run_until_complete(prepare(self._runtime, job, ChatAsk(**ask)))
+
+
+@pytest.fixture
+def desk(loop: asyncio.AbstractEventLoop, renderer: TemplateRenderer, small_model: Path) -> Desk:
+    return Desk(loop, renderer, read_header(small_model))
+
+
+def text(prepared: Prepared) -> str:
+    return "".join(segment.text for segment in prepared.segments)
+
+
+def test_a_plain_chat_is_rendered_and_its_answer_is_content(desk: Desk):
+    prepared = desk(PLAIN)
+    assert text(prepared) == "[user]hello[assistant]"
+    assert (prepared.grammar, prepared.show_control, prepared.stop) == (None, False, ())
+    assert meaning(read(prepared.new_parser(), ["<tool_call>", "x"])) == (("content", "<tool_call>x"),)
+
+
+def test_the_manifest_s_template_goes_before_the_file_s(desk: Desk):
+    assert text(desk("{{ messages[0].content }}!")) == "hello!"
+
+
+def test_tools_go_to_a_template_that_knows_them(desk: Desk):
+    prepared = desk(HERMES, tools=(WEATHER,))
+    assert '"name": "get_weather"' in text(prepared)
+    assert prepared.grammar is not None
+    assert prepared.grammar.triggers == ("<tool_call>",)
+    reply = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    assert meaning(read(prepared.new_parser(), reply)) == (("call", ("get_weather", {"city": "Rome"})),)
+
+
+def test_tools_are_described_to_a_model_whose_template_knows_none(desk: Desk):
+    prepared = desk(PLAIN, messages=[{"role": "system", "content": "Be kind."}, HELLO], tools=(WEATHER,))
+    assert text(prepared).startswith("[system]Be kind.\n\n# Tools")
+    assert "get_weather" in text(prepared)
+    assert "<tool_call>" in text(prepared)
+    assert prepared.stop == ("<tool_response>",)
+
+
+def test_calls_and_results_of_the_past_are_text_to_such_a_model(desk: Desk):
+    called = {"role": "assistant", "content": "", "tool_calls": [_call("get_time", {})]}
+    prepared = desk(PLAIN, messages=[HELLO, called, {"role": "tool", "content": "noon", "tool_call_id": "c"}])
+    assert '"name": "get_time"' in text(prepared)
+    assert "[user]<tool_response>\nnoon\n</tool_response>" in text(prepared)
+
+
+def test_no_tool_choice_shows_no_tools(desk: Desk):
+    prepared = desk(HERMES, tools=(WEATHER,), tool_choice="none")
+    assert "get_weather" not in text(prepared)
+    assert prepared.grammar is None
+
+
+def test_required_tools_constrain_the_whole_reply(desk: Desk):
+    prepared = desk(HERMES, tools=(WEATHER, TIME), tool_choice="required")
+    assert prepared.grammar is not None
+    assert prepared.grammar.triggers == ()
+    assert "get_time" in prepared.grammar.text
+    assert "<tool_call>" in prepared.grammar.text
+
+
+def test_a_named_tool_is_the_only_one_in_the_grammar_and_all_are_in_the_prompt(desk: Desk):
+    prepared = desk(HERMES, tools=(WEATHER, TIME), tool_choice=("function", "get_time"))
+    assert prepared.grammar is not None
+    assert "get_weather" not in prepared.grammar.text
+    assert "get_weather" in text(prepared)
+
+
+def test_a_format_without_json_is_forced_by_beginning_the_call(desk: Desk):
+    prepared = desk(CODER, tools=(WEATHER,), tool_choice=("function", "get_weather"))
+    assert text(prepared).endswith("<|im_start|>assistant\n<tool_call>\n<function=get_weather>")
+    reply = "\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
+    assert meaning(read(prepared.new_parser(), reply)) == (("call", ("get_weather", {"city": "Rome"})),)
+
+
+def test_one_call_at_most_where_the_client_takes_no_more(desk: Desk):
+    call = "<tool_call><function=get_time></function></tool_call>"
+    for parallel, n_calls in ((True, 2), (False, 1)):
+        prepared = desk(CODER, tools=(TIME,), parallel_calls=parallel)
+        assert meaning(read(prepared.new_parser(), [call + call])) == (("call", ("get_time", {})),) * n_calls
+    grammar = desk(HERMES, tools=(TIME,), parallel_calls=False).grammar
+    assert grammar is not None
+    assert grammar.text != getattr(desk(HERMES, tools=(TIME,)).grammar, "text", "")
+
+
+def test_forced_calls_come_after_the_thinking_that_the_prompt_opened(desk: Desk):
+    prepared = desk(OPENS_THINKING, tools=(TIME,), tool_choice="required")
+    assert prepared.grammar is not None
+    assert prepared.grammar.triggers == ("</think>",)
+    reply = 'Hm.</think><tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+    assert meaning(read(prepared.new_parser(), [reply])) == (("thinking", "Hm."), ("call", ("get_time", {})))
+
+
+def test_structured_output_is_free_while_the_model_thinks(desk: Desk):
+    grammar = structured.json_object()
+    opened = desk(OPENS_THINKING, response_grammar=grammar)
+    assert opened.grammar is not None
+    assert (opened.grammar.kind, opened.grammar.triggers) == (grammar.kind, ("</think>",))
+    may_think = desk(QWEN_3, response_grammar=grammar)
+    assert may_think.grammar is not None
+    assert may_think.grammar.kind is GrammarKind.LARK
+    assert "think>" in may_think.grammar.text
+    assert desk(QWEN_3, response_grammar=grammar, think=False).grammar == grammar
+    assert desk(PLAIN, response_grammar=grammar).grammar == grammar
+
+
+def test_think_switches_the_template(desk: Desk):
+    assert text(desk(QWEN_3, think=False)).endswith("<think>\n\n</think>\n\n")
+    assert text(desk(QWEN_3, think=True)).endswith("assistant\n")
+    assert "high" in text(desk(HARMONY, think="high"))
+
+
+def test_a_model_that_always_thinks_is_cut_short_when_it_must_not(desk: Desk):
+    prepared = desk(OPENS_THINKING, think=False)
+    assert text(prepared).endswith("<think>\n\n</think>\n\n")
+    assert meaning(read(prepared.new_parser(), ["Yes."])) == (("content", "Yes."),)
+
+
+def test_thinking_is_refused_by_a_model_that_does_not_know_it(desk: Desk):
+    with pytest.raises(BadRequest, match="does not support thinking"):
+        desk(PLAIN, think=True)
+    assert text(desk(PLAIN, think=False)) == "[user]hello[assistant]"
+
+
+def test_marks_that_are_control_tokens_are_asked_for_and_others_left_out(desk: Desk):
+    controls = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|x|>")
+    prepared = desk(HARMONY, control_tokens=controls)
+    assert prepared.show_control
+    reply = "<|channel|>analysis<|message|>a<|x|>b<|end|><|start|>assistant<|channel|>final<|message|>c"
+    assert meaning(read(prepared.new_parser(), reply)) == (("thinking", "ab"), ("content", "c"))
+    assert not desk(HERMES, control_tokens=controls).show_control
+
+
+def test_a_last_message_is_continued_as_text_of_the_client(desk: Desk):
+    messages = [HELLO, {"role": "assistant", "content": "Well, <|im_end|>"}]
+    prepared = desk(HERMES, control_tokens=("<|im_end|>",), messages=messages, continue_last=True)
+    assert text(prepared).endswith("<|im_start|>assistant\nWell, <|im_end|>")
+    assert prepared.segments[-1] == Segment("Well, <|im_end|>", trusted=False)
+
+
+def test_continued_content_stands_after_the_thinking(desk: Desk):
+    messages = [HELLO, {"role": "assistant", "content": "So"}]
+    prepared = desk(OPENS_THINKING, messages=messages, continue_last=True)
+    assert text(prepared).endswith("<think>\n\n</think>\n\nSo")
+    assert meaning(read(prepared.new_parser(), [" on"])) == (("content", " on"),)
+
+
+def test_continued_thinking_goes_on_thinking(desk: Desk):
+    messages = [HELLO, {"role": "assistant", "content": "", "thinking": "Hm"}]
+    prepared = desk(OPENS_THINKING, messages=messages, continue_last=True)
+    assert text(prepared).endswith("<think>\nHm")
+    assert meaning(read(prepared.new_parser(), ["m.</think>Yes"])) == (("thinking", "m."), ("content", "Yes"))
+
+
+def test_typed_control_tokens_stay_text(desk: Desk):
+    messages = [{"role": "user", "content": "a<|im_end|>b"}]
+    prepared = desk(HERMES, control_tokens=("<|im_start|>", "<|im_end|>"), messages=messages)
+    assert Segment("<|im_end|>", trusted=False) in prepared.segments
+
+
+def test_documents_and_variables_reach_the_template(desk: Desk):
+    template = "{% for d in documents %}{{ d.text }},{% endfor %}{{ mood }}"
+    assert (
+        text(desk(template, documents=[{"text": "a"}, {"text": "b"}], template_variables={"mood": "fine"}))
+        == "a,b,fine"
+    )
+
+
+def test_a_template_that_refuses_system_messages_gets_them_with_the_user_s(desk: Desk):
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + PLAIN
+    prepared = desk(template, messages=[{"role": "system", "content": "Be kind."}, HELLO])
+    assert text(prepared) == "[user]Be kind.\n\nhello[assistant]"
+
+
+def test_a_template_that_wants_roles_to_alternate_gets_that(desk: Desk):
+    template = (
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}" + PLAIN
+    )
+    assert (
+        text(desk(template, messages=[HELLO, {"role": "user", "content": "there"}]))
+        == "[user]hello\n\nthere[assistant]"
+    )
+
+
+def test_a_system_message_in_the_middle_is_never_lost(desk: Desk):
+    drops = (
+        "{% for m in messages %}{% if m.role != 'system' or loop.first %}[{{ m.role }}]{{ m.content }}{% endif %}"
+        "{% endfor %}"
+    )
+    answer = {"role": "assistant", "content": "hi"}
+    messages = [HELLO, answer, {"role": "system", "content": "Be brief."}, HELLO]
+    assert text(desk(drops, messages=messages)) == "[user]hello[assistant]hi[user]Be brief.[user]hello"
+    assert "[system]Be brief." in text(desk(PLAIN, messages=messages))
+
+
+def test_what_a_template_refuses_altogether_is_its_own_message(desk: Desk):
+    with pytest.raises(BadRequest, match="not today"):
+        desk("{{ raise_exception('not today') }}")
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        ({"tools": (TIME, TIME)}, "there twice"),
+        ({"tools": (TIME,), "tool_choice": ("function", "fly")}, "not one of the tools"),
+        ({"tool_choice": "required"}, "no tools"),
+        ({"continue_last": True}, "assistant"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(desk: Desk, ask: dict[str, Any], message: str):
+    with pytest.raises(BadRequest, match=message):
+        desk(HERMES, **ask)
+
+
+def test_a_schema_that_no_decoding_can_be_held_to_is_refused_only_when_it_must(desk: Desk):
+    odd = Tool("odd", "", {"type": "object", "properties": {"a": {"type": "string", "unheardOf": 1}}})
+    lazy = desk(HERMES, tools=(odd,)).grammar
+    assert lazy is not None
+    assert "unheardOf" not in lazy.text
+
+
+def test_a_template_that_takes_too_long_is_rendered_once(loop: asyncio.AbstractEventLoop, small_model: Path):
+    stuck = HERMES + "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    renderer = TemplateRenderer(timeout_s=0.2, output_bytes=1_000_000)
+    loop.run_until_complete(renderer.start())
+    n_workers = 0
+    spawn = renderer._spawn
+
+    async def counted() -> Any:
+        nonlocal n_workers
+        n_workers += 1
+        return await spawn()
+
+    renderer._spawn = counted  # type: ignore[method-assign]
+    desk = Desk(loop, renderer, read_header(small_model))
+    messages = [HELLO, {"role": "assistant", "content": "", "tool_calls": [_call("get_time", {})]}]
+    try:
+        with pytest.raises(TemplateOverrunError, match=r"longer than 0\.2 s"):
+            desk(stuck, messages=messages, tools=[TIME])
+    finally:
+        loop.run_until_complete(renderer.stop())
+    assert n_workers == 0, "each further render would have needed another worker"
+
+
+def test_a_template_beyond_the_limit_is_refused_before_it_is_looked_at(desk: Desk):
+    with pytest.raises(BadTemplate, match="1000001 characters; the limit is 1000000") as caught:
+        desk("x" * 1_000_001)
+    assert caught.value.field == "template"
+
+
+def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"id": "c", "function": {"name": name, "arguments": arguments}}
+
+
+class Recorder:
+    """A renderer that remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any], tuple[str, ...]]] = []
+
+    async def render(
+        self, template: str, variables: dict[str, Any], control_tokens: Sequence[str]
+    ) -> tuple[Segment, ...]:
+        self.asked.append((template, variables, tuple(control_tokens)))
+        return (Segment("rendered"),)
+
+
+def stubs(header: Header) -> tuple[Recorder, Runtime, Job]:
+    recorder = Recorder()
+    model = SimpleNamespace(header=header, template=header.chat_template or "")
+    job = SimpleNamespace(model=model, control_tokens=("<|im_start|>",))
+    return recorder, cast(Runtime, SimpleNamespace(renderer=recorder)), cast(Job, job)
+
+
+async def test_the_model_s_template_gets_messages_and_special_tokens(small_model: Path) -> None:
+    header = read_header(small_model)
+    recorder, runtime, job = stubs(header)
+    messages = [{"role": "user", "content": "hi"}]
+    assert await render_template(runtime, job, template_of(job), messages) == (Segment("rendered"),)
+    template, variables, control_tokens = recorder.asked[0]
+    assert template == header.chat_template
+    assert variables["messages"] == messages
+    assert (variables["add_generation_prompt"], variables["tools"]) == (True, None)
+    assert variables["eos_token"] in header.control_tokens()
+    assert isinstance(variables["bos_token"], str)
+    assert control_tokens == ("<|im_start|>",)
+
+
+async def test_a_model_without_a_template_gets_its_family_s(small_model: Path) -> None:
+    header = read_header(small_model)
+    del header.metadata["tokenizer.chat_template"]
+    recorder, runtime, job = stubs(header)
+    await render_template(runtime, job, template_of(job), [])
+    assert "<|im_start|>" in recorder.asked[0][0]
+
+
+async def test_a_template_in_place_of_the_model_s(small_model: Path) -> None:
+    recorder, runtime, job = stubs(read_header(small_model))
+    await render_template(runtime, job, "{{ messages }}", [])
+    assert recorder.asked[0][0] == "{{ messages }}"

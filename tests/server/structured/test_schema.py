@@ -1,0 +1,134 @@
+"""Which JSON schemas are taken, and how the others are refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from localrun.errors import BadRequest
+from localrun.server.structured import json_object, json_schema
+from localrun.server.structured.schema import MAX_SUBSCHEMAS, checked
+
+
+def refusal(schema: Any) -> str:
+    with pytest.raises(BadRequest) as caught:
+        json_schema(schema, field="format")
+    assert caught.value.field == "format"
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("schema", "path", "keyword"),
+    [
+        ({"not": {}}, "format", "not"),
+        ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "format", "uniqueItems"),
+        ({"properties": {"a": {"items": {"contains": {}}}}}, "format.properties.a.items", "contains"),
+        ({"anyOf": [{"type": "null"}, {"if": {}}]}, "format.anyOf[1]", "if"),
+        ({"$defs": {"x": {"nullable": True}}}, "format.$defs.x", "nullable"),
+        ({"x-guidance": {"lenient": True}}, "format", "x-guidance"),
+        ({"type": "string", "frmat": "date"}, "format", "frmat"),
+        ({"properties": {"a": {"$id": "http://example.com"}}}, "format.properties.a", "$id"),
+    ],
+)
+def test_an_unsupported_keyword_is_named_with_its_path(schema: Any, path: str, keyword: str):
+    assert refusal(schema).startswith(f"{path}: the keyword {keyword!r} is not supported")
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ([], "format must be a JSON schema, which is an object"),
+        ({"type": "strin"}, "format.type: must be one or more of array, boolean"),
+        ({"type": []}, "format.type: must be one or more of"),
+        ({"format": "regex"}, "format.format: the formats that can be enforced are date, date-time"),
+        ({"items": [{}]}, "format.items: must be one schema; for a list of them use prefixItems"),
+        ({"anyOf": {}}, "format.anyOf: must be a list of schemas"),
+        ({"anyOf": [3]}, "format.anyOf[0]: must be a schema"),
+        ({"properties": [1]}, "format.properties: must be an object of schemas"),
+        ({"minLength": -1}, "format.minLength: must be a whole number from 0"),
+        ({"maxItems": 10**9}, "format.maxItems: must be a whole number from 0 to 1000000"),
+        ({"minimum": "1"}, "format.minimum: must be a number"),
+        ({"maximum": float("inf")}, "format.maximum: must be a number"),
+        ({"minLength": 10**400}, "format.minLength: must be a whole number"),
+        ({"multipleOf": 10**400}, "format.multipleOf: must be a positive number"),
+        ({"multipleOf": 0}, "format.multipleOf: must be a positive number"),
+        ({"const": float("nan")}, "format has a number that JSON has not"),
+        ({"exclusiveMinimum": True}, "format.exclusiveMinimum: must be a number"),
+        ({"multipleOf": 1_000_003}, "format.multipleOf: must be a positive number"),
+        ({"enum": []}, "format.enum: must be a list of 1 to"),
+        ({"required": "a"}, "format.required: must be a list of names"),
+        ({"pattern": "a" * 3000}, "format.pattern: must be a regular expression of at most"),
+        ({"$ref": "#/$defs/missing"}, "format: \"$ref\": '#/$defs/missing' leads nowhere"),
+        ({"$ref": "https://example.com/schema"}, "leads nowhere"),
+        ({"$ref": "#"}, "format: \"$ref\": '#' is described by itself alone"),
+        ({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {}]}}, "$ref": "#/$defs/a"}, "described by itself alone"),
+    ],
+)
+def test_a_value_that_a_keyword_cannot_have_is_refused(schema: Any, message: str):
+    assert message in refusal(schema)
+
+
+def test_bombs_are_refused_before_anybody_compiles_them():
+    deep: Any = {"type": "string"}
+    for _ in range(100):
+        deep = {"items": deep}
+    assert "nested deeper than 64 levels" in refusal(deep)
+    assert f"more than {MAX_SUBSCHEMAS} parts" in refusal({"anyOf": [{"const": n} for n in range(MAX_SUBSCHEMAS)]})
+    assert "an object may list 1000 properties" in refusal({"properties": {str(n): {} for n in range(1001)}})
+    nested: Any = 1
+    for _ in range(20_000):
+        nested = [nested]
+    assert "nested too deeply" in refusal({"const": nested})
+    assert "the limit is" in refusal({"enum": ["x" * 200_000, "y" * 200_000]})
+
+
+def test_annotations_are_fine_and_make_no_other_grammar():
+    plain = {"type": "object", "properties": {"title": {"type": "string"}}, "required": ["title"]}
+    noted = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A book",
+        "description": "what it is",
+        "type": "object",
+        "properties": {"title": {"type": "string", "examples": ["Emma"], "default": "", "x-order": 1}},
+        "required": ["title"],
+    }
+    assert json_schema(noted, field="format") == json_schema(plain, field="format")
+
+
+def test_a_property_may_be_called_as_a_keyword():
+    schema = {"type": "object", "properties": {"not": {"type": "string"}, "default": {"type": "integer"}}}
+    assert list(checked(schema, field="format")["properties"]) == ["not", "default"]
+
+
+def test_the_order_of_properties_is_kept():
+    schema = {"type": "object", "properties": {"z": {}, "a": {}, "m": {}}}
+    assert list(json.loads(json_schema(schema, field="format").text)["properties"]) == ["z", "a", "m"]
+
+
+def test_an_object_that_lists_its_properties_gets_no_others():
+    schema = {
+        "properties": {"a": {"properties": {"b": {}}}, "c": {"additionalProperties": True, "properties": {"d": {}}}}
+    }
+    closed = checked(schema, field="format")
+    assert closed["additionalProperties"] is False
+    assert closed["properties"]["a"]["additionalProperties"] is False
+    assert closed["properties"]["c"]["additionalProperties"] is True
+    assert "additionalProperties" not in checked({"type": "object"}, field="format")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+        {"properties": {"a": {}}, "anyOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"properties": {"b": {}}}}},
+        {"properties": {"a": {}}, "$ref": "#/$defs/x", "$defs": {"x": {"properties": {"b": {}}}}},
+    ],
+)
+def test_nothing_is_closed_where_two_schemas_describe_one_object(schema: Any):
+    assert "additionalProperties" not in json.dumps(checked(schema, field="format"))
+
+
+def test_json_mode_is_any_object():
+    assert json.loads(json_object().text)["type"] == "object"
