@@ -44,6 +44,8 @@ SPARE_ROWS = 32
 # Compute buffers, the CUDA context and other programs' surfaces come on top of weights and KV cells.
 USABLE_FRACTION = 0.85
 
+# How long an idle engine waits for a disk that is behind, at a time.
+DISK_PAUSE_S = 0.2
 # What may still be written to disk at the end. The daemon waits longer than this before it kills.
 FLUSH_TIMEOUT_S = 2.0
 
@@ -85,7 +87,7 @@ def main(argv: list[str]) -> int:
         frames_in,
         frames_out,
         lambda message, inbox, outbox: _take(message, backend, tokenizing, inbox, outbox),
-        trial,
+        spare_time(engine, trial),
     )
     if trial is not None:
         trial.close()
@@ -93,6 +95,17 @@ def main(argv: list[str]) -> int:
         engine.close()
     engine.cache.tiers.flush(FLUSH_TIMEOUT_S, time.monotonic)
     return pipes.end(exit_code, tokenizing, backend.close)
+
+
+def spare_time(engine: Engine, trial: pipes.SpareTime | None) -> pipes.SpareTime:
+    """After every step: a piece of the trial of threads. While a slow disk holds up what is to be written, an idle
+    engine looks again now and then."""
+
+    def spend(is_idle: bool) -> float | None:
+        pause_s = trial(is_idle) if trial is not None else None
+        return DISK_PAUSE_S if pause_s is None and engine.cache.tiers.is_held_up else pause_s
+
+    return spend
 
 
 def _take(message: wire.ToEngine, backend: Backend, tokenizing: Tokenizing, inbox: Inbox, outbox: pipes.Sink) -> None:

@@ -20,9 +20,11 @@ from localrun import framing, wire
 from localrun.engine import process
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.fake import FakeBackend
-from localrun.engine.pipes import LONG_CHARACTERS, Tokenizing
+from localrun.engine.pipes import LONG_CHARACTERS, Inbox, Outbox, Tokenizing, run_steps
+from localrun.engine.process import spare_time
 from localrun.wire import Cancel, Count, Counted, Finish, Open, OpenFailed, Ready, Sampling, Segment, Step, Submit
-from tests.engine.harness import expected_output
+from tests.engine.harness import Harness, expected_output
+from tests.engine.memory_disk import MemoryDisk
 
 OPEN = Open(
     model_path="none",
@@ -422,3 +424,28 @@ def test_the_inbox_runs_everything_in_order_and_then_says_whether_to_go_on():
     assert ran == [1, 2, 3]
     inbox.leave(0)
     assert inbox.exit_code == 2, "the first reason to leave is the one that counts"
+
+
+def test_an_idle_engine_writes_what_a_slow_disk_could_not_take():
+    disk = MemoryDisk()
+    disk.is_behind = True
+    run = Harness(n_cells=512, n_slots=2, n_batch=64, disk=disk)
+    run.submit(1, [97] * 100, n_predict=2)
+    inbox: Inbox[Engine] = Inbox()
+    spare, pauses = spare_time(run.engine, None), []
+
+    def catch_up(is_idle: bool) -> float | None:
+        pause_s = spare(is_idle)
+        if is_idle:
+            pauses.append(pause_s)
+            disk.is_behind = len(pauses) < 2
+            if pause_s is None:
+                inbox.leave(0)
+        return pause_s
+
+    reader, writer = os.pipe()
+    run_steps(run.engine, inbox, Outbox(writer, lambda error: None), catch_up)
+    os.close(reader)
+    os.close(writer)
+    assert len(pauses) > 2
+    assert disk.records

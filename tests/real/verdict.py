@@ -77,9 +77,10 @@ def judge(
             continue
         gaps = _gaps(plain, prompt, answer, ALONE)
         n_off += sum(gap > 0 for gap in gaps)
-        if max(gaps) >= max_gap:
-            others = [_gaps(plain, prompt, answer, shape) for shape in (TOGETHER if together else CUT)]
-            gaps = [min(each) for each in zip(gaps, *others, strict=True)]
+        shapes = iter(TOGETHER if together else CUT)
+        # One wrong answer decides, so further ones are not held against all shapes.
+        while max(gaps) >= max_gap and not wrong and (shape := next(shapes, None)):
+            gaps = [min(pair) for pair in zip(gaps, _gaps(plain, prompt, answer, shape), strict=True)]
         worst = max(worst, *gaps)
         if max(gaps) >= max_gap:
             first = next(index for index, gap in enumerate(gaps) if gap >= max_gap)

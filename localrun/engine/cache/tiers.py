@@ -103,6 +103,11 @@ class Tiers:
         return bool(self._dirty) and self._takes_writes and not (self._disk and self._disk.is_behind)
 
     @property
+    def is_held_up(self) -> bool:
+        """Whether there will be something to persist once the disk has caught up, of which nobody is told."""
+        return bool(self._dirty) and self._takes_writes and bool(self._disk and self._disk.is_behind)
+
+    @property
     def copy_s_per_token(self) -> float:
         """Seconds for saving and restoring a token; 0 before the first measurement."""
         return self.save.seconds + self.restore.seconds
