@@ -8,8 +8,8 @@ as well.
 llama.cpp's kernels for one row and for several do not give the same logits, and those of attention depend on the number
 of rows too. llama.cpp alone, given the same 40 tokens of Gemma 3 270M Q4_K_M one by one and in batches of four or more,
 differs in the median logit of every position by up to 0.8, the largest by 1.2, and prefers another token at one or two
-positions. So streams that are computed together are also held against given tokens in batches of two, four and eight
-rows, and what counts at a position is the smallest gap.
+positions. So an answer with a large gap is also held against prompts that were cut elsewhere, and one that was computed
+among others against given tokens in batches of two, four and eight rows; the smallest gap of a position counts.
 
 Where the bounds come from: the largest gap of a token that llama.cpp preferred in other batches was 0.19 (SmolLM2 135M
 Q4_1, 1,920 tokens, four shapes), and the largest of an engine's answer 0.43 alone (Gemma with a q8_0 cache) and 0.60
