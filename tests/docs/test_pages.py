@@ -121,9 +121,10 @@ def test_the_readme_and_the_page_on_tuning_have_the_same_figures():
     assert [int(gain) for gain in gains.groups()] == [round(100 * (four / one - 1)), round(100 * (eight / four - 1))]
 
 
-def test_the_pages_count_in_decimal_units():
+def test_the_pages_and_messages_count_in_decimal_units():
     for page in (ROOT / "README.md", *PAGES):
         assert not re.search(r"\d [KMG]iB\b", page.read_text(encoding="utf-8")), page.name
+    assert not re.search(rf"{GAP} ?[KMG]iB\b", messages())
 
 
 def test_the_readme_installs_by_hand_what_was_built_for_this_machine_with_tested_versions():
