@@ -35,7 +35,6 @@ from localrun.models.sources.ollama import RegistryName
 from localrun.models.sources.remote_plan import RemotePlan
 from localrun.models.store import Store
 
-_MAIN = "main"
 # Enough for what a header says before its vocabulary.
 FIRST_BYTES = 64 * 1024
 
@@ -112,7 +111,7 @@ async def _plan(name: ModelName, means: Means, is_insecure: bool) -> RemotePlan:
     if found is not None:
         return await _plan_of_repo(HubName(found.entry.repo), found.quant, means)
     if name.is_hub:
-        return await _plan_of_repo(HubName(name.repo, name.revision or _MAIN), name.tag, means)
+        return await _plan_of_repo(HubName(name.repo, name.revision or huggingface.DEFAULT_REVISION), name.tag, means)
     if name.registry_host:
         registry = RegistryName(name.registry_host, name.repo, name.tag or DEFAULT_TAG, is_insecure)
     else:
