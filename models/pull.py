@@ -100,7 +100,7 @@ def check_name(name: str) -> None:
     """Raises BadRequest for what no source can have: a path, the built-in model, or no name at all."""
     parsed = ModelName.parse(name)
     if parsed.kind is Kind.PATH:
-        raise BadRequest(f"'{name[:200]}' is a path; files are used where they lie, and not pulled", field="model")
+        raise BadRequest(f"'{name[:200]}' is a path; files are used in place, and not pulled", field="model")
     if parsed.kind is Kind.BUILT_IN:
         raise BadRequest(f"'{name}' is the built-in model; it is always here", field="model")
 
