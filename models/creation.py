@@ -1,7 +1,7 @@
 """Makes the manifest of a new model from an existing one, or from files, and what is to be different about it.
 
 Used by the daemon's threads. Nothing is copied: a model made of another shares its files, a model made of a GGUF file
-uses it where it lies, and uploaded files are blobs already. Every file is checked before it is named: headers are read,
+uses it in place, and uploaded files are blobs already. Every file is checked before it is named: headers are read,
 adapters must be for the architecture of the model. Quantizations are those that llama.cpp makes well without a
 calibration text.
 

@@ -3,7 +3,7 @@
 Pure. A name is one of three kinds, told apart by its form alone:
 
 - `built-in`: `tiny`, `tiny:latest`, `localrun/tiny`, `localrun/tiny:latest`;
-- `path`: anything that ends in `.gguf` and is not a file of a hub repository: a model file, used where it lies;
+- `path`: anything that ends in `.gguf` and is not a file of a hub repository: a model file, used in place;
 - `stored`: `name[:tag]`: a model of the catalogue, one that was created here, or a file in the models folder;
   `owner/repo[@revision][:quant]`, also after `hf.co/` or `huggingface.co/`: a repository on the Hugging Face hub, whose
   tag is a quantization or the name of one of its files; `host[:port]/owner/name[:tag]`: a model of an Ollama registry.

@@ -35,7 +35,6 @@ from localrun.models.sources.ollama import RegistryName
 from localrun.models.sources.remote_plan import RemotePlan
 from localrun.models.store import Store
 
-_MAIN = "main"
 # Enough for what a header says before its vocabulary.
 FIRST_BYTES = 64 * 1024
 
@@ -101,7 +100,7 @@ def check_name(name: str) -> None:
     """Raises BadRequest for what no source can have: a path, the built-in model, or no name at all."""
     parsed = ModelName.parse(name)
     if parsed.kind is Kind.PATH:
-        raise BadRequest(f"'{name[:200]}' is a path; files are used where they lie, and not pulled", field="model")
+        raise BadRequest(f"'{name[:200]}' is a path; files are used in place, and not pulled", field="model")
     if parsed.kind is Kind.BUILT_IN:
         raise BadRequest(f"'{name}' is the built-in model; it is always here", field="model")
 
@@ -112,7 +111,7 @@ async def _plan(name: ModelName, means: Means, is_insecure: bool) -> RemotePlan:
     if found is not None:
         return await _plan_of_repo(HubName(found.entry.repo), found.quant, means)
     if name.is_hub:
-        return await _plan_of_repo(HubName(name.repo, name.revision or _MAIN), name.tag, means)
+        return await _plan_of_repo(HubName(name.repo, name.revision or huggingface.DEFAULT_REVISION), name.tag, means)
     if name.registry_host:
         registry = RegistryName(name.registry_host, name.repo, name.tag or DEFAULT_TAG, is_insecure)
     else:

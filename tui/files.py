@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from localrun.tui import quantity
 from localrun.tui.history import Message
 
-MAX_TEXT_BYTES = 1024 * 1024
-MAX_IMAGE_BYTES = 20 * 1024 * 1024
+MAX_TEXT_BYTES = 1_000_000
+MAX_IMAGE_BYTES = 20_000_000
 
 _IMAGE_BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
 
@@ -97,10 +97,10 @@ def read_attachment(path: Path) -> Attachment:
         raise BadAttachment(f"{path} cannot be read: {error.strerror or error}") from error
     if data.startswith(_IMAGE_BEGINNINGS) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP"):
         if len(data) > MAX_IMAGE_BYTES:
-            raise BadAttachment(f"{path.name} is larger than {MAX_IMAGE_BYTES // 1024**2} MiB")
+            raise BadAttachment(f"{path.name} is larger than {MAX_IMAGE_BYTES / 1e6:.0f} MB")
         return Attachment(path.name, size_bytes, image=base64.b64encode(data).decode("ascii"))
     if len(data) > MAX_TEXT_BYTES:
-        raise BadAttachment(f"{path.name} is larger than {MAX_TEXT_BYTES // 1024**2} MiB; send the part that matters")
+        raise BadAttachment(f"{path.name} is larger than {MAX_TEXT_BYTES / 1e6:.0f} MB; send the part that matters")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:

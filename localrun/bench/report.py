@@ -162,7 +162,6 @@ def _bar(value: float, highest: float, width: int) -> str:
 
 
 _COMPLETION = "completion_ratio"
-MAX_PROBLEMS = 3
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

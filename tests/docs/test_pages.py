@@ -37,11 +37,14 @@ def texts_of(node: ast.AST) -> str | None:
 def messages() -> str:
     """Every text of the source, one a line, gaps beside each other as one."""
     found = []
-    for folder in ("localrun", "models", "tui"):
-        for path in (ROOT / folder).rglob("*.py"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            found += [text for node in ast.walk(tree) if (text := texts_of(node)) is not None]
+    for path in sources():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found += [text for node in ast.walk(tree) if (text := texts_of(node)) is not None]
     return "\n".join(without_double_gaps(text) for text in found)
+
+
+def sources() -> list[Path]:
+    return [path for folder in ("localrun", "models", "tui") for path in (ROOT / folder).rglob("*.py")]
 
 
 def without_double_gaps(text: str) -> str:
@@ -68,6 +71,14 @@ def test_links_within_the_tree_lead_somewhere(page: Path):
         if re.match(r"[a-z]+:", target) or target.startswith("#"):
             continue
         assert (page.parent / target.partition("#")[0]).exists(), f"{page.name} links to {target}"
+
+
+def test_a_module_names_modules_that_are_there():
+    paths = [f"/{path.relative_to(ROOT)}" for path in sources()]
+    for path in sources():
+        said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        for name in re.findall(r"(?<![\w/.])[a-z_0-9/]+\.py\b", said):
+            assert any(there.endswith(f"/{name}") for there in paths), f"{path.relative_to(ROOT)} names {name}"
 
 
 def test_the_readme_leads_to_every_page_of_its_own_folder():
@@ -121,9 +132,10 @@ def test_the_readme_and_the_page_on_tuning_have_the_same_figures():
     assert [int(gain) for gain in gains.groups()] == [round(100 * (four / one - 1)), round(100 * (eight / four - 1))]
 
 
-def test_the_pages_count_in_decimal_units():
+def test_the_pages_and_messages_count_in_decimal_units():
     for page in (ROOT / "README.md", *PAGES):
         assert not re.search(r"\d [KMG]iB\b", page.read_text(encoding="utf-8")), page.name
+    assert not re.search(rf"{GAP} ?[KMG]iB\b", messages())
 
 
 def test_the_readme_installs_by_hand_what_was_built_for_this_machine_with_tested_versions():

@@ -211,7 +211,7 @@ async def test_the_lifespan_is_no_request() -> None:
     assert activity.idle_s() > 0
 
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="systemd's protocol")
+with_systemd = pytest.mark.skipif(sys.platform == "win32", reason="systemd's protocol")
 
 
 @pytest.fixture
@@ -222,6 +222,7 @@ def manager(tmp_path: Path):
         yield listening
 
 
+@with_systemd
 def test_the_daemon_says_when_it_is_ready_and_when_it_stops(manager):
     with running_daemon(NOTIFY_SOCKET=manager.getsockname()) as daemon:
         first = manager.recv(4096).decode()
@@ -231,6 +232,7 @@ def test_the_daemon_says_when_it_is_ready_and_when_it_stops(manager):
         assert manager.recv(4096) == b"STOPPING=1"
 
 
+@with_systemd
 def test_abstract_addresses_are_understood():
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.settimeout(30)
@@ -244,6 +246,7 @@ def test_abstract_addresses_are_understood():
         assert listening.recv(4096) == b"STOPPING=1"
 
 
+@with_systemd
 def test_engines_do_not_inherit_the_address(tmp_path: Path):
     environ = {"NOTIFY_SOCKET": str(tmp_path / "nobody"), "OTHER": "stays"}
     notify = ServiceNotify(environ)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import psutil
 import pytest
 
@@ -13,6 +16,7 @@ from localrun import wire
 from localrun.config import Settings
 from localrun.errors import LocalrunError, Unavailable
 from localrun.server import runtime as runtime_module
+from localrun.server.app import build
 from localrun.server.jobs.job import Ask
 from localrun.server.runtime import Runtime
 from localrun.snapshot import RequestState
@@ -99,6 +103,38 @@ async def test_the_environment_can_ask_for_fake_engines(
         assert runtime.supervisor.loaded()[0].backend == "fake"
     finally:
         await runtime.stop()
+
+
+ASKED = [{"role": "user", "content": "hello"}]
+
+
+async def test_every_api_answers_with_a_loaded_model_while_no_thread_is_free(running: Any, generate: Any) -> None:
+    async with running() as runtime:
+        await generate(runtime)
+        is_over = threading.Event()
+        pool = ThreadPoolExecutor(max_workers=1)
+        asyncio.get_running_loop().set_default_executor(pool)
+        blocking = pool.submit(is_over.wait)
+        transport = httpx2.ASGITransport(app=build(runtime.settings, runtime))
+        try:
+            async with httpx2.AsyncClient(base_url="http://localhost", transport=transport) as client:
+                for path, asked in {
+                    "/api/chat": {"messages": ASKED, "stream": False, "options": {"num_predict": 4}},
+                    "/api/generate": {"prompt": "hello", "stream": False, "options": {"num_predict": 4}},
+                    "/v1/chat/completions": {"messages": ASKED, "max_tokens": 4},
+                    "/v1/completions": {"prompt": "hello", "max_tokens": 4},
+                    "/v1/responses": {"input": "hello", "max_output_tokens": 16},
+                    "/v1/messages": {
+                        "messages": ASKED, "max_tokens": 1100, "stop_sequences": ["e"],
+                        "thinking": {"type": "enabled", "budget_tokens": 1024},
+                    },
+                }.items():  # fmt: skip
+                    answering = client.post(path, json={"model": "alpha", **asked})
+                    answer = await asyncio.wait_for(answering, 60)
+                    assert answer.status_code == 200, answer.text
+                    assert not blocking.done()
+        finally:
+            is_over.set()
 
 
 async def test_real_weights_through_llama_cpp(models_dir: Path, submit: Any) -> None:

@@ -40,7 +40,7 @@ def test_a_text_goes_into_the_question_and_an_image_beside_it(tmp_path: Path):
     [
         (b"\xff\xfe\x00binary", "neither text"),
         (b"a\0b", "not a text"),
-        (b"x" * (MAX_TEXT_BYTES + 1), "larger than 1 MiB"),
+        (b"x" * (MAX_TEXT_BYTES + 1), "larger than 1 MB"),
     ],
 )
 def test_what_cannot_be_sent_is_said(tmp_path: Path, content: bytes, reason: str):

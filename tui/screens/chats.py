@@ -52,7 +52,9 @@ class ChatsScreen(Picker[int]):
         with Vertical() as box:
             box.border_title = "Chats"
             rename, delete, restore = (self._session.key(f"chats.{what}") for what in ("rename", "delete", "restore"))
-            box.border_subtitle = f"Enter opens · {rename} renames · {delete} deletes · {restore} undoes · Esc closes"
+            box.border_subtitle = Content(
+                f"Enter opens · {rename} renames · {delete} deletes · {restore} undoes · Esc closes"
+            )
             yield self._input
             yield self._list
             yield self._note

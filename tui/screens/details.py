@@ -45,7 +45,7 @@ class ModelDetailScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll() as box:
-            box.border_title = line(self._model)
+            box.border_title = Content(line(self._model))
             box.border_subtitle = "Esc closes"
             yield self._text
 
@@ -118,8 +118,8 @@ class RequestScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with Vertical() as box:
-            box.border_title = line(self._row.id)
-            box.border_subtitle = f"{self._session.key('monitor.cancel')} cancels · Esc closes"
+            box.border_title = Content(line(self._row.id))
+            box.border_subtitle = Content(f"{self._session.key('monitor.cancel')} cancels · Esc closes")
             yield self._facts
 
     def on_mount(self) -> None:

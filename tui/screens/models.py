@@ -64,7 +64,7 @@ class ModelsScreen(Picker[str]):
         with Vertical() as box:
             box.border_title = "Models"
             detail, load, delete = (self._session.key(f"models.{what}") for what in ("detail", "load", "delete"))
-            box.border_subtitle = (
+            box.border_subtitle = Content(
                 f"Enter chooses or pulls · {detail} details · {load} load · {delete} delete · Esc closes"
             )
             yield self._input

@@ -8,7 +8,6 @@ nothing.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,8 +27,8 @@ from localrun.server.jobs.job import Job
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting.ask import ChatAsk
 from localrun.server.prompting.conversation import begun
-from localrun.server.prompting.prepare import Prepared, prepare
-from localrun.server.prompting.profile import capabilities
+from localrun.server.prompting.prepare import Prepared, prepare, template_of
+from localrun.server.prompting.profile import profile_of
 from localrun.server.runtime import Runtime
 from localrun.wire import Delta, Finish, Usage
 
@@ -65,7 +64,7 @@ async def prepared_of(runtime: Runtime, job: Job, ask: ChatAsk, body: CountBody)
     Clients set for Claude ask every model to think. One that cannot answers all the same, and a header says so.
     """
     headers: Headers = []
-    if ask.think and "thinking" not in await asyncio.to_thread(capabilities, job.model):
+    if ask.think and not profile_of(template_of(job)).thinks:
         ask = msgspec.structs.replace(ask, think=None)
         headers = _IGNORED
     ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))

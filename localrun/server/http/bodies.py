@@ -22,8 +22,11 @@ from localrun.server.http.exchange import Exchange
 
 Body = TypeVar("Body")
 
-# From here on the objects of a body may be so many that the event loop had better not wait until they are looked at.
+# From here on the values of a body may be so many that the event loop had better not wait until they are looked at.
 LARGE_BYTES = 256 * 1024
+# The next key or brace of a JSON text, and what comes before: not more of it at once than takes a millisecond.
+_TEXT = r'(?:[^"\\]++|\\.)*+'
+_PART = re.compile(rf'(?:[^"{{}}]{{1,1024}}+|"{_TEXT}"(?!\s*+:)){{0,64}}+(?:"({_TEXT})"\s*+:|([{{}}]))?+')
 
 _AT = re.compile(r" - at `(?P<kind>key in )?\$(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
@@ -43,7 +46,10 @@ def decode(body: bytes, type_: type[Body]) -> Body:
         raise BadRequest("missing request body; send a JSON object")
     try:
         value = msgspec.json.decode(body, type=type_)
-        json.loads(body, object_pairs_hook=_refuse_duplicates)
+        if len(body) < LARGE_BYTES:
+            json.loads(body, object_pairs_hook=_refuse_duplicates)
+        else:
+            _walk(body.decode())
     except msgspec.ValidationError as error:
         raise _out_of_shape(str(error)) from None
     except ValueError as error:  # msgspec.DecodeError, UnicodeDecodeError, an integer of thousands of digits
@@ -61,8 +67,29 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
-            raise BadRequest(f"the key {key[:80]!r} occurs twice in one object", field=key[:80])
+            raise _twice(key)
         seen.add(key)
+
+
+def _twice(key: str) -> BadRequest:
+    return BadRequest(f"the key {key[:80]!r} occurs twice in one object", field=key[:80])
+
+
+def _walk(text: str) -> None:
+    """As parsing `text`, which is JSON, with `_refuse_duplicates`, but never long without letting other threads run:
+    Python's parser holds them up until the last value, seconds for a large body of many."""
+    inside: list[set[str]] = []
+    for part in _PART.finditer(text):
+        key, brace = part.groups()
+        if brace == "{":
+            inside.append(set())
+        elif brace == "}":
+            inside.pop()
+        elif key is not None:
+            key = json.loads(f'"{key}"') if "\\" in key else key
+            if key in inside[-1]:
+                raise _twice(key)
+            inside[-1].add(key)
 
 
 def _out_of_shape(message: str) -> BadRequest:

@@ -288,12 +288,12 @@ _PREFLIGHT_AGE_S = b"600"
 def granting(send: Send, origin: str) -> Send:
     """`send`, with the grant added to the answer's headers."""
 
-    async def sendgranting(message: Message) -> None:
+    async def send_granting(message: Message) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", []), *_cors_headers(origin)]}
         await send(message)
 
-    return sendgranting
+    return send_granting
 
 
 def _cors_headers(origin: str) -> list[tuple[bytes, bytes]]:

@@ -41,7 +41,7 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
         async with runtime.job(who) as job:
             options = (body.options or Options()).over(job.model)
             ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
-            ask = await fitting.thinks_by_default(job, ask)
+            ask = fitting.thinks_by_default(job, ask)
             fitted = await fitting.fit_chat(runtime, job, ask, options, may_cut=body.truncate is not False)
             await answer(exchange, job, body, options, fitted, lines)
 
@@ -73,7 +73,7 @@ async def _fitted(runtime: Runtime, job: Job, body: GenerateBody, options: Optio
     if body.raw:
         prepared = fitting.plain((Segment(body.prompt or ""),), body.answer_grammar())
     else:
-        ask = await fitting.thinks_by_default(job, body.ask())
+        ask = fitting.thinks_by_default(job, body.ask())
         if not body.context:  # what it continues began with the model's own messages already
             ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
         prepared = await prepare(runtime, job, ask)

@@ -1,4 +1,4 @@
-"""POST /api/create: a new model from an existing one, from a file where it lies, or from uploaded blobs.
+"""POST /api/create: a new model from an existing one, from a file (used in place), or from uploaded blobs.
 
 Clients say what they want in Ollama's fields, or as the text of a Modelfile (`modelfile`, with `modelfile_folder` for
 what is relative in it, and `quantize` beside it); the command line does the latter, so that errors name a line.

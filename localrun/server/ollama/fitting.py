@@ -12,7 +12,6 @@ Does not: make templates' prompts (`prompting/prepare.py`).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
@@ -23,8 +22,8 @@ from localrun.server.ollama.bodies import Options
 from localrun.server.parsing.pieces import PlainParser
 from localrun.server.prompting.ask import ChatAsk, Message
 from localrun.server.prompting.infill import infill
-from localrun.server.prompting.prepare import Prepared, prepare
-from localrun.server.prompting.profile import capabilities
+from localrun.server.prompting.prepare import Prepared, prepare, template_of
+from localrun.server.prompting.profile import profile_of
 from localrun.server.runtime import Runtime
 from localrun.wire import Grammar, Segment
 
@@ -120,13 +119,11 @@ def plain(segments: Sequence[Segment], grammar: Grammar | None) -> Prepared:
     return Prepared(tuple(segments), grammar, show_control=False, stop=(), new_parser=PlainParser)
 
 
-async def thinks_by_default(job: Job, ask: ChatAsk) -> ChatAsk:
+def thinks_by_default(job: Job, ask: ChatAsk) -> ChatAsk:
     """As Ollama has it: a model that can think does, unless it is told not to."""
     if ask.think is not None or ask.template is not None:
         return ask
-    # Reads the model's file when it is asked of for the first time.
-    known = await asyncio.to_thread(capabilities, job.model)
-    return msgspec.structs.replace(ask, think=True) if "thinking" in known else ask
+    return msgspec.structs.replace(ask, think=True) if profile_of(template_of(job)).thinks else ask
 
 
 async def fit_chat(runtime: Runtime, job: Job, ask: ChatAsk, options: Options, *, may_cut: bool) -> Fitted:

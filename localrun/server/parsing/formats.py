@@ -1,7 +1,7 @@
 """How each family of models writes tool calls.
 
 A format has the readers for its marks and, where its calls are JSON between fixed texts, what the decoding can be held
-to. `recognise.py` finds a template's format.
+to. `prompting/profile.py` finds a template's format.
 
 Pure. Does not: know thinking.
 """

@@ -57,8 +57,7 @@ class Prepared(msgspec.Struct, frozen=True):
 async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
     """Raises BadTemplate, and BadRequest for a conversation that the template refuses, for tools that contradict each
     other or the tool choice, and for thinking that the model does not know."""
-    template = ask.template or template_of(job)
-    check_length(template)
+    template = template_of(job, ask.template)
     profile = profile_of(template)
     _check(ask, thinks=profile.thinks)
     tools = () if ask.tool_choice == "none" else ask.tools
@@ -106,10 +105,13 @@ def _check(ask: ChatAsk, *, thinks: bool) -> None:
         raise BadRequest("messages: only a last message of the assistant can be continued", field="messages")
 
 
-def template_of(job: Job) -> str:
-    """The model's chat template: its manifest's, else its file's, else the one of its family."""
-    header = job.model.header
-    return job.model.template or fallback_template(header.architecture, job.control_tokens)
+def template_of(job: Job, instead: str | None = None) -> str:
+    """The chat template: `instead`, else the manifest's, the file's, or the one of the model's family. Raises
+    BadTemplate for one that is too long to be looked at."""
+    model = job.model
+    template = instead or model.template or fallback_template(model.header.architecture, job.control_tokens)
+    check_length(template)
+    return template
 
 
 async def render_template(
@@ -197,6 +199,8 @@ async def _first_accepted(render: _Render, messages: Sequence[Message]) -> tuple
         for variant in conversation.milder(messages):
             try:
                 return await render(variant)
+            except TemplateOverrunError:
+                raise
             except BadRequest:
                 continue
         raise refusal from None

@@ -64,7 +64,7 @@ def answer(request: RenderRequest) -> RenderReply:
     except TemplateSyntaxError as error:
         return refusal(f"the chat template is broken at line {error.lineno}: {_short(str(error.message))}")
     except MemoryError:
-        return refusal(f"the chat template needed more than {MEMORY_BYTES // (1024 * 1024)} MiB of memory")
+        return refusal(f"the chat template needed more than {MEMORY_BYTES / 1e9:.1f} GB of memory")
     except RecursionError:
         return refusal("the chat template, or the messages it was given, nest too deeply")
     except Exception as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from localrun import kv_folders
-from tests.engine.disk_harness import record, scanned, tier
+from tests.engine.disk_harness import folder_of, record, scanned, tier
 
 ROOT = Path(__file__).parents[3]
 N_KILLS = 30
@@ -46,7 +46,7 @@ def test_a_killed_writer_leaves_whole_segments_or_nothing(tmp_path: Path) -> Non
         time.sleep(chance.uniform(0.0, 0.05))
         writer.kill()
         writer.communicate()
-        folder = tier(root)._files.folder
+        folder = folder_of(tier(root))
         n_left_behind += sum(file.writer_pid is not None for file in kv_folders.saved_files(folder))
         disk, found = scanned(root)
         files = list(kv_folders.saved_files(folder))

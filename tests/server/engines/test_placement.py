@@ -139,7 +139,7 @@ def test_chosen_cells_are_taken_as_they_are_or_refused(header: Header) -> None:
         placed_text(header, 200, kv_cells=1_000_000)
 
 
-def test_a_refusal_has_both_numbers_and_a_way_out_text_placement(header: Header) -> None:
+def test_a_refusal_of_a_model_that_generates_has_both_numbers_and_a_way_out(header: Header) -> None:
     with pytest.raises(CannotFit) as caught:
         placed_text(header, 10)
     message = caught.value.message

@@ -162,13 +162,22 @@ async def test_a_name_that_means_something_else_is_looked_up_again(
 # --- unloading ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_after_an_unload_of_a_busy_model_keeps_it_as_long_as_it_says(supervising: Any) -> None:
+@pytest.mark.parametrize("is_at_once", [True, False])
+async def test_a_request_after_an_unload_of_a_busy_model_keeps_it_as_long_as_it_says(
+    supervising: Any, is_at_once: bool
+) -> None:
     async with supervising() as (supervisor, watch):
+
+        async def lease() -> Any:
+            if is_at_once:
+                return supervisor.lend("alpha", 3600.0)
+            return await supervisor.acquire("alpha", 3600.0)
+
         before = await supervisor.acquire("alpha", None)
         assert await supervisor.unload("alpha")
-        after = await supervisor.acquire("alpha", 3600.0)
+        after = await lease()
         after.release()
-        before_ended = await supervisor.acquire("alpha", 3600.0)
+        before_ended = await lease()
         before.release()
         before_ended.release()
         await asyncio.sleep(0)

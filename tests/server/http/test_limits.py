@@ -290,7 +290,7 @@ def test_the_bodies_of_all_requests_are_bounded_together_and_free_again_at_their
             running = [group.create_task(post(LIMIT_BYTES)) for _ in range(MAX_BODIES)]
             await until(lambda: n_read == MAX_BODIES)
             with pytest.raises(QueueFull, match=f"{MAX_BODIES * LIMIT_BYTES} bytes together .* try again") as caught:
-                await post(1024)
+                await asyncio.wait_for(post(1024), 30)
             assert caught.value.retry_after_s > 0
             assert not any(task.done() for task in running)
             going_on.set()

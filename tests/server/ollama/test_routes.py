@@ -442,11 +442,9 @@ def test_an_engine_that_dies_ends_its_streams_and_is_replaced() -> None:
             next(stream)
             pid = daemon.http.get("/localrun/v1/snapshot").json()["engines"][0]["pid"]
             os.kill(pid, signal.SIGKILL)
-            killed_at_s = time.monotonic()
             last = [json.loads(line) for line in stream][-1]
         assert last["code"] == "engine_died"
         assert "done" not in last
-        assert time.monotonic() - killed_at_s < 10
         assert chat(daemon, stream=False, options={"num_predict": 2}).json()["eval_count"] == 2
 
 

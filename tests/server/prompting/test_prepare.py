@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +16,8 @@ from localrun.models.gguf import read_header
 from localrun.models.header import Header
 from localrun.server import structured
 from localrun.server.jobs.job import Job
+from localrun.server.parsing.parser import ParserPlan
+from localrun.server.prompting import prepare as prepare_module
 from localrun.server.prompting.ask import ChatAsk, Tool
 from localrun.server.prompting.prepare import Prepared, prepare, render_template, template_of
 from localrun.server.runtime import Runtime
@@ -68,8 +71,8 @@ class Desk:
         self._runtime = cast(Runtime, SimpleNamespace(renderer=renderer))
         self._header = header
 
-    def __call__(self, template: str, control_tokens: tuple[str, ...] = (), **ask: Any) -> Prepared:
-        model = SimpleNamespace(header=self._header, template=template)
+    def __call__(self, chat_template: str, control_tokens: tuple[str, ...] = (), **ask: Any) -> Prepared:
+        model = SimpleNamespace(header=self._header, template=chat_template)
         job = cast(Job, SimpleNamespace(model=model, control_tokens=control_tokens))
         ask.setdefault("messages", [HELLO])
         return self._loop.run_until_complete(prepare(self._runtime, job, ChatAsk(**ask)))
@@ -294,8 +297,22 @@ def test_a_schema_that_no_decoding_can_be_held_to_is_refused_only_when_it_must(d
     assert "unheardOf" not in lazy.text
 
 
-def test_a_template_that_takes_too_long_is_rendered_once(loop: asyncio.AbstractEventLoop, small_model: Path):
-    stuck = HERMES + "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+REFUSES_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+
+
+REFUSES_UNDESCRIBED = (
+    "{% if tools[0].function.parameters.properties.city.description is not defined %}"
+    "{{ raise_exception('no') }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    "before", ["", REFUSES_UNDESCRIBED, REFUSES_SYSTEM], ids=["at once", "with other tools", "in a milder form"]
+)
+def test_a_template_that_takes_too_long_is_rendered_once(
+    loop: asyncio.AbstractEventLoop, small_model: Path, before: str
+):
+    stuck = before + HERMES + "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     renderer = TemplateRenderer(timeout_s=0.2, output_bytes=1_000_000)
     loop.run_until_complete(renderer.start())
     n_workers = 0
@@ -308,19 +325,44 @@ def test_a_template_that_takes_too_long_is_rendered_once(loop: asyncio.AbstractE
 
     renderer._spawn = counted  # type: ignore[method-assign]
     desk = Desk(loop, renderer, read_header(small_model))
-    messages = [HELLO, {"role": "assistant", "content": "", "tool_calls": [_call("get_time", {})]}]
+    system = {"role": "system", "content": "Be brief."}
+    messages = [system, HELLO, HELLO, {"role": "assistant", "content": "", "tool_calls": [_call("get_time", {})]}]
     try:
         with pytest.raises(TemplateOverrunError, match=r"longer than 0\.2 s"):
-            desk(stuck, messages=messages, tools=[TIME])
+            desk(stuck, messages=messages, tools=[WEATHER])
     finally:
         loop.run_until_complete(renderer.stop())
     assert n_workers == 0, "each further render would have needed another worker"
 
 
-def test_a_template_beyond_the_limit_is_refused_before_it_is_looked_at(desk: Desk):
+@pytest.mark.parametrize("own", [True, False], ids=["of the model", "of the request"])
+def test_a_template_beyond_the_limit_is_refused_before_it_is_looked_at(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, own: bool
+):
+    looked_at: list[str] = []
+    monkeypatch.setattr(prepare_module, "profile_of", looked_at.append)
+    long = "x" * 1_000_001
     with pytest.raises(BadTemplate, match="1000001 characters; the limit is 1000000") as caught:
-        desk("x" * 1_000_001)
+        desk(long if own else PLAIN, template=None if own else long)
     assert caught.value.field == "template"
+    assert looked_at == []
+
+
+def test_what_may_take_long_is_done_beside_the_event_loop(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    threads: dict[str, threading.Thread] = {}
+
+    def watched(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            threads[name] = threading.current_thread()
+            return work(*given)
+
+        return run
+
+    monkeypatch.setattr(prepare_module, "ended", watched("grammar", prepare_module.ended))
+    monkeypatch.setattr(ParserPlan, "warm", watched("parser", ParserPlan.warm))
+    desk(HERMES, ("<tool_call>",), tools=[WEATHER], tool_choice="required")
+    assert sorted(threads) == ["grammar", "parser"]
+    assert threading.main_thread() not in threads.values()
 
 
 def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:

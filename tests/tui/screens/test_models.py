@@ -138,6 +138,16 @@ async def test_the_hub_is_searched_after_the_last_letter(desk: Any) -> None:
         await desk.until(pilot, lambda: desk.daemon.pulled == ["hf.co/someone/llama-GGUF"])
 
 
+async def test_a_path_may_look_like_markup(desk: Any) -> None:
+    desk.daemon.rows.append({"name": "/models/[/q8].gguf"})
+    async with desk.open(SIZE) as pilot:
+        await pilot.press("f3")
+        await desk.see(pilot, "/models/[/q8].gguf")
+        await pilot.press(*"q8", "ctrl+g")
+        await desk.see(pilot, "completion, tools")
+        assert "─ /models/[/q8].gguf ─" in desk.seen(desk.app)
+
+
 async def test_details_load_unload_and_delete(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
         desk.daemon.publish()

@@ -270,6 +270,16 @@ async def test_enter_opens_all_about_a_request_and_follows_it(desk: Any) -> None
         await desk.until(pilot, lambda: not isinstance(desk.app.screen, RequestScreen))
 
 
+async def test_a_recording_may_call_a_request_by_what_looks_like_markup(desk: Any) -> None:
+    async with desk.open(NARROW) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(desk.row("[/]", client="aider"))
+        await desk.see(pilot, "aider")
+        await pilot.press("enter")
+        await desk.see(pilot, "between tokens")
+        assert "[/]" in desk.seen(desk.app)
+
+
 async def test_a_recording_can_be_watched_again(desk: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LOCALRUN_HOME", str(tmp_path))
     async with desk.open(WIDE) as pilot:

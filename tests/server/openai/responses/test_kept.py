@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from localrun.errors import NotFound
-from localrun.server.openai.responses.kept import KeptResponses
+from localrun.server.openai.responses.kept import Kept, KeptResponses
 
 
 def response(name: str, text: str = "") -> dict[str, object]:
@@ -47,11 +47,15 @@ def test_bytes_are_bounded_too() -> None:
     assert len(kept) == 0
 
 
-def test_items_are_found_without_looking_through_what_is_kept() -> None:
+def test_items_are_found_without_looking_through_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = KeptResponses(max_responses=2)
     kept.add(response("a"), [{"id": "in", "text": "old"}, {"id": ["no", "text"]}])
     kept.add(response("b"), [{"id": "in", "text": "new"}])
-    assert kept.item("in") == {"id": "in", "text": "new"}
+    with monkeypatch.context() as patched:
+        patched.setattr(Kept, "conversation", property(lambda _: pytest.fail("a conversation was looked through")))
+        assert kept.item("in") == {"id": "in", "text": "new"}
+        assert kept.item("msg_a") is not None
+        assert kept.item("msg_c") is None
     kept.delete("b")
     assert kept.item("in") == {"id": "in", "text": "old"}
     assert kept.item("msg_b") is None
