@@ -1,18 +1,19 @@
-"""One request and its answer: bodies, streams, and a client that leaves."""
+"""One request and its answer: strict JSON into structs, streams, and a client that leaves."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
+import msgspec
 import pytest
 from starlette.types import Message
 
 from localrun.errors import BadRequest, EngineDied, ModelNotFound
 from localrun.server.http import exchange as exchange_module
-from localrun.server.http.exchange import ClientGone, Endpoint, Exchange, Handler
+from localrun.server.http.exchange import ClientGone, Endpoint, Exchange, Handler, decode_body
 from localrun.server.http.failures import Shape, shape_of
 from localrun.server.runtime import Runtime
 from tests.server.waiting import until
@@ -305,3 +306,82 @@ async def test_a_stopping_server_says_so() -> None:
     with pytest.raises(asyncio.CancelledError):
         await serving
     assert "stopping" in error_of(sent)
+
+
+class Inner(msgspec.Struct):
+    k: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
+
+
+class Outer(msgspec.Struct):
+    name: str
+    inner: Inner | None = None
+    items: list[Inner] = []
+
+
+def test_unknown_fields_are_ignored() -> None:
+    body = decode_body(b'{"name": "a", "other": {"deep": [1, 2.5, null]}, "inner": {"k": 3, "x": 1}}', Outer)
+    assert body.name == "a"
+    assert body.inner is not None
+    assert body.inner.k == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "said"),
+    [
+        (b"{}", "name", "name is required"),
+        (b'{"name": 1}', "name", "expected `str`, got `int`"),
+        (b'{"name": "a", "inner": {"k": 0}}', "inner.k", ">= 1"),
+        (b'{"name": "a", "inner": {"k": 1.5}}', "inner.k", "`float`"),
+        (b'{"name": "a", "inner": {"k": 9223372036854775808000}}', "inner.k", "<= 100"),
+        (b'{"name": "a", "items": [{}, {"k": "x"}]}', "items[1].k", "got `str`"),
+        (b'{"name": "a", "name": "b"}', "name", "twice"),
+        (b'{"name": "a", "other": {"q": 1, "q": 2}}', "q", "twice"),
+    ],
+)
+def test_what_is_out_of_shape_is_named(text: bytes, field: str, said: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        decode_body(text, Outer)
+    assert caught.value.field == field
+    assert said in caught.value.message
+    assert field in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"  \n", b"{", b"[]", b"null", b'"text"', b'{"name": "a"} trailing', b"{'name': 'a'}", b'{"name": "a",}',
+        b'{"name": "a", "x": NaN}', b'{"name": "a", "x": -Infinity}', b'{"name": "\\ud800"}', b'{"name": "\\udc00 x"}',
+        b'{"name": "a", "x": "\\ud800 or so"}', b'{"name": "\xff"}', b'{"name": "a", "x": "\xc3"}',
+        b'\xef\xbb\xbf{"name": "a"}', '{"name": "a"}'.encode("utf-16"),
+        b'{"name": "a", "x": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
+        b'{"name": "a", "x": ' + b'{"a":' * 10_000 + b"1" + b"}" * 10_000 + b"}",
+        b'{"name": "a", "inner": {"k": ' + b"9" * 5000 + b"}}",
+        b'{"name": "a", "x": ' + b"9" * 5000 + b"}",
+    ],
+)  # fmt: skip
+def test_what_is_not_plain_json_is_refused(text: bytes) -> None:
+    with pytest.raises(BadRequest):
+        decode_body(text, Outer)
+
+
+def test_whole_characters_written_as_escapes_pass() -> None:
+    assert decode_body(b'{"name": "\\ud83d\\ude00"}', Outer).name == "\U0001f600"
+
+
+async def test_a_large_body_is_looked_at_beside_the_event_loop() -> None:
+    text = b'{"name": "a", "other": [' + b",".join([b'{"k": 1}'] * 300_000) + b"]}"
+    sent = [{"type": "http.request", "body": text, "more_body": False}]
+
+    async def receive() -> Any:
+        return sent.pop()
+
+    async def send(_: Any) -> None:
+        raise AssertionError
+
+    reading = asyncio.create_task(Exchange({"path": "/api/chat"}, receive, send, Shape.OLLAMA).read_json(Outer))
+    n_turns = 0
+    while not reading.done():
+        n_turns += 1
+        await asyncio.sleep(0.001)
+    assert reading.result().name == "a"
+    assert n_turns > 5
