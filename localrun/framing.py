@@ -1,6 +1,7 @@
 """Frames on the pipes between the daemon and its processes.
 
-A frame is a 4-byte little-endian length and one msgpack-encoded struct, whose tag field says which (`wire.py`).
+A frame is a 4-byte little-endian length and one msgpack-encoded struct of `wire.py`; where there are several, its tag
+field says which.
 
 Does not: read or write pipes, but for `read_body` with a blocking one.
 """
@@ -8,16 +9,17 @@ Does not: read or write pipes, but for `read_body` with a blocking one.
 from __future__ import annotations
 
 import struct
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from localrun.wire import FromEngine, ToEngine
+from localrun.wire import FromEngine, RenderReply, RenderRequest, ToEngine
 
 # One prompt of a million tokens as text is about 4 MB; a frame beyond this is a bug or an attack, not a request.
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 _LENGTH = struct.Struct("<I")
+_Message = TypeVar("_Message")
 
 
 class FrameError(Exception):
@@ -40,16 +42,27 @@ def body_length(prefix: bytes) -> int:
 
 def decode_to_engine(body: bytes) -> ToEngine:
     """Raises FrameError when the body is not one of `ToEngine`."""
-    try:
-        return _to_engine.decode(body)
-    except msgspec.MsgspecError as error:
-        raise FrameError(str(error)) from error
+    return _decoded(_to_engine, body)
 
 
 def decode_from_engine(body: bytes) -> FromEngine:
     """Raises FrameError when the body is not one of `FromEngine`."""
+    return _decoded(_from_engine, body)
+
+
+def decode_to_renderer(body: bytes) -> RenderRequest:
+    """Raises FrameError when the body is not a RenderRequest."""
+    return _decoded(_to_renderer, body)
+
+
+def decode_from_renderer(body: bytes) -> RenderReply:
+    """Raises FrameError when the body is not a RenderReply."""
+    return _decoded(_from_renderer, body)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[_Message], body: bytes) -> _Message:
     try:
-        return _from_engine.decode(body)
+        return decoder.decode(body)
     except msgspec.MsgspecError as error:
         raise FrameError(str(error)) from error
 
@@ -71,3 +84,5 @@ def read_body(stream: BinaryIO) -> bytes | None:
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+_to_renderer = msgspec.msgpack.Decoder(RenderRequest)
+_from_renderer = msgspec.msgpack.Decoder(RenderReply)

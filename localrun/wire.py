@@ -1,6 +1,6 @@
-"""Messages between the daemon and an engine process.
+"""Messages between the daemon and its processes: the engines, and the template worker.
 
-They go as frames (`framing.py`) over the engine's stdin and stdout, and order is kept in both directions. `Step`
+They go as frames (`framing.py`) over the process's stdin and stdout, and order is kept in both directions. `Step`
 carries the news of every sequence of one step in one frame, so the cost of the pipe is per step and not per token.
 
 All `*_at_s` values are `time.monotonic()` of the machine, which daemon and engine share; a difference is meaningful
@@ -12,6 +12,7 @@ Does not: validate user input (routes do), or know about HTTP.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -386,3 +387,26 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 
 
 FromEngine = Ready | OpenFailed | Counted | Cleared | Step
+
+
+# --- daemon <-> template worker -----------------------------------------------------------------------------------
+
+
+class RenderRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Render `template` with `variables`. `cpu_s` is the processor time after which the worker ends itself, should the
+    daemon not be there to kill it."""
+
+    template: str
+    variables: dict[str, Any]
+    control_tokens: tuple[str, ...]
+    output_bytes: int
+    cpu_s: int
+
+
+class RenderReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt, or an error as in `errors.by_code`. One follows each request, in order; one without segments and
+    without an error is also the worker's first frame, which says that it is ready."""
+
+    segments: tuple[Segment, ...] = ()
+    error_code: str | None = None
+    error_message: str = ""

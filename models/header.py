@@ -1,4 +1,5 @@
-"""What a model file says about itself: metadata, tensors, and the dimensions derived from them.
+"""What a model file says about itself: metadata, tensors, the dimensions derived from them, and what it is for (text,
+embeddings, or ranking).
 
 Pure and immutable, but for the texts of a few tokens, which are read from the file again when they are asked for. Made
 by `gguf.read_header`, which has checked everything that the properties rely on: none of them raises, and dimensions are
@@ -76,6 +77,17 @@ def _texts(reader: BoundedReader, tokens: ArraySummary, indexes: list[int]) -> l
 MAX_LAYERS = 512
 MAX_WIDTH = 1 << 24
 MAX_CONTEXT_TOKENS = (1 << 31) - 1
+
+MEAN, CLS, LAST, RANK = "mean", "cls", "last", "rank"
+# enum llama_pooling_type; 0 is none.
+_POOLINGS = {1: MEAN, 2: CLS, 3: LAST, 4: RANK}
+# Architectures that llama.cpp runs without a KV cache, a whole text at once.
+ENCODERS: Final = frozenset(
+    {
+        *("bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "modern-bert"),
+        *("eurobert", "gemma-embedding", "t5encoder"),
+    }
+)
 
 # Set in general.file_type when the converter guessed it (LLAMA_FTYPE_GUESSED).
 _GUESSED_FLAG = 1024
@@ -201,6 +213,26 @@ class Header:
         for tensor in self.tensors:
             weights[tensor.type_name] += tensor.n_elements
         return weights.most_common(1)[0][0] if weights else "unknown"
+
+    @property
+    def is_bidirectional(self) -> bool:
+        """Whether a token sees the tokens after it, so that a text must be computed in one piece."""
+        return self.architecture in ENCODERS or self.metadata.get(f"{self.architecture}.attention.causal") is False
+
+    @cached_property
+    def pooling(self) -> str:
+        """How it makes one vector of a text's tokens: `MEAN`, `CLS`, `LAST` or `RANK`, as llama.cpp names them.
+
+        Where the file says nothing, a model that reads in both directions takes the mean, and one that reads from left
+        to right its last token, which alone has seen the whole text.
+        """
+        stated = _POOLINGS.get(self.count("pooling_type"))
+        return stated or (MEAN if self.is_bidirectional else LAST)
+
+    @cached_property
+    def generates(self) -> bool:
+        """Whether it continues a text. A file that names a pooling was made for vectors, whatever its architecture."""
+        return not self.is_bidirectional and self.count("pooling_type") not in _POOLINGS
 
     def control_tokens(self) -> tuple[str, ...]:
         """Texts of the tokens that the file marks as control, in id order. Reads the file.

@@ -22,8 +22,7 @@ from typing import Final, NamedTuple
 
 from localrun.errors import BadRequest
 from localrun.models.ggml_types import GgmlType, by_name
-from localrun.models.header import MAX_WIDTH, Header, TensorInfo
-from localrun.models.pooling import ENCODERS, is_bidirectional
+from localrun.models.header import ENCODERS, MAX_WIDTH, Header, TensorInfo
 
 _F32_BYTES = 4
 
@@ -375,13 +374,13 @@ _EMBEDDING_MASK_BYTES = 6
 
 def most_embedding_tokens(header: Header, n_cells: int = 0) -> int:
     """The longest input that an engine is opened for; `n_cells` asks for another limit than the usual one."""
-    usual = MOST_WHOLE_TOKENS if is_bidirectional(header) else MOST_TOKENS
+    usual = MOST_WHOLE_TOKENS if header.is_bidirectional else MOST_TOKENS
     return min(header.n_ctx_train, n_cells or usual)
 
 
 def embedding_estimate(header: Header, *, n_tokens: int, n_rows: int, kv_type: str) -> MemoryEstimate:
     """Memory of one engine whose inputs have up to `n_tokens`, in steps of `n_rows`."""
-    n_rows = max(n_rows, n_tokens) if is_bidirectional(header) else n_rows
+    n_rows = max(n_rows, n_tokens) if header.is_bidirectional else n_rows
     n_cells = 0 if header.architecture in ENCODERS else n_tokens + n_rows
     row_bytes = (3 * header.n_ff + 6 * header.n_embd + 2 * header.n_vocab) * _F32_BYTES
     if header.architecture in ENCODERS:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import operator
 import os
 import threading
 from collections import Counter
@@ -113,7 +114,7 @@ class Model:
         """What every conversation begins with."""
         return self.manifest.messages if self.manifest else ()
 
-    @property
+    @cached_property
     def template(self) -> str:
         """The Jinja template of the chat, the manifest's or the file's; "" when neither has one."""
         return (self.manifest.template if self.manifest else "") or self.header.chat_template or ""
@@ -124,6 +125,18 @@ class Model:
         if self.manifest:
             return self.manifest.source
         return Source(kind=self.origin.value, repo=self.program, file=str(self.path))
+
+
+class Evidence(NamedTuple):
+    """What tells that a name may have come to mean another file: what `paths` were like when it was looked up. A file
+    itself is not looked at."""
+
+    paths: Sequence[Path]
+    stamps: Sequence[tuple[int, int] | None]
+
+    def holds(self) -> bool:
+        """Whether all is as it was: a few looks at the disk, cheap enough for an event loop."""
+        return all(map(operator.eq, map(_stamp, self.paths), self.stamps))
 
 
 class FoundFile(NamedTuple):
@@ -207,15 +220,16 @@ class Store:
             raise ModelNotFound(name)
         return found
 
-    def evidence(self, name: str) -> tuple[tuple[int, int] | None, ...]:
-        """What changes when the name may have come to mean another file: a few looks at the disk, cheap enough for an
-        event loop. A file itself is not looked at. Raises BadRequest for a malformed name."""
+    def evidence(self, name: str) -> Evidence:
+        """To be asked for before `resolve`; as long as it holds, the name means the same. Raises BadRequest for a
+        malformed name."""
         if ModelName.parse(name).kind is not Kind.STORED:
-            return ()
+            return Evidence((), ())
         key = Key.of(name)
         theirs = [store.usual_path(key) for store in self._ollama]
         folders = [folder.path for folder in self._foreign]
-        return tuple(_stamp(path) for path in (key.path(self.folder), self.folder, *theirs, *folders))
+        paths = (key.path(self.folder), self.folder, *theirs, *folders)
+        return Evidence(paths, [_stamp(path) for path in paths])
 
     def list(self) -> list[Model]:
         """All sound models: the built-in one first, then the others by name. Unusable files are left out."""

@@ -21,7 +21,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator, MutableMapping
 from functools import partial
 from types import FrameType
@@ -33,7 +32,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from localrun.config import Settings
 from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
@@ -59,7 +57,7 @@ _PULL_POLL_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-def build(settings: Settings, runtime: Runtime) -> ASGIApp:
+def build(settings: Settings, runtime: Runtime) -> Limits:
     """The ASGI app. Its lifespan starts and stops the runtime. Raises ConfigError for bad `settings.origins`."""
 
     @contextlib.asynccontextmanager
@@ -96,9 +94,9 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
     _configure_logging(settings.log_level)
     try:
         runtime = Runtime(settings)
-        activity = Activity(build(settings, runtime))
+        app = build(settings, runtime)
         config = uvicorn.Config(
-            activity,
+            app,
             loop="auto",
             http=partial(BoundedConnection, deadline_s=settings.receive_deadline_s),  # type: ignore[arg-type]
             ws="none",
@@ -113,7 +111,7 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
         )
-        _Daemon(config, runtime, activity, url=url_of(listening), idle_exit_s=idle_exit_s).run(sockets=[listening])
+        _Daemon(config, runtime, app, url=url_of(listening), idle_exit_s=idle_exit_s).run(sockets=[listening])
     except SystemExit:
         # uvicorn's way to say that the lifespan failed, after it has logged why.
         raise Unavailable("the daemon could not start; the lines above say why") from None
@@ -125,11 +123,11 @@ class _Daemon(uvicorn.Server):
     """uvicorn's server with another beginning and another end."""
 
     def __init__(
-        self, config: uvicorn.Config, runtime: Runtime, activity: Activity, *, url: str, idle_exit_s: float | None
+        self, config: uvicorn.Config, runtime: Runtime, app: Limits, *, url: str, idle_exit_s: float | None
     ) -> None:
         super().__init__(config)
         self._runtime = runtime
-        self._activity = activity
+        self._app = app
         self._url = url
         self._idle_exit_s = idle_exit_s
         self._notify = ServiceNotify()
@@ -176,7 +174,7 @@ class _Daemon(uvicorn.Server):
     async def _watch_idle(self) -> None:
         assert self._idle_exit_s is not None
         # Nothing happens at the end of an idle time, so there is no event to wait for.
-        while (remaining_s := self._idle_exit_s - self._activity.idle_s()) > 0 or self._runtime.pulls.n_running:  # noqa: ASYNC110
+        while (remaining_s := self._idle_exit_s - self._app.idle_s()) > 0 or self._runtime.pulls.n_running:  # noqa: ASYNC110
             await asyncio.sleep(remaining_s if remaining_s > 0 else _PULL_POLL_S)
         _log.info("idle for %g s", self._idle_exit_s)
         self._runtime.request_shutdown()
@@ -208,33 +206,6 @@ def _configure_logging(level: str) -> None:
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     # It writes down every address it asks, and those of downloads carry what lets anybody use them.
     logging.getLogger("httpx2").setLevel(max(logging.WARNING, logging.getLogger().level))
-
-
-class Activity:
-    """How long nobody has asked anything: outermost ASGI middleware that counts requests under way.
-
-    An open event stream is a request under way, so a daemon that somebody watches is not idle.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._n_open = 0
-        self._last_end_s = time.monotonic()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        self._n_open += 1
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._n_open -= 1
-            self._last_end_s = time.monotonic()
-
-    def idle_s(self) -> float:
-        """Seconds since the last request ended; 0 while one is open."""
-        return 0.0 if self._n_open else time.monotonic() - self._last_end_s
 
 
 READY = "READY=1"

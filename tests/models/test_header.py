@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -223,3 +224,32 @@ def test_a_file_that_is_gone_or_changed(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(BadModelFile):
         special_token_text(header, EOS)
+
+
+def of_kind(architecture: str, **metadata: Any) -> Header:
+    values = {f"{architecture}.{key.replace('__', '.')}": value for key, value in metadata.items()}
+    return Header(
+        path=Path("model.gguf"), size_bytes=0, version=3, architecture=architecture, metadata=values, tensors=(),
+        data_offset=0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "name"), [(1, "mean"), (2, "cls"), (3, "last"), (4, "rank")])
+def test_a_stated_pooling_counts_whatever_the_architecture(number: int, name: str):
+    for architecture in ("bert", "qwen3"):
+        assert of_kind(architecture, pooling_type=number).pooling == name
+
+
+@pytest.mark.parametrize("stated", [{}, {"pooling_type": 0}])
+def test_without_one_encoders_take_the_mean_and_decoders_the_last_token(stated: dict[str, int]):
+    assert of_kind("bert", **stated).pooling == "mean"
+    assert of_kind("llama", attention__causal=False, **stated).pooling == "mean"
+    assert of_kind("llama", **stated).pooling == "last"
+
+
+def test_what_generates():
+    assert of_kind("llama").generates
+    assert of_kind("qwen3", pooling_type=0).generates
+    assert not of_kind("qwen3", pooling_type=3).generates
+    assert not of_kind("modern-bert").generates
+    assert not of_kind("llama", attention__causal=False).generates

@@ -28,7 +28,7 @@ from localrun.models.memory import (
 )
 from localrun.models.synthesize import synthesize
 from tests.models.synthesize_embedding import synthesize_embedding
-from tests.models.test_pooling import header as bare_header
+from tests.models.test_header import of_kind as bare_header
 
 
 def make_header(**changed: Value) -> Header:

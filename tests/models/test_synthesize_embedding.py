@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from localrun.errors import BadRequest
-from localrun.models import pooling
 from localrun.models.gguf import read_header
 from tests.models.synthesize_embedding import KINDS, synthesize_embedding
 
@@ -23,8 +22,8 @@ def test_a_file_is_small_sound_and_repeatable(kind: str, tmp_path: Path):
     assert first.stat().st_size < 2_000_000
     header = read_header(first)
     assert header.architecture == KINDS[kind].architecture
-    assert pooling.is_reranker(header) == kind.endswith("reranker")
-    assert not pooling.generates(header)
+    assert (header.pooling == "rank") == kind.endswith("reranker")
+    assert not header.generates
 
 
 def test_an_unknown_kind_is_refused(tmp_path: Path):

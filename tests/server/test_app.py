@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -14,12 +13,11 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from starlette.types import Message, Receive, Scope, Send
 
 from localrun.config import ConfigError, Settings
 from localrun.errors import PortBusy
 from localrun.server import app
-from localrun.server.app import READY, STOPPING, Activity, ServiceNotify
+from localrun.server.app import READY, STOPPING, ServiceNotify
 from tests.daemon import Daemon, running_daemon
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
@@ -166,49 +164,6 @@ def test_many_slow_senders_do_not_stop_the_others(daemon: Daemon) -> None:
 def daemon() -> object:
     with running_daemon() as running:
         yield running
-
-
-async def _receive() -> Message:
-    return {"type": "http.disconnect"}
-
-
-async def _send(_: Message) -> None:
-    return None
-
-
-async def test_idle_is_the_time_without_a_request() -> None:
-    inside = asyncio.Event()
-    leave = asyncio.Event()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        inside.set()
-        await leave.wait()
-
-    activity = Activity(app)
-    await asyncio.sleep(0.01)
-    assert activity.idle_s() > 0
-    two = [asyncio.create_task(activity({"type": "http"}, _receive, _send)) for _ in range(2)]
-    await inside.wait()
-    assert activity.idle_s() == 0
-    two[0].cancel()
-    await asyncio.wait([two[0]])
-    assert activity.idle_s() == 0, "one is still open"
-    leave.set()
-    await two[1]
-    await asyncio.sleep(0.01)
-    assert 0 < activity.idle_s() < 60
-
-
-async def test_the_lifespan_is_no_request() -> None:
-    seen: list[str] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append(scope["type"])
-
-    activity = Activity(app)
-    await activity({"type": "lifespan"}, _receive, _send)
-    assert seen == ["lifespan"]
-    assert activity.idle_s() > 0
 
 
 with_systemd = pytest.mark.skipif(sys.platform == "win32", reason="systemd's protocol")

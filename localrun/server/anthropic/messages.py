@@ -18,10 +18,9 @@ from starlette.routing import Route
 from localrun.errors import BadRequest, Cancelled, ContextExceeded, EngineFailed
 from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.anthropic.output import MESSAGE_STOP, PING, Fields, Output, encode, event
-from localrun.server.http import bodies, caller
 from localrun.server.http.exchange import Exchange, route
 from localrun.server.http.failures import Headers
-from localrun.server.http.fields import defaults_of
+from localrun.server.http.fields import ask_of, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.parsing.pieces import Reply
@@ -74,9 +73,9 @@ async def prepared_of(runtime: Runtime, job: Job, ask: ChatAsk, body: CountBody)
 
 async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await bodies.read(exchange, CountBody)
+    body = await exchange.read_json(CountBody)
     ask = body.ask()
-    who = caller.ask(exchange, body.model, body)
+    who = ask_of(exchange, body.model, body)
     async with exchange.while_connected(), runtime.job(who) as job:
         prepared, headers = await prepared_of(runtime, job, ask, body)
         tokens = await job.count(prepared.segments)
@@ -85,10 +84,10 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await bodies.read(exchange, MessagesBody)
+    body = await exchange.read_json(MessagesBody)
     body.check_supported()
     ask = body.ask()
-    who = caller.ask(exchange, body.model, body)
+    who = ask_of(exchange, body.model, body)
     async with exchange.while_connected(), runtime.job(who) as job:
         prepared, headers = await prepared_of(runtime, job, ask, body)
         plan = streaming.plan(

@@ -21,7 +21,6 @@ from starlette.routing import Route
 from localrun.server.embedding import work
 from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
 from localrun.server.embedding.work import Work, base64_json, lists_json, vector_values
-from localrun.server.http import bodies
 from localrun.server.http.exchange import Exchange, route
 from localrun.server.runtime import Runtime
 
@@ -66,7 +65,7 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
 
 async def embeddings(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await bodies.read(exchange, EmbeddingsBody)
+    body = await exchange.read_json(EmbeddingsBody)
     wanted = Work(
         model=body.model,
         inputs=body.inputs(),
@@ -90,7 +89,7 @@ async def embeddings(runtime: Runtime, exchange: Exchange) -> None:
 async def embed(runtime: Runtime, exchange: Exchange) -> None:
     """POST /api/embed."""
     began_s = time.monotonic()
-    body = await bodies.read(exchange, EmbedBody)
+    body = await exchange.read_json(EmbedBody)
     wanted = Work(
         model=body.model,
         inputs=body.inputs(),
@@ -113,7 +112,7 @@ async def embed(runtime: Runtime, exchange: Exchange) -> None:
 
 async def legacy_embeddings(runtime: Runtime, exchange: Exchange) -> None:
     """POST /api/embeddings."""
-    body = await bodies.read(exchange, LegacyEmbeddingsBody)
+    body = await exchange.read_json(LegacyEmbeddingsBody)
     wanted = Work(
         model=body.model,
         inputs=[body.prompt] if body.prompt else [],
@@ -127,7 +126,7 @@ async def legacy_embeddings(runtime: Runtime, exchange: Exchange) -> None:
 
 async def rerank(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await bodies.read(exchange, RerankBody)
+    body = await exchange.read_json(RerankBody)
     texts = body.texts()
     wanted = Work(
         model=body.model,

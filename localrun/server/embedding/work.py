@@ -22,10 +22,9 @@ import msgspec
 from localrun.errors import BadRequest, Cancelled
 from localrun.server.embedding.bodies import Input
 from localrun.server.engines.resident import Use
-from localrun.server.http import caller
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
-from localrun.server.http.fields import ServiceFields
+from localrun.server.http.fields import ServiceFields, ask_of
 from localrun.server.jobs.job import Job
 from localrun.server.runtime import Runtime
 from localrun.wire import Finish, Vector
@@ -97,7 +96,7 @@ async def done(runtime: Runtime, exchange: Exchange, work: Work) -> AsyncIterato
     input that is too long, and what loading and the engine raise.
     """
     use = Use.EMBED if work.query is None else Use.RERANK
-    ask = caller.ask(exchange, work.model, work.fields, use=use)
+    ask = ask_of(exchange, work.model, work.fields, use=use)
     async with exchange.while_connected(), runtime.job(ask) as job:
         if work.dimensions > job.n_embd:
             raise BadRequest(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from localrun.errors import BadRequest
-from localrun.models import pooling
+from localrun.models.header import RANK
 from localrun.models.store import Model
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.placement import Placement
@@ -49,7 +49,7 @@ def pooling_for(model: Model, use: Use) -> Pooling | None:
     """
     header = model.header
     name = f'"{model.name}"'
-    is_reranker = pooling.is_reranker(header)
+    is_reranker = header.pooling == RANK
     if use is Use.RERANK:
         if not is_reranker:
             raise BadRequest(
@@ -62,8 +62,8 @@ def pooling_for(model: Model, use: Use) -> Pooling | None:
         what = "embeddings" if use is Use.EMBED else "chat or generate"
         raise BadRequest(f"{name} does not support {what}; it ranks documents: use /v1/rerank", field="model")
     if use is Use.EMBED:
-        return Pooling(pooling.pooling(header))
-    if not pooling.generates(header):
+        return Pooling(header.pooling)
+    if not header.generates:
         raise BadRequest(
             f"{name} does not support chat or generate; it is an embedding model: use /api/embed or /v1/embeddings",
             field="model",

@@ -23,7 +23,7 @@ from localrun import wire
 from localrun.config import Settings
 from localrun.errors import LocalrunError, ModelNotFound, QueueFull, Unavailable, by_code
 from localrun.kernels import Verdict
-from localrun.models.store import Model, Store
+from localrun.models.store import Evidence, Model, Store
 from localrun.server.engines import machine
 from localrun.server.engines.faults import EARLY_S, Breaker, StallWatch
 from localrun.server.engines.kernels import Kernels, is_allowed
@@ -75,7 +75,7 @@ class Supervisor:
         self._on_ended = on_ended
         self._residents: dict[Key, Resident] = {}
         self._load_s: dict[Key, float] = {}
-        self._found: dict[str, tuple[tuple[object, ...], Found]] = {}
+        self._found: dict[str, tuple[Evidence, Found]] = {}
         self._breakers: dict[tuple[Key, FileStamp], Breaker] = {}
         self._room = Room(settings, residents=self.residents, end=self._end, available_bytes=available_bytes)
         self._stalls = StallWatch(lambda: [r.link for r in self.residents() if r.state is ResidentState.READY])
@@ -203,11 +203,14 @@ class Supervisor:
     def _found_before(self, name: str) -> Found | None:
         """What the name meant the last time, while nothing has changed and that model is loaded. In the event loop: a
         request to a loaded model waits for no thread, whatever the others do."""
-        evidence, found = self._found.get(name, (None, None))
-        if found is None or all(found[1] != key for key, _, _ in self._residents):
+        if name not in self._found:
+            return None
+        evidence, found = self._found[name]
+        model, path, stamp = found
+        if all(path != key for key, _, _ in self._residents):
             return None
         try:
-            is_same = FileStamp.of(found[0].path) == found[2] and self._store.evidence(name) == evidence
+            is_same = FileStamp.of(model.path) == stamp and evidence.holds()
         except OSError:
             return None
         return found if is_same else None

@@ -1,5 +1,11 @@
 """One HTTP request and its answer, as raw ASGI, and a route's handler as an app that serves one.
 
+A request's body is strict JSON for one struct per route, and JSON here is what the standard says and no more: no NaN or
+Infinity, no number that a double cannot hold, no lone surrogates, no duplicate keys (two parsers that pick different
+ones are a way past a check), no nesting beyond what the parser's stack holds. Unknown fields are ignored, since clients
+send fields of every server they know; known fields of the wrong type or out of range are refused with the field's name
+and its limit.
+
 Owner: the task that serves the request, in the daemon's event loop. A whole answer is two messages; a stream is one
 message per batch of tokens, without any layer in between.
 
@@ -7,24 +13,26 @@ Invariants: every way a request can end becomes at most one well-formed answer; 
 sent and the handler is cancelled within one turn of the event loop, whatever it was waiting for (a load, a template, a
 slot, a token); a stream is never silent for much longer than `PING_AFTER_S`.
 
-Does not: know what the bytes mean.
+Does not: know what an answer's bytes mean, know any API's fields, or bound a body's size (`limits.py` does).
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from localrun.errors import LocalrunError, Unavailable
+from localrun.errors import BadRequest, LocalrunError, Unavailable
 from localrun.server.http import failures
 from localrun.server.http.failures import Headers, Shape
 
@@ -48,6 +56,17 @@ _PINGS = {
     Shape.NATIVE: b": ping\n\n",
 }
 PING_AFTER_S = 10.0
+
+# From here on the values of a body may be so many that the event loop had better not wait until they are looked at.
+LARGE_BYTES = 256 * 1024
+# The next key or brace of a JSON text, and what comes before: not more of it at once than takes a millisecond.
+_TEXT = r'(?:[^"\\]++|\\.)*+'
+_PART = re.compile(rf'(?:[^"{{}}]{{1,1024}}+|"{_TEXT}"(?!\s*+:)){{0,64}}+(?:"({_TEXT})"\s*+:|([{{}}]))?+')
+
+_AT = re.compile(r" - at `(?P<kind>key in )?\$(?P<path>[^`]*)`$")
+_MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
+
+Body = TypeVar("Body")
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +92,13 @@ class Exchange:
     def header(self, name: bytes) -> str:
         """The first value of a header, by lower-case name; empty if there is none."""
         return next((value.decode("latin-1") for key, value in self.scope["headers"] if key == name), "")
+
+    async def read_json(self, type_: type[Body]) -> Body:
+        """The body as `type_`. Raises as `read_body` and `decode_body` do."""
+        body = await self.read_body()
+        if len(body) < LARGE_BYTES:
+            return decode_body(body, type_)
+        return await asyncio.to_thread(decode_body, body, type_)
 
     async def read_body(self) -> bytes:
         """The whole body. Raises TooLarge beyond the limit (`limits.py`) and ClientGone when the client leaves."""
@@ -226,3 +252,70 @@ def parameter(exchange: Exchange, name: str) -> str:
     """The last value of a query parameter; empty without one."""
     query: dict[str, list[str]] = parse_qs(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
     return query.get(name, [""])[-1]
+
+
+def decode_body(body: bytes, type_: type[Body]) -> Body:
+    """The body as `type_`. Raises BadRequest, naming the field where there is one."""
+    if not body.strip():
+        raise BadRequest("missing request body; send a JSON object")
+    try:
+        value = msgspec.json.decode(body, type=type_)
+        if len(body) < LARGE_BYTES:
+            json.loads(body, object_pairs_hook=_refuse_duplicates)
+        else:
+            _walk(body.decode())
+    except msgspec.ValidationError as error:
+        raise _out_of_shape(str(error)) from None
+    except ValueError as error:  # msgspec.DecodeError, UnicodeDecodeError, an integer of thousands of digits
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+    return value
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
+    """Keeps nothing: only the keys of one object matter here."""
+    keys = {key for key, _ in pairs}
+    if len(keys) == len(pairs):
+        return
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise _twice(key)
+        seen.add(key)
+
+
+def _twice(key: str) -> BadRequest:
+    return BadRequest(f"the key {key[:80]!r} occurs twice in one object", field=key[:80])
+
+
+def _walk(text: str) -> None:
+    """As parsing `text`, which is JSON, with `_refuse_duplicates`, but never long without letting other threads run:
+    Python's parser holds them up until the last value, seconds for a large body of many."""
+    inside: list[set[str]] = []
+    for part in _PART.finditer(text):
+        key, brace = part.groups()
+        if brace == "{":
+            inside.append(set())
+        elif brace == "}":
+            inside.pop()
+        elif key is not None:
+            key = json.loads(f'"{key}"') if "\\" in key else key
+            if key in inside[-1]:
+                raise _twice(key)
+            inside[-1].add(key)
+
+
+def _out_of_shape(message: str) -> BadRequest:
+    """msgspec says "Expected `int` >= 1 - at `$.options.top_k`"; a person reads the field first."""
+    at = _AT.search(message)
+    path = at["path"].lstrip(".") if at else ""
+    said = message[: at.start()] if at else message
+    missing = _MISSING.fullmatch(said)
+    if missing:
+        field = f"{path}.{missing['field']}" if path else missing["field"]
+        return BadRequest(f"{field} is required", field=field)
+    said = said[:1].lower() + said[1:]
+    if not path:
+        return BadRequest(f"the body is not as expected: {said}")
+    return BadRequest(f"{path}: {said}", field=path)

@@ -16,7 +16,7 @@ every route, also unknown ones, and before anything runs:
 - The bodies of all requests under way, files aside, have at most `MAX_BODIES` times that size together; else 429.
 
 Runs in the daemon's event loop, once per request; `send` is wrapped only where an answer needs CORS headers or there is
-a body.
+a body. All requests pass here, so here they are counted: a daemon may end when there was none for long (`idle_s`).
 
 Does not: enforce time or header size (`connection.py` does), or authenticate.
 """
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -58,12 +59,27 @@ class Limits:
         self._room = _BodyRoom(settings.max_body_bytes)
         self._hosts = {"localhost", "127.0.0.1", "[::1]", _bracketed(settings.host.lower())}
         self._origins = _parse_origins(settings.origins)
+        self._n_open = 0
+        self._last_end_s = time.monotonic()
+
+    def idle_s(self) -> float:
+        """Seconds since the last request ended; 0 while one is open. An open event stream is one: a daemon that
+        somebody watches is not idle."""
+        return 0.0 if self._n_open else time.monotonic() - self._last_end_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             # Only the lifespan is left: the server is started without WebSockets.
             await self._app(scope, receive, send)
             return
+        self._n_open += 1
+        try:
+            await self._check_and_serve(scope, receive, send)
+        finally:
+            self._n_open -= 1
+            self._last_end_s = time.monotonic()
+
+    async def _check_and_serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _Headers(scope["headers"])
         try:
             self._check_host(headers)

@@ -73,7 +73,7 @@ class RequestRecord:
 
     @property
     def is_ended(self) -> bool:
-        return self.state.is_final
+        return self.ended_at_s is not None
 
     @property
     def ttft_s(self) -> float | None:

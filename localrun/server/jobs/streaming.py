@@ -14,10 +14,9 @@ from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Protocol
 
 from localrun.errors import LocalrunError
-from localrun.server.http import caller
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
-from localrun.server.http.fields import ModelDefaults, SamplingFields
+from localrun.server.http.fields import ModelDefaults, SamplingFields, ask_of
 from localrun.server.jobs.job import Job
 from localrun.wire import Delta, Grammar, Submit
 
@@ -35,7 +34,7 @@ async def enter(
     n_jobs: int,
 ) -> list[Job]:
     """`n_jobs` jobs, entered on `stack`: the first waits for the model, the others find it loaded."""
-    ask = caller.ask(exchange, model, fields)
+    ask = ask_of(exchange, model, fields)
     return [await stack.enter_async_context(runtime.job(ask)) for _ in range(n_jobs)]
 
 

@@ -1,11 +1,14 @@
-"""Gathers what requests and engines do, and shows it: snapshots for people, and it feeds the Prometheus metrics.
+"""Gathers what requests and engines do, and shows it: snapshots for people, and a page for Prometheus (`GET /metrics`).
 
 Owner: one per Runtime, on the daemon's event loop. Everything that is called per step or per token is a few additions;
 what costs more (rows, percentiles, asking the system) happens when somebody looks, and is shared by all who look at
 about the same time.
 
 Invariants: a number in a snapshot is what the jobs themselves saw: output tokens, TTFT and inter-token times are taken
-from the deltas that were handed to them; prompt and cached tokens count when a request ends, as its `usage` says.
+from the deltas that were handed to them; prompt and cached tokens count when a request ends, as its `usage` says. The
+page follows the Prometheus customs (base units, unit as suffix, `_total` on counters), and its label values are
+bounded: `model` is a model's own name, never what a client made up; `api` is a route's family; `outcome` is done,
+cancelled or failed; `tier` is ram or disk. Nothing on it is per request or per client.
 
 Does not: decide anything; nothing in the daemon acts on these numbers.
 """
@@ -13,9 +16,13 @@ Does not: decide anything; nothing in the daemon acts on these numbers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 import localrun
 from localrun import wire
@@ -23,9 +30,166 @@ from localrun.config import Settings
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.machine import MachineSampler
 from localrun.server.jobs.registry import Registry, RequestRecord
-from localrun.server.metering.metrics import RUNNING_STATES, Live, Metrics
 from localrun.server.metering.windows import LatencyWindow, RateWindow
 from localrun.snapshot import Aggregate, EngineRow, RequestState, Snapshot
+
+RUNNING_STATES = (RequestState.PREFILL, RequestState.DECODE)
+
+# From one fast GPU step to a slow machine's long prompt; about three per decade, so quantiles over machines make sense.
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0, 100.0, 300.0)
+ITL_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+QUEUE_BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+REQUEST_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
+LOAD_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+PREFILL_BUCKETS_TOKENS = (0, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 131_072)
+
+
+class _ModelMetrics:
+    """The labelled children of one model, looked up once and not per token."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self.ttft = metrics.ttft.labels(model)
+        self.itl = metrics.itl.labels(model)
+        self.queue = metrics.queue.labels(model)
+        self.prefill = metrics.prefill.labels(model)
+        self.step = metrics.step.labels(model)
+        self.load = metrics.load.labels(model)
+        self.prompt_tokens = metrics.prompt_tokens.labels(model)
+        self.cached_tokens = metrics.cached_tokens.labels(model)
+        self.output_tokens = metrics.output_tokens.labels(model)
+        self.deaths = metrics.deaths.labels(model)
+
+
+class Metrics:
+    """The families of the Prometheus page. Its registry is its own, so that two runtimes in one process (tests) do not
+    share counters."""
+
+    def __init__(self, requests: Registry, engine_rows: Callable[[], list[EngineRow]]) -> None:
+        # A `_created` series beside every counter and histogram doubles the page and says nothing new.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = registry = CollectorRegistry()
+        model = ("model",)
+        self.ttft = Histogram(
+            "localrun_time_to_first_token_seconds",
+            "From a request's arrival, loading and queueing included, to its first token.",
+            model, buckets=TTFT_BUCKETS_S, registry=registry,
+        )  # fmt: skip
+        self.itl = Histogram(
+            "localrun_inter_token_seconds", "Time between the tokens of a stream, one sample per token.",
+            model, buckets=ITL_BUCKETS_S, registry=registry,
+        )  # fmt: skip
+        self.queue = Histogram(
+            "localrun_queue_seconds", "From the engine's acceptance of a request to its first computed row.",
+            model, buckets=QUEUE_BUCKETS_S, registry=registry,
+        )  # fmt: skip
+        self.request = Histogram(
+            "localrun_request_seconds", "From a request's arrival to its end.",
+            ("model", "api"), buckets=REQUEST_BUCKETS_S, registry=registry,
+        )  # fmt: skip
+        self.prefill = Histogram(
+            "localrun_request_prefill_tokens", "Prompt tokens of a request that the cache did not have.",
+            model, buckets=PREFILL_BUCKETS_TOKENS, registry=registry,
+        )  # fmt: skip
+        self.step = Histogram(
+            "localrun_step_seconds", "Duration of engine steps that computed something.",
+            model, buckets=ITL_BUCKETS_S, registry=registry,
+        )  # fmt: skip
+        self.load = Histogram(
+            "localrun_model_load_seconds", "Duration of model loads that succeeded.",
+            model, buckets=LOAD_BUCKETS_S, registry=registry,
+        )  # fmt: skip
+        self.requests = Counter(
+            "localrun_requests", "Requests that ended.", ("model", "api", "outcome"), registry=registry
+        )
+        self.prompt_tokens = Counter(
+            "localrun_prompt_tokens", "Prompt tokens of ended requests, cached ones included.", model, registry=registry
+        )
+        self.cached_tokens = Counter(
+            "localrun_cached_tokens", "Prompt tokens of ended requests that the cache had.", model, registry=registry
+        )
+        self.restored_tokens = Counter(
+            "localrun_restored_tokens", "Prompt tokens whose saved state was copied back instead of computed, by tier.",
+            ("model", "tier"), registry=registry,
+        )  # fmt: skip
+        self.output_tokens = Counter("localrun_output_tokens", "Tokens generated.", model, registry=registry)
+        self.deaths = Counter(
+            "localrun_engine_deaths",
+            "Engine processes that ended without being asked to; the next request starts a new one.",
+            model, registry=registry,
+        )  # fmt: skip
+        self._models: dict[str, _ModelMetrics] = {}
+        registry.register(_LiveCollector(requests, engine_rows))
+        ProcessCollector(registry=registry)
+
+    def of(self, model: str) -> _ModelMetrics:
+        """The children of one model. `model` is a name from the store."""
+        found = self._models.get(model)
+        if found is None:
+            found = self._models[model] = _ModelMetrics(self, model)
+        return found
+
+    def page(self, accept: str) -> tuple[bytes, str]:
+        """The whole page and its content type, in the format that `accept` asks for."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+
+class _LiveCollector(Collector):
+    """Gauges, made at each scrape, so that a step never touches them."""
+
+    def __init__(self, requests: Registry, engine_rows: Callable[[], list[EngineRow]]) -> None:
+        self._requests = requests
+        self._engine_rows = engine_rows
+
+    def collect(self) -> Iterable[Metric]:
+        engines = self._engine_rows()
+        names = [row.model for row in engines]
+        ready = [row for row in engines if row.state == "ready"]
+        running = self._requests.counts_by_model(*RUNNING_STATES)
+        queued = self._requests.counts_by_model(RequestState.QUEUED)
+        yield GaugeMetricFamily("localrun_models_loaded", "Models that are loaded.", value=len(ready))
+        yield GaugeMetricFamily(
+            "localrun_requests_loading",
+            "Requests waiting for a model to load.",
+            value=self._requests.count(RequestState.LOADING),
+        )
+        yield _by_model(
+            "localrun_requests_running", "Requests in a slot.", {name: running.get(name, 0) for name in names}
+        )
+        yield _by_model(
+            "localrun_requests_queued",
+            "Requests waiting for a slot.",
+            {name: queued.get(name, 0) for name in names},
+        )
+        yield _by_model("localrun_kv_cells", "KV cells of the pool.", {row.model: row.kv_cells for row in ready})
+        yield _by_model("localrun_kv_cells_used", "KV cells in use.", {row.model: row.kv_cells_used for row in ready})
+        yield _by_model(
+            "localrun_ram_cache_bytes",
+            "Memory taken by the saved state of idle prefixes.",
+            {row.model: row.ram_cache_bytes for row in ready},
+        )
+        yield _by_model(
+            "localrun_disk_cache_bytes",
+            "Disk space taken by the saved state of idle prefixes.",
+            {row.model: row.disk_cache_bytes for row in ready},
+        )
+        yield _by_model(
+            "localrun_ram_cache_entries",
+            "Saved segments of prefixes in memory.",
+            {row.model: row.ram_entries for row in ready},
+        )
+        yield _by_model(
+            "localrun_disk_cache_entries",
+            "Saved segments of prefixes on disk.",
+            {row.model: row.disk_entries for row in ready},
+        )
+
+
+def _by_model(name: str, documentation: str, values: dict[str, int]) -> Metric:
+    family = GaugeMetricFamily(name, documentation, labels=["model"])
+    for model, value in values.items():
+        family.add_metric([model], value)
+    return family
 
 
 class _EngineMeter:
@@ -55,21 +219,26 @@ class Telemetry:
         self._encoder = msgspec.json.Encoder()
         self._encoded = b""
         self._encoded_at_s = float("-inf")
-        self.metrics = Metrics(self)
+        self.metrics = Metrics(registry, engine_rows)
 
     # --- told by jobs and engines --------------------------------------------------------------------------------
 
     def tokens(self, record: RequestRecord, n_tokens: int, seconds_each: float | None, now_s: float) -> None:
         """New tokens of a request; `seconds_each` is None for its first."""
+        metrics = self.metrics.of(record.model)
         self._totals.output_tokens_total += n_tokens
+        metrics.output_tokens.inc(n_tokens)
         if seconds_each is not None:
             self._itl.add(now_s, seconds_each, n_tokens)
+            for _ in range(n_tokens):
+                metrics.itl.observe(seconds_each)
         elif record.ttft_s is not None:
             self._ttft.add(now_s, record.ttft_s)
-        self.metrics.saw_tokens(record, n_tokens, seconds_each)
+            metrics.ttft.observe(record.ttft_s)
 
     def ended(self, record: RequestRecord) -> None:
-        """A request's record became final."""
+        """A request's record became final. One that never reached a model has no part in the page's figures by model,
+        and is counted there without the name that it asked for."""
         totals = self._totals
         totals.requests_total += 1
         totals.failed_total += record.state is RequestState.FAILED
@@ -77,7 +246,19 @@ class Telemetry:
         totals.prompt_tokens_total += record.n_prompt or 0
         totals.cached_tokens_total += record.n_cached or 0
         self._registry.ended(record)
-        self.metrics.saw_end(record)
+        model = record.model if record.was_loaded else ""
+        self.metrics.requests.labels(model, record.api, record.state.value).inc()
+        if not record.was_loaded or record.ended_at_s is None:
+            return
+        self.metrics.request.labels(model, record.api).observe(record.ended_at_s - record.arrived_at_s)
+        metrics = self.metrics.of(model)
+        metrics.prompt_tokens.inc(record.n_prompt or 0)
+        metrics.cached_tokens.inc(record.n_cached or 0)
+        if record.first_token_at_s is not None:
+            if record.n_prompt is not None:
+                metrics.prefill.observe(record.n_prompt - (record.n_cached or 0))
+            if record.usage is not None:
+                metrics.queue.observe(record.usage.queued_s)
 
     def engine_loaded(self, link: EngineLink) -> None:
         self._meters[link] = _EngineMeter()
@@ -98,12 +279,15 @@ class Telemetry:
             meter.prefill.add(step.sent_at_s, stats.step_s, n_prefill)
             meter.prefill_total = stats.prefill_tokens_total
         if stats.ram_restored_tokens_total > meter.ram_restored_total:
-            self.metrics.saw_restored(link.model, "ram", stats.ram_restored_tokens_total - meter.ram_restored_total)
+            n_restored = stats.ram_restored_tokens_total - meter.ram_restored_total
+            self.metrics.restored_tokens.labels(link.model, "ram").inc(n_restored)
             meter.ram_restored_total = stats.ram_restored_tokens_total
         if stats.disk_restored_tokens_total > meter.disk_restored_total:
-            self.metrics.saw_restored(link.model, "disk", stats.disk_restored_tokens_total - meter.disk_restored_total)
+            n_restored = stats.disk_restored_tokens_total - meter.disk_restored_total
+            self.metrics.restored_tokens.labels(link.model, "disk").inc(n_restored)
             meter.disk_restored_total = stats.disk_restored_tokens_total
-        self.metrics.saw_step(link.model, stats)
+        if stats.n_prefill_rows or stats.n_decode_rows:
+            self.metrics.of(link.model).step.observe(stats.step_s)
 
     def engine_ended(self, link: EngineLink) -> None:
         self._meters.pop(link, None)
@@ -111,14 +295,6 @@ class Telemetry:
             self.metrics.of(link.model).deaths.inc()
 
     # --- shown ---------------------------------------------------------------------------------------------------
-
-    def live(self) -> Live:
-        return Live(
-            engines=self._engine_rows(),
-            running=self._registry.counts_by_model(*RUNNING_STATES),
-            queued=self._registry.counts_by_model(RequestState.QUEUED),
-            loading=self._registry.count(RequestState.LOADING),
-        )
 
     async def snapshot(self) -> Snapshot:
         """Everything as of now; the system's figures are up to a second old."""

@@ -1,7 +1,7 @@
 """Numbers over a stretch of time: tokens per second, and percentiles of durations.
 
 Pure: time is an argument. Memory is bounded whatever the load, and adding costs one logarithm at most.
-Does not: export to Prometheus (metrics.py has fixed buckets that can be summed over machines).
+Does not: export to Prometheus (telemetry.py does, with fixed buckets that can be summed over machines).
 """
 
 from __future__ import annotations

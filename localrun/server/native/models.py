@@ -47,8 +47,7 @@ from localrun.server.engines import machine
 from localrun.server.engines.machine import installed_gpus
 from localrun.server.engines.placement import refusal, wish_of
 from localrun.server.engines.resident import Use, pooling_for
-from localrun.server.http import bodies
-from localrun.server.http.exchange import Exchange, parameter, route
+from localrun.server.http.exchange import Exchange, decode_body, parameter, route
 from localrun.server.runtime import Runtime
 from localrun.snapshot import PullRow
 
@@ -180,7 +179,7 @@ class GarbageBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def _collect(runtime: Runtime, exchange: Exchange) -> None:
-    body = bodies.decode(await exchange.read_body() or b"{}", GarbageBody)
+    body = decode_body(await exchange.read_body() or b"{}", GarbageBody)
     collected = await asyncio.to_thread(
         naming.collect_garbage,
         runtime.store,

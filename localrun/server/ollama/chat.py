@@ -15,8 +15,8 @@ import time
 import msgspec
 
 from localrun.errors import BadRequest
-from localrun.server.http import bodies, caller
 from localrun.server.http.exchange import Exchange
+from localrun.server.http.fields import ask_of
 from localrun.server.jobs.job import Ask, Job
 from localrun.server.ollama import fitting
 from localrun.server.ollama.answer import Kind, Lines, answer, metrics
@@ -30,9 +30,9 @@ from localrun.wire import Segment, Usage
 
 async def chat(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await bodies.read(exchange, ChatBody)
+    body = await exchange.read_json(ChatBody)
     ask = body.ask()
-    who = caller.ask(exchange, body.model, body)
+    who = ask_of(exchange, body.model, body)
     lines = Lines(body.model, Kind.CHAT)
     async with exchange.while_connected():
         if not ask.messages:
@@ -48,11 +48,11 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
 
 async def generate(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await bodies.read(exchange, GenerateBody)
+    body = await exchange.read_json(GenerateBody)
     body.check_supported()
     # Refused before the model is loaded, as is all that can be.
     body.ask()
-    who = caller.ask(exchange, body.model, body)
+    who = ask_of(exchange, body.model, body)
     lines = Lines(body.model, Kind.GENERATE)
     async with exchange.while_connected():
         if not body.prompt and not body.suffix:

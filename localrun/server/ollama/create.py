@@ -26,8 +26,7 @@ from localrun.models import creation, modelfile, naming, parameters
 from localrun.models.creation import Base, Changes
 from localrun.models.manifest import Message, StoredFile
 from localrun.models.store import Store
-from localrun.server.http import bodies
-from localrun.server.http.exchange import Exchange
+from localrun.server.http.exchange import Exchange, decode_body
 from localrun.server.ollama.bodies import Options
 from localrun.server.ollama.store import Status, send_statuses
 from localrun.server.runtime import Runtime
@@ -159,7 +158,7 @@ class _Parameters(msgspec.Struct):
 def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
     """With the limits that requests have: what no request may ask for is no default either."""
     kept = parameters.normalized(asked)
-    bodies.decode(msgspec.json.encode({"parameters": kept}), _Parameters)
+    decode_body(msgspec.json.encode({"parameters": kept}), _Parameters)
     return kept
 
 
@@ -198,7 +197,7 @@ _DIGEST = re.compile(r"@?(sha256[:-][0-9A-Fa-f]{64})")
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await bodies.read(exchange, CreateBody)
+    body = await exchange.read_json(CreateBody)
     async with exchange.while_connected():
         await send_statuses(exchange, _steps(runtime, body), stream=body.stream is not False)
 

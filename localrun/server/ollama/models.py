@@ -25,7 +25,6 @@ from localrun.errors import BadModelFile, BadRequest, ModelNotFound
 from localrun.models import memory, modelfile
 from localrun.models.header import Header
 from localrun.models.store import DamagedFile, Model, Origin, Store
-from localrun.server.http import bodies
 from localrun.server.http.exchange import Exchange
 from localrun.server.ollama.answer import rfc3339
 from localrun.server.ollama.bodies import ModelBody
@@ -253,7 +252,7 @@ _FILLS_IN = "{#- .Suffix -#}"
 
 async def show(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await bodies.read(exchange, ModelBody)
+    body = await exchange.read_json(ModelBody)
     loaded = {row.model: row.n_ctx for row in runtime.supervisor.loaded() if row.n_ctx}
     answer = await asyncio.to_thread(_shown, runtime, body, loaded)
     await exchange.answer_json(answer)

@@ -29,7 +29,6 @@ from localrun.models.manifest import check_digest
 from localrun.models.name import Kind, ModelName
 from localrun.models.naming import Removed
 from localrun.models.store import Store
-from localrun.server.http import bodies
 from localrun.server.http.exchange import Exchange
 from localrun.server.ollama.bodies import ModelBody
 from localrun.server.runtime import Runtime
@@ -67,7 +66,7 @@ class PullBody(ModelBody, frozen=True, kw_only=True):
 
 async def pull(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await bodies.read(exchange, PullBody)
+    body = await exchange.read_json(PullBody)
     name = body.model_name
     stream = body.stream is not False
     is_own = await asyncio.to_thread(_is_own, runtime.store, name)
@@ -121,14 +120,14 @@ class DeletedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 async def copy(runtime: Runtime, exchange: Exchange) -> None:
     """POST /api/copy: a second name for a model."""
-    body = await bodies.read(exchange, CopyBody)
+    body = await exchange.read_json(CopyBody)
     await asyncio.to_thread(naming.copy, runtime.store, body.source, body.destination)
     await exchange.answer(b"")
 
 
 async def delete(runtime: Runtime, exchange: Exchange) -> None:
     """DELETE /api/delete."""
-    body = await bodies.read(exchange, ModelBody)
+    body = await exchange.read_json(ModelBody)
     name = body.model_name
     await asyncio.to_thread(naming.check_removable, runtime.store, name)
     # A model whose file is damaged or gone is not loaded under this name, and may be removed all the same.

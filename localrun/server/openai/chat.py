@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from localrun.errors import BadRequest
-from localrun.server.http import bodies, fields
+from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import MaxTokens, defaults_of
 from localrun.server.jobs import streaming
@@ -166,7 +166,7 @@ def think_of(effort: str | None) -> bool | str | None:
 
 async def chat(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await bodies.read(exchange, ChatBody)
+    body = await exchange.read_json(ChatBody)
     body.check_supported()
     ask = body.ask()
     async with exchange.while_connected(), AsyncExitStack() as stack:

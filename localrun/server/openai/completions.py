@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from localrun.errors import BadRequest
-from localrun.server.http import bodies, fields
+from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import MaxTokens, SamplingFields, defaults_of
 from localrun.server.jobs import streaming
@@ -169,7 +169,7 @@ class CompletionChunks(Chunks):
 
 async def complete(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await bodies.read(exchange, CompletionBody)
+    body = await exchange.read_json(CompletionBody)
     body.check_supported()
     prompts = [prompt for prompt in body.prompts() for _ in range(body.n_candidates)]
     grammar = body.answer_grammar()

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from localrun.errors import BadRequest
 from localrun.server.engines.resident import ResidentState
-from localrun.server.http import bodies, fields
+from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import SamplingFields, defaults_of
 from localrun.server.jobs import streaming
@@ -33,7 +33,7 @@ from localrun.wire import Delta, Finish
 
 async def complete_fim(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await bodies.read(exchange, FimBody)
+    body = await exchange.read_json(FimBody)
     if body.seed is None and body.random_seed is not None:
         body = msgspec.structs.replace(body, seed=body.random_seed)
     async with exchange.while_connected(), AsyncExitStack() as stack:
@@ -76,7 +76,7 @@ class InfillBody(SamplingFields, frozen=True, kw_only=True):
 
 async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await bodies.read(exchange, InfillBody)
+    body = await exchange.read_json(InfillBody)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         model = body.model or _loaded_model(runtime)
         (job,) = await streaming.enter(runtime, exchange, stack, model=model, fields=body, n_jobs=1)

@@ -1,6 +1,6 @@
 """One method of one path, as the document has it, and the headers of every route that waits for a model.
 
-Pure data. `http/caller.py` reads the headers of requests.
+Pure data. `http/fields.py` reads the headers of requests.
 Does not: serve anything; a test compares the operations with the routes of the app.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from localrun.server.http.caller import MAX_CLIENT_CHARACTERS, MAX_DEADLINE_S
+from localrun.server.http.fields import MAX_CLIENT_CHARACTERS, MAX_DEADLINE_S
 from localrun.wire import Lane
 
 NDJSON = "application/x-ndjson"

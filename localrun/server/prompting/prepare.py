@@ -33,8 +33,7 @@ from localrun.server.prompting.conversation import STOP_AT_RESULT
 from localrun.server.prompting.profile import Profile, profile_of
 from localrun.server.runtime import Runtime
 from localrun.server.templates.fallback import fallback_template
-from localrun.server.templates.frames import check_length
-from localrun.server.templates.renderer import TemplateOverrunError
+from localrun.server.templates.renderer import TemplateOverrunError, check_length
 from localrun.wire import Grammar, Segment
 
 _HARMONY_FINAL = "<|channel|>final<|message|>"

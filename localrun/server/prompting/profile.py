@@ -17,7 +17,6 @@ from typing import Literal
 from weakref import WeakKeyDictionary
 
 from localrun.errors import BadModelFile
-from localrun.models import pooling
 from localrun.models.header import Header
 from localrun.models.store import Model
 from localrun.server.parsing import formats
@@ -195,7 +194,7 @@ _known: WeakKeyDictionary[Header, dict[str, tuple[str, ...]]] = WeakKeyDictionar
 
 
 def _capabilities(header: Header, template: str) -> tuple[str, ...]:
-    if not pooling.generates(header):
+    if not header.generates:
         return ("embedding",)
     known = profile_of(template)
     result = ["completion"]

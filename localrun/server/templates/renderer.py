@@ -19,10 +19,12 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from typing import Any
 
-from localrun import errors, framing, wire
-from localrun.server.templates.frames import RenderReply, RenderRequest, check_length, decode_reply
+from localrun import errors, framing
+from localrun.wire import RenderReply, RenderRequest, Segment
 
 START_TIMEOUT_S = 60.0
+# The longest templates seen are about 20,000 characters.
+MAX_TEMPLATE_CHARACTERS = 1_000_000
 # What Python needs to start and to find this package; nothing else of the daemon's environment is the worker's to know.
 _ENVIRONMENT = frozenset(
     {
@@ -34,6 +36,15 @@ _ENVIRONMENT = frozenset(
 
 class TemplateOverrunError(errors.BadTemplate):
     """A render took its worker with it: it would do so again, and every try costs the others their worker."""
+
+
+def check_length(template: str) -> None:
+    """Raises BadTemplate for a template that nobody should look at any closer: not the daemon, nor the worker."""
+    if len(template) > MAX_TEMPLATE_CHARACTERS:
+        raise errors.BadTemplate(
+            f"the chat template has {len(template)} characters; the limit is {MAX_TEMPLATE_CHARACTERS}; shorten it",
+            field="template",
+        )
 
 
 class TemplateRenderer:
@@ -67,7 +78,7 @@ class TemplateRenderer:
 
     async def render(
         self, template: str, variables: dict[str, Any], control_tokens: Sequence[str]
-    ) -> tuple[wire.Segment, ...]:
+    ) -> tuple[Segment, ...]:
         """The prompt of a conversation.
 
         Text of a control token inside the variables (except those named `*_token`) comes back in untrusted segments.
@@ -154,7 +165,7 @@ async def _ask(worker: Process, frame: bytes) -> RenderReply:
 async def _read_reply(worker: Process) -> RenderReply:
     assert worker.stdout is not None
     prefix = await worker.stdout.readexactly(4)
-    return decode_reply(await worker.stdout.readexactly(framing.body_length(prefix)))
+    return framing.decode_from_renderer(await worker.stdout.readexactly(framing.body_length(prefix)))
 
 
 async def _end(worker: Process) -> None:

@@ -6,33 +6,142 @@ limits the worker also bounds its own memory and processor time, and cannot open
 or (unless it runs as root, whom no such limit binds) start a process: the limits are set once everything is imported,
 so even a way out of the sandbox finds nothing to open. Its environment is what Python needs, without anybody's secrets.
 
-Frames are those of `frames.py`: requests on stdin, replies on stdout. Ends when stdin ends. Imports nothing of
-the daemon but `errors`, `wire` and the modules of this package.
+The Jinja is that of the `transformers` library, for which templates are written: `trim_blocks` and `lstrip_blocks`,
+`break` and `continue`, `tojson` without HTML escaping, `raise_exception`, `strftime_now`, the `generation` tag, and
+undefined names that print as nothing. Data passed in, which is a copy, can be changed by `append` and `pop` alone; an
+attribute that starts with an underscore is an error.
+
+Frames of `wire.RenderRequest` come on stdin, those of `wire.RenderReply` go to stdout. Ends when stdin ends. Imports
+nothing of the daemon but `errors`, `framing`, `wire` and `marks`; the daemon never imports this module, so
+that it never loads Jinja.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import sys
+from collections.abc import Iterator
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
 
+import jinja2
+from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from localrun import framing
-from localrun.errors import BadRequest, LocalrunError
-from localrun.server.templates import environment as template_environment
-from localrun.server.templates import marks as template_marks
-from localrun.server.templates.frames import RenderReply, RenderRequest, decode_request, refusal
+from localrun.errors import BadRequest, BadTemplate, LocalrunError
+from localrun.server.templates.marks import mark, split
+from localrun.wire import RenderReply, RenderRequest
 
 if sys.platform != "win32":  # which has no resource limits; the daemon's time cap and the output cap remain
     import resource
 
 MEMORY_BYTES = 1024 * 1024 * 1024
 MAX_MESSAGE_CHARACTERS = 500
+COMPILED_TEMPLATES = 32
 
 # Rendered once before the limits close: it makes Python import the codecs, the time zone and the traceback code that
 # Jinja would otherwise load at first use.
 _WARM_UP = "{{ '\\u00e9' | upper }}{{ strftime_now('%Y-%m-%d %Z') }}{{ messages | tojson }}{{ missing.attribute }}"
+
+
+class TemplateRefusalError(Exception):
+    """The template called `raise_exception`: the conversation has a shape that the model does not know."""
+
+
+class OutputTooLargeError(Exception):
+    """The prompt grew beyond its limit."""
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}...{% endgeneration %}` marks assistant text for training; for inference it means nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares it as a plain set
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _ChatEnvironment(ImmutableSandboxedEnvironment):
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        # Kimi's template keeps a list of its own. What is passed in is this render's copy, so no harm is done to it.
+        return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
+        # The base class prints nothing for a forbidden attribute and objects only when it is used. Forbidden attributes
+        # have no honest use; methods that change data do (`x.update is defined`), so those stay as they are.
+        if attribute.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"access to {attribute!r} of a {type(obj).__name__}")
+        return super().unsafe_undefined(obj, attribute)
+
+
+def render(template: str, variables: dict[str, Any], output_bytes: int) -> str:
+    """The rendered text.
+
+    Stops as soon as it exceeds `output_bytes` of UTF-8, by OutputTooLargeError. Raises TemplateRefusalError for the
+    template's own `raise_exception`, and whatever else Jinja or the template's expressions raise.
+    """
+    pieces: list[str] = []
+    size_bytes = 0
+    for piece in _compiled(template).generate(variables):
+        size_bytes += len(piece) if piece.isascii() else len(piece.encode())
+        if size_bytes > output_bytes:
+            raise OutputTooLargeError
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+@lru_cache(maxsize=COMPILED_TEMPLATES)
+def _compiled(template: str) -> jinja2.Template:
+    return _environment.from_string(template)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_listed
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    """`tools | map(attribute="function") | tojson`: Jinja's filters give generators."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is not JSON serializable")
+
+
+def _raise_exception(message: object = "the template refused the messages") -> None:
+    raise TemplateRefusalError(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().astimezone().strftime(pattern)
+
+
+def _new_environment() -> _ChatEnvironment:
+    environment = _ChatEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    del environment.globals["lipsum"]  # random filler text: no template needs it, and it hands out a Python function
+    return environment
+
+
+_environment = _new_environment()
 
 
 def main() -> None:
@@ -48,32 +157,32 @@ def main() -> None:
 def answer(request: RenderRequest) -> RenderReply:
     """Render one request; every failure becomes an error reply."""
     try:
-        variables, marks = template_marks.mark(request.template, request.variables, request.control_tokens)
-        text = template_environment.render(request.template, variables, request.output_bytes)
-        return RenderReply(segments=template_marks.split(text, marks))
-    except template_environment.TemplateRefusalError as refused:
+        variables, marks = mark(request.template, request.variables, request.control_tokens)
+        text = render(request.template, variables, request.output_bytes)
+        return RenderReply(segments=split(text, marks))
+    except TemplateRefusalError as refused:
         return RenderReply(error_code=BadRequest.code, error_message=_short(str(refused)))
     except LocalrunError as error:
         return RenderReply(error_code=error.code, error_message=error.message)
-    except template_environment.OutputTooLargeError:
-        return refusal(
+    except OutputTooLargeError:
+        return _refusal(
             f"the chat template's prompt grew beyond {request.output_bytes} bytes (setting template_output_bytes)"
         )
     except SecurityError as error:
-        return refusal(f"the chat template tried what its sandbox forbids: {_short(str(error))}")
+        return _refusal(f"the chat template tried what its sandbox forbids: {_short(str(error))}")
     except TemplateSyntaxError as error:
-        return refusal(f"the chat template is broken at line {error.lineno}: {_short(str(error.message))}")
+        return _refusal(f"the chat template is broken at line {error.lineno}: {_short(str(error.message))}")
     except MemoryError:
-        return refusal(f"the chat template needed more than {MEMORY_BYTES / 1e9:.1f} GB of memory")
+        return _refusal(f"the chat template needed more than {MEMORY_BYTES / 1e9:.1f} GB of memory")
     except RecursionError:
-        return refusal("the chat template, or the messages it was given, nest too deeply")
+        return _refusal("the chat template, or the messages it was given, nest too deeply")
     except Exception as error:
-        return refusal(f"the chat template failed: {type(error).__name__}: {_short(str(error))}")
+        return _refusal(f"the chat template failed: {type(error).__name__}: {_short(str(error))}")
 
 
 def _answer_body(body: bytes) -> RenderReply:
     try:
-        request = decode_request(body)
+        request = framing.decode_to_renderer(body)
     except (MemoryError, RecursionError):
         return RenderReply(error_code=BadRequest.code, error_message="the messages are too large or nest too deeply")
     _allow_cpu(request.cpu_s)
@@ -84,9 +193,14 @@ def _send(reply: RenderReply) -> None:
     try:
         frame = framing.encode(reply)
     except UnicodeEncodeError:
-        frame = framing.encode(refusal("the chat template's prompt is not valid Unicode"))
+        frame = framing.encode(_refusal("the chat template's prompt is not valid Unicode"))
     sys.stdout.buffer.write(frame)
     sys.stdout.buffer.flush()
+
+
+def _refusal(message: str) -> RenderReply:
+    """The reply for a template that failed or went over a limit."""
+    return RenderReply(error_code=BadTemplate.code, error_message=message)
 
 
 def _short(message: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from localrun.errors import BadRequest
 from localrun.server.anthropic.body import MessagesBody
-from localrun.server.http import bodies
+from localrun.server.http.exchange import decode_body
 from localrun.wire import GrammarKind
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -19,7 +19,7 @@ GUESS = {"name": "guess", "type": "custom", "input_schema": {"type": "object"}, 
 
 def body(**fields: Any) -> MessagesBody:
     content = {"model": "m", "max_tokens": 2000, "messages": HELLO} | fields
-    decoded = bodies.decode(json.dumps(content).encode(), MessagesBody)
+    decoded = decode_body(json.dumps(content).encode(), MessagesBody)
     decoded.check_supported()
     return decoded
 
@@ -125,4 +125,4 @@ def test_what_cannot_be_is_named(fields: dict[str, Any], field: str) -> None:
 
 def test_max_tokens_is_required() -> None:
     with pytest.raises(BadRequest, match="max_tokens is required"):
-        bodies.decode(json.dumps({"model": "m", "messages": HELLO}).encode(), MessagesBody)
+        decode_body(json.dumps({"model": "m", "messages": HELLO}).encode(), MessagesBody)

@@ -9,12 +9,12 @@ import pytest
 
 from localrun.errors import BadRequest
 from localrun.server.anthropic.body import CountBody
-from localrun.server.http import bodies
+from localrun.server.http.exchange import decode_body
 
 
 def conversation(*messages: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
     content = json.dumps({"model": "m", "messages": messages, **fields}).encode()
-    return list(bodies.decode(content, CountBody).ask().messages)
+    return list(decode_body(content, CountBody).ask().messages)
 
 
 def user(content: Any) -> dict[str, Any]:

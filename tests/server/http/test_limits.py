@@ -307,3 +307,47 @@ def test_refusals_come_in_the_family_s_shape() -> None:
     assert set(openai) == {"message", "type", "param", "code"}
     native = json.loads(ask(Handler(), path="/localrun/v1/requests", headers=headers).body)["error"]
     assert set(native) == {"code", "message", "field"}
+
+
+async def no_more() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def to_nobody(_: Message) -> None:
+    return None
+
+
+async def test_idle_is_the_time_without_a_request() -> None:
+    inside, leave = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        inside.set()
+        await leave.wait()
+
+    limits = Limits(app, Settings())
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", b"localhost")]}
+    await asyncio.sleep(0.01)
+    assert limits.idle_s() > 0
+    two = [asyncio.create_task(limits(scope, no_more, to_nobody)) for _ in range(2)]
+    await inside.wait()
+    assert limits.idle_s() == 0
+    two[0].cancel()
+    await asyncio.wait([two[0]])
+    assert limits.idle_s() == 0, "one is still open"
+    leave.set()
+    await two[1]
+    await asyncio.sleep(0.01)
+    assert 0 < limits.idle_s() < 60
+
+
+async def test_the_lifespan_is_no_request() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["type"])
+        await asyncio.sleep(0.01)
+        assert limits.idle_s() > 0
+
+    limits = Limits(app, Settings())
+    await limits({"type": "lifespan"}, no_more, to_nobody)
+    assert seen == ["lifespan"]

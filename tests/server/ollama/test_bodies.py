@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from localrun.errors import BadRequest
-from localrun.server.http import bodies
+from localrun.server.http.exchange import decode_body
 from localrun.server.ollama.bodies import ChatBody, GenerateBody, ModelBody, Options
 from localrun.wire import GrammarKind
 
 
 def options(**values: Any) -> Options:
-    body = bodies.decode(json.dumps({"model": "m", "options": values}).encode(), GenerateBody)
+    body = decode_body(json.dumps({"model": "m", "options": values}).encode(), GenerateBody)
     assert body.options is not None
     return body.options
 
@@ -106,11 +106,11 @@ def test_spellings_of_think(asked: Any, expected: bool | str | None) -> None:
 
 
 def generate_body(**values: Any) -> GenerateBody:
-    return bodies.decode(json.dumps({"model": "m", "prompt": "x", **values}).encode(), GenerateBody)
+    return decode_body(json.dumps({"model": "m", "prompt": "x", **values}).encode(), GenerateBody)
 
 
 def chat_body(*turns: dict[str, Any], **values: Any) -> ChatBody:
-    return bodies.decode(json.dumps({"model": "m", "messages": turns, **values}).encode(), ChatBody)
+    return decode_body(json.dumps({"model": "m", "messages": turns, **values}).encode(), ChatBody)
 
 
 HARMLESS = {"format": "", "think": False, "images": [], "suffix": "", "template": "", "shift": True, "width": 0}

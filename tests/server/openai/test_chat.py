@@ -9,7 +9,7 @@ import pytest
 
 from localrun.errors import BadRequest
 from localrun.server import structured
-from localrun.server.http import bodies
+from localrun.server.http.exchange import decode_body
 from localrun.server.openai.chat import ChatBody
 
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
@@ -17,7 +17,7 @@ USER = {"role": "user", "content": "hi"}
 
 
 def chat(**fields: Any) -> ChatBody:
-    return bodies.decode(json.dumps({"model": "m", "messages": [USER], **fields}).encode(), ChatBody)
+    return decode_body(json.dumps({"model": "m", "messages": [USER], **fields}).encode(), ChatBody)
 
 
 def refused(**fields: Any) -> BadRequest:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from localrun.errors import BadRequest
-from localrun.server.http import bodies
+from localrun.server.http.exchange import decode_body
 from localrun.server.openai.completions import CompletionBody, CompletionChunks, best, check_tokens
 from localrun.wire import ChosenLogprob, TokenLogprob
 from tests.server.openai.stub_parser import delta
@@ -17,7 +17,7 @@ N_VOCAB = 1000
 
 
 def completion(**fields: Any) -> CompletionBody:
-    return bodies.decode(json.dumps({"model": "m", "prompt": "hi", **fields}).encode(), CompletionBody)
+    return decode_body(json.dumps({"model": "m", "prompt": "hi", **fields}).encode(), CompletionBody)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from localrun.server.templates.environment import render
 from localrun.server.templates.fallback import fallback_template
+from localrun.server.templates.worker import render
 
 CHAT = [
     {"role": "system", "content": "S"},

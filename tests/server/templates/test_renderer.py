@@ -15,9 +15,8 @@ import pytest
 
 from localrun import errors, framing
 from localrun.server.templates.fallback import fallback_template
-from localrun.server.templates.frames import RenderRequest
 from localrun.server.templates.renderer import TemplateRenderer
-from localrun.wire import Segment
+from localrun.wire import RenderRequest, Segment
 
 TOKENS = ("<|im_start|>", "<|im_end|>")
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -18,9 +18,8 @@ import msgspec
 from starlette.routing import Route
 
 from localrun.errors import LocalrunError, QueueFull
-from localrun.server.http import bodies, caller
 from localrun.server.http.exchange import Exchange, route
-from localrun.server.http.fields import defaults_of
+from localrun.server.http.fields import ask_of, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming
@@ -147,7 +146,7 @@ def _without_none(asked: object) -> Fields:
 
 async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await bodies.read(exchange, ResponsesBody)
+    body = await exchange.read_json(ResponsesBody)
     body.check_supported()
     before: tuple[Item, ...] = ()
     if body.previous_response_id is not None:
@@ -165,7 +164,7 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
         response_grammar=body.answer_grammar(),
         think=think_of(body.effort),
     )
-    who = caller.ask(exchange, body.model, body)
+    who = ask_of(exchange, body.model, body)
     async with exchange.while_connected(), runtime.job(who) as job:
         messages = beginning.begun(job.model, ask.messages)
         with naming("input", effort="reasoning.effort"):
