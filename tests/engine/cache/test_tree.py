@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from localrun.engine.cache import tree as tree_module
 from localrun.engine.cache.disk_record import block_key
 from localrun.engine.cache.tree import Block, Key, Path, Same, Tree, common_prefix
+from tests.depth import DEPTH
 
 seqs = st.integers(0, 5)
 # Two letters make shared beginnings likely.
@@ -163,7 +164,7 @@ class Trees(RuleBasedStateMachine):
 
 
 TestTrees = Trees.TestCase
-TestTrees.settings = settings(max_examples=150, stateful_step_count=40)
+TestTrees.settings = settings(max_examples=50 * DEPTH, stateful_step_count=40)
 
 
 def n_nodes(tree: Tree) -> int:
