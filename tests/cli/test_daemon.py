@@ -82,7 +82,7 @@ def test_a_daemon_that_is_shutting_down_is_neither_used_nor_taken_for_another(da
     settings = config.Settings(port=daemon.port)
     with pytest.raises(errors.Unavailable):
         daemon_version(settings)
-    with pytest.raises(errors.Unavailable, match="still answers"):
+    with pytest.raises(errors.Unavailable, match=rf":{daemon.port} .* 0\.2 s"):
         wait_until_gone(settings, timeout_s=0.2)
 
 
