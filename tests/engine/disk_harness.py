@@ -39,4 +39,4 @@ def flushed(disk: KvDisk) -> KvDisk:
 
 
 def path_of(disk: KvDisk, found: DiskRecord) -> Path:
-    return disk._files.folder / f"{found.key.hex()}.kv"
+    return disk.folder / f"{found.key.hex()}.kv"

@@ -47,7 +47,7 @@ def test_a_killed_writer_leaves_whole_segments_or_nothing(tmp_path: Path) -> Non
         time.sleep(chance.uniform(0.0, 0.05))
         writer.kill()
         writer.communicate()
-        folder = tier(root)._files.folder
+        folder = tier(root).folder
         n_left_behind += sum(file.writer_pid is not None for file in kv_folders.saved_files(folder))
         disk, found = scanned(root)
         files = list(kv_folders.saved_files(folder))

@@ -91,7 +91,7 @@ def restarted(disk: KvDisk, root: Path, limit_bytes: int, written: Written) -> K
     for each in found:
         assert each.parent_key in seen
         seen.add(each.key)
-    files = list(kv_folders.saved_files(disk._files.folder))
+    files = list(kv_folders.saved_files(disk.folder))
     assert {file.key for file in files} == seen - {b""}
     assert disk.size_bytes == sum(file.size_bytes for file in files) <= limit_bytes
     for each in found:
