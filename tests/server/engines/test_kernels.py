@@ -52,7 +52,7 @@ async def test_it_is_probed_once_in_a_quiet_moment(tmp_path: Path, caplog: pytes
     with caplog.at_level(logging.WARNING):
         await until(lambda: bool(found))
     assert found == [FAULTY]
-    assert "the quick kernels for Q4_0 in attention models crash (SIGSEGV)" in caplog.messages
+    assert any("Q4_0" in line and "attention" in line and "SIGSEGV" in line for line in caplog.messages)
     await watching.stop()
     again = Kernels(folder, is_quiet=lambda: True, on_found=found.append, command=command)
     probing = again.start()
@@ -83,7 +83,7 @@ async def test_a_probe_that_fails_is_a_line_in_the_log_and_forbids_nothing(
     assert probing is not None
     with caplog.at_level(logging.WARNING):
         await probing
-    assert "the quick kernels were not probed: it cannot be: no memory" in caplog.messages
+    assert any("it cannot be: no memory" in line for line in caplog.messages)
     assert await watching.allow_quick(read_header(models_dir / "alpha.gguf"))
     await watching.stop()
 
