@@ -67,12 +67,12 @@ def test_another_program_is_not_taken_for_a_daemon(daemon, health):
 def test_ollama_is_named(daemon, monkeypatch):
     daemon.health = (404, {"error": "404 page not found"}, {})
     daemon.root = b"Ollama is running"
-    with pytest.raises(errors.PortBusy, match="is in use by Ollama"):
+    with pytest.raises(errors.PortBusy, match="Ollama"):
         daemon_version(config.Settings(port=daemon.port))
 
 
 def test_a_port_that_says_nothing_of_sense(silent_port):
-    with pytest.raises(errors.PortBusy, match="does not answer as localrun"):
+    with pytest.raises(errors.PortBusy, match=str(silent_port)):
         daemon_version(config.Settings(port=silent_port))
 
 
@@ -108,7 +108,7 @@ def test_a_daemon_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path, m
         with pytest.raises(errors.DaemonUnreachable, match="status 9") as raised:
             ensure_daemon(settings)
         log = config.folders().state / "daemon.log"
-        assert raised.value.message.endswith(f"the end of {log}:\n  line 3\n  line 4\n  line 5\n  line 6\n  line 7")
+        assert raised.value.message.endswith(f"{log}:\n  line 3\n  line 4\n  line 5\n  line 6\n  line 7")
     assert log.with_suffix(".log.1").exists()
 
 

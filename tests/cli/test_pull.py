@@ -116,14 +116,15 @@ def test_rm_keeps_a_file_that_another_program_downloaded(localrun, hub: Hub, tmp
         for name in ("qwen3:0.6b", repo):
             ended = localrun("rm", name, port=daemon.port)
             assert ended.returncode == 0, ended.stderr
-        assert "it was in the Hugging Face cache before, for other programs" in ended.stdout + ended.stderr
+        assert "kept" in ended.stdout + ended.stderr
     assert path.read_bytes() == GGUF
 
 
 def test_a_catalogue_name_that_is_not_here_is_pulled_and_run(localrun, real_daemon: Daemon):
     ended = localrun("run", "qwen3:0.6b", "hi", "--option", "num_predict=2", port=real_daemon.port)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.startswith("qwen3:0.6b is not installed; pulling it\npulling manifest\n")
+    assert "qwen3:0.6b" in ended.stderr.splitlines()[0]
+    assert "pulling manifest" in ended.stderr.splitlines()
     again = localrun("run", "qwen3:0.6b", "hi", "--option", "num_predict=2", port=real_daemon.port)
     assert (again.returncode, again.stderr) == (0, "")
 
