@@ -10,18 +10,27 @@ WHEELS ?= $(LOCALRUN_WHEELS)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
 	--constraint packaging/constraints.txt
 
-.PHONY: run test test-fast test-clients test-real lint types smoke generate constraints bench native-wheel gpu-check clean
+.PHONY: run test test-fast test-deep test-clients test-real lint types smoke generate constraints bench native-wheel gpu-check clean
 
 # A terminal gets the TUI; without one, a prompt goes through the daemon and the reply is printed with its rate.
 run: $(RUN_STAMP)
 	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/localrun; \
 	else $(BIN)/localrun run tiny "Tell me a story about a fox." --verbose </dev/null; fi
 
+# Two processes share the files of tests between them.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Tests start hundreds of interpreters, which would each compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 test: $(STAMP) lint types
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-fast: $(STAMP) lint types
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
+
+# Ten times as many random examples, and everything that is marked `deep`: about an hour.
+test-deep: $(STAMP)
+	LOCALRUN_TEST_DEPTH=10 $(PYTEST)
 
 # The official clients and some more, for Python and Node, each installed once in an environment of its own.
 test-clients: $(STAMP)

@@ -1,8 +1,9 @@
-"""What every test may be asked: whether the suites of real clients run, which install packages. And what all that open
-a model themselves need: kernels that are right on this processor."""
+"""Which tests run, and in which order; and kernels that are right on this processor, for all tests that open a model
+themselves."""
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -15,6 +16,7 @@ from localrun.kernel_probe import probe
 from localrun.kernels import Verdict
 from localrun.models.gguf import read_header
 from localrun.models.memory import memory_kind
+from tests.depth import DEPTH
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,12 +24,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--clients") or os.environ.get("LOCALRUN_TEST_CLIENTS") == "1":
-        return
-    skip = pytest.mark.skip(reason="installs packages: give --clients or LOCALRUN_TEST_CLIENTS=1")
+    if not (config.getoption("--clients") or os.environ.get("LOCALRUN_TEST_CLIENTS") == "1"):
+        _skip(items, "clients", "installs packages: give --clients or LOCALRUN_TEST_CLIENTS=1")
+    if DEPTH == 1:
+        _skip(items, "deep", "says in large what others say in small: make test-deep")
+    # Each of several processes takes one file after the other. Files with slow tests first, or one of them would be
+    # left alone with such a file at the end.
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:
     for item in items:
-        if item.get_closest_marker("clients"):
-            item.add_marker(skip)
+        if item.get_closest_marker(marker):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What was collected stays until the end: no garbage collection needs to look through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @cache

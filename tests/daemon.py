@@ -59,8 +59,8 @@ def running_daemon(*arguments: str, fake: bool = True, **environment: str) -> It
         # Nobody's own models are listed, filled up or cleaned.
         own["HF_HOME"] = str(Path(home) / "huggingface")
         own |= {"HOME": home, "USERPROFILE": home, "OLLAMA_MODELS": str(Path(home) / "ollama")}
-        if fake:
-            own["LOCALRUN_FAKE_ENGINE"] = "1"
+        # Two tests run at a time, and threads of two engines would wait for each other's processors.
+        own |= {"LOCALRUN_FAKE_ENGINE": "1"} if fake else {"LOCALRUN_THREADS": "1"}
         log = Path(home) / "log.txt"
         with log.open("w") as log_file:
             process = subprocess.Popen(

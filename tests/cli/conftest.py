@@ -1,7 +1,8 @@
-"""A daemon that a test scripts, on a real port, and the command line run against it as a user's shell would."""
+"""A daemon that a test scripts, on a real port, and the command line run against it."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from localrun.cli import root
 
 VERSION = "9.8.7"
 MODEL_ROW = {
@@ -191,17 +194,49 @@ Localrun = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def localrun(environment: dict[str, str]) -> Localrun:
-    """Runs the command line in a process of its own. `stdin` is what is piped in; None is the null device."""
+def localrun(environment: dict[str, str], tmp_path: Path) -> Localrun:
+    """Runs the command line as in a process of its own, with its own environment and streams, but in this one: a
+    hundred interpreters take half a minute. `stdin` is what is piped in; None is the null device."""
 
     def run(
-        *arguments: str, stdin: str | None = None, port: int | None = None, **more: Any
+        *arguments: str, stdin: str | None = None, port: int | None = None, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
+        feed = Path(os.devnull)
+        if stdin is not None:
+            feed = tmp_path / "stdin"
+            feed.write_text(stdin, encoding="utf-8")
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+        with feed.open(encoding="utf-8") as source, pytest.MonkeyPatch.context() as patch:
+            for name in os.environ.keys() - environment.keys():
+                patch.delenv(name)
+            for name, value in (environment | ({} if port is None else {"LOCALRUN_PORT": str(port)})).items():
+                patch.setenv(name, value)
+            for name, stream in (("stdin", source), ("stdout", out), ("stderr", err)):
+                patch.setattr(sys, name, stream)
+            if cwd is not None:
+                patch.chdir(cwd)
+            code = root.run(arguments)
+        return subprocess.CompletedProcess(arguments, code, _text(out), _text(err))
+
+    return run
+
+
+def _text(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    written = stream.buffer
+    assert isinstance(written, io.BytesIO)
+    return written.getvalue().decode()
+
+
+@pytest.fixture
+def program(environment: dict[str, str]) -> Localrun:
+    """`localrun` in a process of its own, for commands that start or end processes or take signals."""
+
+    def run(*arguments: str, port: int | None = None) -> subprocess.CompletedProcess[str]:
         variables = environment | ({} if port is None else {"LOCALRUN_PORT": str(port)})
-        feed: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
         return subprocess.run(
             [sys.executable, "-m", "localrun", *arguments], capture_output=True, text=True, env=variables, check=False,
-            timeout=60, **feed, **more,
+            timeout=120, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
     return run

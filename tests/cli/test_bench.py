@@ -69,10 +69,10 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_running_daemon_is_measured_with_what_it_holds(
-    bench_daemon: Daemon, localrun: Localrun, tmp_path: Path
+    bench_daemon: Daemon, program: Localrun, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.json"
-    done = localrun(
+    done = program(
         "bench", "decode", "returning", "--streams", "1,2", "--rounds", "2", "--json", str(out),
         "--price-per-hour", "3.6", port=bench_daemon.port,
     )  # fmt: skip
@@ -90,14 +90,14 @@ def test_the_running_daemon_is_measured_with_what_it_holds(
     assert results[0]["records"][0]["arrivals_s"]
 
 
-def test_a_url_with_the_version_is_the_same_server(bench_daemon: Daemon, localrun: Localrun) -> None:
-    done = localrun("bench", "decode", "--streams", "1", "--url", f"{bench_daemon.url}/v1/", "--verbose")
+def test_a_url_with_the_version_is_the_same_server(bench_daemon: Daemon, program: Localrun) -> None:
+    done = program("bench", "decode", "--streams", "1", "--url", f"{bench_daemon.url}/v1/", "--verbose")
     assert done.returncode == exits.OK, done.stderr
     assert "c1_tpot_p99_s" in done.stdout
 
 
-def test_without_a_daemon_it_starts_its_own_and_restarts_it(localrun: Localrun, unused_tcp_port: int) -> None:
-    done = localrun("bench", "restart", "--model", "tiny", "--kv-cells", "4096", port=unused_tcp_port)
+def test_without_a_daemon_it_starts_its_own_and_restarts_it(program: Localrun, unused_tcp_port: int) -> None:
+    done = program("bench", "restart", "--model", "tiny", "--kv-cells", "4096", port=unused_tcp_port)
     assert done.returncode == exits.OK, done.stderr
     assert "restarted_ttft_s" in done.stdout
     assert "rss_bytes" in done.stdout
@@ -168,7 +168,7 @@ def test_a_server_that_does_not_start_is_one_line_with_its_last_words(tmp_path: 
         "--bandwidth", "10", SCRIPT_STATUS="4",
     )  # fmt: skip
     assert result.returncode == 1
-    assert "error: llama-server ended at once, with status 4" in result.stderr
+    assert "status 4" in result.stderr
     assert "from another planet" in result.stderr
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from localrun import kv_folders
 from localrun.cli import exits
 from localrun.kv_folders import About
+
+SIZE = re.compile(r"[\d.]+ [KM]?B")
 
 
 @pytest.fixture
@@ -45,8 +48,8 @@ def test_columns_and_limits(localrun, daemon):
     assert tiny.endswith("days ago  50%")
     assert other.split() == ["other", "-", "-", "0", "B", "-", "-"]
     assert empty == ""
-    assert memory == "1.5 MB in memory (at most none for each loaded model)"
-    assert disk == "4.0 MB on disk (at most 9.0 MB together), in /some/kv"
+    assert "1.5 MB" in memory
+    assert all(part in disk for part in ("4.0 MB", "9.0 MB", "/some/kv"))
 
 
 def test_json_is_what_the_daemon_says(localrun, daemon):
@@ -67,7 +70,7 @@ def test_json_is_what_the_daemon_says(localrun, daemon):
 )
 def test_clear_asks_the_daemon(localrun, daemon, arguments, query):
     cleared = localrun("cache", "clear", *arguments, port=daemon.port)
-    assert cleared.stdout == "freed 1.5 MB of memory and 4.0 MB on disk\n"
+    assert SIZE.findall(cleared.stdout) == ["1.5 MB", "4.0 MB"]
     assert [path for path, _ in daemon.bodies] == [f"/localrun/v1/cache?{query}"]
 
 
@@ -82,7 +85,7 @@ def test_without_a_daemon_the_disk_is_shown(localrun, kv, free_port):
 
 def test_without_a_daemon_clear_empties_the_folders_of_a_model(localrun, kv, free_port):
     cleared = localrun("cache", "clear", "some:latest", "--yes", port=free_port)
-    assert cleared.stdout == "freed 0 B of memory and 3.0 KB on disk\n"
+    assert SIZE.findall(cleared.stdout) == ["0 B", "3.0 KB"]
     assert entries(kv) == ["2"]
     assert localrun("cache", "clear", "--ram", port=free_port).returncode == exits.OK
     assert entries(kv) == ["2"]
@@ -96,6 +99,7 @@ def test_without_a_daemon_clear_empties_the_folders_of_a_model(localrun, kv, fre
 def test_prune_takes_what_belongs_to_no_model_any_more(localrun, kv, free_port):
     kv_folders.clear(kv / ("3" * 32))
     pruned = localrun("cache", "prune", port=free_port)
-    assert pruned.stdout == "deleted 2 folders, freed 1.5 KB on disk\n"
+    assert SIZE.findall(pruned.stdout) == ["1.5 KB"]
+    assert "2 folders" in pruned.stdout
     assert entries(kv) == ["1"]
     assert len(kv_folders.survey(kv)) == 1

@@ -67,12 +67,12 @@ def test_another_program_is_not_taken_for_a_daemon(daemon, health):
 def test_ollama_is_named(daemon, monkeypatch):
     daemon.health = (404, {"error": "404 page not found"}, {})
     daemon.root = b"Ollama is running"
-    with pytest.raises(errors.PortBusy, match="is in use by Ollama"):
+    with pytest.raises(errors.PortBusy, match="Ollama"):
         daemon_version(config.Settings(port=daemon.port))
 
 
 def test_a_port_that_says_nothing_of_sense(silent_port):
-    with pytest.raises(errors.PortBusy, match="does not answer as localrun"):
+    with pytest.raises(errors.PortBusy, match=str(silent_port)):
         daemon_version(config.Settings(port=silent_port))
 
 
@@ -82,7 +82,7 @@ def test_a_daemon_that_is_shutting_down_is_neither_used_nor_taken_for_another(da
     settings = config.Settings(port=daemon.port)
     with pytest.raises(errors.Unavailable):
         daemon_version(settings)
-    with pytest.raises(errors.Unavailable, match="still answers"):
+    with pytest.raises(errors.Unavailable, match=rf":{daemon.port} .* 0\.2 s"):
         wait_until_gone(settings, timeout_s=0.2)
 
 
@@ -108,7 +108,7 @@ def test_a_daemon_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path, m
         with pytest.raises(errors.DaemonUnreachable, match="status 9") as raised:
             ensure_daemon(settings)
         log = config.folders().state / "daemon.log"
-        assert raised.value.message.endswith(f"the end of {log}:\n  line 3\n  line 4\n  line 5\n  line 6\n  line 7")
+        assert raised.value.message.endswith(f"{log}:\n  line 3\n  line 4\n  line 5\n  line 6\n  line 7")
     assert log.with_suffix(".log.1").exists()
 
 
@@ -120,16 +120,16 @@ def test_a_host_name_that_the_daemon_refuses_is_said_at_once(daemon):
 
 
 @pytest.fixture
-def port(localrun) -> Iterator[int]:
+def port(program) -> Iterator[int]:
     """A free port; a daemon that was started on it is ended afterwards."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         number = int(probe.getsockname()[1])
     yield number
-    localrun("stop", "--daemon", port=number)
+    program("stop", "--daemon", port=number)
 
 
-def test_commands_that_come_at_once_share_one_daemon(localrun, environment, port, tmp_path: Path):
+def test_commands_that_come_at_once_share_one_daemon(program, environment, port, tmp_path: Path):
     commands = [
         subprocess.Popen(
             [sys.executable, "-m", "localrun", "list", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -144,24 +144,24 @@ def test_commands_that_come_at_once_share_one_daemon(localrun, environment, port
     state = Path(environment["LOCALRUN_HOME"]) / "state"
     assert f"localrun is listening on http://127.0.0.1:{port}" in (state / "daemon.log").read_text()
     assert not (state / "daemon.log.1").exists(), "one command alone started a daemon"
-    assert json.loads(localrun("version", "--json", port=port).stdout) == {
+    assert json.loads(program("version", "--json", port=port).stdout) == {
         "localrun": __version__,
         "daemon": __version__,
     }
-    assert json.loads(localrun("ps", "--json", port=port).stdout) == []
+    assert json.loads(program("ps", "--json", port=port).stdout) == []
 
-    second = localrun("serve", port=port)
+    second = program("serve", port=port)
     assert second.returncode == exits.PORT_BUSY
     assert str(port) in second.stderr
     assert "--port" in second.stderr
 
-    assert localrun("stop", "--daemon", port=port).returncode == exits.OK
-    assert localrun("ps", port=port).returncode == exits.DAEMON_UNREACHABLE
+    assert program("stop", "--daemon", port=port).returncode == exits.OK
+    assert program("ps", port=port).returncode == exits.DAEMON_UNREACHABLE
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no permission bits")
-def test_the_log_is_for_the_user_alone(localrun, port, environment):
-    assert localrun("list", port=port).returncode == exits.OK
+def test_the_log_is_for_the_user_alone(program, port, environment):
+    assert program("list", port=port).returncode == exits.OK
     log = Path(environment["LOCALRUN_HOME"]) / "state" / "daemon.log"
     assert f"http://127.0.0.1:{port}" in log.read_text()
     assert os.stat(log).st_mode & 0o077 == 0

@@ -162,9 +162,9 @@ def free_port() -> int:
 
 
 @with_systemd
-def test_the_whole_life_of_a_service(localrun, systemd, tmp_path: Path, free_port):
+def test_the_whole_life_of_a_service(program, systemd, tmp_path: Path, free_port):
     def service(*arguments: str):
-        return localrun("service", *arguments, port=free_port)
+        return program("service", *arguments, port=free_port)
 
     unit = tmp_path / "config/systemd/user/localrun.service"
     absent = service("status", "--json")
@@ -173,8 +173,9 @@ def test_the_whole_life_of_a_service(localrun, systemd, tmp_path: Path, free_por
     installed = service("install")
     assert installed.returncode == exits.OK, installed.stderr
     assert f"installed {unit}" in installed.stdout
-    assert f"localrun {__version__} is listening on http://127.0.0.1:{free_port}" in installed.stdout
-    assert "the service does not get HF_TOKEN" in installed.stderr
+    assert f"http://127.0.0.1:{free_port}" in installed.stdout
+    assert __version__ in installed.stdout
+    assert "HF_TOKEN" in installed.stderr
     assert "secret" not in unit.read_text()
 
     shown = json.loads(service("status", "--json").stdout)
@@ -194,23 +195,23 @@ def test_the_whole_life_of_a_service(localrun, systemd, tmp_path: Path, free_por
     assert service("uninstall").stdout == f"removed {unit}\n"
     assert not unit.exists()
     assert not (tmp_path / "pid").exists()
-    assert localrun("ps", port=free_port).returncode == exits.DAEMON_UNREACHABLE
+    assert program("ps", port=free_port).returncode == exits.DAEMON_UNREACHABLE
     assert service("uninstall").stdout == "the service is not installed\n"
 
 
 @with_systemd
-def test_a_daemon_that_is_there_already_is_not_fought_over(localrun, systemd, daemon, tmp_path: Path):
-    refused = localrun("service", "install", port=daemon.port)
+def test_a_daemon_that_is_there_already_is_not_fought_over(program, systemd, daemon, tmp_path: Path):
+    refused = program("service", "install", port=daemon.port)
     assert refused.returncode == exits.ERROR
     assert "localrun stop --daemon" in refused.stderr
     assert not (tmp_path / "config/systemd/user/localrun.service").exists()
 
 
 @with_systemd
-def test_where_nothing_manages_services_it_says_what_to_do(localrun, environment, tmp_path: Path):
+def test_where_nothing_manages_services_it_says_what_to_do(program, environment, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     environment["PATH"] = str(tmp_path / "empty")
     for arguments in (("install",), ("status",), ("uninstall",)):
-        failed = localrun("service", *arguments)
+        failed = program("service", *arguments)
         assert failed.returncode == exits.ERROR
         assert "localrun serve" in failed.stderr

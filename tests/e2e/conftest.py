@@ -21,5 +21,6 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with running_daemon("--slots", "8", "--kv-cells", "16384", fake=False) as running:
+    """With as many threads as it finds good."""
+    with running_daemon("--slots", "8", "--kv-cells", "16384", fake=False, LOCALRUN_THREADS="0") as running:
         yield running

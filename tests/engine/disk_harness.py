@@ -38,9 +38,5 @@ def flushed(disk: KvDisk) -> KvDisk:
     return disk
 
 
-def folder_of(disk: KvDisk) -> Path:
-    return disk._files.folder
-
-
 def path_of(disk: KvDisk, found: DiskRecord) -> Path:
-    return folder_of(disk) / f"{found.key.hex()}.kv"
+    return disk.folder / f"{found.key.hex()}.kv"

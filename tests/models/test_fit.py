@@ -26,6 +26,7 @@ from localrun.models.fit import (
 )
 from localrun.models.header import Header, TensorInfo, Value
 from localrun.models.memory import estimate
+from tests.depth import DEPTH
 
 weights_sizes = st.integers(0, 1000 * 1024**3)
 
@@ -88,7 +89,7 @@ def on(ram_gib: float, *gpu_gib: float, shared: bool = False, **wish: Any) -> Fi
     return choose(HEADER, machine, Wish(**{"n_slots": 8, **wish}))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50 * DEPTH, deadline=None)
 @given(machine=machines, wish=wishes)
 def test_what_is_chosen_fits_every_device_and_is_what_was_asked_for(machine: Machine, wish: Wish) -> None:
     fit = choose(HEADER, machine, wish)
@@ -108,7 +109,7 @@ def test_what_is_chosen_fits_every_device_and_is_what_was_asked_for(machine: Mac
         assert fit.n_gpu_layers == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40 * DEPTH, deadline=None)
 @given(machine=machines, wish=wishes)
 def test_nothing_is_lost_between_the_devices(machine: Machine, wish: Wish) -> None:
     fit = choose(HEADER, machine, wish)
@@ -123,7 +124,7 @@ def test_nothing_is_lost_between_the_devices(machine: Machine, wish: Wish) -> No
         assert (use.compute_bytes > 0) == (use.n_layers > 0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40 * DEPTH, deadline=None)
 @given(ram=sizes, more=sizes, n_slots=st.integers(1, 16))
 def test_more_memory_never_stops_a_model_from_fitting(ram: int, more: int, n_slots: int) -> None:
     small, large = (choose(HEADER, Machine(size), Wish(n_slots)) for size in (ram, ram + more))
@@ -133,7 +134,7 @@ def test_more_memory_never_stops_a_model_from_fitting(ram: int, more: int, n_slo
         assert (large.kv_type == "f16") >= (small.kv_type == "f16")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30 * DEPTH, deadline=None)
 @given(ram=sizes, gpu=sizes, more=sizes)
 def test_a_larger_gpu_takes_as_many_layers_or_more(ram: int, gpu: int, more: int) -> None:
     wish = Wish(8, 8192, "f16")

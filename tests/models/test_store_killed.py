@@ -9,11 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from localrun.models import blobs, manifest, naming
 from localrun.models.blobs import Blobs
 from localrun.models.store import Store
+from tests.depth import DEPTH
 
 # Until it is killed: uploads one of three files, names it, copies the name, replaces the copied name's model, removes.
 WORK = """
@@ -85,11 +84,6 @@ def killed_often(model: Path, folder: Path, n_kills: int) -> None:
         assert names & {"a"} <= (names := check(folder))
 
 
-def test_a_few_kills(tiny_gguf: Path, tmp_path: Path) -> None:
-    killed_often(tiny_gguf, tmp_path / "models", 4)
+def test_kills_leave_the_old_state_or_the_new_one(tiny_gguf: Path, tmp_path: Path) -> None:
+    killed_often(tiny_gguf, tmp_path / "models", 8 * DEPTH)
     assert Blobs(tmp_path / "models").folder.is_dir()
-
-
-@pytest.mark.slow
-def test_many_kills(tiny_gguf: Path, tmp_path: Path) -> None:
-    killed_often(tiny_gguf, tmp_path / "models", 50)

@@ -79,17 +79,17 @@ def test_the_135m_shape_runs_in_llama(file_type: str, tmp_path: Path) -> None:
 def test_a_large_shape_is_written_in_little_memory(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from localrun.models.synthesize import synthesize;"
-        "synthesize('1b', 'Q4_0', Path(sys.argv[1]));"
+        "synthesize('0.5b', 'Q4_0', Path(sys.argv[1]));"
         "print(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])"
     )
-    path = tmp_path / "1b.gguf"
+    path = tmp_path / "large.gguf"
     run = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     size_bytes = path.stat().st_size
     header = read_header(path)
     path.unlink()
-    assert header.size_bytes == size_bytes > 700e6
-    assert int(run.stdout) * 1024 < 300e6
+    assert header.size_bytes == size_bytes > 300e6
+    assert int(run.stdout) * 1024 < size_bytes / 2
 
 
 def test_the_same_arguments_give_the_same_file(tmp_path: Path, tiny_gguf: Path) -> None:
@@ -181,10 +181,10 @@ def test_the_memory_estimate_is_what_llama_reserves_for_every_kind(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kv_type", KV_NUMBERS)
-@pytest.mark.parametrize("shape", ["135m", "0.5b"])
-def test_the_memory_estimate_holds_at_real_shapes(shape: str, kv_type: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", ["135m", pytest.param("0.5b", marks=pytest.mark.deep)])
+def test_the_memory_estimate_holds_at_real_shapes(shape: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     synthesize(shape, "Q4_0", path)
-    check_estimate(path, n_ctx=8192, n_ubatch=512, kv_type=kv_type)
+    for kv_type in KV_NUMBERS:
+        check_estimate(path, n_ctx=8192, n_ubatch=512, kv_type=kv_type)
     path.unlink()

@@ -9,7 +9,7 @@ from tests.packaging.machine import ROOT
 
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
 # Read by those who work on the sources alone.
-SOURCE_ONLY = {"README.md"}
+SOURCE_ONLY = {"README.md", "figures.json"}
 
 
 def packaged() -> set[Path]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from localrun.engine.backend import DecodeFailed
 from localrun.wire import Finish, Lane, Pooling
+from tests.depth import DEPTH
 from tests.engine.embedding.test_engine import Harness, expected, failing
 
 N_CTX = 90
@@ -28,7 +29,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50 * DEPTH, deadline=None)
 @given(
     actions=ACTIONS,
     pooling=st.sampled_from([Pooling.MEAN, Pooling.CLS, Pooling.LAST]),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from localrun.engine.backend import DecodeFailed, MemoryKind, NoRoom
 from localrun.engine.fake import FakeBackend
 from localrun.wire import Finish
+from tests.depth import DEPTH
 from tests.engine.harness import Harness, expected_output
 
 prompts = st.lists(st.sampled_from([b"system ", b"ab", b"z" * 40, b"q"]), min_size=1, max_size=5).map(
@@ -56,7 +57,7 @@ def failing(fake: FakeBackend, planned: list[str]) -> FakeBackend:
 @given(
     st.lists(prompts, min_size=1, max_size=7), outcomes, st.sampled_from([0, 600, 1 << 20]), st.sampled_from(MemoryKind)
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60 * DEPTH, deadline=None)
 def test_failed_steps_lose_and_mix_nothing(
     batch: list[list[int]], planned: list[str], ram_cache_bytes: int, memory_kind: MemoryKind
 ):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from localrun.engine.sample.constraint import Constraint
 from localrun.wire import Finish, Grammar, GrammarKind, Lane
+from tests.depth import DEPTH
 from tests.engine.harness import Harness
 from tests.property.test_engine_traces import prompts, shapes
 
@@ -52,7 +53,7 @@ def alone(
 
 
 @given(shapes, st.lists(events, max_size=25), st.booleans())
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30 * DEPTH, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_trace_ends_clean_and_every_answer_is_what_it_is_alone(shape, trace, is_slow):
     shape = {**shape, "n_cells": 512}
     asked = {}

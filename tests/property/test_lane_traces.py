@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from localrun.engine.backend import MemoryKind
 from localrun.engine.schedule.policy import AGING_S, PREEMPTION_AGE_S
 from localrun.wire import Finish, Lane
+from tests.depth import DEPTH
 from tests.engine.harness import Harness, expected_output
 
 arrivals = st.tuples(
@@ -37,7 +38,7 @@ shapes = st.fixed_dictionaries(
 
 
 @given(shapes, st.lists(arrivals, min_size=4, max_size=16))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50 * DEPTH, deadline=None)
 def test_lower_lanes_give_way_and_lose_nothing(shape, trace):
     harness = Harness(**shape)
     for request_id, (prompt, lane, target_itl_s, deadline_s, n_steps) in enumerate(trace):

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from localrun.engine.backend import MemoryKind, State
-from localrun.engine.cache import tree
 from localrun.engine.cache.disk_record import DiskRecord
 from localrun.engine.cache.tree import Key
 from localrun.engine.fake import IM_END
@@ -101,7 +100,7 @@ class Life(Harness):
             "on disk": store.n_disk_entries,
             "records": len(self.disk.records),
             "tokens in blocks": sum(block.n_tokens for block in store.tree.blocks.values()),
-            "nodes": sum(1 for root in store.tree._roots.values() for _ in tree._below(root)),
+            "nodes": store.tree.n_nodes,
             "in the heap": len(store._leaves),
         }
 

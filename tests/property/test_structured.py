@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from localrun.server.structured import CallShape, calls, json_schema
 from localrun.wire import Finish
+from tests.depth import DEPTH
 from tests.engine.harness import Harness
 
 NAMES = st.sampled_from(["a", "name", "not", 'quo"te', "größe", "x/y~z"])
@@ -76,7 +77,7 @@ def finished(harness: Harness) -> bool:
     return final.finish is Finish.STOP
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25 * DEPTH, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(SCHEMAS, st.text(max_size=5))
 def test_every_finished_answer_matches_its_schema(schema: Any, prompt: str):
     schema = {**schema, "$defs": {"tree": TREE}}
@@ -87,7 +88,7 @@ def test_every_finished_answer_matches_its_schema(schema: Any, prompt: str):
         jsonschema.validate(json.loads(harness.texts[1]), schema)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20 * DEPTH, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(objects(SCHEMAS), min_size=1, max_size=3), st.integers(1, 2), st.text(max_size=5))
 def test_every_finished_list_of_calls_can_be_read(schemas: list[Any], at_most: int, prompt: str):
     schemas = [{**schema, "$defs": {"tree": TREE}} for schema in schemas]

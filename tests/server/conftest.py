@@ -116,15 +116,19 @@ class Watch:
 
 @pytest.fixture
 def supervising(settings: Callable[..., Settings], models_dir: Path) -> Callable[..., Any]:
-    """`async with supervising(max_models=1) as (supervisor, watch)`; `script` names a misbehaving engine."""
+    """`async with supervising(max_models=1) as (supervisor, watch)`; `script` names a misbehaving engine, or is
+    the path of one."""
 
     @asynccontextmanager
-    async def start(*, script: str | None = None, **changes: Any) -> Any:
+    async def start(*, script: str | Path | None = None, **changes: Any) -> Any:
         watch = Watch()
+        command = engine_command(fake=True)
+        if script is not None:
+            command = [sys.executable, str(script)] if isinstance(script, Path) else [sys.executable, SCRIPT, script]
         supervisor = Supervisor(
             settings(**changes),
             Store(models_dir),
-            command=engine_command(fake=True) if script is None else [sys.executable, SCRIPT, script],
+            command=command,
             on_step=lambda link, step: None,
             on_loaded=lambda link: watch.loaded.append(link.model),
             on_ended=lambda link: watch.ended.append(link.model),

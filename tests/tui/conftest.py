@@ -220,11 +220,14 @@ class FakeDaemon:
         )  # fmt: skip
         self._pieces.put_nowait(ChatPiece(done=True, done_reason=reason, metrics=metrics, request_id=REQUEST_ID))
 
-    def fail_answer(self, error: LocalrunError) -> None:
+    def fail_answer(self, error: Exception) -> None:
         self._pieces.put_nowait(error)
 
     def publish(self, *requests: RequestRow, time_s: float = 1000.0, engines: tuple[EngineRow, ...] = (TINY,)) -> None:
-        self._snapshots.put_nowait(snapshot_of(*requests, time_s=time_s, engines=engines))
+        self.publish_snapshot(snapshot_of(*requests, time_s=time_s, engines=engines))
+
+    def publish_snapshot(self, snapshot: Snapshot) -> None:
+        self._snapshots.put_nowait(snapshot)
 
     def log(self, number: int, text: str, level: str = "info", source: str = "tiny") -> None:
         self._log_lines.put_nowait(LogLine(number, 1_700_000_000.0, level, source, text))
@@ -301,9 +304,10 @@ class Desk:
         self.daemon = FakeDaemon()
         self.n_starts = 0
         self.refusal: LocalrunError | None = None
+        self.retry_delays_s = [0.02]
         self.app = LocalrunApp(
-            "http://127.0.0.1:1", connect=self.daemon.connect, retry_delays_s=(0.02,), history_file=history_file,
-            start_daemon=self._start_daemon, clock=lambda: NOW_S,
+            "http://127.0.0.1:1", connect=self.daemon.connect, retry_delays_s=self.retry_delays_s,
+            history_file=history_file, start_daemon=self._start_daemon, clock=lambda: NOW_S,
         )  # fmt: skip
 
     def _start_daemon(self) -> None:

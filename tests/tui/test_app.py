@@ -52,7 +52,7 @@ async def test_a_question_mark_can_be_typed(desk: Any) -> None:
 
 
 async def test_ctrl_r_reconnects_at_once(desk: Any) -> None:
-    desk.app._feed._retry_delays_s = (3600.0,)
+    desk.retry_delays_s[:] = [3600.0]
     desk.daemon.is_up = False
     async with desk.open((80, 24)) as pilot:
         await desk.see(pilot, "No daemon at")
@@ -99,7 +99,7 @@ async def test_the_client_is_named_after_the_process_and_closed(desk: Any) -> No
 
 
 async def test_ctrl_r_starts_a_daemon_that_has_ended_and_says_why_it_cannot(desk: Any) -> None:
-    desk.app._feed._retry_delays_s = (3600.0,)
+    desk.retry_delays_s[:] = [3600.0]
     desk.refusal = DaemonUnreachable("the disk is full")
     desk.daemon.is_up = False
     async with desk.open((100, 30)) as pilot:

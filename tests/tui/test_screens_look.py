@@ -192,7 +192,7 @@ async def _help(desk: Any, pilot: Pilot[Any]) -> None:
 
 async def _lost(desk: Any, pilot: Pilot[Any]) -> None:
     _calm(pilot)
-    desk.app._feed._retry_delays_s = (3600.0,)
+    desk.retry_delays_s[:] = [3600.0]
     desk.daemon.go_away()
     await desk.see(pilot, "No daemon at")
     await pilot.press(*"hello", "enter")

@@ -233,6 +233,7 @@ class KvDisk:
 
     def __init__(self, root: Path, *, fingerprint: bytes, about: kv_folders.About, limit_bytes: int) -> None:
         self._files = KvDiskFiles(root, fingerprint, about)
+        self.folder = self._files.folder
         self.limit_bytes = limit_bytes
         self._bound = KvDiskBound(root, limit_bytes, self._files.free_bytes)
         self._fingerprint = fingerprint
@@ -335,7 +336,7 @@ class KvDisk:
             self._entries.clear()
             self._touched.clear()
             self.size_bytes = 0
-        self._background.put(lambda: _clear(self._files.folder))
+        self._background.put(lambda: _clear(self.folder))
 
     def flush(self, deadline_s: float) -> None:
         self._background.flush(deadline_s)
@@ -365,7 +366,7 @@ class KvDisk:
         """Make room within the limit, and forget entries whose files were deleted or are gone. Raises OSError."""
         has_room, left = self._bound.make_room(n_bytes)
         if left is not None:
-            there = {file.key for file in left if file.path.parent == self._files.folder and file.writer_pid is None}
+            there = {file.key for file in left if file.path.parent == self.folder and file.writer_pid is None}
             with self._lock:
                 gone = [(key, entry) for key, entry in self._entries.items() if entry.data is None and key not in there]
             for key, entry in gone:

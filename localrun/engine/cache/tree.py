@@ -322,6 +322,11 @@ class Tree:
 
     # --- the whole -----------------------------------------------------------------------------------------------
 
+    @property
+    def n_nodes(self) -> int:
+        """O(tree)."""
+        return sum(1 for root in self._roots.values() for _ in _below(root))
+
     def check_integrity(self) -> None:
         """Raises AssertionError if the tree contradicts itself. O(tree)."""
         covered: dict[int, int] = {}

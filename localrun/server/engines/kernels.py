@@ -59,9 +59,11 @@ class Kernels:
         self._probing: asyncio.Task[None] | None = None
         self._unkept: dict[Pair, Verdict] = {}
 
-    def start(self) -> None:
+    def start(self) -> asyncio.Task[None] | None:
+        """The task that waits for a quiet moment and probes, None without a folder."""
         if self._folder is not None:
             self._probing = asyncio.create_task(self._probe(self._folder))
+        return self._probing
 
     async def stop(self) -> None:
         if self._probing is not None:

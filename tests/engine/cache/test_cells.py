@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from localrun.engine.cache.cells import PoolCells, StreamCells
+from tests.depth import DEPTH
 
 N_CELLS, N_SEQS = 24, 4
 sequences = st.integers(0, N_SEQS - 1)
@@ -127,7 +128,7 @@ class Pool(RuleBasedStateMachine):
 
 
 TestPool = Pool.TestCase
-TestPool.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestPool.settings = settings(max_examples=50 * DEPTH, stateful_step_count=30, deadline=None)
 
 
 def test_a_share_that_would_leave_a_hole_or_go_past_the_end_is_refused():

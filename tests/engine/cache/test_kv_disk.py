@@ -16,7 +16,7 @@ from localrun.engine.cache import disk as kv_disk
 from localrun.engine.cache import disk as kv_disk_bound
 from localrun.engine.cache import disk_files as kv_disk_files
 from localrun.engine.cache.disk_record import DiskRecord
-from tests.engine.disk_harness import ABOUT, FINGERPRINT, flushed, folder_of, path_of, record, scanned, tier
+from tests.engine.disk_harness import ABOUT, FINGERPRINT, flushed, path_of, record, scanned, tier
 
 DATA = bytearray(b"state" * 1000)
 
@@ -113,7 +113,7 @@ def test_clearing_forgets_what_is_there_and_what_waits(root):
         disk.write(record([number]), DATA)
     disk.clear()
     assert (disk.n_entries, disk.size_bytes) == (0, 0)
-    assert list(kv_folders.saved_files(folder_of(flushed(disk)))) == []
+    assert list(kv_folders.saved_files(flushed(disk).folder)) == []
     assert scanned(root)[1] == []
 
 
@@ -224,10 +224,10 @@ def test_orphans_and_circles_are_deleted_at_the_start(root):
     two = DiskRecord(b"2" * 16, b"1" * 16, 0, [1], np.zeros(1, np.int32), False)
     for each in (one, two):
         header = kv_disk.pack(each, DATA, FINGERPRINT)
-        kv_disk_files.KvDiskFiles(root, FINGERPRINT, ABOUT).put(header, DATA, each.key, 0)
+        path_of(disk, each).write_bytes(header + DATA)
     disk, found = scanned(root)
     assert found == []
-    assert list(kv_folders.saved_files(folder_of(disk))) == []
+    assert list(kv_folders.saved_files(disk.folder)) == []
 
 
 def test_files_that_vanish_are_misses(root):
@@ -237,22 +237,22 @@ def test_files_that_vanish_are_misses(root):
     path_of(disk, records[0]).unlink()
     assert disk.read(records[0].key) is None
     assert disk.n_entries == 2
-    kv_folders.remove(folder_of(disk))
+    kv_folders.remove(disk.folder)
     disk.touch(records[1].key)
     assert disk.read(records[1].key) is None
     disk.write(records[0], DATA)
     assert flushed(disk).read(records[0].key) == DATA
-    assert kv_folders.read_about(folder_of(disk)) == ABOUT
+    assert kv_folders.read_about(disk.folder) == ABOUT
 
 
 def test_strange_files_in_the_folder_are_left_alone(root):
     disk = filled(root, record([1]))
-    strange = folder_of(disk) / "notes.txt"
+    strange = disk.folder / "notes.txt"
     strange.write_text("mine")
     disk, found = scanned(root)
     assert len(found) == 1
     disk.clear()
-    assert kv_folders.remove(folder_of(flushed(disk))) == 0
+    assert kv_folders.remove(flushed(disk).folder) == 0
     assert strange.read_text() == "mine"
 
 
@@ -272,8 +272,8 @@ def test_nobody_else_can_look(root):
     root.mkdir(parents=True, mode=0o755)
     disk = filled(root, record([1]))
     assert root.stat().st_mode & 0o777 == 0o700
-    assert folder_of(disk).stat().st_mode & 0o777 == 0o700
-    assert {path.stat().st_mode & 0o777 for path in folder_of(disk).iterdir()} == {0o600}
+    assert disk.folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in disk.folder.iterdir()} == {0o600}
 
 
 # --- refusals of the system ------------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def test_a_refused_call_costs_the_write_and_leaves_nothing_half(root, monkeypatc
     if call != "open":  # a survey opens notes too, and does without one that it cannot have
         assert disk.may_write == (number == errno.EMFILE or not was_refused)
     assert sum("no longer saved" in line for line in caplog.messages) == (not disk.may_write)
-    names = {path.name for path in folder_of(disk).iterdir()} - {"about.json"}
+    names = {path.name for path in disk.folder.iterdir()} - {"about.json"}
     assert not [name for name in names if name.endswith(".tmp")]
     readable = [found for found in records if disk.read(found.key) is not None]
     assert disk.n_entries == len(readable)
@@ -349,7 +349,7 @@ def test_the_last_gigabyte_is_left_to_others(root, monkeypatch, caplog):
             disk.write(record([number]), DATA)
             flushed(disk)
     assert 1 <= disk.n_entries <= 3
-    assert disk.n_entries == len(list(kv_folders.saved_files(folder_of(disk))))
+    assert disk.n_entries == len(list(kv_folders.saved_files(disk.folder)))
     assert disk.may_write
     assert disk.read(record([9]).key) == DATA
     free_bytes = kv_disk_bound.RESERVE_BYTES
@@ -387,7 +387,7 @@ def test_two_processes_in_one_folder_do_not_hurt_each_other(root):
 
 def test_what_a_living_writer_is_at_is_kept_and_what_a_dead_one_left_is_not(root, monkeypatch):
     disk = tier(root)
-    folder = folder_of(disk)
+    folder = disk.folder
     living = folder / f"{'a' * 32}.{os.getpid()}-00000000.tmp"
     old = folder / f"{'b' * 32}.{os.getpid()}-00000000.tmp"
     dead = folder / f"{'c' * 32}.999999999-00000000.tmp"
@@ -449,8 +449,8 @@ def test_the_bound_holds_over_all_models_and_the_least_recently_used_goes_first(
         disk.write(record([number]), DATA)
     flushed(disk)
     assert sum(folder.size_bytes for folder in kv_folders.survey(root)) <= limit_bytes
-    assert disk.n_entries == len(list(kv_folders.saved_files(folder_of(disk))))
-    assert disk.size_bytes == sum(file.size_bytes for file in kv_folders.saved_files(folder_of(disk)))
+    assert disk.n_entries == len(list(kv_folders.saved_files(disk.folder)))
+    assert disk.size_bytes == sum(file.size_bytes for file in kv_folders.saved_files(disk.folder))
 
 
 def test_what_was_used_stays_and_a_beginning_outlives_its_continuation(root):
@@ -490,7 +490,7 @@ def test_there_is_a_bound_on_files_too(root, monkeypatch):
     for number in range(200):
         disk.write(record([number]), bytearray(b"x"))
     assert flushed(disk).n_entries <= 64
-    assert len(list(kv_folders.saved_files(folder_of(disk)))) == disk.n_entries
+    assert len(list(kv_folders.saved_files(disk.folder))) == disk.n_entries
 
 
 def test_a_system_that_refuses_another_priority_still_gets_its_disk_tier(

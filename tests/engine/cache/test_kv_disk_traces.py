@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from localrun import kv_folders
 from localrun.engine.cache.disk import KvDisk
 from localrun.engine.cache.disk_record import DiskRecord
+from tests.depth import DEPTH
 from tests.engine.disk_harness import path_of, record, tier
 
 N_KEYS = 12
@@ -46,7 +47,7 @@ def harm(path: Path, kind: str, at: int) -> None:
     path.write_bytes(data)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40 * DEPTH, deadline=None)
 @given(steps=steps, limit_bytes=st.sampled_from([5_000, 20_000, 1_000_000]))
 def test_what_is_read_is_what_was_written_or_a_miss(steps: list[tuple[str, int, int]], limit_bytes: int) -> None:
     with TemporaryDirectory() as folder:
@@ -90,7 +91,7 @@ def restarted(disk: KvDisk, root: Path, limit_bytes: int, written: Written) -> K
     for each in found:
         assert each.parent_key in seen
         seen.add(each.key)
-    files = list(kv_folders.saved_files(disk._files.folder))
+    files = list(kv_folders.saved_files(disk.folder))
     assert {file.key for file in files} == seen - {b""}
     assert disk.size_bytes == sum(file.size_bytes for file in files) <= limit_bytes
     for each in found:

@@ -110,7 +110,7 @@ def test_what_another_process_evicts_is_noticed_by_the_next_survey(root: Path):
     for number in range(40):
         save(store, prompt(number))
     flushed(disk)
-    for file in list(kv_folders.saved_files(disk._files.folder))[:30]:
+    for file in list(kv_folders.saved_files(disk.folder))[:30]:
         file.path.unlink()
     for number in range(40, 60):
         save(store, prompt(number))

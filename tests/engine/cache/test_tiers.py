@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.cache.tree import Block, Key, Saved
+from tests.depth import DEPTH
 from tests.engine.memory_disk import MemoryDisk
 
 A, B, C, D = ([letter] * 10 for letter in b"abcd")
@@ -326,7 +327,7 @@ def content(tokens: list[int], size_bytes: int) -> bytes:
 
 
 @given(st.lists(acts, max_size=40), st.sampled_from([0, 12, 40, 400]), st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=100 * DEPTH)
 def test_whatever_happens_the_books_are_right_and_bytes_are_those_of_their_tokens(trace, limit_bytes, has_disk):
     disk = MemoryDisk() if has_disk else None
     store = Tiers(limit_bytes, disk)

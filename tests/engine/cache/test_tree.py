@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from localrun.engine.cache import tree as tree_module
 from localrun.engine.cache.disk_record import block_key
 from localrun.engine.cache.tree import Block, Key, Path, Same, Tree, common_prefix
+from tests.depth import DEPTH
 
 seqs = st.integers(0, 5)
 # Two letters make shared beginnings likely.
@@ -163,11 +164,7 @@ class Trees(RuleBasedStateMachine):
 
 
 TestTrees = Trees.TestCase
-TestTrees.settings = settings(max_examples=150, stateful_step_count=40)
-
-
-def n_nodes(tree: Tree) -> int:
-    return sum(1 for root in tree._roots.values() for _ in tree_module._below(root))
+TestTrees.settings = settings(max_examples=50 * DEPTH, stateful_step_count=40)
 
 
 def test_what_somebody_else_has_already_is_reported():
@@ -184,14 +181,15 @@ def test_what_nobody_needs_any_more_leaves_no_nodes_and_no_cuts_behind():
     trunk = save(tree, tokens)
     for at in range(1, 100):
         grow(tree, at, [*tokens[:at], 777])
-    assert n_nodes(tree) == 99 + 1 + 99
+    assert tree.n_nodes == 99 + 1 + 99
     for at in range(1, 100):
         tree.leave(at)
         tree.check_integrity()
-    assert n_nodes(tree) == 1
+    assert tree.n_nodes == 1
     assert trunk is not None
     assert tree.detach(trunk) == [trunk]
-    assert tree._roots == {}
+    assert tree.n_nodes == 0
+    tree.check_integrity()
 
 
 def test_what_two_have_in_common_is_there_once_and_a_branch_may_begin_inside_a_block():

@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -125,11 +124,11 @@ async def test_stopping_gives_up_loads_in_progress(supervising: Any, monkeypatch
 async def test_a_loaded_model_is_lent_while_no_thread_is_free(supervising: Any, models_dir: Path) -> None:
     async with supervising() as (supervisor, watch):
         (await supervisor.acquire("alpha", None)).release()
-        is_over = threading.Event()
+        is_blocked, is_over = threading.Event(), threading.Event()
         pool = ThreadPoolExecutor(max_workers=1)
         asyncio.get_running_loop().set_default_executor(pool)
-        blocking = asyncio.create_task(asyncio.to_thread(is_over.wait, 10))
-        await until(lambda: pool._work_queue.empty() and bool(pool._threads))
+        blocking = asyncio.create_task(asyncio.to_thread(lambda: (is_blocked.set(), is_over.wait(10))))
+        await until(is_blocked.is_set)
         lease = await supervisor.acquire("alpha", None)
         assert not blocking.done()
         lease.release()
@@ -329,8 +328,7 @@ async def test_a_model_that_cannot_load_does_not_disturb_another(supervising: An
         "scripted_engine._send(scripted_engine.READY)\n"
         "while framing.read_body(sys.stdin.buffer) is not None: pass\n"
     )
-    async with supervising() as (supervisor, _):
-        supervisor._command = [sys.executable, str(script)]
+    async with supervising(script=script) as (supervisor, _):
         lease = await supervisor.acquire("alpha", None)
         assert isinstance(await error_of(supervisor.acquire("beta", None)), BadModelFile)
         assert lease.link.error is None

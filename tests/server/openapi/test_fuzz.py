@@ -15,6 +15,7 @@ import pytest
 
 from localrun.server.openapi.document import document
 from tests.daemon import Daemon
+from tests.depth import DEPTH
 from tests.server.openapi.narrowed import finite, narrowed
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
@@ -28,6 +29,8 @@ include-path = "/api/pull"
 checks.not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", 502]
 """
 MODELS = ("tiny", "bert", "ranker", "code")
+# Every field at its edges, which is always the same, and then at random.
+PHASES = ("--phases", "coverage" if DEPTH == 1 else "coverage,fuzzing", "--max-examples", str(2 * DEPTH))
 
 
 def fuzz(
@@ -75,8 +78,8 @@ def _settled(daemon: Daemon) -> dict[str, Any]:
         time.sleep(0.1)
 
 
-def test_random_requests_break_nothing(daemon: Daemon, tmp_path: Path):
-    fuzz(daemon, tmp_path, "--phases", "coverage,fuzzing", "--max-examples", "3")
+def test_requests_at_every_edge_break_nothing(daemon: Daemon, tmp_path: Path):
+    fuzz(daemon, tmp_path, *PHASES)
     served = daemon.http.get("/localrun/v1/snapshot").json()["aggregate"]
     # Or it has tested nothing but how bodies are refused.
     assert served["requests_total"] > 500
@@ -89,7 +92,7 @@ def test_several_at_once_break_nothing(daemon: Daemon, tmp_path: Path):
     """Models are removed under others' requests, and made again."""
 
     def one(seed: int) -> None:
-        fuzz(daemon, tmp_path / str(seed), "--phases", "coverage,fuzzing", "--max-examples", "60", seed=seed)
+        fuzz(daemon, tmp_path / str(seed), "--phases", "fuzzing", "--max-examples", str(4 * DEPTH), seed=seed)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(one, (2, 3)))
@@ -99,5 +102,4 @@ def test_several_at_once_break_nothing(daemon: Daemon, tmp_path: Path):
 @pytest.mark.slow
 def test_what_the_document_forbids_is_refused(daemon: Daemon, tmp_path: Path):
     """Else it says less than the daemon takes, or the daemon ignores what it should refuse."""
-    arguments = ("--phases", "coverage,fuzzing", "--max-examples", "20", "--exclude-path", "/api/pull")
-    fuzz(daemon, tmp_path, *arguments, checks="negative_data_rejection", narrows=False)
+    fuzz(daemon, tmp_path, *PHASES, "--exclude-path", "/api/pull", checks="negative_data_rejection", narrows=False)

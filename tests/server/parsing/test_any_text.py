@@ -12,6 +12,7 @@ from localrun.server.parsing import formats
 from localrun.server.parsing.channels import read_harmony
 from localrun.server.parsing.parser import CallFormat, ParserPlan
 from localrun.server.parsing.pieces import CallArguments, CallStart, Piece
+from tests.depth import DEPTH
 from tests.server.parsing.golden import SCHEMAS, THINK
 from tests.server.parsing.reading_aloud import read
 
@@ -66,7 +67,7 @@ def joined(pieces: list[Piece]) -> list[tuple[str, str]]:
 
 @EACH
 @pytest.mark.parametrize("streams", [False, True])
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40 * DEPTH, deadline=None)
 @given(data=st.data())
 def test_how_a_text_is_cut_never_matters(call_format: CallFormat, streams: bool, data: st.DataObject):
     text = data.draw(fragments(call_format))
@@ -78,7 +79,7 @@ def test_how_a_text_is_cut_never_matters(call_format: CallFormat, streams: bool,
 
 
 @EACH
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40 * DEPTH, deadline=None)
 @given(data=st.data())
 def test_no_word_is_lost_unless_it_stands_in_a_header(call_format: CallFormat, data: st.DataObject):
     text = data.draw(fragments(call_format))

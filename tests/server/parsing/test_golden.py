@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrun.server.parsing import formats
+from tests.depth import DEPTH
 from tests.server.parsing.golden import GOLDEN, Golden
 from tests.server.parsing.reading_aloud import meaning, parser_of, read
 
@@ -28,7 +29,7 @@ def test_a_reply_means_the_same_in_pieces_of_every_size(case: Golden):
 
 
 @CASES
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8 * DEPTH, deadline=None)
 @given(data=st.data())
 def test_a_reply_means_the_same_cut_anywhere(case: Golden, data: st.DataObject):
     places = data.draw(st.lists(st.integers(0, len(case.text)), max_size=8))

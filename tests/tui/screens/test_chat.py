@@ -6,6 +6,7 @@ from typing import Any
 
 from localrun.errors import Cancelled, EngineDied, LocalrunError
 from localrun.tui.screens.chat import ChatScreen
+from localrun.tui.widgets.conversation_view import ConversationView
 from localrun.tui.widgets.prompt import Prompt
 
 SIZE = (100, 30)
@@ -138,7 +139,7 @@ async def test_an_error_in_mid_answer_keeps_the_text(desk: Any) -> None:
 async def test_a_defect_is_a_message_and_not_the_end(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
         await pilot.press(*"hello", "enter")
-        desk.daemon._pieces.put_nowait(RuntimeError("unexpected"))
+        desk.daemon.fail_answer(RuntimeError("unexpected"))
         await desk.see(pilot, "RuntimeError: unexpected")
         assert isinstance(desk.app.screen, ChatScreen)
 
@@ -188,7 +189,7 @@ async def test_a_new_chat_begins_empty_and_the_other_answer_goes_on(desk: Any) -
         assert desk.daemon.closed == 0
         desk.daemon.say(" that has an end")
         desk.daemon.end_answer()
-        await desk.until(pilot, lambda: not any(view.is_answering for view in desk.app.screen._open))
+        await desk.until(pilot, lambda: not any(view.is_answering for view in desk.app.screen.query(ConversationView)))
         await pilot.press(*"two", "enter")
         await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
         assert [message["content"] for message in desk.daemon.questions[1][1]] == ["two"]

@@ -11,7 +11,7 @@ import pytest
 
 from localrun.errors import DaemonUnreachable
 from localrun.tui.history import open_history
-from localrun.tui.widgets.conversation_view import PAGE
+from localrun.tui.widgets.conversation_view import PAGE, ConversationView
 from localrun.tui.widgets.messages import AnswerMessage, UserMessage
 from localrun.tui.widgets.prompt import Prompt
 from tests.tui.conftest import Desk
@@ -99,6 +99,10 @@ async def test_search_rename_and_delete(desk: Any) -> None:
         await desk.until(pilot, lambda: [chat.title for chat in desk.app.session.history.chats()] == ["about foxes"])
 
 
+def _views(desk: Any) -> list[ConversationView]:
+    return list(desk.app.screen.query(ConversationView))
+
+
 async def test_two_chats_beside_each_other_are_answered_at_once(desk: Any) -> None:
     async with desk.open((120, 30)) as pilot:
         await pilot.press(*"left", "enter")
@@ -110,14 +114,14 @@ async def test_two_chats_beside_each_other_are_answered_at_once(desk: Any) -> No
         await pilot.press(*"right", "enter")
         await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
         assert _sent(desk) == ["right"]
-        assert sum(view.is_answering for view in desk.app.screen._open) == 2
+        assert sum(view.is_answering for view in _views(desk)) == 2
         assert "to the left" in desk.seen(desk.app)
         desk.daemon.end_answer()
         desk.daemon.say("said")
         desk.daemon.end_answer()
-        await desk.until(pilot, lambda: not any(view.is_answering for view in desk.app.screen._open))
+        await desk.until(pilot, lambda: not any(view.is_answering for view in _views(desk)))
         await pilot.press("f6", "f5")
-        await desk.until(pilot, lambda: len([view for view in desk.app.screen._open if view.display]) == 1)
+        await desk.until(pilot, lambda: len([view for view in _views(desk) if view.display]) == 1)
         assert "to the left" in desk.seen(desk.app)
 
 

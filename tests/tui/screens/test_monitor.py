@@ -334,5 +334,5 @@ async def test_gpus_are_shown_where_there_are_any(desk: Any) -> None:
         await _open(desk, pilot)
         snapshot = desk.snapshot_of(desk.row("a"))
         snapshot.system.gpus = gpus
-        desk.daemon._snapshots.put_nowait(snapshot)
+        desk.daemon.publish_snapshot(snapshot)
         await desk.see(pilot, "45%  VRAM 12.0 of 48.0 GB")
