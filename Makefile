@@ -28,7 +28,7 @@ test: $(STAMP) lint types
 test-fast: $(STAMP) lint types
 	$(PYTEST) -m "not slow"
 
-# Ten times as many random examples, and everything that is marked `deep`: about an hour.
+# Ten times as many random examples, kills and traces, and everything that is marked `deep`.
 test-deep: $(STAMP)
 	LOCALRUN_TEST_DEPTH=10 $(PYTEST)
 

@@ -71,6 +71,7 @@ def test_an_interrupted_pull_says_how_to_go_on_and_does(localrun, environment, r
     while registry.content_bytes < 2_000_000:
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
+    registry.bytes_per_s = 50_000  # the rest takes a minute
     pulling.send_signal(signal.SIGINT)
     _, said = pulling.communicate(timeout=60)
     assert pulling.returncode == exits.INTERRUPTED
