@@ -93,7 +93,7 @@ def joined(texts: Iterable[bytes]) -> str:
 
 
 def parameters_of(texts: Iterable[bytes]) -> dict[str, Any]:
-    """Those that engines here read; the others come from other releases of Ollama. Raises Unsound: the parameters ..."""
+    """Those that engines here read; others come from other releases of Ollama. Raises Unsound: the parameters ..."""
     merged: dict[str, Any] = {}
     for text in texts:
         try:
