@@ -6,17 +6,30 @@ Does not: import anything that `localrun --help` does not need.
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 
 def main() -> None:
     """Run the command line and exit with one of the codes of `cli/exits.py`."""
+    _open_closed_streams()
     from localrun.cli.root import run
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end an answer
     sys.exit(run(sys.argv[1:]))
+
+
+def _open_closed_streams() -> None:
+    """A program that was started with a closed stream has None in its place, and the next file it opens would get the
+    stream's number."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 if __name__ == "__main__":

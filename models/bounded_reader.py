@@ -9,6 +9,7 @@ Does not: know the format.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import struct
@@ -95,20 +96,24 @@ class BoundedReader:
         self.fail(f"is truncated in {what}: it needs {n_bytes} bytes more and {left} are left")
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """A file for reading. A folder, a FIFO (where opening would wait for a writer) or a device (which may never end) is
+    refused unread. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
 @contextmanager
 def open_model_file(path: Path, limit_bytes: int = MAX_HEADER_BYTES) -> Iterator[BoundedReader]:
-    """A reader at the start of a regular file; anything else (a FIFO, /dev/zero, a folder) is refused unread.
+    """A reader at the start of a regular file.
 
     Raises BadModelFile, also for what the operating system reports.
     """
     try:
-        # Without O_NONBLOCK, opening a FIFO waits for a writer.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            os.close(descriptor)
-            raise BadModelFile(f"{path.name} is not a regular file")
-        with os.fdopen(descriptor, "rb") as file:
-            yield BoundedReader(path, file, status.st_size, limit_bytes)
+        with open_regular(path) as file:
+            yield BoundedReader(path, file, os.fstat(file.fileno()).st_size, limit_bytes)
     except OSError as error:
         raise BadModelFile(f"{path.name} cannot be read: {error.strerror or error}") from error

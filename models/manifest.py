@@ -24,6 +24,7 @@ import msgspec
 
 from localrun.errors import BadModelFile, BadRequest
 from localrun.models import atomic_file, builtin
+from localrun.models.bounded_reader import open_regular
 from localrun.models.name import BUILT_IN, DEFAULT_TAG, HUB_HOST, Kind, ModelName
 
 FOLDER = "manifests"
@@ -258,7 +259,7 @@ def _parts(parsed: ModelName) -> tuple[str, str, str]:
 
 def _read(path: Path) -> Manifest | None:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(MAX_MANIFEST_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -36,7 +36,7 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Unsound(Exception):
-    """What is wrong, as the end of a sentence that begins with what it is about."""
+    """What is wrong, as a predicate: the caller puts before it what it is about."""
 
 
 class Layer(msgspec.Struct, frozen=True):
@@ -64,15 +64,15 @@ _parameters_decoder = msgspec.json.Decoder(dict[str, str | int | float | bool | 
 
 
 def layers_of(content: bytes) -> tuple[Layer, ...]:
-    """The layers of a manifest, with sound digests. Raises Unsound: a manifest ..."""
+    """The layers of a manifest, with sound digests. Raises Unsound: the manifest ..."""
     try:
         layers = _manifest_decoder.decode(content).layers
         for layer in layers:
             check_digest(layer.digest)
     except _UNREADABLE as error:
-        raise Unsound(f"that is none: {error}") from None
+        raise Unsound(f"is not valid: {error}") from None
     except BadRequest as error:
-        raise Unsound(f"with a bad digest: {error.message}") from None
+        raise Unsound(f"is not valid: {error.message}") from None
     return layers
 
 
@@ -93,22 +93,22 @@ def joined(texts: Iterable[bytes]) -> str:
 
 
 def parameters_of(texts: Iterable[bytes]) -> dict[str, Any]:
-    """Those that engines here read; the others come from other releases of Ollama. Raises Unsound: parameters ..."""
+    """Those that engines here read; others come from other releases of Ollama. Raises Unsound: the parameters ..."""
     merged: dict[str, Any] = {}
     for text in texts:
         try:
             merged |= _parameters_decoder.decode(text)
         except _UNREADABLE as error:
-            raise Unsound(f"that are none: {error}") from None
+            raise Unsound(f"are not valid: {error}") from None
     return {key: value for key, value in merged.items() if _is_parameter(key, value)}
 
 
 def messages_of(texts: Iterable[bytes]) -> tuple[Message, ...]:
-    """Raises Unsound: messages ..."""
+    """Raises Unsound: the messages ..."""
     try:
         found = [message for text in texts for message in _messages_decoder.decode(text)]
     except _UNREADABLE as error:
-        raise Unsound(f"that are none: {error}") from None
+        raise Unsound(f"are not valid: {error}") from None
     return tuple(Message(message.role, message.content) for message in found)
 
 

@@ -11,6 +11,8 @@ Does not: install anything, import a package, or look into packages that it does
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,6 +24,7 @@ import msgspec
 
 from localrun.errors import BadModelFile, BadRequest
 from localrun.models import ollama_manifest
+from localrun.models.bounded_reader import open_regular
 from localrun.models.manifest import (
     LOCAL_HOST,
     LOCAL_OWNER,
@@ -84,10 +87,17 @@ class OllamaStore(NamedTuple):
         Raises BadModelFile.
         """
         name = canonical(name_in_ollama(path))
+        model = f"'{name}' in {OLLAMA}'s store"
         try:
-            layers = ollama_manifest.layers_of(_content(path, MAX_MANIFEST_BYTES))
-            ollama_manifest.check_layers(layers)
+            with _told_of(f"the manifest of {model}"):
+                layers = ollama_manifest.layers_of(_content(path, MAX_MANIFEST_BYTES))
+            with _told_of(model):
+                ollama_manifest.check_layers(layers)
             texts = {kind: [self._text(layer) for layer in layers if layer.kind == kind] for kind in TEXTS}
+            with _told_of(f"the parameters of {model}"):
+                parameters = ollama_manifest.parameters_of(texts["params"])
+            with _told_of(f"the messages of {model}"):
+                messages = ollama_manifest.messages_of(texts["messages"])
             return Manifest(
                 name=name,
                 files=tuple(
@@ -101,13 +111,13 @@ class OllamaStore(NamedTuple):
                 ),
                 created_at=datetime.fromtimestamp(path.stat().st_mtime, UTC),
                 source=Source(kind="foreign", repo=OLLAMA, file=str(self.folder)),
-                parameters=ollama_manifest.parameters_of(texts["params"]),
+                parameters=parameters,
                 system=ollama_manifest.joined(texts["system"]),
-                messages=ollama_manifest.messages_of(texts["messages"]),
+                messages=messages,
                 licence_text=ollama_manifest.joined(texts["license"]),
             )  # fmt: skip
-        except (Unsound, OSError) as problem:
-            raise BadModelFile(f"'{name}' in {OLLAMA}'s store cannot be used: {problem}") from None
+        except OSError as error:
+            raise BadModelFile(f"{model} cannot be read: {error.strerror or error}") from None
 
     def _blob(self, layer: Layer) -> Path:
         return self.folder / "blobs" / check_digest(layer.digest).replace(":", "-")
@@ -158,11 +168,11 @@ def _lm_studio_folders(home: Path) -> Iterator[Path]:
     """The folder that LM Studio's settings name, else the usual one of this or of an older version."""
     try:
         root = Path(_content(home / ".lmstudio-home-pointer", 4_096).decode().strip() or home / ".lmstudio")
-    except (OSError, UnicodeDecodeError, Unsound):
+    except (OSError, UnicodeDecodeError):
         root = home / ".lmstudio"
     try:
         settings = msgspec.json.decode(_content(root / "settings.json", MAX_TEXT_BYTES), type=_LmStudioSettings)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, Unsound):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         settings = _LmStudioSettings()
     named = [Path(settings.folder)] if settings.folder else []
     folders = dict.fromkeys((*named, root / "models", home / ".cache/lm-studio/models"))
@@ -177,6 +187,15 @@ def name_in_ollama(path: Path) -> str:
     return f"{host}/{owner}/{name}:{tag}"
 
 
+@contextlib.contextmanager
+def _told_of(subject: str) -> Iterator[None]:
+    """What is unsound about it becomes a BadModelFile."""
+    try:
+        yield
+    except Unsound as problem:
+        raise BadModelFile(f"{subject} {problem}") from None
+
+
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
@@ -185,9 +204,9 @@ def _is_folder(path: Path) -> bool:
 
 
 def _content(path: Path, limit_bytes: int) -> bytes:
-    """Raises OSError, and Unsound for a file that is larger."""
-    with path.open("rb") as file:
+    """Raises OSError, also for a file that is larger."""
+    with open_regular(path) as file:
         content = file.read(limit_bytes + 1)
     if len(content) > limit_bytes:
-        raise Unsound(f"{path.name} has more than {limit_bytes} bytes")
+        raise OSError(errno.EFBIG, f"it has more than {limit_bytes} bytes", str(path))
     return content

@@ -139,16 +139,16 @@ async def plan(name: RegistryName, *, models_folder: Path, client: httpx2.AsyncC
         content = await small_document(client, url, limit_bytes=MAX_MANIFEST_BYTES, headers={"Accept": _MANIFEST_TYPE})
     except SourceRefused as refusal:
         raise _refused(name, refusal) from None
-    with _told_of(f"{name.host} sent a manifest of '{name.repo}'"):
+    with _told_of(f"the manifest of '{name.repo}' that {name.host} sent"):
         layers = ollama_manifest.layers_of(content)
     with _told_of(f"'{name.shown}'"):
         ollama_manifest.check_layers(layers)
     texts = {
         kind: [await _text(layer, name, client) for layer in layers if layer.kind == kind] for kind in sorted(TEXTS)
     }
-    with _told_of(f"{name.host} sent parameters of '{name.repo}'"):
+    with _told_of(f"the parameters of '{name.repo}' that {name.host} sent"):
         parameters = ollama_manifest.parameters_of(texts["params"])
-    with _told_of(f"{name.host} sent messages of '{name.repo}'"):
+    with _told_of(f"the messages of '{name.repo}' that {name.host} sent"):
         messages = ollama_manifest.messages_of(texts["messages"])
     files = tuple(
         _planned(layer, role, name, models_folder)

@@ -75,3 +75,14 @@ def test_synth_writes_a_gguf(tmp_path: Path, capsys):
 def test_synth_to_a_folder_that_does_not_exist(tmp_path: Path, capsys):
     assert run(["dev", "synth", "tiny", "Q8_0", str(tmp_path / "no" / "x.gguf")]) == exits.ERROR
     assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(BASH is None, reason="needs bash")
+def test_closed_streams_end_in_no_traceback(tmp_path: Path):
+    assert BASH is not None
+    environ = {**os.environ, "LOCALRUN_HOME": str(tmp_path)}
+    asked = f"{sys.executable} -m localrun list --port 0 <&- >&-"
+    ran = subprocess.run([BASH, "-c", asked], env=environ, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == exits.USAGE
+    assert ran.stderr.startswith("error: port 0")
+    assert subprocess.run([BASH, "-c", f"{asked} 2>&-"], env=environ, timeout=60).returncode == exits.USAGE

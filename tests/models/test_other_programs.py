@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +210,49 @@ def test_a_damaged_manifest_of_ollama_s_is_in_nobody_s_way(home: Path, tiny_gguf
     assert "bad" in damaged.problem
     with pytest.raises(ModelNotFound):
         store.resolve("bad")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no FIFOs")
+def test_a_fifo_or_a_device_for_a_manifest_holds_nothing_up(home: Path, tiny_gguf: Path):
+    ollama = Ollama(home / ".ollama/models")
+    ollama.add("registry.ollama.ai/library/fox/latest", ("model", tiny_gguf.read_bytes()))
+    folder = home / ".ollama/models/manifests/registry.ollama.ai/library/bad"
+    folder.mkdir()
+    os.mkfifo(folder / "fifo")
+    (folder / "zero").symlink_to("/dev/zero")
+    os.mkfifo(home / ".lmstudio-home-pointer")
+    own = home / "models/manifests/localhost/library/bad"
+    own.mkdir(parents=True)
+    os.mkfifo(own / "own.json")
+    names: list[str] = []
+    problems: list[str] = []
+
+    def look() -> None:
+        store = store_of(home)
+        names.extend(model.name for model in store.list())
+        problems.extend(file.problem for file in store.damaged())
+
+    # A thread that may be left behind: one that waits for a FIFO's writer would never end.
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(timeout=60)
+    assert names == ["tiny", "fox"]
+    assert len(problems) == 3
+    assert all("not a regular file" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("layers", "problem"),
+    [
+        ([], "'bad' in Ollama's store is no model: its manifest names 0 model files"),
+        ([("model", b"x"), ("params", b"[]")], "the parameters of 'bad' in Ollama's store are not valid: Expected"),
+        ([("model", b"x"), ("messages", b"{}")], "the messages of 'bad' in Ollama's store are not valid: Expected"),
+    ],
+)
+def test_what_is_wrong_in_ollama_s_store_is_told_in_a_sentence(home: Path, layers: list[Any], problem: str):
+    Ollama(home / ".ollama/models").add("registry.ollama.ai/library/bad/latest", *layers)
+    (damaged,) = store_of(home).damaged()
+    assert damaged.problem.startswith(problem)
 
 
 def test_where_ollama_s_store_is(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

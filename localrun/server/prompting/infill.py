@@ -60,9 +60,9 @@ def infill(
     """
     tokens = fim_tokens(header)
     if tokens is None:
+        without = "" if field == "model" else f"leave {field} out, or "
         raise BadRequest(
-            f"{field}: this model cannot fill in the middle; leave {field} out, or take a model trained for code",
-            field=field,
+            f"{field}: this model cannot fill in the middle; {without}take a model trained for code", field=field
         )
     parts = [*_files(tokens, extra_files)]
     if tokens.middle:
