@@ -197,7 +197,7 @@ def _conditions(figures: Figures, used: Sequence[Measured]) -> str:
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     sizes = {(each.slots, each.threads, each.model) for each in used}
     how = "; ".join(f"{model}, {slots} slots, {threads} threads" for slots, threads, model in sorted(sizes))
-    cells = ", ".join(f"{n:,}" for n in sorted({each.kv_cells for each in used}, reverse=True))
+    cells = " or ".join(f"{n:,}" for n in sorted({each.kv_cells for each in used}, reverse=True))
     rounds: dict[str, None] = {}
     for each in used:
         names = ", ".join(each.workloads) + ("" if each.latency == "balanced" else f" ({each.latency})")
