@@ -100,7 +100,7 @@ class Tiers:
     @property
     def can_persist(self) -> bool:
         """Whether `persist` has something to do."""
-        return bool(self._dirty) and self._takes_writes and not (self._disk and self._disk.is_behind)
+        return bool(self._dirty) and self._takes_writes and not self.is_held_up
 
     @property
     def is_held_up(self) -> bool:

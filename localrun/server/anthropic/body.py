@@ -21,7 +21,7 @@ from localrun.server.anthropic import conversation
 from localrun.server.anthropic.conversation import AskedMessage, Content
 from localrun.server.http import fields
 from localrun.server.http.fields import SamplingFields
-from localrun.server.prompting.ask import MAX_TOOLS, ChatAsk, Function, Tool, ToolChoice, checked_tools
+from localrun.server.prompting.ask import MAX_TOOLS, ChatAsk, Function, Tool, ToolChoice, check_goes_on, checked_tools
 from localrun.wire import Grammar
 
 
@@ -134,11 +134,8 @@ class CountBody(SamplingFields, frozen=True, kw_only=True):
             raise BadRequest(
                 "messages: the last message calls a tool; its tool_result must follow", field="messages"
             )  # fmt: skip
-        if continues and choice not in ("auto", "none"):
-            raise BadRequest(
-                "tool_choice: an answer that goes on from an assistant's message cannot be a call; use 'auto'",
-                field="tool_choice",
-            )
+        if continues:
+            check_goes_on(choice)
         return ChatAsk(
             messages=messages,
             tools=tools,

@@ -28,6 +28,7 @@ from localrun.server.prompting.ask import (
     arguments_of,
     assistant,
     called,
+    check_goes_on,
     choose_tools,
     tools_of_chat,
 )
@@ -181,11 +182,8 @@ class ChatBody(PromptFields, frozen=True, kw_only=True):
         tools, choice = choose_tools(self.tool_choice, tools_of_chat(self.tools or ()))
         messages = [self._message(message, f"messages[{at}]") for at, message in enumerate(self.messages or [])]
         continues = bool(messages) and messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
-        if continues and choice not in ("auto", "none"):
-            raise BadRequest(
-                "tool_choice: an answer that goes on from an assistant's message cannot be a call; use 'auto'",
-                field="tool_choice",
-            )
+        if continues:
+            check_goes_on(choice)
         return ChatAsk(
             messages=messages,
             tools=tools,

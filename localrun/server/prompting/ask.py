@@ -214,6 +214,15 @@ def choose_tools(
     return tools, ("function", name)
 
 
+def check_goes_on(choice: ToolChoice) -> None:
+    """Raises BadRequest where a call is wanted of an answer that goes on from an assistant's message."""
+    if choice not in ("auto", "none"):
+        raise BadRequest(
+            "tool_choice: an answer that goes on from an assistant's message cannot be a call; use 'auto'",
+            field="tool_choice",
+        )
+
+
 def _allowed(choice: NamedChoice, tools: tuple[Tool, ...], field: str) -> tuple[tuple[Tool, ...], ToolChoice]:
     inner = choice.allowed_tools or AllowedTools(tools=choice.tools or [], mode=choice.mode)
     names = [_name_of(tool) for tool in inner.tools]

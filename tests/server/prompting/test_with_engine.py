@@ -25,6 +25,12 @@ WEATHER = Tool(
     },
 )
 TIME = Tool("get_time", "The time", {"type": "object", "properties": {}, "additionalProperties": False})
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
 MESSAGES = [{"role": "user", "content": "What is the weather?"}]
 
 
@@ -69,31 +75,19 @@ async def test_a_required_call_is_one_when_calls_are_not_parallel(running: Runni
 
 
 async def test_a_structured_answer_is_content(running: Running):
-    schema = {
-        "type": "object",
-        "properties": {"ok": {"type": "boolean"}},
-        "required": ["ok"],
-        "additionalProperties": False,
-    }
     async with running() as runtime:
         pieces = await reply(
-            runtime, ChatAsk(messages=MESSAGES, response_grammar=structured.json_schema(schema, field="format"))
+            runtime, ChatAsk(messages=MESSAGES, response_grammar=structured.json_schema(SCHEMA, field="format"))
         )
     assert all(isinstance(piece, Content) for piece in pieces)
     assert isinstance(json.loads("".join(piece.text for piece in pieces if isinstance(piece, Content)))["ok"], bool)
 
 
 async def test_tools_or_a_structured_answer(running: Running):
-    schema = {
-        "type": "object",
-        "properties": {"ok": {"type": "boolean"}},
-        "required": ["ok"],
-        "additionalProperties": False,
-    }
     async with running() as runtime:
         pieces = await reply(
             runtime,
-            ChatAsk(messages=MESSAGES, tools=(TIME,), response_grammar=structured.json_schema(schema, field="format")),
+            ChatAsk(messages=MESSAGES, tools=(TIME,), response_grammar=structured.json_schema(SCHEMA, field="format")),
         )
     for kind, value in meaning(pieces):
         assert value[0] == "get_time" if kind == "call" else "ok" in json.loads(value)
