@@ -29,7 +29,7 @@ import msgspec
 
 from localrun import config, kernels
 from localrun.kernels import Fault, Verdict
-from localrun.models.synthesize import write_probe_models
+from localrun.models.synthesis.synthesize import write_probe_models
 from localrun.priority import step_back
 
 TOLERANCE = 0.1

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from localrun.errors import BadModelFile, BadRequest, NotFound
-from localrun.models import gguf, naming
-from localrun.models.ggml_types import FILE_TYPES, QUANT_ALIASES, by_name
-from localrun.models.header import Header
-from localrun.models.manifest import Manifest, Message, Place, Role, Source, StoredFile, blob_path, check_digest
-from localrun.models.model_files import SUFFIX, is_part, shard_of
+from localrun.models import naming
+from localrun.models.gguf import reader
+from localrun.models.gguf.ggml_types import FILE_TYPES, QUANT_ALIASES, by_name
+from localrun.models.gguf.header import Header
 from localrun.models.name import MAX_NAME_CHARS, Kind, ModelName
-from localrun.models.store import Store
+from localrun.models.storage.manifest import Manifest, Message, Place, Role, Source, StoredFile, blob_path, check_digest
+from localrun.models.storage.model_files import SUFFIX, is_part, shard_of
+from localrun.models.storage.store import Store
 
 # A template of Go, as Ollama's models have them; a Jinja template has `{%` almost certainly, and never these.
 _GO = re.compile(
@@ -131,7 +132,7 @@ def adapter(store: Store, base: Base, text: str, folder: Path | None) -> StoredF
         path = found
     if not path.is_file():
         raise NotFound(f"the adapter {path} is not there", field="adapters")
-    header = gguf.read_header(path, kind="adapter")
+    header = reader.read_header(path, kind="adapter")
     if header.metadata.get("adapter.type") != "lora":
         raise BadModelFile(f"{path.name} is an adapter of a kind that llama.cpp does not run; only LoRA is")
     if header.architecture != base.header.architecture:
@@ -238,7 +239,7 @@ def _projector(store: Store, digest: str) -> StoredFile:
     path = blob_path(store.folder, normal)
     if not path.is_file():
         raise NotFound(f"{normal} is not here; upload it first (POST /api/blobs/{normal})", field="files")
-    header = gguf.read_header(path, kind="projector")
+    header = reader.read_header(path, kind="projector")
     return StoredFile(role=Role.PROJECTOR, place=Place.BLOB, size_bytes=header.size_bytes, digest=normal)
 
 

@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from localrun.models.header import Header
+from localrun.models.gguf.header import Header
 from localrun.models.memory import MemoryEstimate, estimate, layers_kv_bytes, model_memory
 
 # The context that a model should have here to be worth its download.

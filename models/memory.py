@@ -21,8 +21,8 @@ import platform
 from typing import Final, NamedTuple
 
 from localrun.errors import BadRequest
-from localrun.models.ggml_types import GgmlType, by_name
-from localrun.models.header import ENCODERS, MAX_WIDTH, Header, TensorInfo
+from localrun.models.gguf.ggml_types import GgmlType, by_name
+from localrun.models.gguf.header import ENCODERS, MAX_WIDTH, Header, TensorInfo
 
 _F32_BYTES = 4
 

@@ -24,13 +24,14 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 from localrun.errors import BadModelFile, BadRequest, Conflict, ModelNotFound
-from localrun.models import atomic_file, builtin, manifest
+from localrun.models import builtin
 from localrun.models.download import stale
-from localrun.models.header import Header
-from localrun.models.manifest import Manifest, Place, Role, Source, StoredFile
+from localrun.models.gguf.header import Header
 from localrun.models.name import Kind, ModelName
-from localrun.models.other_programs import OLLAMA, name_in_ollama
-from localrun.models.store import Model, Origin, Store
+from localrun.models.storage import atomic_file, manifest
+from localrun.models.storage.manifest import Manifest, Place, Role, Source, StoredFile
+from localrun.models.storage.other_programs import OLLAMA, name_in_ollama
+from localrun.models.storage.store import Model, Origin, Store
 
 
 def point(store: Store, name: str, said: Manifest) -> Removed:

@@ -22,18 +22,20 @@ import httpx2
 import msgspec
 
 from localrun.errors import BadModelFile, BadRequest
-from localrun.models import architectures, catalog, manifest, naming, ollama_manifest, quant_choice
+from localrun.models import catalog, naming, quant_choice
 from localrun.models.download.fetch import fetch, first_bytes
 from localrun.models.download.item import FetchLimits, Item
-from localrun.models.gguf import first_entries, read_header
-from localrun.models.header import Header
-from localrun.models.manifest import Manifest, Place, Role, StoredFile
+from localrun.models.gguf import architectures
+from localrun.models.gguf.header import Header
+from localrun.models.gguf.reader import first_entries, read_header
 from localrun.models.name import DEFAULT_TAG, Kind, ModelName
 from localrun.models.sources import huggingface, ollama
 from localrun.models.sources.huggingface import Hub, HubName
 from localrun.models.sources.ollama import RegistryName
 from localrun.models.sources.remote_plan import RemotePlan
-from localrun.models.store import Store
+from localrun.models.storage import manifest, ollama_manifest
+from localrun.models.storage.manifest import Manifest, Place, Role, StoredFile
+from localrun.models.storage.store import Store
 
 # Enough for what a header says before its vocabulary.
 FIRST_BYTES = 64 * 1024

@@ -15,7 +15,7 @@ import pytest
 
 from localrun.kernel_probe import probe
 from localrun.kernels import Verdict
-from localrun.models.gguf import read_header
+from localrun.models.gguf.reader import read_header
 from localrun.models.memory import memory_kind
 from tests.depth import DEPTH
 

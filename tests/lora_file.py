@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from localrun.models.gguf import read_header
+from localrun.models.gguf.reader import read_header
 
 RANK = 4
 

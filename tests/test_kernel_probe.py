@@ -14,9 +14,9 @@ import pytest
 from localrun import kernels
 from localrun.kernel_probe import COMMAND, ProbeFailed, probe, probe_and_keep
 from localrun.kernels import Fault, Verdict
-from localrun.models.gguf import read_header
+from localrun.models.gguf.reader import read_header
 from localrun.models.memory import memory_kind
-from localrun.models.synthesize import PROBE_SHAPES, WEIGHT_TYPES, write_probe_models
+from localrun.models.synthesis.synthesize import PROBE_SHAPES, WEIGHT_TYPES, write_probe_models
 from tests.broken_kernels import broken_q4_k
 
 MEMORIES = ("attention", "window", "recurrent", "hybrid")

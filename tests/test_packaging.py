@@ -56,7 +56,7 @@ def test_everything_that_is_imported_at_run_time_is_in_the_wheel():
     files = wheel_files()
     modules = {module_of(path) for path in files if path.endswith(".py")}
     # `bench`, `doctor` and the probe of the kernels make their own models.
-    assert {"localrun.models.synthesize", "localrun.kernel_probe", "localrun.bench.ceiling"} <= modules
+    assert {"localrun.models.synthesis.synthesize", "localrun.kernel_probe", "localrun.bench.ceiling"} <= modules
     named = {
         name
         for path in files
@@ -64,7 +64,7 @@ def test_everything_that_is_imported_at_run_time_is_in_the_wheel():
         for name in imported(files[path], Path(path).parent.as_posix().replace("/", "."))
     }
     ours = {name for name in named if name.partition(".")[0] == "localrun"}
-    assert {"localrun.models.store", "localrun.server.runtime"} <= ours <= modules
+    assert {"localrun.models.storage.store", "localrun.server.runtime"} <= ours <= modules
     assert not {name.partition(".")[0] for name in named} & {"tests", "tiny", "torch", "tokenizers"}
 
 

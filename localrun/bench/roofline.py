@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.models.gguf import read_header
-from localrun.models.header import Header
+from localrun.models.gguf.header import Header
+from localrun.models.gguf.reader import read_header
 from localrun.models.memory import estimate
 
 # --- the bandwidth ---

@@ -28,7 +28,7 @@ import psutil
 
 from localrun.bench.results import Target
 from localrun.errors import LocalrunError
-from localrun.models.synthesize import synthesize
+from localrun.models.synthesis.synthesize import synthesize
 
 NAME = "localrun"
 SPLIT_NAME = "llama-server"

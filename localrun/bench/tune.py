@@ -18,8 +18,8 @@ import msgspec
 from localrun import thread_choice
 from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import EngineFailed
-from localrun.models import other_programs
-from localrun.models.store import Model, Store
+from localrun.models.storage import other_programs
+from localrun.models.storage.store import Model, Store
 from localrun.processors import Processors
 from localrun.thread_choice import Kept, Shape, Threads
 

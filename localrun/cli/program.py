@@ -60,7 +60,7 @@ def synth(shape: str, type_name: str, out: Path, seed: int) -> None:
     It loads and runs at the speed of the real model, but its text is noise. An unknown SHAPE or TYPE lists the known
     ones.
     """
-    from localrun.models.synthesize import synthesize
+    from localrun.models.synthesis.synthesize import synthesize
 
     try:
         synthesize(shape, type_name, out, seed)

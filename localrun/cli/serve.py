@@ -84,7 +84,7 @@ def install(host: str | None, port: int | None) -> None:
     The service gets the LOCALRUN_* variables of this shell, and those for Hugging Face, proxies and GPUs. It reads the
     configuration file each time it starts.
     """
-    from localrun.models.hub_cache import folder as hub_cache_folder
+    from localrun.models.storage.hub_cache import folder as hub_cache_folder
     from localrun.service.plan import left_out, make_plan
 
     flags = given_flags({"host": host or None, "port": port})

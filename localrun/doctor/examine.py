@@ -20,7 +20,7 @@ from localrun.doctor.machine import check_places, check_threads
 from localrun.doctor.network import check_network, check_port
 from localrun.doctor.python import check_packages, check_python, own_requirements
 from localrun.doctor.stored_models import check_hub_cache, check_kv_cache, check_models
-from localrun.models.store import Store
+from localrun.models.storage.store import Store
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):

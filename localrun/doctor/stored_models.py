@@ -13,11 +13,11 @@ from pathlib import Path
 from localrun.doctor.finding import Finding, fail, ok, size, warn
 from localrun.errors import LocalrunError
 from localrun.kv_folders import ModelFolder
-from localrun.models import manifest
-from localrun.models.blobs import hash_file
 from localrun.models.download import stale
-from localrun.models.manifest import StoredFile
-from localrun.models.store import Model, Store
+from localrun.models.storage import manifest
+from localrun.models.storage.blobs import hash_file
+from localrun.models.storage.manifest import StoredFile
+from localrun.models.storage.store import Model, Store
 
 PARTIAL_MIN_AGE_S = 3600.0
 

@@ -18,7 +18,7 @@ from localrun import kv_folders
 from localrun.config import Settings
 from localrun.errors import LocalrunError, ModelNotFound
 from localrun.kv_folders import ModelFolder
-from localrun.models.store import Store
+from localrun.models.storage.store import Store
 from localrun.server.engines.resident import Resident, ResidentState
 from localrun.snapshot import CacheCleared, CacheReport, CacheRow, EngineRow
 

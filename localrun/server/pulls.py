@@ -22,14 +22,14 @@ import httpx2
 import msgspec
 
 from localrun.errors import Cancelled, DownloadFailed, LocalrunError, NotFound, Unavailable
-from localrun.models import atomic_file, manifest
 from localrun.models import pull as model_pull
 from localrun.models.download.fetch import new_client
 from localrun.models.download.item import FetchLimits, Item
-from localrun.models.manifest import Key
 from localrun.models.sources.huggingface import Hub
 from localrun.models.sources.remote_plan import RemotePlan
-from localrun.models.store import Store
+from localrun.models.storage import atomic_file, manifest
+from localrun.models.storage.manifest import Key
+from localrun.models.storage.store import Store
 from localrun.server.engines import machine
 from localrun.server.engines.machine import installed_gpus
 from localrun.snapshot import PullRow

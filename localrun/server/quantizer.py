@@ -21,9 +21,10 @@ from typing import NamedTuple
 import msgspec
 
 from localrun.errors import BadModelFile, DiskFull, EngineFailed
-from localrun.models import atomic_file, blobs, gguf
-from localrun.models.manifest import Place, Role, StoredFile
-from localrun.models.store import Store
+from localrun.models.gguf import reader
+from localrun.models.storage import atomic_file, blobs
+from localrun.models.storage.manifest import Place, Role, StoredFile
+from localrun.models.storage.store import Store
 from localrun.server.engines.child import end_in_words
 
 # Of the disk, to be left for others.
@@ -106,7 +107,7 @@ class Quantizer:
 
     def _keep(self, target: Path) -> StoredFile:
         """In a thread: checks the result, hashes it, and names it by its content."""
-        size_bytes = gguf.read_header(target).size_bytes
+        size_bytes = reader.read_header(target).size_bytes
         digest = blobs.adopt(self._store.blobs, target)
         return StoredFile(role=Role.MODEL, place=Place.BLOB, size_bytes=size_bytes, digest=digest)
 

@@ -20,8 +20,8 @@ import os
 from localrun import kernels, kv_folders, thread_choice
 from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import Unavailable
-from localrun.models import other_programs
-from localrun.models.store import Store
+from localrun.models.storage import other_programs
+from localrun.models.storage.store import Store
 from localrun.server.cache import Cache
 from localrun.server.engines.link import engine_command
 from localrun.server.engines.supervisor import Supervisor

@@ -27,9 +27,9 @@ from typing import BinaryIO, NamedTuple
 import filelock
 
 from localrun.errors import DiskFull, DownloadFailed
-from localrun.models.atomic_file import sync_folder
 from localrun.models.download import journal
 from localrun.models.download.journal import Header, Journal, Range, RangeSet, Record
+from localrun.models.storage.atomic_file import sync_folder
 
 _POLL_S = 0.2
 # Group-writable, as huggingface_hub makes its own: several users may share a cache.

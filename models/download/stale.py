@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from localrun.models import atomic_file
 from localrun.models.download.partial import (
     JOURNAL_SUFFIX,
     LOCK_SUFFIX,
@@ -24,6 +23,7 @@ from localrun.models.download.partial import (
     held_at_once,
     paths_of,
 )
+from localrun.models.storage import atomic_file
 
 _SUFFIXES = (PARTIAL_SUFFIX, JOURNAL_SUFFIX, LOCK_SUFFIX)
 # Where the shared Hugging Face cache has the locks of its files, relative to the cache.

@@ -33,8 +33,8 @@ import httpx2
 from localrun import __version__
 from localrun.errors import BadRequest, DownloadFailed, LocalrunError, NotFound, SourceRefused, Unavailable
 from localrun.models.download.link import PASSING_STATUSES, backoff_s
-from localrun.models.hub_cache import RepoCache
-from localrun.models.hub_cache import folder as shared_cache_folder
+from localrun.models.storage.hub_cache import RepoCache
+from localrun.models.storage.hub_cache import folder as shared_cache_folder
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelInfo

@@ -27,11 +27,18 @@ from urllib.parse import urljoin, urlsplit
 import httpx2
 
 from localrun.errors import DownloadFailed, ModelNotFound, SourceRefused, by_code
-from localrun.models import ollama_manifest
 from localrun.models.download.item import Item
-from localrun.models.manifest import Place, Role, Source, StoredFile, blob_path, check_digest
-from localrun.models.ollama_manifest import FILE_ROLES, MAX_MANIFEST_BYTES, MAX_TEXT_BYTES, TEXTS, Layer, Unsound
 from localrun.models.sources.remote_plan import PlannedFile, RemotePlan
+from localrun.models.storage import ollama_manifest
+from localrun.models.storage.manifest import Place, Role, Source, StoredFile, blob_path, check_digest
+from localrun.models.storage.ollama_manifest import (
+    FILE_ROLES,
+    MAX_MANIFEST_BYTES,
+    MAX_TEXT_BYTES,
+    TEXTS,
+    Layer,
+    Unsound,
+)
 
 MAX_REDIRECTS = 5
 ATTEMPTS = 4

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localrun.models.download.item import Item
-from localrun.models.manifest import Message, Source, StoredFile
+from localrun.models.storage.manifest import Message, Source, StoredFile
 
 
 @dataclass(frozen=True)

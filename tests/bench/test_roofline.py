@@ -8,9 +8,9 @@ import pytest
 
 from localrun.bench import roofline as roofline_module
 from localrun.bench.roofline import Roofline, StepBytes, decode_bound_tokens_per_s, roofline, step_bytes
-from localrun.models.gguf import read_header
-from localrun.models.header import Header, TensorInfo
-from localrun.models.synthesize import synthesize
+from localrun.models.gguf.header import Header, TensorInfo
+from localrun.models.gguf.reader import read_header
+from localrun.models.synthesis.synthesize import synthesize
 
 
 def test_every_thread_reads_every_byte_of_its_array(monkeypatch: pytest.MonkeyPatch):

@@ -13,7 +13,7 @@ import pytest
 
 from localrun.bench.servers import ServerFlags, ServerProcess, local_server, peer_server
 from localrun.errors import LocalrunError
-from localrun.models.synthesize import synthesize
+from localrun.models.synthesis.synthesize import synthesize
 
 SCRIPT = Path(__file__).with_name("scripted_server.py")
 FLAGS = ServerFlags(model=Path("/models/some.gguf"), slots=8, kv_cells=32768, threads=2, latency="interactive")

@@ -17,7 +17,7 @@ from localrun.bench.workloads import WORKLOADS
 from localrun.cli import exits
 from localrun.cli.bench import NumberList
 from localrun.cli.root import run
-from localrun.models.synthesize import synthesize
+from localrun.models.synthesis.synthesize import synthesize
 from tests.cli.conftest import Localrun
 from tests.daemon import Daemon, running_daemon
 

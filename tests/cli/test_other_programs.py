@@ -6,7 +6,7 @@ from pathlib import Path
 
 from localrun.models import builtin
 from tests.daemon import running_daemon
-from tests.models.test_other_programs import Ollama
+from tests.models.storage.test_other_programs import Ollama
 
 
 def test_models_of_other_programs_are_listed_run_and_left_alone(localrun, tmp_path: Path):

@@ -9,7 +9,7 @@ import ollama
 import pytest
 
 from localrun.models import builtin
-from localrun.models.synthesize import synthesize
+from localrun.models.synthesis.synthesize import synthesize
 from tests.daemon import Daemon
 from tests.lora_file import write_lora
 

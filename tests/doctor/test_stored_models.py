@@ -11,9 +11,10 @@ import pytest
 
 from localrun.doctor.finding import Level
 from localrun.doctor.stored_models import check_models
-from localrun.models import builtin, manifest
-from localrun.models.manifest import Manifest, Place, Role, Source, StoredFile
-from localrun.models.store import Store
+from localrun.models import builtin
+from localrun.models.storage import manifest
+from localrun.models.storage.manifest import Manifest, Place, Role, Source, StoredFile
+from localrun.models.storage.store import Store
 
 LATER_S = 4e9
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from localrun.models.synthesize import synthesize
+from localrun.models.synthesis.synthesize import synthesize
 from tests.daemon import Daemon, running_daemon
 
 SHAPES = ("tiny-gemma3", "tiny-mamba", "tiny-qwen35", "tiny-lfm2")

@@ -14,7 +14,7 @@ import pytest
 
 from localrun import kernels
 from localrun.kernels import Verdict
-from localrun.models.synthesize import synthesize
+from localrun.models.synthesis.synthesize import synthesize
 from tests.broken_kernels import broken_q4_k
 from tests.daemon import Daemon, running_daemon
 

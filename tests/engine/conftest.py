@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from localrun.engine.native.llama import LlamaBackend
-from localrun.models.synthesize import synthesize
+from localrun.models.synthesis.synthesize import synthesize
 
 # A busy machine may stop any example for a second; what is slow shows in the durations.
 settings.register_profile("no deadline", deadline=None)

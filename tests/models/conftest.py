@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.models.synthesize import synthesize
+from localrun.models.synthesis.synthesize import synthesize
 
 
 @pytest.fixture(scope="session")

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from localrun import framing, wire
-from localrun.models.gguf import read_header
+from localrun.models.gguf.reader import read_header
 from localrun.models.memory import MemoryEstimate, estimate
-from localrun.models.synthesize import synthesize
-from localrun.models.tensor_plan import SHAPES, Recurrence, Shape
+from localrun.models.synthesis.synthesize import synthesize
+from localrun.models.synthesis.tensor_plan import SHAPES, Recurrence, Shape
 
 N_BATCH = 512
 SHORT_PROMPT_TOKENS = 20

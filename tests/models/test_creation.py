@@ -10,12 +10,12 @@ import pytest
 
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound, NotFound
 from localrun.models import builtin, creation, naming
-from localrun.models.blobs import BlobWriter
 from localrun.models.creation import Changes
-from localrun.models.gguf import read_header
-from localrun.models.manifest import Message, Place, Role
-from localrun.models.store import Store
-from localrun.models.synthesize import synthesize
+from localrun.models.gguf.reader import read_header
+from localrun.models.storage.blobs import BlobWriter
+from localrun.models.storage.manifest import Message, Place, Role
+from localrun.models.storage.store import Store
+from localrun.models.synthesis.synthesize import synthesize
 from tests.lora_file import write_lora
 from tests.models.test_shards import split_copy
 

@@ -24,7 +24,7 @@ from localrun.models.fit import (
     rough_bytes,
     wanted_cells,
 )
-from localrun.models.header import Header, TensorInfo, Value
+from localrun.models.gguf.header import Header, TensorInfo, Value
 from localrun.models.memory import estimate
 from tests.depth import DEPTH
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.models.gguf import MAX_ENTRIES, MAX_SHARDS, MAX_TENSORS
+from localrun.models.gguf.reader import MAX_ENTRIES, MAX_SHARDS, MAX_TENSORS
 from tests.models.handmade import (
     ENTRIES,
     F64,
@@ -32,7 +32,7 @@ MEASURE = """
 import sys, time
 from pathlib import Path
 from localrun.errors import BadModelFile
-from localrun.models.gguf import read_header
+from localrun.models.gguf.reader import read_header
 def peak_kib():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 before = peak_kib()

@@ -11,8 +11,8 @@ import pytest
 
 from localrun.engine import process
 from localrun.errors import BadRequest
-from localrun.models.gguf import read_header
-from localrun.models.header import Header, TensorInfo, Value
+from localrun.models.gguf.header import Header, TensorInfo, Value
+from localrun.models.gguf.reader import read_header
 from localrun.models.memory import (
     MAX_SEQUENCES,
     MOST_TOKENS,
@@ -26,9 +26,9 @@ from localrun.models.memory import (
     most_embedding_tokens,
     repacked_bytes,
 )
-from localrun.models.synthesize import synthesize
+from localrun.models.synthesis.synthesize import synthesize
+from tests.models.gguf.test_header import of_kind as bare_header
 from tests.models.synthesize_embedding import synthesize_embedding
-from tests.models.test_header import of_kind as bare_header
 
 
 def make_header(**changed: Value) -> Header:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localrun.errors import BadRequest
-from localrun.models.manifest import Key
 from localrun.models.name import Kind, ModelName
+from localrun.models.storage.manifest import Key
 
 
 @pytest.mark.parametrize("text", ["tiny", "tiny:latest", "localrun/tiny", "localrun/tiny:latest", "TINY:Latest"])

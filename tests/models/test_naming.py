@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from localrun.errors import BadModelFile, BadRequest, Conflict, ModelNotFound
-from localrun.models import builtin, manifest, naming
-from localrun.models.blobs import BlobWriter
-from localrun.models.manifest import Manifest, Place, Role, Source, StoredFile
-from localrun.models.store import Store
+from localrun.models import builtin, naming
+from localrun.models.storage import manifest
+from localrun.models.storage.blobs import BlobWriter
+from localrun.models.storage.manifest import Manifest, Place, Role, Source, StoredFile
+from localrun.models.storage.store import Store
 from tests.models.test_shards import split_copy
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

@@ -20,14 +20,15 @@ from localrun.errors import (
     NotFound,
     SourceRefused,
 )
-from localrun.models import builtin, naming, ollama_manifest, pull
+from localrun.models import builtin, naming, pull
 from localrun.models.download.fetch import new_client
 from localrun.models.download.item import FetchLimits, Item
-from localrun.models.manifest import Place, Role
 from localrun.models.sources import huggingface
 from localrun.models.sources.huggingface import Hub
 from localrun.models.sources.remote_plan import RemotePlan
-from localrun.models.store import Store
+from localrun.models.storage import ollama_manifest
+from localrun.models.storage.manifest import Place, Role
+from localrun.models.storage.store import Store
 from tests.hub.repository import Repository
 from tests.hub.server import Hub as LoopbackHub
 from tests.models.handmade import STRING, U32, entry, file_bytes, text, u32

@@ -12,10 +12,10 @@ import gguf
 import pytest
 
 from localrun.errors import BadModelFile
-from localrun.models.gguf import MAX_TENSORS, read_header
-from localrun.models.header import Header
+from localrun.models.gguf.header import Header
+from localrun.models.gguf.reader import MAX_TENSORS, read_header
 from localrun.models.memory import estimate
-from localrun.models.model_files import ModelFiles
+from localrun.models.storage.model_files import ModelFiles
 from tests.models.handmade import ENTRIES, STRING, TYPE_F32, U8, array, entry, file_bytes, tensor, text
 
 U16, I32 = 2, 5

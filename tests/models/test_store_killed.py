@@ -9,9 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-from localrun.models import blobs, manifest, naming
-from localrun.models.blobs import Blobs
-from localrun.models.store import Store
+from localrun.models import naming
+from localrun.models.storage import blobs, manifest
+from localrun.models.storage.blobs import Blobs
+from localrun.models.storage.store import Store
 from tests.depth import DEPTH
 
 # Until it is killed: uploads one of three files, names it, copies the name, replaces the copied name's model, removes.
@@ -20,9 +21,9 @@ import itertools, sys
 from datetime import UTC, datetime
 from pathlib import Path
 from localrun.models import creation, naming
-from localrun.models.blobs import BlobWriter
+from localrun.models.storage.blobs import BlobWriter
 from localrun.models.creation import Changes
-from localrun.models.store import Store
+from localrun.models.storage.store import Store
 
 model, folder = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2])
 store = Store(folder, hub_cache_folder=folder / "hub")

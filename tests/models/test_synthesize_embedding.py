@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from localrun.errors import BadRequest
-from localrun.models.gguf import read_header
+from localrun.models.gguf.reader import read_header
 from tests.models.synthesize_embedding import KINDS, synthesize_embedding
 
 

@@ -25,7 +25,7 @@ from localrun.engine.fake import FakeBackend
 from localrun.engine.native.context import LlamaContext
 from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
-from localrun.models.synthesize import synthesize
+from localrun.models.synthesis.synthesize import synthesize
 from localrun.wire import Finish, Lane
 from tests.engine.harness import Harness, n_seqs_away
 

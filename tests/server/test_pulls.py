@@ -16,11 +16,11 @@ from localrun.errors import BadRequest, Cancelled, DownloadFailed, ModelNotFound
 from localrun.models import builtin
 from localrun.models.download.item import Item
 from localrun.models.fit import Gpu
-from localrun.models.manifest import Place, Role, Source, StoredFile
 from localrun.models.pull import FIRST_BYTES
 from localrun.models.sources.huggingface import Hub
 from localrun.models.sources.remote_plan import PlannedFile, RemotePlan
-from localrun.models.store import Store
+from localrun.models.storage.manifest import Place, Role, Source, StoredFile
+from localrun.models.storage.store import Store
 from localrun.server import pulls as pulls_module
 from localrun.server.pulls import PullProgress, Pulls
 from tests.daemon import running_daemon

@@ -25,7 +25,7 @@ import msgspec
 
 from localrun import kernels
 from localrun.kernels import Pair, Verdict
-from localrun.models.header import Header
+from localrun.models.gguf.header import Header
 from localrun.models.memory import memory_kind
 
 QUIET_S = 2.0

@@ -19,9 +19,9 @@ from localrun.config import Settings
 from localrun.errors import CannotFit
 from localrun.models import memory
 from localrun.models.fit import CELL_STEP, FLOOR_CELLS, USABLE_RAM, Fit, Machine, Wish, choose, in_gb, wanted_cells
-from localrun.models.header import Header
+from localrun.models.gguf.header import Header
 from localrun.models.memory import MemoryEstimate
-from localrun.models.store import Model
+from localrun.models.storage.store import Model
 
 
 class Estimate(Protocol):

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from localrun.errors import BadRequest
-from localrun.models.header import RANK
-from localrun.models.store import Model
+from localrun.models.gguf.header import RANK
+from localrun.models.storage.store import Model
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.placement import Placement
 from localrun.snapshot import EngineRow
@@ -30,7 +30,7 @@ from localrun.wire import Pooling
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from localrun.models.store import Model
+    from localrun.models.storage.store import Model
 
 
 class Use(StrEnum):

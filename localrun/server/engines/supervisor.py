@@ -23,7 +23,7 @@ from localrun import wire
 from localrun.config import Settings
 from localrun.errors import LocalrunError, ModelNotFound, QueueFull, Unavailable, by_code
 from localrun.kernels import Verdict
-from localrun.models.store import Evidence, Model, Store
+from localrun.models.storage.store import Evidence, Model, Store
 from localrun.server.engines import machine
 from localrun.server.engines.faults import EARLY_S, Breaker, StallWatch
 from localrun.server.engines.kernels import Kernels, is_allowed

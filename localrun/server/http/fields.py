@@ -24,7 +24,7 @@ from msgspec import Meta
 
 from localrun.config import ConfigError, latency_target_s
 from localrun.errors import BadModelFile, BadRequest
-from localrun.models.store import Model
+from localrun.models.storage.store import Model
 from localrun.server.engines.resident import Use
 from localrun.server.http.exchange import Exchange
 from localrun.server.jobs.job import Ask

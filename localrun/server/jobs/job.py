@@ -27,7 +27,7 @@ from localrun.server.jobs.registry import RequestRecord
 from localrun.snapshot import RequestState
 
 if TYPE_CHECKING:
-    from localrun.models.store import Model
+    from localrun.models.storage.store import Model
     from localrun.server.engines.link import EngineLink
 
 MAX_DELTAS = 4096

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from localrun.errors import BadModelFile, BadRequest
 from localrun.models.creation import refuse_go
-from localrun.models.store import Model
+from localrun.models.storage.store import Model
 from localrun.server import structured
 from localrun.server.http import fields
 from localrun.server.prompting.ask import (

@@ -24,8 +24,8 @@ import msgspec
 from localrun.errors import BadRequest, BadTemplate
 from localrun.models import creation, modelfile, naming, parameters
 from localrun.models.creation import Base, Changes
-from localrun.models.manifest import Message, StoredFile
-from localrun.models.store import Store
+from localrun.models.storage.manifest import Message, StoredFile
+from localrun.models.storage.store import Store
 from localrun.server.http.exchange import Exchange, decode_body
 from localrun.server.ollama.bodies import Options
 from localrun.server.ollama.store import Status, send_statuses

@@ -3,8 +3,8 @@
 Answered from file headers that the store keeps in memory; none of them loads a model, and many at once cost little.
 Beside Ollama's fields `show` has under `localrun` what they have no place for: files, source, the quantization of each
 tensor type, and the memory that the model takes at several contexts.
-Does not: read or hash weights. `digest` identifies a model's state on this machine (models/store.py), and is no content
-hash.
+Does not: read or hash weights. `digest` identifies a model's state on this machine (models/storage/store.py), and is no
+content hash.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from msgspec import UNSET, UnsetType
 from localrun.config import Settings
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound
 from localrun.models import memory, modelfile
-from localrun.models.header import Header
-from localrun.models.store import DamagedFile, Model, Origin, Store
+from localrun.models.gguf.header import Header
+from localrun.models.storage.store import DamagedFile, Model, Origin, Store
 from localrun.server.http.exchange import Exchange
 from localrun.server.ollama.answer import rfc3339
 from localrun.server.ollama.bodies import ModelBody

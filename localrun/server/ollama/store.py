@@ -24,11 +24,11 @@ import msgspec
 
 from localrun.errors import BadModelFile, BadRequest, DiskFull, ModelNotFound, NotFound, NotSupported
 from localrun.models import naming
-from localrun.models.blobs import BlobWriter
-from localrun.models.manifest import check_digest
 from localrun.models.name import Kind, ModelName
 from localrun.models.naming import Removed
-from localrun.models.store import Store
+from localrun.models.storage.blobs import BlobWriter
+from localrun.models.storage.manifest import check_digest
+from localrun.models.storage.store import Store
 from localrun.server.http.exchange import Exchange
 from localrun.server.ollama.bodies import ModelBody
 from localrun.server.runtime import Runtime

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 from starlette.routing import Route
 
-from localrun.models.store import Model
+from localrun.models.storage.store import Model
 from localrun.server.http.exchange import Exchange, route
 from localrun.server.openai.chat import chat
 from localrun.server.openai.completions import complete

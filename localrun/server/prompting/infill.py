@@ -15,7 +15,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from localrun.errors import BadRequest
-from localrun.models.header import Header, special_token_text
+from localrun.models.gguf.header import Header, special_token_text
 from localrun.wire import Segment
 
 _KEYS = "tokenizer.ggml."

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from localrun.errors import BadRequest, BadTemplate
-from localrun.models.header import Header, special_token_text
+from localrun.models.gguf.header import Header, special_token_text
 from localrun.server.jobs.job import Job
 from localrun.server.parsing import formats
 from localrun.server.parsing.parser import CallFormat, ParserPlan, ThinkingTags

@@ -17,8 +17,8 @@ from typing import Literal
 from weakref import WeakKeyDictionary
 
 from localrun.errors import BadModelFile
-from localrun.models.header import Header
-from localrun.models.store import Model
+from localrun.models.gguf.header import Header
+from localrun.models.storage.store import Model
 from localrun.server.parsing import formats
 from localrun.server.parsing.parser import CallFormat, ThinkingTags
 from localrun.server.prompting.infill import fim_tokens

@@ -12,7 +12,7 @@ import pytest
 
 from localrun.engine.embedding.engine import EmbeddingEngine
 from localrun.engine.native.embedder import LlamaEmbedder
-from localrun.models.synthesize import synthesize
+from localrun.models.synthesis.synthesize import synthesize
 from localrun.wire import Embed, Pooling
 from tests.models.synthesize_embedding import PAIR_TEMPLATE, synthesize_embedding
 

@@ -20,7 +20,7 @@ from localrun.engine.fake import FakeBackend
 from localrun.engine.native.background import Worker
 from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
-from localrun.models.synthesize import synthesize
+from localrun.models.synthesis.synthesize import synthesize
 from localrun.wire import Sampling
 from tests.engine.harness import n_seqs_away
 

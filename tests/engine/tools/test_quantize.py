@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.models.gguf import read_header
+from localrun.models.gguf.reader import read_header
 
 
 def start(source: Path, target: Path, file_type: int) -> subprocess.Popen[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.models.synthesize import synthesize
+from localrun.models.synthesis.synthesize import synthesize
 from tests.daemon import Daemon, running_daemon
 from tests.models.synthesize_embedding import synthesize_embedding
 

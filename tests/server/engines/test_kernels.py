@@ -13,7 +13,7 @@ import pytest
 
 from localrun import kernels
 from localrun.kernels import Fault, Verdict
-from localrun.models.gguf import read_header
+from localrun.models.gguf.reader import read_header
 from localrun.server.engines import kernels as of_daemon
 from localrun.server.engines.kernels import Kernels
 from tests.server.waiting import until

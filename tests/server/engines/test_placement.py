@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from localrun.config import Settings
 from localrun.errors import CannotFit
 from localrun.models.fit import CELL_STEP, USABLE_RAM, Gpu, Machine
-from localrun.models.gguf import read_header
-from localrun.models.header import Header
+from localrun.models.gguf.header import Header
+from localrun.models.gguf.reader import read_header
 from localrun.server.engines.placement import Placement, place, place_text
 
 WEIGHTS_BYTES = 1_000_000

@@ -11,11 +11,11 @@ import pytest
 
 from localrun.config import Settings, latency_target_s
 from localrun.errors import BadRequest, CannotFit
-from localrun.models.store import Model
+from localrun.models.storage.store import Model
 from localrun.server.engines.placement import place_embeddings
 from localrun.server.engines.resident import FileStamp, Use, pooling_for
 from localrun.wire import Pooling
-from tests.models.test_header import of_kind as header
+from tests.models.gguf.test_header import of_kind as header
 
 
 def test_a_stamp_tells_a_replaced_or_changed_file(tmp_path: Path) -> None:

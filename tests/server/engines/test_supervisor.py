@@ -16,9 +16,10 @@ import psutil
 import pytest
 
 from localrun.errors import BadModelFile, EngineDied, ModelNotFound, QueueFull, Unavailable
-from localrun.models import creation, manifest, naming
+from localrun.models import creation, naming
 from localrun.models.creation import Changes
-from localrun.models.store import Store
+from localrun.models.storage import manifest
+from localrun.models.storage.store import Store
 from localrun.server.engines import supervisor as supervisor_module
 from localrun.server.engines.supervisor import Supervisor
 from tests.lora_file import write_lora

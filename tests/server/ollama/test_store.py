@@ -20,8 +20,8 @@ import psutil
 import pytest
 from starlette.applications import Starlette
 
-from localrun.models.gguf import read_header
-from localrun.models.synthesize import synthesize
+from localrun.models.gguf.reader import read_header
+from localrun.models.synthesis.synthesize import synthesize
 from localrun.server.ollama import routes
 from localrun.server.ollama.store import PIECE_BYTES, RESERVE_BYTES
 from tests.daemon import Daemon, running_daemon

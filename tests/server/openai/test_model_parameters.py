@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from localrun.models import builtin, manifest
-from localrun.models.manifest import Manifest, Message, Place, Role, Source, StoredFile
+from localrun.models import builtin
+from localrun.models.storage import manifest
+from localrun.models.storage.manifest import Manifest, Message, Place, Role, Source, StoredFile
 from tests.daemon import Daemon, running_daemon
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from localrun.models.manifest import Message
-from localrun.models.store import Model
+from localrun.models.storage.manifest import Message
+from localrun.models.storage.store import Model
 from localrun.server.prompting import conversation as messages
 from localrun.server.prompting.profile import profile_of
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from localrun.errors import BadRequest
-from localrun.models.header import Header
+from localrun.models.gguf.header import Header
 from localrun.server.prompting import infill as module
 from localrun.server.prompting.infill import FimTokens, fim_tokens, infill
 from localrun.wire import Segment

@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 from localrun.errors import BadRequest, BadTemplate
-from localrun.models.gguf import read_header
-from localrun.models.header import Header
+from localrun.models.gguf.header import Header
+from localrun.models.gguf.reader import read_header
 from localrun.server import structured
 from localrun.server.jobs.job import Job
 from localrun.server.parsing.parser import ParserPlan

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from localrun.models import creation
-from localrun.models.gguf import read_header
-from localrun.models.store import Model
+from localrun.models.gguf.reader import read_header
+from localrun.models.storage.store import Model
 from localrun.server.prompting.profile import capabilities, profile_of
 
 

@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from localrun.errors import BadModelFile, BadRequest
-from localrun.models import atomic_file, builtin
-from localrun.models.bounded_reader import open_regular
+from localrun.models import builtin
+from localrun.models.gguf.bounded_reader import open_regular
 from localrun.models.name import BUILT_IN, DEFAULT_TAG, HUB_HOST, Kind, ModelName
+from localrun.models.storage import atomic_file
 
 FOLDER = "manifests"
 MAX_MANIFEST_BYTES = 8 * 1024 * 1024

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localrun.errors import BadModelFile
-from localrun.models.gguf import MAX_ENTRIES, MAX_TENSORS, read_header
-from localrun.models.header import ArraySummary, Header
+from localrun.models.gguf.header import ArraySummary, Header
+from localrun.models.gguf.reader import MAX_ENTRIES, MAX_TENSORS, read_header
 from localrun.models.memory import estimate
 from tests.depth import DEPTH
 from tests.models.handmade import (

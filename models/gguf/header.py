@@ -2,8 +2,8 @@
 embeddings, or ranking).
 
 Pure and immutable, but for the texts of a few tokens, which are read from the file again when they are asked for. Made
-by `gguf.read_header`, which has checked everything that the properties rely on: none of them raises, and dimensions are
-within the limits named in `dimension_problem`.
+by `reader.read_header`, which has checked everything that the properties rely on: none of them raises, and dimensions
+are within the limits named in `dimension_problem`.
 
 Does not: hold the vocabulary (hundreds of thousands of texts) or any weights. Whoever asks for texts of tokens keeps
 them: to find some is a walk over all (some milliseconds per hundred thousand).
@@ -18,8 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from localrun.models.bounded_reader import BoundedReader, open_model_file
-from localrun.models.ggml_types import FILE_TYPES
+from localrun.models.gguf.bounded_reader import BoundedReader, open_model_file
+from localrun.models.gguf.ggml_types import FILE_TYPES
 
 # Real vocabularies have at most some thousand (reserved ones included), each a few dozen bytes long.
 MAX_CONTROL_TOKENS: Final = 16_384

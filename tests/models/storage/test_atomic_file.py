@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.models import atomic_file
+from localrun.models.storage import atomic_file
 
 
 def test_a_file_is_replaced_at_the_end(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from localrun.errors import BadRequest, Conflict
-from localrun.models import atomic_file
-from localrun.models.manifest import blob_path, check_digest
+from localrun.models.storage import atomic_file
+from localrun.models.storage.manifest import blob_path, check_digest
 
 _BLOB = re.compile(r"sha256-([0-9a-f]{64})")
 

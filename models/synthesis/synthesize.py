@@ -23,9 +23,9 @@ import gguf
 import numpy as np
 
 from localrun.errors import BadRequest
-from localrun.models.ggml_types import by_name
-from localrun.models.random_blocks import BlockPool
-from localrun.models.synthetic_tokenizer import (
+from localrun.models.gguf.ggml_types import by_name
+from localrun.models.synthesis.random_blocks import BlockPool
+from localrun.models.synthesis.synthetic_tokenizer import (
     CHAT_TEMPLATE,
     CONTROL_TOKENS,
     END_OF_TEXT,
@@ -33,7 +33,7 @@ from localrun.models.synthetic_tokenizer import (
     Vocabulary,
     make_vocabulary,
 )
-from localrun.models.tensor_plan import SHAPES, TYPES, Recurrence, Shape, TensorPlan, plan_tensors
+from localrun.models.synthesis.tensor_plan import SHAPES, TYPES, Recurrence, Shape, TensorPlan, plan_tensors
 
 _ALIGNMENT = 32
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from localrun.errors import BadModelFile
-from localrun.models import header
-from localrun.models.gguf import read_header
-from localrun.models.header import (
+from localrun.models.gguf import header
+from localrun.models.gguf.header import (
     ArraySummary,
     Header,
     TensorInfo,
@@ -21,6 +20,7 @@ from localrun.models.header import (
     read_token,
     special_token_text,
 )
+from localrun.models.gguf.reader import read_header
 
 DIMENSIONS: dict[str, Value] = {
     "llama.context_length": 8192,

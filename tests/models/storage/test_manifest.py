@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from localrun.errors import BadModelFile, BadRequest
-from localrun.models import manifest
-from localrun.models.manifest import Key, Manifest, Message, Place, Role, Source, StoredFile
+from localrun.models.storage import manifest
+from localrun.models.storage.manifest import Key, Manifest, Message, Place, Role, Source, StoredFile
 
 DIGEST = "sha256:" + "ab" * 32
 BLOB = StoredFile(role=Role.MODEL, place=Place.BLOB, size_bytes=5, digest=DIGEST)

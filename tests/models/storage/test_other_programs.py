@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from localrun.errors import BadRequest, ModelNotFound
-from localrun.models import builtin, naming, other_programs
-from localrun.models.manifest import Key
-from localrun.models.store import Origin, Store
-from localrun.models.synthesize import synthesize
+from localrun.models import builtin, naming
+from localrun.models.storage import other_programs
+from localrun.models.storage.manifest import Key
+from localrun.models.storage.store import Origin, Store
+from localrun.models.synthesis.synthesize import synthesize
 from tests.models.handmade import ENTRIES, STRING, entry, file_bytes, text
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import scan_cache_dir
 
-from localrun.models import hub_cache
+from localrun.models.storage import hub_cache
 
 
 @pytest.mark.parametrize(

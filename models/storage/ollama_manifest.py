@@ -16,7 +16,7 @@ import msgspec
 
 from localrun.errors import BadRequest
 from localrun.models import parameters
-from localrun.models.manifest import Message, Role, check_digest
+from localrun.models.storage.manifest import Message, Role, check_digest
 
 DEFAULT_HOST = "registry.ollama.ai"
 DEFAULT_OWNER = "library"

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localrun.errors import BadModelFile
-from localrun.models import gguf
-from localrun.models.header import Header
+from localrun.models.gguf import reader
+from localrun.models.gguf.header import Header
 
 SUFFIX = ".gguf"
 # How deep, and how many entries, a foreign folder is searched: LM Studio keeps owner/repository/file.
@@ -67,7 +67,7 @@ class ModelFiles:
             return None
         except OSError as error:
             raise BadModelFile(f"{path.name} cannot be read: {error.strerror or error}") from error
-        later = tuple(_changed_at_ns(shard) for shard in gguf.later_shards(path))
+        later = tuple(_changed_at_ns(shard) for shard in reader.later_shards(path))
         stamp = _Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns, later)
         known = self._known.get(path)
         if known is None or known[0] != stamp:
@@ -148,7 +148,7 @@ def _changed_at_ns(path: Path) -> int:
 
 def _inspect(path: Path, modified_at_s: float) -> ModelFile | BadModelFile:
     try:
-        header = gguf.read_header(path)
+        header = reader.read_header(path)
     except BadModelFile as error:
         return error
     # File systems store times that datetime cannot express.

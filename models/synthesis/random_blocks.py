@@ -18,7 +18,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from localrun.models.ggml_types import GgmlType
+from localrun.models.gguf.ggml_types import GgmlType
 
 Bytes = npt.NDArray[np.uint8]
 

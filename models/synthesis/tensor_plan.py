@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from localrun.models.ggml_types import GgmlType, by_name
+from localrun.models.gguf.ggml_types import GgmlType, by_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,9 +23,9 @@ from typing import NamedTuple
 import msgspec
 
 from localrun.errors import BadModelFile, BadRequest
-from localrun.models import ollama_manifest
-from localrun.models.bounded_reader import open_regular
-from localrun.models.manifest import (
+from localrun.models.gguf.bounded_reader import open_regular
+from localrun.models.storage import ollama_manifest
+from localrun.models.storage.manifest import (
     LOCAL_HOST,
     LOCAL_OWNER,
     Key,
@@ -36,7 +36,14 @@ from localrun.models.manifest import (
     canonical,
     check_digest,
 )
-from localrun.models.ollama_manifest import FILE_ROLES, MAX_MANIFEST_BYTES, MAX_TEXT_BYTES, TEXTS, Layer, Unsound
+from localrun.models.storage.ollama_manifest import (
+    FILE_ROLES,
+    MAX_MANIFEST_BYTES,
+    MAX_TEXT_BYTES,
+    TEXTS,
+    Layer,
+    Unsound,
+)
 
 OLLAMA = "Ollama"
 LM_STUDIO = "LM Studio"

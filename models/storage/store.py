@@ -34,13 +34,15 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from localrun.errors import BadModelFile, BadRequest, LocalrunError, ModelNotFound
-from localrun.models import architectures, builtin, hub_cache, manifest, model_files
-from localrun.models.blobs import Blobs
-from localrun.models.header import Header
-from localrun.models.manifest import Key, Manifest, Message, Place, Role, Source, StoredFile
-from localrun.models.model_files import SUFFIX, ModelFile, ModelFiles
+from localrun.models import builtin
+from localrun.models.gguf import architectures
+from localrun.models.gguf.header import Header
 from localrun.models.name import BUILT_IN, DEFAULT_TAG, Kind, ModelName
-from localrun.models.other_programs import OLLAMA, Folder, OllamaStore, OtherPrograms, name_in_ollama
+from localrun.models.storage import hub_cache, manifest, model_files
+from localrun.models.storage.blobs import Blobs
+from localrun.models.storage.manifest import Key, Manifest, Message, Place, Role, Source, StoredFile
+from localrun.models.storage.model_files import SUFFIX, ModelFile, ModelFiles
+from localrun.models.storage.other_programs import OLLAMA, Folder, OllamaStore, OtherPrograms, name_in_ollama
 
 _DIGEST_CHUNK_BYTES = 1024 * 1024
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from localrun.models.header import Value
+from localrun.models.gguf.header import Value
 
 # A test compares it with the version that is installed: a new one may load more.
 LLAMA_CPP_PYTHON: Final = "0.3.36"

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from localrun.errors import BadModelFile
-from localrun.models.bounded_reader import MAX_HEADER_BYTES, BoundedReader, open_model_file
-from localrun.models.ggml_types import BY_NUMBER
-from localrun.models.header import ArraySummary, Header, Scalar, TensorInfo, Value, dimension_problem
+from localrun.models.gguf.bounded_reader import MAX_HEADER_BYTES, BoundedReader, open_model_file
+from localrun.models.gguf.ggml_types import BY_NUMBER
+from localrun.models.gguf.header import ArraySummary, Header, Scalar, TensorInfo, Value, dimension_problem
 
 # Published models have at most some hundred; each costs an open file in the engine.
 MAX_SHARDS = 1_000

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound
-from localrun.models import builtin, gguf, naming
-from localrun.models.store import Origin, Store
+from localrun.models import builtin, naming
+from localrun.models.gguf import reader
+from localrun.models.storage.store import Origin, Store
 
 
 @pytest.fixture
@@ -129,8 +130,8 @@ def test_headers_are_parsed_once_while_a_file_stays_the_same(
     models: Store, folder: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[str] = []
-    read_header = gguf.read_header
-    monkeypatch.setattr(gguf, "read_header", lambda path: parsed.append(path.name) or read_header(path))
+    read_header = reader.read_header
+    monkeypatch.setattr(reader, "read_header", lambda path: parsed.append(path.name) or read_header(path))
     put(tiny_gguf, folder, "good.gguf")
     (folder / "bad.gguf").write_bytes(b"GGUF")
     for _ in range(3):

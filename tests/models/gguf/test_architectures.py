@@ -8,8 +8,8 @@ from pathlib import Path
 import llama_cpp
 import pytest
 
-from localrun.models import architectures
-from localrun.models.gguf import first_entries, read_header
+from localrun.models.gguf import architectures
+from localrun.models.gguf.reader import first_entries, read_header
 from tests.models.handmade import ENTRIES, STRING, U32, VALID, array, entry, file_bytes, text, u32
 
 

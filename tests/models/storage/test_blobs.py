@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from localrun.errors import BadRequest
-from localrun.models import blobs
-from localrun.models.blobs import Blobs, BlobWriter
+from localrun.models.storage import blobs
+from localrun.models.storage.blobs import Blobs, BlobWriter
 
 
 def digest_of(content: bytes) -> str:

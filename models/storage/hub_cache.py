@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localrun.errors import DownloadFailed
-from localrun.models import atomic_file
+from localrun.models.storage import atomic_file
 
 
 def folder(environ: Mapping[str, str] = os.environ) -> Path:
