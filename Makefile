@@ -17,8 +17,8 @@ run: $(RUN_STAMP)
 	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/localrun; \
 	else $(BIN)/localrun run tiny "Tell me a story about a fox." --verbose </dev/null; fi
 
-# Two processes share the files of tests between them.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Three processes share the files of tests between them: on two cores one more than cores, because tests wait a lot.
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 # Tests start hundreds of interpreters, which would each compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
