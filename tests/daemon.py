@@ -24,13 +24,22 @@ N_CTX = 2048
 
 
 class Daemon:
-    """`url` of the daemon, `http` to speak with it."""
+    """`url` of the daemon, `http` to speak with it, `home` has all its folders."""
 
     def __init__(self, url: str, process: subprocess.Popen[str], log: Path) -> None:
         self.url = url
         self.process = process
         self._log = log
-        self.http = httpx2.Client(base_url=url, timeout=60, trust_env=False)
+        self.home = log.parent
+        self.http = self._new_client()
+
+    def _new_client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=60, trust_env=False)
+
+    def disconnect(self) -> None:
+        """Closes this side's connections; the next request opens one."""
+        self.http.close()
+        self.http = self._new_client()
 
     @property
     def port(self) -> int:

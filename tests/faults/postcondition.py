@@ -1,0 +1,107 @@
+"""What must be true after every fault, whatever it was: each request ended once, nothing is held, nothing is left, and
+the next request is answered as before.
+
+    with unharmed(daemon):
+        ...  # the fault, and whatever clients see of it
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from tests.daemon import Daemon
+
+CANARY: dict[str, Any] = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
+FINAL = {"done", "cancelled", "failed"}
+# Names under which the program, its engines and its downloads write what is not complete, and locks.
+UNFINISHED = re.compile(r"\.localrun-temp$|\.tmp$|\.localrun-(?:part|partial|lock|journal)|\.lock$")
+# How long a daemon may take to tidy up, on a machine that is busy with other tests.
+PATIENCE_S = 60.0
+
+
+class Held(NamedTuple):
+    """What a daemon without any model holds: descriptors of its process, and its children by what they run."""
+
+    n_descriptors: int
+    children: tuple[str, ...]
+
+
+@contextmanager
+def unharmed(daemon: Daemon, *, may_leave: tuple[str, ...] = (), canary: dict[str, Any] = CANARY) -> Iterator[None]:
+    """Whatever happens inside leaves the daemon as it was. `may_leave` are endings of names of unfinished files that a
+    fault may leave on purpose, such as a download that can be resumed."""
+    answer = _answer(daemon, canary)
+    before = _held_without_models(daemon)
+    files = unfinished_files(daemon.home)
+    yield
+    check_requests(daemon)
+    assert _answer(daemon, canary) == answer, "the next request is answered as before"
+    _within_patience(lambda: _held_without_models(daemon), lambda held: _is_no_more(held, before), before)
+    left = [path for path in unfinished_files(daemon.home) - files if not path.name.endswith(may_leave or ("\0",))]
+    assert not left, f"left behind: {left}"
+    assert "Traceback" not in daemon.log, daemon.log[-4000:]
+
+
+def check_requests(daemon: Daemon) -> None:
+    """No request is under way and each ended once; no slot, lease, sequence or cell belongs to one."""
+    snapshot = _within_patience(lambda: _snapshot(daemon), _is_settled, "no request under way")
+    total = snapshot["aggregate"]
+    ended = re.findall(r"^localrun_requests_total\{[^}]*\} ([0-9.]+)", daemon.http.get("/metrics").text, re.M)
+    assert sum(map(float, ended)) == total["requests_total"], "each request is counted as ended, and once"
+    ids = [row["id"] for row in snapshot["requests"]]
+    assert len(ids) == len(set(ids))
+    for engine in snapshot["engines"]:
+        assert [run for run in engine["kv_runs"] if run[2] is not None] == [], "a cell belongs to an ended request"
+
+
+def unfinished_files(home: Path) -> set[Path]:
+    """Temporary files, locks and partial downloads anywhere below the daemon's home."""
+    return {path for path in home.rglob("*") if UNFINISHED.search(path.name)}
+
+
+def _answer(daemon: Daemon, canary: dict[str, Any]) -> str:
+    response = daemon.post("/v1/completions", canary)
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["text"])
+
+
+def _held_without_models(daemon: Daemon) -> Held:
+    """Unloads every model first: one that is leased cannot be unloaded."""
+    for engine in _snapshot(daemon)["engines"]:
+        daemon.post("/api/generate", model=engine["model"], keep_alive=0)
+    _within_patience(lambda: _snapshot(daemon)["engines"], lambda engines: not engines, "no engine")
+    daemon.disconnect()
+    process = psutil.Process(daemon.process.pid)
+    children = sorted(" ".join(child.cmdline()[1:]) for child in process.children(recursive=True))
+    return Held(process.num_fds(), tuple(children))
+
+
+def _is_no_more(held: Held, before: Held) -> bool:
+    return held.n_descriptors <= before.n_descriptors and held.children == before.children
+
+
+def _is_settled(snapshot: dict[str, Any]) -> bool:
+    running = [row for row in snapshot["requests"] if row["state"] not in FINAL]
+    total = snapshot["aggregate"]
+    busy = total["running"] + total["queued"] + total["loading"]
+    return not running and not busy and not any(row["slots_busy"] + row["queued"] for row in snapshot["engines"])
+
+
+def _snapshot(daemon: Daemon) -> dict[str, Any]:
+    snapshot: dict[str, Any] = daemon.http.get("/localrun/v1/snapshot").json()
+    return snapshot
+
+
+def _within_patience(look: Any, is_right: Any, wanted: object) -> Any:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not is_right(seen := look()):
+        assert time.monotonic() < deadline_s, f"wanted: {wanted}\nseen: {seen}"
+        time.sleep(0.1)
+    return seen
