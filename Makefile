@@ -10,7 +10,7 @@ WHEELS ?= $(LOCALRUN_WHEELS)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
 	--constraint packaging/constraints.txt
 
-.PHONY: run test test-fast test-deep test-clients test-real lint types smoke generate constraints bench native-wheel gpu-check clean
+.PHONY: run test test-fast test-deep test-clients test-real soak lint types smoke generate constraints bench native-wheel gpu-check clean
 
 # A terminal gets the TUI; without one, a prompt goes through the daemon and the reply is printed with its rate.
 run: $(RUN_STAMP)
@@ -40,6 +40,11 @@ test-clients: $(STAMP)
 REAL ?= core
 test-real: $(STAMP)
 	$(BIN)/python -m tests.real $(REAL)
+
+# Everything at once while engines are killed, for so long; an hour is what figures in the docs are of.
+MINUTES ?= 60
+soak: $(STAMP)
+	$(BIN)/python -m tests.soak --minutes $(MINUTES)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
