@@ -180,7 +180,10 @@ def _is_names(value: Any) -> bool:
 
 _COUNT = (_is_count, f"must be a whole number from 0 to {MAX_COUNT}")
 _NUMBER = (_is_number, "must be a number")
-_PATTERN = f"must be a regular expression of at most {MAX_PATTERN_CHARACTERS} characters, without look-around and backreferences"
+_PATTERN = (
+    f"must be a regular expression of at most {MAX_PATTERN_CHARACTERS} characters, without look-around or "
+    f"backreferences"
+)
 
 _SCHEMA = frozenset({"items", "additionalProperties"})
 _SCHEMAS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
