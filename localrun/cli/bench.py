@@ -46,8 +46,8 @@ class _Positive(click.FloatRange):
 class _NewFile(click.Path):
     """A file to write when everything is measured; that its folder is there is checked before."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(str(super().convert(value, param, ctx)))
         if not path.absolute().parent.is_dir():
             self.fail(f"there is no folder '{path.absolute().parent}'", param, ctx)
         return path

@@ -232,8 +232,9 @@ class _NoAnswerError(httpx2.TransportError):
 
 class _Client(httpx2.Client):
     def __init__(self) -> None:
-        hooks = {"request": [_before_attempt], "response": [_after_attempt]}
-        super().__init__(follow_redirects=True, event_hooks=hooks)
+        super().__init__(
+            follow_redirects=True, event_hooks={"request": [_before_attempt], "response": [_after_attempt]}
+        )
 
     def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
         try:
@@ -249,11 +250,10 @@ def _before_attempt(request: httpx2.Request) -> None:
 
 
 def _after_attempt(response: httpx2.Response) -> None:
-    from huggingface_hub.utils import hf_raise_for_status
+    from huggingface_hub.errors import HfHubHTTPError
 
     if response.status_code in PASSING_STATUSES:
-        response.read()
-        hf_raise_for_status(response)
+        raise HfHubHTTPError(f"status {response.status_code}", response=response)
 
 
 @dataclass(frozen=True, kw_only=True)
