@@ -110,7 +110,8 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, errors.LocalrunError):
             return _failed(error.message, exits.code_of(error))
         if isinstance(error, OSError):
-            return _failed(str(error), exits.ERROR)
+            words = error.strerror or str(error)
+            return _failed(f"{error.filename}: {words}" if error.filename else words, exits.ERROR)
         return _failed(f"{type(error).__name__}: {error} (LOCALRUN_DEBUG=1 shows where)", exits.ERROR)
     return result if isinstance(result, int) else exits.OK
 

@@ -32,6 +32,7 @@ from localrun.models.storage.manifest import Key
 from localrun.models.storage.store import Store
 from localrun.server.engines import machine
 from localrun.server.engines.machine import installed_gpus
+from localrun.server.http import failures
 from localrun.snapshot import PullRow
 
 UPDATE_EVERY_S = 0.1
@@ -332,9 +333,9 @@ class Pulls:
                 error = Unavailable("the daemon is stopping; the pull goes on when it starts again")
             else:
                 error = _cancelled()
-        except Exception:
+        except Exception as unexpected:
             _log.exception("pulling %s failed", pull.wanted.model)
-            error = LocalrunError("internal error; the daemon's log has the details")
+            error = failures.unexpected(unexpected)
         pull.progress.end(error)
         if not self._is_stopping:
             await self._remember()

@@ -104,11 +104,18 @@ def below_folder(folder: Path) -> Iterator[tuple[Path, str]]:
             n_left -= 1
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
+            if _is_folder(entry):
                 if depth + 1 < MAX_DEPTH:
                     waiting.append((Path(entry.path), depth + 1))
             elif entry.name.lower().endswith(SUFFIX) and not is_part(entry.name):
                 yield Path(entry.path), _stem(entry.name)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # links that go round in a circle
+        return False
 
 
 class Shard(NamedTuple):

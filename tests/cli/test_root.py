@@ -97,6 +97,23 @@ def test_an_unforeseen_error_is_one_line_unless_debugging(capsys, environment, m
         run(["ps"])
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (PermissionError(13, "Permission denied", "/data/state"), "/data/state: Permission denied"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("what a library says"), "what a library says"),
+    ],
+)
+def test_an_error_of_the_system_is_told_without_its_number(capsys, environment, monkeypatch, error, words):
+    def fail(settings: object) -> str:
+        raise error
+
+    monkeypatch.setattr("localrun.cli.running.require_daemon", fail)
+    assert run(["ps"]) == exits.ERROR
+    assert capsys.readouterr().err == f"error: {words}\n"
+
+
 def test_version_option(capsys):
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"localrun {__version__}\n"

@@ -239,6 +239,20 @@ def test_a_hub_in_passing_trouble_is_asked_again(server, hub, monkeypatch):
     assert planned(hub).quant == "Q4_K_M"
 
 
+@pytest.mark.parametrize("ask", [planned, lambda hub: asyncio.run(huggingface.search("acme", hub=hub))])
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_only_questions_of_ours_are_asked_again(server, hub, monkeypatch, ask, status):
+    """huggingface_hub's own five attempts, within each of ours, kept a search waiting for more than a minute."""
+    monkeypatch.setattr("localrun.models.sources.hub.QUESTION_BASE_S", 0.001)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: pytest.fail("huggingface_hub waits"))
+    server.faults.hub_answers = [(status, {})] * 20
+    with pytest.raises(LocalrunError):
+        ask(hub)
+    assert 20 - len(server.faults.hub_answers) == (1 if status == 429 else 3)
+    with pytest.raises(DownloadFailed, match="cannot be reached"):
+        ask(replace(hub, endpoint="http://127.0.0.1:9"))
+
+
 def test_a_token_is_not_shown(hub):
     logged_in = replace(hub, token=TOKEN)
     assert TOKEN not in repr(logged_in)

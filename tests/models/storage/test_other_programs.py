@@ -298,6 +298,19 @@ def test_lm_studio_s_files_are_listed_in_place_and_never_deleted(home: Path, tin
     assert model.path.is_file()
 
 
+def test_links_that_go_round_in_lm_studio_s_folder_hide_no_other_model(home: Path, tiny_gguf: Path):
+    folder = home / ".lmstudio/models/owner/repo"
+    folder.mkdir(parents=True)
+    shutil.copyfile(tiny_gguf, folder / "Fox-Q4_0.gguf")
+    (folder / "loop.gguf").symlink_to("loop.gguf")
+    (folder / "circle").symlink_to("circle")
+    (folder / "up").symlink_to(folder.parent)
+    store = store_of(home)
+    assert [model.name for model in store.list()] == ["tiny", "Fox-Q4_0"]
+    assert store.resolve("fox-q4_0").path == folder / "Fox-Q4_0.gguf"
+    assert folder / "loop.gguf" in {file.path for file in store.damaged()}
+
+
 def test_where_lm_studio_s_folder_is(home: Path, tmp_path: Path):
     def folders() -> list[Path]:
         return [folder.path for folder in other_programs.found(home / "cache", {}, home).folders if folder.program]

@@ -60,6 +60,13 @@ def test_an_unsupported_keyword_is_named_with_its_path(schema: Any, path: str, k
         ({"enum": []}, "format.enum: must be a list of 1 to"),
         ({"required": "a"}, "format.required: must be a list of names"),
         ({"pattern": "a" * 3000}, "format.pattern: must be a regular expression of at most"),
+        (
+            {"pattern": "^(?!a)"},
+            "format.pattern: must be a regular expression of at most 2000 characters, without look",
+        ),
+        ({"pattern": r"(?<=a)b"}, "without look-around or backreferences"),
+        ({"pattern": r"[\]](a)\\\1"}, "without look-around or backreferences"),
+        ({"patternProperties": {"a(?=b)": {}}}, "format.patternProperties: 'a(?=b)' must be a regular expression of"),
         ({"$ref": "#/$defs/missing"}, "format: \"$ref\": '#/$defs/missing' leads nowhere"),
         ({"$ref": "https://example.com/schema"}, "leads nowhere"),
         ({"$ref": "#"}, "format: \"$ref\": '#' is described by itself alone"),
@@ -68,6 +75,11 @@ def test_an_unsupported_keyword_is_named_with_its_path(schema: Any, path: str, k
 )
 def test_a_value_that_a_keyword_cannot_have_is_refused(schema: Any, message: str):
     assert message in refusal(schema)
+
+
+def test_what_looks_like_look_around_is_a_pattern():
+    for pattern in (r"\(?=", r"[(?=]", r"\\1", r"(?:a)(?<name>b)", r"[\]\1]?"):
+        assert checked({"pattern": pattern}, field="format") == {"pattern": pattern}
 
 
 def test_bombs_are_refused_before_anybody_compiles_them():
