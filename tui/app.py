@@ -25,7 +25,6 @@ from localrun.tui import preferences
 from localrun.tui.daemon import RETRY_DELAYS_S, Connect, Daemon, EventFeed
 from localrun.tui.history import History, HistoryUnavailable, open_history
 from localrun.tui.keys import bind, shown
-from localrun.tui.plain_text import line
 from localrun.tui.preferences import DARK, LIGHT, Preferences
 from localrun.tui.screens.chat import ChatScreen
 from localrun.tui.screens.help import HelpScreen
@@ -33,6 +32,7 @@ from localrun.tui.screens.logs import LogsScreen
 from localrun.tui.screens.models import ModelsScreen
 from localrun.tui.screens.monitor import MonitorScreen
 from localrun.tui.session import Session
+from localrun.tui.short_text import line
 
 # In sixteen colours the shades of a theme run together, so such a terminal's own colours are used as they are.
 _SIXTEEN_COLOURS_THEME = "ansi-dark"
