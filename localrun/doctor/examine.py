@@ -26,6 +26,7 @@ from localrun.doctor.surroundings import (
     check_threads,
     own_requirements,
 )
+from localrun.models.storage import other_programs
 from localrun.models.storage.store import Store
 
 
@@ -115,7 +116,9 @@ def _files(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Fi
 
 
 def _models(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
-    store = Store(config.models_folder(seen.settings, environ), model_dirs=config.model_dirs(seen.settings))
+    others = other_programs.found(config.folders(environ).cache, environ)
+    folder, model_dirs = config.models_folder(seen.settings, environ), config.model_dirs(seen.settings)
+    store = Store(folder, model_dirs=model_dirs, others=others)
     yield from check_models(store, now_s=time.time(), is_deep=is_deep)
     root = kv_folders.kv_folder(config.folders(environ).cache)
     yield from check_kv_cache(kv_folders.survey(root), limit_bytes=seen.settings.disk_cache_bytes, root=root)
