@@ -27,6 +27,7 @@ from localrun.tui.history import History, HistoryUnavailable, open_history
 from localrun.tui.keys import bind, shown
 from localrun.tui.preferences import DARK, LIGHT, Preferences
 from localrun.tui.screens.chat import ChatScreen
+from localrun.tui.screens.dialog import Dialog
 from localrun.tui.screens.help import HelpScreen
 from localrun.tui.screens.logs import LogsScreen
 from localrun.tui.screens.models import ModelsScreen
@@ -188,13 +189,16 @@ class LocalrunApp(App[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """The footer says how to get elsewhere, and not to where one is."""
-        return action != "show" or parameters != (self.current_mode,)
+        return action != "show" or parameters != (self.current_mode,) or isinstance(self.screen, Dialog)
 
     async def action_show(self, where: str) -> None:
-        """Goes to a mode, or opens the model picker over it."""
+        """Goes to a mode, closing the dialogs over this one, or opens the model picker over it."""
         if where == "models":
             await self.push_screen(ModelsScreen(self.session), self._choose_model)
-        else:
+            return
+        while isinstance(self.screen, Dialog):
+            await self.pop_screen()
+        if where != self.current_mode:
             await self.switch_mode(where)
 
     async def _choose_model(self, model: str | None) -> None:

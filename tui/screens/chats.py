@@ -22,7 +22,7 @@ from textual.widgets.option_list import Option
 from localrun.tui import short_text
 from localrun.tui.history import Chat
 from localrun.tui.keys import bind
-from localrun.tui.screens.picker import Picker
+from localrun.tui.screens.dialog import Picker
 from localrun.tui.session import Session
 from localrun.tui.short_text import column, fit, line
 

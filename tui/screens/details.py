@@ -12,7 +12,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen, Screen
+from textual.screen import Screen
 from textual.widgets import Static
 
 from localrun.errors import LocalrunError
@@ -20,6 +20,7 @@ from localrun.snapshot import RequestRow, Snapshot
 from localrun.tui import short_text
 from localrun.tui.keys import bind
 from localrun.tui.rates import sparkline
+from localrun.tui.screens.dialog import Dialog
 from localrun.tui.session import Session
 from localrun.tui.short_text import block, line
 
@@ -32,7 +33,7 @@ def _labelled(label: str, text: str | Content) -> Content:
     return Content.assemble(Content.styled(label.ljust(_LABEL_WIDTH), "$foreground 60%"), text)
 
 
-class ModelDetailScreen(ModalScreen[None]):
+class ModelDetailScreen(Dialog[None]):
     """`model` is the name of one that is here."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q,ctrl+g", "dismiss", "Close")]
@@ -102,7 +103,7 @@ def fit_facts(fit: dict[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
-class RequestScreen(ModalScreen[None]):
+class RequestScreen(Dialog[None]):
     """`row` is how the request stood when it was opened."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -24,7 +24,7 @@ from localrun.errors import LocalrunError
 from localrun.tui import short_text
 from localrun.tui.keys import bind
 from localrun.tui.screens.details import ModelDetailScreen
-from localrun.tui.screens.picker import Picker
+from localrun.tui.screens.dialog import Picker
 from localrun.tui.session import Session, pull_line
 from localrun.tui.short_text import column, line
 
