@@ -189,17 +189,20 @@ class LocalrunApp(App[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """The footer says how to get elsewhere, and not to where one is."""
-        return action != "show" or parameters != (self.current_mode,) or isinstance(self.screen, Dialog)
+        return action != "show" or parameters != (self.current_mode,)
 
     async def action_show(self, where: str) -> None:
-        """Goes to a mode, closing the dialogs over this one, or opens the model picker over it."""
+        """Goes to a mode, or opens the model picker over it."""
         if where == "models":
             await self.push_screen(ModelsScreen(self.session), self._choose_model)
-            return
+        else:
+            await self.switch_mode(where)
+
+    async def action_leave(self, where: str) -> None:
+        """Closes the dialogs and goes to a mode, which may be the one below them."""
         while isinstance(self.screen, Dialog):
             await self.pop_screen()
-        if where != self.current_mode:
-            await self.switch_mode(where)
+        await self.switch_mode(where)
 
     async def _choose_model(self, model: str | None) -> None:
         if model is not None:

@@ -21,9 +21,9 @@ class Dialog(ModalScreen[Chosen]):
     """A modal screen hides the app's own keys, so they are bound here again; a dialog's own keys win over them."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        bind("app.chat", "app.show('chat')", show=False),
-        bind("app.monitor", "app.show('monitor')", show=False),
-        bind("app.logs", "app.show('logs')", show=False),
+        bind("app.chat", "app.leave('chat')", show=False),
+        bind("app.monitor", "app.leave('monitor')", show=False),
+        bind("app.logs", "app.leave('logs')", show=False),
         bind("app.help", "app.help", show=False),
         bind("app.reconnect", "app.reconnect", show=False),
     ]
