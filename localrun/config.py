@@ -9,8 +9,10 @@ Does not: create folders, or read anything but the one TOML file.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -208,6 +210,20 @@ def _parse(field: str, text: str, source: str) -> Any:
         raise ConfigError(f"{source}: {field} is {text!r}, which is not of type {plain.__name__}") from None
 
 
+_HOST_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*", re.ASCII | re.IGNORECASE)
+
+
+def _is_host(text: str) -> bool:
+    """Whether it can stand in a URL."""
+    if ":" not in text:
+        return _HOST_NAME.fullmatch(text) is not None
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return "%" not in text
+
+
 def _checked(field: str, value: Any, source: str) -> Any:
     try:
         value = msgspec.convert(value, _HINTS[field])
@@ -215,6 +231,8 @@ def _checked(field: str, value: Any, source: str) -> Any:
             latency_target_s(value)
     except (msgspec.ValidationError, ConfigError) as error:
         raise ConfigError(f"{source}: {field} is {value!r}: {error}") from None
+    if field == "host" and not _is_host(value):
+        raise ConfigError(f"{source}: host is {value!r}; use a host name or an IP address, without scheme and port")
     choices = CHOICES.get(field)
     if choices and value not in choices:
         raise ConfigError(f"{source}: {field} is {value!r}; use one of {', '.join(choices)}")

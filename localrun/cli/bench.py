@@ -24,7 +24,7 @@ from localrun.config import Settings
 
 if TYPE_CHECKING:
     from localrun.bench.compare import Run
-    from localrun.bench.decode_curve import CurvePoint
+    from localrun.bench.metrics import CurvePoint
     from localrun.bench.peer import PeerComparison
     from localrun.bench.results import RunResult, Workload
     from localrun.bench.roofline import Roofline
@@ -338,7 +338,7 @@ def bench_command(
     `localrun bench peer` runs them against localrun and llama-server in turn; `localrun bench tune` finds the best
     number of threads.
     """
-    from localrun.bench.decode_curve import decode_curves
+    from localrun.bench.metrics import decode_curves
     from localrun.bench.report import table
     from localrun.bench.workloads import WORKLOADS
 

@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stop": ("running", "Unload a model, or stop the daemon."),
     "serve": ("serve", "Run the daemon in the foreground."),
     "service": ("serve", "Start the daemon with your session."),
-    "doctor": ("doctor", "Check this machine, the build and the files."),
+    "doctor": ("program", "Check this machine, the build and the files."),
     "completion": ("program", "Print a shell completion script."),
     "bench": ("bench", "Measure the speed of this or another server."),
     "dev": ("program", "Tools for developing localrun."),

@@ -24,9 +24,8 @@ import msgspec
 from localrun.errors import Cancelled, DownloadFailed, LocalrunError, NotFound, Unavailable
 from localrun.models import pull as model_pull
 from localrun.models.download.fetch import new_client
-from localrun.models.download.item import FetchLimits, Item
+from localrun.models.download.plan import FetchLimits, Item, RemotePlan
 from localrun.models.sources.huggingface import Hub
-from localrun.models.sources.remote_plan import RemotePlan
 from localrun.models.storage import atomic_file, manifest
 from localrun.models.storage.manifest import Key
 from localrun.models.storage.store import Store

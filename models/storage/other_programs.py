@@ -139,6 +139,11 @@ class OtherPrograms(NamedTuple):
     ollama: tuple[OllamaStore, ...] = ()
     folders: tuple[Folder, ...] = ()
 
+    def owner_of(self, path: Path) -> str:
+        """The program in whose folder a file lies; "" where that is not known."""
+        known = (*(Folder(store.folder, OLLAMA) for store in self.ollama), *self.folders)
+        return next((folder.program for folder in known if folder.path in path.parents), "")
+
 
 def found(cache: Path, environ: Mapping[str, str] = os.environ, home: Path | None = None) -> OtherPrograms:
     """What other programs have on this machine, by their own variables and customs. `cache` is localrun's folder."""

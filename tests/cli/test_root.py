@@ -133,3 +133,11 @@ def test_version_option(capsys):
 def test_codes(error, code):
     assert exits.code_of(error) == code
     assert code in exits.MEANINGS
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--host", "a b", "list"], ["list", "--host", "http://127.0.0.1"], ["--host", "[::1]", "ps"]]
+)
+def test_a_malformed_host_is_a_usage_error_that_names_the_option(arguments, capsys):
+    assert run(arguments) == exits.USAGE
+    assert capsys.readouterr().err.startswith("error: --host: host is ")

@@ -12,18 +12,20 @@ import pytest
 
 from localrun import kv_folders
 from localrun.doctor.finding import Finding, Level
-from localrun.doctor.machine import (
+from localrun.doctor.stored_models import check_hub_cache, check_kv_cache
+from localrun.doctor.surroundings import (
     check_cache_disk,
     check_disk,
     check_memory,
+    check_network,
+    check_packages,
     check_places,
+    check_port,
+    check_python,
     check_threads,
     existing,
     memory,
 )
-from localrun.doctor.network import check_network, check_port
-from localrun.doctor.python import check_packages, check_python
-from localrun.doctor.stored_models import check_hub_cache, check_kv_cache
 from localrun.kv_folders import About
 from localrun.processors import Processors
 from localrun.thread_choice import Kept, Shape, Threads

@@ -22,10 +22,9 @@ from localrun.errors import (
 )
 from localrun.models import builtin, naming, pull
 from localrun.models.download.fetch import new_client
-from localrun.models.download.item import FetchLimits, Item
+from localrun.models.download.plan import FetchLimits, Item, RemotePlan
 from localrun.models.sources import huggingface
 from localrun.models.sources.huggingface import Hub
-from localrun.models.sources.remote_plan import RemotePlan
 from localrun.models.storage import ollama_manifest
 from localrun.models.storage.manifest import Place, Role
 from localrun.models.storage.store import Store

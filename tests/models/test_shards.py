@@ -13,7 +13,7 @@ import pytest
 
 from localrun.errors import BadModelFile
 from localrun.models.gguf.header import Header
-from localrun.models.gguf.reader import MAX_TENSORS, read_header
+from localrun.models.gguf.reader import MAX_TENSORS, Shard, later_shards, read_header, shard_of
 from localrun.models.memory import estimate
 from localrun.models.storage.model_files import ModelFiles
 from tests.models.handmade import ENTRIES, STRING, TYPE_F32, U8, array, entry, file_bytes, tensor, text
@@ -196,3 +196,11 @@ def test_what_the_gguf_package_splits_is_read_and_runs_in_llama(tiny_gguf: Path,
     )
     assert run.returncode == 0, run.stderr[-2000:]
     assert json.loads(run.stdout)["n_params"] == header.n_params
+
+
+@pytest.mark.parametrize("name", ["m-00001-of-00002.GGUF", "m-00001-OF-00002.gguf"])
+def test_other_files_are_not_looked_for_by_a_name_that_llama_cpp_does_not_write(tmp_path: Path, name: str):
+    assert shard_of(name) == Shard("m", 1, 2), "the hub's customs take any case"
+    assert later_shards(tmp_path / name) == []
+    assert [path.name for path in later_shards(tmp_path / "m-00001-of-00002.gguf")] == ["m-00002-of-00002.gguf"]
+    assert shard_of("m-٠٠٠٠١-of-00002.gguf") is None

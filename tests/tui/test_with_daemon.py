@@ -18,7 +18,7 @@ import pytest
 from textual.widgets import Digits
 
 from localrun.snapshot import RequestState, Snapshot
-from localrun.tui import quantity
+from localrun.tui import short_text
 from localrun.tui.app import LocalrunApp
 from localrun.tui.widgets.kv_map import KvMap
 from localrun.tui.widgets.prompt import Prompt
@@ -178,9 +178,9 @@ async def test_no_number_on_the_monitor_is_one_that_the_api_does_not_have(
             shown = app.screen._shown  # type: ignore[attr-defined]
             aggregate, text = shown.aggregate, desk.seen(app)
             for part in (
-                f"TTFT   p50 {quantity.seconds(aggregate.ttft_s.p50)}",
-                f"ITL    p50 {quantity.seconds(aggregate.itl_s.p50)}",
-                f"prefix {quantity.percent(aggregate.prefix_hit_rate)} cached",
+                f"TTFT   p50 {short_text.seconds(aggregate.ttft_s.p50)}",
+                f"ITL    p50 {short_text.seconds(aggregate.itl_s.p50)}",
+                f"prefix {short_text.percent(aggregate.prefix_hit_rate)} cached",
                 f"CPU    {shown.system.cpu_percent:.0f}%",
             ):
                 assert part in text, text
@@ -223,9 +223,9 @@ def _known_numbers(snapshot: Snapshot) -> set[str]:
         values.append(engine.ram_restored_tokens_total + engine.disk_restored_tokens_total)
     texts = []
     for value in values:
-        texts += [f"{value}", f"{value:.0f}", f"{value / 1e9:.1f}", quantity.rate(value), quantity.seconds(value)]
-        texts += [quantity.age(value), quantity.size(round(value)), quantity.percent(value)]
-        texts += [quantity.count(round(value), widest=widest) for widest in (999, 9_999, 99_999)]
+        texts += [f"{value}", f"{value:.0f}", f"{value / 1e9:.1f}", short_text.rate(value), short_text.seconds(value)]
+        texts += [short_text.age(value), short_text.size(round(value)), short_text.percent(value)]
+        texts += [short_text.count(round(value), widest=widest) for widest in (999, 9_999, 99_999)]
     return _numbers(" ".join(texts))
 
 

@@ -21,7 +21,16 @@ from localrun.server.anthropic import conversation
 from localrun.server.anthropic.conversation import AskedMessage, Content
 from localrun.server.http import fields
 from localrun.server.http.fields import SamplingFields
-from localrun.server.prompting.ask import MAX_TOOLS, ChatAsk, Function, Tool, ToolChoice, check_goes_on, checked_tools
+from localrun.server.prompting.ask import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    ChatAsk,
+    Function,
+    Tool,
+    ToolChoice,
+    check_goes_on,
+    checked_tools,
+)
 from localrun.wire import Grammar
 
 
@@ -117,7 +126,7 @@ class CountBody(SamplingFields, frozen=True, kw_only=True):
     """POST /v1/messages/count_tokens: what decides about the prompt."""
 
     model: str
-    messages: list[AskedMessage]
+    messages: Annotated[list[AskedMessage], Meta(max_length=MAX_MESSAGES)]
     system: Content | None = None
     tools: AskedTools | None = None
     tool_choice: AskedChoice | None = None

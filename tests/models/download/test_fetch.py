@@ -13,7 +13,7 @@ import pytest
 from localrun.errors import DigestMismatch, DiskFull, DownloadFailed, SourceChanged, SourceRefused
 from localrun.models.download import stale
 from localrun.models.download.fetch import fetch, new_client
-from localrun.models.download.item import FetchLimits, Item
+from localrun.models.download.plan import FetchLimits, Item
 from tests.hub.repository import Repository
 from tests.hub.server import TOKEN, Hub
 

@@ -23,12 +23,11 @@ from localrun.errors import BadRequest, DownloadFailed, LocalrunError, NotFound,
 from localrun.models import quant_choice
 from localrun.models.download import stale
 from localrun.models.download.fetch import new_client
-from localrun.models.download.item import FetchLimits
+from localrun.models.download.plan import FetchLimits, RemotePlan
 from localrun.models.sources import hub as hub_module
 from localrun.models.sources import huggingface
 from localrun.models.sources.hub import MAX_AT_ONCE
 from localrun.models.sources.huggingface import HubName
-from localrun.models.sources.remote_plan import RemotePlan
 from localrun.models.storage.manifest import Place, Role
 from tests.hub.hanging import HangingHub
 from tests.hub.repository import Repository

@@ -175,3 +175,23 @@ async def test_details_load_unload_and_delete(desk: Any) -> None:
         await desk.see(pilot, "tiny  ")
         may_end.set()
         await desk.see(pilot, "Deleted qwen3:0.6b")
+
+
+async def test_the_keys_that_work_everywhere_work_in_dialogs(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press("f3")
+        await desk.see(pilot, "Enter chooses")
+        await pilot.press("f10")
+        await desk.see(pilot, "this help")
+        await pilot.press("f10")
+        await desk.see(pilot, "Enter chooses")
+        await pilot.press("f4")
+        await desk.until(pilot, lambda: desk.app.current_mode == "logs")
+        assert "Enter chooses" not in desk.seen(desk.app)
+        await pilot.press("f1")
+        await desk.until(pilot, lambda: desk.app.current_mode == "chat")
+        assert "Enter chooses" not in desk.seen(desk.app), "the dialog was closed"
+        await pilot.press("ctrl+l")
+        await desk.see(pilot, "Enter opens")
+        await pilot.press("f1")
+        await desk.until(pilot, lambda: "Enter opens" not in desk.seen(desk.app))
