@@ -54,7 +54,7 @@ BROKEN_READER = """
 import sys
 from localrun import wire
 from localrun.engine import process
-process._take = lambda *arguments: 1 / 0
+process.take = lambda *arguments: 1 / 0
 sys.exit(process.main(["--fake"]))
 """
 
@@ -304,7 +304,7 @@ class Reader:
 
     def take(self, *messages: wire.ToEngine) -> None:
         for message in messages:
-            process._take(message, self.backend, self.tokenizing, self.inbox, self.sent)
+            process.take(message, self.backend, self.tokenizing, self.inbox, self.sent)
 
     def finals(self, count: int) -> dict[int, wire.Delta]:
         found: dict[int, wire.Delta] = {}
