@@ -136,8 +136,8 @@ async def test_events_stop_when_the_client_goes(serving: Any, monkeypatch: pytes
 async def test_events_end_at_shutdown_without_waiting_for_the_next(
     serving: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "_hz", lambda exchange: 1e-6)
-    async with serving() as (runtime, client), client.stream("GET", "/localrun/v1/events?hz=1") as answer:
+    monkeypatch.setattr(native, "MIN_HZ", 1e-6)
+    async with serving() as (runtime, client), client.stream("GET", "/localrun/v1/events?hz=1e-6") as answer:
         lines = answer.aiter_lines()
         await anext(lines)
         runtime.request_shutdown()
