@@ -175,7 +175,8 @@ async def test_no_number_on_the_monitor_is_one_that_the_api_does_not_have(
             await pilot.press("p")
             await desk.see(pilot, "PAUSED")
             await pilot.pause()
-            shown = app.screen._shown  # type: ignore[attr-defined]
+            shown = app.screen.query_one(Vitals).snapshot
+            assert shown is not None
             aggregate, text = shown.aggregate, desk.seen(app)
             for part in (
                 f"TTFT   p50 {quantity.seconds(aggregate.ttft_s.p50)}",
@@ -202,8 +203,7 @@ def _shown_text(app: LocalrunApp) -> str:
     parts += [kv_map[0], *(line for line in kv_map if line.startswith("RAM "))]
     parts += [digits.value for digits in screen.query(Digits)]
     for table in screen.query(LiveTable):
-        texts = (row.texts for row in table._rows.values())
-        parts += [text for row in texts for name, text in row.items() if name not in ("client", "api")]
+        parts += [str(table.get_row_at(index)[0]) for index in range(table.row_count)]
     # Names, and the ranks of percentiles.
     return re.sub(r"req_\w+|/v1/\w+|p50|p95|p99", "", "\n".join(parts))
 

@@ -51,7 +51,7 @@ class Ollama:
 @pytest.fixture
 def home(tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(builtin, "model_path", lambda: tiny_gguf)
-    monkeypatch.setattr(other_programs, "_OLLAMA_SERVICE", tmp_path / "nowhere")
+    monkeypatch.setattr(other_programs, "OLLAMA_SERVICE", tmp_path / "nowhere")
     (tmp_path / "home").mkdir()
     return tmp_path / "home"
 
@@ -258,7 +258,7 @@ def test_what_is_wrong_in_ollama_s_store_is_told_in_a_sentence(home: Path, layer
 
 def test_where_ollama_s_store_is(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     usual, named, service = Ollama(home / ".ollama/models"), Ollama(tmp_path / "named"), Ollama(tmp_path / "service")
-    monkeypatch.setattr(other_programs, "_OLLAMA_SERVICE", service.folder)
+    monkeypatch.setattr(other_programs, "OLLAMA_SERVICE", service.folder)
     by_custom = other_programs.found(home, {}, home).ollama
     assert [store.folder for store in by_custom] == [usual.folder, service.folder]
     (by_variable,) = other_programs.found(home, {"OLLAMA_MODELS": str(named.folder)}, home).ollama
