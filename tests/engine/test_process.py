@@ -170,14 +170,12 @@ def test_sigterm_ends_an_engine_and_sigint_does_not(is_busy: bool):
 
 
 def test_an_engine_leaves_in_the_middle_of_its_work_when_the_daemon_is_gone():
-    with child(LOCALRUN_FAKE_STEP_MS="50") as engine:
+    with child(LOCALRUN_FAKE_STEP_MS="300") as engine:  # twice as long as anybody waits, in all
         engine.send(OPEN, *(submit(request_id, n_predict=450) for request_id in range(4)))
         assert isinstance(engine.receive(), Ready)
-        started_at_s = time.monotonic()
         engine.process.stdin.close()
         engine.process.stdout.close()
         assert engine.exit_code() == 0
-        assert time.monotonic() - started_at_s < 450 * 0.05 / 2, "it did half of the work before it left"
 
 
 @pytest.mark.parametrize(

@@ -151,12 +151,12 @@ async def test_nothing_is_sampled_when_nobody_looks(
 
 
 async def test_a_sample_is_renewed_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localrun.server.engines.machine.SAMPLE_EVERY_S", 0.05)
+    monkeypatch.setattr("localrun.server.engines.machine.SAMPLE_EVERY_S", 3600.0)
     sampler = MachineSampler()
     first = await sampler.sample([os.getpid(), 2**22 + 1])
     assert await sampler.sample([]) is first
     assert list(first.rss_by_pid) == [os.getpid()]
-    await asyncio.sleep(0.06)
+    monkeypatch.setattr("localrun.server.engines.machine.SAMPLE_EVERY_S", 0.0)
     assert await sampler.sample([]) is not first
 
 
@@ -165,7 +165,7 @@ async def test_an_engine_that_died_leaves_the_rates_and_is_counted(running: Any,
         await generate(runtime, n_predict=50)
         link = runtime.supervisor.residents()[0].link
         os.kill(link.pid, 9)
-        await asyncio.wait_for(runtime.supervisor.residents()[0].ended.wait(), 5)
+        await asyncio.wait_for(runtime.supervisor.residents()[0].ended.wait(), 60)
         snapshot = await runtime.telemetry.snapshot()
         assert snapshot.engines == []
         assert snapshot.aggregate.decode_tokens_per_s == 0
