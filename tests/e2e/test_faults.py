@@ -87,13 +87,6 @@ def test_a_damaged_file_is_a_clear_error_and_other_models_go_on(
     assert _answer(daemon, "tiny")
 
 
-def test_a_prompt_longer_than_the_context_names_both_numbers(daemon: Daemon) -> None:
-    response = daemon.post("/v1/completions", model="tiny", prompt=[65] * 5000)
-    assert response.status_code == 400
-    assert "5000" in response.json()["error"]["message"]
-    assert "4096" in response.json()["error"]["message"]
-
-
 def test_a_busy_port_is_named_with_the_way_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -217,13 +217,6 @@ def test_beside_streams_in_a_hurry_it_takes_less_at_once():
     assert rows == sorted(set(rows))
 
 
-@pytest.mark.parametrize("start", [0, 4096])
-def test_what_recomputing_costs_grows_with_length_and_depth(start: int):
-    background = Machine(row_s=0.0005, deep_s=0.0003).background
-    assert background.recompute_s(start, 256) < background.recompute_s(start, 512)
-    assert background.recompute_s(0, 256) <= background.recompute_s(start, 256)
-
-
 def test_what_a_batch_took_is_learned_and_outlives_the_worker():
     backend = opened()
     for index in range(N_PLACES):

@@ -405,9 +405,3 @@ async def test_a_model_without_a_template_gets_its_family_s(small_model: Path) -
     recorder, runtime, job = stubs(header)
     await render_template(runtime, job, template_of(job), [])
     assert "<|im_start|>" in recorder.asked[0][0]
-
-
-async def test_a_template_in_place_of_the_model_s(small_model: Path) -> None:
-    recorder, runtime, job = stubs(read_header(small_model))
-    await render_template(runtime, job, "{{ messages }}", [])
-    assert recorder.asked[0][0] == "{{ messages }}"
