@@ -84,7 +84,7 @@ class _Cell:
 
     @property
     def digest(self) -> int:
-        return _digest(self.before, self.token)
+        return digest_after(self.before, self.token)
 
 
 class _Slice(msgspec.Struct, array_like=True):
@@ -434,8 +434,8 @@ class FakeBackend:
                     assert before == digest, "a piece that was computed after other tokens"
                     assert not joined or pos == joined[-1][0] + 1, "pieces that do not follow each other"
                     joined.append((pos, token))
-                    digest = _digest(digest, token)
-                before = _digest(before, token)
+                    digest = digest_after(digest, token)
+                before = digest_after(before, token)
         self._joined = bytearray(msgspec.msgpack.encode(_State(begin, joined, self._n_streams(seq))))
         return self._joined
 
@@ -548,5 +548,5 @@ def _mixed(digest: int) -> int:
     return (digest * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & (2**64 - 1)
 
 
-def _digest(before: int, token: int) -> int:
+def digest_after(before: int, token: int) -> int:
     return crc32(token.to_bytes(4, "little"), before)

@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
         engine,
         frames_in,
         frames_out,
-        lambda message, inbox, outbox: _take(message, backend, tokenizing, inbox, outbox),
+        lambda message, inbox, outbox: take(message, backend, tokenizing, inbox, outbox),
         spare_time(engine, trial),
     )
     if trial is not None:
@@ -108,7 +108,7 @@ def spare_time(engine: Engine, trial: pipes.SpareTime | None) -> pipes.SpareTime
     return spend
 
 
-def _take(message: wire.ToEngine, backend: Backend, tokenizing: Tokenizing, inbox: Inbox, outbox: pipes.Sink) -> None:
+def take(message: wire.ToEngine, backend: Backend, tokenizing: Tokenizing, inbox: Inbox, outbox: pipes.Sink) -> None:
     """One message from the daemon. A text that cannot be tokenized fails its own request and nothing else."""
     if isinstance(message, wire.Submit):
         submit = message

@@ -128,7 +128,7 @@ _T = TypeVar("_T")
 _MAX_QUESTIONS = 3
 QUESTION_BASE_S = 1.0
 # huggingface_hub waits for an answer for ever, except where it is told otherwise.
-_ANSWER_TIMEOUT_S = 20.0
+ANSWER_TIMEOUT_S = 20.0
 MAX_AT_ONCE = 4
 # In a question's thread: whether its asker has left.
 _has_left: ContextVar[Callable[[], bool]] = ContextVar("has_left", default=lambda: False)
@@ -246,7 +246,7 @@ class _Client(httpx2.Client):
 def _before_attempt(request: httpx2.Request) -> None:
     if _has_left.get()():
         raise _AskerLeftError
-    request.extensions["timeout"] = httpx2.Timeout(_ANSWER_TIMEOUT_S).as_dict()
+    request.extensions["timeout"] = httpx2.Timeout(ANSWER_TIMEOUT_S).as_dict()
 
 
 def _after_attempt(response: httpx2.Response) -> None:

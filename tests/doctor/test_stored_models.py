@@ -73,7 +73,7 @@ def test_a_changed_byte_is_found_by_reading_all(store, blob):
     (found,) = [each for each in check_models(store, now_s=LATER_S, is_deep=True) if each.level is Level.FAIL]
     assert found.check == "digests"
     assert str(blob) in found.text
-    assert found.remedy == "localrun rm mine, then pull it again"
+    assert "localrun rm mine" in found.remedy
 
 
 def test_damaged_files_and_manifests(store, blob):
