@@ -84,7 +84,9 @@ def unfinished(deltas: list[Delta], submit: Submit) -> Delta:
     text = TextStream(submit.stop)
     whole = Answer(deltas)
     last = deltas[-1]
-    shown = [_NAMES.get(token, b"") if token > 255 and submit.show_control else bytes([token]) for token in whole.tokens]
+    shown = [
+        _NAMES.get(token, b"") if token > 255 and submit.show_control else bytes([token]) for token in whole.tokens
+    ]
     said = "".join(map(text.feed, shown))
     return Delta(submit.id, last.phase, 0, last.n_output, said, whole.tokens, whole.logprobs, mu=mu_of(deltas))
 
@@ -102,7 +104,9 @@ def test_an_answer_goes_on_as_it_would_have(submit: Submit, prompt: list[int], n
     if before and before[-1].finish is not None:
         before = [unfinished(before, unhurried)]
     output = [token for delta in before for token in delta.tokens]
-    resume = Resume(tuple(output), 0, 1.5 if output else None, 2.0 if output else None, 3.0 if output else None, mu_of(before))
+    resume = Resume(
+        tuple(output), 0, 1.5 if output else None, 2.0 if output else None, 3.0 if output else None, mu_of(before)
+    )
     resumed = Submit(**{name: getattr(submit, name) for name in submit.__struct_fields__} | {"resume": resume})
     after = deltas_of(resumed, prompt, is_split=is_split)
     if Answer(whole).end[0] is Finish.ERROR:

@@ -168,9 +168,7 @@ class EmbeddingEngine:
         self._turns.charge(ticket, n_rows, now_s)
         if is_first:
             ticket.started_at_s = ticket.started_at_s or now_s
-            self._started.append(
-                Started(ticket.id, 0, ticket.n_computed + ticket.about_tokens, 0, ticket.started_at_s)
-            )
+            self._started.append(Started(ticket.id, 0, ticket.n_computed + ticket.about_tokens, 0, ticket.started_at_s))
         return Piece(ticket, current, seq, n_rows)
 
     def _withdraw(self, ticket: Ticket, pieces: list[Piece]) -> int:

@@ -175,9 +175,7 @@ class Scheduler:
         self.waiting.append(request)
         self.policy.enter(request.client)
         if request.was_started:
-            self.policy.charge(
-                request.client, n_prefill=request.n_prompt - request.n_cached, n_output=request.n_output
-            )
+            self.policy.charge(request.client, n_prefill=request.n_prompt - request.n_cached, n_output=request.n_output)
         self._has_queue_changed = True
 
     def next_up(self, now_s: float) -> list[Request]:
