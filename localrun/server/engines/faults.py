@@ -24,7 +24,7 @@ FIRST_DELAY_S = 0.5
 class Breaker:
     """Counts early deaths of one model's engines, one per model file; pure, time is an argument.
 
-    An engine that dies while loading, or within `EARLY_S` after it without having computed anything, has most likely met
+    An engine that dies while loading, or within `EARLY_S` after it without having computed anything, most likely met
     something that the next one will meet as well: a file that makes llama.cpp abort, or memory that is not there. Two
     such deaths in a row delay the next start, three stop starting for `OPEN_S`; then one attempt is let through, and
     its early death closes the door again. An engine that lived longer than `EARLY_S`, or has answered anything, clears
@@ -67,7 +67,7 @@ class StallWatch:
 
     Runs as one task in the daemon's event loop. A step may honestly take minutes (a large prompt, a large model, a slow
     machine), so silence alone proves nothing. Silence while the process used no CPU time does: it is stopped, or it
-    waits for something that does not come. Such an engine is killed; its jobs go on on a new one, or end with EngineDied.
+    waits for something that does not come. Such an engine is killed; its jobs go on on a new one, or end.
 
     Does not: judge engines without outstanding requests, or ones that are loading (the load has its own time limit).
 

@@ -3,8 +3,8 @@
 Runs in the daemon's event loop. One frame per step is decoded once; each delta goes to its job by a plain call.
 
 Invariants: request ids are never reused on a link; every sink gets a final delta or `on_engine_gone`, once; after
-`on_engine_gone` nothing is called. An engine that ends unasked tells all its jobs so with EngineDied at that moment, and
-which of them it may have died of.
+`on_engine_gone` nothing is called. When an engine ends unasked, all its jobs are told so with EngineDied at that
+moment, and which of them it may have died of.
 
 Jobs whose engine died come one at a time: each holds `turn` until it has got something new, and others wait for it.
 Should the engine die then, that one is to blame, and nobody else is.
@@ -327,8 +327,8 @@ class EngineLink:
 
 
 def _blamed(sinks: list[Sink]) -> list[Sink]:
-    """Those of which an engine may have died: whoever was on trial, and others that had just begun then. Without a trial
-    all that had begun, or else all."""
+    """Those of which an engine may have died: whoever was on trial, and others that had just begun then. Without a
+    trial all that had begun, or else all."""
     if any(sink.is_on_trial for sink in sinks):
         return [sink for sink in sinks if sink.has_begun and not sink.has_shown]
     return [sink for sink in sinks if sink.has_begun] or sinks

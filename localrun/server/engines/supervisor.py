@@ -354,10 +354,10 @@ class Supervisor:
                 self._if_idle(resident)
 
     def _suspects_kernels(self, resident: Resident) -> bool:
-        """Notes an end. An engine that crashes before it has computed anything most likely met a kernel that is wrong on
-        this processor: the next one goes without the quick ones. All crashes count: besides SIGSEGV and SIGILL kernels
-        end in SIGBUS (alignment, on Arm), SIGFPE and SIGABRT (their own assertions about shapes). Where the cause is
-        another one, that costs a second load, and the second crash says so."""
+        """Notes an end. An engine that crashes before it has computed anything most likely met a kernel that is wrong
+        on this processor: the next one goes without the quick ones. All crashes count: besides SIGSEGV and SIGILL
+        kernels end in SIGBUS (alignment, on Arm), SIGFPE and SIGABRT (their own assertions about shapes). Where the
+        cause is another one, that costs a second load, and the second crash says so."""
         link, file = resident.link, _file(resident)
         if not resident.is_quick and not link.has_answered:
             self._suspects.pop(file, None)  # it was not they

@@ -492,15 +492,17 @@ class Job:
         have changed."""
         old = self._leased()
         old.release()
-        for n_loads in range(1, MAX_LOADS + 1):
+        n_loads = 0
+        while self._lease is old:
+            n_loads += 1
             try:
-                lease = self._lease = await self._lender.acquire(
+                self._lease = await self._lender.acquire(
                     self.ask.model, self.ask.keep_alive_s, self.ask.use, is_resumed=True
                 )
-                break
             except EngineDied:
                 if n_loads == MAX_LOADS:
                     raise
+        lease = self._leased()
         if lease.identity != old.identity:
             raise EngineDied(f"{error.message}; its file has changed since, so the answer cannot go on")
         return lease.link
@@ -607,8 +609,8 @@ async def _pass(turn: asyncio.Lock) -> None:
 def _deadly(request_id: str, error: LocalrunError, n_deaths: int) -> EngineDied:
     how = error.message.partition("; the next")[0]
     return EngineDied(
-        f"{n_deaths} engines in a row died of request '{request_id}', so it is not given to another one: at last {how}. "
-        f"Send it without what is unusual about it (its grammar, its length), and see `localrun doctor`"
+        f"{n_deaths} engines in a row died of request '{request_id}', so it is not given to another one: {how}. Send "
+        f"it without what is unusual about it (its grammar, its length), and see `localrun doctor`"
     )
 
 
