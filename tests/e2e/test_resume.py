@@ -54,7 +54,7 @@ class Fakes:
         for event in events:
             _collect(event, "", texts, rest)
         assert events, lines
-        return texts, rest
+        return texts, sorted(rest, key=str)  # the answers to `n` come in any order
 
     def dying(self, line: str) -> None:
         self.plan.write_text(line + "\n")
@@ -207,7 +207,14 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-REAL = {"prompt": "Tell me a story.", "stream": True, "ignore_eos": True, "max_tokens": 400, "logprobs": 1}
+REAL = {
+    "model": "tiny",
+    "prompt": "Tell me a story.",
+    "stream": True,
+    "ignore_eos": True,
+    "max_tokens": 1000,
+    "logprobs": 1,
+}
 
 
 def _killed_at(daemon: Daemon, body: dict[str, Any], n_chunks: int, signal_number: int | None) -> tuple[str, list[Any]]:
@@ -224,8 +231,7 @@ def _killed_at(daemon: Daemon, body: dict[str, Any], n_chunks: int, signal_numbe
                 probabilities += (choice["logprobs"] or {}).get("tokens") or []
             n_seen += 1
             if n_seen == n_chunks and signal_number is not None:
-                engines = daemon.http.get("/localrun/v1/snapshot").json()["engines"]
-                os.kill(next(row["pid"] for row in engines if row["model"] == body["model"]), signal_number)
+                os.kill(_pids(daemon)[body["model"]], signal_number)
     return text, probabilities
 
 
@@ -235,16 +241,15 @@ def _killed_at(daemon: Daemon, body: dict[str, Any], n_chunks: int, signal_numbe
     ids=["greedy", "seeded"],
 )
 def test_a_real_stream_goes_on_and_another_model_never_notices(fields: dict[str, Any], other_model: Path) -> None:
-    body = REAL | {"model": str(other_model)} | fields
     with running_daemon("--kv-cells", "8192", "--threads", "1", fake=False) as daemon:
-        expected = _killed_at(daemon, body, 0, None)
-        assert daemon.post("/v1/completions", model="tiny", prompt="Hello", max_tokens=2).status_code == 200
-        tiny = next(row["pid"] for row in _engines(daemon) if row["model"] == "tiny")
+        expected = _killed_at(daemon, REAL | fields, 0, None)
+        assert daemon.post("/v1/completions", model=str(other_model), prompt="Hello", max_tokens=2).status_code == 200
+        other = _pids(daemon)[str(other_model)]
         for n_chunks, signal_number in ((1, signal.SIGKILL), (9, signal.SIGSEGV), (60, signal.SIGABRT)):
-            assert _killed_at(daemon, body, n_chunks, signal_number) == expected
+            assert _killed_at(daemon, REAL | fields, n_chunks, signal_number) == expected
         assert daemon.log.count("resumes after") == 3
-        assert next(row["pid"] for row in _engines(daemon) if row["model"] == "tiny") == tiny
+        assert _pids(daemon)[str(other_model)] == other
 
 
-def _engines(daemon: Daemon) -> list[dict[str, Any]]:
-    return list(daemon.http.get("/localrun/v1/snapshot").json()["engines"])
+def _pids(daemon: Daemon) -> dict[str, int]:
+    return {row["model"]: row["pid"] for row in daemon.http.get("/localrun/v1/snapshot").json()["engines"]}
