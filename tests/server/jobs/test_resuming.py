@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from localrun.server.engines.resident import Use
 from localrun.server.jobs.job import Ask, Job
 from localrun.server.runtime import Runtime
 from localrun.snapshot import RequestState
+from tests.server.conftest import SCRIPT
 from tests.server.waiting import until
 
 ALPHA = Ask(model="alpha", api="/test")
@@ -174,3 +176,40 @@ async def test_a_cancel_ends_the_wait_for_those_that_come_first(running: Any, su
             await submitting
         assert (await rest(job))[-1].finish is wire.Finish.CANCELLED
         assert not isinstance(job.record.error, Cancelled)
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    monkeypatch.setattr("localrun.server.runtime.engine_command", lambda *, fake: [sys.executable, SCRIPT, script])
+
+
+async def answers(runtime: Runtime, submit: Any, n_jobs: int) -> list[list[wire.Delta] | BaseException]:
+    async def ask() -> list[wire.Delta]:
+        async with runtime.job(ALPHA) as job:
+            await submit(job)
+            return await rest(job)
+
+    return await asyncio.gather(*(ask() for _ in range(n_jobs)), return_exceptions=True)
+
+
+@pytest.mark.parametrize("script", ["quick-load", "quick-submit"])
+async def test_a_crash_before_the_first_answer_is_answered_without_the_quick_kernels(
+    running: Any, submit: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, script: str
+) -> None:
+    scripted(monkeypatch, script)
+    async with running() as runtime:
+        for said in await answers(runtime, submit, 2):
+            assert isinstance(said, list)
+            assert sum(len(delta.tokens) for delta in said) == 2
+        (resident,) = runtime.supervisor.residents()
+        assert not resident.is_quick
+    assert caplog.text.count("once more without the quick kernels") == 1
+
+
+async def test_a_model_that_kills_every_engine_is_given_up(
+    running: Any, submit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(monkeypatch, "always-submit")
+    async with running() as runtime:
+        ends = await answers(runtime, submit, 2)
+        assert all(isinstance(end, EngineDied) and "SIGILL" in end.message for end in ends)
+        assert runtime.supervisor.residents() == []
