@@ -37,9 +37,9 @@ def _answer(daemon: Daemon, model: str) -> str:
     return str(response.json()["choices"][0]["text"])
 
 
-def test_a_killed_engine_ends_its_streams_and_nothing_else(other_model: Path) -> None:
+def test_without_resume_a_killed_engine_ends_its_streams_and_nothing_else(other_model: Path) -> None:
     # Steps of the small model are too quick to be interrupted; a long answer of the random one is not.
-    with running_daemon("--kv-cells", "65536", "--threads", "1", fake=False) as daemon:
+    with running_daemon("--kv-cells", "65536", "--threads", "1", "--resume", "off", fake=False) as daemon:
         before = _answer(daemon, "tiny")
         lines = _stream(daemon, str(other_model), 4000)
         next(lines)

@@ -66,7 +66,7 @@ async def test_chat_stop_watch_cancel_and_lose_the_daemon(desk: Any) -> None:
 async def test_the_daemon_and_an_engine_that_die_in_mid_answer_are_said_and_what_came_is_kept(
     desk: Any, tmp_path: Path
 ) -> None:
-    with running_daemon(LOCALRUN_FAKE_STEP_MS=_STEP_MS) as daemon:
+    with running_daemon(LOCALRUN_RESUME="off", LOCALRUN_FAKE_STEP_MS=_STEP_MS) as daemon:
         app = desk.app = LocalrunApp(daemon.url, retry_delays_s=(0.1,), history_file=tmp_path / "chats.db")
         async with app.run_test(size=(100, 40), notifications=True) as pilot:
             await desk.see(pilot, "● ready")

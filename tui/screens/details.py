@@ -163,10 +163,18 @@ async def cancel(screen: Screen[None], session: Session, row: RequestRow) -> Non
         screen.notify(line(f"The request of {row.client} had already ended."), severity="warning", markup=False)
 
 
+def _times(n_resumed: int) -> str | None:
+    """How often a request went on after the death of its engine."""
+    if not n_resumed:
+        return None
+    return "once, after its engine died" if n_resumed == 1 else f"{n_resumed} times, after its engines died"
+
+
 def request_facts(row: RequestRow) -> list[tuple[str, str]]:
     """Label and text of all that is known, in reading order; what is not known is left out."""
     found: list[tuple[str, str | None]] = [
         ("state", f"{row.state}{f' ({row.finish_reason})' if row.finish_reason else ''}"),
+        ("resumed", _times(row.resumed)),
         ("error", row.error),
         ("client", row.client),
         ("route", row.api),

@@ -167,6 +167,8 @@ def _facts(row: RequestRow) -> list[str]:
         found.append(f"avg {short_text.rate(row.tokens_per_s_avg)} tok/s")
     if row.itl_p50_s is not None:
         found.append(f"ITL {short_text.seconds(row.itl_p50_s)}")
+    if row.resumed:
+        found.append("resumed" if row.resumed == 1 else f"resumed {row.resumed} times")
     if row.finish_reason:
         found.append(line(row.finish_reason))
     return found
