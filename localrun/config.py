@@ -9,8 +9,10 @@ Does not: create folders, or read anything but the one TOML file.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,6 +58,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_models: NonNegative = 3
     keep_alive_s: float = 300.0
     load_timeout_s: PositiveSeconds = 600.0
+    resume: str = "on"
     ram_cache_bytes: NonNegative = 512 * 1024 * 1024
     disk_cache_bytes: NonNegative = 4 * 1024 * 1024 * 1024
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 32 * 1024 * 1024
@@ -94,6 +97,7 @@ HELP: dict[str, str] = {
     "max_models": "models loaded at once; 0 means as many as fit in memory",
     "keep_alive_s": "seconds that an idle model stays loaded; a negative number keeps it loaded",
     "load_timeout_s": "seconds that loading a model may take",
+    "resume": "on or off: whether answers go on when an engine dies, on the next one, instead of ending with an error",
     "ram_cache_bytes": "memory for the state of idle prefixes, per engine; 0 turns it off",
     "disk_cache_bytes": "disk space for the state of idle prefixes of all models, kept across restarts; 0 turns it off",
     "max_body_bytes": "largest request body",
@@ -179,7 +183,7 @@ def load(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-CHOICES = {"kv_type": KV_TYPES, "log_level": LOG_LEVELS}
+CHOICES = {"kv_type": KV_TYPES, "log_level": LOG_LEVELS, "resume": ("on", "off")}
 
 
 def _from_toml(path: Path) -> dict[str, Any]:
@@ -208,6 +212,20 @@ def _parse(field: str, text: str, source: str) -> Any:
         raise ConfigError(f"{source}: {field} is {text!r}, which is not of type {plain.__name__}") from None
 
 
+_HOST_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*", re.ASCII | re.IGNORECASE)
+
+
+def _is_host(text: str) -> bool:
+    """Whether it can stand in a URL."""
+    if ":" not in text:
+        return _HOST_NAME.fullmatch(text) is not None
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return "%" not in text
+
+
 def _checked(field: str, value: Any, source: str) -> Any:
     try:
         value = msgspec.convert(value, _HINTS[field])
@@ -215,6 +233,8 @@ def _checked(field: str, value: Any, source: str) -> Any:
             latency_target_s(value)
     except (msgspec.ValidationError, ConfigError) as error:
         raise ConfigError(f"{source}: {field} is {value!r}: {error}") from None
+    if field == "host" and not _is_host(value):
+        raise ConfigError(f"{source}: host is {value!r}; use a host name or an IP address, without scheme and port")
     choices = CHOICES.get(field)
     if choices and value not in choices:
         raise ConfigError(f"{source}: {field} is {value!r}; use one of {', '.join(choices)}")

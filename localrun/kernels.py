@@ -163,10 +163,10 @@ def library_folder() -> Path | None:
 @cache
 def processor() -> str:
     """A digest of what this processor is and can do."""
-    return _digest([platform.machine(), *_processor_lines(Path("/proc/cpuinfo"))])
+    return _digest([platform.machine(), *processor_lines(Path("/proc/cpuinfo"))])
 
 
-def _processor_lines(cpuinfo: Path) -> list[str]:
+def processor_lines(cpuinfo: Path) -> list[str]:
     """Of the first processor: the others are as good as the same, and there may be hundreds."""
     lines = []
     try:

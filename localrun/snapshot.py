@@ -42,7 +42,7 @@ class RequestRow(msgspec.Struct, kw_only=True):
     """One request. `tokens_per_s` is of the last second of decoding, `tokens_per_s_avg` of all of it; both are None
     before the second token. `computed_tokens` counts prompt tokens computed or cached so far, `age_s` runs from arrival
     to now or to the end. While it waits for a slot, `queue_position` is its place (1 is next) and `predicted_wait_s`
-    the time until its next token, as the engine expects it by now."""
+    the time until its next token, as the engine expects it by now. `resumed` counts the engines that died under it."""
 
     id: str
     client: str
@@ -64,6 +64,7 @@ class RequestRow(msgspec.Struct, kw_only=True):
     age_s: float = 0.0
     finish_reason: str | None = None
     error: str | None = None
+    resumed: int = 0
 
 
 class KvRunRow(msgspec.Struct, array_like=True):

@@ -142,6 +142,19 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     use_extra_bufts: bool = True
 
 
+class Resume(msgspec.Struct, frozen=True, array_like=True):
+    """What another engine had said to a request when it died: the tokens of the answer so far, and what `Usage` and
+    Mirostat (`Delta.mu`) need to go on. Without `started_at_s` it had waited. An `Embed` names only the inputs that are
+    left, and `n_cached` are the tokens of the others."""
+
+    output: tuple[int, ...] = ()
+    n_cached: int = 0
+    started_at_s: float | None = None
+    first_token_at_s: float | None = None
+    last_token_at_s: float | None = None
+    mu: float | None = None
+
+
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """A new request. `tokens` is used instead of `segments` when given. `n_predict` -1 means until the context is full.
 
@@ -149,6 +162,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     chosen token's alone. `target_itl_s` is how long a step may hold this stream up; None is the engine's own target, 0
     no limit. A request whose first token is expected later than `deadline_s` from now is refused at once.
     With `show_control` the names of control tokens are part of the text; without, they are left out.
+    With `resume` the engine says only what comes after that, and neither a full queue nor a deadline refuses it.
     """
 
     id: int
@@ -167,6 +181,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     arrived_at_s: float = 0.0
     grammar: Grammar | None = None
     show_control: bool = False
+    resume: Resume | None = None
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
@@ -186,6 +201,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     lane: Lane = Lane.DEFAULT
     deadline_s: float | None = None
     arrived_at_s: float = 0.0
+    resume: Resume | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -303,7 +319,8 @@ class Delta(msgspec.Struct, array_like=True):
     `tokens` are the newly sampled ids (an end-of-generation token is not among them); `text` may lag behind while a
     possible stop string or a partial character is held back. `finish` is set in the last delta only, with `usage`;
     `error_code`/`error_message` then say why if it is `Finish.ERROR`, and `retry_after_s` when asking again may help.
-    `stop_text` is the stop string that matched. `vectors` are those of the inputs that an `Embed` is done with.
+    `stop_text` is the stop string that matched. `vectors` are those of the inputs that an `Embed` is done with. `mu` is
+    Mirostat's after the last of the tokens.
     """
 
     id: int
@@ -320,6 +337,7 @@ class Delta(msgspec.Struct, array_like=True):
     error_message: str | None = None
     retry_after_s: float | None = None
     vectors: list[Vector] | None = None
+    mu: float | None = None
 
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):
@@ -352,12 +370,14 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
-    """A request got a slot: its prompt length, what the cache gave, and where it runs."""
+    """A request got a slot: its prompt length, what the cache gave, where it runs, and when that was for the first
+    time."""
 
     id: int
     slot: int
     n_prompt: int
     n_cached: int
+    at_s: float = 0.0
 
 
 class KvRun(msgspec.Struct, frozen=True, array_like=True):

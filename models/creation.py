@@ -23,9 +23,10 @@ from localrun.models import naming
 from localrun.models.gguf import reader
 from localrun.models.gguf.ggml_types import FILE_TYPES, QUANT_ALIASES, by_name
 from localrun.models.gguf.header import Header
+from localrun.models.gguf.reader import shard_of
 from localrun.models.name import MAX_NAME_CHARS, Kind, ModelName
 from localrun.models.storage.manifest import Manifest, Message, Place, Role, Source, StoredFile, blob_path, check_digest
-from localrun.models.storage.model_files import SUFFIX, is_part, shard_of
+from localrun.models.storage.model_files import SUFFIX, is_part
 from localrun.models.storage.store import Store
 
 # A template of Go, as Ollama's models have them; a Jinja template has `{%` almost certainly, and never these.

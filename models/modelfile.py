@@ -8,7 +8,7 @@
 An instruction is a line; its word may be in any case, `#` begins a comment line. A text in three quotes may go over
 several lines and is taken as it is; one in single quotes loses them.
 
-Pure. Does not: look at files, or judge values (creation.py does).
+Pure. Does not: look at files, or judge values beyond their kind (creation.py and the daemon do).
 '''
 
 from __future__ import annotations
@@ -212,3 +212,59 @@ def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
+
+
+# --- parameters: Ollama's option names, and what kind of value each one has; the daemon checks their limits ---
+
+_FLOATS = frozenset(
+    ("temperature", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+) | {"mirostat_tau", "mirostat_eta"}
+_INTEGERS = frozenset(("top_k", "repeat_last_n", "seed", "num_predict", "num_keep", "mirostat")) | {
+    *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "draft_num_predict"),
+}
+BOOLEAN_PARAMETERS = frozenset(("use_mmap",))
+TEXT_PARAMETERS = frozenset(("stop",))
+KNOWN_PARAMETERS = _FLOATS | _INTEGERS | BOOLEAN_PARAMETERS | TEXT_PARAMETERS
+# Names of older releases that no engine reads any more; models that still have them are not refused for it.
+RETIRED_PARAMETERS = frozenset(
+    ("tfs_z", "penalize_newline", "low_vram", "f16_kv", "vocab_only", "use_mlock", "numa", "num_gqa", "logits_all")
+) | {"embedding_only", "rope_frequency_base", "rope_frequency_scale"}
+
+_TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
+
+
+def parameter_value(name: str, text: str) -> Any:
+    """A parameter's value from its text; of `stop` one text. Raises BadRequest for a name or a value that is none."""
+    if name in TEXT_PARAMETERS or name in RETIRED_PARAMETERS:
+        return text
+    if name not in KNOWN_PARAMETERS:
+        raise BadRequest(
+            f"'{name[:40]}' is no parameter; they are {', '.join(sorted(KNOWN_PARAMETERS))}", field="parameters"
+        )
+    try:
+        if name in BOOLEAN_PARAMETERS:
+            return _TRUTH[text.lower()]
+        number = float(text)
+        # Ollama cuts numbers for its integer options, and models rely on it (4096.0).
+        return int(number) if name in _INTEGERS else number
+    except (KeyError, ValueError, OverflowError):
+        kind = "true or false" if name in BOOLEAN_PARAMETERS else "a number"
+        raise BadRequest(f"{name} is '{text[:40]}', which is not {kind}", field=f"parameters.{name}") from None
+
+
+def normalized_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of a request or a registry as they are kept: numbers as numbers, `stop` as a list, retired ones left
+    out. Raises BadRequest for an unknown name or a value of the wrong kind."""
+    kept: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if name in RETIRED_PARAMETERS:
+            continue
+        if name in TEXT_PARAMETERS and isinstance(value, str | list):
+            kept[name] = [value] if isinstance(value, str) else value
+        elif isinstance(value, bool) and name in BOOLEAN_PARAMETERS:
+            kept[name] = value
+        elif isinstance(value, str | int | float) and not isinstance(value, bool):
+            kept[name] = parameter_value(name, str(value))
+        else:
+            raise BadRequest(f"{name[:40]} has a value of the wrong kind", field=f"parameters.{name[:40]}")
+    return kept

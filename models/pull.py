@@ -24,7 +24,7 @@ import msgspec
 from localrun.errors import BadModelFile, BadRequest
 from localrun.models import catalog, naming, quant_choice
 from localrun.models.download.fetch import fetch, first_bytes
-from localrun.models.download.item import FetchLimits, Item
+from localrun.models.download.plan import FetchLimits, Item, RemotePlan
 from localrun.models.gguf import architectures
 from localrun.models.gguf.header import Header
 from localrun.models.gguf.reader import first_entries, read_header
@@ -32,7 +32,6 @@ from localrun.models.name import DEFAULT_TAG, Kind, ModelName
 from localrun.models.sources import huggingface, ollama
 from localrun.models.sources.huggingface import Hub, HubName
 from localrun.models.sources.ollama import RegistryName
-from localrun.models.sources.remote_plan import RemotePlan
 from localrun.models.storage import manifest, ollama_manifest
 from localrun.models.storage.manifest import Manifest, Place, Role, StoredFile
 from localrun.models.storage.store import Store
@@ -62,10 +61,10 @@ class Observer(Protocol):
         """What will be fetched; said once, before the first `advanced`."""
 
     def advanced(self, item: Item, n_bytes_done: int) -> None:
-        """As `download.item.Progress`."""
+        """As `download.plan.Progress`."""
 
     def verifying(self, item: Item) -> None:
-        """As `download.item.Progress`."""
+        """As `download.plan.Progress`."""
 
 
 async def pull(name: str, *, means: Means, observer: Observer, is_insecure: bool = False) -> Manifest:

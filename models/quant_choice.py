@@ -26,7 +26,7 @@ from typing import NamedTuple
 from localrun.errors import BadRequest, NotFound
 from localrun.models.fit import USABLE_RAM, in_gb, rough_bytes
 from localrun.models.gguf.ggml_types import QUANT_ALIASES
-from localrun.models.storage.model_files import shard_of
+from localrun.models.gguf.reader import shard_of
 
 _COMFORTABLE_FRACTION = 0.5
 

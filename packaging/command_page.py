@@ -9,12 +9,11 @@ from localrun.cli import exits
 HEAD = """\
 # The command line
 
-Every command with every option. `localrun COMMAND --help` says the same. This page is written by
-`packaging/generate.py` from the commands themselves; a test holds it to them.
+Every command with every option. `localrun COMMAND --help` says the same. `packaging/generate.py` writes this page from
+the commands themselves.
 
-A command that works with models starts a daemon in the background if none runs; that one ends by itself after half an
-hour without requests. What the settings mean, where they come from and what they are when nobody sets them is in
-[settings.md](settings.md).
+A command that works with models starts a daemon in the background if none runs; that daemon exits after half an hour
+without requests. [settings.md](settings.md) explains the settings, with their sources and defaults.
 
 """
 

@@ -11,12 +11,12 @@ from localrun import config
 HEAD = """\
 # Settings
 
-A setting has one name, spelt in three ways: `kv_cells` in `localrun.toml` in the configuration folder, `--kv-cells` for
-`localrun serve`, `LOCALRUN_KV_CELLS` in the environment. (A few variables are shorter; the table has them.) The
-command line wins over the environment, the environment over the file, the file over the default. A setting that is
+A setting has one name with three spellings: `kv_cells` in `localrun.toml` in the configuration folder, `--kv-cells` for
+`localrun serve`, `LOCALRUN_KV_CELLS` in the environment. (A few variables are shorter; the table has them.) The command
+line takes precedence over the environment, the environment over the file, the file over the default. A setting that is
 unknown or out of its range is refused with its name and where it came from. The daemon reads them once, when it starts.
 
-The table is written by `packaging/generate.py` from `localrun/config.py`; a test holds it to the code.
+`packaging/generate.py` writes the table from `localrun/config.py`.
 
 | setting | environment | default | unit | range | |
 |---|---|---|---|---|---|

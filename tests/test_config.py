@@ -55,7 +55,7 @@ def test_an_empty_variable_is_as_good_as_none(home: dict[str, str], text: str):
 
 
 def test_every_field_can_be_set_in_the_file_and_in_the_environment(home: dict[str, str]):
-    wanted = {"kv_type": "q8_0", "latency": "250", "log_level": "debug", "host": "::1"}
+    wanted = {"kv_type": "q8_0", "latency": "250", "log_level": "debug", "host": "::1", "resume": "off"}
     hints = typing.get_type_hints(Settings)
     values = {
         field: wanted.get(field, "text") if hints[field] is str else hints[field](getattr(Settings(), field) + 1)
@@ -212,3 +212,16 @@ def test_settings_cannot_change_after_they_were_read():
 def test_the_module_names_no_setting_that_does_not_exist():
     named = set(re.findall(r"`(\w+)` -> ", config.__doc__ or ""))
     assert named <= set(FIELDS)
+
+
+@pytest.mark.parametrize(
+    "host", ["a b", "", "http://x", "x:1", "[::1]", "a/b", "a..b", "x" * 64, "fe80::1%eth0", "\xe4", "x\n"]
+)
+def test_what_cannot_be_a_host_is_refused_with_its_source(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--host: host is .*use a host name or an IP address"):
+        load({"host": host}, {})
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1", "my_box-2.home.arpa", "host.docker.internal"])
+def test_names_and_addresses_are_hosts(host: str) -> None:
+    assert load({"host": host}, {}).host == host

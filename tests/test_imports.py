@@ -73,7 +73,7 @@ ENGINE_ROOMS = {
     "embedding": ("backend", "fake", "pipes", "request", "schedule.policy"),
 }
 NOT_PURE = {
-    *("answers", "engine", "process", "pipes", "fake", "tools", "embedding.fake", "embedding.process"),
+    *("answers", "engine", "process", "pipes", "fake", "fake_engine", "tools", "embedding.fake", "embedding.process"),
     *("sample.grammars", "sample.grammar_library", "sample.gbnf"),
     *("cache.disk", "cache.disk_files"),
     *(f"native.{name}" for name in ("context", "embedder", "library", "llama", "model", "pages", "sampler", "worker")),

@@ -93,14 +93,14 @@ def test_the_installed_library_is_found_as_its_package_finds_it(library: Path, m
 def test_a_processor_is_what_it_can_do_and_not_what_it_does(tmp_path: Path) -> None:
     def lines(text: str) -> list[str]:
         (tmp_path / "cpuinfo").write_text(text)
-        return kernels._processor_lines(tmp_path / "cpuinfo")
+        return kernels.processor_lines(tmp_path / "cpuinfo")
 
     text = (
         "processor\t: 0\nmodel name\t: Some\ncpu MHz\t\t: {}\nflags\t\t: fpu avx{}\n\nprocessor\t: 1\nflags\t\t: fpu\n"
     )
     assert lines(text.format(1000, "")) == lines(text.format(3000, ""))
     assert lines(text.format(1000, "")) != lines(text.format(1000, " amx_int8"))
-    assert kernels._processor_lines(tmp_path / "none"), "a system without the file has another word for it"
+    assert kernels.processor_lines(tmp_path / "none"), "a system without the file has another word for it"
 
 
 def test_a_crash_of_a_model_without_quick_kernels_says_nothing_about_them():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from localrun.client import ChatMetrics
 from localrun.snapshot import RequestRow, RequestState, Snapshot
-from localrun.tui import quantity
+from localrun.tui import short_text
 
 # The first samples of a rate swing too wildly to be read.
 FEWEST_TOKENS_FOR_A_RATE = 10
@@ -80,20 +80,20 @@ class AnswerProgress:
         found = [self._state()]
         row, metrics = self.row, self.metrics
         if self.tokens_per_s is not None:
-            found.append(Fact(f"{quantity.rate(self.tokens_per_s)} tok/s", 1, "rate"))
+            found.append(Fact(f"{short_text.rate(self.tokens_per_s)} tok/s", 1, "rate"))
         if row is not None and row.ttft_s is not None:
-            found.append(Fact(f"TTFT {quantity.seconds(row.ttft_s)}", 2))
+            found.append(Fact(f"TTFT {short_text.seconds(row.ttft_s)}", 2))
         prompt = metrics.prompt_tokens if metrics else row.prompt_tokens if row else None
         cached = metrics.cached_tokens if metrics else row.cached_tokens if row else None
         output = metrics.output_tokens if metrics else row.output_tokens if row else None
         if prompt is not None:
-            found.append(Fact(f"prompt {quantity.count(prompt)}", 3))
+            found.append(Fact(f"prompt {short_text.count(prompt)}", 3))
             if cached is not None:
-                found.append(Fact(f"cached {quantity.count(cached)}", 4))
+                found.append(Fact(f"cached {short_text.count(cached)}", 4))
         if output:
-            found.append(Fact(f"output {quantity.count(output)}", 3))
+            found.append(Fact(f"output {short_text.count(output)}", 3))
         if prompt is not None and self.n_ctx:
-            found.append(Fact(f"ctx {quantity.percent((prompt + (output or 0)) / self.n_ctx)}", 5))
+            found.append(Fact(f"ctx {short_text.percent((prompt + (output or 0)) / self.n_ctx)}", 5))
         return found
 
     def _state(self) -> Fact:
@@ -108,10 +108,10 @@ class AnswerProgress:
             return Fact("sending", 0, "wait")
         match row.state:
             case RequestState.LOADING:
-                return Fact(f"loading the model, {quantity.age(row.age_s)}", 0, "wait")
+                return Fact(f"loading the model, {short_text.age(row.age_s)}", 0, "wait")
             case RequestState.QUEUED:
                 place = f", place {row.queue_position}" if row.queue_position else ""
-                wait = "" if row.predicted_wait_s is None else f", about {quantity.age(row.predicted_wait_s)}"
+                wait = "" if row.predicted_wait_s is None else f", about {short_text.age(row.predicted_wait_s)}"
                 return Fact(f"queued{place}{wait}", 0, "wait")
             case RequestState.PREFILL:
                 return Fact(f"prefill {prefill_percent(row)}".rstrip(), 0, "wait")
@@ -125,9 +125,9 @@ class AnswerProgress:
         parts = []
         output = self.metrics.output_tokens if self.metrics else self.row.output_tokens if self.row else 0
         if output:
-            parts.append(f"{quantity.count(output)} tokens")
+            parts.append(f"{short_text.count(output)} tokens")
         if self.tokens_per_s is not None:
-            parts.append(f"{quantity.rate(self.tokens_per_s)} tok/s")
+            parts.append(f"{short_text.rate(self.tokens_per_s)} tok/s")
         if self.outcome == "stopped":
             parts.append("stopped")
         elif self.outcome == "failed":
@@ -141,7 +141,7 @@ def prefill_percent(row: RequestRow) -> str:
     """How much of the prompt is computed or came from the cache; empty before its length is known."""
     if not row.prompt_tokens:
         return ""
-    return quantity.percent(row.computed_tokens / row.prompt_tokens)
+    return short_text.percent(row.computed_tokens / row.prompt_tokens)
 
 
 def fit_facts(facts: list[Fact], width: int, gap: int) -> list[Fact]:

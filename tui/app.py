@@ -25,14 +25,15 @@ from localrun.tui import preferences
 from localrun.tui.daemon import RETRY_DELAYS_S, Connect, Daemon, EventFeed
 from localrun.tui.history import History, HistoryUnavailable, open_history
 from localrun.tui.keys import bind, shown
-from localrun.tui.plain_text import line
 from localrun.tui.preferences import DARK, LIGHT, Preferences
 from localrun.tui.screens.chat import ChatScreen
+from localrun.tui.screens.dialog import Dialog
 from localrun.tui.screens.help import HelpScreen
 from localrun.tui.screens.logs import LogsScreen
 from localrun.tui.screens.models import ModelsScreen
 from localrun.tui.screens.monitor import MonitorScreen
 from localrun.tui.session import Session
+from localrun.tui.short_text import line
 
 # In sixteen colours the shades of a theme run together, so such a terminal's own colours are used as they are.
 _SIXTEEN_COLOURS_THEME = "ansi-dark"
@@ -196,6 +197,12 @@ class LocalrunApp(App[None]):
             await self.push_screen(ModelsScreen(self.session), self._choose_model)
         else:
             await self.switch_mode(where)
+
+    async def action_leave(self, where: str) -> None:
+        """Closes the dialogs and goes to a mode, which may be the one below them."""
+        while isinstance(self.screen, Dialog):
+            await self.pop_screen()
+        await self.switch_mode(where)
 
     async def _choose_model(self, model: str | None) -> None:
         if model is not None:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from localrun.tui import quantity
+from localrun.tui import short_text
 from localrun.tui.history import Message
 
 MAX_TEXT_BYTES = 1_000_000
@@ -121,7 +121,7 @@ def to_markdown(title: str, model: str, system: str, messages: Sequence[Message]
     if system:
         parts.append(f"System prompt:\n\n{_quoted(system)}")
     for message in messages:
-        parts.append(f"## {_NAMES.get(message.role, message.role)}, {quantity.when(message.created_at_s)}")
+        parts.append(f"## {_NAMES.get(message.role, message.role)}, {short_text.when(message.created_at_s)}")
         if message.extra.get("thinking"):
             parts.append(_quoted(str(message.extra["thinking"])))
         parts.append(message.content)

@@ -1,11 +1,14 @@
-"""What the screens share while the app runs: the daemon, its latest snapshot, and the model that is chatted with.
+"""What the screens share while the app runs: the daemon, its latest snapshot, the model that is chatted with, and the
+downloads.
 
 One per app, owned by it. The app writes, screens read and subscribe; a screen never fetches what is here already.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,13 +16,15 @@ from textual.dom import DOMNode
 from textual.signal import Signal
 
 from localrun.config import folders
-from localrun.snapshot import EngineRow, Snapshot
+from localrun.errors import Cancelled, LocalrunError
+from localrun.snapshot import EngineRow, PullRow, Snapshot
+from localrun.tui import short_text
 from localrun.tui.daemon import Daemon
 from localrun.tui.history import Deleted, History
 from localrun.tui.keys import key_of
-from localrun.tui.pulls import Pulls
 from localrun.tui.rates import RateSeries, RequestRates, Sample
 from localrun.tui.recording import Recorder
+from localrun.tui.short_text import line
 
 
 class Session:
@@ -119,3 +124,67 @@ class Session:
         """The engine that serves a model, by the model's canonical name."""
         engines = self.snapshot.engines if self.snapshot else []
         return next((engine for engine in engines if engine.model == model), None)
+
+
+class Pulls:
+    """The downloads that this window asked for, and what the daemon says of all of them.
+
+    A pull goes on whatever screen is shown, and ends by being cancelled or with the app (the daemon keeps what was
+    transferred). The daemon's list is asked while somebody looks. `on_end` is told the model and the problem, None when
+    it is here."""
+
+    def __init__(self, daemon: Daemon, on_end: Callable[[str, str | None], None]) -> None:
+        self.rows: list[PullRow] = []
+        self._daemon = daemon
+        self._on_end = on_end
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, model: str) -> None:
+        """Begins a pull, or goes on with one that was cut off; does nothing while it runs."""
+        if model not in self._tasks:
+            self._tasks[model] = asyncio.create_task(self._pull(model))
+
+    async def cancel(self, model: str) -> None:
+        """Ends a pull, whoever asked for it. Raises LocalrunError."""
+        await self._daemon.cancel_pull(model)
+
+    async def look(self) -> None:
+        """Asks the daemon for its list. Raises LocalrunError."""
+        self.rows = await self._daemon.pulls()
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pull(self, model: str) -> None:
+        problem: str | None = None
+        try:
+            async with aclosing(self._daemon.pull(model)) as pieces:
+                async for _ in pieces:
+                    pass  # how far it is comes with the daemon's list, for all pulls alike
+        except Cancelled:
+            problem = "cancelled; Enter goes on with it"
+        except LocalrunError as error:
+            problem = error.message
+        finally:
+            del self._tasks[model]
+        self._on_end(model, problem)
+
+
+def pull_line(row: PullRow) -> str:
+    """One line: how far a pull is, how fast, how long still, or how it ended."""
+    if row.state not in ("planning", "pulling"):
+        return f"{line(row.model)}  {line(row.error or row.status or row.state)}"
+    if not row.total_bytes:
+        return f"{line(row.model)}  {line(row.status or 'looking for it')}"
+    facts = [
+        short_text.percent(row.completed_bytes / row.total_bytes),
+        f"{short_text.size(row.completed_bytes)} of {short_text.size(row.total_bytes)}",
+    ]
+    if row.bytes_per_s:
+        facts.append(f"{short_text.size(round(row.bytes_per_s))}/s")
+    if row.eta_s is not None:
+        facts.append(f"{short_text.age(row.eta_s)} left")
+    return f"{line(row.model)}  {' · '.join(facts)}"

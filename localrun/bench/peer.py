@@ -23,7 +23,7 @@ import msgspec
 
 from localrun import __version__
 from localrun.bench.compare import Comparison, Run, Threshold, Verdict, compare, judge
-from localrun.bench.decode_curve import CurvePoint, decode_curves
+from localrun.bench.metrics import CurvePoint, decode_curves
 from localrun.bench.results import Metrics, Options, RunResult, Target, Workload
 from localrun.bench.roofline import Roofline
 from localrun.bench.servers import NAME, SPLIT_NAME, UNIFIED_NAME, ServerFlags, local_server, peer_server

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from localrun.bench.decode_curve import CurvePoint
+from localrun.bench.metrics import CurvePoint
 from localrun.bench.results import RunResult
 from localrun.errors import NotSupported
 

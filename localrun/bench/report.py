@@ -10,8 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from localrun.bench.compare import Comparison, Spread, Verdict
-from localrun.bench.decode_curve import CurvePoint, knee
-from localrun.bench.metrics import percentile
+from localrun.bench.metrics import CurvePoint, knee, percentile
 from localrun.bench.results import Parameter, RunResult, Workload, better
 from localrun.bench.streams import CUT_SHORT
 from localrun.errors import BadRequest

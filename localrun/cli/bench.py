@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import math
 import signal
 import sys
 import tempfile
@@ -23,15 +24,37 @@ from localrun.config import Settings
 
 if TYPE_CHECKING:
     from localrun.bench.compare import Run
-    from localrun.bench.decode_curve import CurvePoint
+    from localrun.bench.metrics import CurvePoint
     from localrun.bench.peer import PeerComparison
     from localrun.bench.results import RunResult, Workload
     from localrun.bench.roofline import Roofline
     from localrun.bench.session import Session
 
-_POSITIVE = click.FloatRange(min=0, min_open=True)
 _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
-_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+class _Positive(click.FloatRange):
+    """A number above 0. FloatRange alone lets infinity and "not a number" pass, and a workload would not end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a number that can be reached", param, ctx)
+        return number
+
+
+class _NewFile(click.Path):
+    """A file to write when everything is measured; that its folder is there is checked before."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(str(super().convert(value, param, ctx)))
+        if not path.absolute().parent.is_dir():
+            self.fail(f"there is no folder '{path.absolute().parent}'", param, ctx)
+        return path
+
+
+_POSITIVE = _Positive(min=0, min_open=True)
+_FILE = _NewFile(dir_okay=False, path_type=Path)
 
 
 def say(line: str) -> None:
@@ -101,7 +124,7 @@ def with_reporting(function: Callable[..., int]) -> Callable[..., int]:
     )
     @click.option("--watts", type=float, help="Power that this machine draws; needs --price-per-kwh.")
     @click.option("--price-per-kwh", type=float, help="Price of a kilowatt-hour.")
-    @click.option("--bandwidth", type=click.FloatRange(min=0, min_open=True), metavar="GB/S",
+    @click.option("--bandwidth", type=_POSITIVE, metavar="GB/S",
                   help="Bandwidth of the memory that holds the model. Default: main memory, measured.")  # fmt: skip
     @click.option("--json", "json_path", type=_FILE, help="Write everything to this file, with every request.")
     @click.option("--plot", "plot_path", type=_FILE, help="Draw the decode curve and the latencies as a PNG.")
@@ -315,7 +338,7 @@ def bench_command(
     `localrun bench peer` runs them against localrun and llama-server in turn; `localrun bench tune` finds the best
     number of threads.
     """
-    from localrun.bench.decode_curve import decode_curves
+    from localrun.bench.metrics import decode_curves
     from localrun.bench.report import table
     from localrun.bench.workloads import WORKLOADS
 

@@ -225,7 +225,7 @@ def _starting() -> Iterator[None]:
 
 
 def _start(settings: config.Settings, url: str) -> None:
-    log_path = _fresh_log()
+    log_path = _fresh_log(settings)
     if sys.stderr.isatty():
         print(f"starting a daemon at {url}, log in {log_path}", file=sys.stderr)
     # -P: the folder that the user happens to be in must not be a place to import from.
@@ -257,9 +257,16 @@ def _detached() -> dict[str, Any]:
     return {"start_new_session": True}
 
 
-def _fresh_log() -> Path:
-    """An empty log for the next daemon; the one before it is kept as `daemon.log.1`."""
-    path = config.folders().state / "daemon.log"
+def _log_name(settings: config.Settings) -> str:
+    """`daemon.log`, with what differs from the usual address: several daemons may have one state folder."""
+    host = "" if settings.host in ("127.0.0.1", "localhost") else settings.host.replace(":", "_")
+    port = "" if settings.port == config.DEFAULT_PORT else str(settings.port)
+    return "-".join(filter(None, ("daemon", host, port))) + ".log"
+
+
+def _fresh_log(settings: config.Settings) -> Path:
+    """An empty log for the next daemon; that of the one before it at this address is kept, as `daemon.log.1`."""
+    path = config.folders().state / _log_name(settings)
     if path.exists():
         os.replace(path, path.with_suffix(".log.1"))
     path.touch(mode=0o600)

@@ -159,12 +159,15 @@ def create_command(model: str, path: Path | None, base: str | None, quantize: st
 
 def _modelfile(path: Path) -> tuple[str, Path]:
     """The text, and the folder that its paths are relative to. Raises click.UsageError."""
-    if str(path) == "-":
-        return sys.stdin.read(MAX_MODELFILE_BYTES), Path.cwd()
+    is_stdin = str(path) == "-"
     try:
-        with path.open(encoding="utf-8") as file:
-            return file.read(MAX_MODELFILE_BYTES), path.absolute().parent
-    except (OSError, UnicodeDecodeError) as error:
+        # Python reads stdin as the terminal's locale has it.
+        with open(sys.stdin.fileno() if is_stdin else path, encoding="utf-8", closefd=not is_stdin) as file:
+            return file.read(MAX_MODELFILE_BYTES), Path.cwd() if is_stdin else path.absolute().parent
+    except UnicodeDecodeError as error:
+        shown = "stdin" if is_stdin else str(path)
+        raise click.UsageError(f"cannot read the Modelfile: {shown} is not UTF-8: {error.reason}") from None
+    except OSError as error:
         raise click.UsageError(f"cannot read the Modelfile: {error}") from None
 
 

@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stop": ("running", "Unload a model, or stop the daemon."),
     "serve": ("serve", "Run the daemon in the foreground."),
     "service": ("serve", "Start the daemon with your session."),
-    "doctor": ("doctor", "Check this machine, the build and the files."),
+    "doctor": ("program", "Check this machine, the build and the files."),
     "completion": ("program", "Print a shell completion script."),
     "bench": ("bench", "Measure the speed of this or another server."),
     "dev": ("program", "Tools for developing localrun."),
@@ -110,7 +110,8 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, errors.LocalrunError):
             return _failed(error.message, exits.code_of(error))
         if isinstance(error, OSError):
-            return _failed(str(error), exits.ERROR)
+            words = error.strerror or str(error)
+            return _failed(f"{error.filename}: {words}" if error.filename else words, exits.ERROR)
         return _failed(f"{type(error).__name__}: {error} (LOCALRUN_DEBUG=1 shows where)", exits.ERROR)
     return result if isinstance(result, int) else exits.OK
 

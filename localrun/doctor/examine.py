@@ -12,14 +12,21 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from localrun import __version__, config, kernels, kv_folders, processors, thread_choice
-from localrun.doctor import machine
+from localrun.doctor import surroundings
 from localrun.doctor.finding import Finding, fail, ok, warn
 from localrun.doctor.gpu import COMPILERS, cards, check_gpu
 from localrun.doctor.llama_build import ask_build, check_build, check_cpu, check_kernels, cpu_flags
-from localrun.doctor.machine import check_places, check_threads
-from localrun.doctor.network import check_network, check_port
-from localrun.doctor.python import check_packages, check_python, own_requirements
 from localrun.doctor.stored_models import check_hub_cache, check_kv_cache, check_models
+from localrun.doctor.surroundings import (
+    check_network,
+    check_packages,
+    check_places,
+    check_port,
+    check_python,
+    check_threads,
+    own_requirements,
+)
+from localrun.models.storage import other_programs
 from localrun.models.storage.store import Store
 
 
@@ -83,17 +90,17 @@ def _build(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Fi
 
 
 def _machine(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
-    available_bytes, total_bytes = machine.memory()
+    available_bytes, total_bytes = surroundings.memory()
     yield check_threads(
         processors.usable(), thread_choice.read(config.folders(environ).cache / thread_choice.FILE_NAME),
         wanted=seen.settings.threads,
     )  # fmt: skip
-    yield machine.check_memory(available_bytes, total_bytes)
+    yield surroundings.check_memory(available_bytes, total_bytes)
     models = config.models_folder(seen.settings, environ)
-    yield machine.check_disk(models, machine.free_bytes(models))
+    yield surroundings.check_disk(models, surroundings.free_bytes(models))
     cache = config.folders(environ).cache
-    yield from machine.check_cache_disk(
-        cache, machine.free_bytes(cache), kv_limit_bytes=seen.settings.disk_cache_bytes,
+    yield from surroundings.check_cache_disk(
+        cache, surroundings.free_bytes(cache), kv_limit_bytes=seen.settings.disk_cache_bytes,
         kv_used_bytes=sum(each.size_bytes for each in kv_folders.survey(kv_folders.kv_folder(cache))),
     )  # fmt: skip
 
@@ -109,7 +116,9 @@ def _files(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Fi
 
 
 def _models(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
-    store = Store(config.models_folder(seen.settings, environ), model_dirs=config.model_dirs(seen.settings))
+    others = other_programs.found(config.folders(environ).cache, environ)
+    folder, model_dirs = config.models_folder(seen.settings, environ), config.model_dirs(seen.settings)
+    store = Store(folder, model_dirs=model_dirs, others=others)
     yield from check_models(store, now_s=time.time(), is_deep=is_deep)
     root = kv_folders.kv_folder(config.folders(environ).cache)
     yield from check_kv_cache(kv_folders.survey(root), limit_bytes=seen.settings.disk_cache_bytes, root=root)

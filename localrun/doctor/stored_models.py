@@ -14,6 +14,7 @@ from localrun.doctor.finding import Finding, fail, ok, size, warn
 from localrun.errors import LocalrunError
 from localrun.kv_folders import ModelFolder
 from localrun.models.download import stale
+from localrun.models.gguf import architectures
 from localrun.models.storage import manifest
 from localrun.models.storage.blobs import hash_file
 from localrun.models.storage.manifest import StoredFile
@@ -24,18 +25,25 @@ PARTIAL_MIN_AGE_S = 3600.0
 
 def check_models(store: Store, *, now_s: float, is_deep: bool) -> Iterator[Finding]:
     """`now_s` is Unix time. With `is_deep` every file with a digest is read whole, which takes a while."""
-    n_models, n_bytes, n_problems = 0, 0, 0
+    n_models, n_bytes, n_foreign = 0, 0, 0
     for found in store.survey():
         if isinstance(found, Model):
-            n_models += 1
-            n_bytes += found.size_bytes
-            continue
-        n_problems += 1
-        if store.folder / manifest.FOLDER in found.path.parents:
+            if not found.program:
+                n_models += 1
+                n_bytes += found.size_bytes
+            elif problem := architectures.problem(found.header.metadata):
+                yield warn("models", f"'{found.name}' of {found.program} {problem}", "use another GGUF of it")
+            else:
+                n_foreign += 1
+        elif program := store.others.owner_of(found.path):
+            yield warn("models", f"{program}: {found.problem}", f"repair or remove it with {program} ({found.path})")
+        elif store.folder / manifest.FOLDER in found.path.parents:
             yield fail("models", found.problem, f"pull the model again, or remove it with `localrun rm` ({found.path})")
         else:
             yield warn("models", f"{found.path}: {found.problem}", "pull or copy the file again, or delete it")
     yield ok("models", f"{n_models} with {size(n_bytes)}, {store.folder}")
+    if n_foreign:
+        yield ok("models", f"{n_foreign} of other programs, used in place")
     yield from _check_files(store, is_deep=is_deep)
     yield from _check_leftovers(store, now_s=now_s)
 

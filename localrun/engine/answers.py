@@ -42,10 +42,16 @@ class Answers:
         """Requests that wait for their grammar."""
         return len(self._grammars)
 
-    def begin(self, request: Request, submit: Submit) -> None:
-        """A new request; with a grammar it waits until that is compiled."""
-        request.sampler.accept(request.tokens)
+    def begin(self, request: Request, submit: Submit) -> Over | None:
+        """A new request; with a grammar it waits until that is compiled. What another engine said of its answer is not
+        said again."""
+        resume = submit.resume
+        request.sampler.accept(request.tokens, resume.mu if resume is not None else None)
         self._grammars.add(request, submit, self._clock())
+        for token in request.output:
+            request.text.feed(self._shown(request, token))
+        # With a grammar that is known as soon as it has seen the tokens (`collect`).
+        return self._over(request, self._clock()) if request.n_output and submit.grammar is None else None
 
     def extend(self, rows: Sequence[tuple[Request, int]]) -> Iterator[Over]:
         """Draw the next token of each request, from its row of the last decode. Slow ones follow with `collect`."""
@@ -66,7 +72,10 @@ class Answers:
     def collect(self, now_s: float) -> Iterator[Over]:
         """Take what became ready beside the steps: grammars, and tokens that took long."""
         for request, error in self._grammars.collect(now_s):
-            yield Over(request, Finish.ERROR, now_s, error)
+            if error is not None:
+                yield Over(request, Finish.ERROR, now_s, error)
+            elif request.n_output and (over := self._over(request, now_s)) is not None:
+                yield over
         for request, token in self._late.collect():
             over = self._take(request, None, token, self._clock())
             if over is not None:
@@ -99,15 +108,24 @@ class Answers:
         if request.ends_at_eog and token in self._backend.eog_tokens:
             return Over(request, Finish.STOP, now_s)
         request.append(token, now_s)
-        piece = self._backend.piece(token)
-        shown = piece or self._backend.control_text(token).encode() if request.shows_control else piece
         delta = self._report.delta(request)
         delta.phase = Phase.DECODE  # also of one that lost its slot while its token was drawn
         delta.tokens.append(token)
-        delta.text += request.text.feed(shown)
+        delta.text += request.text.feed(self._shown(request, token))
+        delta.mu = request.sampler.mu
         if request.n_probs is not None and row is not None:
             logprob, top = self._backend.logprobs(row, token, request.n_probs)
-            delta.logprobs = [ChosenLogprob(token, piece, logprob, top)]
+            delta.logprobs = [ChosenLogprob(token, self._backend.piece(token), logprob, top)]
+        return self._over(request, now_s)
+
+    def _shown(self, request: Request, token: int) -> bytes:
+        """What a token adds to the text."""
+        piece = self._backend.piece(token)
+        return piece or self._backend.control_text(token).encode() if request.shows_control else piece
+
+    def _over(self, request: Request, now_s: float) -> Over | None:
+        """Whether an answer of at least one token has come to its end."""
+        constraint = request.constraint
         if request.text.stopped is not None or (constraint is not None and constraint.is_complete):
             return Over(request, Finish.STOP, now_s)
         return Over(request, Finish.LENGTH, now_s) if request.n_output >= request.max_output else None

@@ -68,18 +68,23 @@ class Batch:
 
 
 class Sampler(Protocol):
-    """One request's sampler chain, with its random state and its window of recent tokens.
+    """One request's sampler chain, with its window of recent tokens. What it draws for a token depends on the seed and
+    on the position of the token: how many were accepted or sampled before.
 
-    `is_greedy`: it is nothing but an argmax.
+    `is_greedy`: it is nothing but an argmax. `mu` is what Mirostat has learned, None without it.
     """
 
     is_greedy: bool
 
+    @property
+    def mu(self) -> float | None: ...
+
     def constrain(self, constraint: Constraint) -> None:
         """From now on choose only what it allows; `sample` returns `DEAD_END` where that is nothing."""
 
-    def accept(self, tokens: list[int]) -> None:
-        """Show tokens that were not sampled here (the prompt) to the penalties."""
+    def accept(self, tokens: list[int], mu: float | None = None) -> None:
+        """Show tokens that were not sampled here: the prompt, or what was sampled on another engine, where `mu` was
+        this at last."""
 
     def sample(self, row: int) -> int:
         """The next token from the logits of `row` of the last decode; the chain remembers it."""

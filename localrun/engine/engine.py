@@ -104,9 +104,11 @@ class Engine:
         except LocalrunError as error:
             self.refuse(submit.id, error, n_prompt=len(tokens))
             return
-        self._answers.begin(request, submit)
         self._requests[request.id] = request
         self._report.submitted(request)
+        over = self._answers.begin(request, submit)
+        if over is not None:
+            self._end(*over)
 
     def refuse(self, request_id: int, error: LocalrunError | None, *, n_prompt: int = 0) -> None:
         """A request never starts: its only delta says why, or without an error that it was cancelled."""

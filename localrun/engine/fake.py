@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, Sampler, State
 from localrun.engine.native.background import Background
 from localrun.engine.sample.constraint import Constraint
+from localrun.engine.sample.draws import bits_at
 from localrun.engine.schedule.budget import CostModel
 from localrun.wire import Sampling, TokenLogprob
 
@@ -84,7 +85,7 @@ class _Cell:
 
     @property
     def digest(self) -> int:
-        return _digest(self.before, self.token)
+        return digest_after(self.before, self.token)
 
 
 class _Slice(msgspec.Struct, array_like=True):
@@ -101,14 +102,24 @@ class _State(_Slice, array_like=True):
     n_streams: int
 
 
+# A seed beyond is one that the daemon drew because the client named none: tests want one answer all the same.
+_LONGEST_SEED = 2**32
+
+
 class FakeSampler:
-    """Greedy unless a seed and a temperature are given; then the seed is mixed into the hash."""
+    """Greedy unless a seed and a temperature are given; then bits for the token's position are mixed into the hash, and
+    what a real sampler would know of earlier tokens: those that are penalized, and `mu`."""
 
     def __init__(self, backend: FakeBackend, sampling: Sampling, *, ignore_eos: bool) -> None:
         self._backend = backend
-        self._salt = 0 if sampling.temperature <= 0 or sampling.seed is None else sampling.seed
+        is_seeded = sampling.temperature > 0 and sampling.seed is not None and abs(sampling.seed) < _LONGEST_SEED
+        self._seed = sampling.seed if is_seeded else None
         self._ignore_eos = ignore_eos
-        self.is_greedy = self._salt == 0
+        self.is_greedy = self._seed is None
+        self._n_seen = 0
+        self._n_window = sampling.penalty_last_n if sampling.repeat_penalty != 1 else 0
+        self._recent: list[int] = []
+        self.mu = 2 * sampling.mirostat_tau if sampling.mirostat else None
         self._constraint: Constraint | None = None
         self.is_closed = False
         backend.n_open_samplers += 1
@@ -116,8 +127,11 @@ class FakeSampler:
     def constrain(self, constraint: Constraint) -> None:
         self._constraint = constraint
 
-    def accept(self, tokens: list[int]) -> None:
-        pass
+    def accept(self, tokens: list[int], mu: float | None = None) -> None:
+        self._n_seen += len(tokens)
+        self._recent = [*self._recent, *tokens][-self._n_window :] if self._n_window else []
+        if mu is not None:
+            self.mu = mu
 
     def sample(self, row: int) -> int:
         return self.hold(row)()
@@ -125,7 +139,15 @@ class FakeSampler:
     def hold(self, row: int) -> Callable[[], int]:
         if row not in self._backend.digests:
             raise ValueError(f"row {row} has no logits")
-        return partial(self._choose, self._backend.digests[row] ^ self._salt, self._backend.scripted.get(row))
+        salt = 0
+        if self._seed is not None:
+            salt = bits_at(self._seed, self._n_seen) ^ crc32(f"{sorted(self._recent)} {self.mu}".encode())
+        return partial(self._sample, self._backend.digests[row] ^ salt, self._backend.scripted.get(row))
+
+    def _sample(self, digest: int, scripted: int | None) -> int:
+        token = self._choose(digest, scripted)
+        self.accept([token], None if self.mu is None else self.mu * 0.9 + token * 0.01)
+        return token
 
     def _choose(self, digest: int, scripted: int | None) -> int:
         def draw(allowed: NDArray[np.int64] | None) -> int:
@@ -434,8 +456,8 @@ class FakeBackend:
                     assert before == digest, "a piece that was computed after other tokens"
                     assert not joined or pos == joined[-1][0] + 1, "pieces that do not follow each other"
                     joined.append((pos, token))
-                    digest = _digest(digest, token)
-                before = _digest(before, token)
+                    digest = digest_after(digest, token)
+                before = digest_after(before, token)
         self._joined = bytearray(msgspec.msgpack.encode(_State(begin, joined, self._n_streams(seq))))
         return self._joined
 
@@ -548,5 +570,5 @@ def _mixed(digest: int) -> int:
     return (digest * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & (2**64 - 1)
 
 
-def _digest(before: int, token: int) -> int:
+def digest_after(before: int, token: int) -> int:
     return crc32(token.to_bytes(4, "little"), before)

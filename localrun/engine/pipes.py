@@ -218,11 +218,12 @@ class Tokenizing:
         for thread in self._threads:
             thread.start()
 
-    def put(self, text: Text[T]) -> None:
-        """A new text, to be read after those of its client. Raises QueueFull."""
+    def put(self, text: Text[T], *, is_resumed: bool = False) -> None:
+        """A new text, to be read after those of its client. Raises QueueFull, but not for one that another engine had
+        taken."""
         with self._changed:
             n_texts = sum(map(len, self._queues.values()))
-            if n_texts >= self._max_texts:
+            if n_texts >= self._max_texts and not is_resumed:
                 raise QueueFull(f"{n_texts} prompts wait to be tokenized; ask later", retry_after_s=1.0)
             self._queues.setdefault(text.client, deque()).append(text)
             self._changed.notify_all()

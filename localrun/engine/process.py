@@ -77,7 +77,8 @@ def main(argv: list[str]) -> int:
     try:
         backend, trial = (_fake_backend(first), None) if "--fake" in argv else _llama_backend(first)
         disk = open_disk(first, backend, _fake_build if "--fake" in argv else _llama_build)
-        engine = Engine(backend, limits, time.monotonic, disk, beside=pipes.in_thread("map"))
+        kind = _fake_engine() if "--fake" in argv else Engine
+        engine = kind(backend, limits, time.monotonic, disk, beside=pipes.in_thread("map"))
     except Exception as error:
         return pipes.refuse(frames_out, error)
     pipes.send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))
@@ -86,7 +87,7 @@ def main(argv: list[str]) -> int:
         engine,
         frames_in,
         frames_out,
-        lambda message, inbox, outbox: _take(message, backend, tokenizing, inbox, outbox),
+        lambda message, inbox, outbox: take(message, backend, tokenizing, inbox, outbox),
         spare_time(engine, trial),
     )
     if trial is not None:
@@ -108,14 +109,15 @@ def spare_time(engine: Engine, trial: pipes.SpareTime | None) -> pipes.SpareTime
     return spend
 
 
-def _take(message: wire.ToEngine, backend: Backend, tokenizing: Tokenizing, inbox: Inbox, outbox: pipes.Sink) -> None:
+def take(message: wire.ToEngine, backend: Backend, tokenizing: Tokenizing, inbox: Inbox, outbox: pipes.Sink) -> None:
     """One message from the daemon. A text that cannot be tokenized fails its own request and nothing else."""
     if isinstance(message, wire.Submit):
         submit = message
         length = sum(len(segment.text) for segment in submit.segments)
         read = partial(_read_prompt, backend, submit)
         try:
-            tokenizing.put(Text(submit.id, submit.client, length, read, inbox.put))
+            text = Text(submit.id, submit.client, length, read, inbox.put)
+            tokenizing.put(text, is_resumed=submit.resume is not None)
         except QueueFull as error:
             inbox.put(_refusal(submit.id, error))
     elif isinstance(message, wire.Cancel):
@@ -175,6 +177,12 @@ def _n_spare_sequences(opened: wire.Open) -> int:
 
 def _n_rows(opened: wire.Open) -> int:
     return max(opened.n_batch, opened.n_slots + SPARE_ROWS)
+
+
+def _fake_engine() -> type[Engine]:
+    from localrun.engine.fake_engine import FakeEngine
+
+    return FakeEngine
 
 
 def _fake_backend(opened: wire.Open) -> Backend:

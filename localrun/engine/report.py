@@ -60,8 +60,9 @@ class Report:
         return delta
 
     def submitted(self, request: Request) -> None:
-        """A request was taken."""
-        self.totals.prompt_tokens += request.n_prompt
+        """A request was taken. One that another engine had begun was counted there."""
+        if not request.was_started:
+            self.totals.prompt_tokens += request.n_prompt
 
     def refused(self, request_id: int, error: LocalrunError | None, *, n_prompt: int) -> None:
         """A request never starts: its only delta says why; without an error, that it was cancelled."""
@@ -70,7 +71,10 @@ class Report:
     def started(self, request: Request, *, is_first: bool) -> None:
         """A request got a slot, for the first time or again."""
         assert request.slot is not None
-        self._started.append(Started(request.id, request.slot, request.n_prompt, request.n_cached))
+        assert request.started_at_s is not None
+        self._started.append(
+            Started(request.id, request.slot, request.n_prompt, request.n_cached, request.started_at_s)
+        )
         if is_first:
             self.totals.cached_tokens += request.n_cached
 

@@ -17,7 +17,7 @@ from localrun.engine.sample import chain
 from localrun.engine.sample.constraint import Constraint
 from localrun.engine.sample.text import TextStream
 from localrun.errors import BadRequest, ContextExceeded, LocalrunError, QueueFull
-from localrun.wire import Delta, Finish, Lane, Phase, Submit, Usage
+from localrun.wire import Delta, Finish, Lane, Phase, Resume, Submit, Usage
 
 
 @dataclass(eq=False, slots=True)
@@ -59,6 +59,10 @@ class Request:
     waited_s: float = 0.0
     n_preempted: int = 0
     requeued_at_s: float = -math.inf
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.n_prompt :]
 
     @property
     def was_started(self) -> bool:
@@ -128,17 +132,22 @@ def check(submit: Submit, tokens: list[int], backend: Backend) -> None:
     """Raises BadRequest or ContextExceeded for what this model cannot do."""
     if not tokens:
         raise BadRequest("the prompt is empty; send at least one token", field="prompt")
+    output = submit.resume.output if submit.resume is not None else ()
+    if output and not 0 <= min(output) <= max(output) < backend.n_vocab:
+        raise BadRequest("what the answer begins with has tokens that this model has not")
     if len(tokens) >= backend.n_ctx:
         raise ContextExceeded(len(tokens), backend.n_ctx)
     chain.check(submit.sampling, n_vocab=backend.n_vocab)
 
 
 def new_request(submit: Submit, tokens: list[int], backend: Backend, *, target_itl_s: float) -> Request:
-    """A checked message as a request; `target_itl_s` is for those that do not name their own."""
+    """A checked message as a request; `target_itl_s` is for those that do not name their own. One that another engine
+    had begun is as if it had been preempted here."""
     most = backend.n_ctx - len(tokens)
+    resume = submit.resume or Resume()
     return Request(
         id=submit.id,
-        tokens=tokens,
+        tokens=[*tokens, *resume.output],
         n_prompt=len(tokens),
         max_output=most if submit.n_predict < 0 else min(submit.n_predict, most),
         sampler=backend.sampler(submit.sampling, ignore_eos=submit.ignore_eos),
@@ -150,6 +159,10 @@ def new_request(submit: Submit, tokens: list[int], backend: Backend, *, target_i
         ends_at_eog=not submit.ignore_eos,
         n_probs=submit.n_probs if submit.logprobs else None,
         shows_control=submit.show_control,
+        n_cached=resume.n_cached,
+        started_at_s=resume.started_at_s,
+        first_token_at_s=resume.first_token_at_s,
+        last_token_at_s=resume.last_token_at_s,
     )
 
 

@@ -24,14 +24,14 @@ import msgspec
 from localrun.errors import Cancelled, DownloadFailed, LocalrunError, NotFound, Unavailable
 from localrun.models import pull as model_pull
 from localrun.models.download.fetch import new_client
-from localrun.models.download.item import FetchLimits, Item
+from localrun.models.download.plan import FetchLimits, Item, RemotePlan
 from localrun.models.sources.huggingface import Hub
-from localrun.models.sources.remote_plan import RemotePlan
 from localrun.models.storage import atomic_file, manifest
 from localrun.models.storage.manifest import Key
 from localrun.models.storage.store import Store
 from localrun.server.engines import machine
 from localrun.server.engines.machine import installed_gpus
+from localrun.server.http import failures
 from localrun.snapshot import PullRow
 
 UPDATE_EVERY_S = 0.1
@@ -332,9 +332,9 @@ class Pulls:
                 error = Unavailable("the daemon is stopping; the pull goes on when it starts again")
             else:
                 error = _cancelled()
-        except Exception:
+        except Exception as unexpected:
             _log.exception("pulling %s failed", pull.wanted.model)
-            error = LocalrunError("internal error; the daemon's log has the details")
+            error = failures.unexpected(unexpected)
         pull.progress.end(error)
         if not self._is_stopping:
             await self._remember()

@@ -83,7 +83,8 @@ class Runtime:
         """A new job, seen by the registry from now on. Enter it, or it stays there. Raises Unavailable at shutdown."""
         if self.shutdown_requested.is_set():
             raise Unavailable("localrun is shutting down")
-        job = Job(self.registry.new_id(), ask, lender=self.supervisor, observer=self.telemetry)
+        resumes = self.settings.resume == "on"
+        job = Job(self.registry.new_id(), ask, lender=self.supervisor, observer=self.telemetry, resumes=resumes)
         self.registry.add(job)
         return job
 

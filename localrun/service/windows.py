@@ -1,7 +1,8 @@
 """The daemon as a task of the Windows task scheduler, through schtasks. Never run on Windows itself.
 
-The scheduler knows neither environments nor logs, so a task starts `logged.py`, which reads both from a small JSON
-file: `start_file`.
+The scheduler knows neither environments nor logs, so a task runs this module, `python -m localrun.service.windows
+START.json`, which reads both from a small JSON file (`start_file`). The daemon runs in that very process, so ending the
+task ends the daemon.
 
 Runs in the command line. Does not: need an administrator.
 """
@@ -10,7 +11,10 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import runpy
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -26,7 +30,7 @@ NAME = "localrun"
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """What `logged.py` reads. `arguments` are those after the program's name."""
+    """What `main` reads. `arguments` are those after the program's name."""
 
     arguments: tuple[str, ...]
     environment: dict[str, str]
@@ -34,7 +38,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def start_file(plan: ServicePlan) -> bytes:
-    """The JSON of a plan for `logged.py`."""
+    """The JSON of a plan for `main`."""
     arguments = plan.command[plan.command.index("localrun") + 1 :]
     start = Start(arguments=tuple(arguments), environment=plan.environment, log=str(plan.log))
     return msgspec.json.format(msgspec.json.encode(start, order="sorted"), indent=2) + b"\n"
@@ -47,7 +51,7 @@ def task(plan: ServicePlan, *, user: str, start_path: Path) -> str:
     # The same interpreter without a console window.
     if program.lower().endswith("python.exe"):
         program = program[: -len("python.exe")] + "pythonw.exe"
-    arguments = ["-P", "-m", "localrun.service.logged", str(start_path)]
+    arguments = ["-P", "-m", "localrun.service.windows", str(start_path)]
     return _TASK.format(user=escape(user), program=escape(program), arguments=escape(_command_line(arguments)))
 
 
@@ -160,3 +164,25 @@ class TaskScheduler:
         if ran.status:
             raise ServiceFailed(f"schtasks {arguments[0]} failed: {ran.said}")
         return ran
+
+
+# --- in the task ---
+
+
+def main(arguments: list[str]) -> None:
+    """Does not return: ends with the daemon's status. Raises OSError and msgspec.DecodeError for a bad START.json."""
+    start = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Start)
+    log_path = Path(start.log)
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    os.environ.update(start.environment)
+    log = log_path.open("a", encoding="utf-8", buffering=1)
+    sys.stdout = sys.stderr = log
+    # Engines inherit descriptor 2, not Python's objects. Without a console none of the standard ones may be open.
+    for descriptor in (1, 2):
+        os.dup2(log.fileno(), descriptor)
+    sys.argv = ["localrun", *start.arguments]
+    runpy.run_module("localrun", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

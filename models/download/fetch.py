@@ -21,11 +21,11 @@ import httpx2
 
 from localrun import __version__
 from localrun.errors import DiskFull, LocalrunError
-from localrun.models.download.item import FetchLimits, Item, NoProgress, Progress
 from localrun.models.download.journal import Range
 from localrun.models.download.link import Link, PassingFailure
 from localrun.models.download.pace import Pace, Shared, all_or_first_error
 from localrun.models.download.partial import allocated_bytes, failed, paths_of
+from localrun.models.download.plan import FetchLimits, Item, NoProgress, Progress
 from localrun.models.download.transfer import Transfer, read_answer
 
 

@@ -24,8 +24,8 @@ from typing import NamedTuple
 import httpx2
 
 from localrun.errors import DownloadFailed, SourceChanged, SourceRefused
-from localrun.models.download.item import FetchLimits, Item
 from localrun.models.download.journal import Range
+from localrun.models.download.plan import FetchLimits, Item
 
 # What a server answers when it is busy or broken, not when the request is wrong.
 PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 import httpx2
 
 from localrun.errors import DownloadFailed
-from localrun.models.download.item import FetchLimits, Progress
 from localrun.models.download.link import PassingFailure, backoff_s
+from localrun.models.download.plan import FetchLimits, Progress
 
 
 async def all_or_first_error(jobs: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -21,11 +21,11 @@ from pathlib import Path
 import httpx2
 
 from localrun.errors import DigestMismatch, DownloadFailed, SourceChanged
-from localrun.models.download.item import Item
 from localrun.models.download.journal import Header, Range, split
 from localrun.models.download.link import Answer, Link, PassingFailure, answer_of
 from localrun.models.download.pace import Shared, all_or_first_error
 from localrun.models.download.partial import Partial, failed, held, paths_of
+from localrun.models.download.plan import Item
 
 _CHUNK_BYTES = 1024 * 1024
 

@@ -33,7 +33,26 @@ from localrun.models.gguf.header import ArraySummary, Header, Scalar, TensorInfo
 # Published models have at most some hundred; each costs an open file in the engine.
 MAX_SHARDS = 1_000
 
-_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_NUMBERED = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.IGNORECASE)
+
+
+class Shard(NamedTuple):
+    """What a file's name says of it: the `number`th (from 1) of the `n_files` files of the model `stem`."""
+
+    stem: str
+    number: int
+    n_files: int
+
+    @property
+    def name(self) -> str:
+        """As llama.cpp writes it, and looks for it."""
+        return f"{self.stem}-{self.number:05}-of-{self.n_files:05}.gguf"
+
+
+def shard_of(name: str) -> Shard | None:
+    """By the customs of the hub, in any case; None for a file that is a model by itself."""
+    numbered = _NUMBERED.fullmatch(name)
+    return Shard(numbered[1], int(numbered[2]), int(numbered[3])) if numbered else None
 
 
 class Split(NamedTuple):
@@ -54,13 +73,13 @@ def split_of(metadata: Mapping[str, Value]) -> Split | None:
 
 def shard_problem(path: Path, split: Split) -> str | None:
     """Why the file at `path` cannot be opened as the first of its model, as the end of a sentence; None if it can."""
-    named = _NUMBERED.fullmatch(path.name)
+    named = shard_of(path.name)
     if split.n_shards > MAX_SHARDS:
         return f"is one of {split.n_shards} files of a model; the limit is {MAX_SHARDS}"
     if split.number:
         first = shard_paths(path, split)[0].name if named else "the one whose name ends in -00001"
         return f"is file {split.number + 1} of {split.n_shards} of a model; open the first one, {first}"
-    if named is None or (int(named["number"]), int(named["count"])) != (1, split.n_shards):
+    if named is None or path.name != Shard(named.stem, 1, split.n_shards).name:
         return (
             f"is the first of {split.n_shards} files of a model, but its name does not end in "
             f"-00001-of-{split.n_shards:05}.gguf, by which the others are found; give all their own names back, or "
@@ -71,18 +90,16 @@ def shard_problem(path: Path, split: Split) -> str | None:
 
 def later_shards(path: Path) -> list[Path]:
     """The other files of the model whose first file `path` is by its name; none for other names."""
-    named = _NUMBERED.fullmatch(path.name)
-    if named is None or int(named["number"]) != 1 or int(named["count"]) > MAX_SHARDS:
+    named = shard_of(path.name)
+    if named is None or named.number != 1 or named.n_files > MAX_SHARDS or path.name != named.name:
         return []
-    return shard_paths(path, Split(0, int(named["count"]), 0))[1:]
+    return shard_paths(path, Split(0, named.n_files, 0))[1:]
 
 
 def shard_paths(path: Path, split: Split) -> list[Path]:
     """All files of the model that the numbered file `path` belongs to, in order."""
     stem = path.name[: -len("-00001-of-00001.gguf")]
-    return [
-        path.with_name(f"{stem}-{number:05}-of-{split.n_shards:05}.gguf") for number in range(1, split.n_shards + 1)
-    ]
+    return [path.with_name(Shard(stem, number, split.n_shards).name) for number in range(1, split.n_shards + 1)]
 
 
 # The richest headers known have 800,000 strings (a vocabulary of 262,144 with its merges), 100 entries, 2,000 tensors.

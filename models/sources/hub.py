@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
@@ -128,7 +128,7 @@ _T = TypeVar("_T")
 _MAX_QUESTIONS = 3
 QUESTION_BASE_S = 1.0
 # huggingface_hub waits for an answer for ever, except where it is told otherwise.
-_ANSWER_TIMEOUT_S = 20.0
+ANSWER_TIMEOUT_S = 20.0
 MAX_AT_ONCE = 4
 # In a question's thread: whether its asker has left.
 _has_left: ContextVar[Callable[[], bool]] = ContextVar("has_left", default=lambda: False)
@@ -219,20 +219,41 @@ class Hub:
 
 @cache
 def _take_our_client() -> None:
-    """From now on huggingface_hub asks, and tries again, with a client that does not wait for ever."""
+    """From now on huggingface_hub asks with a client that does not wait for ever, and leaves asking again to `asked`:
+    its own attempts would take half a minute of each of ours."""
     from huggingface_hub import set_client_factory
 
-    set_client_factory(_client)
+    set_client_factory(_Client)
 
 
-def _client() -> httpx2.Client:
-    return httpx2.Client(follow_redirects=True, event_hooks={"request": [_before_attempt]})
+class _NoAnswerError(httpx2.TransportError):
+    """The way to the hub is broken; of a kind after which huggingface_hub does not try again."""
+
+
+class _Client(httpx2.Client):
+    def __init__(self) -> None:
+        super().__init__(
+            follow_redirects=True, event_hooks={"request": [_before_attempt], "response": [_after_attempt]}
+        )
+
+    def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
+        try:
+            return super().send(request, **how)
+        except httpx2.TransportError as error:
+            raise _NoAnswerError(str(error) or type(error).__name__) from error
 
 
 def _before_attempt(request: httpx2.Request) -> None:
     if _has_left.get()():
         raise _AskerLeftError
-    request.extensions["timeout"] = httpx2.Timeout(_ANSWER_TIMEOUT_S).as_dict()
+    request.extensions["timeout"] = httpx2.Timeout(ANSWER_TIMEOUT_S).as_dict()
+
+
+def _after_attempt(response: httpx2.Response) -> None:
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if response.status_code in PASSING_STATUSES:
+        raise HfHubHTTPError(f"status {response.status_code}", response=response)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,11 +22,10 @@ import httpx2
 
 from localrun.errors import DownloadFailed, SourceRefused, Unavailable
 from localrun.models.download.fetch import fetch
-from localrun.models.download.item import FetchLimits, Item, NoProgress, Progress
 from localrun.models.download.partial import failed
+from localrun.models.download.plan import FetchLimits, Item, NoProgress, PlannedFile, Progress, RemotePlan
 from localrun.models.quant_choice import Choice, RemoteFile
 from localrun.models.sources.hub import Hub, HubHit, licence_of, refused, search
-from localrun.models.sources.remote_plan import PlannedFile, RemotePlan
 from localrun.models.storage.hub_cache import CachedFile, RepoCache, checked_commit, checked_path
 from localrun.models.storage.manifest import Place, Role, Source, StoredFile
 

@@ -27,8 +27,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx2
 
 from localrun.errors import DownloadFailed, ModelNotFound, SourceRefused, by_code
-from localrun.models.download.item import Item
-from localrun.models.sources.remote_plan import PlannedFile, RemotePlan
+from localrun.models.download.plan import Item, PlannedFile, RemotePlan
 from localrun.models.storage import ollama_manifest
 from localrun.models.storage.manifest import Place, Role, Source, StoredFile, blob_path, check_digest
 from localrun.models.storage.ollama_manifest import (

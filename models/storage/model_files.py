@@ -18,6 +18,7 @@ from typing import NamedTuple
 from localrun.errors import BadModelFile
 from localrun.models.gguf import reader
 from localrun.models.gguf.header import Header
+from localrun.models.gguf.reader import shard_of
 
 SUFFIX = ".gguf"
 # How deep, and how many entries, a foreign folder is searched: LM Studio keeps owner/repository/file.
@@ -27,7 +28,6 @@ MAX_ENTRIES = 20_000
 # Files whose headers are remembered; a header takes some hundred kilobytes at most.
 _MAX_KNOWN = 512
 _LAST_SECOND = datetime.max.replace(tzinfo=UTC).timestamp() - 1
-_NUMBERED = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.IGNORECASE)
 _PROJECTOR = re.compile(r"(.*[-_.])?mmproj([-_.].*)?", re.IGNORECASE)
 
 
@@ -104,25 +104,18 @@ def below_folder(folder: Path) -> Iterator[tuple[Path, str]]:
             n_left -= 1
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
+            if _is_folder(entry):
                 if depth + 1 < MAX_DEPTH:
                     waiting.append((Path(entry.path), depth + 1))
             elif entry.name.lower().endswith(SUFFIX) and not is_part(entry.name):
                 yield Path(entry.path), _stem(entry.name)
 
 
-class Shard(NamedTuple):
-    """The `number`th (from 1) of the `n_files` files of the model `stem`."""
-
-    stem: str
-    number: int
-    n_files: int
-
-
-def shard_of(name: str) -> Shard | None:
-    """What a file's name says of it by the customs of the hub; None for a file that is a model by itself."""
-    numbered = _NUMBERED.fullmatch(name)
-    return Shard(numbered[1], int(numbered[2]), int(numbered[3])) if numbered else None
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # links that go round in a circle
+        return False
 
 
 def is_part(name: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from localrun.errors import BadRequest
-from localrun.models import parameters
+from localrun.models import modelfile
 from localrun.models.storage.manifest import Message, Role, check_digest
 
 DEFAULT_HOST = "registry.ollama.ai"
@@ -113,8 +113,8 @@ def messages_of(texts: Iterable[bytes]) -> tuple[Message, ...]:
 
 
 def _is_parameter(key: str, value: Any) -> bool:
-    if key in parameters.TEXTS:
+    if key in modelfile.TEXT_PARAMETERS:
         return isinstance(value, str | list)
-    if key in parameters.BOOLEANS:
+    if key in modelfile.BOOLEAN_PARAMETERS:
         return isinstance(value, bool)
-    return key in parameters.KNOWN and isinstance(value, int | float) and not isinstance(value, bool)
+    return key in modelfile.KNOWN_PARAMETERS and isinstance(value, int | float) and not isinstance(value, bool)

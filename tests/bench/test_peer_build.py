@@ -128,7 +128,7 @@ def test_what_is_built_is_not_built_again(bench: Bench):
 
 def test_a_build_that_failed_says_why_and_goes_on_where_it_stopped(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CMAKE_FAILS", "1")
-    with pytest.raises(LocalrunError, match=r"(?s)could not be compiled: status 2; .*internal compiler error"):
+    with pytest.raises(LocalrunError, match=r"(?s)status 2.*internal compiler error"):
         bench.build()
     monkeypatch.delenv("CMAKE_FAILS")
     assert bench.build().is_file()

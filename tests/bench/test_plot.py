@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.bench.decode_curve import CurvePoint
+from localrun.bench.metrics import CurvePoint
 from localrun.bench.plot import LatencyRange, latency_ranges, plot, require_matplotlib
 from localrun.bench.results import RunResult, Target
 from localrun.errors import NotSupported

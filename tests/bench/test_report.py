@@ -6,7 +6,7 @@ import math
 import pytest
 
 from localrun.bench.compare import Run, Threshold, Verdict, compare
-from localrun.bench.decode_curve import CurvePoint
+from localrun.bench.metrics import CurvePoint
 from localrun.bench.report import (
     aligned,
     bars,

@@ -199,12 +199,12 @@ def localrun(environment: dict[str, str], tmp_path: Path) -> Localrun:
     hundred interpreters take half a minute. `stdin` is what is piped in; None is the null device."""
 
     def run(
-        *arguments: str, stdin: str | None = None, port: int | None = None, cwd: Path | None = None
+        *arguments: str, stdin: str | bytes | None = None, port: int | None = None, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         feed = Path(os.devnull)
         if stdin is not None:
             feed = tmp_path / "stdin"
-            feed.write_text(stdin, encoding="utf-8")
+            feed.write_bytes(stdin.encode("utf-8") if isinstance(stdin, str) else stdin)
         out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
         with feed.open(encoding="utf-8") as source, pytest.MonkeyPatch.context() as patch:
             for name in os.environ.keys() - environment.keys():

@@ -17,6 +17,7 @@ from localrun.cli.answer import (
     summary,
 )
 from localrun.client import ChatMetrics
+from tests.says import says
 
 METRICS = ChatMetrics(
     prompt_tokens=30, cached_tokens=10, output_tokens=11, load_s=0.5, prefill_s=0.2, decode_s=0.5, total_s=1.25
@@ -52,7 +53,9 @@ def test_the_table_has_every_line():
 
 
 def test_the_summary_is_one_line():
-    assert summary(METRICS, 0.7) == "20.00 tokens/s, 11 tokens, first after 700 ms, 10 of 30 prompt tokens cached"
+    line = summary(METRICS, 0.7)
+    assert says(line, "20.00 tokens/s", "11 tokens", "700 ms", "10 of 30")
+    assert "\n" not in line
 
 
 def _fed(interval_s: float, count: int, start_s: float = 100.0) -> StreamMeter:

@@ -57,6 +57,22 @@ def test_an_unknown_workload_lists_the_known_ones(capsys: pytest.CaptureFixture[
     assert "overload" in error
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--seconds", "nan", "nan is not a number that can be reached"),
+        ("--timeout", "inf", "inf is not a number that can be reached"),
+        ("--json", "/no/such/folder/file.json", "there is no folder '/no/such/folder'"),
+        ("--plot", "/no/such/folder/file.png", "there is no folder '/no/such/folder'"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], option: str, value: str, words: str
+) -> None:
+    assert run(["bench", "chat", option, value, "--url", "http://127.0.0.1:9"]) == exits.USAGE
+    assert words in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("streams", ["", "1,x", "0", "1,,2"])
 def test_streams_are_a_list_of_numbers(streams: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "decode", "--streams", streams, "--url", "http://127.0.0.1:9"]) == exits.USAGE
@@ -175,7 +191,7 @@ def test_a_server_that_does_not_start_is_one_line_with_its_last_words(tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--workloads", "decode,juggling"], "unknown workload 'juggling'; the workloads are decode, "),
+        (["--workloads", "decode,juggling"], "'juggling'"),
         (["--require", "shared faster"], "WORKLOAD:METRIC<=RATIO"),
         (["--watts", "60"], "go together"),
         (["--streams", "1,two"], "not a list such as 1,4,8"),

@@ -107,7 +107,7 @@ def test_a_daemon_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path, m
     for _ in range(2):  # the second time there is an older log to put aside
         with pytest.raises(errors.DaemonUnreachable, match="status 9") as raised:
             ensure_daemon(settings)
-        log = config.folders().state / "daemon.log"
+        log = config.folders().state / f"daemon-{settings.port}.log"
         assert raised.value.message.endswith(f"{log}:\n  line 3\n  line 4\n  line 5\n  line 6\n  line 7")
     assert log.with_suffix(".log.1").exists()
 
@@ -142,8 +142,8 @@ def test_commands_that_come_at_once_share_one_daemon(program, environment, port,
         assert command.returncode == exits.OK, complaints
         assert isinstance(json.loads(printed), list)
     state = Path(environment["LOCALRUN_HOME"]) / "state"
-    assert f"localrun is listening on http://127.0.0.1:{port}" in (state / "daemon.log").read_text()
-    assert not (state / "daemon.log.1").exists(), "one command alone started a daemon"
+    assert f"localrun is listening on http://127.0.0.1:{port}" in (state / f"daemon-{port}.log").read_text()
+    assert not (state / f"daemon-{port}.log.1").exists(), "one command alone started a daemon"
     assert json.loads(program("version", "--json", port=port).stdout) == {
         "localrun": __version__,
         "daemon": __version__,
@@ -162,9 +162,29 @@ def test_commands_that_come_at_once_share_one_daemon(program, environment, port,
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no permission bits")
 def test_the_log_is_for_the_user_alone(program, port, environment):
     assert program("list", port=port).returncode == exits.OK
-    log = Path(environment["LOCALRUN_HOME"]) / "state" / "daemon.log"
+    log = Path(environment["LOCALRUN_HOME"]) / "state" / f"daemon-{port}.log"
     assert f"http://127.0.0.1:{port}" in log.read_text()
     assert os.stat(log).st_mode & 0o077 == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="uses a shell script")
+def test_a_daemon_at_another_address_leaves_the_log_of_the_first(tmp_path: Path, monkeypatch, environment):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho mine\nexit 9\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    state = config.folders().state
+    state.mkdir(parents=True)
+    (state / "daemon.log").write_text("of the first, which runs")
+    ports = [_free_port(), _free_port()]
+    for port in ports:
+        with pytest.raises(errors.DaemonUnreachable):
+            ensure_daemon(config.Settings(port=port))
+    with pytest.raises(errors.DaemonUnreachable):
+        ensure_daemon(config.Settings(port=ports[0], host="::1"))
+    assert (state / "daemon.log").read_text() == "of the first, which runs"
+    logs = {path.name for path in state.glob("*.log*")}
+    assert logs == {"daemon.log", *(f"daemon-{port}.log" for port in ports), f"daemon-__1-{ports[0]}.log"}
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny:latest", "localrun/tiny", "org/name:Q4_K_M", ""])

@@ -174,3 +174,12 @@ def test_unusable_files_are_named(localrun, running, tmp_path):
     assert ended.stderr.startswith("not usable: ")
     localrun("rm", "broken", port=running.port)
     assert localrun("list", port=running.port).stderr == ""
+
+
+def test_a_modelfile_that_is_not_utf_8_is_named(localrun, tmp_path):
+    modelfile = tmp_path / "Latin"
+    modelfile.write_bytes(b"FROM tiny\nSYSTEM caf\xe9\n")
+    for name, shown in ((str(modelfile), str(modelfile)), ("-", "stdin")):
+        ended = localrun("create", "wrong", "-f", name, port=1, stdin=modelfile.read_bytes())
+        assert ended.returncode == exits.USAGE
+        assert f"error: cannot read the Modelfile: {shown} is not UTF-8" in ended.stderr

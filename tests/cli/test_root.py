@@ -12,6 +12,7 @@ import pytest
 from localrun import __version__, errors
 from localrun.cli import exits
 from localrun.cli.root import COMMANDS, run
+from tests.says import says
 
 
 def test_help_names_every_command_and_exit_code(capsys):
@@ -91,10 +92,27 @@ def test_an_unforeseen_error_is_one_line_unless_debugging(capsys, environment, m
 
     monkeypatch.setattr("localrun.cli.running.require_daemon", fail)
     assert run(["ps"]) == exits.ERROR
-    assert capsys.readouterr().err == "error: RuntimeError: boom (LOCALRUN_DEBUG=1 shows where)\n"
+    assert says(capsys.readouterr().err, "error: RuntimeError: boom", "LOCALRUN_DEBUG=1")
     monkeypatch.setenv("LOCALRUN_DEBUG", "1")
     with pytest.raises(RuntimeError):
         run(["ps"])
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (PermissionError(13, "Permission denied", "/data/state"), "/data/state: Permission denied"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("what a library says"), "what a library says"),
+    ],
+)
+def test_an_error_of_the_system_is_told_without_its_number(capsys, environment, monkeypatch, error, words):
+    def fail(settings: object) -> str:
+        raise error
+
+    monkeypatch.setattr("localrun.cli.running.require_daemon", fail)
+    assert run(["ps"]) == exits.ERROR
+    assert capsys.readouterr().err == f"error: {words}\n"
 
 
 def test_version_option(capsys):
@@ -116,3 +134,11 @@ def test_version_option(capsys):
 def test_codes(error, code):
     assert exits.code_of(error) == code
     assert code in exits.MEANINGS
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--host", "a b", "list"], ["list", "--host", "http://127.0.0.1"], ["--host", "[::1]", "ps"]]
+)
+def test_a_malformed_host_is_a_usage_error_that_names_the_option(arguments, capsys):
+    assert run(arguments) == exits.USAGE
+    assert capsys.readouterr().err.startswith("error: --host: host is ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,12 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from localrun.cli import exits
-from localrun.cli.running import _where
-from localrun.snapshot import EngineRow
 from localrun.tui.recording import snapshots
+from tests.cli.conftest import ENGINE
 from tests.daemon import Daemon, running_daemon
 
 
@@ -27,12 +26,17 @@ def test_columns(localrun, daemon):
     assert row.endswith("never")
 
 
-def test_it_says_where_the_layers_lie():
-    engine = EngineRow(model="m", pid=1, state="ready", layers=32)
-    assert _where(engine) == "32 in RAM"
-    assert _where(replace(engine, gpu_layers=24)) == "24 on GPU, 8 in RAM"
-    assert _where(replace(engine, gpu_layers=33)) == "32 on GPU", "llama.cpp counts the output as one more"
-    assert _where(replace(engine, layers=0)) == "-"
+def test_it_says_where_the_layers_lie(localrun, daemon):
+    expected = {
+        (32, 0): "32 in RAM",
+        (32, 24): "24 on GPU, 8 in RAM",
+        (32, 33): "32 on GPU",  # llama.cpp counts the output as one more
+        (0, 0): "-",
+    }
+    engines = [ENGINE | {"layers": n_layers, "gpu_layers": n_on_gpu} for n_layers, n_on_gpu in expected]
+    daemon.answers["/localrun/v1/snapshot"] = SNAPSHOT | {"engines": engines}
+    _, *rows = localrun("ps", port=daemon.port).stdout.splitlines()
+    assert [re.split(r"\s{2,}", row)[-2] for row in rows] == list(expected.values())
 
 
 def test_json_has_the_pid(localrun, daemon):

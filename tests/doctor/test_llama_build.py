@@ -24,6 +24,7 @@ from localrun.doctor.llama_build import (
 from localrun.engine.tools.build_report import cpu_features
 from localrun.kernel_probe import ProbeFailed
 from localrun.kernels import Fault, Verdict
+from tests.says import says
 
 
 def child(program: str) -> tuple[str, ...]:
@@ -70,9 +71,9 @@ def test_a_build_for_another_cpu_is_named():
 
 def test_a_library_that_is_missing_is_quoted():
     found = failed("import sys; print('ImportError: libx.so.1: gone', file=sys.stderr); sys.exit(1)")
-    assert found.text == "it cannot be loaded: ImportError: libx.so.1: gone"
+    assert "ImportError: libx.so.1: gone" in found.text
     cuda = failed("import sys; print('RuntimeError: libcudart.so.12: not found', file=sys.stderr); sys.exit(1)")
-    assert "CUDA, whose library libcudart.so.12 is missing" in cuda.text
+    assert says(cuda.text, "CUDA", "libcudart.so.12")
     assert "--backend cpu" in cuda.remedy
     assert "status 3" in failed("import sys; sys.exit(3)").text
 
@@ -84,7 +85,7 @@ def test_backends_that_were_passed_over_are_named():
     )))  # fmt: skip
     assert [line.level for line in lines] == [Level.OK, Level.WARN]
     assert "libggml-cpu-zen4.so" in lines[0].text
-    assert "libcublas.so.12 is missing, so it computes on the CPU alone" in lines[1].text
+    assert says(lines[1].text, "libcublas.so.12", "CPU")
     (no_cpu,) = check_build(msgspec.structs.replace(report(), backends=()))
     assert no_cpu.level is Level.FAIL
     assert "native_build install" in no_cpu.remedy
@@ -100,7 +101,7 @@ def test_features_that_the_build_leaves_unused_are_named():
     flags = {"avx", "avx2", "fma", "f16c", "avx512f"}
     slow = check_cpu(report("AVX", "F16C"), flags, machine="x86_64")
     assert slow.level is Level.WARN
-    assert "does not use AVX2, FMA, AVX512" in slow.text
+    assert "AVX2, FMA, AVX512" in slow.text
     assert slow.remedy == rebuild()
     fine = check_cpu(report("SSE3", "AVX", "AVX2", "FMA", "F16C", "AVX512"), flags, machine="x86_64")
     assert (fine.level, fine.text) == (Level.OK, "x86_64: AVX, AVX2, FMA, F16C, AVX512")
@@ -155,15 +156,15 @@ def test_faults_are_put_together_and_come_with_the_rebuild() -> None:
     wrong = Fault("F16", "recurrent", "compute wrong logits (130% off)")
     crashes, errors = judge(Verdict(is_probed=True, faults=(*quantized, wrong)))
     assert crashes.level is errors.level is Level.WARN
-    assert "crash for Q4_0, Q8_0 in ordinary, sliding-window models" in crashes.text
-    assert "compute wrong logits for F16 in recurrent (Mamba) models; such models load without them" in errors.text
+    assert says(crashes.text, "crash", "Q4_0, Q8_0", "sliding-window")
+    assert says(errors.text, "wrong logits", "F16", "Mamba")
     assert "native_build install --force" in crashes.remedy
 
 
 def test_what_an_engine_told_is_shown_with_its_model() -> None:
     (line,) = judge(SOUND.with_crash({"Q4_K", "Q6_K"}, "attention", "was killed by SIGSEGV", "some:7b"))
     assert line.level is Level.WARN
-    assert "an engine of some:7b (Q4_K, Q6_K) was killed by SIGSEGV" in line.text
+    assert says(line.text, "some:7b", "Q4_K, Q6_K", "SIGSEGV")
 
 
 def test_a_library_that_computes_nothing_is_a_failure() -> None:

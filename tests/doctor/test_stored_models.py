@@ -14,7 +14,9 @@ from localrun.doctor.stored_models import check_models
 from localrun.models import builtin
 from localrun.models.storage import manifest
 from localrun.models.storage.manifest import Manifest, Place, Role, Source, StoredFile
+from localrun.models.storage.other_programs import LM_STUDIO, Folder, OllamaStore, OtherPrograms
 from localrun.models.storage.store import Store
+from tests.models.handmade import ENTRIES, STRING, entry, file_bytes, text
 
 LATER_S = 4e9
 
@@ -71,7 +73,7 @@ def test_a_changed_byte_is_found_by_reading_all(store, blob):
     (found,) = [each for each in check_models(store, now_s=LATER_S, is_deep=True) if each.level is Level.FAIL]
     assert found.check == "digests"
     assert str(blob) in found.text
-    assert found.remedy == "localrun rm mine, then pull it again"
+    assert "localrun rm mine" in found.remedy
 
 
 def test_damaged_files_and_manifests(store, blob):
@@ -98,3 +100,25 @@ def test_an_empty_store(store, tmp_path: Path):
     assert problems(store, is_deep=True) == []
     shutil.rmtree(tmp_path / "models", ignore_errors=True)
     assert problems(store) == []
+
+
+def test_models_of_other_programs_that_cannot_be_used_are_named_and_fail_nothing(tmp_path: Path):
+    ollama, studio = tmp_path / "ollama", tmp_path / "studio"
+    bad = ollama / "manifests/registry.ollama.ai/library/fox/latest"
+    bad.parent.mkdir(parents=True)
+    bad.write_text("{")
+    studio.mkdir()
+    (studio / "broken.gguf").write_bytes(b"GGUFnonsense")
+    alien = (entry("general.architecture", STRING, text("alien")), *ENTRIES[1:])
+    (studio / "alien.gguf").write_bytes(file_bytes(alien))
+    shutil.copy(builtin.model_path(), studio / "sound.gguf")
+    others = OtherPrograms((OllamaStore(ollama),), (Folder(studio, LM_STUDIO),))
+    store = Store(tmp_path / "models", hub_cache_folder=tmp_path / "hub", others=others)
+    found = list(check_models(store, now_s=LATER_S, is_deep=False))
+    assert {each.level for each in found} == {Level.OK, Level.WARN}
+    warned = [each.text for each in found if each.level is Level.WARN]
+    assert len(warned) == 3
+    assert all("\n" not in each for each in warned)
+    for words in (("Ollama", "fox"), ("LM Studio", "broken.gguf"), ("LM Studio", "alien")):
+        assert any(all(word in each for word in words) for each in warned), warned
+    assert "1 of other programs, used in place" in [each.text for each in found]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
 from localrun.models.synthesis.synthesize import synthesize
 
@@ -50,6 +51,15 @@ def compute(backend: LlamaBackend, seq: int, tokens: list[int], *, start: int = 
     batch.wants_logits[count - 1] = 1
     backend.decode(count)
     return backend.logits(count - 1).copy()
+
+
+def n_held(backend: LlamaBackend, seq: int) -> int:
+    """How many tokens llama.cpp itself has of a sequence."""
+    context, local = backend.main, seq
+    if seq >= backend.n_seqs:
+        assert backend.background is not None
+        context, local = backend.background.worker.context, seq - backend.n_seqs
+    return int(native.llama_memory_seq_pos_max(native.llama_get_memory(context.native), local)) + 1
 
 
 def saved_state(backend: LlamaBackend, seq: int) -> bytearray:

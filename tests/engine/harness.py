@@ -8,8 +8,7 @@ from localrun.engine.backend import Backend, MemoryKind
 from localrun.engine.cache.cells import PoolCells
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.fake import IM_END, FakeBackend, next_token
-from localrun.engine.fake import _digest as digest
+from localrun.engine.fake import IM_END, FakeBackend, digest_after, next_token
 from localrun.wire import ChosenLogprob, Delta, Finish, Grammar, Lane, Sampling, Step, Submit
 
 GREEDY = Sampling(temperature=0)
@@ -147,14 +146,14 @@ def expected_output(prompt: list[int], n_output: int, *, ignore_eos: bool = True
     """What a request must generate, computed without an engine."""
     state = 0
     for token in prompt:
-        state = digest(state, token)
+        state = digest_after(state, token)
     output: list[int] = []
     while len(output) < n_output:
         token = next_token(state, ignore_eos=ignore_eos)
         if token == IM_END and not ignore_eos:
             break
         output.append(token)
-        state = digest(state, token)
+        state = digest_after(state, token)
     return output
 
 

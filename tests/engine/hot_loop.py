@@ -49,8 +49,8 @@ class HotLoop:
         clock: Callable[[], float] = time.monotonic,
         beside: Beside[list[KvRun]] = at_once,
     ) -> None:
-        backend = NoBackend(n_cells=n_cells, n_seqs=n_slots, n_batch=n_batch, n_slots=n_slots if is_split else 0)
-        self.engine = Engine(backend, Limits(n_slots, 256, 0.14, 1 << 29), clock, beside=beside)
+        self.backend = NoBackend(n_cells=n_cells, n_seqs=n_slots, n_batch=n_batch, n_slots=n_slots if is_split else 0)
+        self.engine = Engine(self.backend, Limits(n_slots, 256, 0.14, 1 << 29), clock, beside=beside)
         sampling = Sampling(temperature=0)
         for index in range(n_slots):
             submit = Submit(id=index + 1, sampling=sampling, n_predict=n_cells, ignore_eos=True)

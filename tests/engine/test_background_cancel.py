@@ -44,7 +44,7 @@ def harness(worker: type[FakeWorker] = CountsHalts) -> Harness:
 def n_rows_of(backend: FakeBackend | LlamaBackend) -> Counter[int]:
     """Rows of each sequence in the batch under way."""
     assert backend.background is not None
-    return Counter(backend.background._seqs)
+    return Counter(backend.background.seqs)
 
 
 def n_halts(run: Harness) -> int:
@@ -90,9 +90,10 @@ def test_a_batch_that_nobody_waits_for_is_given_up():
 
 def test_a_preempted_prompt_comes_back_while_its_old_sequence_is_still_computed():
     run = harness()
-    run.engine._preempt(next(request for request in run.engine.scheduler.running if request.id == 1))
-    run.check()
+    for request_id in (3, 4, 5):  # the last one needs the slot of the first
+        run.submit(request_id, [70 + request_id], n_predict=20, lane=Lane.INTERACTIVE)
     run.run()
+    assert run.engine.totals.preemptions == 1
     assert not n_halts(run)
     assert run.tokens[1] == expected_output(ONE, 4)
     assert run.tokens[2] == expected_output(OTHER, 4)

@@ -27,7 +27,7 @@ def loop_over(n_cells: int, n_slots: int, *, is_split: bool, clock: Callable[[],
     loop = HotLoop(
         n_slots, is_split=is_split, n_cells=n_cells, n_prompt=n_cells // 2 // n_slots, n_batch=1 << 16, clock=clock
     )
-    loop.engine._backend.n_vocab = n_cells
+    loop.backend.n_vocab = n_cells
     return loop
 
 

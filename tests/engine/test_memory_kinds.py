@@ -20,7 +20,7 @@ from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
 from localrun.models.synthesis.synthesize import synthesize
 from localrun.wire import Finish, Sampling, Submit, Usage
-from tests.engine.conftest import compute, saved_state
+from tests.engine.conftest import compute, n_held, saved_state
 
 KINDS = {
     "tiny-gemma3": MemoryKind.WINDOW,
@@ -97,7 +97,7 @@ class Run:
     def _check(self) -> None:
         self.engine.cache.check_integrity()
         for seq in range(self.backend.n_seqs):
-            assert last_position(self.backend, seq) + 1 == self.engine.cache.cells.length(seq)
+            assert n_held(self.backend, seq) == self.engine.cache.cells.length(seq)
 
     def assert_plain(self) -> None:
         """Every output is what a plain run over the same tokens chooses."""
@@ -126,11 +126,6 @@ def tokens_of(backend: LlamaBackend, text: str) -> list[int]:
     return backend.tokenize(text, parse_special=True)
 
 
-def last_position(backend: LlamaBackend, seq: int) -> int:
-    """What llama.cpp knows of a sequence; -1 of an empty one."""
-    return int(native.llama_memory_seq_pos_max(backend._main._memory, seq))
-
-
 def fill(backend: LlamaBackend, seq: int, tokens: list[int]) -> None:
     for start in range(0, len(tokens), N_BATCH):
         compute(backend, seq, tokens[start : start + N_BATCH], start=start)
@@ -154,13 +149,13 @@ def test_a_tail_that_memory_cannot_take_off_is_refused_and_nothing_changes(backe
     fill(backend, 0, tokens)
     fill(backend, 1, list(range(800, 1200)))  # takes the cells of the other that are out of the window
     is_window = backend.memory_kind is MemoryKind.WINDOW
-    last, oldest = last_position(backend, 0), native.llama_memory_seq_pos_min(backend._main._memory, 0)
+    oldest = native.llama_memory_seq_pos_min(native.llama_get_memory(backend.main.native), 0)
     assert oldest > 0
     assert not backend.seq_remove(0, oldest if is_window else len(tokens) - 1)
-    assert last_position(backend, 0) == last
+    assert n_held(backend, 0) == len(tokens)
     assert backend.seq_remove(0, len(tokens)), "nothing to remove is no problem"
     assert backend.seq_remove(0, 0)
-    assert last_position(backend, 0) == -1
+    assert n_held(backend, 0) == 0
 
 
 def test_a_saved_state_goes_on_like_the_sequence_that_it_was(backend: LlamaBackend):
@@ -193,7 +188,7 @@ def test_a_damaged_state_is_refused_and_leaves_nothing_behind(backend: LlamaBack
     state = saved_state(backend, 0)
     assert not backend.state_set(1, state[: len(state) // 2])
     assert not backend.state_set(1, bytearray(b"\xff" * len(state)))
-    assert last_position(backend, 1) == -1
+    assert n_held(backend, 1) == 0
     fill(backend, 1, list(range(300, 310)))
 
 

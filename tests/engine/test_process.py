@@ -54,7 +54,7 @@ BROKEN_READER = """
 import sys
 from localrun import wire
 from localrun.engine import process
-process._take = lambda *arguments: 1 / 0
+process.take = lambda *arguments: 1 / 0
 sys.exit(process.main(["--fake"]))
 """
 
@@ -170,14 +170,12 @@ def test_sigterm_ends_an_engine_and_sigint_does_not(is_busy: bool):
 
 
 def test_an_engine_leaves_in_the_middle_of_its_work_when_the_daemon_is_gone():
-    with child(LOCALRUN_FAKE_STEP_MS="50") as engine:
+    with child(LOCALRUN_FAKE_STEP_MS="300") as engine:  # twice as long as anybody waits, in all
         engine.send(OPEN, *(submit(request_id, n_predict=450) for request_id in range(4)))
         assert isinstance(engine.receive(), Ready)
-        started_at_s = time.monotonic()
         engine.process.stdin.close()
         engine.process.stdout.close()
         assert engine.exit_code() == 0
-        assert time.monotonic() - started_at_s < 450 * 0.05 / 2, "it did half of the work before it left"
 
 
 @pytest.mark.parametrize(
@@ -304,7 +302,7 @@ class Reader:
 
     def take(self, *messages: wire.ToEngine) -> None:
         for message in messages:
-            process._take(message, self.backend, self.tokenizing, self.inbox, self.sent)
+            process.take(message, self.backend, self.tokenizing, self.inbox, self.sent)
 
     def finals(self, count: int) -> dict[int, wire.Delta]:
         found: dict[int, wire.Delta] = {}

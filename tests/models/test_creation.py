@@ -64,7 +64,7 @@ def test_a_file_is_used_where_it_lies(store: Store, tmp_path: Path, tiny_gguf: P
         assert store.resolve("mine").path == tmp_path / "my model.gguf"
     assert store.blobs.all() == ()
     (tmp_path / "my model.gguf").unlink()
-    with pytest.raises(BadModelFile, match=r"my model\.gguf of model 'mine' is gone; create it again, or forget it"):
+    with pytest.raises(BadModelFile, match=r"my model\.gguf.*'mine' is gone"):
         store.resolve("mine")
     assert "is gone" in {file.path.name: file.problem for file in store.damaged()}["latest.json"]
 
@@ -72,7 +72,7 @@ def test_a_file_is_used_where_it_lies(store: Store, tmp_path: Path, tiny_gguf: P
 def test_a_folder_with_one_model(store: Store, tmp_path: Path, tiny_gguf: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    with pytest.raises(BadRequest, match="has no GGUF file; convert it"):
+    with pytest.raises(BadRequest, match="no GGUF file"):
         creation.base_of(store, "./folder", tmp_path)
     for name in ("a.gguf", "mmproj-a.gguf"):
         shutil.copyfile(tiny_gguf, folder / name)
@@ -155,7 +155,7 @@ def test_adapters_must_be_for_the_model(store: Store, tmp_path: Path, tiny_gguf:
     digest = upload(store, good)
     by_digest = creation.adapter(store, base, digest, None)
     assert (by_digest.place, by_digest.digest) == (Place.BLOB, digest)
-    with pytest.raises(BadModelFile, match=r"is an adapter for qwen2, but 'tiny' is llama"):
+    with pytest.raises(BadModelFile, match=r"qwen2.*'tiny'.*llama"):
         creation.adapter(store, base, str(other), None)
     with pytest.raises(BadModelFile, match="is no adapter but a model"):
         creation.adapter(store, base, str(tiny_gguf), None)
@@ -177,7 +177,7 @@ def test_adapters_must_be_for_the_model(store: Store, tmp_path: Path, tiny_gguf:
     ],
 )
 def test_templates_of_go_are_refused(template: str) -> None:
-    with pytest.raises(BadRequest, match=r"Go template.*leave it out.*Jinja"):
+    with pytest.raises(BadRequest, match=r"Go template.*Jinja"):
         creation.refuse_go(template)
 
 
@@ -204,7 +204,7 @@ def test_names() -> None:
 
 
 def test_only_whole_weights_are_quantized(tiny_gguf: Path) -> None:
-    with pytest.raises(BadRequest, match=r"'x' is Q4_0 already.*begin with an F16"):
+    with pytest.raises(BadRequest, match=r"'x'.*Q4_0.*F16"):
         creation.check_quantizable(read_header(tiny_gguf), "x")
 
 

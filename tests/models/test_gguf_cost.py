@@ -28,6 +28,7 @@ from tests.models.handmade import (
 )
 
 # Reads every file of a folder; prints for each the process's peak memory so far, less that at the start, and CPU time.
+# The first line is how long this machine takes now for millions of the smallest calls: a factor for all other times.
 MEASURE = """
 import sys, time
 from pathlib import Path
@@ -36,6 +37,10 @@ from localrun.models.gguf.reader import read_header
 def peak_kib():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 before = peak_kib()
+started = time.process_time()
+for number in range(3_000_000):
+    divmod(number, 7)
+print(time.process_time() - started)
 for path in sorted(Path(sys.argv[1]).iterdir()):
     if path.stem.endswith("-of-01000") and "-00001-" not in path.name:
         continue
@@ -50,6 +55,8 @@ for path in sorted(Path(sys.argv[1]).iterdir()):
 """
 
 
+# About a second on an idle machine, which takes 0.2 s for these calls.
+MOST_FACTORS = 5
 U16 = 2
 TERABYTE = 1 << 40
 N_TEXTS = 1_999_999
@@ -123,11 +130,10 @@ def test_the_most_expensive_headers_stay_within_memory_and_time(tmp_path: Path) 
         os.truncate(tmp_path / name, 2 * TERABYTE)
     run = subprocess.run([sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
-    rows = [line.split() for line in run.stdout.splitlines()]
+    factor_s, *rows = [line.split() for line in run.stdout.splitlines()]
     assert {name: result for name, result, _, _ in rows} == dict.fromkeys(costly, "read") | dict.fromkeys(
         refused, "refused"
     )
     for _, _, peak_mib, cpu_s in rows:
         assert int(peak_mib) < 64, run.stdout
-        # A second is the promise on an idle machine; a busy one counts more CPU time for the same work.
-        assert float(cpu_s) < 4, run.stdout
+        assert float(cpu_s) < MOST_FACTORS * float(factor_s[0]), run.stdout

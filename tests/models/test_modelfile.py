@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,17 +60,17 @@ def test_a_text_in_three_quotes_is_taken_as_it_is() -> None:
     [
         ("", "no FROM line"),
         ("SYSTEM hi", "no FROM line"),
-        ("FROM", "line 1 of the Modelfile: FROM has no value"),
-        ("\nFROM x\nFROM y", "line 3 of the Modelfile: a second FROM; the first is in line 2"),
-        ("FROM x\nFORM y", "line 2 of the Modelfile: 'FORM' is no instruction; they are FROM, PARAMETER"),
-        ("FROM x\nPARAMETER temperature", "line 2 of the Modelfile: PARAMETER temperature has no value"),
-        ('FROM x\nSYSTEM """open\n\n', "line 2 of the Modelfile: SYSTEM: the text in three quotes is not closed"),
-        ('FROM x\nSYSTEM """a\nb""" c\n', "line 3 of the Modelfile: 'c' stands after the closing quotes"),
-        ('FROM x\nSYSTEM "open', "line 2 of the Modelfile: the quote is not closed"),
-        ("FROM x\nMESSAGE dog hi", "line 2 of the Modelfile: MESSAGE: 'dog' is no role; use system, user, assistant"),
-        ("FROM x\nMESSAGE user", "line 2 of the Modelfile: MESSAGE user has no text"),
-        ("FROM x\nDRAFT y", "line 2 of the Modelfile: DRAFT: draft models are not used"),
-        ("FROM x\nPARSER y", "line 2 of the Modelfile: PARSER: "),
+        ("FROM", "line 1 .*FROM"),
+        ("\nFROM x\nFROM y", "line 3 .*FROM.*line 2"),
+        ("FROM x\nFORM y", "line 2 .*'FORM'.*FROM, PARAMETER"),
+        ("FROM x\nPARAMETER temperature", "line 2 .*PARAMETER temperature"),
+        ('FROM x\nSYSTEM """open\n\n', "line 2 .*SYSTEM.*not closed"),
+        ('FROM x\nSYSTEM """a\nb""" c\n', "line 3 .*'c'"),
+        ('FROM x\nSYSTEM "open', "line 2 .*not closed"),
+        ("FROM x\nMESSAGE dog hi", "line 2 .*MESSAGE: 'dog'.*system, user, assistant"),
+        ("FROM x\nMESSAGE user", "line 2 .*MESSAGE user"),
+        ("FROM x\nDRAFT y", "line 2 .*DRAFT"),
+        ("FROM x\nPARSER y", "line 2 .*PARSER"),
     ],
 )
 def test_errors_name_the_line(text: str, message: str) -> None:
@@ -108,3 +110,35 @@ def test_what_is_written_is_read_back(system: str, template: str, stops: list[st
     assert [each.text for each in said.parameters if each.name == "stop"] == stops
     assert [each.text for each in said.parameters if each.name != "stop"] == ["0.5", "true"]
     assert [(each.role, each.text) for each in said.messages] == [("user", message)]
+
+
+# --- parameters ---
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [("temperature", "0.5", 0.5), ("num_ctx", "4096.0", 4096), ("top_k", "40", 40), ("use_mmap", "True", True),
+     ("stop", "<|x|>", "<|x|>"), ("seed", "-1", -1)],
+)  # fmt: skip
+def test_values(name: str, text: str, value: Any) -> None:
+    assert modelfile.parameter_value(name, text) == value
+    assert type(modelfile.parameter_value(name, text)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("temperature", "hot"), ("use_mmap", "maybe"), ("num_ctx", "inf"), ("top_k", "nan"), ("heat", "1")],
+)
+def test_what_is_no_value(name: str, text: str) -> None:
+    with pytest.raises(BadRequest, match=name):
+        modelfile.parameter_value(name, text)
+
+
+def test_parameters_are_kept_in_one_form() -> None:
+    given = {"temperature": 1, "stop": "a", "top_k": "40", "num_ctx": 2048.0, "use_mmap": False, "tfs_z": 1.0}
+    assert modelfile.normalized_parameters(given) == {
+        "temperature": 1.0, "stop": ["a"], "top_k": 40, "num_ctx": 2048, "use_mmap": False,
+    }  # fmt: skip
+    for wrong in ({"heat": 1}, {"temperature": True}, {"temperature": None}, {"stop": 1.5j}, {"use_mmap": [1]}):
+        with pytest.raises(BadRequest):
+            modelfile.normalized_parameters(wrong)

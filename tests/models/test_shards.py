@@ -13,10 +13,11 @@ import pytest
 
 from localrun.errors import BadModelFile
 from localrun.models.gguf.header import Header
-from localrun.models.gguf.reader import MAX_TENSORS, read_header
+from localrun.models.gguf.reader import MAX_TENSORS, Shard, later_shards, read_header, shard_of
 from localrun.models.memory import estimate
 from localrun.models.storage.model_files import ModelFiles
 from tests.models.handmade import ENTRIES, STRING, TYPE_F32, U8, array, entry, file_bytes, tensor, text
+from tests.says import says
 
 U16, I32 = 2, 5
 PROBE = Path(__file__).with_name("llama_probe.py")
@@ -90,7 +91,7 @@ def test_links_keep_the_names_that_the_others_are_found_by(tmp_path: Path) -> No
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     path = whole(tmp_path)
     path.with_name("model-00002-of-00003.gguf").unlink()
-    assert "of which model-00002-of-00003.gguf is missing beside it" in refusal(path)
+    assert says(refusal(path), "model-00002-of-00003.gguf is missing")
     path.with_name("model-00003-of-00003.gguf").unlink()
     assert "model-00002-of-00003.gguf, model-00003-of-00003.gguf are missing" in refusal(path)
 
@@ -113,12 +114,12 @@ def test_files_that_come_and_go_are_noticed(tmp_path: Path) -> None:
 def test_a_later_file_names_the_first(tmp_path: Path) -> None:
     write(tmp_path, {1: file_bytes((*ENTRIES, *place(1)), (tensor("t", (64,), TYPE_F32, 0),), data=DATA)})
     message = refusal(tmp_path / "model-00002-of-00003.gguf")
-    assert "is file 2 of 3 of a model; open the first one, model-00001-of-00003.gguf" in message
+    assert says(message, "2 of 3", "model-00001-of-00003.gguf")
 
 
 def test_a_later_file_as_the_tool_writes_it_names_the_first(tmp_path: Path) -> None:
     path = whole(tmp_path)
-    assert "is file 2 of 3 of a model" in refusal(path.with_name("model-00002-of-00003.gguf"))
+    assert "2 of 3" in refusal(path.with_name("model-00002-of-00003.gguf"))
 
 
 def test_a_truncated_later_file_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_files_of_different_models_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, {0: shard(0), 1: shard(1, name="tensor-0"), 2: shard(2)})
     assert "has the tensor 'tensor-0' twice" in refusal(path)
     write(tmp_path, {1: shard(2), 2: shard(2)})
-    assert "does not say that it is file 2 of 3" in refusal(path)
+    assert "2 of 3" in refusal(path)
     write(tmp_path, {0: shard(0, n_tensors=4), 1: shard(1), 2: shard(2)})
     assert "with 4 tensors, but they have 3" in refusal(path)
 
@@ -149,7 +150,7 @@ def test_the_limits_are_for_all_files_together(tmp_path: Path) -> None:
         many = tuple(tensor(f"{number}-{i}", (8,), TYPE_F32, 32 * i) for i in range(half))
         contents[number] = file_bytes(place(number), many, data=bytes(32 * half))
     path = write(tmp_path, contents)
-    assert refusal(path).startswith("model-00003-of-00003.gguf says that the number of tensors is")
+    assert says(refusal(path), "model-00003-of-00003.gguf", "number of tensors")
     million = array("tokenizer.x", STRING, 1_200_000, text("") * 1_200_000)
     write(tmp_path, {1: shard(1, million), 2: shard(2, million)})
     assert "texts in its arrays" in refusal(path)
@@ -196,3 +197,11 @@ def test_what_the_gguf_package_splits_is_read_and_runs_in_llama(tiny_gguf: Path,
     )
     assert run.returncode == 0, run.stderr[-2000:]
     assert json.loads(run.stdout)["n_params"] == header.n_params
+
+
+@pytest.mark.parametrize("name", ["m-00001-of-00002.GGUF", "m-00001-OF-00002.gguf"])
+def test_other_files_are_not_looked_for_by_a_name_that_llama_cpp_does_not_write(tmp_path: Path, name: str):
+    assert shard_of(name) == Shard("m", 1, 2), "the hub's customs take any case"
+    assert later_shards(tmp_path / name) == []
+    assert [path.name for path in later_shards(tmp_path / "m-00001-of-00002.gguf")] == ["m-00002-of-00002.gguf"]
+    assert shard_of("m-٠٠٠٠١-of-00002.gguf") is None

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.says import says
+
 SCRIPT = Path(__file__).parents[2] / "packaging" / "gpu_check.py"
 LINE = "NVIDIA GeForce RTX 4090, 560.35.03, 24564, 500, 8.9"
 
@@ -48,7 +50,7 @@ def test_without_a_card_it_says_that_it_was_not_run(tmp_path: Path):
     (tmp_path / "out" / "gpu-check.png").touch()  # of an earlier run
     ended, report = run(tmp_path)
     assert ended.returncode == 0
-    assert ended.stdout.startswith("gpu-check: NOT RUN: there is no NVIDIA card here")
+    assert ended.stdout.startswith("gpu-check: NOT RUN")
     assert report["ran"] is False
     assert "nvidia-smi" in report["reason"]
     assert not (tmp_path / "out" / "gpu-check.png").exists()
@@ -58,9 +60,8 @@ def test_a_driver_that_finds_no_card_is_quoted(tmp_path: Path):
     nvidia_smi(tmp_path, "echo 'Failed to initialize NVML' >&2; exit 9")
     ended, report = run(tmp_path)
     assert ended.returncode == 0
-    assert report == {
-        "ran": False, "reason": "nvidia-smi finds no card that can be used: Failed to initialize NVML"
-    }  # fmt: skip
+    assert report["ran"] is False
+    assert says(report["reason"], "nvidia-smi", "Failed to initialize NVML")
 
 
 def test_a_build_that_cannot_use_the_card_fails_before_anything_is_measured(tmp_path: Path):
@@ -69,7 +70,7 @@ def test_a_build_that_cannot_use_the_card_fails_before_anything_is_measured(tmp_
     if report["build"]["devices"]:
         pytest.skip("this environment's llama.cpp has a GPU")
     assert ended.returncode == 1
-    assert "sees no GPU, so nothing was measured" in ended.stdout
+    assert "no GPU" in ended.stdout
     assert report["problems"]
     assert report["card"]["name"] == "NVIDIA GeForce RTX 4090"
     assert not (tmp_path / "out" / "gpu-check.png").exists()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.packaging.machine import Machine
+from tests.says import says
 
 NVIDIA = r"""
 case $1 in
@@ -81,7 +82,7 @@ def test_a_card_without_the_toolkit_is_said_and_not_chosen(machine: Machine):
     machine.add("nvidia-smi", NVIDIA)
     plan = machine.plan()
     assert line(plan, "backend").startswith("cpu")
-    assert "NVIDIA H100 could be used with cuda, but the CUDA toolkit (nvcc) is missing" in line(plan, "note")
+    assert says(line(plan, "note"), "NVIDIA H100", "cuda", "(nvcc) is missing")
 
 
 def test_a_driver_that_does_not_answer_is_no_card(machine: Machine):
@@ -134,7 +135,7 @@ def test_vulkan_without_its_headers_is_said_and_not_chosen(machine: Machine):
     machine.add("c++", f'for last; do :; done; [[ $* != *-lvulkan* ]] || {{ echo "{missing}" >&2; exit 1; }}')
     plan = machine.plan()
     assert line(plan, "backend").startswith("cpu")
-    assert "the Vulkan headers, SPIRV-Headers or libvulkan are missing" in line(plan, "note")
+    assert says(line(plan, "note"), "Vulkan", "libvulkan")
 
 
 def test_a_vulkan_device_that_is_the_processor_is_none(machine: Machine):
@@ -172,7 +173,7 @@ def test_an_x86_python_on_an_apple_processor_is_refused(machine: Machine):
 def test_what_was_asked_for_and_cannot_be_is_refused(machine: Machine):
     ran = machine.install("--backend", "cuda")
     assert ran.returncode == 1
-    assert "the CUDA toolkit (nvcc) is missing" in line(ran.stdout, "problem")
+    assert "(nvcc) is missing" in line(ran.stdout, "problem")
     assert list(machine.home.iterdir()) == []
 
 
@@ -192,7 +193,7 @@ def test_an_old_python_is_refused_with_the_way_out(machine: Machine):
     machine.add("python3", "exit 1")
     ran = machine.install("--dry-run")
     assert ran.returncode == 1
-    assert "no Python 3.11 or newer was found" in ran.stdout
+    assert "Python 3.11" in ran.stdout
 
 
 def test_no_compiler_is_refused_with_the_way_out(machine: Machine):

@@ -22,11 +22,10 @@ import pytest
 
 from localrun.engine.backend import MemoryKind
 from localrun.engine.fake import FakeBackend
-from localrun.engine.native.context import LlamaContext
-from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
 from localrun.models.synthesis.synthesize import synthesize
 from localrun.wire import Finish, Lane
+from tests.engine.conftest import n_held
 from tests.engine.harness import Harness, n_seqs_away
 
 TRACE_S = float(os.environ.get("LOCALRUN_TRACE_S", "12"))
@@ -77,12 +76,7 @@ class RealHarness(Harness):
         for seq in range(real.n_seqs + n_seqs_away(real)):
             if seq >= real.n_seqs and real.background.is_busy:
                 continue  # nobody's to look at
-            context, local = real._place(seq)
-            assert cache.cells.length(seq) == n_held(context, local), f"sequence {seq} has another length"
-
-
-def n_held(context: LlamaContext, seq: int) -> int:
-    return int(native.llama_memory_seq_pos_max(context._memory, seq)) + 1
+            assert cache.cells.length(seq) == n_held(real, seq), f"sequence {seq} has another length"
 
 
 class Judge:

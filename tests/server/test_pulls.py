@@ -14,11 +14,10 @@ import pytest
 
 from localrun.errors import BadRequest, Cancelled, DownloadFailed, ModelNotFound, NotFound, Unavailable
 from localrun.models import builtin
-from localrun.models.download.item import Item
+from localrun.models.download.plan import Item, PlannedFile, RemotePlan
 from localrun.models.fit import Gpu
 from localrun.models.pull import FIRST_BYTES
 from localrun.models.sources.huggingface import Hub
-from localrun.models.sources.remote_plan import PlannedFile, RemotePlan
 from localrun.models.storage.manifest import Place, Role, Source, StoredFile
 from localrun.models.storage.store import Store
 from localrun.server import pulls as pulls_module
@@ -129,7 +128,7 @@ async def test_a_new_daemon_goes_on_with_what_the_old_one_pulled(tmp_path: Path,
     async with started(tmp_path) as pulls:
         asking = asyncio.create_task(ask(pulls, name))
         await until(lambda: any(row.completed_bytes > 500_000 for row in pulls.rows()))
-    with pytest.raises(Unavailable, match="goes on when it starts again"):
+    with pytest.raises(Unavailable, match="starts again"):
         await asking
     registry.bytes_per_s = None
     async with started(tmp_path) as pulls:
@@ -175,7 +174,7 @@ async def test_without_a_network_the_model_that_is_here_is_kept(tmp_path: Path):
                 await ask(pulls, f"{registry.host}/library/gone")
         heard = await ask(pulls, name)
         assert heard[-1] == {"status": "success"}
-        assert "no newer version could be looked for" in heard[-2]["status"]
+        assert "newer version" in heard[-2]["status"]
 
 
 async def test_the_rate_is_limited(tmp_path: Path, registry: Registry):
@@ -183,9 +182,10 @@ async def test_the_rate_is_limited(tmp_path: Path, registry: Registry):
     async with started(tmp_path, rate=1_000_000) as pulls:
         asking = asyncio.create_task(ask(pulls, name))
         await until(lambda: any(row.completed_bytes for row in pulls.rows()))
-        begun = pulls.rows()[0].completed_bytes
+        began_s, begun = time.monotonic(), pulls.rows()[0].completed_bytes
         await asyncio.sleep(1.5)
-        assert pulls.rows()[0].completed_bytes - begun < 5_000_000
+        n_bytes = pulls.rows()[0].completed_bytes - begun
+        assert n_bytes < 3_000_000 * (time.monotonic() - began_s)
         asking.cancel()
 
 

@@ -144,7 +144,7 @@ def test_it_lies_where_the_users_configuration_does(fakes, tmp_path: Path):
 
 def test_a_start_that_fails_names_the_logs(systemd, fakes, make_plan):
     fakes.answers({"systemctl --user restart": [{"status": 1, "stderr": "Job failed.\nSee status.\n"}]})
-    with pytest.raises(ServiceFailed, match=r"Job failed\. See status\.; `localrun service logs` shows why"):
+    with pytest.raises(ServiceFailed, match=r"Job failed\. See status\..*localrun service logs"):
         systemd.install(make_plan())
 
 
@@ -200,10 +200,10 @@ def test_without_a_session_it_says_how_to_get_one(systemd, fakes, make_plan):
 def test_in_a_container_it_says_what_to_run_instead(systemd, fakes, tmp_path: Path, make_plan):
     fakes.answers(NO_BUS)
     (tmp_path / "booted").rmdir()
-    with pytest.raises(NotSupported, match=r"systemd does not run here, as in most containers.*localrun serve"):
+    with pytest.raises(NotSupported, match=r"systemd does not run.*localrun serve"):
         systemd.install(make_plan())
     (fakes.folder / "systemctl").unlink()
-    with pytest.raises(NotSupported, match=r"systemctl is not installed.*localrun serve"):
+    with pytest.raises(NotSupported, match=r"systemctl.*localrun serve"):
         systemd.state()
 
 

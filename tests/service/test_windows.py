@@ -1,9 +1,13 @@
-"""schtasks, as far as the daemon's task asks it."""
+"""schtasks, as far as the daemon's task asks it; and what the task runs, which works everywhere."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path, PureWindowsPath
 from xml.etree import ElementTree
 
@@ -40,7 +44,7 @@ def text_of(xml: ElementTree.Element, path: str) -> str | None:
         ("Settings/RestartOnFailure/Count", "3"),
         ("Settings/MultipleInstancesPolicy", "IgnoreNew"),
         ("Actions/Exec/Command", r"C:\Program Files\R&D\pythonw.exe"),
-        ("Actions/Exec/Arguments", '-P -m localrun.service.logged "C:\\Users\\Zoë Z\\service.json"'),
+        ("Actions/Exec/Arguments", '-P -m localrun.service.windows "C:\\Users\\Zoë Z\\service.json"'),
     ],
 )
 def test_the_values_of_the_task(xml, path, value):
@@ -90,7 +94,7 @@ def test_install_writes_the_start_file_and_makes_the_task(scheduler, fakes, fold
 @with_programs
 def test_what_schtasks_refuses_is_said(scheduler, fakes, folders, make_plan):
     fakes.answers({"schtasks /create": [{"status": 1, "stderr": "ERROR: Access is denied.\n"}]})
-    with pytest.raises(ServiceFailed, match="schtasks /create failed: ERROR: Access is denied"):
+    with pytest.raises(ServiceFailed, match=r"schtasks /create.*Access is denied"):
         scheduler.install(make_plan())
     assert not (folders.state / "service.xml").exists()
 
@@ -122,3 +126,39 @@ def test_what_is_missing_is_named(fakes, folders, make_plan):
     fakes.add("schtasks")
     with pytest.raises(NotSupported, match="USERNAME is not set"):
         TaskScheduler(folders=folders, environ={}).install(make_plan())
+
+
+# --- in the task ---
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_it_is_the_daemon_with_the_files_environment_and_log(tmp_path: Path):
+    log = tmp_path / "state" / "service.log"
+    start = tmp_path / "start.json"
+    environment = {"LOCALRUN_HOME": str(tmp_path / "home"), "LOCALRUN_FAKE_ENGINE": "1", "LOCALRUN_PORT": "0"}
+    start.write_text(json.dumps({"arguments": ["serve"], "environment": environment, "log": str(log)}))
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("LOCALRUN_")}
+    process = subprocess.Popen([sys.executable, "-P", "-m", "localrun.service.windows", str(start)], env=clean)
+    try:
+        deadline_s = time.monotonic() + 60
+        while not (log.is_file() and "localrun is listening on" in log.read_text()):
+            assert process.poll() is None
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert "stopping" in log.read_text()
+
+
+def test_a_command_line_that_fails_leaves_its_reason_in_the_log(tmp_path: Path):
+    log = tmp_path / "service.log"
+    start = tmp_path / "start.json"
+    start.write_text(json.dumps({"arguments": ["serve", "--host", "0.0.0.0"], "environment": {}, "log": str(log)}))
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "localrun.service.windows", str(start)], check=False, timeout=60
+    )
+    assert ended.returncode == 2
+    assert "only loopback addresses" in log.read_text()

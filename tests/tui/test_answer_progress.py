@@ -8,6 +8,7 @@ import pytest
 
 from localrun.client import ChatMetrics
 from localrun.tui.answer_progress import AnswerProgress, Fact, fit_facts
+from tests.says import says
 
 METRICS = ChatMetrics(
     prompt_tokens=512, cached_tokens=480, output_tokens=200, load_s=0, prefill_s=0.1, decode_s=2.0, total_s=2.5
@@ -83,7 +84,7 @@ def test_the_end_is_told_by_the_metrics_and_the_ttft_by_the_row(desk: Any) -> No
 def test_captions_say_how_it_ended(desk: Any) -> None:
     cut = AnswerProgress("tui-1")
     cut.finish("done", "length", METRICS)
-    assert cut.caption() == "200 tokens · 100 tok/s · cut at the length limit"
+    assert says(cut.caption(), "200 tokens", "100 tok/s", "length limit")
     assert _texts(cut)[0] == "length limit"
     stopped = AnswerProgress("tui-1", request_id="mine")
     stopped.see(desk.snapshot_of(desk.row("mine", "cancelled", output_tokens=40)))

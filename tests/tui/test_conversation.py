@@ -71,7 +71,7 @@ def test_a_chat_that_another_window_deleted_goes_on_in_memory(history: History):
     assert conversation.chat_id is not None
     history.delete(conversation.chat_id)
     conversation.answered("first", {})
-    assert conversation.trouble == "it was deleted in another window"
+    assert "deleted" in conversation.trouble
     conversation.asked("two")
     assert _said(conversation) == ["one", "first", "two"]
     assert conversation.title == ""

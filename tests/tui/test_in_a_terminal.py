@@ -90,7 +90,7 @@ def _terminal(daemon: Daemon, folder: Path, *arguments: str, size: tuple[int, in
 def test_ask_look_at_the_monitor_resize_and_leave(daemon: Daemon, tmp_path: Path) -> None:
     terminal = _terminal(daemon, tmp_path)
     try:
-        terminal.see("Enter asks the marked question")
+        terminal.see("Enter asks")
         terminal.press("Enter")
         terminal.see("● done")
         assert "fox" in terminal.pane
@@ -130,7 +130,7 @@ def test_without_colours_and_with_sixteen_it_reads_as_well(
 ) -> None:
     terminal = _terminal(daemon, tmp_path, **settings)
     try:
-        terminal.see("Enter asks the marked question")
+        terminal.see("Enter asks")
         terminal.see("● ready")
         colours = re.findall(r"[34]8;2;(\d+);(\d+);(\d+)", terminal.colours)
         if "NO_COLOR" in settings:
@@ -175,7 +175,7 @@ def test_a_recording_is_replayed_once_and_again_when_asked(daemon: Daemon, tmp_p
     recorder.close()
     terminal = _terminal(daemon, tmp_path, "top", "--replay", str(recording), size=(100, 30))
     try:
-        terminal.see("the recording is over; Ctrl-R plays it again")
+        terminal.see("the recording is over")
         terminal.press("C-r")
         terminal.see("the recording is over")
         assert "No daemon" not in terminal.pane

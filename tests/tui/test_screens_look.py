@@ -99,7 +99,7 @@ async def _beside(desk: Any, pilot: Pilot[Any]) -> None:
 async def _first_run(desk: Any, pilot: Pilot[Any]) -> None:
     _calm(pilot)
     desk.daemon.publish(engines=())
-    await desk.see(pilot, "the model loads with the first question")
+    await desk.see(pilot, "the first question")
 
 
 async def _chats(desk: Any, pilot: Pilot[Any]) -> None:
@@ -148,7 +148,7 @@ async def _request(desk: Any, pilot: Pilot[Any]) -> None:
 async def _empty_monitor(desk: Any, pilot: Pilot[Any]) -> None:
     await pilot.press("f2")
     desk.daemon.publish(engines=())
-    await desk.see(pilot, "No requests in the last minute")
+    await desk.see(pilot, "No requests")
 
 
 async def _models(desk: Any, pilot: Pilot[Any]) -> None:

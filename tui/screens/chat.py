@@ -25,16 +25,16 @@ from textual.widgets import Footer
 
 from localrun.errors import LocalrunError
 from localrun.snapshot import Snapshot
-from localrun.tui import quantity, slash
+from localrun.tui import short_text, slash
 from localrun.tui.answer_progress import Fact
 from localrun.tui.conversation import Conversation
 from localrun.tui.files import Attachment, Question, edited
 from localrun.tui.history import Message
 from localrun.tui.keys import bind
-from localrun.tui.plain_text import fit, line
 from localrun.tui.screens.chat_commands import carry_out
 from localrun.tui.screens.chats import ChatsScreen
 from localrun.tui.session import Session
+from localrun.tui.short_text import fit, line
 from localrun.tui.widgets.conversation_view import ConversationView
 from localrun.tui.widgets.messages import AnswerMessage, UserMessage
 from localrun.tui.widgets.prompt import Attachments, Prompt, StatusLine
@@ -235,7 +235,7 @@ class ChatScreen(Screen[None]):
             return [Fact("ready", 0, "good"), Fact("the model loads with the first question", 1)]
         facts = [Fact("ready" if engine.state == "ready" else engine.state, 0, "good")]
         if engine.n_ctx:
-            facts.append(Fact(f"context {quantity.count(engine.n_ctx)} tokens", 1))
+            facts.append(Fact(f"context {short_text.count(engine.n_ctx)} tokens", 1))
         if engine.backend:
             facts.append(Fact(engine.backend, 2))
         return facts
@@ -404,7 +404,7 @@ class ChatScreen(Screen[None]):
             self.notify(f"There is no {what} to copy yet.", severity="warning")
             return
         self.app.copy_to_clipboard(text)
-        self.notify(f"Copied {quantity.count(len(text))} characters.")
+        self.notify(f"Copied {short_text.count(len(text))} characters.")
 
     def action_editor(self) -> None:
         """Write the prompt in the person's own editor."""

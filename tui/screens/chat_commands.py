@@ -17,7 +17,7 @@ from localrun.tui import slash
 from localrun.tui.conversation import Conversation
 from localrun.tui.files import BadAttachment, code_blocks, read_attachment, to_json, to_markdown
 from localrun.tui.history import Message
-from localrun.tui.plain_text import line
+from localrun.tui.short_text import line
 from localrun.tui.slash import Slash
 
 if TYPE_CHECKING:

@@ -19,12 +19,12 @@ from textual.content import Content
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
-from localrun.tui import quantity
+from localrun.tui import short_text
 from localrun.tui.history import Chat
 from localrun.tui.keys import bind
-from localrun.tui.plain_text import column, fit, line
-from localrun.tui.screens.picker import Picker
+from localrun.tui.screens.dialog import Picker
 from localrun.tui.session import Session
+from localrun.tui.short_text import column, fit, line
 
 # In a wide terminal; a narrow one leaves the title what the other columns, 42 cells with the frame, do not take.
 _TITLE_WIDTH = 46
@@ -188,5 +188,5 @@ def _row(chat: Chat, title_width: int) -> Content:
         " ",
         Content.styled(column(chat.model, _MODEL_WIDTH), "$foreground 65%"),
         " ",
-        Content.styled(quantity.when(chat.changed_at_s), "$foreground 50%"),
+        Content.styled(short_text.when(chat.changed_at_s), "$foreground 50%"),
     )

@@ -12,16 +12,17 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen, Screen
+from textual.screen import Screen
 from textual.widgets import Static
 
 from localrun.errors import LocalrunError
 from localrun.snapshot import RequestRow, Snapshot
-from localrun.tui import quantity
+from localrun.tui import short_text
 from localrun.tui.keys import bind
-from localrun.tui.plain_text import block, line
 from localrun.tui.rates import sparkline
+from localrun.tui.screens.dialog import Dialog
 from localrun.tui.session import Session
+from localrun.tui.short_text import block, line
 
 _LABEL_WIDTH = 16
 _LICENCE_LINES = 3
@@ -32,7 +33,7 @@ def _labelled(label: str, text: str | Content) -> Content:
     return Content.assemble(Content.styled(label.ljust(_LABEL_WIDTH), "$foreground 60%"), text)
 
 
-class ModelDetailScreen(ModalScreen[None]):
+class ModelDetailScreen(Dialog[None]):
     """`model` is the name of one that is here."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q,ctrl+g", "dismiss", "Close")]
@@ -72,7 +73,7 @@ def model_facts(shown: dict[str, Any]) -> list[tuple[str, str]]:
         ("architecture", str(architecture)),
         ("parameters", str(details.get("parameter_size") or "")),
         ("quantization", str(details.get("quantization_level") or "")),
-        ("trained context", quantity.count(context) if isinstance(context, int) else ""),
+        ("trained context", short_text.count(context) if isinstance(context, int) else ""),
         ("can", ", ".join(map(str, shown.get("capabilities") or ()))),
         ("parameters set", str(shown.get("parameters") or "").replace("\n", ", ")),
         ("system prompt", str(shown.get("system") or "")),
@@ -88,21 +89,21 @@ def fit_facts(fit: dict[str, Any]) -> list[tuple[str, str]]:
         ("on this machine", "fits" if fit.get("fits") else line(str(fit.get("problem") or "does not fit"))),
     ]
     if fit.get("kv_cells"):
-        context = f"{quantity.count(fit['context'])} tokens, {fit['slots']} slots"
-        found.append(("context", f"{context}, KV cells {quantity.count(fit['kv_cells'])} in {fit['kv_type']}"))
+        context = f"{short_text.count(fit['context'])} tokens, {fit['slots']} slots"
+        found.append(("context", f"{context}, KV cells {short_text.count(fit['kv_cells'])} in {fit['kv_type']}"))
     for device in fit.get("devices") or ():
         parts = [
-            f"{name} {quantity.size(device[f'{name}_bytes'])}"
+            f"{name} {short_text.size(device[f'{name}_bytes'])}"
             for name in ("weights", "kv", "compute", "other")
             if device.get(f"{name}_bytes")
         ]
-        total = f"{quantity.size(device['total_bytes'])} of {quantity.size(device['usable_bytes'])}"
+        total = f"{short_text.size(device['total_bytes'])} of {short_text.size(device['usable_bytes'])}"
         found.append((line(str(device["name"])), f"{total}: {', '.join(parts)}"))
     found += [("", line(str(note))) for note in fit.get("notes") or ()]
     return found
 
 
-class RequestScreen(ModalScreen[None]):
+class RequestScreen(Dialog[None]):
     """`row` is how the request stood when it was opened."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -162,10 +163,18 @@ async def cancel(screen: Screen[None], session: Session, row: RequestRow) -> Non
         screen.notify(line(f"The request of {row.client} had already ended."), severity="warning", markup=False)
 
 
+def _times(n_resumed: int) -> str | None:
+    """How often a request went on after the death of its engine."""
+    if not n_resumed:
+        return None
+    return "once, after its engine died" if n_resumed == 1 else f"{n_resumed} times, after its engines died"
+
+
 def request_facts(row: RequestRow) -> list[tuple[str, str]]:
     """Label and text of all that is known, in reading order; what is not known is left out."""
     found: list[tuple[str, str | None]] = [
         ("state", f"{row.state}{f' ({row.finish_reason})' if row.finish_reason else ''}"),
+        ("resumed", _times(row.resumed)),
         ("error", row.error),
         ("client", row.client),
         ("route", row.api),
@@ -173,14 +182,14 @@ def request_facts(row: RequestRow) -> list[tuple[str, str]]:
         ("lane", row.lane),
         ("slot", None if row.slot is None else str(row.slot)),
         ("queue", None if row.queue_position is None else f"place {row.queue_position}"),
-        ("expected wait", None if row.predicted_wait_s is None else quantity.age(row.predicted_wait_s)),
+        ("expected wait", None if row.predicted_wait_s is None else short_text.age(row.predicted_wait_s)),
         ("prompt", _prompt_text(row)),
-        ("output", f"{quantity.count(row.output_tokens)} tokens" if row.output_tokens else None),
+        ("output", f"{short_text.count(row.output_tokens)} tokens" if row.output_tokens else None),
         ("now", _rate_text(row.tokens_per_s)),
         ("average", _rate_text(row.tokens_per_s_avg)),
-        ("TTFT", None if row.ttft_s is None else quantity.seconds(row.ttft_s)),
-        ("between tokens", None if row.itl_p50_s is None else f"{quantity.seconds(row.itl_p50_s)} (median)"),
-        ("age", quantity.age(row.age_s)),
+        ("TTFT", None if row.ttft_s is None else short_text.seconds(row.ttft_s)),
+        ("between tokens", None if row.itl_p50_s is None else f"{short_text.seconds(row.itl_p50_s)} (median)"),
+        ("age", short_text.age(row.age_s)),
     ]
     return [(label, text) for label, text in found if text]
 
@@ -188,13 +197,13 @@ def request_facts(row: RequestRow) -> list[tuple[str, str]]:
 def _prompt_text(row: RequestRow) -> str | None:
     if row.prompt_tokens is None:
         return None
-    text = f"{quantity.count(row.prompt_tokens)} tokens"
+    text = f"{short_text.count(row.prompt_tokens)} tokens"
     if row.cached_tokens:
-        text += f", {quantity.count(row.cached_tokens)} of them cached"
+        text += f", {short_text.count(row.cached_tokens)} of them cached"
     if row.computed_tokens < row.prompt_tokens:
-        text += f", {quantity.count(row.computed_tokens)} done so far"
+        text += f", {short_text.count(row.computed_tokens)} done so far"
     return text
 
 
 def _rate_text(tokens_per_s: float | None) -> str | None:
-    return None if tokens_per_s is None else f"{quantity.rate(tokens_per_s)} tok/s"
+    return None if tokens_per_s is None else f"{short_text.rate(tokens_per_s)} tok/s"

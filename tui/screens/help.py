@@ -9,10 +9,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from localrun.tui.keys import of_section
+from localrun.tui.screens.dialog import Dialog
 from localrun.tui.slash import COMMANDS
 
 # Section of the table of keys, its title, and keys besides that cannot be changed.
@@ -45,7 +45,7 @@ _KEY_WIDTH = 13
 _COMMAND_WIDTH = 22
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(Dialog[None]):
     """`keymap` are the person's own keys by name. Keys and commands stand beside each other where there is room."""
 
     # textual declares it as an instance variable

@@ -28,9 +28,9 @@ from localrun.errors import LocalrunError
 from localrun.snapshot import LogLine
 from localrun.tui.daemon import RETRY_DELAYS_S
 from localrun.tui.keys import bind
-from localrun.tui.plain_text import block, column, line
 from localrun.tui.preferences import rich_style
 from localrun.tui.session import Session
+from localrun.tui.short_text import block, column, line
 from localrun.tui.widgets.top_bar import Banner, TopBar
 
 KEPT_LINES = 5_000

@@ -3,7 +3,7 @@
 One list, narrowed by typing. A path to a GGUF file is a model name too, so typing one offers it as it stands. Below it
 stand the pulls that run. What is found on the hub comes a moment after the last letter.
 
-Does not: hold pulls (`tui/pulls.py`); they go on when this closes.
+Does not: hold pulls (the session does); they go on when this closes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from localrun.errors import LocalrunError
-from localrun.tui import quantity
+from localrun.tui import short_text
 from localrun.tui.keys import bind
-from localrun.tui.plain_text import column, line
-from localrun.tui.pulls import pull_line
 from localrun.tui.screens.details import ModelDetailScreen
-from localrun.tui.screens.picker import Picker
-from localrun.tui.session import Session
+from localrun.tui.screens.dialog import Picker
+from localrun.tui.session import Session, pull_line
+from localrun.tui.short_text import column, line
 
 _NAME_WIDTH = 28
 _LOOK_EVERY_S = 0.5
@@ -154,14 +153,14 @@ class ModelsScreen(Picker[str]):
         details = row.get("details") or {}
         engine = self._session.engine_of(name)
         facts = (
-            f"{quantity.size(row.get('size')):>9}  "
+            f"{short_text.size(row.get('size')):>9}  "
             f"{column(str(details.get('parameter_size') or ''), 6, right=True)}  "
             f"{column(str(details.get('quantization_level') or ''), 7)}"
         )
         mark = ("›" if name == self._session.model else " ", "$primary bold")
         loaded = ""
         if engine is not None:
-            loaded = "  loaded" if engine.expires_in_s is None else f"  loaded, {quantity.age(engine.expires_in_s)}"
+            loaded = "  loaded" if engine.expires_in_s is None else f"  loaded, {short_text.age(engine.expires_in_s)}"
         return Option(
             Content.assemble(
                 mark,
@@ -179,7 +178,7 @@ class ModelsScreen(Picker[str]):
         snapshot = self._session.snapshot
         fits = snapshot is None or entry["memory_gb"] * _GB <= snapshot.system.memory_total_bytes
         verdict = ("fits", "$success") if fits else (f"wants {entry['memory_gb']:g} GB", "$warning")
-        facts = f"{quantity.size(round(smallest_gb * _GB)):>9}  {column(entry['use'], 16)} "
+        facts = f"{short_text.size(round(smallest_gb * _GB)):>9}  {column(entry['use'], 16)} "
         return Option(
             Content.assemble(
                 "  ",
@@ -279,12 +278,12 @@ class ModelsScreen(Picker[str]):
             self._say(line(error.message))
             return
         await self._load()
-        self._say(line(f"Deleted {name}; {quantity.size(freed.get('freed_bytes', 0))} are free again."))
+        self._say(line(f"Deleted {name}; {short_text.size(freed.get('freed_bytes', 0))} are free again."))
 
 
 def _hit(hit: dict[str, Any]) -> Option:
     gated = "  gated" if hit.get("is_gated") else ""
-    facts = f"  {quantity.count(hit.get('n_downloads'), widest=9_999):>6} downloads{gated}"
+    facts = f"  {short_text.count(hit.get('n_downloads'), widest=9_999):>6} downloads{gated}"
     name = str(hit["repo"])
     label = Content.assemble("  ", column(name, 44), Content.styled(facts, "$foreground 65%"))
     return Option(label, id=f"{_THERE}hf.co/{name}")

@@ -19,11 +19,11 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from localrun.snapshot import EngineRow, RequestRow, Snapshot
 from localrun.tui.keys import bind
-from localrun.tui.plain_text import line
 from localrun.tui.preferences import rich_style
 from localrun.tui.recording import Recorder
 from localrun.tui.screens.details import RequestScreen, cancel
 from localrun.tui.session import Session
+from localrun.tui.short_text import line
 from localrun.tui.widgets.kv_map import KvMap
 from localrun.tui.widgets.rate_graph import RateGraph
 from localrun.tui.widgets.tables import SORTS, EngineTable, RequestTable

@@ -18,8 +18,8 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from localrun.snapshot import EngineRow, RequestRow
-from localrun.tui import quantity
-from localrun.tui.plain_text import fit, line
+from localrun.tui import short_text
+from localrun.tui.short_text import fit, line
 
 _SLOT_GLYPHS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -113,10 +113,10 @@ class KvMap(Widget):
         return Content("\n").join(lines[:height])
 
     def _title(self, engine: EngineRow, width: int) -> Content:
-        used = f"{quantity.cells(engine.kv_cells_used)}/{quantity.cells(engine.kv_cells)}"
+        used = f"{short_text.cells(engine.kv_cells_used)}/{short_text.cells(engine.kv_cells)}"
         text = f"KV cells of {line(engine.model)}: {used}"
         if engine.kv_cells_shared:
-            text += f", {quantity.cells(engine.kv_cells_shared)} shared"
+            text += f", {short_text.cells(engine.kv_cells_shared)} shared"
         return Content.styled(fit(text, width), "$foreground 70%")
 
 
@@ -138,13 +138,13 @@ def _style(mark: Mark) -> str:
 
 def _tiers(engine: EngineRow, width: int) -> str:
     """As many whole facts as fit."""
-    found = [f"RAM {quantity.size(engine.ram_cache_bytes)}", f"disk {quantity.size(engine.disk_cache_bytes)}"]
+    found = [f"RAM {short_text.size(engine.ram_cache_bytes)}", f"disk {short_text.size(engine.disk_cache_bytes)}"]
     if engine.prompt_tokens_total:
         share = engine.cached_tokens_total / engine.prompt_tokens_total
-        found.append(f"{quantity.percent(share)} cached")
+        found.append(f"{short_text.percent(share)} cached")
     restored = engine.ram_restored_tokens_total + engine.disk_restored_tokens_total
     if restored:
-        found.append(f"{quantity.count(restored)} restored")
+        found.append(f"{short_text.count(restored)} restored")
     while len(found) > 1 and len(_SEPARATOR.join(found)) > width:
         found.pop()
     return _SEPARATOR.join(found)

@@ -25,11 +25,11 @@ from textual.timer import Timer
 from textual.widget import Widget
 from textual.widgets import Collapsible, Markdown, Static
 
-from localrun.tui import quantity
+from localrun.tui import short_text
 from localrun.tui.files import code_blocks
 from localrun.tui.history import Message
 from localrun.tui.keys import bind
-from localrun.tui.plain_text import block, line
+from localrun.tui.short_text import block, line
 
 
 class UserMessage(Static, can_focus=True):
@@ -160,7 +160,7 @@ class AnswerMessage(Vertical, can_focus=True):
         self._is_thought_new = False
         self._thinking.display = bool(self._thought)
         if self._thought:
-            self._thinking.title = f"{verb}, {quantity.count(len(self._thought.split()))} words"
+            self._thinking.title = f"{verb}, {short_text.count(len(self._thought.split()))} words"
             self._fill_thoughts()
 
     @on(Collapsible.Expanded)

@@ -19,10 +19,10 @@ from textual.reactive import reactive
 from textual.widget import Widget
 from textual.widgets import TextArea
 
-from localrun.tui import quantity, slash
+from localrun.tui import short_text, slash
 from localrun.tui.answer_progress import Fact, fit_facts
 from localrun.tui.files import Attachment
-from localrun.tui.plain_text import fit, line
+from localrun.tui.short_text import fit, line
 
 
 class Prompt(TextArea):
@@ -134,7 +134,7 @@ class Attachments(Widget):
     def render(self) -> Content:
         if self.commands:
             return Content("\n").join([_command(name, self.size.width) for name in self.commands[:_MAX_COMMANDS]])
-        names = ", ".join(f"{file.name} ({quantity.size(file.size_bytes)})" for file in self.files)
+        names = ", ".join(f"{file.name} ({short_text.size(file.size_bytes)})" for file in self.files)
         return Content.assemble(
             Content.styled("with ", "$foreground 60%"), fit(line(names), max(8, self.size.width - 5))
         )

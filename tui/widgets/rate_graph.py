@@ -12,7 +12,7 @@ from rich.style import Style
 from rich.text import Text
 from textual.widget import Widget
 
-from localrun.tui import quantity
+from localrun.tui import short_text
 from localrun.tui.preferences import rich_style
 from localrun.tui.rates import WINDOW_S, RateSeries, axis_top
 
@@ -58,7 +58,7 @@ class RateGraph(Widget):
         for side, top in (("left", decode_top), ("right", prefill_top)):
             plotext.ylim(0, top, yside=side)
             ticks = [0.0, top / 2, top]
-            labels = [quantity.count(round(tick), widest=9_999) for tick in ticks]
+            labels = [short_text.count(round(tick), widest=9_999) for tick in ticks]
             aligned = [text.rjust(_LABEL_WIDTH) if side == "left" else text.ljust(_LABEL_WIDTH) for text in labels]
             plotext.yticks(ticks, aligned, yside=side)
         plotext.xlim(-WINDOW_S, 0)

@@ -20,10 +20,10 @@ from textual import events
 from textual.widgets import DataTable
 
 from localrun.snapshot import EngineRow, RequestRow, RequestState
-from localrun.tui import quantity
+from localrun.tui import short_text
 from localrun.tui.answer_progress import prefill_percent
-from localrun.tui.plain_text import column as aligned
 from localrun.tui.rates import RequestRates, sparkline
+from localrun.tui.short_text import column as aligned
 
 
 @dataclass(frozen=True)
@@ -176,10 +176,12 @@ def _engine_row(engine: EngineRow, colours: Mapping[str, Style]) -> Row:
         "state": engine.state,
         "slots": f"{engine.slots_busy}/{engine.slots}" if engine.slots else "",
         "queued": str(engine.queued),
-        "kv": f"{quantity.cells(engine.kv_cells_used)}/{quantity.cells(engine.kv_cells)}" if engine.kv_cells else "",
-        "step": "" if engine.step_s is None else quantity.seconds(engine.step_s),
-        "target": quantity.seconds(engine.target_itl_s) if engine.target_itl_s else "",
-        "rss": "" if engine.rss_bytes is None else quantity.size(engine.rss_bytes),
+        "kv": f"{short_text.cells(engine.kv_cells_used)}/{short_text.cells(engine.kv_cells)}"
+        if engine.kv_cells
+        else "",
+        "step": "" if engine.step_s is None else short_text.seconds(engine.step_s),
+        "target": short_text.seconds(engine.target_itl_s) if engine.target_itl_s else "",
+        "rss": "" if engine.rss_bytes is None else short_text.size(engine.rss_bytes),
         "expires": _expiry(engine) if ready else "",
     }
     state = colours["good"] if ready else colours["bad"] if engine.state == "failed" else colours["wait"]
@@ -188,7 +190,7 @@ def _engine_row(engine: EngineRow, colours: Mapping[str, Style]) -> Row:
 
 
 def _expiry(engine: EngineRow) -> str:
-    return "never" if engine.expires_in_s is None else quantity.age(engine.expires_in_s)
+    return "never" if engine.expires_in_s is None else short_text.age(engine.expires_in_s)
 
 
 TREND_WIDTH = 10
@@ -247,12 +249,12 @@ def _request_row(row: RequestRow, trend: str, colours: Mapping[str, Style]) -> R
         "prompt": _count(row.prompt_tokens),
         "cached": _count(row.cached_tokens),
         "output": _count(row.output_tokens or None),
-        "now": "" if row.state.is_final else _text(quantity.rate(row.tokens_per_s)),
-        "avg": _text(quantity.rate(row.tokens_per_s_avg)),
+        "now": "" if row.state.is_final else _text(short_text.rate(row.tokens_per_s)),
+        "avg": _text(short_text.rate(row.tokens_per_s_avg)),
         "trend": trend,
-        "itl": _text(quantity.seconds(row.itl_p50_s)),
-        "ttft": _text(quantity.seconds(row.ttft_s)),
-        "age": quantity.age(row.age_s),
+        "itl": _text(short_text.seconds(row.itl_p50_s)),
+        "ttft": _text(short_text.seconds(row.ttft_s)),
+        "age": short_text.age(row.age_s),
     }
     if row.state.is_final:
         return Row(row.id, texts, {"": colours["dim"], **({"state": colours["bad"]} if row.error else {})})
@@ -261,8 +263,8 @@ def _request_row(row: RequestRow, trend: str, colours: Mapping[str, Style]) -> R
 
 
 def _count(number: int | None) -> str:
-    return "" if number is None else quantity.count(number, widest=9_999)
+    return "" if number is None else short_text.count(number, widest=9_999)
 
 
 def _text(text: str) -> str:
-    return "" if text == quantity.NOTHING else text
+    return "" if text == short_text.NOTHING else text

@@ -8,8 +8,8 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.widgets import Static
 
-from localrun.tui.plain_text import fit, line
 from localrun.tui.session import Session
+from localrun.tui.short_text import fit, line
 
 _TABS = (("chat", "F1 Chat"), ("monitor", "F2 Monitor"), ("models", "F3 Models"), ("logs", "F4 Logs"))
 

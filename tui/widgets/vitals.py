@@ -11,8 +11,8 @@ from textual.widget import Widget
 from textual.widgets import Digits, Static
 
 from localrun.snapshot import Aggregate, Percentiles, RequestRow, Snapshot
-from localrun.tui import quantity
-from localrun.tui.plain_text import fit, line
+from localrun.tui import short_text
+from localrun.tui.short_text import fit, line
 
 
 class Throughput(Horizontal):
@@ -67,9 +67,9 @@ class Vitals(Widget):
 
     def _percentiles(self, label: str, percentiles: Percentiles) -> Content:
         texts = [
-            f"p50 {quantity.seconds(percentiles.p50):<7}",
-            f"p95 {quantity.seconds(percentiles.p95):<7}",
-            f"p99 {quantity.seconds(percentiles.p99)}",
+            f"p50 {short_text.seconds(percentiles.p50):<7}",
+            f"p95 {short_text.seconds(percentiles.p95):<7}",
+            f"p99 {short_text.seconds(percentiles.p99)}",
         ]
         return _line(label, " ".join(texts[: 3 if self.size.width >= _LABEL_WIDTH + 36 else 2]))
 
@@ -78,7 +78,7 @@ class Vitals(Widget):
         total = sum(engine.kv_cells for engine in snapshot.engines)
         if not total:
             return _line("KV", "no model loaded")
-        text = f" {quantity.count(used, widest=9_999)} of {quantity.count(total, widest=9_999)}"
+        text = f" {short_text.count(used, widest=9_999)} of {short_text.count(total, widest=9_999)}"
         width = max(4, self.size.width - _LABEL_WIDTH - len(text))
         filled, rest = bar(used / total, width)
         return Content.assemble(
@@ -90,17 +90,17 @@ class Vitals(Widget):
 
     def _load(self, snapshot: Snapshot) -> Content:
         aggregate = snapshot.aggregate
-        hits = quantity.percent(aggregate.prefix_hit_rate)
+        hits = short_text.percent(aggregate.prefix_hit_rate)
         return _line("prefix", f"{hits} cached   queue {aggregate.queued + aggregate.loading}")
 
     def _step(self, snapshot: Snapshot) -> Content:
         """The engine whose step takes longest, against its own target."""
         timed = [(engine.step_s, engine.target_itl_s) for engine in snapshot.engines if engine.step_s is not None]
         if not timed:
-            return _line("step", quantity.NOTHING)
+            return _line("step", short_text.NOTHING)
         step_s, target_itl_s = max(timed, key=lambda pair: pair[0])
-        target = f" of {quantity.seconds(target_itl_s)} target" if target_itl_s else ", no target"
-        return _line("step", quantity.seconds(step_s) + target)
+        target = f" of {short_text.seconds(target_itl_s)} target" if target_itl_s else ", no target"
+        return _line("step", short_text.seconds(step_s) + target)
 
     def _gpus(self, snapshot: Snapshot) -> Content:
         """All GPUs together: the busiest one, and the memory of all."""
@@ -160,13 +160,15 @@ def _facts(row: RequestRow) -> list[str]:
     if row.queue_position is not None:
         found.append(f"place {row.queue_position}")
     if row.predicted_wait_s is not None:
-        found.append(f"about {quantity.age(row.predicted_wait_s)} to wait")
+        found.append(f"about {short_text.age(row.predicted_wait_s)} to wait")
     if row.slot is not None:
         found.append(f"slot {row.slot}")
     if row.tokens_per_s_avg is not None:
-        found.append(f"avg {quantity.rate(row.tokens_per_s_avg)} tok/s")
+        found.append(f"avg {short_text.rate(row.tokens_per_s_avg)} tok/s")
     if row.itl_p50_s is not None:
-        found.append(f"ITL {quantity.seconds(row.itl_p50_s)}")
+        found.append(f"ITL {short_text.seconds(row.itl_p50_s)}")
+    if row.resumed:
+        found.append("resumed" if row.resumed == 1 else f"resumed {row.resumed} times")
     if row.finish_reason:
         found.append(line(row.finish_reason))
     return found

@@ -19,9 +19,9 @@ from textual.reactive import reactive
 from textual.widgets import Static
 
 from localrun.errors import LocalrunError
-from localrun.tui import quantity
+from localrun.tui import short_text
 from localrun.tui.daemon import Daemon
-from localrun.tui.plain_text import column, fit
+from localrun.tui.short_text import column, fit
 
 MAX_OFFERS = 4
 # Files that are looked into, at most, to find so many.
@@ -42,7 +42,7 @@ async def chat_models(daemon: Daemon) -> list[tuple[str, str]]:
         except LocalrunError:
             continue  # it went away, or its file is damaged
         if shown.get("template"):
-            found.append((row["name"], quantity.size(row.get("size"))))
+            found.append((row["name"], short_text.size(row.get("size"))))
         if len(found) == MAX_OFFERS:
             break
     return found

@@ -1,11 +1,13 @@
-"""The workloads, one a file. `WORKLOADS` is the list of them, in the order in which they are run."""
+"""The workloads. `WORKLOADS` is the list of them, in the order in which they are run."""
 
 from __future__ import annotations
 
 from localrun.bench.results import Workload
-from localrun.bench.workloads import chat, decode, fairness, overload, restart, returning, shared, stall
+from localrun.bench.workloads.contention import FAIRNESS, OVERLOAD
+from localrun.bench.workloads.prefixes import RESTART, RETURNING, SHARED
+from localrun.bench.workloads.stall import STALL
+from localrun.bench.workloads.throughput import CHAT, DECODE
 
 WORKLOADS: dict[str, Workload] = {
-    module.WORKLOAD.name: module.WORKLOAD
-    for module in (decode, shared, stall, returning, restart, chat, fairness, overload)
+    each.name: each for each in (DECODE, SHARED, STALL, RETURNING, RESTART, CHAT, FAIRNESS, OVERLOAD)
 }

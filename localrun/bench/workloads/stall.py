@@ -23,7 +23,7 @@ STEADY_PIECES = 30
 N_UNSTEADY = 10
 
 
-async def measure(endpoint: Endpoint, options: Options) -> Measured:
+async def _stall(endpoint: Endpoint, options: Options) -> Measured:
     """The window of the gaps is from the sending of the long prompt to its first token; a gap that touches it counts
     whole. The wall is from that sending until the newcomer and all streams are done."""
     n_long = min(N_LONG, options.context_tokens - N_LONG_OUTPUT - SPARE)
@@ -69,9 +69,9 @@ def _moments_s(record: StreamRecord) -> list[float]:
     return record.arrivals_s if record.is_complete else [*record.arrivals_s, record.ended_at_s]
 
 
-WORKLOAD = define(
+STALL = define(
     "stall",
     f"{N_STREAMS} streams are running when a {N_LONG:,}-token prompt arrives",
     ("longest_gap_s", "long_ttft_s", "wall_s", "before_itl_p50_s", "during_itl_p50_s"),
-    measure,
+    _stall,
 )

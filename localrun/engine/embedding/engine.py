@@ -23,7 +23,7 @@ from localrun.engine.embedding.inputs import Embedder, FloatVector, Tokens
 from localrun.engine.embedding.turns import Current, Ticket, Turns
 from localrun.engine.request import refusal
 from localrun.errors import BadRequest, EngineFailed, LocalrunError
-from localrun.wire import Delta, Embed, Finish, Phase, Pooling, Started, Step, StepStats, Vector
+from localrun.wire import Delta, Embed, Finish, Phase, Pooling, Resume, Started, Step, StepStats, Vector
 
 log = logging.getLogger("localrun.engine")
 
@@ -70,10 +70,12 @@ class EmbeddingEngine:
 
     def submit(self, embed: Embed) -> None:
         """A new request. A refusal is reported by the next `step`."""
-        ticket = Ticket(embed)
+        resume = embed.resume or Resume()
+        ticket = Ticket(embed, n_computed=resume.n_cached, started_at_s=resume.started_at_s)
         try:
             self._check(embed)
-            self._turns.check(ticket)
+            if embed.resume is None:
+                self._turns.check(ticket)
         except LocalrunError as error:
             self.refuse(embed.id, error)
         else:
@@ -162,10 +164,11 @@ class EmbeddingEngine:
     def _piece(self, ticket: Ticket, current: Current, n_rows: int, now_s: float) -> Piece:
         seq = self._free_seqs.pop() if ticket.seq is None else ticket.seq
         ticket.seq = seq if n_rows < current.n_left else None
+        is_first = ticket.served_at_s is None
         self._turns.charge(ticket, n_rows, now_s)
-        if ticket.started_at_s is None:
-            ticket.started_at_s = now_s
-            self._started.append(Started(ticket.id, 0, ticket.about_tokens, 0))
+        if is_first:
+            ticket.started_at_s = ticket.started_at_s or now_s
+            self._started.append(Started(ticket.id, 0, ticket.n_computed + ticket.about_tokens, 0, ticket.started_at_s))
         return Piece(ticket, current, seq, n_rows)
 
     def _withdraw(self, ticket: Ticket, pieces: list[Piece]) -> int:

@@ -88,7 +88,7 @@ class Background:
         self._requests: dict[Request, None] = {}
         self._grants: tuple[Grant, ...] = ()
         self._left: list[Left] = []
-        self._seqs: list[int] = []
+        self.seqs: list[int] = []  # of each row of the batch under way
         self._depth = 0.0
 
     @property
@@ -138,7 +138,7 @@ class Background:
             return False
         seqs = fill_batch(self.worker.batch, grants, wants_logits=False)
         self.worker.start(len(seqs))
-        self._grants, self._seqs = tuple(grants), seqs
+        self._grants, self.seqs = tuple(grants), seqs
         self._depth = sum(request.n_computed * n_tokens for request, n_tokens in grants) / len(seqs)
         return True
 
@@ -150,7 +150,7 @@ class Background:
             raise RuntimeError("a prompt in the background is longer than its stream") from error
         except DecodeFailed as error:
             return self._end(is_computed=False, error=error)
-        self._cost.observe(len(self._seqs), self._depth, self.worker.computed_s)
+        self._cost.observe(len(self.seqs), self._depth, self.worker.computed_s)
         return self._end(is_computed=True)
 
     def halt(self) -> Done | None:
@@ -195,6 +195,6 @@ class Background:
         return best_size(self._cost, capacity, depth, allowed_s)
 
     def _end(self, *, is_computed: bool, error: DecodeFailed | None = None) -> Done:
-        done = Done(self._grants, tuple(self._left), self._seqs, self.worker.computed_s, is_computed, error)
-        self._grants, self._left, self._seqs = (), [], []
+        done = Done(self._grants, tuple(self._left), self.seqs, self.worker.computed_s, is_computed, error)
+        self._grants, self._left, self.seqs = (), [], []
         return done

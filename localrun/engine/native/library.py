@@ -9,11 +9,13 @@ Does not: call anything else, or check an argument; `llama.py` and `sampler.py` 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import logging
 import os
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 # OpenMP threads spin at every barrier of the graph, for milliseconds by default. When anything else wants a core, the
 # spinning thread keeps it from the very thread it waits for. Spinning briefly and then sleeping costs nothing on a free
@@ -21,7 +23,17 @@ from pathlib import Path
 # busy process. Read by the library when it loads, hence before the import.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-import llama_cpp.llama_cpp as native
+_package = importlib.util.find_spec("llama_cpp")
+if _package is not None and "llama_cpp" not in sys.modules:
+    # Without what the package itself imports, chat formats and all: that is a quarter of the time that an engine takes
+    # to start, and streams wait for it when it takes the place of one that died.
+    sys.modules["llama_cpp"] = _bare = ModuleType("llama_cpp")
+    _bare.__path__ = list(_package.submodule_search_locations or ())
+    import llama_cpp.llama_cpp as native
+
+    del sys.modules["llama_cpp"]
+else:
+    import llama_cpp.llama_cpp as native
 
 __all__ = [
     "Threadpools",

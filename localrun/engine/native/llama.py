@@ -123,12 +123,12 @@ class LlamaBackend:
 
     def decode(self, n_rows: int) -> None:
         if self._worker is None:
-            self._main.decode(n_rows)
+            self.main.decode(n_rows)
             if self.overlaps:
                 self.meanwhile()
             return
         with self._worker.paused():
-            self._main.decode(n_rows)
+            self.main.decode(n_rows)
 
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> LlamaSampler:
         banned = np.array(sorted(self.eog_tokens) if ignore_eos else [], np.int64)
@@ -138,22 +138,22 @@ class LlamaBackend:
     def expect(self, seq: int, sampler: Sampler, *, wants_logprobs: bool) -> None:
         if self._samples_on_device:
             assert isinstance(sampler, LlamaSampler)
-            self._main.expect(seq, is_whole=wants_logprobs or sampler.needs_all_logits)
+            self.main.expect(seq, is_whole=wants_logprobs or sampler.needs_all_logits)
 
     def sample(self, wanted: Sequence[tuple[Sampler, int]]) -> list[int]:
         if wanted:
-            self._main.sort_outputs(wanted[0][1])
+            self.main.sort_outputs(wanted[0][1])
         return self._sampling.sample(wanted)
 
     def logits(self, row: int) -> Any:
         """The logits of a row of the last decode, float32, as a view of native memory. Raises ValueError without."""
-        return self._main.logits(row)
+        return self.main.logits(row)
 
     def draw(self, chain: Any | None, row: int) -> int:
         """The next token by a native chain, which remembers it; the likeliest one without a chain."""
         if chain is None:
-            return self._main.likeliest(row)
-        return int(native.llama_sampler_sample(chain, self._main.native, row))
+            return self.main.likeliest(row)
+        return int(native.llama_sampler_sample(chain, self.main.native, row))
 
     def logprobs(self, row: int, token: int, n_top: int) -> tuple[float, tuple[TokenLogprob, ...]]:
         logits = self.logits(row).astype(np.float64)
@@ -175,7 +175,7 @@ class LlamaBackend:
                 StepThreads(threads.decode), PromptThreads(_usage, processors.unused_now), self._helpers
             )
         self.n_threads = threads.decode
-        self._main.set_threads(threads, self._fewer)
+        self.main.set_threads(threads, self._fewer)
         if self._worker is not None:
             self._worker.context.set_threads(threads, self._fewer)
 
@@ -193,7 +193,7 @@ class LlamaBackend:
     # --- memory ------------------------------------------------------------------------------------------------
 
     def seq_share(self, source: int, target: int, start: int, end: int) -> None:
-        self._main.seq_share(source, target, start, end)
+        self.main.seq_share(source, target, start, end)
 
     def seq_remove(self, seq: int, start: int, end: int = -1) -> bool:
         context, seq = self._place(seq)
@@ -212,7 +212,7 @@ class LlamaBackend:
         return context.state_slices(self._cut, seq, ranges)
 
     def save(self, seq: int, ranges: list[tuple[int, int]]) -> Copy:
-        return self._main.save(self._cut, seq, ranges, self._help)
+        return self.main.save(self._cut, seq, ranges, self._help)
 
     def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> State:
         context, _ = self._place(seq)
@@ -269,7 +269,7 @@ class LlamaBackend:
     def _place(self, seq: int) -> tuple[LlamaContext, int]:
         """The context of a sequence, and its number there."""
         if seq < self.n_seqs or self._worker is None:
-            return self._main, seq
+            return self.main, seq
         if self._worker.is_busy:
             raise ValueError(f"sequence {seq} is being computed in the background")
         return self._worker.context, seq - self.n_seqs
@@ -288,8 +288,8 @@ class LlamaBackend:
         self.is_split = split
         self.n_seqs = self._n_slots + (0 if split else self._n_spare)
         try:
-            self._main = self._new_context(self._n_cells, self.n_seqs, self._n_batch, split=split)
-            self.n_cells, self.batch = self._main.n_cells, self._main.batch
+            self.main = self._new_context(self._n_cells, self.n_seqs, self._n_batch, split=split)
+            self.n_cells, self.batch = self.main.n_cells, self.main.batch
             if split:
                 n_background = min(self._n_slots, BACKGROUND_SEQUENCES)
                 cells = self.n_cells // self._n_slots * n_background
@@ -325,7 +325,7 @@ class LlamaBackend:
         if self._worker is not None:
             self._worker.close()
             self._worker = self.background = None
-        self._main.close()
+        self.main.close()
 
     def _probe_layout(self) -> StateLayout | None:
         """How states are laid out, from the state of one token; None where they cannot be cut."""

@@ -15,7 +15,7 @@ from localrun.engine.native.library import last_problem, native
 from localrun.errors import BadModelFile, EngineFailed
 
 # These do not generate a text from left to right.
-_UNSUPPORTED_KINDS = {
+UNSUPPORTED_KINDS = {
     "a diffusion": native.llama_model_is_diffusion,
     "an encoder": native.llama_model_has_encoder,
 }
@@ -30,7 +30,7 @@ def load_model(path: str, n_gpu_layers: int, *, use_extra_bufts: bool = True) ->
     model = native.llama_model_load_from_file(path.encode(), params)
     if not model:
         raise BadModelFile(f"llama.cpp cannot load {path}: {last_problem()}")
-    for kind, is_kind in _UNSUPPORTED_KINDS.items():
+    for kind, is_kind in UNSUPPORTED_KINDS.items():
         if is_kind(model):
             native.llama_model_free(model)
             raise BadModelFile(f"{path} is {kind} model, which localrun does not run yet; choose a decoder-only one")

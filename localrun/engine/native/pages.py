@@ -108,6 +108,11 @@ class StateBuffer:
         self._data = np.empty(0, np.uint8)
         self._n_touched = 0
 
+    @property
+    def size_bytes(self) -> int:
+        """What is kept for the next time."""
+        return self._data.size
+
     def get(self, size: int) -> NDArray[np.uint8]:
         """The buffer, which has so many bytes and perhaps more. What was in it may be lost."""
         self._grow(size)

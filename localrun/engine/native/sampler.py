@@ -21,13 +21,17 @@ from localrun.engine.native.library import native
 from localrun.engine.sample import chain as stages
 from localrun.engine.sample.chain import Adjustments
 from localrun.engine.sample.constraint import DEAD_END, Constraint
+from localrun.engine.sample.draws import Mirostat, bits_at, fraction, native_seed
 
 # llama_token_data
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 
 class LlamaSampler:
-    """A native sampler chain; an argmax in its place where the chain would be nothing else.
+    """A native sampler chain; an argmax in its place where the chain would be nothing else, or Mirostat.
+
+    The native stage that draws is made anew for every token, with a seed of its own (5 us): then what is drawn for a
+    token depends on its position alone (`draws.py`).
 
     `draw` applies a native chain to a row of the last decode, or finds the likeliest token without one; `logits` gives
     the row as a view of native memory. Tokens in `banned` are never chosen, nor what a constraint does not allow.
@@ -53,13 +57,20 @@ class LlamaSampler:
         self._chain: Any = None
         native_stages = [stage for stage in chain if not isinstance(stage, stages.LogitBias | stages.Penalties)]
         self._is_adjusted = len(native_stages) < len(chain) or bool(banned.size)
-        self.is_greedy = native_stages == [stages.Greedy()]
-        if not self.is_greedy:
+        first, last = native_stages[0], native_stages[-1]
+        self.is_greedy = self._takes_best = isinstance(last, stages.Greedy)
+        self._seed = 0 if isinstance(last, stages.Greedy) else _seed_of(last)
+        self._n_seen = self._bits = self._n_draws = 0
+        self._mirostat: Mirostat | None = None
+        if isinstance(last, stages.Mirostat):
+            self._mirostat = Mirostat(
+                last.version, tau=last.tau, eta=last.eta, temperature=last.temperature, n_vocab=n_vocab
+            )
+        elif not self.is_greedy:
             self._chain = native.llama_sampler_chain_init(native.llama_sampler_chain_default_params())
             for stage in native_stages:
                 native.llama_sampler_chain_add(self._chain, _native_stage(stage, n_vocab))
-
-        first = native_stages[0]
+        self._at_draw = len(native_stages) - 1
         self._cuts_first = isinstance(first, stages.TopK) and first.k <= DEVICE_TOP_K
 
     @property
@@ -67,11 +78,18 @@ class LlamaSampler:
         """Whether the likeliest `DEVICE_TOP_K` tokens are not enough to sample from, to the last bit."""
         return self._is_adjusted or self._constraint is not None or not (self.is_greedy or self._cuts_first)
 
+    @property
+    def mu(self) -> float | None:
+        return None if self._mirostat is None else self._mirostat.mu
+
     def constrain(self, constraint: Constraint) -> None:
         self._constraint, self.is_greedy = constraint, False
 
-    def accept(self, tokens: list[int]) -> None:
+    def accept(self, tokens: list[int], mu: float | None = None) -> None:
         self._adjustments.accept(tokens)
+        self._n_seen += len(tokens)
+        if self._mirostat is not None and mu is not None:
+            self._mirostat.mu = mu
 
     def sample(self, row: int) -> int:
         if self._constraint is None:
@@ -83,27 +101,53 @@ class LlamaSampler:
 
     def _sample_constrained(self, logits: NDArray[np.float32]) -> int:
         assert self._constraint is not None
+        self._begin_token()
         with self._adjustments.applied(logits):
-            token = self._constraint.choose(
-                lambda allowed: self._choose(logits, allowed), tries_first=self._chain is None
-            )
+            token = self._constraint.choose(lambda allowed: self._choose(logits, allowed), tries_first=self._takes_best)
         if token != DEAD_END:
-            self._adjustments.accept([token])
+            self._end_token(token)
         return token
 
     def _sample_free(self, row: int) -> int:
+        self._begin_token()
         if not self._is_adjusted:
-            return self._draw(self._chain, row)
-        logits = self._logits(row)
-        # The row is changed in place, so that native stages see it too, and put back for whoever reads logprobs.
-        with self._adjustments.applied(logits):
-            token = self._draw(self._chain, row)
-        self._adjustments.accept([token])
+            token = self._draw_from(row)
+        else:
+            # The row is changed in place, so that native stages see it too, and put back for whoever reads logprobs.
+            with self._adjustments.applied(self._logits(row)):
+                token = self._draw_from(row)
+        self._end_token(token)
         return token
+
+    def _begin_token(self) -> None:
+        if self._takes_best:
+            return
+        self._bits, self._n_draws = bits_at(self._seed, self._n_seen), 0
+        if self._chain is not None:
+            native.llama_sampler_free(native.llama_sampler_chain_remove(self._chain, self._at_draw))
+            native.llama_sampler_chain_add(self._chain, native.llama_sampler_init_dist(native_seed(self._bits)))
+
+    def _end_token(self, token: int) -> None:
+        self._n_seen += 1
+        if self._is_adjusted:
+            self._adjustments.accept([token])
+        if self._mirostat is not None:
+            self._mirostat.accept()
+
+    def _draw_from(self, row: int) -> int:
+        if self._mirostat is not None:
+            return self._choose(self._logits(row), None)
+        return self._draw(self._chain, row)
 
     def _choose(self, logits: NDArray[np.float32], allowed: NDArray[np.int64] | None) -> int:
         """A token out of `allowed` (all if None). The chain sees no others, so the fewer
         there are the less time it takes, and is not told which one it was."""
+        if self._mirostat is not None:
+            self._n_draws += 1
+            found = self._mirostat.draw(
+                logits if allowed is None else logits[allowed], fraction(self._bits, self._n_draws)
+            )
+            return found if allowed is None else int(allowed[found])
         if allowed is None and (self._chain is not None or self._banned.size):
             if self._unbanned is None:
                 self._unbanned = np.delete(np.arange(self._n_vocab), self._banned)
@@ -126,6 +170,11 @@ class LlamaSampler:
             self._chain = None
 
 
+def _seed_of(last: stages.Stage) -> int:
+    assert isinstance(last, stages.Draw | stages.Mirostat)
+    return last.seed
+
+
 def _native_stage(stage: stages.Stage, n_vocab: int) -> Any:
     match stage:
         case stages.TopK(k):
@@ -138,14 +187,8 @@ def _native_stage(stage: stages.Stage, n_vocab: int) -> Any:
             return native.llama_sampler_init_min_p(p, 1)
         case stages.Temperature(value):
             return native.llama_sampler_init_temp(value)
-        case stages.Mirostat(1, seed, tau, eta):
-            return native.llama_sampler_init_mirostat(n_vocab, seed, tau, eta, 100)
-        case stages.Mirostat(_, seed, tau, eta):
-            return native.llama_sampler_init_mirostat_v2(seed, tau, eta)
-        case stages.Draw(seed):
-            return native.llama_sampler_init_dist(seed)
-        case stages.Greedy():
-            return native.llama_sampler_init_greedy()
+        case stages.Draw():
+            return native.llama_sampler_init_dist(0)
 
 
 # Fewer logits than this are done before a thread is awake.

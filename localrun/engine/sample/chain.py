@@ -66,6 +66,7 @@ class Mirostat:
     seed: int
     tau: float
     eta: float
+    temperature: float
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,6 @@ class Greedy:
 
 Stage = LogitBias | Penalties | TopK | Typical | TopP | MinP | Temperature | Mirostat | Draw | Greedy
 
-# The highest value of a native seed means a random one.
-_SEED_LIMIT = 2**32 - 1
 # Dividing logits by less overflows, and long before that the draw is an argmax.
 _LEAST_TEMPERATURE = 1e-6
 
@@ -116,10 +115,10 @@ def chain(sampling: Sampling, *, n_ctx: int) -> tuple[Stage, ...]:
         stages.append(penalties)
     if sampling.temperature < _LEAST_TEMPERATURE:
         return (*stages, Greedy())
-    seed = secrets.randbelow(_SEED_LIMIT) if sampling.seed is None else sampling.seed % _SEED_LIMIT
+    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
     if sampling.mirostat:
-        mirostat = Mirostat(sampling.mirostat, seed, sampling.mirostat_tau, sampling.mirostat_eta)
-        return (*stages, Temperature(sampling.temperature), mirostat)
+        tau, eta = sampling.mirostat_tau, sampling.mirostat_eta
+        return (*stages, Mirostat(sampling.mirostat, seed, tau, eta, sampling.temperature))
     if sampling.top_k > 0:
         stages.append(TopK(sampling.top_k))
     if sampling.typical_p < 1:

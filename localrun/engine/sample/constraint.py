@@ -16,7 +16,7 @@ Does not: know how a token is drawn, or compile (`grammars.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -75,6 +75,11 @@ class Constraint:
     def is_complete(self) -> bool:
         """Whether nothing can follow what was produced."""
         return not self.is_waiting and self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """These were chosen on another engine, and are part of the answer."""
+        for token in tokens:
+            self._accept(token)
 
     def choose(self, draw: Draw, *, tries_first: bool) -> int:
         """The next token, which is then part of the answer; `DEAD_END` if there is none.

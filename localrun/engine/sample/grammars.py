@@ -116,9 +116,9 @@ class GrammarQueue:
             compiling = self._compiler.compile(submit.grammar)
             self._entries.append(_Entry(request, submit, compiling, now_s + COMPILE_LIMIT_S))
 
-    def collect(self, now_s: float) -> list[tuple[Request, LocalrunError]]:
-        """Give compiled grammars to their requests. Returns those that will never have one, and why."""
-        failed: list[tuple[Request, LocalrunError]] = []
+    def collect(self, now_s: float) -> list[tuple[Request, LocalrunError | None]]:
+        """Give compiled grammars to their requests. Returns those that have theirs now, or why they never will."""
+        settled: list[tuple[Request, LocalrunError | None]] = []
         for entry in list(self._entries):
             if entry.compiling.done():
                 self._entries.remove(entry)
@@ -128,9 +128,8 @@ class GrammarQueue:
                 error = BadRequest(f"the grammar takes more than {COMPILE_LIMIT_S:.0f} s to compile; make it smaller")
             else:
                 continue
-            if error is not None:
-                failed.append((entry.request, error))
-        return failed
+            settled.append((entry.request, error))
+        return settled
 
     def drop(self, request: Request) -> None:
         """The request is over."""
@@ -158,6 +157,7 @@ class GrammarQueue:
         constraint = entry.compiling.result().constraint(
             triggers=grammar.triggers, banned=frozenset(banned), clock=self._clock
         )
+        constraint.accept(entry.request.output)
         entry.request.constraint = constraint
         entry.request.sampler.constrain(constraint)
         entry.request.awaits_grammar = False

@@ -58,12 +58,16 @@ class Admission:
         """Take a new request, which waits from now on. Raises BadRequest, ContextExceeded or QueueFull if it may not.
         `match` says how much of a prompt the cache has."""
         check(submit, tokens, self._backend)
-        self._scheduler.check_queue()
+        is_resumed = submit.resume is not None
+        if not is_resumed:
+            self._scheduler.check_queue()
         request = new_request(submit, tokens, self._backend, target_itl_s=self._target_itl_s)
-        late = self._scheduler.too_late(request, submit.deadline_s, match, now_s=now_s)
+        late = None if is_resumed else self._scheduler.too_late(request, submit.deadline_s, match, now_s=now_s)
         if late is not None:
             request.sampler.close()
             raise late
+        if request.was_started:
+            self._scheduler.policy.preempt(request, now_s)
         self._scheduler.submit(request)
         return request
 

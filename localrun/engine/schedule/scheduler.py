@@ -171,9 +171,11 @@ class Scheduler:
         )
 
     def submit(self, request: Request) -> None:
-        """A new request waits from now on."""
+        """A new request waits from now on. For what it was given on another engine its client is charged here."""
         self.waiting.append(request)
         self.policy.enter(request.client)
+        if request.was_started:
+            self.policy.charge(request.client, n_prefill=request.n_prompt - request.n_cached, n_output=request.n_output)
         self._has_queue_changed = True
 
     def next_up(self, now_s: float) -> list[Request]:

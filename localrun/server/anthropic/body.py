@@ -21,7 +21,16 @@ from localrun.server.anthropic import conversation
 from localrun.server.anthropic.conversation import AskedMessage, Content
 from localrun.server.http import fields
 from localrun.server.http.fields import SamplingFields
-from localrun.server.prompting.ask import MAX_TOOLS, ChatAsk, Function, Tool, ToolChoice, check_goes_on, checked_tools
+from localrun.server.prompting.ask import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    ChatAsk,
+    Function,
+    Tool,
+    ToolChoice,
+    check_goes_on,
+    checked_tools,
+)
 from localrun.wire import Grammar
 
 
@@ -73,10 +82,12 @@ def choice_of(choice: AskedChoice | None, tools: Sequence[Tool]) -> ToolChoice:
         )
     if choice.type == "any":
         return "required"
+    if choice.name is None:
+        raise BadRequest("tool_choice.name is required", field="tool_choice.name")
     if choice.name not in {tool.name for tool in tools}:
         listed = ", ".join(tool.name for tool in tools)[:200]
         raise BadRequest(
-            f"tool_choice.name: {str(choice.name)[:128]!r} is not one of the tools ({listed})",
+            f"tool_choice.name: {choice.name[:128]!r} is not one of the tools ({listed})",
             field="tool_choice.name",
         )
     return ("function", choice.name)
@@ -115,7 +126,7 @@ class CountBody(SamplingFields, frozen=True, kw_only=True):
     """POST /v1/messages/count_tokens: what decides about the prompt."""
 
     model: str
-    messages: list[AskedMessage]
+    messages: Annotated[list[AskedMessage], Meta(max_length=MAX_MESSAGES)]
     system: Content | None = None
     tools: AskedTools | None = None
     tool_choice: AskedChoice | None = None

@@ -24,11 +24,11 @@ FIRST_DELAY_S = 0.5
 class Breaker:
     """Counts early deaths of one model's engines, one per model file; pure, time is an argument.
 
-    An engine that dies while loading, or within `EARLY_S` after it, has most likely met something that the next one
-    will meet as well: a file that makes llama.cpp abort, or memory that is not there. Two such deaths in a row delay
-    the next start, three stop starting for `OPEN_S`; then one attempt is let through, and its early death closes the
-    door again. An engine that lived longer than `EARLY_S` clears the count: its end is an accident, and the next start
-    is immediate.
+    An engine that dies while loading, or within `EARLY_S` after it without having computed anything, most likely met
+    something that the next one will meet as well: a file that makes llama.cpp abort, or memory that is not there. Two
+    such deaths in a row delay the next start, three stop starting for `OPEN_S`; then one attempt is let through, and
+    its early death closes the door again. An engine that lived longer than `EARLY_S`, or has answered anything, clears
+    the count: its end is an accident, and the next start is immediate.
     """
 
     def __init__(self) -> None:
@@ -36,9 +36,10 @@ class Breaker:
         self.last_error: LocalrunError | None = None
         self._last_death_s = 0.0
 
-    def died(self, now_s: float, lived_s: float, error: LocalrunError) -> None:
+    def died(self, now_s: float, lived_s: float, error: LocalrunError, *, has_answered: bool = False) -> None:
         """An engine ended by itself or failed to load, `lived_s` after its load (0 when it never became ready)."""
-        self.n_early_deaths = self.n_early_deaths + 1 if lived_s < EARLY_S else 0
+        is_early = lived_s < EARLY_S and not has_answered
+        self.n_early_deaths = self.n_early_deaths + 1 if is_early else 0
         self.last_error = error
         self._last_death_s = now_s
 
@@ -66,8 +67,7 @@ class StallWatch:
 
     Runs as one task in the daemon's event loop. A step may honestly take minutes (a large prompt, a large model, a slow
     machine), so silence alone proves nothing. Silence while the process used no CPU time does: it is stopped, or it
-    waits for something that does not come. Such an engine is killed; its jobs end with EngineDied, and a new one can
-    start.
+    waits for something that does not come. Such an engine is killed; its jobs go on on a new one, or end.
 
     Does not: judge engines without outstanding requests, or ones that are loading (the load has its own time limit).
 
@@ -89,7 +89,7 @@ class StallWatch:
         seen: dict[int, float] = {}
         for link in list(self._links()):
             pid = link.pid
-            if pid is None or link.is_starting_again or not link.n_outstanding or now_s - link.last_frame_s < SILENT_S:
+            if pid is None or not link.n_outstanding or now_s - link.last_frame_s < SILENT_S:
                 continue
             cpu_s = _cpu_seconds(pid)
             if cpu_s is None:

@@ -3,13 +3,11 @@
 Runs in the daemon's event loop. One frame per step is decoded once; each delta goes to its job by a plain call.
 
 Invariants: request ids are never reused on a link; every sink gets a final delta or `on_engine_gone`, once; after
-`on_engine_gone` nothing is called. An engine that ends unasked ends all its jobs with EngineDied at that moment.
+`on_engine_gone` nothing is called. When an engine ends unasked, all its jobs are told so with EngineDied at that
+moment, and which of them it may have died of.
 
-But for one case: an engine that crashes before it has said a single token most likely met a kernel that is wrong on
-this processor. It is started once more without the quick kernels (`wire.Open.use_extra_bufts`), and what it was asked
-is asked again, in the same order; nobody notices but the log, and `on_recovered` when it answers. All crashes count:
-besides SIGSEGV and SIGILL kernels end in SIGBUS (alignment, on Arm), SIGFPE and SIGABRT (their own assertions about
-shapes). Where the cause is another one, that costs a second load, and the second crash is the error.
+Jobs whose engine died come one at a time: each holds `turn` until it has got something new, and others wait for it.
+Should the engine die then, that one is to blame, and nobody else is.
 
 Does not: choose what to load or when (supervisor.py), or keep deltas (job.py).
 """
@@ -25,8 +23,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
-
-import msgspec
 
 from localrun import framing, library_problems, wire
 from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, Unavailable, by_code
@@ -44,17 +40,22 @@ _KILLED = -9  # the signal has no name on Windows
 
 _log = logging.getLogger("localrun.engine")
 
-Asked = wire.Submit | wire.Embed | wire.Cancel | wire.Count | wire.ClearCache
-
 
 class Sink(Protocol):
     """Where a request's news go: its job, which people know as `id`."""
 
     id: str
 
+    @property
+    def has_begun(self) -> bool: ...
+    @property
+    def has_shown(self) -> bool: ...
+    @property
+    def is_on_trial(self) -> bool: ...
+
     def on_started(self, started: wire.Started) -> None: ...
     def on_delta(self, delta: wire.Delta, sent_at_s: float) -> None: ...
-    def on_engine_gone(self, error: LocalrunError) -> None: ...
+    def on_engine_gone(self, error: LocalrunError, *, is_blamed: bool, is_alone: bool) -> None: ...
 
 
 def engine_command(*, fake: bool) -> list[str]:
@@ -63,8 +64,8 @@ def engine_command(*, fake: bool) -> list[str]:
 
 
 class EngineLink:
-    """See the module. `on_end` is called when the process is gone, however it went; `on_recovered`, with how the first
-    process ended, when a second one without quick kernels has said something."""
+    """See the module. `on_end` is called when the process is gone, however it went; `on_answered` when something was
+    computed for the first time."""
 
     ready: wire.Ready
 
@@ -75,7 +76,7 @@ class EngineLink:
         command: list[str],
         on_step: Callable[[EngineLink, wire.Step], None],
         on_end: Callable[[EngineLink], None],
-        on_recovered: Callable[[EngineLink, str], None] = lambda link, how: None,
+        on_answered: Callable[[EngineLink], None] = lambda link: None,
     ) -> None:
         self.model = model
         self.stats: wire.StepStats | None = None
@@ -84,8 +85,12 @@ class EngineLink:
         self._command = command
         self._on_step = on_step
         self._on_end = on_end
-        self._on_recovered = on_recovered
-        self._child = self._new_child()
+        self._on_answered = on_answered
+        self._child = EngineChild(on_body=self._on_body, on_line=self._on_line, on_exit=self._on_exit)
+        self.turn = asyncio.Lock()
+        self.has_answered = False
+        # How it crashed, if it did: of a damaged file, a wrong kernel, or a bug.
+        self.crash: str | None = None
         self._ids = itertools.count(1)
         self._opened: asyncio.Future[wire.Ready] | None = None
         self._sinks: dict[int, Sink] = {}
@@ -99,15 +104,6 @@ class EngineLink:
         self._is_ready = False
         self._is_stopping = False
         self._kill_reason: str | None = None
-        # For a second start: how to open, what was asked since, until the first token; and how the first one ended.
-        self._message: wire.Open | None = None
-        self._timeout_s = 0.0
-        self._asked: list[Asked] = []
-        self._has_answered = False
-        self._first_end: str | None = None
-        self._is_loaded_again = False
-        self._starting_again: asyncio.Task[None] | None = None
-        self._too_late: asyncio.TimerHandle | None = None
 
     @property
     def pid(self) -> int | None:
@@ -117,11 +113,6 @@ class EngineLink:
     def n_outstanding(self) -> int:
         """Requests, counts and clearings that the engine still owes an answer."""
         return len(self._sinks) + len(self._counts) + len(self._clearings)
-
-    @property
-    def is_starting_again(self) -> bool:
-        """Whether a second process loads the model, while requests wait for it."""
-        return self._first_end is not None and not self._is_loaded_again
 
     @property
     def died(self) -> bool:
@@ -137,7 +128,6 @@ class EngineLink:
         ended otherwise, EngineFailed when it took longer than `timeout_s`. After an error no process is left.
         """
         self._opened = asyncio.get_running_loop().create_future()
-        self._message, self._timeout_s = message, timeout_s
         try:
             await self._child.spawn(self._command)
             self._child.write(framing.encode(message))
@@ -159,12 +149,10 @@ class EngineLink:
     async def stop(self) -> None:
         """Ends the process. Jobs that are still running end with Unavailable. Returns when it is reaped."""
         self._is_stopping = True
-        if self._starting_again is not None:
-            await asyncio.wait({self._starting_again})
         await self._child.stop()
 
     def kill(self, reason: str) -> None:
-        """Ends a process that is of no use any more. Its jobs end with EngineDied naming `reason`."""
+        """Ends a process that is of no use any more. Its jobs hear of it as EngineDied naming `reason`."""
         self._kill_reason = reason
         self._child.kill()
 
@@ -181,12 +169,12 @@ class EngineLink:
         """Sends a request; its news go to `sink`. Raises EngineDied or Unavailable when the engine is gone."""
         self._check_usable()
         self._sinks[message.id] = sink
-        self._send(message)
+        self._child.write(framing.encode(message))
 
     def cancel(self, request_id: int) -> None:
         """Asks for the end of a request; its sink still gets a final delta. Unknown ids are ignored."""
         if request_id in self._sinks and self.error is None:
-            self._send(wire.Cancel(request_id))
+            self._child.write(framing.encode(wire.Cancel(request_id)))
 
     async def count(self, segments: tuple[wire.Segment, ...]) -> tuple[int, ...]:
         """Token ids of a text. Raises EngineDied or Unavailable when the engine is gone."""
@@ -195,7 +183,7 @@ class EngineLink:
         request_id = self.next_id()
         answer: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
         self._counts[request_id] = answer
-        self._send(wire.Count(id=request_id, segments=segments))
+        self._child.write(framing.encode(wire.Count(id=request_id, segments=segments)))
         try:
             return await answer
         finally:
@@ -210,7 +198,7 @@ class EngineLink:
         request_id = self.next_id()
         answer: asyncio.Future[wire.Cleared] = asyncio.get_running_loop().create_future()
         self._clearings[request_id] = answer
-        self._send(wire.ClearCache(id=request_id, ram=ram, disk=disk))
+        self._child.write(framing.encode(wire.ClearCache(id=request_id, ram=ram, disk=disk)))
         try:
             return await answer
         finally:
@@ -240,18 +228,6 @@ class EngineLink:
             for run in self._kv_map
         ]
 
-    def _new_child(self) -> EngineChild:
-        return EngineChild(on_body=self._on_body, on_line=self._on_line, on_exit=self._on_exit)
-
-    def _send(self, message: Asked) -> None:
-        if not self._has_answered:
-            self._asked = [*self._unanswered(), message]
-        self._child.write(framing.encode(message))
-
-    def _unanswered(self) -> list[Asked]:
-        outstanding = self._sinks.keys() | self._counts.keys() | self._clearings.keys()
-        return [asked for asked in self._asked if asked.id in outstanding]
-
     def _check_usable(self) -> None:
         if self.error is not None:
             raise self.error
@@ -277,22 +253,12 @@ class EngineLink:
             clearing = self._clearings.pop(message.id, None)
             if clearing is not None and not clearing.done():
                 clearing.set_result(message)
-        elif isinstance(message, wire.Ready):
-            self._take_ready(message)
         elif self._opened is not None and not self._opened.done():
-            self._opened.set_exception(by_code(message.code, message.message))
-        else:
-            self._kill_reason = f"could not be started again: {message.message}"
-
-    def _take_ready(self, message: wire.Ready) -> None:
-        self._is_ready = True
-        if self._too_late is not None:
-            self._too_late.cancel()
-        self._is_loaded_again = self._first_end is not None
-        if self._opened is not None and not self._opened.done():
-            self._opened.set_result(message)
-        else:
-            self.ready = message
+            if isinstance(message, wire.Ready):
+                self._is_ready = True
+                self._opened.set_result(message)
+            else:
+                self._opened.set_exception(by_code(message.code, message.message))
 
     def _take_step(self, step: wire.Step) -> None:
         self.stats = step.stats
@@ -300,11 +266,9 @@ class EngineLink:
             self._queue, self._waits_s, self._queue_at_s = step.queue, step.waits_s, step.sent_at_s
         if step.kv_map is not None:
             self._kv_map = step.kv_map
-        if not self._has_answered and any(map(_is_answer, step.deltas)):
-            self._has_answered = True
-            self._asked.clear()
-            if self._first_end is not None:
-                self._on_recovered(self, self._first_end)
+        if not self.has_answered and any(map(_is_answer, step.deltas)):
+            self.has_answered = True
+            self._on_answered(self)
         for started in step.started:
             sink = self._sinks.get(started.id)
             if sink is not None:
@@ -320,13 +284,10 @@ class EngineLink:
         _log.info("[%s] %s", self.model, line)
 
     def _on_exit(self, returncode: int | None) -> None:
-        if self._may_start_again(returncode):
-            self._first_end = end_in_words(returncode)
-            self._starting_again = asyncio.create_task(self._start_again(self._first_end))
-            return
-        if self._too_late is not None:
-            self._too_late.cancel()
         self.error = error = self._end_as_error(returncode)
+        is_own_end = self._kill_reason is None and self._child.frame_error is None and not self._is_stopping
+        if is_own_end and returncode is not None and -returncode in _CRASHES:
+            self.crash = end_in_words(returncode)
         if self.died:
             last = "".join(f"\n    {line}" for line in self._lines)
             _log.error("%s; its last lines were:%s", error.message, last or " (none)")
@@ -338,47 +299,10 @@ class EngineLink:
                 answer.set_exception(error)
         sinks = list(self._sinks.values())
         self._sinks.clear()
+        blamed = _blamed(sinks)
         for sink in sinks:
-            sink.on_engine_gone(error)
+            sink.on_engine_gone(error, is_blamed=sink in blamed, is_alone=len(blamed) == 1)
         self._on_end(self)
-
-    def _may_start_again(self, returncode: int | None) -> bool:
-        return (
-            self._message is not None
-            and self._message.use_extra_bufts
-            and self._first_end is None
-            and not (self._has_answered or self._is_stopping)
-            and self._kill_reason is None
-            and self._child.frame_error is None
-            and returncode is not None
-            and -returncode in _CRASHES
-        )
-
-    async def _start_again(self, how: str) -> None:
-        assert self._message is not None
-        message = msgspec.structs.replace(self._message, use_extra_bufts=False)
-        _log.warning(
-            "the engine of model '%s' %s before its first token; it is started once more without the quick kernels "
-            "(`localrun doctor` looks into it)", self.model, how,
-        )  # fmt: skip
-        self._child = child = self._new_child()
-        try:
-            await child.spawn(self._command)
-        except OSError as error:
-            self._kill_reason = f"{how}, and cannot be started again: {error}"
-            self._on_exit(None)
-            return
-        finally:
-            self._starting_again = None
-        self.last_frame_s = time.monotonic()
-        if self._is_ready:
-            self._too_late = asyncio.get_running_loop().call_later(
-                self._timeout_s, self.kill, f"{how}, and did not load again within {self._timeout_s:g} seconds"
-            )
-        child.write(framing.encode(message))
-        # The engine reads on when it has loaded. What has ended meanwhile, such as a refused request, stays ended.
-        for asked in self._unanswered():
-            child.write(framing.encode(asked))
 
     def _end_as_error(self, returncode: int | None) -> LocalrunError:
         if self._is_stopping:
@@ -388,12 +312,8 @@ class EngineLink:
             how = f"broke the protocol ({self._child.frame_error})"
         elif self._kill_reason is not None:
             how = self._kill_reason
-        if self._first_end is not None and not self._has_answered:
-            how += " again, without the quick kernels too"
         if returncode is not None and -returncode == signal.SIGILL:
             return EngineDied(f"the engine of model '{self.model}' {how}: {library_problems.OTHER_PROCESSOR.line}")
-        if self._is_ready and self._first_end is not None and not self._has_answered:
-            return EngineDied(f"the engine of model '{self.model}' {how}; `localrun doctor` tries what is wrong")
         if self._is_ready:
             return EngineDied(f"the engine of model '{self.model}' {how}; the next request starts a new one")
         if returncode is not None and -returncode in _CRASHES:
@@ -404,6 +324,14 @@ class EngineLink:
             )
         hint = "; most likely the system ran out of memory" if returncode == _KILLED else ""
         return EngineDied(f"the engine of model '{self.model}' {how} while loading{hint}")
+
+
+def _blamed(sinks: list[Sink]) -> list[Sink]:
+    """Those of which an engine may have died: whoever was on trial, and others that had just begun then. Without a
+    trial all that had begun, or else all."""
+    if any(sink.is_on_trial for sink in sinks):
+        return [sink for sink in sinks if sink.has_begun and not sink.has_shown]
+    return [sink for sink in sinks if sink.has_begun] or sinks
 
 
 def _is_answer(delta: wire.Delta) -> bool:

@@ -121,7 +121,7 @@ class Resident:
         self.keep_alive_s = keep_alive_s
         self.state = ResidentState.LOADING
         self.placement: Placement | None = None
-        # Whether it was opened with the quick kernels, and needed no second start without.
+        # Whether it was opened with the quick kernels.
         self.is_quick = True
         self.n_leases = 0
         self.n_waiting = 0
@@ -244,6 +244,11 @@ class EngineLease:
     @property
     def link(self) -> EngineLink:
         return self._resident.link
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Tells which files were loaded, and what they were like."""
+        return self._resident.key, self._resident.model.adapters, self._resident.stamp
 
     def release(self) -> None:
         """Gives it back; the keep-alive time of whoever gives back last is the one that counts."""

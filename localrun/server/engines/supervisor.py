@@ -77,6 +77,10 @@ class Supervisor:
         self._load_s: dict[Key, float] = {}
         self._found: dict[str, tuple[Evidence, Found]] = {}
         self._breakers: dict[tuple[Key, FileStamp], Breaker] = {}
+        # How an engine crashed that had computed nothing, so that the next one does without the quick kernels; and
+        # whose quick kernels have computed something, so that it was not they.
+        self._suspects: dict[tuple[Key, FileStamp], str] = {}
+        self._proven: set[tuple[Key, FileStamp]] = set()
         self._room = Room(settings, residents=self.residents, end=self._end, available_bytes=available_bytes)
         self._stalls = StallWatch(lambda: [r.link for r in self.residents() if r.state is ResidentState.READY])
         self._kernels = Kernels(kernels_folder, is_quiet=self._is_quiet, on_found=self._on_kernels_found)
@@ -127,8 +131,10 @@ class Supervisor:
         resident.is_unwanted = False
         return self._lease(resident, model, keep_alive_s)
 
-    async def acquire(self, name: str, keep_alive_s: float | None, use: Use = Use.TEXT) -> EngineLease:
-        """A lease of the model, loaded for `use` if need be.
+    async def acquire(
+        self, name: str, keep_alive_s: float | None, use: Use = Use.TEXT, *, is_resumed: bool = False
+    ) -> EngineLease:
+        """A lease of the model, loaded for `use` if need be; no line is too long for a request whose engine died.
 
         Raises what the store raises for the name, BadRequest for a model of no such use, what loading raises, QueueFull
         when too many wait for this load, and Unavailable when the daemon is stopping.
@@ -151,10 +157,10 @@ class Supervisor:
             resident.is_unwanted = False
             if resident.state is ResidentState.LOADING:
                 has_waited = True
-                await self._join(resident)
+                await self._join(resident, is_resumed=is_resumed)
             elif resident.state is ResidentState.STOPPING or resident.is_draining:
                 has_waited = True
-                await self._outwait(resident)
+                await self._outwait(resident, is_resumed=is_resumed)
             if resident.state is ResidentState.READY and not resident.is_draining:
                 waited_s = time.monotonic() - began_s if has_waited else 0.0
                 return self._lease(resident, model, keep_alive_s, waited_s)
@@ -219,21 +225,25 @@ class Supervisor:
         breaker = self._breakers.get(((key, model.adapters, pooling), stamp))
         if breaker is not None:
             _check_closed(model.name, breaker)
-        link = EngineLink(
-            model=model.name, command=self._command, on_step=self._on_step, on_end=self._on_link_end,
-            on_recovered=self._on_recovered,
-        )  # fmt: skip
         resident = Resident(
-            key=key, pooling=pooling, model=model, stamp=stamp, link=link, keep_alive_s=self._settings.keep_alive_s
-        )
+            key=key, pooling=pooling, model=model, stamp=stamp, link=self._new_link(model),
+            keep_alive_s=self._settings.keep_alive_s,
+        )  # fmt: skip
         self._residents[key, model.adapters, pooling] = resident
         delay_s = breaker.delay_s(time.monotonic()) if breaker is not None else 0.0
         resident.loading = self._spawn(self._load(resident, delay_s))
         return resident
 
-    async def _join(self, resident: Resident) -> None:
+    def _new_link(self, model: Model) -> EngineLink:
+        return EngineLink(
+            model=model.name, command=self._command, on_step=self._on_step, on_end=self._on_link_end,
+            on_answered=self._on_answered,
+        )  # fmt: skip
+
+    async def _join(self, resident: Resident, *, is_resumed: bool) -> None:
         """Waits for a load. Raises what it raises, and QueueFull when too many wait."""
-        self._check_line(resident, resident.n_waiting)
+        if not is_resumed:
+            self._check_line(resident, resident.n_waiting)
         resident.n_waiting += 1
         try:
             await asyncio.shield(resident.loading)
@@ -246,9 +256,10 @@ class Supervisor:
             # A waiter that goes on takes a lease right away, before this can unload anything.
             asyncio.get_running_loop().call_soon(self._if_idle, resident)
 
-    async def _outwait(self, resident: Resident) -> None:
+    async def _outwait(self, resident: Resident, *, is_resumed: bool) -> None:
         """Waits until an engine that takes no new requests is gone. Raises QueueFull when too many wait."""
-        self._check_line(resident, resident.n_behind)
+        if not is_resumed:
+            self._check_line(resident, resident.n_behind)
         resident.n_behind += 1
         try:
             await resident.ended.wait()
@@ -270,11 +281,12 @@ class Supervisor:
         try:
             await asyncio.sleep(delay_s)
             placement = await self._room.make(resident)
-            resident.is_quick = await self._kernels.allow_quick(resident.model.header)
-            if not resident.is_quick:
+            may_be_quick = await self._kernels.allow_quick(resident.model.header)
+            resident.is_quick = may_be_quick and _file(resident) not in self._suspects
+            if not may_be_quick:
                 _log.info("%s is loaded without the quick kernels (`localrun doctor` says why)", resident.model.name)
             try:
-                await resident.link.open(self._open_message(resident, placement), self._settings.load_timeout_s)
+                await self._open(resident, placement)
             except LocalrunError as error:
                 _log.warning("cannot load %s: %s", resident.model.name, error.message)
                 self._note_death(resident, error)
@@ -292,6 +304,16 @@ class Supervisor:
         )  # fmt: skip
         self._on_loaded(resident.link)
         self._if_idle(resident)
+
+    async def _open(self, resident: Resident, placement: Placement) -> None:
+        """Starts the engine; once more, without the quick kernels, if they may be why it crashes."""
+        try:
+            await resident.link.open(self._open_message(resident, placement), self._settings.load_timeout_s)
+        except LocalrunError:
+            if not self._suspects_kernels(resident):
+                raise
+            resident.link, resident.is_quick = self._new_link(resident.model), False
+            await self._open(resident, placement)
 
     def _open_message(self, resident: Resident, placement: Placement) -> wire.Open:
         settings = self._settings
@@ -331,10 +353,30 @@ class Supervisor:
                 resident.unload_when_idle = True
                 self._if_idle(resident)
 
-    def _on_recovered(self, link: EngineLink, how: str) -> None:
+    def _suspects_kernels(self, resident: Resident) -> bool:
+        """Notes an end. An engine that crashes before it has computed anything most likely met a kernel that is wrong
+        on this processor: the next one goes without the quick ones. All crashes count: besides SIGSEGV and SIGILL
+        kernels end in SIGBUS (alignment, on Arm), SIGFPE and SIGABRT (their own assertions about shapes). Where the
+        cause is another one, that costs a second load, and the second crash says so."""
+        link, file = resident.link, _file(resident)
+        if not resident.is_quick and not link.has_answered:
+            self._suspects.pop(file, None)  # it was not they
+        if not resident.is_quick or link.has_answered or link.crash is None or file in self._proven:
+            return False
+        self._suspects[file] = link.crash
+        _log.warning(
+            "the engine of model '%s' %s before its first token; it is started once more without the quick kernels "
+            "(`localrun doctor` looks into it)", link.model, link.crash,
+        )  # fmt: skip
+        return True
+
+    def _on_answered(self, link: EngineLink) -> None:
         for resident in self.residents():
-            if resident.link is link:
-                resident.is_quick = False
+            if resident.link is not link:
+                continue
+            if resident.is_quick:
+                self._proven.add(_file(resident))
+            elif (how := self._suspects.pop(_file(resident), None)) is not None:
                 self._spawn(self._kernels.learn(resident.model.header, how, resident.model.name))
 
     # --- ending --------------------------------------------------------------------------------------------------
@@ -364,7 +406,7 @@ class Supervisor:
         resident.state = ResidentState.STOPPING
         resident.stop_countdown()
         if resident.lived_s(time.monotonic()) > EARLY_S:
-            self._breakers.pop((_key(resident), resident.stamp), None)
+            self._breakers.pop(_file(resident), None)
         self._spawn(self._stop_link(resident))
 
     async def _stop_link(self, resident: Resident) -> None:
@@ -378,13 +420,14 @@ class Supervisor:
         for resident in self.residents():
             if resident.link is link and resident.state is ResidentState.READY:
                 assert link.error is not None
+                self._suspects_kernels(resident)
                 self._note_death(resident, link.error)
                 self._gone(resident)
 
     def _note_death(self, resident: Resident, error: LocalrunError) -> None:
         now_s = time.monotonic()
-        breaker = self._breakers.setdefault((_key(resident), resident.stamp), Breaker())
-        breaker.died(now_s, resident.lived_s(now_s), error)
+        breaker = self._breakers.setdefault(_file(resident), Breaker())
+        breaker.died(now_s, resident.lived_s(now_s), error, has_answered=resident.link.has_answered)
 
     def _gone(self, resident: Resident) -> None:
         if self._residents.get(_key(resident)) is resident:
@@ -406,6 +449,10 @@ class Supervisor:
 
 def _key(resident: Resident) -> Key:
     return resident.key, resident.model.adapters, resident.pooling
+
+
+def _file(resident: Resident) -> tuple[Key, FileStamp]:
+    return _key(resident), resident.stamp
 
 
 def _path_to_open(resident: Resident) -> Path:

@@ -213,8 +213,8 @@ class Endpoint:
     """A route's handler as an ASGI app: every way a request can end becomes one well-formed answer.
 
     Runs in the daemon's event loop, one task per request. A LocalrunError becomes the family's error JSON, or the last
-    event of a stream; a client that left gets nothing; anything unexpected is logged with its traceback and answered
-    with a 500 that tells the client no details.
+    event of a stream; a client that left gets nothing; anything unexpected is logged with its traceback, and the client
+    gets no details, except what is wrong with the disk.
 
     Does not: know any API.
 
@@ -238,9 +238,9 @@ class Endpoint:
             # Only the server cancels a request whose client is there: it is stopping, and will not wait any longer.
             await exchange.refuse(Unavailable("the daemon is stopping"))
             raise
-        except Exception:
+        except Exception as error:
             _log.exception("%s %s failed", scope["method"], exchange.path)
-            await exchange.refuse(LocalrunError("internal error; the daemon's log has the details"))
+            await exchange.refuse(failures.unexpected(error))
 
 
 def route(path: str, runtime: Runtime, handler: Handler, *, methods: Sequence[str]) -> Route:

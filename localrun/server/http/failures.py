@@ -15,11 +15,12 @@ Does not: send anything, or decide what is an error.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from enum import StrEnum
 
-from localrun.errors import LocalrunError, QueueFull
+from localrun.errors import DiskFull, LocalrunError, QueueFull
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -59,6 +60,21 @@ def body(error: LocalrunError, shape: Shape) -> bytes:
         content = {"code": error.code, "message": error.message, "field": error.field}
     # Messages may quote what the client sent; ASCII output is valid whatever that was, a lone surrogate included.
     return json.dumps({"error": content}).encode("ascii")
+
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NOT_ALLOWED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+
+def unexpected(error: Exception) -> LocalrunError:
+    """What is told of an error that is not of ours. Of a disk that is full or cannot be written, what a person can do
+    something about; of anything else no details, which are for the log."""
+    path = error.filename if isinstance(error, OSError) else None
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return DiskFull(f"the disk{f' of {path}' if path else ''} is full; make room and try again")
+    if isinstance(error, OSError) and error.errno in _NOT_ALLOWED and path:
+        return LocalrunError(f"the daemon cannot use {path}: {error.strerror}")
+    return LocalrunError("internal error; the daemon's log has the details")
 
 
 def headers(error: LocalrunError) -> Headers:

@@ -14,6 +14,7 @@ every route, also unknown ones, and before anything runs:
   passes for clients that are no browser: several Ollama clients send none, and a browser that sends a body without one
   names its Origin.
 - The bodies of all requests under way, files aside, have at most `MAX_BODIES` times that size together; else 429.
+- At most `MAX_UPLOADS` files are uploaded at once; else 429.
 
 Runs in the daemon's event loop, once per request; `send` is wrapped only where an answer needs CORS headers or there is
 a body. All requests pass here, so here they are counted: a daemon may end when there was none for long (`idle_s`).
@@ -46,6 +47,9 @@ _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 # So many of the largest bodies may be there at once, from their first byte to the end of their answers.
 MAX_BODIES = 8
 
+# So many files may be uploaded at once. Each has one or two pieces of a megabyte in memory.
+MAX_UPLOADS = 64
+
 # How long a refused body is read and thrown away. A socket closed with unread input resets the connection, and the
 # client would lose the answer that says what was wrong.
 _LINGER_S = 1.0
@@ -60,6 +64,7 @@ class Limits:
         self._hosts = {"localhost", "127.0.0.1", "[::1]", _bracketed(settings.host.lower())}
         self._origins = _parse_origins(settings.origins)
         self._n_open = 0
+        self._n_uploads = 0
         self._last_end_s = time.monotonic()
 
     def idle_s(self) -> float:
@@ -90,12 +95,21 @@ class Limits:
                 return
             is_file = scope["path"].startswith(_FILES) and scope["method"] == "POST"
             has_body = self._check_body(scope["method"], headers, origin, is_file=is_file)
+            if is_file:
+                self._check_uploads()
         except LocalrunError as error:
             await self._refuse(error, scope["path"], headers, receive, send)
             return
         if origin is not None:
             send = granting(send, origin)
-        if not has_body or is_file:
+        if is_file:
+            self._n_uploads += 1
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                self._n_uploads -= 1
+            return
+        if not has_body:
             await self._app(scope, receive, send)
             return
         guard = _BodyGuard(receive, send, self._room)
@@ -152,6 +166,15 @@ class Limits:
         if method in _METHODS_WITH_BODY:
             _check_content_type(headers.one(b"content-type"), origin, is_file=is_file)
         return True
+
+    def _check_uploads(self) -> None:
+        """Raises QueueFull when no more files may be uploaded at once."""
+        if self._n_uploads >= MAX_UPLOADS:
+            raise QueueFull(
+                f"{MAX_UPLOADS} files are being uploaded, and no more may be at once; try again when one of them has "
+                f"ended",
+                retry_after_s=1.0,
+            )
 
     async def _refuse(self, error: LocalrunError, path: str, headers: _Headers, receive: Receive, send: Send) -> None:
         body = failures.body(error, failures.shape_of(path))

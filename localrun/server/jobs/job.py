@@ -3,8 +3,11 @@
 Runs in the daemon's event loop. Entering loads the model or joins a running load; leaving gives the model back, and
 cancels what is unfinished. Between engine and consumer stands one bounded buffer (`DeltaBuffer`).
 
+When its engine dies it goes on on another one: it gives the model back, borrows it anew, waits for its turn (`link.py`
+says why) and sends the same message with what was said so far (`wire.Resume`). The consumer sees a pause.
+
 Invariants: a job ends exactly once; a consumer that falls too far behind is cancelled, so no slow client holds a slot;
-every way out (end, error, cancel, engine death, disconnect) frees the lease.
+every way out (end, error, cancel, engine death, disconnect) frees the lease; what is delivered was never said before.
 
 Does not: render prompts, format answers, or decide when a model is unloaded (supervisor.py).
 """
@@ -12,16 +15,19 @@ Does not: render prompts, format answers, or decide when a model is unloaded (su
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from localrun import wire
-from localrun.errors import Cancelled, LocalrunError, by_code
+from localrun.errors import Cancelled, EngineDied, LocalrunError, by_code
+from localrun.server.engines.faults import DEATHS_TO_OPEN
 from localrun.server.engines.resident import Use
 from localrun.server.jobs.registry import RequestRecord
 from localrun.snapshot import RequestState
@@ -29,6 +35,14 @@ from localrun.snapshot import RequestState
 if TYPE_CHECKING:
     from localrun.models.storage.store import Model
     from localrun.server.engines.link import EngineLink
+
+# So many engines in a row may die before a new token of a request, if nothing else can be the cause of the last one.
+MAX_DEATHS = 2
+MAX_RESUMPTIONS = 20
+# A load that dies is tried again as often as the breaker lets it be.
+MAX_LOADS = DEATHS_TO_OPEN
+
+_log = logging.getLogger(__name__)
 
 MAX_DELTAS = 4096
 MAX_TEXT_CHARS = 8 * 1024 * 1024
@@ -125,10 +139,13 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(Protocol):
-    """The right to use a loaded model. While it is held, the model is not unloaded."""
+    """The right to use a loaded model. While it is held, the model is not unloaded. `identity` tells which files were
+    loaded."""
 
     @property
     def model(self) -> Model: ...
+    @property
+    def identity(self) -> Hashable: ...
     @property
     def link(self) -> EngineLink: ...
     @property
@@ -140,18 +157,21 @@ class Lender(Protocol):
     """Who gives leases: the supervisor."""
 
     def lend(self, name: str, keep_alive_s: float | None, use: Use = Use.TEXT) -> Lease | None: ...
-    async def acquire(self, name: str, keep_alive_s: float | None, use: Use = Use.TEXT) -> Lease: ...
+    async def acquire(
+        self, name: str, keep_alive_s: float | None, use: Use = Use.TEXT, *, is_resumed: bool = False
+    ) -> Lease: ...
 
 
 class Observer(Protocol):
     """Who is told what happens to requests: the telemetry."""
 
     def tokens(self, record: RequestRecord, n_tokens: int, seconds_each: float | None, now_s: float) -> None: ...
+    def resumed(self, record: RequestRecord) -> None: ...
     def ended(self, record: RequestRecord) -> None: ...
 
 
 class Job:
-    """See the module. Not reusable; at most one `submit`."""
+    """See the module. Not reusable; at most one `submit`. Without `resumes` the death of its engine is its end."""
 
     model: Model
     n_ctx: int
@@ -160,7 +180,7 @@ class Job:
     control_tokens: tuple[str, ...]
     load_s: float
 
-    def __init__(self, job_id: str, ask: Ask, *, lender: Lender, observer: Observer) -> None:
+    def __init__(self, job_id: str, ask: Ask, *, lender: Lender, observer: Observer, resumes: bool = True) -> None:
         self.id = job_id
         self.ask = ask
         self.arrived_at_s = time.monotonic()
@@ -171,6 +191,19 @@ class Job:
         self._lease: Lease | None = None
         self._cancel_asked = asyncio.Event()
         self._deltas = DeltaBuffer()
+        self._resumes = resumes
+        # What was asked, and what was said to it since: for another engine.
+        self._message: wire.Submit | wire.Embed | None = None
+        self._output: list[int] = []
+        self._mu: float | None = None
+        self._started_at_s: float | None = None
+        self._vectors_of: list[int] = []  # the inputs that were asked for last
+        self._done: dict[int, int] = {}  # inputs with a vector, and their tokens
+        self._is_with_engine = False
+        self._has_shown = False  # something new on this engine
+        self._shown = asyncio.Event()
+        self._n_deaths = 0  # since it last showed something
+        self._resuming: asyncio.Task[None] | None = None
 
     @property
     def link(self) -> EngineLink | None:
@@ -201,6 +234,8 @@ class Job:
     ) -> None:
         """Cancels what is unfinished and gives the model back. Never waits."""
         self._cancel_in_engine()
+        if self._resuming is not None:
+            self._resuming.cancel()
         if error is not None:
             self._end_by(error)
         elif self.record.engine_request_id is None:
@@ -218,24 +253,27 @@ class Job:
             if lease is not None:
                 return lease
         acquiring = asyncio.ensure_future(self._lender.acquire(self.ask.model, self.ask.keep_alive_s, self.ask.use))
-        cancelling = asyncio.ensure_future(self._cancel_asked.wait())
         try:
-            await asyncio.wait({acquiring, cancelling}, return_when=asyncio.FIRST_COMPLETED)
-            if not self._cancel_asked.is_set():
+            if await self._is_done_before_a_cancel(acquiring):
                 return acquiring.result()
-            _abandon(acquiring)
-            raise Cancelled("the request was cancelled while its model was loading")
         except asyncio.CancelledError:
             _abandon(acquiring)
             raise
-        finally:
-            cancelling.cancel()
+        _abandon(acquiring)
+        raise Cancelled("the request was cancelled while its model was loading")
 
     # --- towards the engine --------------------------------------------------------------------------------------
 
     async def count(self, segments: Sequence[wire.Segment]) -> tuple[int, ...]:
         """The token ids of a prompt, as `submit` would have them. Raises EngineDied."""
-        return await self._leased().link.count(tuple(segments))
+        while True:
+            try:
+                return await self._leased().link.count(tuple(segments))
+            except EngineDied as error:
+                self._n_deaths += 1
+                if not self._resumes or self._n_deaths >= MAX_DEATHS:
+                    raise
+                await self._borrow_again(error)
 
     async def submit(
         self,
@@ -252,7 +290,9 @@ class Job:
             return
         now_s = time.monotonic()
         sampling = asked.sampling
-        if choice and sampling.seed is not None:
+        if sampling.seed is None:  # another engine could not know what this one draws
+            sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
+        elif choice:
             sampling = msgspec.structs.replace(sampling, seed=sampling.seed + choice)
         message = msgspec.structs.replace(
             asked,
@@ -266,8 +306,7 @@ class Job:
             deadline_s=self._deadline_left_s(now_s),
             arrived_at_s=now_s,
         )
-        link.submit(message, self)
-        self.record.engine_request_id = message.id
+        self._send(link, message)
 
     async def embed(
         self,
@@ -294,17 +333,37 @@ class Job:
             deadline_s=self._deadline_left_s(now_s),
             arrived_at_s=now_s,
         )
-        link.submit(message, self)
-        self.record.engine_request_id = message.id
+        self._vectors_of = list(range(len(message.inputs)))
+        self._send(link, message)
 
     def request_cancel(self) -> None:
         """Somebody else wants it to end (DELETE). The consumer gets the CANCELLED delta; while loading, Cancelled."""
         self._cancel_asked.set()
         self._cancel_in_engine()
+        if self._resuming is not None and not self._is_with_engine and not self.record.is_ended:
+            self._resuming.cancel()
+            self._take_final(self._cancelled_between(), time.monotonic())
 
     # --- from the engine (the link calls these) ------------------------------------------------------------------
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it got a slot, on this engine or on one before."""
+        return self._started_at_s is not None
+
+    @property
+    def has_shown(self) -> bool:
+        """Whether it got something new from this engine."""
+        return self._has_shown
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether an engine died under it and this one has not shown yet that it can go on."""
+        return self.record.resumed > 0 and self.has_begun and not self._has_shown
+
     def on_started(self, started: wire.Started) -> None:
+        if self._started_at_s is None:
+            self._started_at_s = started.at_s
         if not self.record.is_ended:
             self.record.started(started)
 
@@ -314,7 +373,14 @@ class Job:
             return
         seconds_each = record.progress(delta, sent_at_s)
         if delta.tokens:
+            self._output += delta.tokens
+            self._mu = delta.mu
             self._observer.tokens(record, len(delta.tokens), seconds_each, sent_at_s)
+        if delta.vectors:
+            delta.vectors = [self._numbered(vector) for vector in delta.vectors]
+        if not self._has_shown and (delta.tokens or delta.vectors or delta.finish is not None):
+            self._has_shown, self._n_deaths = True, 0
+            self._shown.set()
         if delta.finish is not None:
             self._take_final(delta, sent_at_s)
         elif not self._deltas.is_full:
@@ -324,10 +390,27 @@ class Job:
             self._deltas.clear()
             self._fail(Cancelled("the client reads its answer too slowly; the request was cancelled"))
 
-    def on_engine_gone(self, error: LocalrunError) -> None:
-        """The engine will say nothing more. What it said before is still delivered."""
-        if not self.record.is_ended:
+    def on_engine_gone(self, error: LocalrunError, *, is_blamed: bool, is_alone: bool) -> None:
+        """The engine will say nothing more. What it said before is still delivered. `is_blamed`: it may have died of
+        this request; `is_alone`: of no other."""
+        self._is_with_engine = False
+        self._shown.set()
+        if self.record.is_ended:
+            return
+        self._n_deaths += is_blamed
+        if self._cancel_asked.is_set():
+            self._take_final(self._cancelled_between(), time.monotonic())
+        elif not self._resumes or not isinstance(error, EngineDied):
             self._fail(error)
+        elif is_alone and is_blamed and self._n_deaths >= MAX_DEATHS:
+            self._fail(_deadly(self.id, error, self._n_deaths))
+        elif self.record.resumed >= MAX_RESUMPTIONS:
+            self._fail(
+                EngineDied(f"{MAX_RESUMPTIONS} engines died under request '{self.id}'; at last: {error.message}")
+            )
+        else:
+            self.record.state = RequestState.LOADING
+            self._resuming = asyncio.create_task(self._resume(error))
 
     # --- towards the consumer ------------------------------------------------------------------------------------
 
@@ -352,10 +435,121 @@ class Job:
             raise RuntimeError("a job is submitted once")
         link = self._leased().link
         await link.writable()
+        if link.turn.locked():
+            passing = asyncio.ensure_future(_pass(link.turn))
+            try:
+                await self._is_done_before_a_cancel(passing)
+            finally:
+                passing.cancel()
         if not self._cancel_asked.is_set():
             return link
         self._take_final(_cancelled_before_submit(), time.monotonic())
         return None
+
+    async def _is_done_before_a_cancel(self, work: asyncio.Future[Any]) -> bool:
+        cancelling = asyncio.ensure_future(self._cancel_asked.wait())
+        try:
+            await asyncio.wait({work, cancelling}, return_when=asyncio.FIRST_COMPLETED)
+            return not self._cancel_asked.is_set()
+        finally:
+            cancelling.cancel()
+
+    def _send(self, link: EngineLink, message: wire.Submit | wire.Embed) -> None:
+        self._message = self._message or message
+        self.record.engine_request_id = message.id
+        self._has_shown = False
+        self._shown.clear()
+        try:
+            link.submit(message, self)
+            self._is_with_engine = True
+        except EngineDied as error:  # since the model was borrowed
+            self.on_engine_gone(error, is_blamed=False, is_alone=False)
+
+    # --- on another engine ---------------------------------------------------------------------------------------
+
+    async def _resume(self, error: LocalrunError) -> None:
+        """Goes on where the dead engine was, and ends when the new one has shown that it can, or has died as well."""
+        began_at_s = time.monotonic()
+        try:
+            link = await self._borrow_again(error)
+            await link.writable()
+            async with link.turn:
+                self.record.resume()
+                self._observer.resumed(self.record)
+                _log.warning(
+                    "request %s resumes after %d tokens and %.2f s: %s",
+                    self.id, len(self._output), time.monotonic() - began_at_s, error.message.partition("; the next")[0],
+                )  # fmt: skip
+                self._send(link, self._rest(link.next_id()))
+                if self.has_begun:
+                    await self._shown.wait()
+        except LocalrunError as failed:
+            if not self.record.is_ended:
+                self._fail(failed)
+
+    async def _borrow_again(self, error: LocalrunError) -> EngineLink:
+        """The link of another engine with the same model. Raises what loading it raises, and EngineDied if its files
+        have changed."""
+        old = self._leased()
+        old.release()
+        n_loads = 0
+        while self._lease is old:
+            n_loads += 1
+            try:
+                self._lease = await self._lender.acquire(
+                    self.ask.model, self.ask.keep_alive_s, self.ask.use, is_resumed=True
+                )
+            except EngineDied:
+                if n_loads == MAX_LOADS:
+                    raise
+        lease = self._leased()
+        if lease.identity != old.identity:
+            raise EngineDied(f"{error.message}; its file has changed since, so the answer cannot go on")
+        return lease.link
+
+    def _rest(self, request_id: int) -> wire.Submit | wire.Embed:
+        """What was asked, with what was said to it."""
+        message, record = self._message, self.record
+        assert message is not None
+        resume = wire.Resume(
+            output=tuple(self._output),
+            n_cached=sum(self._done.values()) if isinstance(message, wire.Embed) else record.n_cached or 0,
+            started_at_s=self._started_at_s,
+            first_token_at_s=record.first_token_at_s,
+            last_token_at_s=record.last_token_at_s,
+            mu=self._mu,
+        )
+        if isinstance(message, wire.Submit):
+            return msgspec.structs.replace(message, id=request_id, resume=resume)
+        self._vectors_of = [index for index in range(len(message.inputs)) if index not in self._done]
+        left = tuple(message.inputs[index] for index in self._vectors_of)
+        return msgspec.structs.replace(message, id=request_id, inputs=left, resume=resume)
+
+    def _numbered(self, vector: wire.Vector) -> wire.Vector:
+        index = self._vectors_of[vector.index]
+        self._done[index] = vector.n_tokens
+        return msgspec.structs.replace(vector, index=index)
+
+    def _cancelled_between(self) -> wire.Delta:
+        """The end of one that was cancelled between two engines."""
+        record, now_s = self.record, time.monotonic()
+        started = self._started_at_s if self._started_at_s is not None else now_s
+        first = record.first_token_at_s if record.first_token_at_s is not None else now_s
+        return wire.Delta(
+            id=0,
+            phase=wire.Phase.DONE,
+            n_computed=0,
+            n_output=record.n_output,
+            finish=wire.Finish.CANCELLED,
+            usage=wire.Usage(
+                n_prompt=record.n_prompt or 0,
+                n_cached=record.n_cached or 0,
+                n_output=record.n_output,
+                queued_s=max(0.0, started - (self._message.arrived_at_s if self._message else now_s)),
+                prefill_s=max(0.0, first - started),
+                decode_s=max(0.0, (record.last_token_at_s or first) - first),
+            ),
+        )
 
     def _deadline_left_s(self, now_s: float) -> float | None:
         return None if self.ask.deadline_s is None else self.ask.deadline_s - (now_s - self.arrived_at_s)
@@ -367,7 +561,7 @@ class Job:
 
     def _cancel_in_engine(self) -> None:
         request_id = self.record.engine_request_id
-        if request_id is not None and not self.record.is_ended and self._lease is not None:
+        if request_id is not None and self._is_with_engine and not self.record.is_ended and self._lease is not None:
             self._lease.link.cancel(request_id)
 
     def _take_final(self, delta: wire.Delta, now_s: float) -> None:
@@ -405,6 +599,19 @@ class Job:
             finish_reason = wire.Finish.CANCELLED.value
         self.record.end(state, now_s or time.monotonic(), finish_reason=finish_reason, error=error)
         self._observer.ended(self.record)
+
+
+async def _pass(turn: asyncio.Lock) -> None:
+    async with turn:
+        pass
+
+
+def _deadly(request_id: str, error: LocalrunError, n_deaths: int) -> EngineDied:
+    how = error.message.partition("; the next")[0]
+    return EngineDied(
+        f"{n_deaths} engines in a row died of request '{request_id}', so it is not given to another one: {how}. Send "
+        f"it without what is unusual about it (its grammar, its length), and see `localrun doctor`"
+    )
 
 
 def _abandon(acquiring: asyncio.Future[Lease]) -> None:

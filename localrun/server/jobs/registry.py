@@ -67,6 +67,7 @@ class RequestRecord:
         self.ended_at_s: float | None = None
         self.finish_reason: str | None = None
         self.error: str | None = None
+        self.resumed = 0
         self._n_first = 0
         self._rate = RateWindow()
         self._gaps = LatencyHistogram()
@@ -84,6 +85,12 @@ class RequestRecord:
         """The model is there; the request is not with the engine yet."""
         self.model = model
         self.was_loaded = True
+        self.state = RequestState.QUEUED
+
+    def resume(self) -> None:
+        """Its engine died, and another one goes on."""
+        self.resumed += 1
+        self.slot = None
         self.state = RequestState.QUEUED
 
     def started(self, started: wire.Started) -> None:
@@ -154,6 +161,7 @@ class RequestRecord:
             age_s=(now_s if self.ended_at_s is None else self.ended_at_s) - self.arrived_at_s,
             finish_reason=self.finish_reason,
             error=self.error,
+            resumed=self.resumed,
         )
 
     def _average_per_s(self) -> float | None:

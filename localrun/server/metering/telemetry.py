@@ -58,6 +58,7 @@ class _ModelMetrics:
         self.cached_tokens = metrics.cached_tokens.labels(model)
         self.output_tokens = metrics.output_tokens.labels(model)
         self.deaths = metrics.deaths.labels(model)
+        self.resumed = metrics.resumed.labels(model)
 
 
 class Metrics:
@@ -115,6 +116,10 @@ class Metrics:
         self.deaths = Counter(
             "localrun_engine_deaths",
             "Engine processes that ended without being asked to; the next request starts a new one.",
+            model, registry=registry,
+        )  # fmt: skip
+        self.resumed = Counter(
+            "localrun_requests_resumed", "Times that a request went on on another engine because its own had died.",
             model, registry=registry,
         )  # fmt: skip
         self._models: dict[str, _ModelMetrics] = {}
@@ -236,6 +241,10 @@ class Telemetry:
             self._ttft.add(now_s, record.ttft_s)
             metrics.ttft.observe(record.ttft_s)
 
+    def resumed(self, record: RequestRecord) -> None:
+        """Its engine died, and another one goes on."""
+        self.metrics.of(record.model).resumed.inc()
+
     def ended(self, record: RequestRecord) -> None:
         """A request's record became final. One that never reached a model has no part in the page's figures by model,
         and is counted there without the name that it asked for."""
@@ -272,8 +281,6 @@ class Telemetry:
         n_output = sum(len(delta.tokens) for delta in step.deltas)
         if n_output:
             meter.decode.add(step.sent_at_s, stats.step_s, n_output)
-        if stats.prefill_tokens_total < meter.prefill_total:  # the link started another process
-            meter.prefill_total = 0
         n_prefill = stats.prefill_tokens_total - meter.prefill_total
         if n_prefill:
             meter.prefill.add(step.sent_at_s, stats.step_s, n_prefill)

@@ -20,6 +20,7 @@ from localrun.models.storage.store import Model
 from localrun.server import structured
 from localrun.server.http import fields
 from localrun.server.prompting.ask import (
+    MAX_MESSAGES,
     ChatAsk,
     ChatTools,
     Choice,
@@ -173,7 +174,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 class ChatBody(PromptFields, frozen=True, kw_only=True):
     """`tool_choice` is not Ollama's but OpenAI's, in its words."""
 
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage], Meta(max_length=MAX_MESSAGES)] | None = None
     tools: ChatTools | None = None
     tool_choice: Choice | None = None
 

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from localrun.errors import BadRequest, BadTemplate
-from localrun.models import creation, modelfile, naming, parameters
+from localrun.models import creation, modelfile, naming
 from localrun.models.creation import Base, Changes
 from localrun.models.storage.manifest import Message, StoredFile
 from localrun.models.storage.store import Store
@@ -145,8 +145,8 @@ def _of_modelfile(name: str, said: modelfile.Modelfile, folder: Path | None, qua
 
 
 def _take(asked: dict[str, Any], parameter: modelfile.Parameter) -> None:
-    value = parameters.value_of(parameter.name, parameter.text)
-    if parameter.name in parameters.TEXTS:
+    value = modelfile.parameter_value(parameter.name, parameter.text)
+    if parameter.name in modelfile.TEXT_PARAMETERS:
         value = [*asked.get(parameter.name, []), value]
     asked |= _checked({parameter.name: value})
 
@@ -157,7 +157,7 @@ class _Parameters(msgspec.Struct):
 
 def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
     """With the limits that requests have: what no request may ask for is no default either."""
-    kept = parameters.normalized(asked)
+    kept = modelfile.normalized_parameters(asked)
     decode_body(msgspec.json.encode({"parameters": kept}), _Parameters)
     return kept
 

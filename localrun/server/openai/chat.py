@@ -22,6 +22,7 @@ from localrun.server.openai.answer import Answer, ChatChunks, naming
 from localrun.server.openai.bodies import ChatMessage, CommonFields, for_template
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting.ask import (
+    MAX_MESSAGES,
     ChatAsk,
     ChatTools,
     Choice,
@@ -29,6 +30,7 @@ from localrun.server.prompting.ask import (
     Functions,
     NamedChoice,
     Tool,
+    check_goes_on,
     choose_tools,
     tools_of_chat,
     tools_of_functions,
@@ -45,7 +47,7 @@ Effort = Annotated[str, Meta(pattern="^(none|minimal|low|medium|high|xhigh|max)$
 class ChatBody(CommonFields, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Meta(max_length=MAX_MESSAGES)]
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: fields.TopLogprobs | None = None
@@ -89,10 +91,8 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         allowed, wanted = choose_tools(choice, tools, field=field)
         messages = for_template(self.messages)
         continues = self._continues()
-        if continues and wanted not in ("auto", "none"):
-            raise BadRequest(
-                f"{field}: an answer that goes on from a prefix cannot be a call; use 'auto' or 'none'", field=field
-            )
+        if continues:
+            check_goes_on(wanted, field=field)
         return ChatAsk(
             messages=messages,
             tools=allowed,

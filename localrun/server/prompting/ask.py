@@ -104,6 +104,8 @@ class ChatAsk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MAX_TOOLS = 512
+# More than fit into any context; a million would hold up every stream for a second before a template refuses them.
+MAX_MESSAGES = 32_768
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}", re.ASCII)
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -214,12 +216,12 @@ def choose_tools(
     return tools, ("function", name)
 
 
-def check_goes_on(choice: ToolChoice) -> None:
+def check_goes_on(choice: ToolChoice, *, field: str = "tool_choice") -> None:
     """Raises BadRequest where a call is wanted of an answer that goes on from an assistant's message."""
     if choice not in ("auto", "none"):
         raise BadRequest(
-            "tool_choice: an answer that goes on from an assistant's message cannot be a call; use 'auto'",
-            field="tool_choice",
+            f"{field}: an answer that goes on from an assistant's message cannot be a call; use 'auto' or 'none'",
+            field=field,
         )
 
 

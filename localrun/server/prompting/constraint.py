@@ -137,8 +137,9 @@ def _objects_or_answer(tools: Sequence[Tool], answer: Grammar) -> Grammar:
     definitions = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
     choices: list[Any] = []
     for tool in tools:
-        is_plain = _can_be_held_to(tool.parameters, "tools") and "$ref" not in json.dumps(tool.parameters)
-        arguments = tool.parameters if is_plain and tool.parameters else _ANY_OBJECT
+        arguments = _arguments(tool, "tools", is_checked=False)
+        if "$ref" in json.dumps(arguments):
+            arguments = _ANY_OBJECT
         choices.append(
             {
                 "type": "object",
@@ -155,21 +156,28 @@ def _objects_or_answer(tools: Sequence[Tool], answer: Grammar) -> Grammar:
 def _shapes(written: Written, tools: Sequence[Tool], *, is_checked: bool) -> list[structured.CallShape]:
     shapes = []
     for index, tool in enumerate(tools):
-        schema = tool.parameters or _ANY_OBJECT
         field = f"tools[{index}].function.parameters"
-        if not is_checked and not _can_be_held_to(schema, field):
-            schema = _ANY_OBJECT
         before = written.before.replace("NAME", tool.name)
+        schema = _arguments(tool, field, is_checked=is_checked)
         shapes.append(structured.CallShape(before, schema, written.after, field))
     return shapes
 
 
-def _can_be_held_to(schema: object, field: str) -> bool:
+def _arguments(tool: Tool, field: str, *, is_checked: bool) -> dict[str, Any]:
+    """The schema of a call's arguments, which are always an object: parsers take no other value for a call.
+
+    Where no decoding can be held to it, BadRequest if it `is_checked`, else any object.
+    """
+    schema = {**_ANY_OBJECT, **tool.parameters}
     try:
         structured.json_schema(schema, field=field)
+        if "object" not in (schema["type"] if isinstance(schema["type"], list) else [schema["type"]]):
+            raise BadRequest(f"{field}.type: must be object, because arguments have names", field=field)
     except BadRequest:
-        return False
-    return True
+        if is_checked:
+            raise
+        return _ANY_OBJECT
+    return schema | _ANY_OBJECT
 
 
 def _renamed(grammar: Grammar, name: str) -> str:

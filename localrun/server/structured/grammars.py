@@ -65,7 +65,8 @@ def calls(
     triggers: Sequence[str] = (),
 ) -> Grammar:
     """`before`, then `at_least` to `at_most` (None: any number of) calls of any of `shapes` with `separator` between
-    them, then `after`. With `triggers` the answer is free until one of them was produced and must match from there on.
+    them, then `after`. With `triggers` the answer is free until one of them was produced and must match from there on;
+    `oneOf` is then taken for `anyOf`, since the request must not fail for the schema of a call that may never come.
 
     Raises BadRequest for a schema with an unsupported keyword and for schemas that are too much together, ValueError
     for counts that make no sense.
@@ -77,7 +78,8 @@ def calls(
     rules = []
     size_bytes = 0
     for index, shape in enumerate(shapes):
-        rules.append(f"arguments_{index}: %json {schema_text(shape.schema, field=shape.field)}")
+        schema = schema_text(shape.schema, field=shape.field, one_of_is_any_of=bool(triggers))
+        rules.append(f"arguments_{index}: %json {schema}")
         size_bytes += len(rules[-1]) + len(shape.before) + len(shape.after)
         check_size(size_bytes)
         rules.append(f"call_{index}: {literals.rule(shape.before)} arguments_{index} {literals.rule(shape.after)}")

@@ -9,14 +9,15 @@ property when `additionalProperties` is left out. Hardly anybody means that, and
 so without end. An answer without them matches the schema as well. Where a value is described by two schemas at once
 (`allOf`, `$ref` beside `properties`) each knows only its own properties; such a schema is left as it is.
 
-Pure. Does not: compile, and so not see what only that shows (a pattern with look-around, alternatives of `oneOf` that
-overlap); the engine refuses these.
+Pure. Does not: compile, and so not see what only that shows (a pattern that is no regular expression, alternatives of
+`oneOf` that overlap); the engine refuses these.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
@@ -35,7 +36,11 @@ MAX_COUNT = 1_000_000
 MAX_DIVISOR = 10_000
 
 # What printers of JSON put between two values, and not all that JSON allows: a model that likes spaces never finishes.
-_OPTIONS = {"x-guidance": {"whitespace_pattern": r" |\n[ \t]{0,20}"}}
+_OPTIONS = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
+
+# What a regular expression means by itself is not looked for: escaped characters, and those between brackets.
+_PLAIN_IN_PATTERN = re.compile(r"\\[^1-9k]|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_NOT_IN_PATTERN = re.compile(r"\(\?<?[=!]|\\[1-9k]")
 
 FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
@@ -56,10 +61,12 @@ _WAYS_OUT = {
 }
 
 
-def schema_text(schema: Any, *, field: str) -> str:
-    """The text for the engine of a schema that was `checked`."""
+def schema_text(schema: Any, *, field: str, one_of_is_any_of: bool = False) -> str:
+    """The text for the engine of a schema that was `checked`. With `one_of_is_any_of` the alternatives of `oneOf` may
+    overlap, which otherwise only the engine sees and refuses."""
+    options = {**_OPTIONS, "coerce_one_of": True} if one_of_is_any_of else _OPTIONS
     try:
-        whole = {**_OPTIONS, **checked(schema, field=field)}
+        whole = {"x-guidance": options, **checked(schema, field=field)}
         return json.dumps(whole, separators=(",", ":"), allow_nan=False)
     except ValueError as error:
         raise BadRequest(f"{field} has a number that JSON has not: {error}", field=field) from error
@@ -123,7 +130,7 @@ class _Walk:
                 self._check(len(value) <= MAX_PROPERTIES, below, f"an object may list {MAX_PROPERTIES} properties")
             if keyword == "patternProperties":
                 for pattern in value:
-                    self._check(_is_pattern(pattern), below, f"the pattern {pattern!r} is too long")
+                    self._check(_is_pattern(pattern), below, f"{pattern[:40]!r} {_PATTERN}")
             return {name: self.schema(item, f"{below}.{name}", depth=depth) for name, item in value.items()}
         if keyword not in _VALUES:
             way_out = _WAYS_OUT.get(keyword, "")
@@ -149,7 +156,9 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_pattern(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= MAX_PATTERN_CHARACTERS
+    if not isinstance(value, str) or len(value) > MAX_PATTERN_CHARACTERS:
+        return False
+    return not _NOT_IN_PATTERN.search(_PLAIN_IN_PATTERN.sub("", value))
 
 
 def _is_divisor(value: Any) -> bool:
@@ -171,6 +180,10 @@ def _is_names(value: Any) -> bool:
 
 _COUNT = (_is_count, f"must be a whole number from 0 to {MAX_COUNT}")
 _NUMBER = (_is_number, "must be a number")
+_PATTERN = (
+    f"must be a regular expression of at most {MAX_PATTERN_CHARACTERS} characters, without look-around or "
+    f"backreferences"
+)
 
 _SCHEMA = frozenset({"items", "additionalProperties"})
 _SCHEMAS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
@@ -183,7 +196,7 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "type": (_is_type, f"must be one or more of {', '.join(TYPES)}"),
     "required": (_is_names, "must be a list of names"),
-    "pattern": (_is_pattern, f"must be a regular expression of at most {MAX_PATTERN_CHARACTERS} characters"),
+    "pattern": (_is_pattern, _PATTERN),
     "format": (lambda value: value in FORMATS, f"the formats that can be enforced are {', '.join(FORMATS)}"),
     "multipleOf": (_is_divisor, f"must be a positive number with at most {MAX_DIVISOR} as its significant digits"),
     **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _COUNT),

@@ -148,7 +148,7 @@ def main() -> None:
     """Serve until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the daemon's terminal is the daemon's to handle
     answer(RenderRequest(template=_WARM_UP, variables={"messages": []}, control_tokens=(), output_bytes=1000, cpu_s=1))
-    _close_limits()
+    close_limits()
     _send(RenderReply())
     while (body := framing.read_body(sys.stdin.buffer)) is not None:
         _send(_answer_body(body))
@@ -208,7 +208,7 @@ def _short(message: str) -> str:
     return shown.encode("utf-8", "replace").decode()
 
 
-def _close_limits() -> None:
+def close_limits() -> None:
     """Bound memory and forbid new descriptors, processes, file writes and core dumps, for good. A limit that a system
     does not know, or does not let us lower, is left."""
     if sys.platform == "win32":

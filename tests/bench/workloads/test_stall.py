@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from localrun.bench.results import Options, RunResult
-from localrun.bench.workloads.stall import N_LONG, N_STREAM_OUTPUT, STEADY_PIECES, WORKLOAD
+from localrun.bench.workloads.stall import N_LONG, N_STREAM_OUTPUT, STALL, STEADY_PIECES
 from tests.bench.conftest import Asked, FakeServer, Reply
 
 PACE_S = 0.005
@@ -38,7 +38,7 @@ def scripted(
         return Reply(compute() if len(asked.body["prompt"]) > 1000 else pieces(is_computing))
 
     server.reply = reply
-    return asyncio.run(WORKLOAD.run(server.target, Options(seed=1)))
+    return asyncio.run(STALL.run(server.target, Options(seed=1)))
 
 
 def test_the_silence_while_the_prompt_is_computed_is_found(server: FakeServer) -> None:
@@ -88,7 +88,7 @@ def test_a_long_prompt_that_fails_is_said(server: FakeServer) -> None:
         return Reply(status=400, message="too long") if is_long else Reply([(PACE_S, "x")] * asked.body["max_tokens"])
 
     server.reply = reply
-    result = asyncio.run(WORKLOAD.run(server.target, Options(seed=1)))
+    result = asyncio.run(STALL.run(server.target, Options(seed=1)))
     assert "too long" in result.note
     assert "longest_gap_s" not in result.metrics
     assert result.metrics["failed_count"] == 1
@@ -96,7 +96,7 @@ def test_a_long_prompt_that_fails_is_said(server: FakeServer) -> None:
 
 def test_a_small_context_makes_the_prompt_shorter(server: FakeServer) -> None:
     server.reply = lambda asked: Reply([(PACE_S, "x")] * min(100, asked.body["max_tokens"]))
-    result = asyncio.run(WORKLOAD.run(server.target, Options(seed=1, context_tokens=1024)))
+    result = asyncio.run(STALL.run(server.target, Options(seed=1, context_tokens=1024)))
     n_long = result.parameters["n_long"]
     assert isinstance(n_long, int)
     assert n_long < 1024

@@ -194,7 +194,6 @@ def test_a_sequence_may_grow_to_the_whole_pool():
         lambda cells: setattr(cells, "n_used", 4),
         lambda cells: setattr(cells, "span", 9),
         lambda cells: setattr(cells, "n_shared", 1),
-        lambda cells: setattr(cells, "_n_packed", 6),
         lambda cells: cells.cells_of(0).__setitem__(1, 0),
     ],
 )

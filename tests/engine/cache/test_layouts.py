@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from localrun.engine.backend import MemoryKind
 from localrun.engine.cache.cache import LINGER_S, Cache
-from localrun.engine.cache.cells import Layout, OnePool, Streams, Wholes
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.cache.tree import Key
 from localrun.engine.fake import FakeBackend
@@ -16,26 +12,13 @@ SHARE = 256  # cells of each of the four streams
 PROMPT = [number % 97 for number in range(100)]
 
 
-def backend(*, n_slots: int = 4, kind: MemoryKind = MemoryKind.ATTENTION) -> FakeBackend:
-    return FakeBackend(n_cells=4 * SHARE, n_seqs=6, n_batch=256, n_slots=n_slots, memory_kind=kind)
+def backend(*, n_slots: int = 4) -> FakeBackend:
+    return FakeBackend(n_cells=4 * SHARE, n_seqs=6, n_batch=256, n_slots=n_slots)
 
 
 def opened(fake: FakeBackend) -> Cache:
     now = iter(range(1 << 30))
     return Cache(fake, Tiers(1 << 20), lambda: next(now) * 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("fake", "expected"),
-    [
-        (backend(), Streams),
-        (backend(n_slots=0), OnePool),
-        (backend(kind=MemoryKind.HYBRID), Wholes),
-        (backend(kind=MemoryKind.WINDOW, n_slots=0), Wholes),
-    ],
-)
-def test_the_layout_follows_from_what_the_backend_can(fake: FakeBackend, expected: type[Layout]):
-    assert isinstance(opened(fake)._layout, expected)
 
 
 def test_a_request_that_outgrows_its_share_gets_one_pool():
@@ -82,11 +65,9 @@ def test_what_was_computed_before_a_change_is_there_after_it():
     kv = opened(fake)
     assert compute(fake, kv, PROMPT) == 0
     kv.change(split=False)
-    assert isinstance(kv._layout, OnePool)
     assert (fake.is_split, fake.n_used, kv.cells.n_cells) == (False, 0, 4 * SHARE)
     assert compute(fake, kv, [*PROMPT, *range(200, 240)][:120]) == 100
     kv.change(split=True)
-    assert isinstance(kv._layout, Streams)
     assert (fake.is_split, kv.cells.n_cells) == (True, SHARE)
     assert compute(fake, kv, [*PROMPT, *range(200, 240)]) == 120
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from localrun.engine.cache.cache import Cache
-from localrun.engine.cache.copies import BLOCK_TOKENS, GAIN_TOKENS, PIECE_TOKENS
+from localrun.engine.cache.cells import OnePool
+from localrun.engine.cache.checkpoints import Checkpoints
+from localrun.engine.cache.copies import BLOCK_TOKENS, GAIN_TOKENS, PIECE_TOKENS, Copies
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.cache.tree import Key
 from localrun.engine.fake import FakeBackend
@@ -26,13 +28,16 @@ class Backend(FakeBackend):
 
 
 class Bench:
-    """Sequence 3 holds what is saved, sequence 1 what is restored; 0 is the spare one that the cache works with."""
+    """Sequence 3 holds what is saved, sequence 1 what is restored; 0 is the spare one that copies pass through."""
 
     def __init__(self, limit_bytes: int = 1 << 20, disk: MemoryDisk | None = None) -> None:
         self.now_s, self.tick_s = 0.0, 1e-6
         self.backend = Backend()
         self.store = Tiers(limit_bytes, disk)
         self.cache = Cache(self.backend, self.store, self.clock)
+        self.layout = OnePool(self.backend)
+        checkpoints = Checkpoints(self.store, self.backend.eog_tokens)
+        self.copies = Copies(self.backend, self.layout, self.store, checkpoints, self.clock)
 
     def clock(self) -> float:
         self.now_s += self.tick_s
@@ -53,13 +58,13 @@ class Bench:
         return self.backend.saved
 
     def save_all(self, tokens: list[int]) -> bool:
-        while (is_saved := self.cache._copies.save(3, Key(tokens), len(tokens), self.cache._spare)) is None:
+        while (is_saved := self.copies.save(3, Key(tokens), len(tokens), spare=0)) is None:
             pass
         return is_saved
 
     def restore(self, tokens: list[int]) -> int:
-        self.cache._layout.cut(1, 0)
-        n_tokens = self.cache._restore(1, Key(tokens), len(tokens))
+        self.layout.cut(1, 0)
+        n_tokens = self.copies.restore(1, Key(tokens), len(tokens), spare=0)
         self.store.check_integrity()
         assert self.backend.tokens_of(1) == tokens[:n_tokens]
         return n_tokens
@@ -168,12 +173,12 @@ def test_a_state_that_the_backend_refuses_is_a_miss_and_is_thrown_away():
 
 def test_saving_is_worth_it_where_copies_are_faster_than_computing():
     bench = Bench()
-    assert bench.cache._copies.is_worth_saving(len(SYSTEM))
-    assert not bench.cache._copies.is_worth_saving(GAIN_TOKENS - 1)
+    assert bench.copies.is_worth_saving(len(SYSTEM))
+    assert not bench.copies.is_worth_saving(GAIN_TOKENS - 1)
     bench.tick_s = 2.0
     bench.save(SYSTEM)
-    assert not bench.cache._copies.is_worth_saving(len(SYSTEM)), "a save takes 4 ms a token, computing 1"
-    assert not Bench(limit_bytes=0).cache._copies.is_worth_saving(len(SYSTEM))
+    assert not bench.copies.is_worth_saving(len(SYSTEM)), "a save takes 4 ms a token, computing 1"
+    assert not Bench(limit_bytes=0).copies.is_worth_saving(len(SYSTEM))
 
 
 def park(bench: Bench, tokens: list[int]) -> None:
@@ -264,7 +269,8 @@ def test_a_disk_that_loses_what_it_was_given_is_not_tried_for_ever():
             return super().take_lost()
 
     backend = Backend()
-    cache = Cache(backend, Tiers(0, Short()), iter(range(1 << 30)).__next__)
+    now = iter(range(1 << 30))
+    cache = Cache(backend, Tiers(0, Short()), lambda: next(now) * 1e-6)
     tokens = [number % 251 for number in range(3 * PIECE_TOKENS)]
     lease = cache.acquire(Key(tokens))
     assert lease is not None
@@ -272,9 +278,7 @@ def test_a_disk_that_loses_what_it_was_given_is_not_tried_for_ever():
     batch.token[:count], batch.pos[:count], batch.seq[:count] = tokens, range(count), lease.seq
     backend.decode(count)
     cache.cells.place([lease.seq] * count)
-    cache.grow(lease.seq, count)
-    cache.tiers.park(lease.seq, 0)
-    del cache._running[lease.seq]
+    cache.release(lease.seq, count)
     for _ in range(5):
         cache.settle()
     assert not cache.can_settle

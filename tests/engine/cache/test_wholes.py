@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from localrun.engine.backend import MemoryKind, State
-from localrun.engine.cache.cells import Wholes
 from localrun.engine.cache.checkpoints import CHECKPOINT_GAP_TOKENS, KEPT_CHECKPOINTS
 from localrun.engine.cache.tree import Key
 from localrun.engine.fake import IM_END, FakeBackend
@@ -45,10 +44,13 @@ def checkpoints(harness: Harness, tokens: list[int]) -> list[int]:
     return [state.end for state in harness.engine.cache.tiers.match(Key(tokens), len(tokens)).states()]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MemoryKind if kind is not MemoryKind.ATTENTION])
-def test_the_engine_takes_this_layout_where_a_state_is_whole_or_nothing(kind: MemoryKind):
-    assert isinstance(harness(memory_kind=kind).engine.cache._layout, Wholes)
-    assert not isinstance(Harness().engine.cache._layout, Wholes)
+@pytest.mark.parametrize("kind", MemoryKind)
+def test_a_prompt_that_parts_within_a_message_starts_where_its_memory_can_be_cut(kind: MemoryKind):
+    run = harness(memory_kind=kind)
+    ask(run, SYSTEM + message("a"))
+    n_common = len(SYSTEM) + 30
+    n_cached = ask(run, (SYSTEM + message("a"))[:n_common] + message("b"))
+    assert n_cached == (n_common if kind is MemoryKind.ATTENTION else len(SYSTEM))
 
 
 def test_states_are_saved_behind_the_first_and_the_last_two_messages_and_at_both_ends():
@@ -296,8 +298,8 @@ def test_the_books_are_checked():
     run = harness()
     run.submit(0, SYSTEM, n_predict=8)
     run.step()
-    run.engine.cache._free.add(0)
-    with pytest.raises(AssertionError, match="lost or double"):
+    run.engine.cache.tiers.park(run.engine.scheduler.running[0].seq, None)
+    with pytest.raises(AssertionError, match="double"):
         run.engine.cache.check_integrity()
 
 

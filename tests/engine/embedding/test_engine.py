@@ -10,6 +10,7 @@ from localrun.engine.embedding.engine import EmbeddingEngine, normalised
 from localrun.engine.embedding.fake import FakeEmbedder, token_vector
 from localrun.engine.fake import IM_END, IM_START
 from localrun.wire import Delta, Embed, Finish, Lane, Pooling, Step, Vector
+from tests.says import says
 
 
 class Harness:
@@ -195,7 +196,7 @@ def test_an_input_that_is_too_long_ends_its_request_and_no_other():
     final = harness.finals[1]
     assert (final.finish, final.error_code) == (Finish.ERROR, "context_length_exceeded")
     assert final.error_message is not None
-    assert "input[1] has 62 tokens but this model reads 50" in final.error_message
+    assert says(final.error_message, "input[1]", 62, 50)
     assert harness.finals[2].finish is Finish.STOP
 
 

@@ -42,7 +42,7 @@ def test_of_a_pair_that_is_too_long_the_document_loses_its_end(template: str | N
     assert bytes(token for token in found.tokens if token < 256).startswith(b"query")
     assert found.n_cut == len(tokens_of(embedder(500, template), "0123456789" * 5, query="query", truncate=False,
                                         where="").tokens) - 30  # fmt: skip
-    with pytest.raises(ContextExceeded, match=r"documents\[3\] has \d+ tokens but this model reads 30"):
+    with pytest.raises(ContextExceeded, match=r"documents\[3\].* 30\b"):
         tokens_of(made, "0123456789" * 5, query="query", truncate=False, where="documents[3]")
 
 

@@ -18,10 +18,10 @@ import pytest
 from localrun.engine.backend import DecodeFailed, MemoryKind, NoRoom
 from localrun.engine.fake import FakeBackend
 from localrun.engine.native.background import Worker
-from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
 from localrun.models.synthesis.synthesize import synthesize
 from localrun.wire import Sampling
+from tests.engine.conftest import n_held
 from tests.engine.harness import n_seqs_away
 
 N_SLOTS, N_SPARE, N_BATCH = 4, 2, 64
@@ -105,16 +105,9 @@ class Both:
 
     def lengths(self) -> list[int]:
         fake = [len(self.fake.tokens_of(seq)) for seq in range(self.n_seqs + self.n_away)]
-        real = [self._length(seq) for seq in range(self.n_seqs + self.n_away)]
+        real = [n_held(self.real, seq) for seq in range(self.n_seqs + self.n_away)]
         assert fake == real
         return real
-
-    def _length(self, seq: int) -> int:
-        context, local = self.real._main, seq
-        if seq >= self.n_seqs:
-            assert self.real._worker is not None
-            context, local = self.real._worker.context, seq - self.n_seqs
-        return int(native.llama_memory_seq_pos_max(context._memory, local)) + 1
 
 
 def _told(result: Any) -> Any:

@@ -11,12 +11,11 @@ import pytest
 from localrun.engine.backend import DecodeFailed
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native import model as llama_model
-from localrun.engine.native import model as llama_vocabulary
 from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
 from localrun.errors import BadModelFile, EngineFailed
 from localrun.wire import Finish, Sampling, Submit
-from tests.engine.conftest import compute, open_tiny, saved_state
+from tests.engine.conftest import compute, n_held, open_tiny, saved_state
 
 PROMPT = list(range(300, 340))
 GREEDY = Sampling(temperature=0)
@@ -59,9 +58,8 @@ def test_half_a_surrogate_pair_is_read_as_some_other_character(backend: LlamaBac
 
 
 def test_a_long_text_with_control_tokens_is_cut_without_a_trace(backend: LlamaBackend):
-    text = "<|im_start|>user\nhello there <|im_end|>\n" * 2000
-    assert len(text) > 2 * llama_vocabulary._PART_CHARACTERS
-    assert backend.tokenize(text, parse_special=True) == backend._vocabulary._tokenize_part(text, parse_special=True)
+    text = "<|im_start|>user\nhello there <|im_end|>\n"
+    assert backend.tokenize(text * 2000, parse_special=True) == backend.tokenize(text, parse_special=True) * 2000
 
 
 def test_a_flood_of_control_tokens_takes_time_by_its_length(backend: LlamaBackend):
@@ -287,7 +285,7 @@ def test_a_file_that_is_no_model_is_refused_by_name(tiny_gguf: Path, tmp_path: P
 
 
 def test_a_kind_of_model_that_writes_no_text_is_refused(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(llama_model._UNSUPPORTED_KINDS, "a diffusion", lambda model: True)
+    monkeypatch.setitem(llama_model.UNSUPPORTED_KINDS, "a diffusion", lambda model: True)
     with pytest.raises(BadModelFile, match="a diffusion model"):
         open_tiny(tiny_gguf)
 
@@ -318,8 +316,7 @@ def run(backend: LlamaBackend, prompts: list[list[int]], *, n_predict: int, n_sl
         step = engine.step()
         engine.cache.check_integrity()
         for seq in range(backend.n_seqs):
-            last = native.llama_memory_seq_pos_max(backend._main._memory, seq)
-            assert last + 1 == engine.cache.cells.length(seq)
+            assert n_held(backend, seq) == engine.cache.cells.length(seq)
         for delta in step.deltas if step else ():
             outputs[delta.id] += delta.tokens
             finals += delta.finish is Finish.LENGTH

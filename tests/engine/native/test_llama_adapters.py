@@ -42,7 +42,7 @@ def test_an_adapter_changes_what_the_model_says(tiny_gguf: Path, tmp_path: Path)
 
 def test_an_adapter_for_another_model_is_refused(tiny_gguf: Path, tmp_path: Path) -> None:
     other = write_lora(tiny_gguf, tmp_path / "other.gguf", architecture="qwen2")
-    with pytest.raises(BadModelFile, match=r"cannot load the adapter .*other\.gguf"):
+    with pytest.raises(BadModelFile, match=r"adapter.*other\.gguf"):
         logits(tiny_gguf, [other])
     with pytest.raises(BadModelFile, match="cannot load the adapter"):
         logits(tiny_gguf, [tiny_gguf])

@@ -41,12 +41,12 @@ def test_a_full_pool_refuses_a_batch_and_stays_as_it_was(tiny_gguf: Path):
 def abort_next_decode(backend: LlamaBackend, rows: list[int], cells: PoolCells) -> None:
     """A decode that llama.cpp breaks off after it gave cells to the rows."""
     abort = native.ggml_abort_callback(lambda data: True)
-    native.llama_set_abort_callback(backend._main.native, abort, ctypes.c_void_p())
+    native.llama_set_abort_callback(backend.main.native, abort, ctypes.c_void_p())
     try:
         with pytest.raises(DecodeFailed) as caught:
             append(backend, rows, cells)
     finally:
-        native.llama_set_abort_callback(backend._main.native, native.ggml_abort_callback(), ctypes.c_void_p())
+        native.llama_set_abort_callback(backend.main.native, native.ggml_abort_callback(), ctypes.c_void_p())
     assert caught.value.is_fatal
 
 

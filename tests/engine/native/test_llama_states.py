@@ -18,11 +18,11 @@ RANGES = [(0, 20), (20, 50), (50, 60)]
 
 
 def buffer_bytes(backend: LlamaBackend) -> int:
-    return backend._main.buffer._data.size
+    return backend.main.buffer.size_bytes
 
 
 def give_back(backend: LlamaBackend) -> None:
-    backend._main.buffer.lend()
+    backend.main.buffer.lend()
 
 
 def test_a_position_takes_what_the_backend_says(backend: LlamaBackend):

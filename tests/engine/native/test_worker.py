@@ -15,6 +15,7 @@ from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.native.worker import PIECE_S, LlamaWorker, Pieces
 from tests.engine.conftest import compute, open_tiny
 
+PATIENCE_S = 60.0
 PROMPT = [300 + at * 7 % 900 for at in range(180)]
 
 
@@ -43,8 +44,8 @@ def begin(backend: LlamaBackend, tokens: list[int], *, start: int = 0) -> None:
 
 
 def worker_of(backend: LlamaBackend) -> LlamaWorker:
-    assert backend._worker is not None
-    return backend._worker
+    assert backend.background is not None
+    return backend.background.worker
 
 
 def finish(backend: LlamaBackend) -> None:
@@ -112,62 +113,51 @@ def test_a_failure_between_two_pieces_is_an_error_and_no_answer(backend: LlamaBa
     finish(backend)
 
 
-class SlowToSay(threading.Event):
-    """As if the thread that says it lost its processor right after."""
+@pytest.fixture
+def _slow_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every thread that says something lost its processor right after."""
+    say, wait = threading.Event.set, threading.Event.wait
 
-    def set(self) -> None:
-        super().set()
+    def say_and_sleep(event: threading.Event) -> None:
+        say(event)
         time.sleep(0.005)
 
+    def wait_for_an_answer(event: threading.Event, timeout: float | None = None) -> bool:
+        is_set = wait(event, PATIENCE_S if timeout is None else timeout)
+        assert is_set or timeout is not None, "it is never answered"
+        return is_set
 
+    monkeypatch.setattr(threading.Event, "set", say_and_sleep)
+    monkeypatch.setattr(threading.Event, "wait", wait_for_an_answer)
+
+
+@pytest.mark.usefixtures("_slow_to_say")
 def test_the_end_of_one_batch_does_not_answer_for_a_pause_of_the_next(
     backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
 ):
     worker = worker_of(backend)
-    done = SlowToSay()
-    done.set()
-    monkeypatch.setattr(worker, "_done", done)
+    nodes, is_end = [], Pieces.is_end
+    monkeypatch.setattr(Pieces, "is_end", lambda pieces: nodes.append(1) or is_end(pieces))
     for _ in range(5):
         backend.seq_remove(backend.n_seqs, 0)
         for start in (0, 90):
             begin(backend, PROMPT[:90], start=start)
             with worker.paused():
-                asked = worker._pieces._n_asked
+                n_nodes = len(nodes)
                 time.sleep(0.01)
-                assert worker._pieces._n_asked == asked, "the background computes while it is paused"
+                assert len(nodes) == n_nodes, "the background computes while it is paused"
             while not worker.is_over():
                 pass
             worker.finish()
 
 
-def test_a_worker_that_is_slow_to_wait_answers_the_next_pause_too(
-    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.usefixtures("_slow_to_say")
+def test_a_worker_that_is_slow_to_wait_answers_the_next_pause_too(backend: LlamaBackend):
     """It says that it is paused, loses its processor, and comes back when the step is over and the next one begins."""
-    worker = worker_of(backend)
-
-    class SlowOnce(threading.Event):
-        is_next = threading.Event()
-        n_said = n_waits = 0
-
-        def set(self) -> None:
-            super().set()
-            self.n_said += 1
-            if self.n_said == 1 and not worker._done.is_set():
-                self.is_next.wait()
-
-        def wait(self, timeout: float | None = None) -> bool:
-            self.n_waits += 1
-            if self.n_waits == 2:
-                self.is_next.set()
-            assert super().wait(5.0), "the pause is never answered"
-            return True
-
-    monkeypatch.setattr(worker, "_paused", SlowOnce())
-    monkeypatch.setattr(worker, "_pieces", Pieces())  # which begin short
+    backend.rebuild(split=True)  # a new worker begins with short pieces
     begin(backend, PROMPT[:-1])
-    for _ in range(2):
-        with worker.paused():
+    for _ in range(10):
+        with worker_of(backend).paused():
             pass
     finish(backend)
 

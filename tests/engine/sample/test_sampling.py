@@ -5,6 +5,7 @@ import math
 import pytest
 
 from localrun.engine.sample import chain as stages
+from localrun.engine.sample.draws import bits_at, native_seed
 from localrun.errors import BadRequest
 from localrun.wire import Sampling
 
@@ -55,8 +56,7 @@ def test_bias_and_penalties_count_for_greedy_too():
 
 def test_mirostat_takes_the_place_of_truncation():
     assert chain(mirostat=2, mirostat_tau=4.0, mirostat_eta=0.2, top_k=40, temperature=0.8) == (
-        stages.Temperature(0.8),
-        stages.Mirostat(2, 1, 4.0, 0.2),
+        stages.Mirostat(2, 1, 4.0, 0.2, 0.8),
     )
 
 
@@ -73,7 +73,7 @@ def test_a_window_of_nothing_turns_penalties_off():
 def test_every_seed_becomes_one_that_native_code_does_not_take_for_random(seed: int):
     draw = stages.chain(Sampling(seed=seed), n_ctx=10)[-1]
     assert isinstance(draw, stages.Draw)
-    assert 0 <= draw.seed < 2**32 - 1
+    assert all(0 <= native_seed(bits_at(draw.seed, position)) < 2**32 - 1 for position in range(1000))
 
 
 def test_no_seed_draws_one():

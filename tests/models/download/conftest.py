@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from localrun.models.download.fetch import fetch, new_client
-from localrun.models.download.item import FetchLimits, Item
+from localrun.models.download.plan import FetchLimits, Item
 from tests.hub.repository import Repository
 from tests.hub.server import Hub
 

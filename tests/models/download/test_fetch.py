@@ -13,7 +13,7 @@ import pytest
 from localrun.errors import DigestMismatch, DiskFull, DownloadFailed, SourceChanged, SourceRefused
 from localrun.models.download import stale
 from localrun.models.download.fetch import fetch, new_client
-from localrun.models.download.item import FetchLimits, Item
+from localrun.models.download.plan import FetchLimits, Item
 from tests.hub.repository import Repository
 from tests.hub.server import TOKEN, Hub
 
@@ -200,7 +200,7 @@ def test_a_busy_server_is_asked_again(hub: Hub, item: Item, status: int):
 
 def test_a_server_that_stays_busy_is_given_up(hub: Hub, item: Item):
     hub.faults.hub_answers = [(503, {})] * 100
-    with pytest.raises(DownloadFailed, match=r"answered 503, 5 times in a row.*pull again"):
+    with pytest.raises(DownloadFailed, match=r"503.* 5 times"):
         fetch_now([item])
 
 
@@ -316,7 +316,7 @@ def test_two_fetches_at_once_transfer_it_once(hub: Hub, item: Item):
 
 
 def test_a_disk_without_room_is_told_before_anything_is_asked(hub: Hub, item: Item):
-    with pytest.raises(DiskFull, match=r"not enough disk space for fox-Q4_K_M.gguf.*localrun rm"):
+    with pytest.raises(DiskFull, match=r"fox-Q4_K_M\.gguf.*localrun rm"):
         fetch_now([item], replace(LIMITS, reserve_bytes=10**18))
     assert hub.record.requests == []
     assert names(item.target.parent) == []

@@ -11,6 +11,7 @@ import pytest
 from localrun.models.gguf import architectures
 from localrun.models.gguf.reader import first_entries, read_header
 from tests.models.handmade import ENTRIES, STRING, U32, VALID, array, entry, file_bytes, text, u32
+from tests.says import says
 
 
 def test_the_list_is_for_the_version_that_is_installed():
@@ -35,16 +36,15 @@ def test_what_can_be_loaded(architecture: str):
 @pytest.mark.parametrize(
     ("metadata", "said"),
     [
-        ({"general.architecture": "gptoss"}, "the architecture 'gptoss', which only Ollama itself runs"),
-        ({"general.architecture": "future-1"}, "the architecture 'future-1', which llama.cpp cannot load"),
-        ({"general.architecture": "x" * 200}, "x" * 60 + "'"),
-        ({"general.architecture": "gemma3", "gemma3.vision.block_count": 27}, "'gemma3' with its vision encoder"),
+        ({"general.architecture": "gptoss"}, ["'gptoss'", "Ollama"]),
+        ({"general.architecture": "future-1"}, ["'future-1'", "llama.cpp"]),
+        ({"general.architecture": "x" * 200}, ["x" * 60 + "'"]),
+        ({"general.architecture": "gemma3", "gemma3.vision.block_count": 27}, ["'gemma3'", "vision"]),
     ],
 )
-def test_what_cannot(metadata: dict[str, str | int], said: str):
+def test_what_cannot(metadata: dict[str, str | int], said: list[str]):
     problem = architectures.problem(metadata)
-    assert problem.startswith("has the architecture ")
-    assert said in problem
+    assert says(problem, "architecture", *said)
     assert architectures.LLAMA_CPP_PYTHON in problem
 
 

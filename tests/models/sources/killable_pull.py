@@ -12,7 +12,7 @@ from pathlib import Path
 
 from localrun.models import quant_choice
 from localrun.models.download.fetch import new_client
-from localrun.models.download.item import FetchLimits, Item
+from localrun.models.download.plan import FetchLimits, Item
 from localrun.models.sources import huggingface
 from localrun.models.sources.huggingface import HubName
 

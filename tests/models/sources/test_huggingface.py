@@ -23,12 +23,11 @@ from localrun.errors import BadRequest, DownloadFailed, LocalrunError, NotFound,
 from localrun.models import quant_choice
 from localrun.models.download import stale
 from localrun.models.download.fetch import new_client
-from localrun.models.download.item import FetchLimits
+from localrun.models.download.plan import FetchLimits, RemotePlan
 from localrun.models.sources import hub as hub_module
 from localrun.models.sources import huggingface
 from localrun.models.sources.hub import MAX_AT_ONCE
 from localrun.models.sources.huggingface import HubName
-from localrun.models.sources.remote_plan import RemotePlan
 from localrun.models.storage.manifest import Place, Role
 from tests.hub.hanging import HangingHub
 from tests.hub.repository import Repository
@@ -187,14 +186,14 @@ def test_revisions(server, hub):
             )
             assert isinstance(path, str)
     assert server.record.content_bytes == len(Q4)
-    with pytest.raises(NotFound, match="no branch, tag or commit 'v9'"):
+    with pytest.raises(NotFound, match="'v9'"):
         planned(hub, revision="v9")
 
 
 def test_a_gated_repository_says_what_to_do(server, hub):
-    with pytest.raises(SourceRefused, match=f"gated; accept its terms at {server.endpoint}/{GATED}, then log in"):
+    with pytest.raises(SourceRefused, match=f"gated.*{server.endpoint}/{GATED}"):
         planned(hub, repo=GATED)
-    with pytest.raises(SourceRefused, match="your token has no access yet: ask for it"):
+    with pytest.raises(SourceRefused, match="token has no access"):
         planned(replace(hub, token="hf_somebody_else"), repo=GATED)
     allowed = replace(hub, token=TOKEN)
     plan = planned(allowed, repo=GATED)
@@ -212,7 +211,7 @@ def test_access_that_ended_between_plan_and_download_says_so(server, hub):
 
 def test_a_private_or_missing_repository(hub):
     for repo in (PRIVATE, "acme/Nothing"):
-        with pytest.raises(NotFound, match=f"no repository '{repo}'.*if it is private, log in") as missing:
+        with pytest.raises(NotFound, match=f"'{repo}'.*private") as missing:
             planned(hub, repo=repo)
         assert missing.value.field == "model"
     assert pulled(replace(hub, token=TOKEN), repo=PRIVATE)[0].read_bytes() == Q4
@@ -221,7 +220,7 @@ def test_a_private_or_missing_repository(hub):
 @pytest.mark.parametrize(
     ("status", "kind", "words"),
     [
-        (403, SourceRefused, "wants to know who asks"),
+        (403, SourceRefused, "who asks"),
         (429, SourceRefused, "too many requests"),
         (500, DownloadFailed, "answered 500"),
     ],
@@ -237,6 +236,20 @@ def test_a_hub_in_passing_trouble_is_asked_again(server, hub, monkeypatch):
     monkeypatch.setattr("localrun.models.sources.hub.QUESTION_BASE_S", 0.001)
     server.faults.hub_answers = [(502, {}), (503, {})]
     assert planned(hub).quant == "Q4_K_M"
+
+
+@pytest.mark.parametrize("ask", [planned, lambda hub: asyncio.run(huggingface.search("acme", hub=hub))])
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_only_questions_of_ours_are_asked_again(server, hub, monkeypatch, ask, status):
+    """huggingface_hub's own five attempts, within each of ours, kept a search waiting for more than a minute."""
+    monkeypatch.setattr("localrun.models.sources.hub.QUESTION_BASE_S", 0.001)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: pytest.fail("huggingface_hub waits"))
+    server.faults.hub_answers = [(status, {})] * 20
+    with pytest.raises(LocalrunError):
+        ask(hub)
+    assert 20 - len(server.faults.hub_answers) == (1 if status == 429 else 3)
+    with pytest.raises(DownloadFailed, match="cannot be reached"):
+        ask(replace(hub, endpoint="http://127.0.0.1:9"))
 
 
 def test_a_token_is_not_shown(hub):
@@ -268,7 +281,7 @@ def test_a_file_name_that_leads_out_of_the_cache_writes_nothing(server, hub):
 def test_a_digest_that_is_none_writes_nothing(server, hub, monkeypatch):
     for evil in ("../../evil", "a" * 63, "G" * 64, ""):
         monkeypatch.setattr(Repository, "etag", lambda self, path, evil=evil: evil)
-        with pytest.raises(DownloadFailed, match=r"no digest and size|no hub should"):
+        with pytest.raises(DownloadFailed, match=r"digest|no hub"):
             pulled(hub)
         assert not hub.cache_folder.exists()
 
@@ -402,16 +415,19 @@ def test_a_question_whose_asker_has_left_is_not_asked_again(hanging, tmp_path):
         search.cancel()
         await asyncio.wait([search])
         hanging.connections[0].close()  # which huggingface_hub takes for a reason to try again
-        await asyncio.wait_for(hub._free.acquire(), 10)
-        for _ in range(MAX_AT_ONCE - 1):
-            await asyncio.wait_for(hub._free.acquire(), 10)
+        await until(lambda: not any(thread.name == "hub" for thread in {*threading.enumerate()} - before))
+        assert len(hanging.connections) == 1
+        searches = [asyncio.create_task(huggingface.search("fox", hub=hub)) for _ in range(MAX_AT_ONCE)]
+        await until(lambda: len(hanging.connections) == 1 + MAX_AT_ONCE)  # its place is free again
+        for search in searches:
+            search.cancel()
 
+    before = {*threading.enumerate()}
     asyncio.run(run())
-    assert len(hanging.connections) == 1
 
 
 def test_the_hub_is_not_waited_for_for_ever(hanging, tmp_path, monkeypatch):
-    monkeypatch.setattr(hub_module, "_ANSWER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(hub_module, "ANSWER_TIMEOUT_S", 0.05)
     hub = huggingface.Hub(endpoint=hanging.endpoint, token=None, cache_folder=tmp_path)
 
     async def run() -> None:

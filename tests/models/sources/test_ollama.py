@@ -87,6 +87,6 @@ def test_an_overloaded_server_is_asked_again_and_an_absent_one_is_not():
         raise httpx2.ConnectError("nobody")
 
     asked.clear()
-    with pytest.raises(DownloadFailed, match=r"registry\.example cannot be reached: nobody"):
+    with pytest.raises(DownloadFailed, match=r"registry\.example.*nobody"):
         got(absent)
     assert len(asked) == 1

@@ -20,6 +20,7 @@ from localrun.models.storage.manifest import Key
 from localrun.models.storage.store import Origin, Store
 from localrun.models.synthesis.synthesize import synthesize
 from tests.models.handmade import ENTRIES, STRING, entry, file_bytes, text
+from tests.says import says
 
 
 class Ollama:
@@ -51,7 +52,7 @@ class Ollama:
 @pytest.fixture
 def home(tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(builtin, "model_path", lambda: tiny_gguf)
-    monkeypatch.setattr(other_programs, "_OLLAMA_SERVICE", tmp_path / "nowhere")
+    monkeypatch.setattr(other_programs, "OLLAMA_SERVICE", tmp_path / "nowhere")
     (tmp_path / "home").mkdir()
     return tmp_path / "home"
 
@@ -166,8 +167,8 @@ def test_what_ollama_has_and_no_engine_here_can_load_is_told_and_its_name_is_fre
     store = store_of(home)
     problems = [file.problem for file in store.damaged()]
     assert len(problems) == 2
-    assert "'gemma3' has the architecture 'gemma3' with its vision encoder" in problems[0]
-    assert "'gptoss', which only Ollama itself runs" in problems[1]
+    assert says(problems[0], "'gemma3'", "vision")
+    assert says(problems[1], "'gptoss'", "Ollama")
     assert problems[1].endswith("(localrun search gpt-oss)")
     # `localrun run` pulls what is not found.
     with pytest.raises(ModelNotFound):
@@ -243,22 +244,22 @@ def test_a_fifo_or_a_device_for_a_manifest_holds_nothing_up(home: Path, tiny_ggu
 
 
 @pytest.mark.parametrize(
-    ("layers", "problem"),
+    ("layers", "said"),
     [
-        ([], "'bad' in Ollama's store is no model: its manifest names 0 model files"),
-        ([("model", b"x"), ("params", b"[]")], "the parameters of 'bad' in Ollama's store are not valid: Expected"),
-        ([("model", b"x"), ("messages", b"{}")], "the messages of 'bad' in Ollama's store are not valid: Expected"),
+        ([], ["'bad'", "Ollama", 0]),
+        ([("model", b"x"), ("params", b"[]")], ["parameters", "'bad'", "Ollama", "Expected"]),
+        ([("model", b"x"), ("messages", b"{}")], ["messages", "'bad'", "Ollama", "Expected"]),
     ],
 )
-def test_what_is_wrong_in_ollama_s_store_is_told_in_a_sentence(home: Path, layers: list[Any], problem: str):
+def test_what_is_wrong_in_ollama_s_store_is_told_in_a_sentence(home: Path, layers: list[Any], said: list[object]):
     Ollama(home / ".ollama/models").add("registry.ollama.ai/library/bad/latest", *layers)
     (damaged,) = store_of(home).damaged()
-    assert damaged.problem.startswith(problem)
+    assert says(damaged.problem, *said)
 
 
 def test_where_ollama_s_store_is(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     usual, named, service = Ollama(home / ".ollama/models"), Ollama(tmp_path / "named"), Ollama(tmp_path / "service")
-    monkeypatch.setattr(other_programs, "_OLLAMA_SERVICE", service.folder)
+    monkeypatch.setattr(other_programs, "OLLAMA_SERVICE", service.folder)
     by_custom = other_programs.found(home, {}, home).ollama
     assert [store.folder for store in by_custom] == [usual.folder, service.folder]
     (by_variable,) = other_programs.found(home, {"OLLAMA_MODELS": str(named.folder)}, home).ollama
@@ -293,9 +294,22 @@ def test_lm_studio_s_files_are_listed_in_place_and_never_deleted(home: Path, tin
     assert (model.name, model.program, model.path) == ("Fox-Q4_0", "LM Studio", folder / "Fox-Q4_0.gguf")
     assert (model.source.repo, model.source.file) == ("LM Studio", str(model.path))
     assert [each.name for each in store.list()] == ["tiny", "Fox-Q4_0"]
-    with pytest.raises(BadRequest, match=r"kept by LM Studio.*delete it in LM Studio, or type: rm .*Fox-Q4_0\.gguf$"):
+    with pytest.raises(BadRequest, match=r"LM Studio.*rm .*Fox-Q4_0\.gguf$"):
         naming.remove(store, "Fox-Q4_0")
     assert model.path.is_file()
+
+
+def test_links_that_go_round_in_lm_studio_s_folder_hide_no_other_model(home: Path, tiny_gguf: Path):
+    folder = home / ".lmstudio/models/owner/repo"
+    folder.mkdir(parents=True)
+    shutil.copyfile(tiny_gguf, folder / "Fox-Q4_0.gguf")
+    (folder / "loop.gguf").symlink_to("loop.gguf")
+    (folder / "circle").symlink_to("circle")
+    (folder / "up").symlink_to(folder.parent)
+    store = store_of(home)
+    assert [model.name for model in store.list()] == ["tiny", "Fox-Q4_0"]
+    assert store.resolve("fox-q4_0").path == folder / "Fox-Q4_0.gguf"
+    assert folder / "loop.gguf" in {file.path for file in store.damaged()}
 
 
 def test_where_lm_studio_s_folder_is(home: Path, tmp_path: Path):

@@ -141,7 +141,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypa
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("localrun.models.synthesis.synthesize._write_tensors", fail)
+    monkeypatch.setattr("localrun.models.synthesis.synthesize.BlockPool", fail)
     with pytest.raises(OSError, match="No space left"):
         synthesize("tiny", "Q4_0", path)
     assert [file.name for file in tmp_path.iterdir()] == ["model.gguf"]

@@ -126,3 +126,8 @@ def test_what_cannot_be_is_named(fields: dict[str, Any], field: str) -> None:
 def test_max_tokens_is_required() -> None:
     with pytest.raises(BadRequest, match="max_tokens is required"):
         decode_body(json.dumps({"model": "m", "messages": HELLO}).encode(), MessagesBody)
+
+
+def test_a_choice_of_one_tool_needs_its_name() -> None:
+    with pytest.raises(BadRequest, match=r"^tool_choice.name is required$"):
+        body(tools=[LOOK], tool_choice={"type": "tool"}).ask()

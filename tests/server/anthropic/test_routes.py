@@ -440,7 +440,7 @@ def test_a_schema_that_nothing_can_be_held_to_is_named_as_the_client_knows_it(da
 
 
 def test_an_error_in_the_middle_is_an_event() -> None:
-    with running_daemon(LOCALRUN_FAKE_STEP_MS="10") as daemon:
+    with running_daemon(LOCALRUN_RESUME="off", LOCALRUN_FAKE_STEP_MS="10") as daemon:
         body = {"model": "tiny", "messages": HELLO, "max_tokens": 1500, "stream": True, "ignore_eos": True}
         with daemon.http.stream("POST", "/v1/messages", json=body) as response:
             parts = response.iter_text()

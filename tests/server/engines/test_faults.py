@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from localrun import wire
 from localrun.errors import EngineDied
 from localrun.server.engines.faults import DEATHS_TO_OPEN, EARLY_S, FIRST_DELAY_S, OPEN_S, SILENT_S, Breaker, StallWatch
 from localrun.server.jobs.job import Ask
@@ -60,9 +61,20 @@ def test_a_death_after_a_long_life_clears_the_count() -> None:
     assert breaker.delay_s(501.0) == 0.0
 
 
-async def test_a_stopped_engine_is_killed_and_its_job_ends(running: Any, submit: Any) -> None:
-    async with running(step_ms=2) as runtime, runtime.job(Ask(model="alpha", api="/test")) as job:
-        await submit(job, n_predict=100_000)
+def test_an_engine_that_has_answered_did_not_die_of_its_file():
+    breaker = Breaker()
+    for now_s in (100.0, 130.0, 160.0, 190.0):
+        breaker.died(now_s, 1.0, DEATH, has_answered=True)
+        assert breaker.closed_for_s(now_s) == breaker.delay_s(now_s) == 0.0
+    for now_s in (200.0, 201.0, 202.0):
+        breaker.died(now_s, 1.0, DEATH)
+    assert breaker.closed_for_s(202.0) > 0
+
+
+@pytest.mark.parametrize("resume", ["on", "off"])
+async def test_a_stopped_engine_is_killed_and_its_job_goes_on_or_ends(running: Any, submit: Any, resume: str) -> None:
+    async with running(step_ms=2, resume=resume) as runtime, runtime.job(Ask(model="alpha", api="/test")) as job:
+        await submit(job, n_predict=100)
         await anext(job)
         link = job.link
         assert link is not None
@@ -73,9 +85,13 @@ async def test_a_stopped_engine_is_killed_and_its_job_ends(running: Any, submit:
         watch.check(silent_s)
         assert link.error is None, "one look proves nothing"
         watch.check(silent_s + 10)
-        with pytest.raises(EngineDied, match="hung"):
-            async for _ in job:
-                pass
+        if resume == "off":
+            with pytest.raises(EngineDied, match="hung"):
+                async for _ in job:
+                    pass
+            return
+        assert [delta.finish async for delta in job][-1] is wire.Finish.LENGTH
+        assert (job.record.n_output, job.record.resumed) == (100, 1)
 
 
 async def test_a_busy_engine_is_left_alone_however_silent(

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ import uvloop
 from localrun import wire
 from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, Unavailable
 from localrun.server.engines.link import EngineLink, engine_command
-from tests.server.waiting import until
 
 SCRIPT = str(Path(__file__).parents[1] / "scripted_engine.py")
 OPEN = wire.Open(
@@ -29,7 +29,11 @@ OPEN = wire.Open(
 
 
 class _Sink:
-    def __init__(self) -> None:
+    id = "req_x"
+
+    def __init__(self, *, has_begun: bool = True, has_shown: bool = False, is_on_trial: bool = False) -> None:
+        self.has_begun, self.has_shown, self.is_on_trial = has_begun, has_shown, is_on_trial
+        self.is_blamed = self.is_alone = False
         self.deltas: list[wire.Delta] = []
         self.error: LocalrunError | None = None
         self.over = asyncio.Event()
@@ -42,8 +46,9 @@ class _Sink:
         if delta.finish is not None:
             self.over.set()
 
-    def on_engine_gone(self, error: LocalrunError) -> None:
+    def on_engine_gone(self, error: LocalrunError, *, is_blamed: bool, is_alone: bool) -> None:
         assert self.error is None, "told twice"
+        self.is_blamed, self.is_alone = is_blamed, is_alone
         self.error = error
         self.over.set()
 
@@ -303,69 +308,51 @@ def test_engines_end_when_the_daemon_is_killed(loop: str, tmp_path: Path) -> Non
     asyncio.run(main())
 
 
-Recovered = list[tuple[EngineLink, str]]
+async def test_a_crash_is_one_and_a_kill_is_none_and_an_answer_is_noted_once() -> None:
+    async def end_of(script: str, signal_number: int, *, answer_first: bool) -> tuple[EngineLink, int]:
+        answered: list[EngineLink] = []
+        gone = asyncio.Event()
+        link = EngineLink(
+            model="m", command=[sys.executable, SCRIPT, script], on_step=lambda link, step: None,
+            on_end=lambda link: gone.set(), on_answered=answered.append,
+        )  # fmt: skip
+        await link.open(OPEN, 30)
+        for _ in range(2 * answer_first):
+            _submit(link, sink := _Sink())
+            await asyncio.wait_for(sink.over.wait(), 20)
+        os.kill(link.pid or 0, signal_number)
+        await gone.wait()
+        return link, len(answered)
+
+    link, n_answered = await end_of("echo", signal.SIGSEGV, answer_first=True)
+    assert (link.crash, link.has_answered, n_answered) == ("was killed by SIGSEGV", True, 1)
+    link, n_answered = await end_of("ready", signal.SIGKILL, answer_first=False)
+    assert (link.crash, link.has_answered, n_answered) == (None, False, 0)
 
 
-def _link_of_second_start(script: str, recovered: Recovered, ended: list[EngineLink]) -> EngineLink:
-    return EngineLink(
-        model="m", command=[sys.executable, SCRIPT, script], on_step=lambda link, step: None, on_end=ended.append,
-        on_recovered=lambda link, how: recovered.append((link, how)),
-    )  # fmt: skip
-
-
-async def test_a_crash_while_loading_loads_again_without_quick_kernels() -> None:
-    recovered: Recovered = []
-    link, sink = _link_of_second_start("quick-load", recovered, ended := []), _Sink()
-    await link.open(OPEN, 30)
-    assert not link.is_starting_again
-    assert recovered == [], "it has not said anything yet"
-    _submit(link, sink)
-    await asyncio.wait_for(sink.over.wait(), 20)
-    assert recovered == [(link, "was killed by SIGSEGV")]
-    assert ended == []
-    await link.stop()
-
-
-async def test_what_was_asked_before_the_crash_is_answered_after_it(caplog: pytest.LogCaptureFixture) -> None:
-    recovered: Recovered = []
-    link, sinks = _link_of_second_start("quick-submit", recovered, ended := []), [_Sink(), _Sink(), _Sink()]
-    await link.open(OPEN, 30)
-    first_pid = link.pid
-    for sink in sinks[:2]:
-        _submit(link, sink)
-    with caplog.at_level(logging.WARNING, "localrun.engine"):
-        await until(lambda: link.is_starting_again)
-        _submit(link, sinks[2])  # while nobody listens
-        counting = asyncio.ensure_future(link.count((wire.Segment("ab"),)))
+async def test_who_was_on_trial_is_to_blame_or_else_all_that_had_begun() -> None:
+    async def blamed(*sinks: _Sink) -> list[bool]:
+        link = _link("ready")
+        await link.open(OPEN, 30)
+        for sink in sinks:
+            _submit(link, sink)
+        link.kill("was killed by a test")
         for sink in sinks:
             await asyncio.wait_for(sink.over.wait(), 20)
-    assert await counting == (97, 98)
-    assert [sink.error for sink in sinks] == [None, None, None]
-    assert [sum(len(delta.tokens) for delta in sink.deltas) for sink in sinks] == [2, 2, 2]
-    assert [how for _, how in recovered] == ["was killed by SIGILL"]
-    assert link.pid != first_pid
-    assert len([record for record in caplog.records if "without the quick kernels" in record.message]) == 1
-    assert (link.n_outstanding, ended, link.died) == (0, [], False)
-    await link.stop()
-    assert ended == [link]
+        assert len({sink.is_alone for sink in sinks}) == 1
+        assert sinks[0].is_alone == (sum(sink.is_blamed for sink in sinks) == 1)
+        return [sink.is_blamed for sink in sinks]
+
+    waiting, running, shown = partial(_Sink, has_begun=False), partial(_Sink), partial(_Sink, has_shown=True)
+    tried = partial(_Sink, is_on_trial=True)
+    assert await blamed(shown(), running(), waiting()) == [True, True, False]
+    assert await blamed(waiting(), waiting()) == [True, True]
+    assert await blamed(shown(), tried(), waiting()) == [False, True, False]
+    assert await blamed(shown(), tried(), running()) == [False, True, True]
 
 
-async def test_a_request_that_was_cancelled_meanwhile_is_not_asked_again() -> None:
-    link, sinks = _link_of_second_start("quick-submit", [], []), [_Sink(), _Sink()]
-    await link.open(OPEN, 30)
-    ids = [_submit(link, sink) for sink in sinks]
-    await until(lambda: link.is_starting_again)
-    link.cancel(ids[0])
-    for sink in sinks:
-        await asyncio.wait_for(sink.over.wait(), 20)
-    finishes = [[delta.finish for delta in sink.deltas if delta.finish] for sink in sinks]
-    assert len(finishes[0]) == len(finishes[1]) == 1
-    await link.stop()
-
-
-async def test_a_second_crash_is_the_error_and_says_what_to_type() -> None:
-    recovered: Recovered = []
-    link, sinks = _link_of_second_start("always-submit", recovered, ended := []), [_Sink(), _Sink()]
+async def test_an_engine_for_another_processor_says_what_to_type() -> None:
+    link, sinks = _link("always-submit"), [_Sink(), _Sink()]
     await link.open(OPEN, 30)
     for sink in sinks:
         _submit(link, sink)
@@ -375,36 +362,3 @@ async def test_a_second_crash_is_the_error_and_says_what_to_type() -> None:
         assert "SIGILL" in sink.error.message
         assert "different processor" in sink.error.message
         assert "native_build install --force" in sink.error.message
-    assert ended == [link]
-    assert recovered == []
-
-
-async def test_there_is_no_second_start_after_a_token_a_kill_or_without_quick_kernels() -> None:
-    async def ends_at_once(script: str, signal_number: int, *, answer_first: bool, message: wire.Open) -> LocalrunError:
-        link, sink = _link_of_second_start(script, [], gone := []), _Sink()
-        await link.open(message, 30)
-        if answer_first:
-            _submit(link, sink)
-            await asyncio.wait_for(sink.over.wait(), 20)
-        os.kill(link.pid or 0, signal_number)
-        await until(lambda: bool(gone))
-        assert link.error is not None
-        return link.error
-
-    plain = msgspec.structs.replace(OPEN, use_extra_bufts=False)
-    answered = await ends_at_once("echo", signal.SIGSEGV, answer_first=True, message=OPEN)
-    assert "the next request starts a new one" in answered.message
-    assert "SIGKILL" in (await ends_at_once("ready", signal.SIGKILL, answer_first=False, message=OPEN)).message
-    assert "SIGSEGV" in (await ends_at_once("ready", signal.SIGSEGV, answer_first=False, message=plain)).message
-
-
-async def test_stopping_ends_the_second_process_too() -> None:
-    link, sink = _link_of_second_start("quick-submit", [], ended := []), _Sink()
-    await link.open(OPEN, 30)
-    _submit(link, _Sink())
-    _submit(link, sink)
-    await until(lambda: link.is_starting_again)
-    await link.stop()
-    assert sink.over.is_set()
-    assert ended == [link]
-    assert not psutil.pid_exists(link.pid or -1)

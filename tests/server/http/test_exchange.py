@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import sys
@@ -270,6 +271,16 @@ async def test_a_bug_is_logged_and_tells_the_client_nothing(caplog: pytest.LogCa
     assert sent[0]["status"] == 500
     assert "secret" not in error_of(sent)
     assert "secret details" in caplog.text
+
+
+async def test_what_is_wrong_with_the_disk_is_told_to_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    async def handler(_: Runtime, __: Exchange) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "/data/models")
+
+    with caplog.at_level(logging.CRITICAL):
+        sent = await run(handler)
+    assert sent[0]["status"] == 500
+    assert "the daemon cannot use /data/models: Read-only file system" in error_of(sent)
 
 
 async def test_a_bug_in_mid_stream_ends_the_stream(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 
 import pytest
 
@@ -100,3 +102,23 @@ def test_anthropic_s_errors(error: errors.LocalrunError, type_: str) -> None:
     name, data = failures.stream_event(error, Shape.ANTHROPIC).decode().split("\n", 1)
     assert name == "event: error"
     assert json.loads(data.removeprefix("data: ")) == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "path", "status", "message"),
+    [
+        (errno.EROFS, "/data/models", 500, f"the daemon cannot use /data/models: {os.strerror(errno.EROFS)}"),
+        (errno.EACCES, "/data/models", 500, f"the daemon cannot use /data/models: {os.strerror(errno.EACCES)}"),
+        (errno.ENOSPC, "/data/models", 507, "the disk of /data/models is full; make room and try again"),
+        (errno.ENOSPC, None, 507, "the disk is full; make room and try again"),
+        (errno.EACCES, None, 500, "internal error; the daemon's log has the details"),
+        (errno.EBADF, "/data/models", 500, "internal error; the daemon's log has the details"),
+    ],
+)
+def test_what_is_wrong_with_the_disk_is_told(number: int, path: str | None, status: int, message: str) -> None:
+    error = failures.unexpected(OSError(number, os.strerror(number), path))
+    assert (error.status, error.message) == (status, message)
+
+
+def test_of_other_errors_no_details_are_told() -> None:
+    assert failures.unexpected(KeyError("secret")).message == "internal error; the daemon's log has the details"

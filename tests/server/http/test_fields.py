@@ -143,7 +143,7 @@ def test_what_is_asked_of_the_runtime() -> None:
 def test_a_lane_in_the_body_counts_before_the_header() -> None:
     asked = exchange(x_localrun_lane="batch")
     assert fields.lane(asked, "interactive") is Lane.INTERACTIVE
-    with pytest.raises(BadRequest, match=r"^lane: 'first' is not a lane; use interactive, default, batch") as caught:
+    with pytest.raises(BadRequest, match=r"^lane: 'first'.*interactive, default, batch") as caught:
         fields.lane(asked, "first")
     assert caught.value.field == "lane"
 
@@ -178,7 +178,7 @@ def test_deadlines() -> None:
     assert fields.deadline_s(exchange(x_localrun_deadline="2.5")) == 2.5
     assert fields.deadline_s(exchange(x_localrun_deadline="2.5"), 4) == 4.0
     for wrong in (0.0, -1.0, 1e9):
-        with pytest.raises(BadRequest, match=r"^deadline_s: .*number of seconds up to 86400"):
+        with pytest.raises(BadRequest, match=r"^deadline_s: .*86400"):
             fields.deadline_s(exchange(), wrong)
     for text in ("soon", "nan", "inf", "0"):
         with pytest.raises(BadRequest, match=r"^X-Localrun-Deadline: "):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from localrun.config import ConfigError, Settings
 from localrun.errors import LocalrunError, QueueFull
 from localrun.server.http import failures
-from localrun.server.http.limits import MAX_BODIES, Limits
+from localrun.server.http.limits import MAX_BODIES, MAX_UPLOADS, Limits
 from tests.server.waiting import until
 
 JSON = [("content-type", "application/json")]
@@ -334,10 +335,11 @@ async def test_idle_is_the_time_without_a_request() -> None:
     two[0].cancel()
     await asyncio.wait([two[0]])
     assert limits.idle_s() == 0, "one is still open"
+    left_at_s = time.monotonic()
     leave.set()
     await two[1]
     await asyncio.sleep(0.01)
-    assert 0 < limits.idle_s() < 60
+    assert 0 < limits.idle_s() <= time.monotonic() - left_at_s
 
 
 async def test_the_lifespan_is_no_request() -> None:
@@ -351,3 +353,43 @@ async def test_the_lifespan_is_no_request() -> None:
     limits = Limits(app, Settings())
     await limits({"type": "lifespan"}, no_more, to_nobody)
     assert seen == ["lifespan"]
+
+
+def test_files_uploaded_at_once_are_bounded_and_the_next_may_come_when_one_has_ended() -> None:
+    async def run() -> None:
+        going_on = asyncio.Event()
+        n_begun = 0
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal n_begun
+            n_begun += 1
+            await going_on.wait()
+            await send({"type": "http.response.start", "status": 201, "headers": []})
+
+        limits = Limits(app, Settings(max_body_bytes=LIMIT_BYTES))
+
+        async def upload() -> Message:
+            sent: list[Message] = []
+
+            async def receive() -> Message:
+                return {"type": "http.request", "body": b"x", "more_body": False}
+
+            async def send(message: Message) -> None:
+                sent.append(message)
+
+            raw = [(name.encode(), value.encode()) for name, value in (*LOCAL, *JSON, ("transfer-encoding", "chunked"))]
+            await limits({"type": "http", "method": "POST", "path": "/api/blobs/x", "headers": raw}, receive, send)
+            return {**sent[0], "body": b"".join(message.get("body", b"") for message in sent)}
+
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(upload()) for _ in range(MAX_UPLOADS)]
+            await until(lambda: n_begun == MAX_UPLOADS)
+            refused = await asyncio.wait_for(upload(), 30)
+            assert refused["status"] == 429
+            assert dict(refused["headers"])[b"retry-after"] == b"1"
+            assert f"{MAX_UPLOADS} files are being uploaded".encode() in refused["body"]
+            going_on.set()
+        assert {task.result()["status"] for task in running} == {201}
+        assert (await upload())["status"] == 201
+
+    asyncio.run(run())

@@ -156,8 +156,10 @@ async def test_cancel_while_loading_raises_and_leaves_the_load_alone(running: An
         assert _all_given_back(runtime)
 
 
-async def test_a_killed_engine_ends_its_jobs_at_once_and_others_go_on(running: Any, submit: Any, generate: Any) -> None:
-    async with running(step_ms=2) as runtime:
+async def test_without_resume_a_killed_engine_ends_its_jobs_at_once_and_others_go_on(
+    running: Any, submit: Any, generate: Any
+) -> None:
+    async with running(step_ms=2, resume="off") as runtime:
         ends: list[tuple[str, LocalrunError | None]] = []
 
         async def stream(model: str, n_predict: int) -> None:

@@ -434,8 +434,8 @@ def test_a_cancelled_request_says_so_in_its_last_line() -> None:
         assert 0 < last["eval_count"] < 1500
 
 
-def test_an_engine_that_dies_ends_its_streams_and_is_replaced() -> None:
-    with running_daemon(LOCALRUN_FAKE_STEP_MS="10") as daemon:
+def test_without_resume_an_engine_that_dies_ends_its_streams_and_is_replaced() -> None:
+    with running_daemon(LOCALRUN_RESUME="off", LOCALRUN_FAKE_STEP_MS="10") as daemon:
         body = {"model": "tiny", "messages": HELLO, "options": {"num_predict": 1500}}
         with daemon.http.stream("POST", "/api/chat", json=body) as response:
             stream = response.iter_lines()

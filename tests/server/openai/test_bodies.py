@@ -11,7 +11,7 @@ from localrun.errors import BadRequest
 from localrun.server import structured
 from localrun.server.openai import bodies
 from localrun.server.openai.bodies import ChatMessage, FormatFields
-from localrun.wire import Grammar, GrammarKind
+from localrun.wire import Grammar
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
@@ -30,10 +30,6 @@ def grammar(**fields: Any) -> Grammar | None:
 )
 def test_a_schema_in_every_place(fields: dict[str, Any]) -> None:
     assert grammar(**fields) == structured.json_schema(SCHEMA, field="x")
-
-
-def test_a_grammar_of_llama_cpp() -> None:
-    assert grammar(grammar='root ::= "yes"') == Grammar(GrammarKind.GBNF, 'root ::= "yes"')
 
 
 def test_no_shape() -> None:

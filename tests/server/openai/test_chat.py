@@ -11,6 +11,7 @@ from localrun.errors import BadRequest
 from localrun.server import structured
 from localrun.server.http.exchange import decode_body
 from localrun.server.openai.chat import ChatBody
+from localrun.server.prompting.ask import MAX_MESSAGES, check_goes_on
 
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 USER = {"role": "user", "content": "hi"}
@@ -128,3 +129,21 @@ def test_what_goes_to_the_template() -> None:
     ask = chat(chat_template_kwargs={"enable_thinking": False}, documents=[{"title": "t", "text": "x"}]).ask()
     assert ask.template_variables == {"enable_thinking": False}
     assert ask.documents == [{"title": "t", "text": "x"}]
+
+
+@pytest.mark.parametrize(("tools", "field"), [
+    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+    ({"functions": [TOOL["function"]], "function_call": {"name": TOOL["function"]["name"]}}, "function_call"),
+])  # fmt: skip
+def test_a_call_cannot_go_on_from_a_prefix_in_the_words_of_the_other_apis(tools: dict[str, Any], field: str) -> None:
+    messages = [USER, {"role": "assistant", "content": "x", "prefix": True}]
+    with pytest.raises(BadRequest) as elsewhere:
+        check_goes_on("required")
+    assert refused(messages=messages, **tools).message == elsewhere.value.message.replace("tool_choice", field)
+
+
+def test_more_messages_than_a_context_could_hold_are_refused_by_number() -> None:
+    assert len(chat(messages=[USER] * MAX_MESSAGES).ask().messages) == MAX_MESSAGES
+    with pytest.raises(BadRequest, match=f"{MAX_MESSAGES}") as wrong:
+        chat(messages=[USER] * (MAX_MESSAGES + 1))
+    assert wrong.value.field == "messages"

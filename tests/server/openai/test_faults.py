@@ -84,8 +84,8 @@ def test_a_cancelled_stream_ends_with_an_error_and_without_done() -> None:
         wait_until_idle(daemon)
 
 
-def test_an_engine_that_dies_ends_its_streams_and_is_replaced() -> None:
-    with running_daemon(LOCALRUN_FAKE_STEP_MS="10") as daemon:
+def test_without_resume_an_engine_that_dies_ends_its_streams_and_is_replaced() -> None:
+    with running_daemon(LOCALRUN_RESUME="off", LOCALRUN_FAKE_STEP_MS="10") as daemon:
         body = {"model": "tiny", "prompt": "x", "stream": True, "ignore_eos": True}
         with daemon.http.stream("POST", "/v1/completions", json=body) as response:
             stream = response.iter_lines()

@@ -122,8 +122,13 @@ def test_every_tag_is_closed():
 
 
 def test_text_is_escaped():
-    assert "it&#x27;s" in page._row("it's", {}, "", is_required=False)
-    assert "&lt;b&gt;" in page._row("<b>", {}, "", is_required=False)
+    assert "<title>&lt;b&gt;</title>" in page.page("<b>", "")
+    for shown in (
+        page.type_html({"const": "<b>"}),
+        page.type_html({"enum": ["<b>"]}),
+        page.default_html({"default": "<b>"}),
+    ):
+        assert "&lt;b&gt;" in shown
 
 
 NAMES = [

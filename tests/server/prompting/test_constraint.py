@@ -141,6 +141,36 @@ def test_too_many_tools_for_one_grammar_are_called_with_any_object_and_refused_w
     assert constraint.lazy_calls(written, many, at_most=None) is None
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"type": "string", "pattern": "^(?!a)"},
+        {"type": "string", "pattern": r"^(a)\1$"},
+        {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 5}]},
+    ],
+)
+def test_a_schema_that_the_engine_would_refuse_does_not_keep_a_tool_from_being_offered(kind: dict[str, Any]):
+    written = formats.HERMES.written
+    assert written is not None
+    grammar = constraint.lazy_calls(written, [Tool("look", "", {"properties": {"kind": kind}})], at_most=None)
+    assert grammar is not None
+    assert accepts(grammar, spelled(written, ("look", '{"kind": "aa"}')).removeprefix(written.triggers[0]))
+
+
+def test_arguments_are_an_object_whatever_else_the_schema_allows():
+    written = formats.HERMES.written
+    assert written is not None
+    text = Tool("look", "", {"type": "string"})
+    with pytest.raises(BadRequest, match=r"tools\[0\].function.parameters.type: must be object"):
+        constraint.forced_calls(written, [text], at_most=None)
+    lazy = constraint.lazy_calls(written, [text], at_most=None)
+    assert lazy is not None
+    assert not accepts(lazy, spelled(written, ("look", '"a"')).removeprefix(written.triggers[0]))
+    forced = constraint.forced_calls(written, [Tool("look", "", {"type": ["object", "null"]})], at_most=None)
+    assert accepts(forced, spelled(written, ("look", "{}")))
+    assert not accepts(forced, spelled(written, ("look", "null")))
+
+
 def test_the_grammar_of_the_same_tools_is_made_once(monkeypatch: pytest.MonkeyPatch):
     n_made = 0
     make = structured.calls

@@ -10,6 +10,7 @@ import pytest
 from localrun.errors import BadRequest
 from localrun.server.structured import json_object, json_schema
 from localrun.server.structured.schema import MAX_SUBSCHEMAS, checked
+from tests.says import says
 
 
 def refusal(schema: Any) -> str:
@@ -33,50 +34,59 @@ def refusal(schema: Any) -> str:
     ],
 )
 def test_an_unsupported_keyword_is_named_with_its_path(schema: Any, path: str, keyword: str):
-    assert refusal(schema).startswith(f"{path}: the keyword {keyword!r} is not supported")
+    assert says(refusal(schema), f"{path}: ", repr(keyword), "not supported")
 
 
 @pytest.mark.parametrize(
-    ("schema", "message"),
+    ("schema", "said"),
     [
-        ([], "format must be a JSON schema, which is an object"),
-        ({"type": "strin"}, "format.type: must be one or more of array, boolean"),
-        ({"type": []}, "format.type: must be one or more of"),
-        ({"format": "regex"}, "format.format: the formats that can be enforced are date, date-time"),
-        ({"items": [{}]}, "format.items: must be one schema; for a list of them use prefixItems"),
-        ({"anyOf": {}}, "format.anyOf: must be a list of schemas"),
-        ({"anyOf": [3]}, "format.anyOf[0]: must be a schema"),
-        ({"properties": [1]}, "format.properties: must be an object of schemas"),
-        ({"minLength": -1}, "format.minLength: must be a whole number from 0"),
-        ({"maxItems": 10**9}, "format.maxItems: must be a whole number from 0 to 1000000"),
-        ({"minimum": "1"}, "format.minimum: must be a number"),
-        ({"maximum": float("inf")}, "format.maximum: must be a number"),
-        ({"minLength": 10**400}, "format.minLength: must be a whole number"),
-        ({"multipleOf": 10**400}, "format.multipleOf: must be a positive number"),
-        ({"multipleOf": 0}, "format.multipleOf: must be a positive number"),
-        ({"const": float("nan")}, "format has a number that JSON has not"),
-        ({"exclusiveMinimum": True}, "format.exclusiveMinimum: must be a number"),
-        ({"multipleOf": 1_000_003}, "format.multipleOf: must be a positive number"),
-        ({"enum": []}, "format.enum: must be a list of 1 to"),
-        ({"required": "a"}, "format.required: must be a list of names"),
-        ({"pattern": "a" * 3000}, "format.pattern: must be a regular expression of at most"),
-        ({"$ref": "#/$defs/missing"}, "format: \"$ref\": '#/$defs/missing' leads nowhere"),
-        ({"$ref": "https://example.com/schema"}, "leads nowhere"),
-        ({"$ref": "#"}, "format: \"$ref\": '#' is described by itself alone"),
-        ({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {}]}}, "$ref": "#/$defs/a"}, "described by itself alone"),
+        ([], ["format"]),
+        ({"type": "strin"}, ["format.type:", "array, boolean"]),
+        ({"type": []}, ["format.type:"]),
+        ({"format": "regex"}, ["format.format:", "date, date-time"]),
+        ({"items": [{}]}, ["format.items:", "prefixItems"]),
+        ({"anyOf": {}}, ["format.anyOf:"]),
+        ({"anyOf": [3]}, ["format.anyOf[0]:"]),
+        ({"properties": [1]}, ["format.properties:"]),
+        ({"minLength": -1}, ["format.minLength:", 0]),
+        ({"maxItems": 10**9}, ["format.maxItems:", 0, 1000000]),
+        ({"minimum": "1"}, ["format.minimum:"]),
+        ({"maximum": float("inf")}, ["format.maximum:"]),
+        ({"minLength": 10**400}, ["format.minLength:"]),
+        ({"multipleOf": 10**400}, ["format.multipleOf:"]),
+        ({"multipleOf": 0}, ["format.multipleOf:"]),
+        ({"const": float("nan")}, ["format", "number"]),
+        ({"exclusiveMinimum": True}, ["format.exclusiveMinimum:"]),
+        ({"multipleOf": 1_000_003}, ["format.multipleOf:"]),
+        ({"enum": []}, ["format.enum:", 1]),
+        ({"required": "a"}, ["format.required:"]),
+        ({"pattern": "a" * 3000}, ["format.pattern:"]),
+        ({"pattern": "^(?!a)"}, ["format.pattern:", "look-around"]),
+        ({"pattern": r"(?<=a)b"}, ["format.pattern:", "look-around"]),
+        ({"pattern": r"[\]](a)\\\1"}, ["format.pattern:", "backreferences"]),
+        ({"patternProperties": {"a(?=b)": {}}}, ["format.patternProperties:", "a(?=b)"]),
+        ({"$ref": "#/$defs/missing"}, ["format:", '"$ref"', "'#/$defs/missing'"]),
+        ({"$ref": "https://example.com/schema"}, ["https://example.com/schema"]),
+        ({"$ref": "#"}, ["format:", '"$ref"', "'#'"]),
+        ({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {}]}}, "$ref": "#/$defs/a"}, ["'#/$defs/a'"]),
     ],
 )
-def test_a_value_that_a_keyword_cannot_have_is_refused(schema: Any, message: str):
-    assert message in refusal(schema)
+def test_a_value_that_a_keyword_cannot_have_is_refused(schema: Any, said: list[object]):
+    assert says(refusal(schema), *said)
+
+
+def test_what_looks_like_look_around_is_a_pattern():
+    for pattern in (r"\(?=", r"[(?=]", r"\\1", r"(?:a)(?<name>b)", r"[\]\1]?"):
+        assert checked({"pattern": pattern}, field="format") == {"pattern": pattern}
 
 
 def test_bombs_are_refused_before_anybody_compiles_them():
     deep: Any = {"type": "string"}
     for _ in range(100):
         deep = {"items": deep}
-    assert "nested deeper than 64 levels" in refusal(deep)
+    assert "64 levels" in refusal(deep)
     assert f"more than {MAX_SUBSCHEMAS} parts" in refusal({"anyOf": [{"const": n} for n in range(MAX_SUBSCHEMAS)]})
-    assert "an object may list 1000 properties" in refusal({"properties": {str(n): {} for n in range(1001)}})
+    assert "1000 properties" in refusal({"properties": {str(n): {} for n in range(1001)}})
     nested: Any = 1
     for _ in range(20_000):
         nested = [nested]

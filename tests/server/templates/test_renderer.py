@@ -208,7 +208,7 @@ def test_a_way_out_of_the_sandbox_leads_nowhere():
         "import os\n"
         "from localrun.server.templates import worker\n"
         "if os.getuid() == 0: os.setuid(65534)\n"
-        "worker._close_limits()\n"
+        "worker.close_limits()\n"
         "for escape in ('os.open(os.devnull, 0)', 'os.close(0) or os.dup(1)', 'os.pipe()', 'os.fork()'):\n"
         "    try: eval(escape)\n"
         "    except OSError as error: print(escape, error.strerror)\n"

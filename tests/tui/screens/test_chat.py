@@ -148,7 +148,7 @@ async def test_an_empty_answer_is_said_to_be_one(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
         await pilot.press(*"hello", "enter")
         desk.daemon.end_answer(n_output=0)
-        await desk.see(pilot, "The model ended its turn without a word.")
+        await desk.see(pilot, "without a word")
 
 
 async def test_what_was_typed_while_an_answer_runs_waits(desk: Any) -> None:
@@ -258,7 +258,7 @@ async def test_the_daemon_goes_and_comes_back(desk: Any) -> None:
         await desk.see(pilot, "● done")
         await pilot.press(*"draft")
         desk.daemon.go_away()
-        await desk.see(pilot, "No daemon at 127.0.0.1:1, retrying; ^r starts one.")
+        await desk.see(pilot, "No daemon at 127.0.0.1:1")
         await pilot.press("enter")
         await desk.see(pilot, "no daemon answers")
         await desk.until(pilot, lambda: _prompt(desk) == "draft")

@@ -206,7 +206,7 @@ async def test_export_writes_a_new_file_and_never_over_one(desk: Any, tmp_path: 
 async def test_commands_are_offered_while_one_types(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
         await pilot.press(*"/ex")
-        await desk.see(pilot, "write this chat to a file")
+        await desk.see(pilot, "write this chat")
         await pilot.press("backspace", "backspace", "backspace")
         await desk.until(pilot, lambda: "write this chat" not in desk.seen(desk.app))
 
@@ -321,7 +321,7 @@ async def test_the_delete_key_deletes_letters_and_a_chat_that_was_deleted_comes_
         await pilot.press("ctrl+d", "x", "backspace", "ctrl+d")
         await desk.see(pilot, "^d again deletes “foxes”")
         await pilot.press("ctrl+d")
-        await desk.see(pilot, "Deleted “foxes”. ^z brings it back")
+        await desk.see(pilot, "Deleted “foxes”. ^z")
         assert desk.app.session.history.chats() == []
         await pilot.press("escape", "ctrl+l", "ctrl+z")
         await desk.see(pilot, "foxes  ")

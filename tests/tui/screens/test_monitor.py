@@ -96,7 +96,7 @@ async def test_rows_change_in_place_and_leave(desk: Any) -> None:
         desk.daemon.publish(desk.row("c"))
         await desk.until(pilot, lambda: len(_table_lines(desk)) == 1)
         desk.daemon.publish()
-        await desk.see(pilot, "No requests in the last minute.")
+        await desk.see(pilot, "No requests")
 
 
 async def test_x_cancels_the_selected_request_even_after_it_has_moved(desk: Any) -> None:
@@ -110,14 +110,14 @@ async def test_x_cancels_the_selected_request_even_after_it_has_moved(desk: Any)
         await desk.see(pilot, " b · /api/chat default")
         await pilot.press("x")
         await desk.until(pilot, lambda: desk.daemon.cancelled == ["b"])
-        await desk.see(pilot, "Cancelled the request of zed.")
+        await desk.see(pilot, "Cancelled")
 
 
 async def test_cancelling_nothing_and_without_a_daemon(desk: Any) -> None:
     async with desk.open(WIDE) as pilot:
         await _open(desk, pilot)
         await pilot.press("x")
-        await desk.see(pilot, "There is no request to cancel.")
+        await desk.see(pilot, "no request to cancel")
         desk.daemon.publish(desk.row("a"))
         await desk.see(pilot, "decode ")
         desk.daemon.is_up = False
@@ -246,7 +246,7 @@ async def test_a_filter_leaves_what_matches_and_escape_removes_it(desk: Any) -> 
         await desk.until(pilot, lambda: "aider" not in desk.seen(desk.app))
         assert [text.split()[:2] for text in _table_lines(desk)] == [["decode", "zed"]]
         await pilot.press("slash", *"nothing")
-        await desk.see(pilot, "No request of 3 matches the filter")
+        await desk.see(pilot, "No request of 3")
         await pilot.press("escape")
         await desk.see(pilot, "aider")
 
@@ -262,7 +262,7 @@ async def test_enter_opens_all_about_a_request_and_follows_it(desk: Any) -> None
         await desk.see(pilot, "41 tokens")
         await pilot.press("x")
         await desk.until(pilot, lambda: desk.daemon.cancelled == ["a"])
-        await desk.see(pilot, "Cancelled the request of aider.")
+        await desk.see(pilot, "Cancelled")
         desk.daemon.is_up = False
         await pilot.press("x")
         await desk.see(pilot, "no daemon answers")
@@ -318,9 +318,9 @@ async def test_a_full_disk_ends_the_recording_only(desk: Any, monkeypatch: Any, 
 async def test_keys_reach_a_table_that_was_empty_at_first(desk: Any) -> None:
     async with desk.open(NARROW) as pilot:
         await _open(desk, pilot)
-        await desk.see(pilot, "Waiting for the first numbers")
+        await desk.see(pilot, "Waiting")
         desk.daemon.publish()
-        await desk.see(pilot, "No requests in the last minute")
+        await desk.see(pilot, "No requests")
         desk.daemon.publish(desk.row("a", client="aider"), time_s=1001.0)
         await desk.see(pilot, "aider")
         await pilot.press("enter")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from textual.app import App, ComposeResult
 from textual.widgets import Collapsible, Markdown, Static
 
+from localrun.tui.widgets import messages
 from localrun.tui.widgets.messages import SHOWN_THOUGHT_CHARACTERS, AnswerMessage
 
 
@@ -16,12 +18,24 @@ class _Window(App[None]):
         yield AnswerMessage()
 
 
-async def test_an_answer_that_ends_while_a_write_is_under_way_is_whole(desk: Any) -> None:
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was written on the screen, each text as soon as its write begins."""
+    begun: list[str] = []
+    append = Markdown.append
+    monkeypatch.setattr(Markdown, "append", lambda markdown, text: begun.append(text) or append(markdown, text))
+    monkeypatch.setattr(messages, "WRITES_PER_S", 100)
+    return begun
+
+
+async def test_an_answer_that_ends_while_a_write_is_under_way_is_whole(desk: Any, writes: list[str]) -> None:
     app = _Window()
     async with app.run_test(size=(60, 12)) as pilot:
         answer = app.query_one(AnswerMessage)
         answer.append("Your name ")
-        await asyncio.gather(answer._write(), answer.finish("Your name is Zelda.", "8 tokens"))
+        while not writes:  # noqa: ASYNC110 - during a longer pause the write would end
+            await asyncio.sleep(0)
+        await answer.finish("Your name is Zelda.", "8 tokens")
         answer.append("never shown")
         await pilot.pause(0.1)
         assert [text.strip() for text in desk.seen(app).split("\n") if text.strip()] == [
@@ -30,10 +44,7 @@ async def test_an_answer_that_ends_while_a_write_is_under_way_is_whole(desk: Any
         ]
 
 
-async def test_many_pieces_are_few_writes(monkeypatch: Any) -> None:
-    writes: list[str] = []
-    append = Markdown.append
-    monkeypatch.setattr(Markdown, "append", lambda self, text: (writes.append(text), append(self, text))[1])
+async def test_many_pieces_are_few_writes(writes: list[str]) -> None:
     app = _Window()
     async with app.run_test(size=(60, 12)) as pilot:
         answer = app.query_one(AnswerMessage)
@@ -44,14 +55,14 @@ async def test_many_pieces_are_few_writes(monkeypatch: Any) -> None:
         assert len(writes) <= 5
 
 
-async def test_a_code_fence_that_came_in_pieces_is_one_block(desk: Any) -> None:
+async def test_a_code_fence_that_came_in_pieces_is_one_block(desk: Any, writes: list[str]) -> None:
     app = _Window()
     text = "Look:\n\n```python\nx = 1\ny = 2\n```\n\nDone."
     async with app.run_test(size=(60, 14)) as pilot:
         answer = app.query_one(AnswerMessage)
-        for character in text:
+        for number, character in enumerate(text, start=1):
             answer.append(character)
-            await answer._write()
+            await desk.until(pilot, lambda n_written=number: len(writes) == n_written)
         await answer.finish(text, "")
         await pilot.pause()
         assert [line.strip() for line in desk.seen(app).split("\n") if line.strip()] == [
@@ -75,7 +86,7 @@ async def test_only_web_links_are_opened(monkeypatch: Any) -> None:
     assert opened == ["https://example.org/"]
 
 
-async def test_long_thinking_is_drawn_when_it_is_open_its_end_while_it_grows_and_all_of_it_at_last() -> None:
+async def test_long_thinking_is_drawn_when_it_is_open_its_end_while_it_grows_and_all_of_it_at_last(desk: Any) -> None:
     app = _Window()
     thought = " ".join(f"{number}" for number in range(20_000))
     async with app.run_test(size=(60, 12)) as pilot:
@@ -83,15 +94,13 @@ async def test_long_thinking_is_drawn_when_it_is_open_its_end_while_it_grows_and
         thinking = answer.query_one(Collapsible)
         drawn = thinking.query_one("Contents > Static", Static)
         answer.think(thought)
-        await answer._write()
-        assert "20,000 words" in str(thinking.title)
+        await desk.until(pilot, lambda: "20,000 words" in str(thinking.title))
         assert str(drawn.content) == ""
         answer.action_unfold()
         await pilot.pause()
         assert str(drawn.content) == f"…{thought[-SHOWN_THOUGHT_CHARACTERS:]}"
         answer.think(" and")
-        await answer._write()
-        assert str(drawn.content).endswith(" and")
+        await desk.until(pilot, lambda: str(drawn.content).endswith(" and"))
         answer.action_unfold()
         await answer.finish("The answer.", "")
         answer.action_unfold()

@@ -18,7 +18,7 @@ from localrun.server.http import fields
 from localrun.server.http.fields import MaxTokens, SamplingFields
 from localrun.server.openai.bodies import JsonSchema, ResponseFormat, grammar_of_format
 from localrun.server.openai.chat import Effort
-from localrun.server.prompting.ask import MAX_TOOLS, Choice, Function, Tool, checked_tools
+from localrun.server.prompting.ask import MAX_MESSAGES, MAX_TOOLS, Choice, Function, Tool, checked_tools
 from localrun.wire import Grammar
 
 # What OpenAI runs on its own machines, or a client's own program under a fixed name. A model here may not call it.
@@ -63,7 +63,7 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
     """POST /v1/responses."""
 
     model: str
-    input: str | list[dict[str, Any]]
+    input: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None

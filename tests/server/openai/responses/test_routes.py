@@ -209,7 +209,7 @@ def test_a_conversation_longer_than_the_context_is_refused_before_any_event(daem
 
 
 def test_a_stream_that_breaks_off_says_so_in_its_last_event() -> None:
-    with running_daemon(LOCALRUN_FAKE_STEP_MS="10") as daemon:
+    with running_daemon(LOCALRUN_RESUME="off", LOCALRUN_FAKE_STEP_MS="10") as daemon:
         body = {"model": "tiny", "input": "x", "stream": True, "ignore_eos": True}
         with daemon.http.stream("POST", "/v1/responses", json=body) as answer:
             lines = answer.iter_lines()

@@ -1,4 +1,5 @@
-"""A dialog with a list that is narrowed by typing: the keys go to the box, up and down to the list.
+"""What dialogs have in common: the keys that work everywhere; and a list narrowed by typing, where the keys go to
+the box, up and down to the list.
 
 Does not: know what is listed, or what Enter does with it.
 """
@@ -11,10 +12,24 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 
+from localrun.tui.keys import bind
+
 Chosen = TypeVar("Chosen")
 
 
-class Picker(ModalScreen[Chosen]):
+class Dialog(ModalScreen[Chosen]):
+    """A modal screen hides the app's own keys, so they are bound here again; a dialog's own keys win over them."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        bind("app.chat", "app.leave('chat')", show=False),
+        bind("app.monitor", "app.leave('monitor')", show=False),
+        bind("app.logs", "app.leave('logs')", show=False),
+        bind("app.help", "app.help", show=False),
+        bind("app.reconnect", "app.reconnect", show=False),
+    ]
+
+
+class Picker(Dialog[Chosen]):
     """`box` is typed into. Subclasses compose it with `_list`, and `_note` for a sentence below."""
 
     AUTO_FOCUS = "Input"

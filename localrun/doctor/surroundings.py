@@ -1,18 +1,89 @@
-"""Memory and disk space, the folders, and how many threads engines use."""
+"""What localrun runs in: the interpreter and its packages, memory and disk, the folders, how many threads engines use,
+the network and the port.
+
+Does not: connect to anything.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import platform
+import re
+import socket
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
 from localrun.doctor.finding import Finding, fail, ok, size, warn
 from localrun.processors import Processors
 from localrun.thread_choice import Kept
+
+# --- the interpreter, and whether the packages are the versions that this release needs ---
+
+OLDEST = (3, 11)
+_RUNNING = tuple(sys.version_info[:3])
+_PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^;\s]+)")
+
+
+def check_python(
+    version: Sequence[int] = _RUNNING, *, is_64_bit: bool = sys.maxsize > 2**32, is_translated: bool = False
+) -> Finding:
+    """Whether the interpreter is one that localrun runs on. Rosetta `is_translated` programs for Intel processors."""
+    shown = ".".join(str(part) for part in version[:3])
+    if tuple(version[:2]) < OLDEST:
+        return fail("python", f"Python {shown} is too old", "install Python 3.11 or newer and localrun with it")
+    if not is_64_bit:
+        return fail("python", f"Python {shown} is a 32-bit program", "install a 64-bit Python and localrun with it")
+    if is_translated:
+        return warn(
+            "python", f"Python {shown} is an Intel program under Rosetta: engines are about ten times slower",
+            "install a Python for Apple silicon (brew install python) and install localrun with it: "
+            "PYTHON=/opt/homebrew/bin/python3 packaging/install.sh",
+        )  # fmt: skip
+    return ok("python", f"{shown} ({platform.machine() or 'unknown machine'}, {sys.executable})")
+
+
+def check_packages(
+    required: Sequence[str], installed: Callable[[str], str] = importlib.metadata.version
+) -> Iterator[Finding]:
+    """`required` are requirement lines; those with `==` and no marker are compared with what is installed."""
+    wrong = []
+    for line in required:
+        match = _PINNED.match(line)
+        if match is None or ";" in line:
+            continue
+        name, wanted = match.groups()
+        try:
+            found = installed(name)
+        except importlib.metadata.PackageNotFoundError:
+            found = "missing"
+        if found.partition("+")[0] != wanted:
+            wrong.append((name, wanted, found))
+    for name, wanted, found in wrong:
+        yield fail("packages", f"{name} is {found}; this version needs {wanted}", pip(f"{name}=={wanted}"))
+    if not wrong:
+        yield ok("packages", "the versions that this release needs")
+
+
+def own_requirements() -> Sequence[str]:
+    """The requirement lines of the installed localrun; empty for one that runs from a bare checkout."""
+    try:
+        return importlib.metadata.requires("localrun") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+
+
+def pip(arguments: str) -> str:
+    """The command that installs into this interpreter's environment."""
+    return f"{sys.executable} -m pip install {arguments}"
+
+
+# --- memory and disk ---
 
 # The built-in model runs in a tenth of this; a small useful one (1B, 4 bits) needs about all of it.
 LOW_MEMORY_BYTES = 2_000_000_000
@@ -148,3 +219,72 @@ def check_threads(processors: Processors, kept: Iterable[Kept], *, wanted: int) 
         shown = ", ".join(map(str, others))
         return ok("threads", f"{text}; an engine also tries {shown} when it is idle after its first load")
     return ok("threads", text)
+
+
+# --- the network: whether pulls can go out, as far as settings decide it ---
+
+_TRUE = ("1", "true", "yes", "on")
+_PROXIES = ("https_proxy", "http_proxy", "all_proxy")
+
+
+def check_network(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """By the variables that huggingface_hub and HTTP clients read."""
+    offline = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if environ.get(name, "").lower() in _TRUE]
+    if offline:
+        yield warn("network", f"offline: {offline[0]}={environ[offline[0]]}", f"unset {offline[0]} to pull models")
+    endpoint = environ.get("HF_ENDPOINT")
+    proxies = [(name, value) for name in _PROXIES if (value := environ.get(name) or environ.get(name.upper()))]
+    parts = [f"{name} {_without_password(value)}" for name, value in proxies]
+    if endpoint:
+        parts.append(f"HF_ENDPOINT {_without_password(endpoint)}")
+    if not offline:
+        yield ok("network", ", ".join(parts) or "direct, no proxy set")
+    spared = (environ.get("no_proxy") or environ.get("NO_PROXY") or "").replace(" ", "").split(",")
+    if proxies and not {"*", "localhost", "127.0.0.1", "127.0.0.0/8"} & set(spared):
+        yield warn(
+            "network", "a proxy is set, and NO_PROXY does not name this machine: editors may ask it for the daemon",
+            "export NO_PROXY=localhost,127.0.0.1,::1",
+        )  # fmt: skip
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return url if "@" not in parts.netloc else parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]).geturl()
+
+
+# --- the port: nobody, our daemon, or somebody else ---
+
+
+def check_port(
+    host: str, port: int, *, own_version: str, daemon_version: str | None, problem: str = "", is_stopping: bool = False
+) -> Finding:
+    """`daemon_version` of a daemon that answers there; `problem` says who else does, or why ours does not."""
+    where = f"{host}:{port}"
+    if is_stopping:
+        return warn("daemon", problem, "wait until it has stopped, then run this again")
+    if problem:
+        return fail("daemon", problem, "stop that program, or choose another port with --port or LOCALRUN_PORT")
+    if daemon_version is None:
+        refusal = _cannot_listen(host, port)
+        if refusal:
+            return fail("daemon", f"{where} is not available: {refusal}", "choose another one: LOCALRUN_PORT")
+        return ok("daemon", f"not running; {where} is free")
+    if daemon_version != own_version:
+        return warn(
+            "daemon", f"{where} is localrun {daemon_version}, but this is {own_version}",
+            "stop the old one: `localrun stop --daemon`, or `localrun service install` for the service",
+        )  # fmt: skip
+    return ok("daemon", f"localrun {daemon_version} is running at {where}, the same version as this program")
+
+
+def _cannot_listen(host: str, port: int) -> str:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # A daemon that has just ended leaves closed connections behind, which are in nobody's way.
+            if hasattr(socket, "SO_REUSEPORT"):
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

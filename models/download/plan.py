@@ -1,7 +1,8 @@
-"""What to fetch, within which limits, and who is told how far it is.
+"""What to fetch, within which limits, and who is told how far it is; and what a source says about a whole model.
 
 Pure data. An item is one file under its final name; how its bytes arrive (parts, retries, what a former attempt left)
-is no matter of whoever asks for it.
+is no matter of whoever asks for it. What came from another machine: file names and digests were checked before a path
+was made of them, texts were not.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+from localrun.models.storage.manifest import Message, Source, StoredFile
 
 MIB = 1024 * 1024
 
@@ -76,3 +79,43 @@ class NoProgress:
 
     def verifying(self, item: Item) -> None:
         """Nothing."""
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """`item` says how to get the file, `stored` how the manifest will name it (role, digest, place, path)."""
+
+    item: Item
+    stored: StoredFile
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemotePlan:
+    """`files` are in the order of the manifest: the model (all shards), then adapters.
+
+    `reason` is why these files were chosen, "" where the name left no choice. `licence` is a short name as the source
+    gives it (`apache-2.0`), `licence_text` the whole text. `is_gated`: the owner of the repository asks for terms to be
+    accepted first. `revision` is the commit, or the digest of a registry's manifest.
+    """
+
+    repo: str
+    revision: str
+    files: tuple[PlannedFile, ...]
+    source: Source
+    quant: str = ""
+    reason: str = ""
+    licence: str = ""
+    licence_text: str = ""
+    is_gated: bool = False
+    parameters: dict[str, Any] = field(default_factory=dict)
+    system: str = ""
+    messages: tuple[Message, ...] = ()
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        return tuple(file.item for file in self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files; those whose size is not known yet count as nothing."""
+        return sum(file.item.size_bytes or 0 for file in self.files)

@@ -1,10 +1,12 @@
-"""Numbers as short text: digits, units, and the edges between them."""
+"""Numbers as short text: digits, units, and the edges between them. Foreign text cannot command the terminal."""
 
 from __future__ import annotations
 
 import pytest
+from rich.cells import cell_len
 
-from localrun.tui import quantity
+from localrun.tui import short_text
+from localrun.tui.short_text import block, column, fit, line
 
 
 @pytest.mark.parametrize(
@@ -12,7 +14,7 @@ from localrun.tui import quantity
     [(None, "–"), (0.0, "0.0"), (8.42, "8.4"), (99.94, "99.9"), (99.96, "100"), (842.4, "842"), (12_345.0, "12.3k")],
 )
 def test_rate(value: float | None, text: str) -> None:
-    assert quantity.rate(value) == text
+    assert short_text.rate(value) == text
 
 
 @pytest.mark.parametrize(
@@ -23,14 +25,14 @@ def test_rate(value: float | None, text: str) -> None:
     ],
 )  # fmt: skip
 def test_seconds(value: float | None, text: str) -> None:
-    assert quantity.seconds(value) == text
+    assert short_text.seconds(value) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(None, "–"), (-0.2, "0s"), (59.4, "59s"), (59.6, "1m 00s"), (7620.0, "2h 07m"), (2e5, "2d")]
 )
 def test_age(value: float | None, text: str) -> None:
-    assert quantity.age(value) == text
+    assert short_text.age(value) == text
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,7 @@ def test_age(value: float | None, text: str) -> None:
     ],
 )  # fmt: skip
 def test_count(value: int | None, widest: int, text: str) -> None:
-    assert quantity.count(value, widest=widest) == text
+    assert short_text.count(value, widest=widest) == text
 
 
 @pytest.mark.parametrize(
@@ -53,9 +55,41 @@ def test_count(value: int | None, widest: int, text: str) -> None:
     ],
 )  # fmt: skip
 def test_size(value: int | None, text: str) -> None:
-    assert quantity.size(value) == text
+    assert short_text.size(value) == text
 
 
 def test_percent_says_all_only_for_all_and_none_only_for_none() -> None:
     shares = [None, 0.0, 0.0001, 0.5, 0.9999, 1.0]
-    assert [quantity.percent(share) for share in shares] == ["–", "0%", "1%", "50%", "99%", "100%"]
+    assert [short_text.percent(share) for share in shares] == ["–", "0%", "1%", "50%", "99%", "100%"]
+
+
+_HOSTILE = "zed\x1b[2J\x9b31m\x07\u202emodel"
+
+
+def test_no_control_character_survives() -> None:
+    for clean in (block(_HOSTILE), line(_HOSTILE), fit(_HOSTILE, 40)):
+        assert clean == "zed�[2J�31m��model"
+
+
+def test_block_keeps_lines_and_tabs() -> None:
+    assert block("a\tb\r\nc\rd\n\ne") == "a\tb\nc\nd\n\ne"
+
+
+def test_line_is_one_line() -> None:
+    assert line(" a\n\n b\tc\r\n") == "a b c"
+
+
+def test_fit_cuts_with_an_ellipsis() -> None:
+    assert [fit("openai-python", width) for width in (20, 13, 12, 1)] == [
+        "openai-python",
+        "openai-python",
+        "openai-pyth…",
+        "…",
+    ]
+
+
+def test_wide_characters_are_cut_and_aligned_by_cells() -> None:
+    assert fit("狐狸的故事", 10) == "狐狸的故事"
+    assert cell_len(fit("狐狸的故事", 6)) <= 6
+    for text in ("狐狸的故事很長", "🦊🦊🦊", "fox", "x" * 99):
+        assert cell_len(column(text, 8)) == cell_len(column(text, 8, right=True)) == 8
