@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import psutil
 
@@ -22,6 +23,8 @@ CANARY: dict[str, Any] = {"model": "tiny", "prompt": "Once upon a time", "max_to
 FINAL = {"done", "cancelled", "failed"}
 # Names under which the program, its engines and its downloads write what is not complete, and locks.
 UNFINISHED = re.compile(r"\.localrun-temp$|\.tmp$|\.localrun-(?:part|partial|lock|journal)|\.lock$")
+# More memory than all faults together may cost the daemon's process: buffers that it keeps, pages that are not given back.
+MAX_GROWTH_BYTES = 128 * 1024 * 1024
 # How long a daemon may take to tidy up, on a machine that is busy with other tests.
 PATIENCE_S = 60.0
 
@@ -33,17 +36,32 @@ class Held(NamedTuple):
     children: tuple[str, ...]
 
 
+class Before(NamedTuple):
+    """A daemon before its first fault."""
+
+    answer: str
+    held: Held
+    rss_bytes: int
+
+
+# Asked once for each daemon: what several faults leave together is seen as well.
+_before: WeakKeyDictionary[Daemon, Before] = WeakKeyDictionary()
+
+
 @contextmanager
 def unharmed(daemon: Daemon, *, may_leave: tuple[str, ...] = (), canary: dict[str, Any] = CANARY) -> Iterator[None]:
     """Whatever happens inside leaves the daemon as it was. `may_leave` are endings of names of unfinished files that a
-    fault may leave on purpose, such as a download that can be resumed."""
-    answer = _answer(daemon, canary)
-    before = _held_without_models(daemon)
+    fault may leave on purpose, such as a download that can be resumed; `canary` is the same for all faults of a daemon."""
+    before = _before.get(daemon)
+    if before is None:
+        before = Before(_answer(daemon, canary), _held_without_models(daemon), _rss_bytes(daemon))
+        _before[daemon] = before
     files = unfinished_files(daemon.home)
     yield
     check_requests(daemon)
-    assert _answer(daemon, canary) == answer, "the next request is answered as before"
-    _within_patience(lambda: _held_without_models(daemon), lambda held: _is_no_more(held, before), before)
+    assert _answer(daemon, canary) == before.answer, "the next request is answered as before"
+    _within_patience(lambda: _held_without_models(daemon), lambda held: _is_no_more(held, before.held), before.held)
+    assert _rss_bytes(daemon) - before.rss_bytes < MAX_GROWTH_BYTES
     left = [path for path in unfinished_files(daemon.home) - files if not path.name.endswith(may_leave or ("\0",))]
     assert not left, f"left behind: {left}"
     assert "Traceback" not in daemon.log, daemon.log[-4000:]
@@ -81,6 +99,10 @@ def _held_without_models(daemon: Daemon) -> Held:
     process = psutil.Process(daemon.process.pid)
     children = sorted(" ".join(child.cmdline()[1:]) for child in process.children(recursive=True))
     return Held(process.num_fds(), tuple(children))
+
+
+def _rss_bytes(daemon: Daemon) -> int:
+    return int(psutil.Process(daemon.process.pid).memory_info().rss)
 
 
 def _is_no_more(held: Held, before: Held) -> bool:
