@@ -54,7 +54,7 @@ _CLOSE_TIMEOUT_S = 5
 # Connections without a request stay open this long. Clients reuse them, and each one costs little.
 _KEEP_ALIVE_S = 5
 _BACKLOG = 512
-# Systems begin with 1,024 descriptors, or with 256: fewer than connections, those being refused, engines and files take.
+# Systems begin with 1,024 descriptors, or with 256: less than connections, refused ones, engines and files take.
 _DESCRIPTORS = 4096
 # An idle daemon with a download under way is looked at this often.
 _PULL_POLL_S = 5.0

@@ -23,7 +23,7 @@ CANARY: dict[str, Any] = {"model": "tiny", "prompt": "Once upon a time", "max_to
 FINAL = {"done", "cancelled", "failed"}
 # Names under which the program, its engines and its downloads write what is not complete, and locks.
 UNFINISHED = re.compile(r"\.localrun-temp$|\.tmp$|\.localrun-(?:part|partial|lock|journal)|\.lock$")
-# More memory than all faults together may cost the daemon's process: buffers that it keeps, pages that are not given back.
+# More memory than all faults together may cost the daemon's process, which keeps buffers and gives no pages back.
 MAX_GROWTH_BYTES = 128 * 1024 * 1024
 # How long a daemon may take to tidy up, on a machine that is busy with other tests.
 PATIENCE_S = 60.0
@@ -51,7 +51,8 @@ _before: WeakKeyDictionary[Daemon, Before] = WeakKeyDictionary()
 @contextmanager
 def unharmed(daemon: Daemon, *, may_leave: tuple[str, ...] = (), canary: dict[str, Any] = CANARY) -> Iterator[None]:
     """Whatever happens inside leaves the daemon as it was. `may_leave` are endings of names of unfinished files that a
-    fault may leave on purpose, such as a download that can be resumed; `canary` is the same for all faults of a daemon."""
+    fault may leave on purpose, such as a download that can be resumed; `canary` is the same for all faults of one
+    daemon."""
     before = _before.get(daemon)
     if before is None:
         before = Before(_answer(daemon, canary), _held_without_models(daemon), _rss_bytes(daemon))

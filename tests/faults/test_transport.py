@@ -1,4 +1,4 @@
-"""Faults 1 to 10: who asks, in which form the request comes, and clients that send, read or leave as they should not."""
+"""Faults 1 to 10: who asks, the form of the request, and clients that send, read or leave as they should not."""
 
 from __future__ import annotations
 
@@ -218,18 +218,18 @@ def test_fault_08_a_compressed_body_is_refused_unread(daemon: Daemon) -> None:
 def test_fault_09_a_client_that_never_reads_is_cancelled_and_holds_nothing() -> None:
     """Its queue fills, whose length is bounded, long before the answer ends."""
     body = ENDLESS | {"max_tokens": 30_000, "logprobs": 5}
-    with running_daemon(LOCALRUN_KV_CELLS="32768", LOCALRUN_SLOTS="2", LOCALRUN_BATCH_TOKENS="32") as daemon:
-        with unharmed(daemon):
-            client = socket.socket()
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.connect(("127.0.0.1", daemon.port))
-            with client:
-                client.sendall(post(COMPLETE, body))
-                assert daemon.post(COMPLETE, PROMPT).status_code == 200, "others are served"
-                (row,) = [row for row in until(daemon, is_idle) if row["api"] == COMPLETE and row["error"]]
-                assert row["state"] == "cancelled"
-                assert "too slowly" in row["error"]
-                assert row["output_tokens"] < 30_000
+    settings = {"LOCALRUN_KV_CELLS": "32768", "LOCALRUN_SLOTS": "2", "LOCALRUN_BATCH_TOKENS": "32"}
+    with running_daemon(**settings) as daemon, unharmed(daemon):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", daemon.port))
+        with client:
+            client.sendall(post(COMPLETE, body))
+            assert daemon.post(COMPLETE, PROMPT).status_code == 200, "others are served"
+            (row,) = [row for row in until(daemon, is_idle) if row["api"] == COMPLETE and row["error"]]
+            assert row["state"] == "cancelled"
+            assert "too slowly" in row["error"]
+            assert row["output_tokens"] < 30_000
 
 
 @pytest.mark.parametrize("state", ["prefill", "decode"])
