@@ -19,5 +19,5 @@ def daemon() -> Iterator[Daemon]:
 @pytest.fixture(scope="module")
 def real_daemon() -> Iterator[Daemon]:
     """With llama.cpp and the built-in model."""
-    with running_daemon(fake=False) as running:
+    with running_daemon(fake=False, GGML_NO_BACKTRACE="1") as running:
         yield running

@@ -98,8 +98,14 @@ def _held_without_models(daemon: Daemon) -> Held:
     _within_patience(lambda: _snapshot(daemon)["engines"], lambda engines: not engines, "no engine")
     daemon.disconnect()
     process = psutil.Process(daemon.process.pid)
-    children = sorted(" ".join(child.cmdline()[1:]) for child in process.children(recursive=True))
-    return Held(process.num_fds(), tuple(children))
+    return Held(process.num_fds(), tuple(sorted(map(_command, process.children(recursive=True)))))
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()[1:])
+    except psutil.NoSuchProcess:  # or it has ended, and nobody has asked for its status yet
+        return "ended"
 
 
 def _rss_bytes(daemon: Daemon) -> int:
