@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.daemon import Daemon, running_daemon
 
 
@@ -52,20 +50,6 @@ def test_a_killed_engine_ends_its_streams_at_once_and_nothing_else(other_model: 
         assert _answer(daemon, "tiny") == before
         assert _answer(daemon, str(other_model)), "the next request starts a new engine"
         assert _pids(daemon)[str(other_model)] != pids[str(other_model)]
-
-
-@pytest.mark.parametrize("damage", ["truncated", "not a model", "empty", "missing"])
-def test_a_damaged_file_is_a_clear_error_and_other_models_go_on(
-    daemon: Daemon, tmp_path: Path, other_model: Path, damage: str
-) -> None:
-    path = tmp_path / "broken.gguf"
-    content = {"truncated": other_model.read_bytes()[:100_000], "not a model": b"#!/bin/sh\n" * 99, "empty": b""}
-    if damage in content:
-        path.write_bytes(content[damage])
-    response = daemon.post("/v1/completions", model=str(path), prompt="Hello")
-    assert response.status_code == (404 if damage == "missing" else 422)
-    assert "broken.gguf" in response.json()["error"]["message"]
-    assert _answer(daemon, "tiny")
 
 
 def test_a_busy_port_is_named_with_the_way_out() -> None:

@@ -175,7 +175,7 @@ FRAGMENTS = (
     "|tojson", "|trim", "|length", "|join", "|map(attribute='content')", "|selectattr('role')", "|sort", "|batch(0)",
     "raise_exception('x')", "strftime_now('%Y')", ".content", ".items()", ".split('')", " ~ ", " + 1", " * 99999",
     "(", ")", "'", '"', "\\", "\x00", "\ud7ff", "😀", "none", "range(9999)", "is defined", "not ", "**9", "//0",
-    "{% break %}", "{% raw %}", "{% call m(1) %}", "{% generation %}", "{% do messages.append(1) %}", "\n", "  ", "%s", ",",
+    "{% break %}", "{% raw %}", "{% call m(1) %}", "{% generation %}", "{% do messages.append(1) %}", "\n", "  ",
 )  # fmt: skip
 
 
@@ -280,7 +280,6 @@ def test_fault_29_a_hostile_vocabulary_ends_its_own_engine_and_is_not_tried_for_
     models: list[tuple[str, list[tuple[Any, Any]], str, int]] = [
         ("plamo2", [byte], "hello", 422),
         ("none", [], "hello", 422),
-        ("nonsense", [], "hello", 422),
         ("rwkv", [], "there is no token for é", 422),
         ("rwkv", [adds_bos, no_bos], "hello", 200),
         ("llama", [byte], "hello", 500),
