@@ -89,19 +89,15 @@ def test_fault_11_what_is_not_plain_json_is_refused(daemon: Daemon) -> None:
         assert "RecursionError" not in daemon.log
 
 
-@pytest.mark.parametrize("path", REQUESTS)
-def test_fault_12_numbers_that_mean_nothing_are_refused_by_name(daemon: Daemon, path: str) -> None:
-    body = REQUESTS[path]
-    options = "options" in body
+def test_fault_12_numbers_that_mean_nothing_are_refused(daemon: Daemon) -> None:
     with unharmed(daemon):
-        fields = ("temperature", "top_p", *(("seed", "top_k") if options else ()))
-        for field, number in itertools.product(fields, ("NaN", "Infinity", "-Infinity", "1e400", str(10**400), "-7.5")):
-            if (field, number) == ("seed", "-7.5"):
-                continue  # Ollama cuts fractions off
-            changed = json.dumps((body["options"] if options else body) | {field: "@"}).replace('"@"', number)
-            if options:
-                changed = json.dumps(body | {"options": "@"}).replace('"@"', changed)
-            refusal(send(daemon, path, changed))
+        for path, body in REQUESTS.items():
+            for number in ("NaN", "Infinity", "-Infinity", "1e400", str(10**400), "-7.5"):
+                for field in ("temperature", "top_p"):
+                    changed: dict[str, Any] = {field: "@"}
+                    if "options" in body:
+                        changed = {"options": body["options"] | changed}
+                    refusal(send(daemon, path, json.dumps(body | changed).replace('"@"', number)))
 
 
 def test_fault_12_numbers_just_outside_their_range_are_refused_and_legal_negative_ones_are_not(daemon: Daemon) -> None:
@@ -328,7 +324,7 @@ def test_fault_21_a_full_queue_and_a_deadline_out_of_reach_say_when_to_come_back
 def test_fault_22_a_thousand_requests_with_cancels_at_random_leave_nothing() -> None:
     """Each client leaves, cancels by id, or reads to the end. That clients get their shares of the model meanwhile is
     tested where its steps can be counted, in `tests/property/test_fairness.py`."""
-    n_requests = 1000 if DEPTH > 1 else 300
+    n_requests = 1000 if DEPTH > 1 else 200
     drawn = random.Random(7)
     plans = [(number, drawn.choice(("stay", "leave", "cancel")), drawn.randint(1, 12)) for number in range(n_requests)]
     settings = {"LOCALRUN_MAX_QUEUE": str(n_requests), "LOCALRUN_KV_CELLS": "512", "LOCALRUN_FAKE_STEP_MS": "1"}

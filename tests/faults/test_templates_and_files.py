@@ -116,9 +116,9 @@ def test_fault_23_a_template_that_climbs_out_of_its_sandbox_reaches_nothing(daem
     with unharmed(daemon):
         for template in templates:
             assert "root:" not in bad_template(daemon, template)
-        for template in templates[:2]:
-            (daemon.home / "hostile.gguf").write_bytes(model_with(template))
-            refusal(chat(daemon, daemon.home / "hostile.gguf"), status=422, code="bad_template")
+        hostile = daemon.home / "hostile.gguf"
+        hostile.write_bytes(model_with(templates[1]))
+        refusal(chat(daemon, hostile), status=422, code="bad_template")
         assert not sentinel.exists()
         assert rendered(daemon, "{{ messages[0].content }}!").status_code == 200
 
@@ -164,9 +164,8 @@ def test_fault_25_a_template_that_refuses_says_why_and_one_that_is_missing_has_a
         assert refusal(chat(daemon, model)) == "Only a system message, please"
         assert refusal(rendered(daemon, "{{ raise_exception('no') }}")) == "no"
         assert "line 2" in bad_template(daemon, "\n{% for %}")
-        for missing in (None, ""):
-            model.write_bytes(model_with(missing))
-            assert chat(daemon, model).status_code == 200
+        model.write_bytes(model_with(None))
+        assert chat(daemon, model).status_code == 200
 
 
 FRAGMENTS = (
@@ -236,7 +235,7 @@ def test_fault_27_a_file_that_ends_too_early_is_refused_and_nothing_of_the_memor
     model = daemon.home / "cut.gguf"
     with unharmed(daemon):
         model.write_bytes(b"".join(whole))
-        for n_pages in range(len(b"".join(whole)) // 4096, -1, -1 if DEPTH > 1 else -7):
+        for n_pages in range(len(b"".join(whole)) // 4096, -1, -1 if DEPTH > 1 else -16):
             os.truncate(model, n_pages * 4096)
             assert "truncated" in refusal(complete(daemon, model), status=422, code="bad_model_file")
         # What lies beyond the end of a file is not the model's: not to be loaded, copied or shown.
@@ -280,15 +279,17 @@ def test_fault_29_a_hostile_vocabulary_ends_its_own_engine_and_is_not_tried_for_
     models: list[tuple[str, list[tuple[Any, Any]], str, int]] = [
         ("plamo2", [byte], "hello", 422),
         ("none", [], "hello", 422),
-        ("rwkv", [], "there is no token for é", 422),
         ("rwkv", [adds_bos, no_bos], "hello", 200),
+        ("rwkv", [adds_bos, no_bos], "there is no token for é", 422),
         ("llama", [byte], "hello", 500),
     ]
-    model = real_daemon.home / "hostile.gguf"
+    model = Path()
     with unharmed(real_daemon):
         for kind, changes, prompt, status in models:
             kinds = [entry("tokenizer.ggml.model", STRING, text(each)) for each in ("gpt2", kind)]
-            model.write_bytes(_changed(whole, [(kinds[0], kinds[1]), *changes]))
+            if kind != model.stem:
+                model = real_daemon.home / f"{kind}.gguf"
+                model.write_bytes(_changed(whole, [(kinds[0], kinds[1]), *changes]))
             answer = complete(real_daemon, model, prompt=prompt)
             assert answer.status_code == status, (kind, answer.text)
         # llama.cpp aborts where it meets the text, so this one dies with its first request.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import selectors
 import socket
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -259,35 +261,42 @@ def test_a_chat_that_is_cut_at_any_byte_leaves_nothing(daemon: Daemon) -> None:
     whole = post("/api/chat", {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True})
     with unharmed(daemon):
         for length in range(len(whole) + 1):
-            with raw.connect(daemon) as client:
-                client.sendall(whole[:length])
+            send_and_leave(daemon, whole[:length], resets=length % 2 == 0)
         assert daemon.http.get("/health").status_code == 200
 
 
 def test_an_upload_that_is_cut_at_any_byte_leaves_nothing(daemon: Daemon) -> None:
     content = b"GGUF of no more than some bytes"
-    digest = "56f0a1d3a4c0b5a7e7e6b0b3b2f3a6f0c6a8b2a7a9e5a3c2b1d0e9f8a7b6c5d4"
+    digest = hashlib.sha256(content).hexdigest()
     whole = head("POST", f"/api/blobs/sha256:{digest}", "Content-Type: application/octet-stream", length=len(content))
     whole += content
     with unharmed(daemon):
         for length in range(len(whole)):
-            with raw.connect(daemon) as client:
-                client.sendall(whole[:length])
+            send_and_leave(daemon, whole[:length], resets=length % 2 == 0)
         with proxy(daemon, up=Line(cut_after=len(whole) - 1)) as port:
             assert ask(daemon, whole, port=port).status == 0
         assert daemon.http.head(f"/api/blobs/sha256:{digest}").status_code == 404
+        assert ask(daemon, whole).status == 201
+        assert daemon.http.head(f"/api/blobs/sha256:{digest}").status_code == 200
 
 
-def test_a_client_on_a_bad_line_gets_the_same_answer(daemon: Daemon) -> None:
-    """Byte by byte in both directions, of an answer at once and of a stream."""
+def send_and_leave(daemon: Daemon, sent: bytes, *, resets: bool) -> None:
+    with raw.connect(daemon) as client:
+        if resets:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.sendall(sent)
+
+
+@pytest.mark.parametrize("line", [Line(piece=1), Line(piece=16, pause_s=0.002)], ids=["byte by byte", "slow"])
+def test_a_client_on_a_bad_line_gets_the_same_answer(daemon: Daemon, line: Line) -> None:
     with unharmed(daemon):
         for more in ({"stream": False}, {"stream": True}):
             whole = post(COMPLETE, PROMPT | more)
             straight = ask(daemon, whole)
-            with proxy(daemon, up=Line(piece=1), down=Line(piece=1)) as port:
-                dribbled = ask(daemon, whole, port=port)
-            assert (dribbled.status, straight.status) == (200, 200)
-            assert texts_of(dribbled) == texts_of(straight) != [""]
+            with proxy(daemon, up=line, down=line) as port:
+                late = ask(daemon, whole, port=port)
+            assert (late.status, straight.status) == (200, 200)
+            assert texts_of(late) == texts_of(straight) != ""
 
 
 def texts_of(answer: raw.Answer) -> str:
