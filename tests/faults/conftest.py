@@ -1,4 +1,4 @@
-"""Daemons that the faults of one file share: each fault must leave them as they were."""
+"""A daemon that the faults of one file share: each must leave it as it was."""
 
 from __future__ import annotations
 
@@ -10,14 +10,7 @@ from tests.daemon import Daemon, running_daemon
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    """With fake engines whose steps take long enough to be interrupted."""
-    with running_daemon(LOCALRUN_FAKE_STEP_MS="5", LOCALRUN_BATCH_TOKENS="32") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def real_daemon() -> Iterator[Daemon]:
-    """With llama.cpp and the built-in model."""
+    """With llama.cpp, which is not to call a debugger when it aborts, and the built-in model."""
     with running_daemon(fake=False, GGML_NO_BACKTRACE="1") as running:
         yield running

@@ -299,7 +299,7 @@ def test_fault_20_a_grammar_that_explodes_fails_its_own_request_only(
 
 
 def test_fault_21_a_full_queue_and_a_deadline_out_of_reach_say_when_to_come_back() -> None:
-    settings = {"LOCALRUN_SLOTS": "1", "LOCALRUN_MAX_QUEUE": "2", "LOCALRUN_FAKE_STEP_MS": "10"}
+    settings = {"LOCALRUN_SLOTS": "1", "LOCALRUN_MAX_QUEUE": "2", "LOCALRUN_FAKE_STEP_MS": "5"}
     with running_daemon(**settings) as daemon, unharmed(daemon), ThreadPoolExecutor(8) as pool:
         long = {"prompt": "Tell me a story.", "max_tokens": 50, "ignore_eos": True}
         assert complete(daemon, **long).status_code == 200, "the engine knows how long its steps are"
