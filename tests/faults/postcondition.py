@@ -17,6 +17,8 @@ from weakref import WeakKeyDictionary
 
 import psutil
 
+from localrun.models.storage import manifest
+from localrun.models.storage.blobs import Blobs, hash_file
 from tests.daemon import Daemon
 
 CANARY: dict[str, Any] = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
@@ -51,23 +53,24 @@ _before: WeakKeyDictionary[Daemon, Before] = WeakKeyDictionary()
 
 
 @contextmanager
-def unharmed(daemon: Daemon, *, may_leave: tuple[str, ...] = (), canary: dict[str, Any] = CANARY) -> Iterator[None]:
+def unharmed(daemon: Daemon, *, may_leave: tuple[str, ...] = (), may_trace: bool = False) -> Iterator[None]:
     """Whatever happens inside leaves the daemon as it was. `may_leave` are endings of names of unfinished files that a
-    fault may leave on purpose, such as a download that can be resumed; `canary` is the same for all faults of one
-    daemon."""
+    fault may leave on purpose, such as a download that can be resumed; with `may_trace` an engine that dies may leave
+    its last lines in the log."""
     before = _before.get(daemon)
     if before is None:
-        before = Before(_answer(daemon, canary), _held_without_models(daemon), _rss_bytes(daemon))
-        _before[daemon] = before
+        before = _before[daemon] = Before(_answer(daemon), _held_without_models(daemon), _rss_bytes(daemon))
     files = unfinished_files(daemon.home)
+    n_traces = daemon.log.count("Traceback")
     yield
     check_requests(daemon)
-    assert _answer(daemon, canary) == before.answer, "the next request is answered as before"
+    assert _answer(daemon) == before.answer, "the next request is answered as before"
     _within_patience(lambda: _held_without_models(daemon), lambda held: _is_no_more(held, before.held), before.held)
     assert _rss_bytes(daemon) - before.rss_bytes < MAX_GROWTH_BYTES
     left = [path for path in unfinished_files(daemon.home) - files if not path.name.endswith(may_leave or ("\0",))]
     assert not left, f"left behind: {left}"
-    assert "Traceback" not in daemon.log, daemon.log[-4000:]
+    assert check_store(daemon.home) == []
+    assert may_trace or daemon.log.count("Traceback") == n_traces, daemon.log[-4000:]
 
 
 def check_requests(daemon: Daemon) -> None:
@@ -82,13 +85,25 @@ def check_requests(daemon: Daemon) -> None:
         assert [run for run in engine["kv_runs"] if run[2] is not None] == [], "a cell belongs to an ended request"
 
 
+def models_folder(home: Path) -> Path:
+    """Where a daemon with this home keeps its models."""
+    return home / "data" / "models"
+
+
+def check_store(home: Path) -> list[str]:
+    """What is wrong in a models folder: manifests that cannot be read, and files that are not what their names say."""
+    folder = models_folder(home)
+    damaged = [problem for _, problem in manifest.read_all(folder).damaged]
+    return damaged + [str(blob.path) for blob in Blobs(folder).all() if hash_file(blob.path) != blob.digest]
+
+
 def unfinished_files(home: Path) -> set[Path]:
     """Temporary files, locks and partial downloads anywhere below the daemon's home."""
     return {path for path in home.rglob("*") if UNFINISHED.search(path.name)}
 
 
-def _answer(daemon: Daemon, canary: dict[str, Any]) -> str:
-    response = daemon.post("/v1/completions", canary)
+def _answer(daemon: Daemon) -> str:
+    response = daemon.post("/v1/completions", CANARY)
     assert response.status_code == 200, response.text
     return str(response.json()["choices"][0]["text"])
 
