@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -120,7 +120,8 @@ def _held_without_models(daemon: Daemon) -> Held:
         if PROBE in _command(child):
             n_descriptors -= N_PROBE_PIPES
         else:
-            children += [child, *child.children(recursive=True)]
+            with suppress(psutil.NoSuchProcess):  # ended since
+                children += [child, *child.children(recursive=True)]
     return Held(n_descriptors, tuple(sorted(map(_command, children))))
 
 
