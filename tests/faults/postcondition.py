@@ -27,7 +27,7 @@ FINAL = {"done", "cancelled", "failed"}
 UNFINISHED = re.compile(r"\.localrun-temp$|\.tmp$|\.localrun-(?:part|partial|lock|journal)|\.lock$")
 # With llama.cpp, an idle daemon asks once what the kernels compute. That is its own doing, and may take a while.
 PROBE, N_PROBE_PIPES = "localrun.kernel_probe", 3
-# More memory than all faults together may cost the daemon's process, which keeps buffers and gives no pages back.
+# More memory than a fault may cost the daemon's process, which keeps buffers and gives no pages back.
 MAX_GROWTH_BYTES = 128 * 1024 * 1024
 # How long a daemon may take to tidy up, on a machine that is busy with other tests.
 PATIENCE_S = 60.0
@@ -40,16 +40,8 @@ class Held(NamedTuple):
     children: tuple[str, ...]
 
 
-class Before(NamedTuple):
-    """A daemon before its first fault."""
-
-    answer: str
-    held: Held
-    rss_bytes: int
-
-
-# Asked once for each daemon: what several faults leave together is seen as well.
-_before: WeakKeyDictionary[Daemon, Before] = WeakKeyDictionary()
+# Of each daemon, before its first fault.
+_answers: WeakKeyDictionary[Daemon, str] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -57,16 +49,16 @@ def unharmed(daemon: Daemon, *, may_leave: tuple[str, ...] = (), may_trace: bool
     """Whatever happens inside leaves the daemon as it was. `may_leave` are endings of names of unfinished files that a
     fault may leave on purpose, such as a download that can be resumed; with `may_trace` an engine that dies may leave
     its last lines in the log."""
-    before = _before.get(daemon)
-    if before is None:
-        before = _before[daemon] = Before(_answer(daemon), _held_without_models(daemon), _rss_bytes(daemon))
+    if daemon not in _answers:
+        _answers[daemon] = _answer(daemon)
+    before, before_bytes = _held_without_models(daemon), _rss_bytes(daemon)
     files = unfinished_files(daemon.home)
     n_traces = daemon.log.count("Traceback")
     yield
     check_requests(daemon)
-    assert _answer(daemon) == before.answer, "the next request is answered as before"
-    _within_patience(lambda: _held_without_models(daemon), lambda held: _is_no_more(held, before.held), before.held)
-    assert _rss_bytes(daemon) - before.rss_bytes < MAX_GROWTH_BYTES
+    assert _answer(daemon) == _answers[daemon], "the next request is answered as before"
+    _within_patience(lambda: _held_without_models(daemon), lambda held: _is_no_more(held, before), before)
+    assert _rss_bytes(daemon) - before_bytes < MAX_GROWTH_BYTES
     left = [path for path in unfinished_files(daemon.home) - files if not path.name.endswith(may_leave or ("\0",))]
     assert not left, f"left behind: {left}"
     assert check_store(daemon.home) == []
