@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from localrun.models.storage import manifest
+from localrun.models.storage.blobs import Blobs, hash_file
 from tests.daemon import Daemon
 
 CANARY: dict[str, Any] = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
@@ -46,6 +48,7 @@ def unharmed(daemon: Daemon, *, may_leave: tuple[str, ...] = (), canary: dict[st
     _within_patience(lambda: _held_without_models(daemon), lambda held: _is_no_more(held, before), before)
     left = [path for path in unfinished_files(daemon.home) - files if not path.name.endswith(may_leave or ("\0",))]
     assert not left, f"left behind: {left}"
+    assert check_store(daemon.home) == []
     assert "Traceback" not in daemon.log, daemon.log[-4000:]
 
 
@@ -59,6 +62,18 @@ def check_requests(daemon: Daemon) -> None:
     assert len(ids) == len(set(ids))
     for engine in snapshot["engines"]:
         assert [run for run in engine["kv_runs"] if run[2] is not None] == [], "a cell belongs to an ended request"
+
+
+def models_folder(home: Path) -> Path:
+    """Where a daemon with this home keeps its models."""
+    return home / "data" / "models"
+
+
+def check_store(home: Path) -> list[str]:
+    """What is wrong in a models folder: manifests that cannot be read, and files that are not what their names say."""
+    folder = models_folder(home)
+    damaged = [problem for _, problem in manifest.read_all(folder).damaged]
+    return damaged + [str(blob.path) for blob in Blobs(folder).all() if hash_file(blob.path) != blob.digest]
 
 
 def unfinished_files(home: Path) -> set[Path]:
@@ -79,8 +94,14 @@ def _held_without_models(daemon: Daemon) -> Held:
     _within_patience(lambda: _snapshot(daemon)["engines"], lambda engines: not engines, "no engine")
     daemon.disconnect()
     process = psutil.Process(daemon.process.pid)
-    children = sorted(" ".join(child.cmdline()[1:]) for child in process.children(recursive=True))
-    return Held(process.num_fds(), tuple(children))
+    return Held(process.num_fds(), tuple(sorted(map(_command, process.children(recursive=True)))))
+
+
+def _command(child: psutil.Process) -> str:
+    try:
+        return " ".join(child.cmdline()[1:])
+    except psutil.Error:
+        return "a process that has ended"
 
 
 def _is_no_more(held: Held, before: Held) -> bool:

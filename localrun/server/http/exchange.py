@@ -238,9 +238,8 @@ class Endpoint:
             # Only the server cancels a request whose client is there: it is stopping, and will not wait any longer.
             await exchange.refuse(Unavailable("the daemon is stopping"))
             raise
-        except Exception:
-            _log.exception("%s %s failed", scope["method"], exchange.path)
-            await exchange.refuse(LocalrunError("internal error; the daemon's log has the details"))
+        except Exception as error:
+            await exchange.refuse(failures.unforeseen(error, f"{scope['method']} {exchange.path}"))
 
 
 def route(path: str, runtime: Runtime, handler: Handler, *, methods: Sequence[str]) -> Route:

@@ -10,16 +10,19 @@ Each API family has its own error JSON, and a client reads only its own:
 Status and code come from the exception alone (`errors.py`). Every error answer carries `X-Localrun-Error: <code>`, so
 that a client can tell cases apart also where the shape has no code.
 
-Does not: send anything, or decide what is an error.
+Does not: send anything.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 from enum import StrEnum
 
-from localrun.errors import LocalrunError, QueueFull
+from localrun.errors import LocalrunError, QueueFull, of_disk
+
+_log = logging.getLogger(__name__)
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -42,6 +45,16 @@ def shape_of(path: str) -> Shape:
     if path == "/v1" or path.startswith("/v1/"):
         return Shape.OPENAI
     return Shape.NATIVE
+
+
+def unforeseen(error: Exception, what: str) -> LocalrunError:
+    """What to tell of a disk that refused, or of a bug while `what` was done; the log has the details."""
+    refused = of_disk(error) if isinstance(error, OSError) else None
+    if refused is not None:
+        _log.warning("%s: %s", what, refused.message)
+        return refused
+    _log.error("%s failed", what, exc_info=error)
+    return LocalrunError("internal error; the daemon's log has the details")
 
 
 def body(error: LocalrunError, shape: Shape) -> bytes:
