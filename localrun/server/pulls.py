@@ -392,7 +392,10 @@ def _read(journal: Path) -> list[Wanted]:
     except FileNotFoundError:
         return []
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        _log.warning("%s cannot be read, pulls of before do not go on: %s", journal, error)
+        aside = journal.with_suffix(".unreadable")
+        with contextlib.suppress(OSError):
+            journal.replace(aside)
+        _log.warning("%s cannot be read and is now %s; pulls of before do not go on: %s", journal, aside.name, error)
         return []
 
 
