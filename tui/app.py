@@ -77,8 +77,8 @@ def _history(path: Path | None) -> tuple[History, str | None]:
     if put_aside is None:
         return history, None
     return history, (
-        f"The chat history was damaged. It is now {put_aside}, and a new one was begun with the chats that could be read "
-        f"({n_rescued})."
+        f"The chat history was damaged. It is now {put_aside}, and a new one was begun, with what could be read of "
+        f"{n_rescued} chats."
     )
 
 

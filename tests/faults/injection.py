@@ -1,10 +1,10 @@
 """Faults inside the program's own processes, for what cannot be done to them from outside: `shim/sitecustomize.py`.
 
-    faults = Injected(tmp_path)
-    with running_daemon(**faults.environment) as daemon:
-        faults.plan(what="disk", root=str(models_folder(daemon)), at=3, errno=errno.EIO)
-        ...
-        assert faults.n_met
+faults = Injected(tmp_path)
+with running_daemon(**faults.environment) as daemon:
+    faults.plan(what="disk", root=str(models_folder(daemon)), at=3, errno=errno.EIO)
+    ...
+    assert faults.n_met
 """
 
 from __future__ import annotations

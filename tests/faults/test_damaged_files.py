@@ -33,7 +33,7 @@ from localrun.models.storage.store import Store
 from localrun.server import pulls
 from localrun.thread_choice import Kept, Shape, Threads
 from localrun.tui import preferences
-from localrun.tui.history import HistoryUnavailable, open_history
+from localrun.tui.history import VERSION, HistoryUnavailable, open_history
 from tests.depth import DEPTH
 from tests.engine.disk_harness import record, scanned, tier
 from tests.models.handmade import VALID
@@ -100,11 +100,12 @@ def write_chats(folder: Path) -> Path:
 
 def look_at_chats(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = folder / "chats.db"
-    try:
-        history, aside, n_rescued = open_history(path)
-    except HistoryUnavailable as error:
-        assert "newer localrun" in str(error), error
+    version = path.read_bytes()[60:64]
+    if len(version) == 4 and int.from_bytes(version, "big", signed=True) > VERSION and _opens(path):
+        with pytest.raises(HistoryUnavailable, match="newer localrun"):
+            open_history(path)
         return
+    history, aside, n_rescued = open_history(path)
     with contextlib.closing(history):
         chats = history.chats()
         if aside is not None:
@@ -122,6 +123,16 @@ def look_at_chats(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         chat = history.begin("tiny", now_s=3.0)
         history.add(chat.id, None, "user", "new", now_s=4.0)
         assert history.chat(chat.id).title == "new"
+
+
+def _opens(path: Path) -> bool:
+    """Whether SQLite takes it for a database, as far as it looks when it opens one."""
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+        except (sqlite3.Error, UnicodeDecodeError):
+            return False
+    return True
 
 
 def write_blocks(folder: Path) -> Path:
@@ -237,7 +248,8 @@ def look_at_settings(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     try:
         config.load(environ={"LOCALRUN_HOME": str(folder)})
     except ConfigError as error:
-        assert "localrun.toml" in str(error)
+        if "localrun.toml" not in str(error):
+            raise
 
 
 CASES = {

@@ -5,7 +5,6 @@ What llama.cpp answers is changed inside the engine (`injection.py`); all else i
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -109,13 +108,12 @@ def test_fault_41_state_that_cannot_be_set_is_computed_again(faults: Injected, t
     """What another process saved on disk is read back and refused by llama.cpp: a miss, with the same answer."""
     home = {"LOCALRUN_HOME": str(tmp_path / "home"), "LOCALRUN_THREADS": "1"}
     right = saved(home)
-    with running_daemon("--slots", "2", fake=False, **faults.environment | home) as daemon:
-        with unharmed(daemon):
-            faults.plan(what="state_set", at=1, returns=[0] * 1_000)
-            answer = daemon.post("/v1/completions", LONG)
-            faults.end()
-            assert faults.n_met, "nothing was read back"
-            assert text_of(answer) == right
+    with running_daemon("--slots", "2", fake=False, **faults.environment | home) as daemon, unharmed(daemon):
+        faults.plan(what="state_set", at=1, returns=[0] * 1_000)
+        answer = daemon.post("/v1/completions", LONG)
+        faults.end()
+        assert faults.n_met, "nothing was read back"
+        assert text_of(answer) == right
 
 
 def test_fault_41_damaged_and_foreign_state_is_a_miss(tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ def test_hostile_files_harm_nobody(daemon: Daemon, tmp_path: Path) -> None:
 
 
 def ask_all(daemon: Daemon, registry: Registry, path: Path, content: bytes) -> str:
-    """Lists, shows, creates from, pulls and loads one file. How it ended: `refused` by the validator, `answered`, or the
-    code of an error."""
+    """Lists, shows, creates from, pulls and loads one file. How it ended: `refused` by the validator, `answered`, or
+    the code of an error."""
     name = path.stem
     listed = name in {row["name"].removesuffix(":latest") for row in daemon.http.get("/api/tags").json()["models"]}
     shown = daemon.post("/api/show", model=name, verbose=True)
@@ -70,7 +70,14 @@ def ask_all(daemon: Daemon, registry: Registry, path: Path, content: bytes) -> s
     registry.blobs.clear()
     if not listed:
         return "refused"
-    body = {"model": name, "prompt": "Hello", "raw": True, "stream": False, "keep_alive": 0, "options": {"num_predict": 2}}
+    body = {
+        "model": name,
+        "prompt": "Hello",
+        "raw": True,
+        "stream": False,
+        "keep_alive": 0,
+        "options": {"num_predict": 2},
+    }
     answer = daemon.post("/api/generate", body)
     code = code_of(answer)
     assert code in CODES | {""}, answer.text

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -25,7 +23,6 @@ import httpx2
 import pytest
 
 from localrun.models.storage import manifest
-from localrun.models.storage.blobs import hash_file
 from localrun.models.synthesis.synthesize import synthesize
 from tests.daemon import Daemon, running_daemon
 from tests.depth import DEPTH
@@ -240,7 +237,9 @@ def test_fault_36_what_is_no_regular_file_is_refused_and_never_waited_for(daemon
             asked = daemon.post("/api/generate", model=path.stem, prompt="x", stream=False)
             assert is_refused(asked, 404, 422), (path, asked.text)
             assert is_refused(daemon.post("/api/show", model=str(path)), 404, 422), path
-            assert is_refused(daemon.post("/api/create", model="made", modelfile=f"FROM {path}", stream=False), 400, 404, 422)
+            assert is_refused(
+                daemon.post("/api/create", model="made", modelfile=f"FROM {path}", stream=False), 400, 404, 422
+            )
         assert names(daemon) == {"tiny"}
         for content, put in ((b"1", os.mkfifo), (b"2", lambda path: path.symlink_to("/dev/zero"))):
             path = blobs / digest_of(content).replace(":", "-")
@@ -293,11 +292,11 @@ def test_fault_37_kills_during_pull_create_and_delete(
         assert check_store(tmp_path) == []
 
 
-def change_until_killed(daemon: Daemon, pulled: str, gguf: bytes, turn: int, n_turns: int = 1_000) -> None:
+def change_until_killed(daemon: Daemon, pulled: str, gguf: bytes, first_turn: int, n_turns: int = 1_000) -> None:
     with httpx2.Client(base_url=daemon.url, timeout=60, trust_env=False) as http:
         other = Daemon(daemon.url, daemon.process, daemon.home / "log.txt")
         try:
-            for turn in range(turn, turn + n_turns):
+            for turn in range(first_turn, first_turn + n_turns):
                 content = gguf + bytes([turn % 3])
                 http.post(f"/api/blobs/{digest_of(content)}", content=content).raise_for_status()
                 create(other, "made", content, f"turn {turn}").raise_for_status()
@@ -342,7 +341,10 @@ def test_fault_38_the_disk_refuses_at_each_touch(
         # What is done, and what comes before it: each of them finds the same.
         steps: dict[str, tuple[Callable[[], httpx2.Response], Callable[[], object]]] = {
             "upload": (lambda: upload(daemon, other), cleaned),
-            "create": (lambda: create(daemon, "made", other, ""), lambda: (delete(daemon, "made"), upload(daemon, other))),
+            "create": (
+                lambda: create(daemon, "made", other, ""),
+                lambda: (delete(daemon, "made"), upload(daemon, other)),
+            ),
             "copy": (lambda: copied("copied"), lambda: delete(daemon, "copied")),
             "replace": (lambda: create(daemon, "old", VALID, "new"), lambda: create(daemon, "old", VALID, "as it was")),
             "pull": (lambda: pull(daemon, from_registry), lambda: (delete(daemon, from_registry), cleaned())),
@@ -390,31 +392,35 @@ def test_fault_38_a_full_disk(registry: Registry, gguf: bytes, tmp_path: Path) -
     """Everything of the program is on a disk with room for one model and a half."""
     name = registry.add("library/fox", Layer("model", gguf))
     wrapped = on_a_disk(f"size={len(gguf) * 3 // 2}", tmp_path)
-    with running_daemon(within=wrapped, LOCALRUN_HOME=str(tmp_path / "home"), HF_HOME=str(tmp_path / "hf")) as daemon:
-        with unharmed(daemon):
-            for _ in range(3):
-                refused = pull(daemon, name)
-                assert is_refused(refused, 507), refused.text
-                assert upload(daemon, gguf).status_code == 507
-                assert "GB are" in refused.text
-            assert daemon.post("/api/copy", source="tiny", destination="copied").status_code == 200
-            assert names(daemon) == {"tiny", "copied"}
+    with (
+        running_daemon(within=wrapped, LOCALRUN_HOME=str(tmp_path / "home"), HF_HOME=str(tmp_path / "hf")) as daemon,
+        unharmed(daemon),
+    ):
+        for _ in range(3):
+            refused = pull(daemon, name)
+            assert is_refused(refused, 507), refused.text
+            assert upload(daemon, gguf).status_code == 507
+            assert "GB are" in refused.text
+        assert daemon.post("/api/copy", source="tiny", destination="copied").status_code == 200
+        assert names(daemon) == {"tiny", "copied"}
 
 
 @in_a_namespace
 def test_fault_38_a_read_only_disk(registry: Registry, gguf: bytes, tmp_path: Path) -> None:
     name = registry.add("library/fox", Layer("model", gguf))
     wrapped = on_a_disk("ro", tmp_path)
-    with running_daemon(within=wrapped, LOCALRUN_HOME=str(tmp_path / "home"), HF_HOME=str(tmp_path / "hf")) as daemon:
-        with unharmed(daemon):
-            for response in (
-                pull(daemon, name),
-                upload(daemon, gguf),
-                daemon.post("/api/copy", source="tiny", destination="copied"),
-            ):
-                assert is_refused(response, 500, 502, 507), response.text
-                assert "read-only" in response.text.lower()
-            assert names(daemon) == {"tiny"}
+    with (
+        running_daemon(within=wrapped, LOCALRUN_HOME=str(tmp_path / "home"), HF_HOME=str(tmp_path / "hf")) as daemon,
+        unharmed(daemon),
+    ):
+        for response in (
+            pull(daemon, name),
+            upload(daemon, gguf),
+            daemon.post("/api/copy", source="tiny", destination="copied"),
+        ):
+            assert is_refused(response, 500, 502, 507), response.text
+            assert "read-only" in response.text.lower()
+        assert names(daemon) == {"tiny"}
 
 
 # --- 39: two at once -------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ LOCALRUN_FAULTS names a file of JSON that a test may replace at any time; each r
     {"what": "clock", "jump_s": 86400}                                      what time.time() says
 
 Each entry of `returns` is what llama.cpp is said to have answered; with `"computes": true` it did compute, as where a
-failure leaves the micro-batches before it. LOCALRUN_FAULTS_CONSTANTS (JSON, `{module: {name: value}}`) sets constants of
-modules, or with an object the defaults of a class, so that nobody waits for half a minute. How often a fault was met
+failure leaves the micro-batches before it. LOCALRUN_FAULTS_CONSTANTS (JSON, `{module: {name: value}}`) sets constants
+of modules, or with an object the defaults of a class, so that nobody waits for half a minute. How often a fault was met
 stands beside the file, in FILE.met.
 """
 
@@ -23,7 +23,6 @@ import importlib.util
 import io
 import json
 import os
-import signal
 import sys
 import threading
 import time
