@@ -29,7 +29,7 @@ from tests.depth import DEPTH
 from tests.faults.injection import Injected
 from tests.faults.postcondition import check_store, models_folder, unharmed
 from tests.hub.repository import Repository
-from tests.hub.server import Hub
+from tests.hub.server import TOKEN, Hub
 from tests.models.handmade import VALID
 from tests.registry import Layer, Registry
 
@@ -162,6 +162,43 @@ def create_from(daemon: Daemon, digest: str) -> httpx2.Response:
 
 def upload_to(daemon: Daemon, digest: str) -> httpx2.Response:
     return daemon.http.post(f"/api/blobs/{digest.replace(chr(0), '%00')}", content=b"GGUF")
+
+
+# --- 34: addresses ---------------------------------------------------------------------------------------------------
+
+
+def test_fault_34_a_server_that_sends_us_elsewhere(daemon: Daemon, registry: Registry, hub: Hub) -> None:
+    """To where clouds hand out credentials, to files, in circles: refused in words, and nothing is written."""
+    name = registry.add("library/fox", Layer("model", VALID))
+    places = ["http://169.254.169.254/latest/meta-data/", "file:///etc/passwd", "//[fe80::1]/x", "http://0.0.0.0/x",
+              "ftp://127.0.0.1/x", f"http://{registry.host}/v2/library/fox/manifests/latest"]  # fmt: skip
+    with unharmed(daemon, may_leave=(".lock",)):
+        before = files(daemon)
+        for registry.location in places:
+            assert is_refused(pull(daemon, name), 502), registry.location
+            assert files(daemon) == before
+        registry.location = ""
+        for named in ("169.254.169.254/library/x", "169.254.169.254:80/library/x"):
+            assert is_refused(pull(daemon, named), 502), named
+        hub.faults.storage_answers = [(302, {"Location": "http://169.254.169.254/x"})] * 20
+        refused = pull(daemon, REPO)
+        hub.faults.storage_answers = []
+        assert is_refused(refused, 502)
+        assert "169.254.169.254" in refused.text
+        # The hub's own clients keep their locks, too.
+        assert {path for path in files(daemon) if not path.endswith(".lock")} == before
+
+
+def test_fault_34_a_token_stays_with_its_origin(hub: Hub) -> None:
+    hub.record.clear()
+    with running_daemon(HF_ENDPOINT=hub.endpoint, HF_TOKEN=TOKEN) as daemon:
+        daemon.http.get("/localrun/v1/search", params={"query": "fox"})
+        with unharmed(daemon, may_leave=(".lock",)):
+            assert pull(daemon, REPO).status_code == 200
+    asked = {name: hub.record.of(name) for name in ("hub", "storage")}
+    assert any(TOKEN in request.headers.get("authorization", "") for request in asked["hub"])
+    assert asked["storage"]
+    assert not any("authorization" in request.headers for request in asked["storage"])
 
 
 # --- 35: what servers send -------------------------------------------------------------------------------------------
