@@ -24,6 +24,8 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
+from localrun.errors import DownloadFailed
+
 
 class Range(NamedTuple):
     """Bytes `start` to `end`, without the one at `end`."""
@@ -125,7 +127,9 @@ class Read(NamedTuple):
 
 
 def read(path: Path) -> Read | None:
-    """What a journal says up to its first unsound line; None if there is no journal with a sound header."""
+    """What a journal says up to its first unsound line; None if there is no journal with a sound header.
+
+    Raises DownloadFailed for the journal of a newer localrun: what it knows of the content stays for that."""
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES)
@@ -142,6 +146,11 @@ def read(path: Path) -> Read | None:
             header = _header(fields)
             if header is None:
                 return None
+            if header.version > _VERSION:
+                raise DownloadFailed(
+                    f"{path} belongs to a download that a newer localrun began; upgrade localrun and pull again, or "
+                    f"delete that file to begin anew"
+                )
         elif fields == _SYNCED:
             n_synced = len(records)
         else:
@@ -209,9 +218,9 @@ def _unsealed(line: bytes) -> bytes | None:
 def _header(text: bytes) -> Header | None:
     try:
         header = msgspec.json.decode(text.removeprefix(b"H "), type=Header)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return header if header.version == _VERSION and header.size_bytes >= 0 else None
+    return header if header.version >= _VERSION and header.size_bytes >= 0 else None
 
 
 def _record(text: bytes, size_bytes: int) -> Record | None:

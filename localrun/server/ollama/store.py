@@ -13,7 +13,6 @@ Does not: keep pulls (server/pulls.py), decide what may be removed (models/namin
 from __future__ import annotations
 
 import asyncio
-import errno
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
@@ -177,15 +176,10 @@ async def blob(runtime: Runtime, exchange: Exchange) -> None:
     announced = exchange.header(b"content-length")
     folder = runtime.store.blobs.folder
     await asyncio.to_thread(_check_room, folder, int(announced) if announced.isascii() and announced.isdigit() else 0)
-    try:
-        with BlobWriter(runtime.store.blobs) as writer:
-            async for piece in _large(exchange.pieces()):
-                await asyncio.to_thread(_write, writer, piece, folder)
-            await asyncio.to_thread(writer.finish, digest)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise DiskFull(f"the disk of {folder} is full; nothing of the file is kept") from None
+    with BlobWriter(runtime.store.blobs) as writer:
+        async for piece in _large(exchange.pieces()):
+            await asyncio.to_thread(_write, writer, piece, folder)
+        await asyncio.to_thread(writer.finish, digest)
     await exchange.answer(b"", status=201)
 
 
