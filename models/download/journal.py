@@ -15,6 +15,7 @@ Does not: guard against tampering; that is what the digest at the end is for.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from bisect import bisect_left, bisect_right
@@ -171,10 +172,13 @@ class Journal:
     @classmethod
     def create(cls, path: Path, header: Header) -> Journal:
         """A new journal in the place of any old one, on the disk when this returns."""
-        file = path.open("wb")
-        file.write(_sealed(b"H " + msgspec.json.encode(header)))
-        journal = cls(file)
-        journal._sync()
+        journal = cls(path.open("wb"))
+        try:
+            journal._file.write(_sealed(b"H " + msgspec.json.encode(header)))
+            journal._sync()
+        except BaseException:
+            journal.close()
+            raise
         return journal
 
     @classmethod
@@ -201,7 +205,9 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
+        """What the disk refused to take is lost, and the file closed all the same."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def _sealed(line: bytes) -> bytes:

@@ -64,9 +64,13 @@ HASTY = {"localrun__models__download__item__FetchLimits": {"backoff_cap_s": 0.01
 def daemon(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     hasty = Injected(tmp_path_factory.mktemp("faults"), **HASTY)
     with running_daemon(HF_ENDPOINT=hub.endpoint, **hasty.environment) as running:
-        # One connection to the hub stays open from its first question on.
-        running.http.get("/localrun/v1/search", params={"query": "fox"}).raise_for_status()
+        ask_the_hub(running)
         yield running
+
+
+def ask_the_hub(daemon: Daemon) -> None:
+    """One connection to it stays open from its first question on."""
+    daemon.http.get("/localrun/v1/search", params={"query": "fox"}).raise_for_status()
 
 
 def digest_of(content: bytes) -> str:
@@ -192,7 +196,7 @@ def test_fault_34_a_server_that_sends_us_elsewhere(daemon: Daemon, registry: Reg
 def test_fault_34_a_token_stays_with_its_origin(hub: Hub) -> None:
     hub.record.clear()
     with running_daemon(HF_ENDPOINT=hub.endpoint, HF_TOKEN=TOKEN) as daemon:
-        daemon.http.get("/localrun/v1/search", params={"query": "fox"})
+        ask_the_hub(daemon)
         with unharmed(daemon, may_leave=(".lock",)):
             assert pull(daemon, REPO).status_code == 200
     asked = {name: hub.record.of(name) for name in ("hub", "storage")}
@@ -318,6 +322,11 @@ def test_fault_37_kills_during_pull_create_and_delete(
             daemon.stop(signal.SIGKILL)
             work.join()
     with running_daemon(**home) as daemon:
+        ask_the_hub(daemon)
+        while any(
+            row["state"] in ("planning", "pulling") for row in daemon.http.get("/localrun/v1/pulls").json()["pulls"]
+        ):
+            time.sleep(0.05)  # what the daemon before did not finish
         with unharmed(daemon, may_leave=RESUMABLE):
             assert pull(daemon, name).status_code == 200
             change_until_killed(daemon, name, gguf, 0, n_turns=1)
@@ -354,12 +363,10 @@ def change_until_killed(daemon: Daemon, pulled: str, gguf: bytes, first_turn: in
 REFUSALS = [(errno.ENOSPC, True), (errno.EACCES, False), (errno.EIO, False)]
 
 
-@pytest.mark.parametrize(("number", "lasts"), REFUSALS, ids=["ENOSPC", "EACCES", "EIO"])
-def test_fault_38_the_disk_refuses_at_each_touch(
-    registry: Registry, tmp_path: Path, hub: Hub, number: int, lasts: bool
-) -> None:
+@pytest.mark.parametrize("shift", range(1 if DEPTH == 1 else len(REFUSALS)))
+def test_fault_38_the_disk_refuses_at_each_touch(registry: Registry, tmp_path: Path, hub: Hub, shift: int) -> None:
     """The n-th touch of the disk fails, for every n until the operation succeeds: a clean error, and what was there
-    before is there after it."""
+    before is there after it. One touch is refused in one way, the next in another; with depth each in every way."""
     faults = Injected(tmp_path, **HASTY)
     other = VALID + b"another"
     from_registry = registry.add("library/fox", Layer("model", VALID + b"pulled"))
@@ -394,6 +401,7 @@ def test_fault_38_the_disk_refuses_at_each_touch(
                 for n in range(1, 100):
                     prepare()
                     before, system = names(daemon), shown()
+                    number, lasts = REFUSALS[(n + shift) % len(REFUSALS)]
                     faults.plan(what="disk", root=root, at=n, errno=number, lasts=lasts)
                     response = step()
                     faults.end()
