@@ -224,7 +224,7 @@ _UNSATISFIABLE = "Unsatisfiable schema"
 
 def _fault(schema: dict[str, Any], path: str) -> str:
     """Why a schema does not compile, with the path of its innermost part that is to blame; empty if it does."""
-    shared = {key: schema[key] for key in ("x-guidance", "$defs", "definitions") if key in schema}
+    shared: dict[str, Any] = {key: schema[key] for key in ("x-guidance", "$defs", "definitions") if key in schema}
     problem = _problem_of_schema(schema)
     while problem:
         for name, inner in _inner(schema):

@@ -78,7 +78,7 @@ def calls(
     literals = _Literals()
     first = literals.rule(before)
     kind = "lenient" if triggers else "arguments"
-    rules = []
+    rules: list[str] = []
     size_bytes = 0
     for index, shape in enumerate(shapes):
         schema = schema_text(shape.schema, field=shape.field, one_of_is_any_of=bool(triggers))
