@@ -389,6 +389,12 @@ class Client:
         """What `/localrun/v1/fit` says: how the model would be opened, and what each device would hold."""
         return await self._daemon.json("GET", f"/localrun/v1/fit?{urlencode({'model': model})}")
 
+    async def options(self) -> dict[str, Any]:
+        """The options of a chat by name, each with the JSON schema of its values."""
+        document = await self._daemon.json("GET", "/openapi.json")
+        options: dict[str, Any] = document["components"]["schemas"]["Options"]["properties"]
+        return options
+
     async def store(self) -> dict[str, Any]:
         """The whole of `/api/tags`: `models`, and `unusable` files with their problems."""
         return await self._daemon.json("GET", "/api/tags")

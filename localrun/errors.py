@@ -28,6 +28,7 @@ LocalrunError (500 internal)
     SourceChanged (502 source_changed)
     SourceRefused (502 source_refused)
     DiskFull (507 disk_full)
+  DiskRefused (500 disk_refused)
   CannotFit (507 cannot_fit)
   PortBusy (exit code 3, never an HTTP answer)
   DaemonUnreachable (exit code 4, raised by clients only)
@@ -36,6 +37,7 @@ LocalrunError (500 internal)
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 
@@ -201,6 +203,25 @@ class DiskFull(DownloadFailed):
     code = "disk_full"
 
 
+class DiskRefused(LocalrunError):
+    """The operating system refused to write, rename or delete a file of ours."""
+
+    code = "disk_refused"
+
+
+_REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EFBIG})
+
+
+def of_disk(error: OSError) -> LocalrunError | None:
+    """The error of ours for a disk that is full or refuses; None for what is no matter of a disk."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" of {error.filename}" if error.filename else ""
+        return DiskFull(f"the disk{where} is full; make room (localrun rm, localrun gc) and try again")
+    if error.errno not in _REFUSALS:
+        return None
+    return DiskRefused(f"the disk refused {error.filename or 'to write'}: {error.strerror}; nothing was changed")
+
+
 class CannotFit(LocalrunError):
     """The estimate says that the model does not fit this machine's memory."""
 
@@ -267,6 +288,7 @@ _SIMPLE: tuple[type[LocalrunError], ...] = (
     SourceChanged,
     SourceRefused,
     DiskFull,
+    DiskRefused,
     CannotFit,
     PortBusy,
     DaemonUnreachable,

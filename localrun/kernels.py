@@ -110,21 +110,28 @@ def folder(cache_folder: Path) -> Path:
 
 def read(verdicts: Path, pair: Pair) -> Verdict:
     """What is kept of a pair; an empty verdict if nothing is."""
+    found = _read(verdicts / pair.file_name)
+    return found if found is not None and found.version == VERSION else Verdict()
+
+
+def _read(path: Path) -> Verdict | None:
     try:
-        with (verdicts / pair.file_name).open("rb") as file:
-            verdict = _decoder.decode(file.read(MAX_FILE_BYTES))
+        with path.open("rb") as file:
+            return _decoder.decode(file.read(MAX_FILE_BYTES))
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return Verdict()
-    return verdict if verdict.version == VERSION else Verdict()
+        return None
 
 
 def keep(verdicts: Path, pair: Pair, verdict: Verdict) -> None:
-    """Keeps a verdict in place of what was kept. Raises OSError."""
+    """Keeps a verdict in place of what was kept. Raises OSError, also for one that a newer localrun has kept."""
+    path = verdicts / pair.file_name
+    if (found := _read(path)) is not None and found.version > VERSION:
+        raise FileExistsError(f"{path} was written by a newer localrun and stays")
     verdicts.mkdir(parents=True, exist_ok=True)
     temporary = verdicts / f".{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(verdict)) + b"\n")
-        temporary.replace(verdicts / pair.file_name)
+        temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()

@@ -104,7 +104,9 @@ def find(path: Path, processors: str, build: str, shape: Shape) -> Threads | Non
 
 
 def keep(path: Path, kept: Kept) -> None:
-    """Add an entry, in place of an older one for the same. Raises OSError."""
+    """Add an entry, in place of an older one for the same. Raises OSError, also for a file of a newer localrun."""
+    if _is_newer(path):
+        raise FileExistsError(f"{path} was written by a newer localrun and stays")
     others = [other for other in read(path) if not other.holds_for(kept.processors, kept.build, kept.shape)]
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -115,6 +117,16 @@ def keep(path: Path, kept: Kept) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _is_newer(path: Path) -> bool:
+    """Whether it is no list, as all of this version are, but something with a version."""
+    try:
+        with path.open("rb") as file:
+            found = msgspec.json.decode(file.read(MAX_FILE_BYTES))
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return isinstance(found, dict) and "version" in found
 
 
 _entries = msgspec.json.Decoder(list[Kept])

@@ -8,7 +8,7 @@ name, which `collect_garbage` finds; a name without its files is never left.
 Files that others keep stay: those in folders that another program fills, those that were in the shared Hugging Face
 cache before localrun came, and every file that another name still needs. Garbage is: temporary files whose writer is
 gone, files of downloads that were given up, and blobs that no manifest names. Blobs are spared while they are young,
-for `create` uploads them before it names them, and all of them while a manifest is unreadable, for it may name them.
+for `create` uploads them before it names them, and all of them while a manifest is damaged, for it may name them.
 
 Does not: fetch or make files, unload a model (the daemon does, before), or touch files that localrun did not write.
 """
@@ -183,7 +183,7 @@ def release(store: Store, files: Iterable[StoredFile]) -> Removed:
         freed_bytes, gone, kept = 0, [], []
         for file in files:
             path = store.path_of(file)
-            reason = _why_kept(file, needed.get(_identity(file)), has_damaged=bool(survey.damaged))
+            reason = _why_kept(file, needed.get(_identity(file)), is_in_doubt=_is_in_doubt(store, survey))
             if reason:
                 kept.append(Kept(path, reason))
                 continue
@@ -200,7 +200,14 @@ def release(store: Store, files: Iterable[StoredFile]) -> Removed:
         return Removed(freed_bytes, gone, kept)
 
 
-def _why_kept(file: StoredFile, user: str | None, *, has_damaged: bool) -> str:
+def _is_in_doubt(store: Store, survey: manifest.Survey) -> bool:
+    """Whether a manifest cannot be read, or names a blob that is not there: it may have named another before it was
+    damaged."""
+    blobs = (file.digest for said in survey.manifests.values() for file in said.files if file.place is Place.BLOB)
+    return bool(survey.damaged) or not all(map(store.blobs.has, blobs))
+
+
+def _why_kept(file: StoredFile, user: str | None, *, is_in_doubt: bool) -> str:
     """Empty when nothing speaks for keeping it."""
     if file.place is Place.FILE:
         return "it lies outside localrun's own files; delete it as you would any other file"
@@ -210,7 +217,7 @@ def _why_kept(file: StoredFile, user: str | None, *, has_damaged: bool) -> str:
         return f"'{user}' uses it"
     if file.adopted:
         return "it was in the Hugging Face cache before, for other programs"
-    if has_damaged:
+    if is_in_doubt:
         return "a damaged manifest may name it (localrun list); localrun gc deletes it when that is gone"
     return ""
 
@@ -287,11 +294,12 @@ def collect_garbage(
                 files.append(path)
         survey = manifest.read_all(store.folder)
         named = {file.digest for said in survey.manifests.values() for file in said.files}
+        is_in_doubt = _is_in_doubt(store, survey)
         kept_blobs = 0
         for blob in store.blobs.all():
             if blob.digest in named:
                 continue
-            if survey.damaged or now_s - blob.modified_at_s < min_age_s:
+            if is_in_doubt or now_s - blob.modified_at_s < min_age_s:
                 kept_blobs += 1
                 continue
             with contextlib.suppress(OSError):

@@ -60,8 +60,10 @@ class Daemon:
 
 
 @contextmanager
-def running_daemon(*arguments: str, fake: bool = True, **environment: str) -> Iterator[Daemon]:
-    """`environment` adds to a clean one; `arguments` go to `localrun serve`."""
+def running_daemon(
+    *arguments: str, fake: bool = True, within: tuple[str, ...] = (), **environment: str
+) -> Iterator[Daemon]:
+    """`environment` adds to a clean one; `arguments` go to `localrun serve`, which `within` runs if it is given."""
     with tempfile.TemporaryDirectory() as home:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("LOCALRUN_", "HF_"))}
         own = {"LOCALRUN_HOME": home, "LOCALRUN_SLOTS": "4", "LOCALRUN_KV_CELLS": str(N_CTX)}
@@ -73,7 +75,7 @@ def running_daemon(*arguments: str, fake: bool = True, **environment: str) -> It
         log = Path(home) / "log.txt"
         with log.open("w") as log_file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "localrun", "serve", "--port", "0", *arguments],
+                [*within, sys.executable, "-m", "localrun", "serve", "--port", "0", *arguments],
                 env=inherited | own | environment, stdout=subprocess.PIPE, stderr=log_file, text=True,
             )  # fmt: skip
         assert process.stdout is not None
@@ -81,12 +83,14 @@ def running_daemon(*arguments: str, fake: bool = True, **environment: str) -> It
         too_late.start()
         line = process.stdout.readline()
         too_late.cancel()
+        daemon = None
         try:
             assert line.startswith("localrun is listening on http://"), log.read_text(errors="replace")
             daemon = Daemon(line.split()[-1], process, log)
             yield daemon
-            daemon.http.close()
         finally:
+            if daemon is not None:
+                daemon.http.close()
             if process.poll() is None:
                 process.terminate()
                 try:

@@ -72,12 +72,15 @@ def _history(path: Path | None) -> tuple[History, str | None]:
     if path is None:
         return History(Path(":memory:")), None
     try:
-        history, put_aside = open_history(path)
+        history, put_aside, n_rescued = open_history(path)
     except HistoryUnavailable as error:
         return History(Path(":memory:")), str(error)
     if put_aside is None:
         return history, None
-    return history, f"The chat history was damaged. It is now {put_aside}, and a new one was begun."
+    return history, (
+        f"The chat history was damaged. It is now {put_aside}, and a new one was begun, with what could be read of "
+        f"{n_rescued} chats."
+    )
 
 
 class LocalrunApp(App[None]):

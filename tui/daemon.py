@@ -51,6 +51,10 @@ class Daemon(Protocol):
         """The rows of `/api/tags`."""
         ...
 
+    async def options(self) -> dict[str, Any]:
+        """The options of a chat by name, each with the JSON schema of its values."""
+        ...
+
     # Those of the models screen, as `Client` has them.
 
     async def show(self, model: str) -> dict[str, Any]: ...

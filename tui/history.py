@@ -7,8 +7,9 @@ A message knows what it answers (`parent_id`), so editing a question or asking a
 a chat's `leaf_id` says which branch is shown. What was stored is whole after a crash: a message is written once, when
 it is complete, and an answer that was cut off is stored as what came of it.
 
-How it fails: a file that is no history any more is put aside under another name and a new one begun (`open_history`
-says so); a newer version's file, and a disk that refuses, are `HistoryUnavailable`, and the TUI goes on without.
+How it fails: a damaged file is put aside under another name, and a new one begun with all chats that can be read in it
+(`open_history` says so); a newer version's file, and a disk that refuses, are `HistoryUnavailable`, and the TUI goes on
+without. SQLite has no checksums, so a damaged letter of a text is shown as it is.
 
 Does not: know what is on the screen, or ask a model.
 """
@@ -19,7 +20,9 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -116,10 +119,11 @@ class Deleted(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """`put_aside` is where a damaged file went, if there was one."""
+    """`put_aside` is where a damaged file went, if there was one; `n_rescued` of its chats are here again."""
 
     history: History
     put_aside: Path | None
+    n_rescued: int = 0
 
 
 def open_history(path: Path) -> Opened:
@@ -129,13 +133,14 @@ def open_history(path: Path) -> Opened:
         _keep_private(path)
         try:
             return Opened(History(path), None)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            if not _is_damage(error):
                 raise
             aside = _put_aside(path)
             _keep_private(path)
-            return Opened(History(path), aside)
-    except (OSError, sqlite3.Error) as error:
+            history = History(path)
+            return Opened(history, aside, _rescue(aside, history))
+    except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
         raise HistoryUnavailable(f"chats are not kept: {path} cannot be used ({error})") from error
 
 
@@ -143,12 +148,13 @@ class History:
     """See the module. Times are seconds since the epoch, given by the caller."""
 
     def __init__(self, path: Path) -> None:
-        self._db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        self._db = _connected(path)
         try:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute("PRAGMA foreign_keys = ON")
             self._migrate(path)
+            self._check()
         except BaseException:
             self._db.close()
             raise
@@ -259,7 +265,7 @@ class History:
             """WITH RECURSIVE line(id, depth) AS (
                  SELECT ?, 0 UNION ALL
                  SELECT messages.parent_id, depth + 1 FROM messages JOIN line ON messages.id = line.id
-                 WHERE messages.parent_id IS NOT NULL)
+                 WHERE messages.parent_id < messages.id)
                SELECT messages.* FROM line JOIN messages ON messages.id = line.id ORDER BY depth DESC""",
             (leaf_id,),
         )
@@ -277,7 +283,9 @@ class History:
         """Show the branch that goes through a message, and from there on the latest of each."""
         leaf_id = message.id
         while True:
-            row = self._db.execute("SELECT MAX(id) FROM messages WHERE parent_id = ?", (leaf_id,)).fetchone()
+            row = self._db.execute(
+                "SELECT MAX(id) FROM messages WHERE parent_id = ? AND id > parent_id", (leaf_id,)
+            ).fetchone()
             if row[0] is None:
                 break
             leaf_id = row[0]
@@ -346,9 +354,24 @@ class History:
                     f"this one knows {VERSION}); upgrade localrun, or move the file away"
                 )
             if version < VERSION:
+                if self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
+                    raise sqlite3.DatabaseError("it has tables, and no version")
                 for statement in SCHEMA:
                     self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version = {VERSION}")
+
+    def _check(self) -> None:
+        """Raises DatabaseError for a damaged file. Reads all of it: 40 ms for 10,000 messages."""
+        statements = {row[0] for row in self._db.execute("SELECT sql FROM sqlite_master")}
+        found = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if not statements.issuperset(SCHEMA) or found != "ok":
+            raise sqlite3.DatabaseError(found if found != "ok" else "its tables are others")
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    connection.text_factory = lambda text: text.decode(errors="replace")
+    return connection
 
 
 def _keep_private(path: Path) -> None:
@@ -360,13 +383,73 @@ def _keep_private(path: Path) -> None:
 
 
 def _put_aside(path: Path) -> Path:
+    """With what was written last and lies beside it."""
     aside = next(
         candidate for n in range(1, 1_000_000) if not (candidate := path.with_suffix(f".damaged-{n}.db")).exists()
     )
     path.rename(aside)
-    for suffix in ("-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        path.with_name(f"{path.name}-wal").rename(aside.with_name(f"{aside.name}-wal"))
     return aside
+
+
+# What SQLite says of a disk that refuses, or of another window that is writing.
+_REFUSED = frozenset(
+    {
+        *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR),
+        *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM),
+    }
+)
+
+
+def _is_damage(error: sqlite3.Error | UnicodeDecodeError) -> bool:
+    """An error without a code is one of `_check`; one that is no text quotes the damaged file."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+    return code == sqlite3.SQLITE_IOERR_SHORT_READ or code & 0xFF not in _REFUSED
+
+
+# So many unreadable rows one after the other end the search for more.
+_MAX_UNREADABLE = 10_000
+
+
+def _rescue(aside: Path, history: History) -> int:
+    """Takes over what can be read in a damaged file: how many chats. A message whose question is lost begins anew."""
+    # A copy is read: opening a file writes to it.
+    with tempfile.TemporaryDirectory(dir=aside.parent) as folder:
+        copied = Path(folder) / "chats.db"
+        shutil.copyfile(aside, copied)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(f"{aside}-wal", f"{copied}-wal")
+        with contextlib.closing(_connected(copied)) as damaged:
+            chats = [_chat(row) for row in _readable(damaged, "chats")]
+            messages = [_message(row) for row in _readable(damaged, "messages")]
+    by_chat: dict[int, dict[int | None, Message]] = {chat.id: {} for chat in chats}
+    for message in messages:
+        known = by_chat.get(message.chat_id)
+        if known is not None:
+            known[message.id] = message if message.parent_id in known else message._replace(parent_id=None)
+    for chat in chats:
+        found = by_chat[chat.id]
+        if found:
+            leaf_id = chat.leaf_id if chat.leaf_id in found else max(message.id for message in found.values())
+            history.restore(Deleted(chat._replace(leaf_id=leaf_id), list(found.values())))
+    return sum(bool(found) for found in by_chat.values())
+
+
+def _readable(damaged: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:
+    """The rows of a damaged table, in order of their numbers."""
+    last_id = n_unreadable = 0
+    while n_unreadable < _MAX_UNREADABLE:
+        try:
+            row = damaged.execute(f"SELECT * FROM {table} WHERE id > ? ORDER BY id LIMIT 1", (last_id,)).fetchone()
+        except (sqlite3.Error, UnicodeDecodeError):
+            last_id, n_unreadable = last_id + 1, n_unreadable + 1
+            continue
+        if row is None or not last_id < row[0]:
+            return
+        last_id, n_unreadable = row[0], 0
+        yield row
 
 
 def _one_line(text: str) -> str:
@@ -381,9 +464,33 @@ def _row_id(cursor: sqlite3.Cursor) -> int:
 
 def _chat(row: tuple[Any, ...]) -> Chat:
     chat_id, title, model, system, parameters, leaf_id, created_at_s, changed_at_s = row
-    return Chat(chat_id, title, model, system, json.loads(parameters), leaf_id, created_at_s, changed_at_s)
+    return Chat(
+        chat_id, _text(title), _text(model), _text(system), _object(parameters), leaf_id,
+        _number(created_at_s), _number(changed_at_s),
+    )  # fmt: skip
 
 
 def _message(row: tuple[Any, ...]) -> Message:
     message_id, chat_id, parent_id, role, content, extra, created_at_s = row
-    return Message(message_id, chat_id, parent_id, role, content, json.loads(extra), created_at_s)
+    return Message(
+        message_id, chat_id, parent_id, _text(role), _text(content), _object(extra), _number(created_at_s)
+    )  # fmt: skip
+
+
+# What a damaged file has where something else was written.
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _object(text: object) -> dict[str, Any]:
+    try:
+        value = json.loads(_text(text))
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

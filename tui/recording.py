@@ -84,6 +84,9 @@ class Replay:
     async def models(self) -> list[dict[str, Any]]:
         self._refuse()
 
+    async def options(self) -> dict[str, Any]:
+        self._refuse()
+
     async def show(self, model: str) -> dict[str, Any]:
         self._refuse()
 

@@ -5,6 +5,8 @@ Does not: carry them out (`screens/chat.py`).
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -59,6 +61,45 @@ def suggestions(text: str) -> list[str]:
     if not text.startswith("/") or " " in text:
         return []
     return [name for name in COMMANDS if name.startswith(text[1:].lower())]
+
+
+def option(name: str, text: str, known: Mapping[str, Any]) -> Any:
+    """The value of an option from its text. `known` are the schemas of all of them, by name. Raises ValueError saying
+    which there are, or what the value must be."""
+    if name not in known:
+        raise ValueError(f"{name} is no parameter; they are {', '.join(known)}")
+    choices = [choice for choice in known[name].get("anyOf", [known[name]]) if choice["type"] != "null"]
+    kind, value = choices[0]["type"], value_of(text)
+    if kind == "string":
+        return text
+    if kind == "boolean":
+        is_valid, wanted = isinstance(value, bool), "true or false"
+    else:
+        limits = {limit: choices[0][limit] for limit in _LIMITS if limit in choices[0]}
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_valid = is_number and all(_LIMITS[limit].holds(value, bound) for limit, bound in limits.items())
+        shown = " and ".join(f"{_LIMITS[limit].words} {_short(bound)}" for limit, bound in limits.items())
+        wanted = f"a number {shown}".rstrip()
+    if not is_valid:
+        raise ValueError(f"{name} is {text!r}, but must be {wanted}")
+    return value
+
+
+class _Limit(NamedTuple):
+    words: str
+    holds: Callable[[Any, Any], bool]
+
+
+# Of JSON schema.
+_LIMITS = {
+    "minimum": _Limit("at least", operator.ge),
+    "exclusiveMinimum": _Limit("above", operator.gt),
+    "maximum": _Limit("at most", operator.le),
+}
+
+
+def _short(number: float) -> str:
+    return str(int(number)) if number == int(number) else str(number)
 
 
 def value_of(text: str) -> Any:

@@ -73,7 +73,8 @@ class RunResult(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class Workload:
-    """A named load. `headline` are patterns (as of `fnmatch`) of the metrics that are shown first.
+    """A named load. `headline` are patterns (as of `fnmatch`) of the metrics that are shown first. One that `overloads`
+    the server means some of its requests to be refused.
 
     `run` never raises for a request that fails: it is in the records. It raises DaemonUnreachable when nobody listens
     at all, and LocalrunError when the target refuses the first small request.
@@ -83,6 +84,7 @@ class Workload:
     summary: str
     run: Callable[[Target, Options], Coroutine[Any, Any, RunResult]]
     headline: tuple[str, ...]
+    overloads: bool = False
 
     def shown(self, metrics: Mapping[str, float]) -> list[str]:
         """The names of the headline metrics that there are, in the headline's order."""

@@ -335,6 +335,8 @@ def bench_command(
     fairness   one client keeps the server full, another asks for little
     overload   many requests at once, then arrivals at twice that rate
 
+    The exit code is 1 if a request of a workload other than overload did not complete.
+
     `localrun bench peer` runs them against localrun and llama-server in turn; `localrun bench tune` finds the best
     number of threads.
     """
@@ -357,7 +359,16 @@ def bench_command(
             curves = decode_curves(results, None if limit is None else limit.bound_tokens_per_s)
             print("\n".join([table(results, WORKLOADS, is_verbose=verbose), *reporting.curve_lines(curves)]))
             reporting.write({"localrun": __version__, "curves": curves, "results": results}, curves, results)
-    return exits.OK if is_whole else exits.INTERRUPTED
+    if not is_whole:
+        return exits.INTERRUPTED
+    lost = dict.fromkeys(
+        result.workload
+        for result in results
+        if result.metrics["completion_ratio"] < 1 and not WORKLOADS[result.workload].overloads
+    )
+    if lost:
+        raise errors.LocalrunError(f"not all requests of {', '.join(lost)} completed; the times are of those that did")
+    return exits.OK
 
 
 def _session(

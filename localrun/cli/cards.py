@@ -49,7 +49,8 @@ def model_parameters(shown: dict[str, Any], options: dict[str, Any]) -> str:
 def _source(source: dict[str, Any]) -> str:
     named = source.get("repo") or source.get("file") or ""
     revision = str(source.get("revision") or "")[:12]
-    return " ".join(filter(None, (source.get("kind", ""), named, revision)))
+    kind = source.get("kind", "")
+    return " ".join(filter(None, ("" if kind == "foreign" else kind, named, revision)))
 
 
 def _tensors(rows: list[dict[str, Any]]) -> list[str]:

@@ -111,7 +111,7 @@ def _files(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Fi
     places = {name: getattr(folders, name) for name in names}
     yield from check_places({**places, "models": config.models_folder(seen.settings, environ)})
     for folder in config.model_dirs(seen.settings):
-        if not folder.is_dir():
+        if not os.path.isdir(folder):  # `Path.is_dir` may raise before Python 3.14
             yield warn("folders", f"model_dirs names {folder}, which is not a folder", "correct LOCALRUN_MODEL_DIRS")
 
 

@@ -39,6 +39,8 @@ def check_models(store: Store, *, now_s: float, is_deep: bool) -> Iterator[Findi
             yield warn("models", f"{program}: {found.problem}", f"repair or remove it with {program} ({found.path})")
         elif store.folder / manifest.FOLDER in found.path.parents:
             yield fail("models", found.problem, f"pull the model again, or remove it with `localrun rm` ({found.path})")
+        elif os.path.isdir(found.path):
+            yield warn("models", f"{found.path}: {found.problem}", "make it readable, or correct LOCALRUN_MODEL_DIRS")
         else:
             yield warn("models", f"{found.path}: {found.problem}", "pull or copy the file again, or delete it")
     yield ok("models", f"{n_models} with {size(n_bytes)}, {store.folder}")

@@ -375,6 +375,8 @@ def count(message: wire.Count, read: Callable[[], Sequence[int]], tokenizing: To
     def answer() -> wire.Counted:
         try:
             return wire.Counted(id=message.id, tokens=_bounded(read()))
+        except LocalrunError as error:
+            return wire.Counted(id=message.id, error=error.message)
         except Exception as error:
             log.exception("a text cannot be tokenized")
             return wire.Counted(id=message.id, error=f"the text cannot be tokenized: {error!r}")

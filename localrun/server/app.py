@@ -46,11 +46,16 @@ from localrun.server.openai import routes as openai
 from localrun.server.openapi import routes as openapi
 from localrun.server.runtime import Runtime
 
+if sys.platform != "win32":
+    import resource
+
 # After the engines have ended every stream has its last event; this is only for those events to leave.
 _CLOSE_TIMEOUT_S = 5
 # Connections without a request stay open this long. Clients reuse them, and each one costs little.
 _KEEP_ALIVE_S = 5
 _BACKLOG = 512
+# Systems begin with 1,024 descriptors, or with 256: less than connections, refused ones, engines and files take.
+_DESCRIPTORS = 4096
 # An idle daemon with a download under way is looked at this often.
 _PULL_POLL_S = 5.0
 
@@ -91,6 +96,7 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
     PortBusy, and Unavailable when it cannot start; logging goes to stderr.
     """
     listening = bind(settings.host, settings.port)
+    _allow_descriptors()
     _configure_logging(settings.log_level)
     try:
         runtime = Runtime(settings)
@@ -196,6 +202,17 @@ async def _unrouted(request: Request, error: Exception) -> Response:
     shape = failures.shape_of(path)
     headers = {name.decode("ascii"): value.decode("ascii") for name, value in failures.headers(answer)}
     return Response(failures.body(answer, shape), answer.status, headers | more)
+
+
+def _allow_descriptors() -> None:
+    """Without enough of them a connection is closed unanswered, and no engine can start."""
+    if sys.platform == "win32":
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # more than the system's own limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _configure_logging(level: str) -> None:

@@ -18,7 +18,6 @@ from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import msgspec
 
 from localrun.errors import Cancelled, DownloadFailed, LocalrunError, NotFound, Unavailable
@@ -31,7 +30,7 @@ from localrun.models.storage.manifest import Key
 from localrun.models.storage.store import Store
 from localrun.server.engines import machine
 from localrun.server.engines.machine import installed_gpus
-from localrun.server.http import failures
+from localrun.server.http.failures import unforeseen
 from localrun.snapshot import PullRow
 
 UPDATE_EVERY_S = 0.1
@@ -239,7 +238,6 @@ class Pulls:
         self._journal = journal
         self._limits = FetchLimits(rate_bytes_per_s=rate_bytes_per_s or None)
         self._hub = hub
-        self._client: httpx2.AsyncClient | None = None
         self._pulls: dict[Key, _Pull] = {}
         self._writing = asyncio.Lock()
         self._is_stopping = False
@@ -257,8 +255,6 @@ class Pulls:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._client is not None:
-            await self._client.aclose()
 
     @property
     def hub(self) -> Hub:
@@ -332,27 +328,23 @@ class Pulls:
                 error = Unavailable("the daemon is stopping; the pull goes on when it starts again")
             else:
                 error = _cancelled()
-        except Exception as unexpected:
-            _log.exception("pulling %s failed", pull.wanted.model)
-            error = failures.unexpected(unexpected)
+        except Exception as bug:
+            error = unforeseen(bug, f"pulling {pull.wanted.model}")
         pull.progress.end(error)
         if not self._is_stopping:
             await self._remember()
 
     async def _transfer(self, pull: _Pull) -> None:
-        if self._client is None:
-            self._client = new_client()
+        # A client of its own, whose connections end with it; reading the certificates takes a while.
+        client = await asyncio.to_thread(new_client)
         means = model_pull.Means(
-            store=self._store,
-            hub=self.hub,
-            client=self._client,
-            limits=self._limits,
-            memory_bytes=await memory_bytes(),
+            store=self._store, hub=self.hub, client=client, limits=self._limits, memory_bytes=await memory_bytes()
         )
         try:
-            await model_pull.pull(
-                pull.wanted.model, means=means, observer=pull.progress, is_insecure=pull.wanted.is_insecure
-            )
+            async with client:
+                await model_pull.pull(
+                    pull.wanted.model, means=means, observer=pull.progress, is_insecure=pull.wanted.is_insecure
+                )
         except (DownloadFailed, Unavailable) as error:
             if pull.progress.is_planned or not await asyncio.to_thread(self._is_here, pull.wanted.model):
                 raise
@@ -399,7 +391,10 @@ def _read(journal: Path) -> list[Wanted]:
     except FileNotFoundError:
         return []
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        _log.warning("%s cannot be read, pulls of before do not go on: %s", journal, error)
+        aside = journal.with_suffix(".unreadable")
+        with contextlib.suppress(OSError):
+            journal.replace(aside)
+        _log.warning("%s cannot be read and is now %s; pulls of before do not go on: %s", journal, aside.name, error)
         return []
 
 

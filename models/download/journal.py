@@ -15,6 +15,7 @@ Does not: guard against tampering; that is what the digest at the end is for.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from bisect import bisect_left, bisect_right
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import msgspec
+
+from localrun.errors import DownloadFailed
 
 
 class Range(NamedTuple):
@@ -125,7 +128,9 @@ class Read(NamedTuple):
 
 
 def read(path: Path) -> Read | None:
-    """What a journal says up to its first unsound line; None if there is no journal with a sound header."""
+    """What a journal says up to its first unsound line; None if there is no journal with a sound header.
+
+    Raises DownloadFailed for the journal of a newer localrun: what it knows of the content stays for that."""
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES)
@@ -142,6 +147,11 @@ def read(path: Path) -> Read | None:
             header = _header(fields)
             if header is None:
                 return None
+            if header.version > _VERSION:
+                raise DownloadFailed(
+                    f"{path} belongs to a download that a newer localrun began; upgrade localrun and pull again, or "
+                    f"delete that file to begin anew"
+                )
         elif fields == _SYNCED:
             n_synced = len(records)
         else:
@@ -162,10 +172,13 @@ class Journal:
     @classmethod
     def create(cls, path: Path, header: Header) -> Journal:
         """A new journal in the place of any old one, on the disk when this returns."""
-        file = path.open("wb")
-        file.write(_sealed(b"H " + msgspec.json.encode(header)))
-        journal = cls(file)
-        journal._sync()
+        journal = cls(path.open("wb"))
+        try:
+            journal._file.write(_sealed(b"H " + msgspec.json.encode(header)))
+            journal._sync()
+        except BaseException:
+            journal.close()
+            raise
         return journal
 
     @classmethod
@@ -192,7 +205,9 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
+        """What the disk refused to take is lost, and the file closed all the same."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def _sealed(line: bytes) -> bytes:
@@ -209,9 +224,9 @@ def _unsealed(line: bytes) -> bytes | None:
 def _header(text: bytes) -> Header | None:
     try:
         header = msgspec.json.decode(text.removeprefix(b"H "), type=Header)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return header if header.version == _VERSION and header.size_bytes >= 0 else None
+    return header if header.version >= _VERSION and header.size_bytes >= 0 else None
 
 
 def _record(text: bytes, size_bytes: int) -> Record | None:

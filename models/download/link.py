@@ -26,6 +26,7 @@ import httpx2
 from localrun.errors import DownloadFailed, SourceChanged, SourceRefused
 from localrun.models.download.journal import Range
 from localrun.models.download.plan import FetchLimits, Item
+from localrun.models.download.reach import Reach
 
 # What a server answers when it is busy or broken, not when the request is wrong.
 PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
@@ -138,6 +139,7 @@ class Link:
         self._timeout = httpx2.Timeout(limits.stall_s, connect=_CONNECT_S, pool=None)
         self._start = _Place(httpx2.URL(item.url), True)
         self._found: _Place | None = None
+        self._reach = Reach()
         self._lock = asyncio.Lock()
 
     @property
@@ -192,8 +194,11 @@ class Link:
         headers["Range"] = f"bytes={asked.start}-{asked.end - 1}"
         if validator:
             headers["If-Range"] = validator
+        self._reach.check_url(place.url)
         request = self._client.build_request("GET", place.url, headers=headers, timeout=self._timeout)
-        return await self._client.send(request, stream=True, follow_redirects=False)
+        response = await self._client.send(request, stream=True, follow_redirects=False)
+        await self._reach.check_answer(response)
+        return response
 
     def _has_expired(self, place: _Place, response: httpx2.Response) -> bool:
         return place != self._start and response.status_code in _EXPIRED_STATUSES | _REDIRECTS

@@ -146,11 +146,13 @@ class Partial:
         partial = cls(target, file, header, sync_bytes=sync_bytes)
         try:
             partial._begin()
-        except OSError as error:
+        except BaseException as error:
             partial.close()
             if not paths.journal.exists():
                 partial.discard()
-            raise failed(target, error) from error
+            if isinstance(error, OSError):
+                raise failed(target, error) from error
+            raise
         return partial
 
     @property

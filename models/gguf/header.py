@@ -283,7 +283,8 @@ def dimension_problem(architecture: str, metadata: dict[str, Value]) -> str | No
         if not _is_count(metadata[full_key], 1, limit):
             return f"'{full_key}' is {_shown(metadata[full_key])}, not a number from 1 to {limit}"
     n_layers = metadata[f"{architecture}.block_count"]
-    for key in ("attention.key_length", "attention.value_length", "vocab_size"):
+    # A number of rotated dimensions that is none keeps llama.cpp busy for ever.
+    for key in ("attention.key_length", "attention.value_length", "rope.dimension_count", "vocab_size"):
         full_key = f"{architecture}.{key}"
         if not _is_count(metadata.get(full_key, 0), 0, MAX_WIDTH):
             return f"'{full_key}' is {_shown(metadata[full_key])}, not a number up to {MAX_WIDTH}"

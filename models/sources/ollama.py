@@ -28,6 +28,7 @@ import httpx2
 
 from localrun.errors import DownloadFailed, ModelNotFound, SourceRefused, by_code
 from localrun.models.download.plan import Item, PlannedFile, RemotePlan
+from localrun.models.download.reach import Reach
 from localrun.models.storage import ollama_manifest
 from localrun.models.storage.manifest import Place, Role, Source, StoredFile, blob_path, check_digest
 from localrun.models.storage.ollama_manifest import (
@@ -82,9 +83,12 @@ async def small_document(
 async def _follow(
     client: httpx2.AsyncClient, url: str, limit_bytes: int, headers: Mapping[str, str]
 ) -> tuple[int, bytes]:
+    reach = Reach()
     for _ in range(MAX_REDIRECTS + 1):
         sent = {**headers, "Accept-Encoding": "identity"}
+        reach.check_url(httpx2.URL(url))
         async with client.stream("GET", url, headers=sent, follow_redirects=False) as response:
+            await reach.check_answer(response)
             location = response.headers.get("Location", "")
             if response.status_code not in _REDIRECTS or not location:
                 return response.status_code, await _body(response, limit_bytes) if response.is_success else b""

@@ -11,6 +11,7 @@ Does not: lock. Two writers of one name both finish; the later rename stays.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import secrets
@@ -21,6 +22,7 @@ from typing import BinaryIO
 
 import psutil
 
+_log = logging.getLogger(__name__)
 _TEMPORARY = re.compile(r"\.(?P<pid>[0-9]{1,10})-[0-9a-f]{16}\.localrun-temp")
 
 _being_written: set[str] = set()
@@ -38,7 +40,9 @@ def temporary(folder: Path) -> Iterator[Path]:
     try:
         yield path
     finally:
-        path.unlink(missing_ok=True)
+        # What cannot be deleted now is stale from here on. The error of the block, if there is one, says more.
+        with contextlib.suppress(OSError):
+            path.unlink()
         with _lock:
             _being_written.discard(path.name)
 
@@ -61,14 +65,19 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames and deletions in `folder` last. Windows has no such call, and needs none."""
+    """Makes renames and deletions in `folder` last. Windows has no such call, and needs none.
+
+    They have happened, whatever comes of this: a disk that refuses is a line in the log, and no error."""
     if os.name == "nt":
         return
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        _log.warning("%s: a power cut may undo what was changed there last (%s)", folder, error.strerror)
 
 
 def stale(folder: Path) -> Sequence[Path]:

@@ -29,6 +29,8 @@ from localrun.models.name import BUILT_IN, DEFAULT_TAG, HUB_HOST, Kind, ModelNam
 from localrun.models.storage import atomic_file
 
 FOLDER = "manifests"
+# Raised when an older program could not do with what is written: it says so then, and leaves the manifest alone.
+VERSION = 1
 MAX_MANIFEST_BYTES = 8 * 1024 * 1024
 MAX_FILES = 1_024
 # Where a name without a host, or without an owner, lies.
@@ -62,7 +64,7 @@ class Place(StrEnum):
     BUILT_IN = "built-in"
 
 
-class StoredFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One file. `digest` is `sha256:` and 64 hex digits of the content, "" if it was never computed (place `file`).
 
     `adopted`: it was there before, fetched into the shared cache by another program; it stays when the name goes.
@@ -83,7 +85,7 @@ class Message(msgspec.Struct, frozen=True):
     content: str
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Where the files came from. `kind`: hub, registry, file, create; `revision` is a commit or a manifest's digest."""
 
     kind: str
@@ -93,7 +95,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     url: str = ""
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """See the module. `name` is how the model is called, with the letters' case as it was first written.
 
     `parameters` are Ollama's option names with JSON values; `template` is a Jinja text, "" for the GGUF's own.
@@ -109,6 +111,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     messages: tuple[Message, ...] = ()
     licence_text: str = ""
     requires: str = ""
+    version: int = VERSION
 
     def of_role(self, role: Role) -> tuple[StoredFile, ...]:
         return tuple(file for file in self.files if file.role is role)
@@ -206,7 +209,8 @@ def write(folder: Path, name: str, manifest: Manifest) -> Path:
 
 def read(folder: Path, name: str) -> Manifest | None:
     """The manifest of that name, None if there is none. Raises BadModelFile for a damaged one, BadRequest."""
-    return _read(Key.of(name).path(folder))
+    key = Key.of(name)
+    return _read(key.path(folder), key)
 
 
 def remove(folder: Path, name: str) -> bool:
@@ -238,7 +242,7 @@ def read_all(folder: Path) -> Survey:
         try:
             if Key.of("/".join(key[:3]) + f":{key.tag}") != key:
                 raise BadRequest("its path is not one that a model's name has")
-            manifest = _read(path)
+            manifest = _read(path, key)
         except (BadModelFile, BadRequest) as error:
             damaged.append(DamagedManifest(path, error.message))
         else:
@@ -258,7 +262,7 @@ def _parts(parsed: ModelName) -> tuple[str, str, str]:
     return host, owner, bare
 
 
-def _read(path: Path) -> Manifest | None:
+def _read(path: Path, key: Key) -> Manifest | None:
     try:
         with open_regular(path) as file:
             content = file.read(MAX_MANIFEST_BYTES + 1)
@@ -269,10 +273,18 @@ def _read(path: Path) -> Manifest | None:
     try:
         if len(content) > MAX_MANIFEST_BYTES:
             raise BadModelFile(f"it has more than {MAX_MANIFEST_BYTES} bytes")
+        version = _version_decoder.decode(content).version
+        if version > VERSION:
+            raise BadModelFile(
+                f"it was written by a newer localrun (version {version} of the format, this one knows {VERSION}); "
+                f"upgrade localrun"
+            )
         manifest = _decoder.decode(content)
         _check(manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, BadModelFile) as error:
-        raise BadModelFile(f"{path} is no manifest of a model: {error}") from None
+        if Key.of(manifest.name) != key:
+            raise BadModelFile(f"it is that of '{manifest.name[:100]}'")
+    except (msgspec.MsgspecError, UnicodeDecodeError, BadModelFile, BadRequest, RecursionError) as error:
+        raise BadModelFile(f"{path} is no manifest of that model: {error}") from None
     return manifest
 
 
@@ -303,4 +315,9 @@ def _check_file(file: StoredFile) -> None:
         raise BadModelFile("a file in it has a path that does not fit its place: relative for hub, absolute for file")
 
 
+class _Versioned(msgspec.Struct):
+    version: int = VERSION
+
+
+_version_decoder = msgspec.json.Decoder(_Versioned)
 _decoder = msgspec.json.Decoder(Manifest)

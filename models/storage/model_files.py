@@ -111,6 +111,17 @@ def below_folder(folder: Path) -> Iterator[tuple[Path, str]]:
                 yield Path(entry.path), _stem(entry.name)
 
 
+def problem_of_folder(folder: Path) -> str:
+    """Why a folder cannot be read; empty if it can, or is not there."""
+    try:
+        os.scandir(folder).close()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        return f"the folder cannot be read: {error.strerror or error}"
+    return ""
+
+
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()

@@ -151,7 +151,7 @@ class FoundFile(NamedTuple):
 
 
 class DamagedFile(NamedTuple):
-    """A file or a manifest that cannot be used, and why."""
+    """A file, a manifest or a folder of the setting `model_dirs` that cannot be used, and why."""
 
     path: Path
     problem: str
@@ -196,6 +196,7 @@ class Store:
         self.folder = models_folder
         self.others = OtherPrograms() if others is None else others
         self._ollama = self.others.ollama
+        self._model_dirs = tuple(model_dirs)
         self._foreign = (*map(Folder, model_dirs), *self.others.folders)
         self.hub_cache_folder = hub_cache.folder() if hub_cache_folder is None else hub_cache_folder
         self.blobs = Blobs(models_folder)
@@ -358,6 +359,10 @@ class Store:
         for store in self._ollama:
             unusable += self._survey_ollama(store, survey.manifests, known)
         unusable += self._survey_files(self._foreign_files(), survey.manifests, known)
+        for folder in self._model_dirs:
+            problem = model_files.problem_of_folder(folder)
+            if problem:
+                unusable.append(DamagedFile(folder, problem))
         yield from sorted(known.values(), key=lambda model: model.name)
         yield from sorted(unusable)
 

@@ -36,3 +36,10 @@ def test_parameters_of_the_model_and_of_the_conversation():
     shown = model_parameters(SHOWN, {"seed": 3})
     assert shown.index("temperature 0.7") < shown.index("Set here") < shown.index("seed")
     assert model_parameters({}, {}) == "no parameters are set"
+
+
+def test_a_model_of_another_program_has_the_source_that_list_shows():
+    card = model_card({"localrun": {"source": {"kind": "foreign", "repo": "Ollama", "file": "/there"}}})
+    assert "  source              Ollama\n" in f"{card}\n"
+    hub = model_card({"localrun": {"source": {"kind": "hub", "repo": "a/b", "revision": "c" * 40}}})
+    assert f"hub a/b {'c' * 12}" in hub

@@ -12,7 +12,7 @@ import pytest
 from localrun.doctor.finding import Level
 from localrun.doctor.stored_models import check_models
 from localrun.models import builtin
-from localrun.models.storage import manifest
+from localrun.models.storage import manifest, model_files
 from localrun.models.storage.manifest import Manifest, Place, Role, Source, StoredFile
 from localrun.models.storage.other_programs import LM_STUDIO, Folder, OllamaStore, OtherPrograms
 from localrun.models.storage.store import Store
@@ -122,3 +122,14 @@ def test_models_of_other_programs_that_cannot_be_used_are_named_and_fail_nothing
     for words in (("Ollama", "fox"), ("LM Studio", "broken.gguf"), ("LM Studio", "alien")):
         assert any(all(word in each for word in words) for each in warned), warned
     assert "1 of other programs, used in place" in [each.text for each in found]
+
+
+def test_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(folder: object) -> str:
+        return "the folder cannot be read: Permission denied"
+
+    monkeypatch.setattr(model_files, "problem_of_folder", refuse)
+    store = Store(tmp_path / "models", hub_cache_folder=tmp_path / "hub", model_dirs=[tmp_path])
+    (found,) = [each for each in check_models(store, now_s=LATER_S, is_deep=False) if each.level is not Level.OK]
+    assert found.text == f"{tmp_path}: the folder cannot be read: Permission denied"
+    assert "LOCALRUN_MODEL_DIRS" in found.remedy

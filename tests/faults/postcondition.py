@@ -10,18 +10,25 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import psutil
 
+from localrun.models.storage import manifest
+from localrun.models.storage.blobs import Blobs, hash_file
 from tests.daemon import Daemon
 
 CANARY: dict[str, Any] = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
 FINAL = {"done", "cancelled", "failed"}
 # Names under which the program, its engines and its downloads write what is not complete, and locks.
 UNFINISHED = re.compile(r"\.localrun-temp$|\.tmp$|\.localrun-(?:part|partial|lock|journal)|\.lock$")
+# With llama.cpp, an idle daemon asks once what the kernels compute. That is its own doing, and may take a while.
+PROBE, N_PROBE_PIPES = "localrun.kernel_probe", 3
+# More memory than a fault may cost the daemon's process, which keeps buffers and gives no pages back.
+MAX_GROWTH_BYTES = 128 * 1024 * 1024
 # How long a daemon may take to tidy up, on a machine that is busy with other tests.
 PATIENCE_S = 60.0
 
@@ -33,20 +40,29 @@ class Held(NamedTuple):
     children: tuple[str, ...]
 
 
+# Of each daemon, before its first fault.
+_answers: WeakKeyDictionary[Daemon, str] = WeakKeyDictionary()
+
+
 @contextmanager
-def unharmed(daemon: Daemon, *, may_leave: tuple[str, ...] = (), canary: dict[str, Any] = CANARY) -> Iterator[None]:
+def unharmed(daemon: Daemon, *, may_leave: tuple[str, ...] = (), may_trace: bool = False) -> Iterator[None]:
     """Whatever happens inside leaves the daemon as it was. `may_leave` are endings of names of unfinished files that a
-    fault may leave on purpose, such as a download that can be resumed."""
-    answer = _answer(daemon, canary)
-    before = _held_without_models(daemon)
+    fault may leave on purpose, such as a download that can be resumed; with `may_trace` an engine that dies may leave
+    its last lines in the log."""
+    if daemon not in _answers:
+        _answers[daemon] = _answer(daemon)
+    before, before_bytes = _held_without_models(daemon), _rss_bytes(daemon)
     files = unfinished_files(daemon.home)
+    n_traces = daemon.log.count("Traceback")
     yield
     check_requests(daemon)
-    assert _answer(daemon, canary) == answer, "the next request is answered as before"
+    assert _answer(daemon) == _answers[daemon], "the next request is answered as before"
     _within_patience(lambda: _held_without_models(daemon), lambda held: _is_no_more(held, before), before)
+    assert _rss_bytes(daemon) - before_bytes < MAX_GROWTH_BYTES
     left = [path for path in unfinished_files(daemon.home) - files if not path.name.endswith(may_leave or ("\0",))]
     assert not left, f"left behind: {left}"
-    assert "Traceback" not in daemon.log, daemon.log[-4000:]
+    assert check_store(daemon.home) == []
+    assert may_trace or daemon.log.count("Traceback") == n_traces, daemon.log[-4000:]
 
 
 def check_requests(daemon: Daemon) -> None:
@@ -61,13 +77,25 @@ def check_requests(daemon: Daemon) -> None:
         assert [run for run in engine["kv_runs"] if run[2] is not None] == [], "a cell belongs to an ended request"
 
 
+def models_folder(home: Path) -> Path:
+    """Where a daemon with this home keeps its models."""
+    return home / "data" / "models"
+
+
+def check_store(home: Path) -> list[str]:
+    """What is wrong in a models folder: manifests that cannot be read, and files that are not what their names say."""
+    folder = models_folder(home)
+    damaged = [problem for _, problem in manifest.read_all(folder).damaged]
+    return damaged + [str(blob.path) for blob in Blobs(folder).all() if hash_file(blob.path) != blob.digest]
+
+
 def unfinished_files(home: Path) -> set[Path]:
     """Temporary files, locks and partial downloads anywhere below the daemon's home."""
     return {path for path in home.rglob("*") if UNFINISHED.search(path.name)}
 
 
-def _answer(daemon: Daemon, canary: dict[str, Any]) -> str:
-    response = daemon.post("/v1/completions", canary)
+def _answer(daemon: Daemon) -> str:
+    response = daemon.post("/v1/completions", CANARY)
     assert response.status_code == 200, response.text
     return str(response.json()["choices"][0]["text"])
 
@@ -79,8 +107,25 @@ def _held_without_models(daemon: Daemon) -> Held:
     _within_patience(lambda: _snapshot(daemon)["engines"], lambda engines: not engines, "no engine")
     daemon.disconnect()
     process = psutil.Process(daemon.process.pid)
-    children = sorted(" ".join(child.cmdline()[1:]) for child in process.children(recursive=True))
-    return Held(process.num_fds(), tuple(children))
+    children, n_descriptors = [], process.num_fds()
+    for child in process.children():
+        if PROBE in _command(child):
+            n_descriptors -= N_PROBE_PIPES
+        else:
+            with suppress(psutil.NoSuchProcess):  # ended since
+                children += [child, *child.children(recursive=True)]
+    return Held(n_descriptors, tuple(sorted(map(_command, children))))
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()[1:])
+    except psutil.NoSuchProcess:  # or it has ended, and nobody has asked for its status yet
+        return "ended"
+
+
+def _rss_bytes(daemon: Daemon) -> int:
+    return int(psutil.Process(daemon.process.pid).memory_info().rss)
 
 
 def _is_no_more(held: Held, before: Held) -> bool:

@@ -34,7 +34,8 @@ class Registry(ThreadingHTTPServer):
     """A context manager. `requests` are the paths that were asked for; `content_bytes` what was sent of blobs.
 
     `bytes_per_s` slows blobs down; with `drop_after` set every answer with a blob breaks off after so many bytes;
-    `statuses` are given away, first come first served, instead of true answers.
+    `statuses` are given away, first come first served, instead of true answers; with `location` set, every question is
+    answered by a redirect to it.
     """
 
     daemon_threads = True
@@ -48,6 +49,7 @@ class Registry(ThreadingHTTPServer):
         self.bytes_per_s: float | None = None
         self.drop_after: int | None = None
         self.statuses: list[int] = []
+        self.location = ""
         self.lock = threading.Lock()
 
     def __enter__(self) -> Registry:
@@ -95,6 +97,8 @@ class _Handler(BaseHTTPRequestHandler):
             status = self.server.statuses.pop(0) if self.server.statuses else 0
         if status:
             self._answer(status, b"the body of a refusal")
+        elif self.server.location:
+            self._answer(302, b"", Location=self.server.location)
         elif self.path.startswith("/storage/"):
             self._blob(self.server.blobs[self.path.removeprefix("/storage/")])
         elif found := _PATH.fullmatch(self.path):

@@ -21,6 +21,7 @@ from textual.pilot import Pilot
 
 from localrun.client import ChatMetrics, ChatPiece, PullPiece
 from localrun.errors import Cancelled, DaemonUnreachable, LocalrunError, ModelNotFound
+from localrun.server.openapi.document import document
 from localrun.snapshot import (
     Aggregate,
     EngineRow,
@@ -84,6 +85,11 @@ class FakeDaemon:
 
     async def __aexit__(self, *exc_info: object) -> None:
         return None
+
+    async def options(self) -> dict[str, Any]:
+        self._check_up()
+        options: dict[str, Any] = document()["components"]["schemas"]["Options"]["properties"]
+        return options
 
     async def chat(
         self,

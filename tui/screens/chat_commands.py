@@ -92,7 +92,11 @@ async def _set(screen: ChatScreen, argument: str) -> str:
     if not text:
         shown = ", ".join(f"{name} {value}" for name, value in conversation.parameters.items())
         return shown or "No parameter is set; the model's own are used. Example: /set temperature 0.2"
-    conversation.configure(parameters={**conversation.parameters, name: slash.value_of(text)})
+    try:  # what the daemon would refuse is refused here, not with the next question
+        value = slash.option(name, text, await screen.session.daemon.options())
+    except ValueError as error:
+        raise _RefusedError(str(error)) from None
+    conversation.configure(parameters={**conversation.parameters, name: value})
     return f"{name} is {text} from the next answer on."
 
 

@@ -168,4 +168,5 @@ OVERLOAD = define(
      "burst_lowest_share_ratio", "burst_difference_of_bound", "open_completion_ratio", "open_refused_count",
      "open_failed_count", "open_longest_wait_s"),
     _overload,
+    overloads=True,
 )  # fmt: skip

@@ -24,7 +24,12 @@ class Measured:
 
 
 def define(
-    name: str, summary: str, headline: tuple[str, ...], measure: Callable[[Endpoint, Options], Awaitable[Measured]]
+    name: str,
+    summary: str,
+    headline: tuple[str, ...],
+    measure: Callable[[Endpoint, Options], Awaitable[Measured]],
+    *,
+    overloads: bool = False,
 ) -> Workload:
     """A Workload whose own part is `measure`. When that is cancelled the result has what the finished requests say, and
     INTERRUPTED as its note."""
@@ -48,4 +53,4 @@ def define(
             started_at=started_at,
         )
 
-    return Workload(name, summary, run, headline)
+    return Workload(name, summary, run, headline, overloads)

@@ -147,7 +147,8 @@ class Background:
         try:
             self.worker.finish()
         except NoRoom as error:
-            raise RuntimeError("a prompt in the background is longer than its stream") from error
+            # Each prompt has a stream for itself, so nobody could make room: as for any failure, try again.
+            return self._end(is_computed=False, error=DecodeFailed(f"{error} in the background", is_fatal=True))
         except DecodeFailed as error:
             return self._end(is_computed=False, error=error)
         self._cost.observe(len(self.seqs), self._depth, self.worker.computed_s)

@@ -55,11 +55,12 @@ class LlamaVocabulary:
         self.control_tokens = tuple(self._control_texts.values())
         self._control_text = re.compile("|".join(map(re.escape, filter(None, self.control_tokens))) or "(?!)")
         adds_bos = bool(native.llama_vocab_get_add_bos(self._vocab))
-        self.bos_token: int | None = int(native.llama_vocab_bos(self._vocab)) if adds_bos else None
+        bos = int(native.llama_vocab_bos(self._vocab))
+        self.bos_token = bos if adds_bos and bos >= 0 else None
         self._pieces: dict[int, bytes] = {}
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
-        """See `Backend.tokenize`."""
+        """See `Backend.tokenize`. Raises BadModelFile for a text that the vocabulary cannot say."""
         if not parse_special:
             return self._tokenize_part(text, parse_special=False)
         return [token for part in self._parts(text) for token in self._tokenize_part(part, parse_special=True)]
@@ -102,7 +103,11 @@ class LlamaVocabulary:
             room = -count
             buffer = (native.llama_token * room)()
             count = native.llama_tokenize(self._vocab, data, len(data), buffer, room, add_special, parse_special)
-        return list(buffer[:count])
+        tokens = list(buffer[:count])
+        # llama.cpp puts -1 where a vocabulary has no token for a text. A batch must not see it.
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self.n_tokens:
+            raise BadModelFile("the model's vocabulary has no token for a part of the text; the file is damaged")
+        return tokens
 
     def _read_piece(self, token: int) -> bytes:
         if not 0 <= token < self.n_tokens:

@@ -140,8 +140,9 @@ class Scheduler:
         if n_waiting < self._max_queue:
             return
         waits_s = self._queue_sent.waits_s
+        waiting = "1 request waits" if n_waiting == 1 else f"{n_waiting} requests wait"
         raise QueueFull(
-            f"{n_waiting} requests wait for a slot, which is the limit (--max-queue)",
+            f"{waiting} for a slot, which is the limit (--max-queue)",
             retry_after_s=max(waits_s) if waits_s else 1.0,
         )
 

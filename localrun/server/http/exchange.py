@@ -239,8 +239,7 @@ class Endpoint:
             await exchange.refuse(Unavailable("the daemon is stopping"))
             raise
         except Exception as error:
-            _log.exception("%s %s failed", scope["method"], exchange.path)
-            await exchange.refuse(failures.unexpected(error))
+            await exchange.refuse(failures.unforeseen(error, f"{scope['method']} {exchange.path}"))
 
 
 def route(path: str, runtime: Runtime, handler: Handler, *, methods: Sequence[str]) -> Route:

@@ -10,17 +10,19 @@ Each API family has its own error JSON, and a client reads only its own:
 Status and code come from the exception alone (`errors.py`). Every error answer carries `X-Localrun-Error: <code>`, so
 that a client can tell cases apart also where the shape has no code.
 
-Does not: send anything, or decide what is an error.
+Does not: send anything.
 """
 
 from __future__ import annotations
 
-import errno
 import json
+import logging
 import math
 from enum import StrEnum
 
-from localrun.errors import DiskFull, LocalrunError, QueueFull
+from localrun.errors import LocalrunError, QueueFull, of_disk
+
+_log = logging.getLogger(__name__)
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -45,6 +47,16 @@ def shape_of(path: str) -> Shape:
     return Shape.NATIVE
 
 
+def unforeseen(error: Exception, what: str) -> LocalrunError:
+    """What to tell of a disk that refused, or of a bug while `what` was done; the log has the details."""
+    refused = of_disk(error) if isinstance(error, OSError) else None
+    if refused is not None:
+        _log.warning("%s: %s", what, refused.message)
+        return refused
+    _log.error("%s failed", what, exc_info=error)
+    return LocalrunError("internal error; the daemon's log has the details")
+
+
 def body(error: LocalrunError, shape: Shape) -> bytes:
     """The error's JSON body, in the family's shape."""
     content: object
@@ -60,21 +72,6 @@ def body(error: LocalrunError, shape: Shape) -> bytes:
         content = {"code": error.code, "message": error.message, "field": error.field}
     # Messages may quote what the client sent; ASCII output is valid whatever that was, a lone surrogate included.
     return json.dumps({"error": content}).encode("ascii")
-
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_NOT_ALLOWED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
-
-
-def unexpected(error: Exception) -> LocalrunError:
-    """What is told of an error that is not of ours. Of a disk that is full or cannot be written, what a person can do
-    something about; of anything else no details, which are for the log."""
-    path = error.filename if isinstance(error, OSError) else None
-    if isinstance(error, OSError) and error.errno in _FULL:
-        return DiskFull(f"the disk{f' of {path}' if path else ''} is full; make room and try again")
-    if isinstance(error, OSError) and error.errno in _NOT_ALLOWED and path:
-        return LocalrunError(f"the daemon cannot use {path}: {error.strerror}")
-    return LocalrunError("internal error; the daemon's log has the details")
 
 
 def headers(error: LocalrunError) -> Headers:

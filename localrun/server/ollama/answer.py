@@ -292,7 +292,7 @@ class _Answer:
         pieces = self._parser.feed(delta.text) if delta.text else []
         is_end = delta.finish is not None
         if is_end:
-            pieces = [*pieces, *self._parser.finish()]
+            pieces = [*pieces, *self._parser.finish(is_cut=delta.finish is Finish.LENGTH)]
         return self._parts.take(pieces, is_end=is_end)
 
     def _last_fields(self, delta: Delta) -> Fields:

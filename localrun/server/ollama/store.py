@@ -13,7 +13,6 @@ Does not: keep pulls (server/pulls.py), decide what may be removed (models/namin
 from __future__ import annotations
 
 import asyncio
-import errno
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
@@ -177,15 +176,10 @@ async def blob(runtime: Runtime, exchange: Exchange) -> None:
     announced = exchange.header(b"content-length")
     folder = runtime.store.blobs.folder
     await asyncio.to_thread(_check_room, folder, int(announced) if announced.isascii() and announced.isdigit() else 0)
-    try:
-        with BlobWriter(runtime.store.blobs) as writer:
-            async for piece in _large(exchange.pieces()):
-                await asyncio.to_thread(_write, writer, piece, folder)
-            await asyncio.to_thread(writer.finish, digest)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise DiskFull(f"the disk of {folder} is full; nothing of the file is kept") from None
+    with BlobWriter(runtime.store.blobs) as writer:
+        async for piece in _large(exchange.pieces()):
+            await asyncio.to_thread(_write, writer, piece, folder)
+        await asyncio.to_thread(writer.finish, digest)
     await exchange.answer(b"", status=201)
 
 
@@ -200,10 +194,18 @@ def _check_room(folder: Path, n_bytes: int) -> None:
     free_bytes = shutil.disk_usage(folder).free - RESERVE_BYTES
     if n_bytes > free_bytes:
         raise DiskFull(
-            f"{n_bytes / 1e9:.3f} GB of the file are to be written, but {max(0, free_bytes) / 1e9:.3f} GB are free in "
+            f"{_exact(n_bytes)} of the file are to be written, but {_exact(max(0, free_bytes))} are free in "
             f"{folder}, besides {RESERVE_BYTES / 1e9:.1f} GB that are left to others; free some, or put "
             f"LOCALRUN_MODELS on another disk"
         )
+
+
+def _exact(n_bytes: int) -> str:
+    """To the digits that tell two sizes apart."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB")):
+        if n_bytes >= unit:
+            return f"{n_bytes / unit:.3f} {name}"
+    return f"{n_bytes} bytes"
 
 
 async def _large(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

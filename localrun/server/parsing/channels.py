@@ -89,6 +89,8 @@ def _call(reply: Reading, name: str) -> Read[bool]:
     try:
         yield from read_arguments(reply, checked_name(name))
     except MalformedError:
+        if reply.drop_cut_call():
+            return True
         if source.n_commits == n_commits:
             source.at = 0
         return False
@@ -152,6 +154,10 @@ def _part(reply: Reading) -> Read[None]:
         return
     if name not in reply.schemas:
         raise MalformedError
-    yield from read_arguments(reply, name)
+    try:
+        yield from read_arguments(reply, name)
+    except MalformedError:
+        if not reply.drop_cut_call():
+            raise
     yield from source.skip_space()
     source.commit()

@@ -4,7 +4,8 @@
 which marks there are; `read_reply` follows it, for nearly every format. Anything that turns out not to be what its mark
 announced is content again, from the mark on, and reading goes on right behind the mark.
 
-A call is held until it is whole, so that one that turns out malformed comes back as content; where the decoding was
+A call is held until it is whole, so that one that turns out malformed comes back as content, and one that the reply's
+limit cut off is left out; where the decoding was
 constrained to well-formed calls (`streams`), its arguments are handed on as they come.
 Pure but for call ids, which are random. Does not: know any format, or the insides of a call.
 """
@@ -33,22 +34,29 @@ class Reading:
     """One reply being read: what came in, what is known of the tools, and the pieces that are ready.
 
     `schemas` are the parameters of the tools that may be called, by name. More than `most_calls` are
-    left out: the client has said that it takes no more.
+    left out: the client has said that it takes no more. A reply that `must_call` has no content of its own.
     """
 
     def __init__(
-        self, schemas: Mapping[str, Mapping[str, Any]], *, streams: bool, most_calls: int | None = None
+        self,
+        schemas: Mapping[str, Mapping[str, Any]],
+        *,
+        streams: bool,
+        most_calls: int | None = None,
+        must_call: bool = False,
     ) -> None:
         self.source = Source()
         self.schemas = schemas
         self.streams = streams
+        self.is_cut = False
         self._most_calls = most_calls
+        self._must_call = must_call
         self.n_calls = 0
         self.n_contents = 0
         self._ready: list[Piece] = []
 
     def content(self, text: str) -> None:
-        if text:
+        if text and not (self.is_cut and self._must_call):  # what the limit left of a call, or of its mark
             self.n_contents += 1
             last = self._ready[-1] if self._ready else None
             if isinstance(last, Content):
@@ -84,6 +92,13 @@ class Reading:
             self.start_call(name)
             self.arguments(dump_json(arguments))
 
+    def drop_cut_call(self) -> bool:
+        """Leaves out what was to be a call, if the limit cut it off. Whether it did."""
+        if self.is_cut:
+            self.source.at = len(self.source.text)
+            self.source.commit()
+        return self.is_cut
+
     def take(self) -> list[Piece]:
         ready, self._ready = self._ready, []
         return ready
@@ -103,7 +118,8 @@ class StreamingParser:
         self._resume()
         return self._reply.take()
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        self._reply.is_cut = is_cut
         self._reply.source.end()
         while self._run is not None:
             self._resume()
@@ -209,6 +225,8 @@ def _calls(reply: Reading, read: CallReader) -> Read[bool]:
     try:
         yield from read(reply)
     except MalformedError as error:
+        if reply.drop_cut_call():
+            return True
         source.at = opening_end if source.n_commits == n_commits else 0
         if isinstance(error, CutShortError):
             source.at = len(source.text)
@@ -234,6 +252,9 @@ def _unmarked(reply: Reading, layout: Layout) -> Read[bool]:
             try:
                 yield from read(reply)
             except MalformedError:
+                names_tool = any(f'"{name}"' in source.text or f"{name}(" in source.text for name in reply.schemas)
+                if (names_tool or source.n_commits != n_commits) and reply.drop_cut_call():
+                    return True
                 if source.n_commits != n_commits:
                     source.at = 0
                     return True
@@ -301,7 +322,8 @@ class CallFormat:
 @dataclass(frozen=True, kw_only=True)
 class ParserPlan:
     """`call_format` None reads no calls, `tags` None no thinking. `triggers` are the texts behind which the decoding is
-    constrained; with `calls_are_constrained` every call is well-formed. `most_calls` None is any number."""
+    constrained; with `calls_are_constrained` every call is well-formed. `most_calls` None is any number. A reply that
+    `must_call` is nothing but thinking and calls."""
 
     call_format: CallFormat | None = None
     tags: ThinkingTags | None = None
@@ -310,6 +332,7 @@ class ParserPlan:
     triggers: Sequence[str] = ()
     calls_are_constrained: bool = False
     most_calls: int | None = None
+    must_call: bool = False
 
     @cached_property
     def shows_control(self) -> bool:
@@ -340,7 +363,9 @@ class ParserPlan:
                 return whole(reply, self._shown)
             return read_reply(reply, self._layout, opened=thinking_open)
 
-        reply = Reading(schemas, streams=self.calls_are_constrained, most_calls=self.most_calls)
+        reply = Reading(
+            schemas, streams=self.calls_are_constrained, most_calls=self.most_calls, must_call=self.must_call
+        )
         return StreamingParser(reply, read, opened=opened)
 
     @cached_property

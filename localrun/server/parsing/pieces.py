@@ -7,12 +7,13 @@ Does not: know any format (see `formats.py`), or anything about HTTP.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
-from localrun.wire import ChosenLogprob, Delta
+from localrun.wire import ChosenLogprob, Delta, Finish
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -47,13 +48,14 @@ Piece = Content | Thinking | CallStart | CallArguments
 
 class ReplyParser(Protocol):
     """Turns one reply's text, in parts of any size, into pieces. Never raises for what a model wrote: a call that is
-    none comes back as content."""
+    none comes back as content, but one that the reply's limit cut off is left out."""
 
     def feed(self, text: str) -> list[Piece]:
         """The pieces that this text makes certain."""
 
-    def finish(self) -> list[Piece]:
-        """What was held back, when no more text comes. The parser is unusable after it."""
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """What was held back, when no more text comes; `is_cut` says that the limit ended it. The parser is unusable
+        after it."""
 
 
 class PlainParser:
@@ -62,7 +64,7 @@ class PlainParser:
     def feed(self, text: str) -> list[Piece]:
         return [Content(text)] if text else []
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
         return []
 
 
@@ -77,6 +79,15 @@ class Call:
     @property
     def arguments_text(self) -> str:
         return "".join(self.arguments)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arguments came to their end."""
+        try:
+            json.loads(self.arguments_text or "{}")
+        except ValueError:
+            return False
+        return True
 
 
 @dataclass
@@ -119,7 +130,7 @@ class Reply:
         """The pieces that a delta makes certain; after the final one nothing is held back."""
         pieces = self._parser.feed(delta.text) if delta.text else []
         if delta.finish is not None:
-            pieces += self._parser.finish()
+            pieces += self._parser.finish(is_cut=delta.finish is Finish.LENGTH)
         for piece in pieces:
             self._is_thinking = isinstance(piece, Thinking)
             if isinstance(piece, CallStart):
@@ -129,10 +140,13 @@ class Reply:
         return pieces
 
     def gather(self, delta: Delta) -> None:
-        """Takes a delta in, and keeps what it said."""
+        """Takes a delta in, and keeps what it said. A call that the limit cut off is left out: nobody can make it."""
         self.gathered.logprobs += delta.logprobs or ()
         for piece in self.take(delta):
             self._keep(piece)
+        calls = self.gathered.calls
+        if delta.finish is Finish.LENGTH and calls and not calls[-1].is_whole:
+            calls.pop()
 
     def _keep(self, piece: Piece) -> None:
         gathered = self.gathered

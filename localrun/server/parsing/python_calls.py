@@ -160,7 +160,7 @@ def read_python_tag(reply: Reading) -> Read[None]:
     if calls and (code_tool is None or all(name.removesuffix(".call") in reply.schemas for name, _ in calls)):
         for name, arguments in calls:
             reply.call(name.removesuffix(".call"), arguments)
-    elif code_tool is not None:
+    elif code_tool is not None and not reply.is_cut:
         reply.call(code_tool, {"code": text})
     else:
         raise MalformedError

@@ -159,7 +159,7 @@ def _shapes(written: Written, tools: Sequence[Tool], *, is_checked: bool) -> lis
         field = f"tools[{index}].function.parameters"
         before = written.before.replace("NAME", tool.name)
         schema = _arguments(tool, field, is_checked=is_checked)
-        shapes.append(structured.CallShape(before, schema, written.after, field))
+        shapes.append(structured.CallShape(before, schema, written.after, field, tool.name))
     return shapes
 
 

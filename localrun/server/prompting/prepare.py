@@ -76,6 +76,7 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
         triggers=ending.grammar.triggers if ending.grammar is not None else (),
         calls_are_constrained=ending.calls_are_constrained,
         most_calls=None if ask.parallel_calls else 1,
+        must_call=_must_call(ask),
     )
     if plan.shows_control:
         await asyncio.to_thread(plan.warm)
@@ -87,6 +88,10 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
         stop=STOP_AT_RESULT if tools and not profile.takes_tools else (),
         new_parser=lambda: plan.parser(schemas, opened=ending.opened, thinking_open=ending.thinking_open),
     )
+
+
+def _must_call(ask: ChatAsk) -> bool:
+    return bool(ask.tools) and ask.tool_choice not in ("auto", "none")
 
 
 def _check(ask: ChatAsk, *, thinks: bool) -> None:
@@ -265,7 +270,7 @@ def ended(
     """Raises BadRequest for a schema that no decoding can be held to."""
     end = "".join(segment.text for segment in segments)[-_END_CHARACTERS:]
     is_open = tags is not None and tags.is_open(end)
-    must_call = bool(tools) and ask.tool_choice not in ("auto", "none")
+    must_call = _must_call(ask)
     if ask.continue_last:
         return _continued(segments, ask, tags, is_open=is_open, is_harmony=call_format is formats.HARMONY)
     if tags is not None and is_open and (ask.think is False or (must_call and call_format.written is None)):

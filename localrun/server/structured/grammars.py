@@ -46,12 +46,13 @@ def _written(kind: GrammarKind, text: str, field: str) -> Grammar:
 @dataclass(frozen=True)
 class CallShape:
     """One callable tool: literal text, a JSON value of `schema`, literal text. In a literal the name of a control token
-    stands for that token. `field` is where the schema came from, for messages."""
+    stands for that token. `field` is where the schema came from, and `name` the tool's, for messages."""
 
     before: str
     schema: Any
     after: str
     field: str = "tools"
+    name: str = ""
 
 
 def calls(
@@ -65,8 +66,9 @@ def calls(
     triggers: Sequence[str] = (),
 ) -> Grammar:
     """`before`, then `at_least` to `at_most` (None: any number of) calls of any of `shapes` with `separator` between
-    them, then `after`. With `triggers` the answer is free until one of them was produced and must match from there on;
-    `oneOf` is then taken for `anyOf`, since the request must not fail for the schema of a call that may never come.
+    them, then `after`. With `triggers` the answer is free until one of them was produced and must match from there on.
+    The request must then not fail for the schema of a call that may never come: `oneOf` is taken for `anyOf`, and the
+    engine takes any object where a rule named `lenient_...` does not compile.
 
     Raises BadRequest for a schema with an unsupported keyword and for schemas that are too much together, ValueError
     for counts that make no sense.
@@ -75,14 +77,15 @@ def calls(
         raise ValueError(f"{at_least} to {at_most} calls of {len(shapes)} shapes")
     literals = _Literals()
     first = literals.rule(before)
-    rules = []
+    kind = "lenient" if triggers else "arguments"
+    rules: list[str] = []
     size_bytes = 0
     for index, shape in enumerate(shapes):
         schema = schema_text(shape.schema, field=shape.field, one_of_is_any_of=bool(triggers))
-        rules.append(f"arguments_{index}: %json {schema}")
+        rules += (f"// {json.dumps(shape.name)}", f"{kind}_{index}: %json {schema}")
         size_bytes += len(rules[-1]) + len(shape.before) + len(shape.after)
         check_size(size_bytes)
-        rules.append(f"call_{index}: {literals.rule(shape.before)} arguments_{index} {literals.rule(shape.after)}")
+        rules.append(f"call_{index}: {literals.rule(shape.before)} {kind}_{index} {literals.rule(shape.after)}")
     rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(shapes))))
     many = _repeated(literals.rule(separator), max(at_least, 1), at_most)
     if at_least == 0:

@@ -124,6 +124,14 @@ def test_the_queue_is_full_at_its_limit():
     plan_of.check_queue()
 
 
+def test_one_waiting_request_is_told_in_the_singular():
+    plan_of = scheduler(n_slots=1, max_queue=1)
+    plan_of.submit(request(1, 5))
+    plan_of.submit(request(2, 5))
+    with pytest.raises(QueueFull, match=r"^1 request waits for a slot"):
+        plan_of.check_queue()
+
+
 def test_ending_a_waiting_request_takes_it_out_of_the_queue():
     plan_of = scheduler()
     one = request(1, 5, client="me")

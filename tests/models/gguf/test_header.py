@@ -131,6 +131,7 @@ def test_control_tokens_of_a_file_that_was_cut_meanwhile(tiny_gguf: Path, tmp_pa
         ("llama.block_count", 513, "not a number from 1 to 512"),
         ("llama.embedding_length", (1, 2), "'llama.embedding_length' is (1, 2)"),
         ("llama.attention.key_length", -1, "'llama.attention.key_length' is -1"),
+        ("llama.rope.dimension_count", (1 << 32) - 32, "not a number up to"),
         ("llama.attention.head_count_kv", (1, 2), "has 2 entries for 3 layers"),
         ("llama.attention.head_count", (1, 2, "3"), "not numbers up to"),
         ("llama.feed_forward_length", ArraySummary("u32", 5000, 0), "not numbers up to"),

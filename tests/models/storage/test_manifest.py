@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from localrun.errors import BadModelFile, BadRequest
 from localrun.models.storage import manifest
@@ -80,7 +81,7 @@ def test_everything_is_read_back(tmp_path: Path) -> None:
 
 def test_removal_takes_the_empty_folders_along(tmp_path: Path) -> None:
     manifest.write(tmp_path, "fox", said())
-    manifest.write(tmp_path, "fox:two", said())
+    manifest.write(tmp_path, "fox:two", structs.replace(said(), name="fox:two"))
     assert manifest.remove(tmp_path, "fox")
     assert not manifest.remove(tmp_path, "fox")
     assert manifest.read(tmp_path, "fox:two") is not None

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound
 from localrun.models import builtin, naming
 from localrun.models.gguf import reader
-from localrun.models.storage.store import Origin, Store
+from localrun.models.storage.store import DamagedFile, Origin, Store
 
 
 @pytest.fixture
@@ -202,3 +204,22 @@ def test_copies_have_one_id_and_changed_ones_another(models: Store, folder: Path
     changed = models.resolve("one").digest
     naming.copy(models, "smol", "three")
     assert models.resolve("three").digest == changed
+
+
+def test_a_folder_of_the_setting_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    closed, file = tmp_path / "closed", tmp_path / "file"
+    closed.mkdir()
+    file.touch()
+    store = Store(tmp_path / "models", model_dirs=[closed, file, tmp_path / "nowhere"])
+    assert store.damaged() == []
+    monkeypatch.setattr(os, "scandir", _refusing(os.scandir, closed))
+    assert store.damaged() == [DamagedFile(closed, "the folder cannot be read: Permission denied")]
+
+
+def _refusing(scandir: Any, folder: Path) -> Any:
+    def refuse(path: Any) -> Any:
+        if Path(path) == folder:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scandir(path)
+
+    return refuse

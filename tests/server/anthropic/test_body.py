@@ -10,6 +10,7 @@ import pytest
 from localrun.errors import BadRequest
 from localrun.server.anthropic.body import MessagesBody
 from localrun.server.http.exchange import decode_body
+from localrun.server.prompting.ask import MAX_MESSAGES
 from localrun.wire import GrammarKind
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -131,3 +132,10 @@ def test_max_tokens_is_required() -> None:
 def test_a_choice_of_one_tool_needs_its_name() -> None:
     with pytest.raises(BadRequest, match=r"^tool_choice.name is required$"):
         body(tools=[LOOK], tool_choice={"type": "tool"}).ask()
+
+
+def test_a_conversation_has_a_most_of_messages() -> None:
+    assert len(body(messages=HELLO * MAX_MESSAGES).messages) == MAX_MESSAGES
+    with pytest.raises(BadRequest, match=f"{MAX_MESSAGES}") as wrong:
+        body(messages=HELLO * (MAX_MESSAGES + 1))
+    assert wrong.value.field == "messages"

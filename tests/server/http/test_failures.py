@@ -11,6 +11,7 @@ import pytest
 from localrun import errors
 from localrun.server.http import failures
 from localrun.server.http.failures import Shape
+from tests.says import says
 
 
 @pytest.mark.parametrize(
@@ -105,20 +106,20 @@ def test_anthropic_s_errors(error: errors.LocalrunError, type_: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "path", "status", "message"),
+    ("number", "path", "status", "said"),
     [
-        (errno.EROFS, "/data/models", 500, f"the daemon cannot use /data/models: {os.strerror(errno.EROFS)}"),
-        (errno.EACCES, "/data/models", 500, f"the daemon cannot use /data/models: {os.strerror(errno.EACCES)}"),
-        (errno.ENOSPC, "/data/models", 507, "the disk of /data/models is full; make room and try again"),
-        (errno.ENOSPC, None, 507, "the disk is full; make room and try again"),
-        (errno.EACCES, None, 500, "internal error; the daemon's log has the details"),
-        (errno.EBADF, "/data/models", 500, "internal error; the daemon's log has the details"),
+        (errno.EROFS, "/data/models", 500, ["/data/models", os.strerror(errno.EROFS)]),
+        (errno.EACCES, "/data/models", 500, ["/data/models", os.strerror(errno.EACCES)]),
+        (errno.ENOSPC, "/data/models", 507, ["/data/models", "full"]),
+        (errno.ENOSPC, None, 507, ["full"]),
+        (errno.EBADF, "/data/models", 500, ["the daemon's log"]),
     ],
 )
-def test_what_is_wrong_with_the_disk_is_told(number: int, path: str | None, status: int, message: str) -> None:
-    error = failures.unexpected(OSError(number, os.strerror(number), path))
-    assert (error.status, error.message) == (status, message)
+def test_what_is_wrong_with_the_disk_is_told(number: int, path: str | None, status: int, said: list[str]) -> None:
+    error = failures.unforeseen(OSError(number, os.strerror(number), path), "POST /api/create")
+    assert error.status == status
+    assert says(error.message, *said)
 
 
 def test_of_other_errors_no_details_are_told() -> None:
-    assert failures.unexpected(KeyError("secret")).message == "internal error; the daemon's log has the details"
+    assert "secret" not in failures.unforeseen(KeyError("secret"), "POST /api/create").message

@@ -10,6 +10,7 @@ import pytest
 from localrun.errors import BadRequest
 from localrun.server.http.exchange import decode_body
 from localrun.server.ollama.bodies import ChatBody, GenerateBody, ModelBody, Options
+from localrun.server.prompting.ask import MAX_MESSAGES
 from localrun.wire import GrammarKind
 
 
@@ -241,3 +242,14 @@ def test_a_model_has_two_names_for_its_field() -> None:
     assert ModelBody(model="b", name="a").model_name == "b"
     with pytest.raises(BadRequest, match="model is required"):
         _ = ModelBody().model_name
+
+
+def test_a_conversation_has_a_most_of_messages() -> None:
+    def chat(n_messages: int) -> ChatBody:
+        messages = [{"role": "user", "content": "hi"}] * n_messages
+        return decode_body(json.dumps({"model": "m", "messages": messages}).encode(), ChatBody)
+
+    assert len(chat(MAX_MESSAGES).messages or ()) == MAX_MESSAGES
+    with pytest.raises(BadRequest, match=f"{MAX_MESSAGES}") as wrong:
+        chat(MAX_MESSAGES + 1)
+    assert wrong.value.field == "messages"

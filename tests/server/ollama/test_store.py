@@ -23,7 +23,7 @@ from starlette.applications import Starlette
 from localrun.models.gguf.reader import read_header
 from localrun.models.synthesis.synthesize import synthesize
 from localrun.server.ollama import routes
-from localrun.server.ollama.store import PIECE_BYTES, RESERVE_BYTES
+from localrun.server.ollama.store import PIECE_BYTES, RESERVE_BYTES, _exact
 from tests.daemon import Daemon, running_daemon
 from tests.lora_file import write_lora
 
@@ -408,3 +408,11 @@ async def test_the_reserve_is_kept_whether_or_not_the_length_is_announced(
         assert "LOCALRUN_MODELS" in answer.json()["error"]
         assert n_sent == (0 if announced else N_FREE_PIECES + 1)
         assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "shown"),
+    [(0, "0 bytes"), (12_345, "12345 bytes"), (4_194_304, "4.194 MB"), (1_230_000_000, "1.230 GB")],
+)
+def test_the_room_for_a_small_file_is_told_exactly(n_bytes: int, shown: str) -> None:
+    assert _exact(n_bytes) == shown

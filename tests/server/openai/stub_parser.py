@@ -34,7 +34,7 @@ class StubParser:
         self._text = self._text[held:]
         return pieces
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
         return self._plain(self._text)
 
     def _plain(self, text: str) -> list[Piece]:

@@ -26,20 +26,6 @@ def complete(daemon: Daemon, **fields: Any) -> httpx2.Response:
     return daemon.post("/v1/completions", body)
 
 
-def test_a_full_queue_says_when_to_come_back() -> None:
-    with running_daemon(LOCALRUN_SLOTS="1", LOCALRUN_MAX_QUEUE="1", LOCALRUN_FAKE_STEP_MS="20") as daemon:
-        chat(daemon, max_tokens=1)
-        with ThreadPoolExecutor(6) as pool:
-            answers = list(pool.map(lambda _: chat(daemon, max_tokens=100, ignore_eos=True), range(6)))
-    refused = [answer for answer in answers if answer.status_code != 200]
-    assert 1 <= len(refused) <= 5
-    for answer in refused:
-        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
-        # One answer of 100 tokens at 20 ms is ahead of it, and one waits: no constant.
-        assert 1 <= int(answer.headers["retry-after"]) <= 60
-        assert answer.json()["error"]["type"] == "rate_limit_error"
-
-
 def test_interactive_requests_take_slots_of_batch_ones_and_both_get_their_whole_answers() -> None:
     with running_daemon(LOCALRUN_SLOTS="1", LOCALRUN_FAKE_STEP_MS="10") as daemon:
         alone = complete(daemon, max_tokens=150, ignore_eos=True).json()["choices"][0]["text"]

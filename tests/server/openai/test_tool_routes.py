@@ -216,3 +216,26 @@ def test_the_events_of_a_call(daemon: Daemon) -> None:
     assert set(kinds[3:-3]) == {"function_call_arguments.delta"}
     assert "".join(event["delta"] for event in events if "delta" in event) == whole["arguments"]
     assert events[-3]["arguments"] == whole["arguments"]
+
+
+@pytest.mark.parametrize("n_tokens", [1, 12, 20])
+def test_a_forced_call_that_max_tokens_cuts_before_its_arguments_is_left_out(daemon: Daemon, n_tokens: int) -> None:
+    fields: dict[str, Any] = {"tool_choice": "required", "max_tokens": n_tokens}
+    choice = choice_of(daemon, **fields)
+    assert choice["finish_reason"] == "length"
+    assert not choice["message"]["content"]
+    assert "tool_calls" not in choice["message"]
+    deltas, reason = deltas_of(daemon, **fields)
+    assert reason == "length"
+    assert all(not delta.get("content") and "tool_calls" not in delta for delta in deltas)
+
+
+def test_a_forced_call_that_max_tokens_cuts_in_its_arguments_is_left_out_of_a_whole_answer(daemon: Daemon) -> None:
+    fields: dict[str, Any] = {"tool_choice": {"type": "function", "function": {"name": "look"}}, "max_tokens": 55}
+    choice = choice_of(daemon, **fields)
+    assert choice["finish_reason"] == "length"
+    assert not choice["message"]["content"]
+    assert "tool_calls" not in choice["message"]
+    deltas, _ = deltas_of(daemon, **fields)
+    assert next(delta["tool_calls"][0]["function"]["name"] for delta in deltas if "tool_calls" in delta) == "look"
+    assert all(not delta.get("content") for delta in deltas)

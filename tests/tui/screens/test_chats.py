@@ -152,6 +152,8 @@ async def test_a_command_that_makes_no_sense_says_why_and_stays(desk: Any) -> No
             ("/think maybe", "takes one of on, off"),
             ("/attach /nowhere/at/all", "cannot be read"),
             ("/title x", "once something was said"),
+            ("/set temperature 9x", "temperature is '9x'"),
+            ("/set top_p 1.5", "top_p is '1.5'"),
         ):
             await _type(desk, pilot, command)
             await desk.see(pilot, why)

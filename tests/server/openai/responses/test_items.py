@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from localrun.errors import BadRequest
+from localrun.server.http.exchange import decode_body
 from localrun.server.openai.responses import items as response_items
+from localrun.server.openai.responses.body import ResponsesBody
+from localrun.server.prompting.ask import MAX_MESSAGES
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "look_up", "arguments": '{"word":"x"}'}
 
@@ -116,3 +120,14 @@ def test_a_bad_item_is_named(sent: Any, field: str | None) -> None:
     with pytest.raises(BadRequest) as caught:
         response_items.messages_of(None, items(sent))
     assert caught.value.field == field
+
+
+def test_a_conversation_has_a_most_of_items() -> None:
+    def response(n_items: int) -> ResponsesBody:
+        sent = [{"role": "user", "content": "hi"}] * n_items
+        return decode_body(json.dumps({"model": "m", "input": sent}).encode(), ResponsesBody)
+
+    assert len(response(MAX_MESSAGES).input) == MAX_MESSAGES
+    with pytest.raises(BadRequest, match=f"{MAX_MESSAGES}") as wrong:
+        response(MAX_MESSAGES + 1)
+    assert wrong.value.field == "input"

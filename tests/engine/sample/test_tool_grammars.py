@@ -1,0 +1,91 @@
+"""Tool schemas that only the grammar library refuses: a call that may come is freed, one that must come is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from localrun.server.parsing import formats
+from localrun.server.prompting import constraint
+from localrun.server.prompting.ask import Tool
+from localrun.wire import Finish, Grammar
+from tests.engine.harness import Harness, expected_output
+
+DIGITS = {"type": "object", "properties": {"n": {"type": "string", "pattern": "^[0-9]{3}$"}}, "required": ["n"]}
+BROKEN = [
+    (
+        {"patternProperties": {"^a": {"type": "string"}, "a$": {"type": "integer"}}},
+        "parameters: patternProperty regexes /^a/ and /a$/ are not disjoint",
+    ),
+    ({"enum": ["a"]}, "parameters: Unsatisfiable schema: incompatible types"),
+    (
+        {"properties": {"q": {"type": "array", "items": {"type": "string", "pattern": "("}}}},
+        "parameters.properties.q.items: regex parse error: ( ^ error: unclosed group",
+    ),
+    (
+        {"properties": {"a": {"type": "string"}, "q": {"type": "object", "enum": ["a"]}}, "required": ["q"]},
+        "parameters.properties.q: Unsatisfiable schema: incompatible types",
+    ),
+    (
+        {"properties": {"q": {"$ref": "#/$defs/part"}}, "$defs": {"part": {"type": "string", "pattern": "("}}},
+        "parameters.properties.q: regex parse error",
+    ),
+]
+EACH = pytest.mark.parametrize(("schema", "problem"), BROKEN, ids=lambda value: str(value)[:20])
+
+
+def tools(*schemas: dict[str, Any]) -> list[Tool]:
+    return [Tool(f"tool {index}", "", schema) for index, schema in enumerate(schemas)]
+
+
+def lazy(offered: Sequence[Tool], *, trigger: str) -> Grammar:
+    written = formats.HERMES.written
+    assert written is not None
+    grammar = constraint.lazy_calls(written, offered, at_most=None)
+    assert grammar is not None
+    return Grammar(grammar.kind, grammar.text, (trigger,))
+
+
+def answer(grammar: Grammar) -> Harness:
+    harness = Harness(n_cells=2048)
+    harness.submit(1, "prompt", n_predict=400, grammar=grammar)
+    harness.run()
+    return harness
+
+
+@EACH
+def test_a_call_that_need_not_come_takes_any_object(
+    schema: dict[str, Any], problem: str, caplog: pytest.LogCaptureFixture
+):
+    free = bytes(expected_output(list(b"prompt"), 20)).decode("utf-8", "replace")
+    with caplog.at_level(logging.WARNING, "localrun.engine"):
+        harness = answer(lazy(tools(schema), trigger=free[5]))
+    assert harness.finals[1].finish in (Finish.STOP, Finish.LENGTH), harness.finals[1].error_message
+    _, _, call = harness.texts[1].partition(free[5])
+    assert call.startswith('\n{"name": "tool 0", "arguments": {')
+    (line,) = caplog.messages
+    assert line.startswith(f"the tool 'tool 0': {problem}")
+    assert line.endswith("its calls take any object")
+
+
+def test_the_other_tools_keep_their_schemas():
+    free = bytes(expected_output(list(b"prompt"), 20)).decode("utf-8", "replace")
+    grammar = lazy(tools({"enum": ["a"]}, DIGITS), trigger=free[5])
+    grammar = Grammar(grammar.kind, grammar.text.replace("call: call_0 | call_1", "call: call_1"), grammar.triggers)
+    _, _, call = answer(grammar).texts[1].partition(free[5])
+    value = json.loads(call.partition("\n</tool_call>")[0])
+    assert value["name"] == "tool 1"
+    assert len(value["arguments"]["n"]) == 3
+
+
+@EACH
+def test_a_call_that_must_come_is_refused_by_the_tool_and_the_path(schema: dict[str, Any], problem: str):
+    written = formats.HERMES.written
+    assert written is not None
+    harness = answer(constraint.forced_calls(written, tools(DIGITS, schema), at_most=None))
+    assert harness.finals[1].error_code == "bad_request"
+    assert (harness.finals[1].error_message or "").startswith(f"the tool 'tool 1': {problem}")

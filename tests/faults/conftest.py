@@ -1,0 +1,16 @@
+"""A daemon that the faults of one file share: each must leave it as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.daemon import Daemon, running_daemon
+
+
+@pytest.fixture(scope="module")
+def real_daemon() -> Iterator[Daemon]:
+    """With llama.cpp, which is not to call a debugger when it aborts, and the built-in model."""
+    with running_daemon(fake=False, GGML_NO_BACKTRACE="1") as running:
+        yield running

@@ -1,0 +1,65 @@
+"""Which addresses a server may send us on to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from localrun.errors import SourceRefused
+from localrun.models.download.reach import Reach
+
+
+class Stream:
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def get_extra_info(self, _: str) -> Any:
+        return (self._address, 443)
+
+
+async def walked(*addresses: str) -> None:
+    """From one name to the next, each of which is at one of these addresses."""
+    reach = Reach()
+    for number, address in enumerate(addresses):
+        request = httpx2.Request("GET", f"https://host{number}.example/")
+        reach.check_url(request.url)
+        await reach.check_answer(httpx2.Response(200, request=request, extensions={"network_stream": Stream(address)}))
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [("1.1.1.1", "8.8.8.8"), ("127.0.0.1", "127.0.0.1", "1.1.1.1"), ("192.168.1.5", "10.0.0.1"), ("::1", "127.0.0.1")],
+)
+async def test_outwards_and_sideways(addresses: tuple[str, ...]) -> None:
+    await walked(*addresses)
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        ("1.1.1.1", "127.0.0.1"),
+        ("1.1.1.1", "10.0.0.1"),
+        ("1.1.1.1", "::ffff:127.0.0.1"),
+        ("192.168.1.5", "::1"),
+        ("1.1.1.1", "8.8.8.8", "fd00::1"),
+        ("169.254.169.254",),
+        ("127.0.0.1", "fe80::1%eth0"),
+        ("127.0.0.1", "0.0.0.0"),
+    ],
+)
+async def test_not_inwards_whatever_the_name_says(addresses: tuple[str, ...]) -> None:
+    with pytest.raises(SourceRefused):
+        await walked(*addresses)
+
+
+async def test_an_address_that_is_written_down_is_not_even_asked() -> None:
+    reach = Reach()
+    with pytest.raises(SourceRefused):
+        reach.check_url(httpx2.URL("http://169.254.169.254/latest"))
+    request = httpx2.Request("GET", "https://host.example/")
+    await reach.check_answer(httpx2.Response(200, request=request, extensions={"network_stream": Stream("1.1.1.1")}))
+    for url in ("http://127.0.0.1/", "http://localhost/", "http://[::1]/"):
+        with pytest.raises(SourceRefused):
+            reach.check_url(httpx2.URL(url))

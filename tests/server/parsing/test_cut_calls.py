@@ -1,0 +1,103 @@
+"""Calls that the limit of a reply cut off: they are left out, wherever that was."""
+
+from __future__ import annotations
+
+import pytest
+
+from localrun.server.parsing import formats
+from localrun.server.parsing.parser import CallFormat, ParserPlan
+from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Reply
+from localrun.wire import Delta, Finish, Phase
+from tests.server.parsing.golden import SCHEMAS
+
+WRITTEN = sorted(
+    {value.name: value for value in vars(formats).values() if isinstance(value, CallFormat) and value.written}.values(),
+    key=lambda known: known.name,
+)
+EACH = pytest.mark.parametrize("call_format", WRITTEN, ids=lambda known: known.name)
+ARGUMENTS = '{"city": "Paris"}'
+BEGUN = {
+    "qwen-coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nPa",
+    "pythonic": '[get_weather(city="Pa',
+    "lfm2": '<|tool_call_start|>[get_weather(city="Pa',
+    "gemma": '<|tool_call>call:get_weather{city:<|"|>Pa',
+    "glm": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_va",
+    "llama-json": '{"name": "get_weather", "parameters": {"city": "Pa',
+}
+
+
+def reply(plan: ParserPlan, text: str, finish: Finish) -> Reply:
+    made = Reply(plan.parser(SCHEMAS))
+    made.gather(delta(text))
+    made.gather(delta("", finish))
+    return made
+
+
+def delta(text: str, finish: Finish | None = None) -> Delta:
+    return Delta(id=1, phase=Phase.DECODE, n_computed=0, n_output=0, text=text, tokens=[], finish=finish)
+
+
+@EACH
+def test_a_forced_call_leaves_nothing_wherever_it_was_cut(call_format: CallFormat):
+    written = call_format.written
+    assert written is not None
+    before = written.opening + written.lead + written.before.replace("NAME", "get_weather")
+    text = before + ARGUMENTS[:-1]
+    plan = ParserPlan(call_format=call_format, calls_are_constrained=True, must_call=True)
+    for end in range(len(text)):
+        said = reply(plan, text[:end], Finish.LENGTH).gathered
+        assert (said.content_text, said.thinking_text, said.calls) == ("", "", []), repr(text[:end])
+
+
+@EACH
+def test_whole_calls_before_one_that_was_cut_stay(call_format: CallFormat):
+    written = call_format.written
+    assert written is not None
+    if written.separator is None:
+        pytest.skip("one call at most")
+    before = written.before.replace("NAME", "get_weather")
+    text = written.opening + written.lead + before + ARGUMENTS + written.after + written.separator
+    plan = ParserPlan(call_format=call_format, calls_are_constrained=True, must_call=True)
+    for end in range(len(text), len(text + before) + 5):
+        said = reply(plan, (text + before + ARGUMENTS)[:end], Finish.LENGTH).gathered
+        assert [(call.name, call.arguments_text) for call in said.calls] == [("get_weather", ARGUMENTS)]
+        assert said.content_text == ""
+
+
+@pytest.mark.parametrize("name", BEGUN)
+def test_a_call_that_the_model_chose_is_left_out_and_what_it_said_before_is_not(name: str):
+    call_format = next(each for each in vars(formats).values() if isinstance(each, CallFormat) and each.name == name)
+    plan = ParserPlan(call_format=call_format)
+    said = reply(plan, BEGUN[name], Finish.LENGTH).gathered
+    assert (said.content_text, said.calls) == ("", [])
+    assert reply(plan, BEGUN[name], Finish.STOP).gathered.content_text == BEGUN[name]
+    if not call_format.unmarked:
+        assert reply(plan, f"Let me look. {BEGUN[name]}", Finish.LENGTH).gathered.content_text == "Let me look."
+
+
+@pytest.mark.parametrize("text", ['{"id": 7, "text": "It is', "{", "a < b and <tool", "<tool_call> is a mark"])
+@pytest.mark.parametrize("call_format", [formats.LLAMA_JSON, formats.HERMES], ids=lambda known: known.name)
+def test_an_answer_that_was_cut_is_not_taken_for_a_call(call_format: CallFormat, text: str):
+    assert reply(ParserPlan(call_format=call_format), text, Finish.LENGTH).gathered.content_text == text
+
+
+def test_half_a_program_is_not_run():
+    parser = ParserPlan(call_format=formats.LLAMA_JSON).parser({"python": {}})
+    assert parser.feed("<|python_tag|>import os; os.remo") == []
+    assert parser.finish(is_cut=True) == []
+
+
+def test_a_stream_keeps_the_arguments_that_were_sent():
+    parser = ParserPlan(call_format=formats.HERMES, calls_are_constrained=True, must_call=True).parser(SCHEMAS)
+    start, arguments = parser.feed('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Pa')
+    assert isinstance(start, CallStart)
+    assert arguments == CallArguments(0, '{"city": "Pa')
+    assert parser.finish(is_cut=True) == []
+
+
+def test_a_forced_call_that_is_whole_stays_and_so_does_content_of_a_model_that_stopped():
+    plan = ParserPlan(call_format=formats.HERMES, must_call=True)
+    text = '<tool_call>\n{"name": "get_time", "arguments": {}}'
+    said = reply(plan, text, Finish.LENGTH).gathered
+    assert [call.name for call in said.calls] == ["get_time"]
+    assert plan.parser(SCHEMAS).feed("Sorry") == [Content("Sorry")]
