@@ -11,6 +11,6 @@ from tests.daemon import Daemon, running_daemon
 
 @pytest.fixture(scope="module")
 def real_daemon() -> Iterator[Daemon]:
-    """With llama.cpp, which is not to call a debugger when it aborts, and the built-in model."""
-    with running_daemon(fake=False, GGML_NO_BACKTRACE="1") as running:
+    """With llama.cpp and the built-in model."""
+    with running_daemon(fake=False) as running:
         yield running

@@ -22,6 +22,8 @@ from types import ModuleType
 # machine (8 streams, two cores: 679 to 710 tokens/s against 554 to 670) and gave 205 instead of 130 tokens/s beside a
 # busy process. Read by the library when it loads, hence before the import.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# An abort of ggml's would start a debugger where there is one, which takes seconds in which streams could go on.
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 _package = importlib.util.find_spec("llama_cpp")
 if _package is not None and "llama_cpp" not in sys.modules:
