@@ -185,7 +185,7 @@ def _parameter(line: Line) -> Parameter:
     name, _, value = line.text.partition(" ")
     if not value.strip():
         fail(line.number, f"PARAMETER {name[:40]} has no value")
-    return Parameter(line.number, name.lower(), _unquoted(line.number, value.strip(" \t")))
+    return Parameter(line.number, name.lower(), _unquoted(line.number, value.lstrip(" \t")))
 
 
 def _message(line: Line) -> MessageLine:

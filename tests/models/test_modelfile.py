@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from localrun.errors import BadRequest
@@ -93,6 +93,7 @@ _TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r
 )
 
 
+@example(system="0", template="0", stops=["\t", "x "], message="0")
 @given(system=_TEXTS, template=_TEXTS, stops=st.lists(_TEXTS, max_size=3), message=_TEXTS)
 def test_what_is_written_is_read_back(system: str, template: str, stops: list[str], message: str) -> None:
     written = modelfile.write(
