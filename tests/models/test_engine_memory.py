@@ -16,7 +16,6 @@ pytestmark = [
 
 
 FEW = (
-    Case("135m", "F16", n_slots=2),
     Case("135m", "Q4_K", n_slots=1, n_kv_cells=2048),
     Case("mamba-130m", "Q8_0", n_slots=8),
 )

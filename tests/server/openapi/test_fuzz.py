@@ -79,7 +79,7 @@ def _settled(daemon: Daemon) -> dict[str, Any]:
 
 
 def test_requests_at_every_edge_break_nothing(daemon: Daemon, tmp_path: Path):
-    fuzz(daemon, tmp_path, *PHASES)
+    fuzz(daemon, tmp_path, *PHASES, "--mode", "positive")
     served = daemon.http.get("/localrun/v1/snapshot").json()["aggregate"]
     # Or it has tested nothing but how bodies are refused.
     assert served["requests_total"] > 500
@@ -102,4 +102,6 @@ def test_several_at_once_break_nothing(daemon: Daemon, tmp_path: Path):
 @pytest.mark.slow
 def test_what_the_document_forbids_is_refused(daemon: Daemon, tmp_path: Path):
     """Else it says less than the daemon takes, or the daemon ignores what it should refuse."""
-    fuzz(daemon, tmp_path, *PHASES, "--exclude-path", "/api/pull", checks="negative_data_rejection", narrows=False)
+    checks = f"{CHECKS},negative_data_rejection"
+    fuzz(daemon, tmp_path, *PHASES, "--mode", "negative", "--exclude-path", "/api/pull", checks=checks, narrows=False)
+    check_nothing_is_left(daemon)
