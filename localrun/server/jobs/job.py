@@ -63,7 +63,7 @@ class DeltaBuffer:
     def __init__(self) -> None:
         self._deltas: deque[wire.Delta] = deque()
         self._text_chars = 0
-        self._failure: LocalrunError | None = None
+        self._failure: Exception | None = None
         self._is_finished = False
         self._wake: asyncio.Future[None] | None = None
 
@@ -79,7 +79,7 @@ class DeltaBuffer:
         self._text_chars += len(delta.text)
         self._notify()
 
-    def fail(self, error: LocalrunError) -> None:
+    def fail(self, error: Exception) -> None:
         """After what is kept, `take` raises this."""
         self._failure = error
         self._notify()
@@ -265,13 +265,16 @@ class Job:
     # --- towards the engine --------------------------------------------------------------------------------------
 
     async def count(self, segments: Sequence[wire.Segment]) -> tuple[int, ...]:
-        """The token ids of a prompt, as `submit` would have them. Raises EngineDied."""
+        """The token ids of a prompt, as `submit` would have them. Raises EngineDied, and what the engine refuses."""
+        n_deaths = n_kills = 0
         while True:
+            link = self._leased().link
             try:
-                return await self._leased().link.count(tuple(segments))
+                return await link.count(tuple(segments))
             except EngineDied as error:
-                self._n_deaths += 1
-                if not self._resumes or self._n_deaths >= MAX_DEATHS:
+                n_kills += link.was_killed
+                n_deaths += not link.was_killed
+                if not self._resumes or n_deaths >= MAX_DEATHS or n_kills > MAX_RESUMPTIONS:
                     raise
                 await self._borrow_again(error)
 
@@ -471,19 +474,23 @@ class Job:
         """Goes on where the dead engine was, and ends when the new one has shown that it can, or has died as well."""
         began_at_s = time.monotonic()
         try:
-            link = await self._borrow_again(error)
-            await link.writable()
-            async with link.turn:
-                self.record.resume()
-                self._observer.resumed(self.record)
-                _log.warning(
-                    "request %s resumes after %d tokens and %.2f s: %s",
-                    self.id, len(self._output), time.monotonic() - began_at_s, error.message.partition("; the next")[0],
-                )  # fmt: skip
-                self._send(link, self._rest(link.next_id()))
-                if self.has_begun:
-                    await self._shown.wait()
-        except LocalrunError as failed:
+            while True:
+                link = await self._borrow_again(error)
+                await link.writable()
+                async with link.turn:
+                    if link.error is not None:  # it died before the turn came
+                        continue
+                    self.record.resume()
+                    self._observer.resumed(self.record)
+                    _log.warning(
+                        "request %s resumes after %d tokens and %.2f s: %s", self.id, len(self._output),
+                        time.monotonic() - began_at_s, error.message.partition("; the next")[0],
+                    )  # fmt: skip
+                    self._send(link, self._rest(link.next_id()))
+                    if self.has_begun:
+                        await self._shown.wait()
+                    return
+        except Exception as failed:  # whatever it is, the consumer waits
             if not self.record.is_ended:
                 self._fail(failed)
 
@@ -571,7 +578,7 @@ class Job:
         self._end(_FINISHED_STATES[delta.finish], now_s, finish_reason=reason, error=delta.error_message)
         self._deltas.put(delta)
 
-    def _fail(self, error: LocalrunError) -> None:
+    def _fail(self, error: Exception) -> None:
         self._end_by(error)
         self._deltas.fail(error)
 
