@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from localrun import wire
+from localrun.errors import EngineDied
 from localrun.server.engines import machine
 from localrun.server.engines.faults import SILENT_S
 from localrun.server.jobs.job import Ask
 from localrun.server.runtime import Runtime
+from tests.server.conftest import SCRIPT
 from tests.server.waiting import until
 
 ALPHA = Ask(model="alpha", api="/test")
@@ -33,30 +35,37 @@ async def stream(runtime: Runtime, submit: Any, text: str, n_predict: int = 60) 
         return [token for delta in [delta async for delta in job] for token in delta.tokens]
 
 
-async def pid_when(runtime: Runtime, state: str, but: set[int], more: Callable[[], bool] = lambda: True) -> int:
-    """An engine in that state that is none of those, which it joins."""
+async def pid_when(runtime: Runtime, state: str, seen: set[int]) -> int:
+    """An engine in that state that was not `seen` before."""
 
-    def pids() -> list[int]:
-        rows = runtime.supervisor.loaded()
-        return [row.pid for row in rows if row.state == state and row.pid is not None and row.pid not in but]
+    def new() -> set[int]:
+        return {row.pid for row in runtime.supervisor.loaded() if row.state == state and row.pid is not None} - seen
 
-    await until(lambda: bool(pids()) and more())
-    but.add(pids()[0])
-    return pids()[0] if pids() else max(but)
+    await until(lambda: bool(new()))
+    (pid,) = new()
+    seen.add(pid)
+    return pid
+
+
+def n_resumed(runtime: Runtime) -> int:
+    return sum(row.resumed for row in runtime.registry.rows())
 
 
 async def test_kills_before_any_new_token_lose_nothing(running: Any, submit: Any) -> None:
     async with running(step_ms=30) as runtime:
-        expected = [await stream(runtime, submit, str(number), 8) for number in range(3)]
-        streams = [asyncio.create_task(stream(runtime, submit, str(number), 8)) for number in range(3)]
+
+        def streams() -> list[asyncio.Task[list[int]]]:
+            return [asyncio.create_task(stream(runtime, submit, str(number), 20)) for number in range(3)]
+
+        expected = await asyncio.gather(*streams())
+        killed = streams()
         seen: set[int] = set()
         await until(lambda: sum(row.output_tokens > 1 for row in runtime.registry.rows()[-3:]) == 3)
         for _ in range(5):
-            rows = runtime.registry.rows()[-3:]
-            n_resumed = sum(row.resumed for row in rows)
+            n_before = n_resumed(runtime)
             os.kill(await pid_when(runtime, "ready", seen), signal.SIGKILL)
-            await until(lambda n=n_resumed: sum(row.resumed for row in runtime.registry.rows()[-3:]) > n)
-        assert [await one for one in streams] == expected
+            await until(lambda n_before=n_before: n_resumed(runtime) > n_before)
+        assert await asyncio.gather(*killed) == expected
 
 
 async def test_kills_while_loading_lose_nothing(running: Any, submit: Any) -> None:
@@ -70,6 +79,19 @@ async def test_kills_while_loading_lose_nothing(running: Any, submit: Any) -> No
             os.kill(await pid_when(runtime, "loading", seen), signal.SIGKILL)
         assert await one == expected
         assert runtime.registry.rows()[-1].resumed == 1
+
+
+async def test_loads_that_are_always_killed_are_given_up(
+    running: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("localrun.server.runtime.engine_command", lambda *, fake: [sys.executable, SCRIPT, "killed"])
+    monkeypatch.setattr("localrun.server.engines.supervisor.MAX_KILLED_LOADS", 2)
+    async with running() as runtime:
+        with pytest.raises(EngineDied, match="SIGKILL while loading"):
+            async with runtime.job(ALPHA):
+                pass
+        assert runtime.supervisor.residents() == []
+    assert caplog.text.count("it is started once more") == 2
 
 
 async def test_a_stopped_load_is_noticed_and_begun_anew(running: Any, submit: Any) -> None:
@@ -86,16 +108,29 @@ async def test_a_stopped_load_is_noticed_and_begun_anew(running: Any, submit: An
         assert await one == expected
 
 
-async def test_a_request_that_was_not_sent_to_an_engine_did_not_resume_on_it(running: Any, submit: Any) -> None:
-    async with running(step_ms=200) as runtime:
-        streams = [asyncio.create_task(stream(runtime, submit, str(number), 4)) for number in range(3)]
-        await until(lambda: sum(row.output_tokens > 0 for row in runtime.registry.rows()) == 3)
-        seen: set[int] = set()
-        os.kill(await pid_when(runtime, "ready", seen), signal.SIGKILL)
-        await until(lambda: any(row.resumed for row in runtime.registry.rows()))
-        os.kill(await pid_when(runtime, "ready", seen), signal.SIGKILL)
-        await asyncio.gather(*streams)
-        assert sorted(row.resumed for row in runtime.registry.rows()) == [1, 1, 2]
+async def test_a_request_that_was_not_sent_to_an_engine_did_not_resume_on_it(
+    running: Any, submit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(step_ms=2) as runtime:
+        acquire, links = runtime.supervisor.acquire, []
+
+        async def acquire_with_its_turn_held(*arguments: Any, **options: Any) -> Any:
+            lease = await acquire(*arguments, **options)
+            links.append(lease.link)
+            if len(links) == 2:
+                await lease.link.turn.acquire()
+            return lease
+
+        monkeypatch.setattr(runtime.supervisor, "acquire", acquire_with_its_turn_held)
+        one = asyncio.create_task(stream(runtime, submit, "x"))
+        await until(lambda: bool(links) and runtime.registry.rows()[-1].output_tokens > 2)
+        os.kill(links[0].pid, signal.SIGKILL)
+        await until(lambda: len(links) == 2)
+        os.kill(links[1].pid, signal.SIGKILL)
+        await until(lambda: links[1].error is not None)
+        links[1].turn.release()
+        assert len(await one) == 60
+        assert n_resumed(runtime) == 1
 
 
 async def test_what_is_unforeseen_while_it_resumes_ends_it(
