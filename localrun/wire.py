@@ -257,11 +257,13 @@ class OpenFailed(msgspec.Struct, frozen=True, kw_only=True, tag="open_failed"):
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     """Of a text with more than `MAX_COUNTED_TOKENS` the first and the last half of so many. `error` says why there are
-    none at all."""
+    none at all, `error_code` is one of `errors.py`; `retry_after_s` as in `Delta`."""
 
     id: int
     tokens: tuple[int, ...] = ()
     error: str | None = None
+    error_code: str = ""
+    retry_after_s: float | None = None
 
 
 class Cleared(msgspec.Struct, frozen=True, kw_only=True, tag="cleared"):

@@ -97,7 +97,7 @@ def test_what_the_daemon_sends_arrives_as_it_was(message: wire.ToEngine):
         READY,
         OpenFailed(code="bad_model_file", message="no"),
         Counted(id=4, tokens=(1, 2)),
-        Counted(id=5, error="x"),
+        Counted(id=5, error="x", error_code="queue_full", retry_after_s=1.0),
         STEP,
     ],
 )

@@ -376,17 +376,22 @@ def count(message: wire.Count, read: Callable[[], Sequence[int]], tokenizing: To
         try:
             return wire.Counted(id=message.id, tokens=_bounded(read()))
         except LocalrunError as error:
-            return wire.Counted(id=message.id, error=error.message)
+            return _uncounted(message.id, error)
         except Exception as error:
             log.exception("a text cannot be tokenized")
-            return wire.Counted(id=message.id, error=f"the text cannot be tokenized: {error!r}")
+            return _uncounted(message.id, EngineFailed(f"the text cannot be tokenized: {error!r}"))
 
     length = sum(len(segment.text) for segment in message.segments)
     try:
         # Of no client: counts wait for nobody, nor for each other.
         tokenizing.put(Text(message.id, message.id, length, answer, outbox.put))
     except QueueFull as error:
-        outbox.put(wire.Counted(id=message.id, error=error.message))
+        outbox.put(_uncounted(message.id, error))
+
+
+def _uncounted(request_id: int, error: LocalrunError) -> wire.Counted:
+    retry_after_s = error.retry_after_s if isinstance(error, QueueFull) else None
+    return wire.Counted(id=request_id, error=error.message, error_code=error.code, retry_after_s=retry_after_s)
 
 
 def _bounded(tokens: Sequence[int]) -> tuple[int, ...]:

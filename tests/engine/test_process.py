@@ -352,6 +352,7 @@ def test_a_text_that_cannot_be_tokenized_fails_its_own_request_only(reader: Read
     counted = reader.counted()
     assert counted.id == 3
     assert "nobody thought of" in counted.error
+    assert counted.error_code == "engine_failed"
 
 
 def test_a_cancel_overtakes_the_long_prompt_that_is_being_read_and_ends_it(reader: Reader):
@@ -392,7 +393,9 @@ def test_tokens_are_checked_where_prompts_are_read(reader: Reader):
 def test_more_prompts_than_could_ever_wait_are_refused_before_they_are_read(reader: Reader):
     reader.take(submit(0, LONG), *(submit(at) for at in range(1, 9)), Count(id=20, segments=(Segment("a"),)))
     assert reader.finals(1)[8].error_code == "queue_full"
-    assert "wait" in reader.counted().error
+    refused = reader.counted()
+    assert "wait" in refused.error
+    assert (refused.error_code, refused.retry_after_s) == ("queue_full", 1.0)
 
 
 def test_the_answer_to_a_count_is_a_frame_however_long_the_text(reader: Reader, monkeypatch: pytest.MonkeyPatch):

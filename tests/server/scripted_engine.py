@@ -36,6 +36,8 @@ def _answer(message: wire.ToEngine, script: str) -> None:
         _send(_delta(message.id, 2, wire.Finish.STOP))
     elif isinstance(message, wire.Cancel):
         _send(_delta(message.id, 0, wire.Finish.CANCELLED))
+    elif isinstance(message, wire.Count) and script == "full":
+        _send(wire.Counted(id=message.id, error="full", error_code="queue_full", retry_after_s=7.0))
     elif isinstance(message, wire.Count):
         _send(wire.Counted(id=message.id, tokens=tuple(b"".join(s.text.encode() for s in message.segments))))
     elif isinstance(message, wire.ClearCache) and script == "echo":

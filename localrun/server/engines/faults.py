@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import psutil
 
@@ -19,6 +20,8 @@ EARLY_S = 60.0
 OPEN_S = 30.0
 DEATHS_TO_OPEN = 3
 FIRST_DELAY_S = 0.5
+# So many engines in a row that somebody kills while they load are started once more.
+MAX_KILLED_LOADS = 20
 
 
 class Breaker:
@@ -28,7 +31,7 @@ class Breaker:
     something that the next one will meet as well: a file that makes llama.cpp abort, or memory that is not there. Two
     such deaths in a row delay the next start, three stop starting for `OPEN_S`; then one attempt is let through, and
     its early death closes the door again. An engine that lived longer than `EARLY_S`, or has answered anything, clears
-    the count: its end is an accident, and the next start is immediate.
+    the count: its end is an accident, and the next start is immediate. One that others ended counts as neither.
     """
 
     def __init__(self) -> None:
@@ -67,16 +70,17 @@ class StallWatch:
 
     Runs as one task in the daemon's event loop. A step may honestly take minutes (a large prompt, a large model, a slow
     machine), so silence alone proves nothing. Silence while the process used no CPU time does: it is stopped, or it
-    waits for something that does not come. Such an engine is killed; its jobs go on on a new one, or end.
+    waits for something that does not come. Such an engine is killed; its jobs go on on a new one, or end. A load may
+    also wait for a slow disk: it works as long as it gets more memory, or is seen waiting for the disk.
 
-    Does not: judge engines without outstanding requests, or ones that are loading (the load has its own time limit).
+    Does not: judge engines that owe nothing.
 
-    `links` gives the engines that are ready.
+    `links` gives the engines that are loading or ready.
     """
 
     def __init__(self, links: Callable[[], Iterable[EngineLink]]) -> None:
         self._links = links
-        self._cpu_s: dict[int, float] = {}
+        self._seen: dict[int, _Work] = {}
 
     async def run(self) -> None:
         """Checks for ever; cancel it to end it."""
@@ -86,23 +90,37 @@ class StallWatch:
 
     def check(self, now_s: float) -> None:
         """One look at every engine; two looks in a row without CPU time and with silence end it."""
-        seen: dict[int, float] = {}
+        seen: dict[int, _Work] = {}
         for link in list(self._links()):
             pid = link.pid
-            if pid is None or not link.n_outstanding or now_s - link.last_frame_s < SILENT_S:
+            owes = link.is_loading or link.n_outstanding
+            if pid is None or not owes or now_s - link.last_frame_s < SILENT_S:
                 continue
-            cpu_s = _cpu_seconds(pid)
-            if cpu_s is None:
+            work = _work(pid, is_loading=link.is_loading)
+            if work is None:
                 continue
-            seen[pid] = cpu_s
-            if pid in self._cpu_s and cpu_s - self._cpu_s[pid] < LEAST_CPU_S:
-                link.kill(f"hung: no step for {now_s - link.last_frame_s:.0f} seconds and no CPU time used")
-        self._cpu_s = seen
+            seen[pid] = work
+            if pid in self._seen and not work.is_more_than(self._seen[pid]):
+                what = "word of its load" if link.is_loading else "step"
+                link.kill(f"hung: no {what} for {now_s - link.last_frame_s:.0f} seconds and no CPU time used")
+        self._seen = seen
 
 
-def _cpu_seconds(pid: int) -> float | None:
+class _Work(NamedTuple):
+    cpu_s: float
+    loaded_bytes: int
+
+    def is_more_than(self, before: _Work) -> bool:
+        return self.cpu_s - before.cpu_s >= LEAST_CPU_S or self.loaded_bytes != before.loaded_bytes
+
+
+def _work(pid: int, *, is_loading: bool) -> _Work | None:
+    """What a process has done so far; None when that cannot be judged."""
     try:
-        times = psutil.Process(pid).cpu_times()
+        process = psutil.Process(pid)
+        if is_loading and process.status() == psutil.STATUS_DISK_SLEEP:
+            return None
+        times = process.cpu_times()
+        return _Work(times.user + times.system, process.memory_info().rss if is_loading else 0)
     except psutil.Error:
         return None
-    return float(times.user + times.system)

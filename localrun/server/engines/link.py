@@ -7,7 +7,7 @@ Invariants: request ids are never reused on a link; every sink gets a final delt
 moment, and which of them it may have died of.
 
 Jobs whose engine died come one at a time: each holds `turn` until it has got something new, and others wait for it.
-Should the engine die then, that one is to blame, and nobody else is.
+Should the engine die then, that one is to blame, and nobody else is. Nobody is when others ended the engine.
 
 Does not: choose what to load or when (supervisor.py), or keep deltas (job.py).
 """
@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 from localrun import framing, library_problems, wire
 from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, Unavailable, by_code
+from localrun.server.engines import machine
 from localrun.server.engines.child import EngineChild, end_in_words
 from localrun.snapshot import KvRunRow
 
@@ -37,6 +38,8 @@ _CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE, signal.SIGI
 }
 
 _KILLED = -9  # the signal has no name on Windows
+# Exit statuses of engines that others ended: 0, with which they leave at SIGTERM, SIGHUP, SIGINT, SIGKILL and SIGTERM.
+_ENDED_BY_OTHERS = frozenset({0, -1, -2, _KILLED, -15})
 
 _log = logging.getLogger("localrun.engine")
 
@@ -91,6 +94,9 @@ class EngineLink:
         self.has_answered = False
         # How it crashed, if it did: of a damaged file, a wrong kernel, or a bug.
         self.crash: str | None = None
+        # Whether somebody outside ended it, which says nothing about what it did.
+        self.was_killed = False
+        self._n_oom_kills: int | None = None
         self._ids = itertools.count(1)
         self._opened: asyncio.Future[wire.Ready] | None = None
         self._sinks: dict[int, Sink] = {}
@@ -108,6 +114,11 @@ class EngineLink:
     @property
     def pid(self) -> int | None:
         return self._child.pid
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether it was asked to load the model, and has not answered yet."""
+        return self._opened is not None and not self._opened.done()
 
     @property
     def n_outstanding(self) -> int:
@@ -128,6 +139,8 @@ class EngineLink:
         ended otherwise, EngineFailed when it took longer than `timeout_s`. After an error no process is left.
         """
         self._opened = asyncio.get_running_loop().create_future()
+        self._n_oom_kills = machine.oom_kills()
+        self.last_frame_s = time.monotonic()
         try:
             await self._child.spawn(self._command)
             self._child.write(framing.encode(message))
@@ -248,7 +261,7 @@ class EngineLink:
             if message.error is None:
                 answer.set_result(message.tokens)
             else:
-                answer.set_exception(EngineFailed(message.error))
+                answer.set_exception(by_code(message.error_code, message.error, retry_after_s=message.retry_after_s))
         elif isinstance(message, wire.Cleared):
             clearing = self._clearings.pop(message.id, None)
             if clearing is not None and not clearing.done():
@@ -288,6 +301,7 @@ class EngineLink:
         is_own_end = self._kill_reason is None and self._child.frame_error is None and not self._is_stopping
         if is_own_end and returncode is not None and -returncode in _CRASHES:
             self.crash = end_in_words(returncode)
+        self.was_killed = is_own_end and self._is_ended_by_others(returncode)
         if self.died:
             last = "".join(f"\n    {line}" for line in self._lines)
             _log.error("%s; its last lines were:%s", error.message, last or " (none)")
@@ -297,12 +311,19 @@ class EngineLink:
         for answer in answers:
             if not answer.done():
                 answer.set_exception(error)
-        sinks = list(self._sinks.values())
+        # Those that had begun come back first: while they are on trial nobody else is new.
+        sinks = sorted(self._sinks.values(), key=lambda sink: not sink.has_begun)
         self._sinks.clear()
-        blamed = _blamed(sinks)
+        blamed = [] if self.was_killed else _blamed(sinks)
         for sink in sinks:
             sink.on_engine_gone(error, is_blamed=sink in blamed, is_alone=len(blamed) == 1)
         self._on_end(self)
+
+    def _is_ended_by_others(self, returncode: int | None) -> bool:
+        """Not by the kernel for memory, where that is known: a request can be why that runs out."""
+        if returncode == _KILLED:
+            return self._n_oom_kills is not None and machine.oom_kills() == self._n_oom_kills
+        return returncode in _ENDED_BY_OTHERS
 
     def _end_as_error(self, returncode: int | None) -> LocalrunError:
         if self._is_stopping:
@@ -322,7 +343,8 @@ class EngineLink:
                 f"a kind that this version cannot run",
                 field="model",
             )
-        hint = "; most likely the system ran out of memory" if returncode == _KILLED else ""
+        is_unexplained = returncode == _KILLED and self._kill_reason is None
+        hint = "; most likely the system ran out of memory" if is_unexplained else ""
         return EngineDied(f"the engine of model '{self.model}' {how} while loading{hint}")
 
 

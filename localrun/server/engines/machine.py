@@ -147,6 +147,15 @@ def _left_in_cgroup(cgroup: Path) -> int | None:
     return max(0, limit - used)
 
 
+def oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int | None:
+    """How many processes the kernel has killed for memory since it started; None where it does not say."""
+    try:
+        counts = dict(line.split() for line in vmstat.read_text().splitlines())
+        return int(counts["oom_kill"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def private_bytes(pid: int) -> int:
     """Memory of a process that is not backed by a file: what it would give back by ending, mapped weights left out."""
     try:

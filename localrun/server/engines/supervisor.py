@@ -25,7 +25,7 @@ from localrun.errors import LocalrunError, ModelNotFound, QueueFull, Unavailable
 from localrun.kernels import Verdict
 from localrun.models.storage.store import Evidence, Model, Store
 from localrun.server.engines import machine
-from localrun.server.engines.faults import EARLY_S, Breaker, StallWatch
+from localrun.server.engines.faults import EARLY_S, MAX_KILLED_LOADS, Breaker, StallWatch
 from localrun.server.engines.kernels import Kernels, is_allowed
 from localrun.server.engines.link import EngineLink, engine_command
 from localrun.server.engines.placement import Placement
@@ -82,7 +82,7 @@ class Supervisor:
         self._suspects: dict[tuple[Key, FileStamp], str] = {}
         self._proven: set[tuple[Key, FileStamp]] = set()
         self._room = Room(settings, residents=self.residents, end=self._end, available_bytes=available_bytes)
-        self._stalls = StallWatch(lambda: [r.link for r in self.residents() if r.state is ResidentState.READY])
+        self._stalls = StallWatch(lambda: [r.link for r in self.residents() if r.state is not ResidentState.STOPPING])
         self._kernels = Kernels(kernels_folder, is_quiet=self._is_quiet, on_found=self._on_kernels_found)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stall_task: asyncio.Task[None] | None = None
@@ -306,14 +306,22 @@ class Supervisor:
         self._if_idle(resident)
 
     async def _open(self, resident: Resident, placement: Placement) -> None:
-        """Starts the engine; once more, without the quick kernels, if they may be why it crashes."""
-        try:
-            await resident.link.open(self._open_message(resident, placement), self._settings.load_timeout_s)
-        except LocalrunError:
-            if not self._suspects_kernels(resident):
-                raise
-            resident.link, resident.is_quick = self._new_link(resident.model), False
-            await self._open(resident, placement)
+        """Starts the engine; again if others end it, and once more, without the quick kernels, if they may be why it
+        crashes."""
+        n_killed = 0
+        while True:
+            try:
+                await resident.link.open(self._open_message(resident, placement), self._settings.load_timeout_s)
+                return
+            except LocalrunError as error:
+                n_killed += resident.link.was_killed
+                if resident.link.was_killed and n_killed <= MAX_KILLED_LOADS:
+                    _log.warning("%s; it is started once more", error.message.partition("; most likely")[0])
+                elif self._suspects_kernels(resident):
+                    resident.is_quick = False
+                else:
+                    raise
+            resident.link = self._new_link(resident.model)
 
     def _open_message(self, resident: Resident, placement: Placement) -> wire.Open:
         settings = self._settings
@@ -359,6 +367,8 @@ class Supervisor:
         kernels end in SIGBUS (alignment, on Arm), SIGFPE and SIGABRT (their own assertions about shapes). Where the
         cause is another one, that costs a second load, and the second crash says so."""
         link, file = resident.link, _file(resident)
+        if link.was_killed:
+            return False
         if not resident.is_quick and not link.has_answered:
             self._suspects.pop(file, None)  # it was not they
         if not resident.is_quick or link.has_answered or link.crash is None or file in self._proven:
@@ -425,6 +435,8 @@ class Supervisor:
                 self._gone(resident)
 
     def _note_death(self, resident: Resident, error: LocalrunError) -> None:
+        if resident.link.was_killed:
+            return
         now_s = time.monotonic()
         breaker = self._breakers.setdefault(_file(resident), Breaker())
         breaker.died(now_s, resident.lived_s(now_s), error, has_answered=resident.link.has_answered)

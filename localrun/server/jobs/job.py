@@ -1,10 +1,10 @@
 """One generation, as the API modules see it: `async with runtime.job(ask) as job: await job.submit(...)`, then iterate.
 
 Runs in the daemon's event loop. Entering loads the model or joins a running load; leaving gives the model back, and
-cancels what is unfinished. Between engine and consumer stands one bounded buffer (`DeltaBuffer`).
+cancels what is unfinished. Between engine and consumer stands one bounded buffer (`buffer.py`).
 
 When its engine dies it goes on on another one: it gives the model back, borrows it anew, waits for its turn (`link.py`
-says why) and sends the same message with what was said so far (`wire.Resume`). The consumer sees a pause.
+says why) and sends the same message with what was said so far (`transcript.py`). The consumer sees a pause.
 
 Invariants: a job ends exactly once; a consumer that falls too far behind is cancelled, so no slow client holds a slot;
 every way out (end, error, cancel, engine death, disconnect) frees the lease; what is delivered was never said before.
@@ -18,7 +18,6 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import Hashable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,10 +25,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from localrun import wire
-from localrun.errors import Cancelled, EngineDied, LocalrunError, by_code
+from localrun.errors import Cancelled, EngineDied, LocalrunError
 from localrun.server.engines.faults import DEATHS_TO_OPEN
 from localrun.server.engines.resident import Use
+from localrun.server.jobs.buffer import DeltaBuffer
 from localrun.server.jobs.registry import RequestRecord
+from localrun.server.jobs.transcript import Transcript
 from localrun.snapshot import RequestState
 
 if TYPE_CHECKING:
@@ -43,77 +44,6 @@ MAX_RESUMPTIONS = 20
 MAX_LOADS = DEATHS_TO_OPEN
 
 _log = logging.getLogger(__name__)
-
-MAX_DELTAS = 4096
-MAX_TEXT_CHARS = 8 * 1024 * 1024
-
-
-class DeltaBuffer:
-    """The one bounded buffer between an engine's steps and the task that serves a client.
-
-    Runs in the daemon's event loop. The link puts a step's delta by a plain call; the consumer is woken once, however
-    many are there, and takes them without another task switch. One consumer only.
-
-    Invariant: at most `MAX_DELTAS` deltas and `MAX_TEXT_CHARS` of text are kept; who is further behind loses them all
-    and gets an error, so a client that does not read costs bounded memory.
-
-    Does not: cancel anything in the engine (`Job` does).
-    """
-
-    def __init__(self) -> None:
-        self._deltas: deque[wire.Delta] = deque()
-        self._text_chars = 0
-        self._failure: LocalrunError | None = None
-        self._is_finished = False
-        self._wake: asyncio.Future[None] | None = None
-
-    def __len__(self) -> int:
-        return len(self._deltas)
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._deltas) >= MAX_DELTAS or self._text_chars >= MAX_TEXT_CHARS
-
-    def put(self, delta: wire.Delta) -> None:
-        self._deltas.append(delta)
-        self._text_chars += len(delta.text)
-        self._notify()
-
-    def fail(self, error: LocalrunError) -> None:
-        """After what is kept, `take` raises this."""
-        self._failure = error
-        self._notify()
-
-    def clear(self) -> None:
-        """Forgets what is kept."""
-        self._deltas.clear()
-        self._text_chars = 0
-
-    async def take(self) -> wire.Delta:
-        """The next delta, the final one included.
-
-        Raises what a final delta reports as an error, what `fail` was given, and StopAsyncIteration after the end.
-        """
-        while not self._deltas:
-            if self._failure is not None:
-                raise self._failure
-            if self._is_finished:
-                raise StopAsyncIteration
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-        delta = self._deltas.popleft()
-        self._text_chars -= len(delta.text)
-        if delta.finish is not None:
-            self._is_finished = True
-            if delta.finish is wire.Finish.ERROR:
-                message = delta.error_message or "the engine gave no reason"
-                raise by_code(delta.error_code or "", message, retry_after_s=delta.retry_after_s)
-        return delta
-
-    def _notify(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
-
 
 _FINISHED_STATES = {
     wire.Finish.STOP: RequestState.DONE,
@@ -192,13 +122,7 @@ class Job:
         self._cancel_asked = asyncio.Event()
         self._deltas = DeltaBuffer()
         self._resumes = resumes
-        # What was asked, and what was said to it since: for another engine.
-        self._message: wire.Submit | wire.Embed | None = None
-        self._output: list[int] = []
-        self._mu: float | None = None
-        self._started_at_s: float | None = None
-        self._vectors_of: list[int] = []  # the inputs that were asked for last
-        self._done: dict[int, int] = {}  # inputs with a vector, and their tokens
+        self._transcript = Transcript(self.record)
         self._is_with_engine = False
         self._has_shown = False  # something new on this engine
         self._shown = asyncio.Event()
@@ -265,13 +189,16 @@ class Job:
     # --- towards the engine --------------------------------------------------------------------------------------
 
     async def count(self, segments: Sequence[wire.Segment]) -> tuple[int, ...]:
-        """The token ids of a prompt, as `submit` would have them. Raises EngineDied."""
+        """The token ids of a prompt, as `submit` would have them. Raises EngineDied, and what the engine refuses."""
+        n_deaths = n_kills = 0
         while True:
+            link = self._leased().link
             try:
-                return await self._leased().link.count(tuple(segments))
+                return await link.count(tuple(segments))
             except EngineDied as error:
-                self._n_deaths += 1
-                if not self._resumes or self._n_deaths >= MAX_DEATHS:
+                n_kills += link.was_killed
+                n_deaths += not link.was_killed
+                if not self._resumes or n_deaths >= MAX_DEATHS or n_kills > MAX_RESUMPTIONS:
                     raise
                 await self._borrow_again(error)
 
@@ -306,6 +233,7 @@ class Job:
             deadline_s=self._deadline_left_s(now_s),
             arrived_at_s=now_s,
         )
+        self._transcript.ask(message)
         self._send(link, message)
 
     async def embed(
@@ -333,7 +261,7 @@ class Job:
             deadline_s=self._deadline_left_s(now_s),
             arrived_at_s=now_s,
         )
-        self._vectors_of = list(range(len(message.inputs)))
+        self._transcript.ask(message)
         self._send(link, message)
 
     def request_cancel(self) -> None:
@@ -342,14 +270,14 @@ class Job:
         self._cancel_in_engine()
         if self._resuming is not None and not self._is_with_engine and not self.record.is_ended:
             self._resuming.cancel()
-            self._take_final(self._cancelled_between(), time.monotonic())
+            self._take_cancelled()
 
     # --- from the engine (the link calls these) ------------------------------------------------------------------
 
     @property
     def has_begun(self) -> bool:
         """Whether it got a slot, on this engine or on one before."""
-        return self._started_at_s is not None
+        return self._transcript.has_begun
 
     @property
     def has_shown(self) -> bool:
@@ -362,8 +290,7 @@ class Job:
         return self.record.resumed > 0 and self.has_begun and not self._has_shown
 
     def on_started(self, started: wire.Started) -> None:
-        if self._started_at_s is None:
-            self._started_at_s = started.at_s
+        self._transcript.start(started)
         if not self.record.is_ended:
             self.record.started(started)
 
@@ -372,12 +299,9 @@ class Job:
         if record.is_ended:
             return
         seconds_each = record.progress(delta, sent_at_s)
+        self._transcript.take(delta)
         if delta.tokens:
-            self._output += delta.tokens
-            self._mu = delta.mu
             self._observer.tokens(record, len(delta.tokens), seconds_each, sent_at_s)
-        if delta.vectors:
-            delta.vectors = [self._numbered(vector) for vector in delta.vectors]
         if not self._has_shown and (delta.tokens or delta.vectors or delta.finish is not None):
             self._has_shown, self._n_deaths = True, 0
             self._shown.set()
@@ -399,7 +323,7 @@ class Job:
             return
         self._n_deaths += is_blamed
         if self._cancel_asked.is_set():
-            self._take_final(self._cancelled_between(), time.monotonic())
+            self._take_cancelled()
         elif not self._resumes or not isinstance(error, EngineDied):
             self._fail(error)
         elif is_alone and is_blamed and self._n_deaths >= MAX_DEATHS:
@@ -443,7 +367,7 @@ class Job:
                 passing.cancel()
         if not self._cancel_asked.is_set():
             return link
-        self._take_final(_cancelled_before_submit(), time.monotonic())
+        self._take_cancelled()
         return None
 
     async def _is_done_before_a_cancel(self, work: asyncio.Future[Any]) -> bool:
@@ -455,7 +379,6 @@ class Job:
             cancelling.cancel()
 
     def _send(self, link: EngineLink, message: wire.Submit | wire.Embed) -> None:
-        self._message = self._message or message
         self.record.engine_request_id = message.id
         self._has_shown = False
         self._shown.clear()
@@ -471,19 +394,23 @@ class Job:
         """Goes on where the dead engine was, and ends when the new one has shown that it can, or has died as well."""
         began_at_s = time.monotonic()
         try:
-            link = await self._borrow_again(error)
-            await link.writable()
-            async with link.turn:
-                self.record.resume()
-                self._observer.resumed(self.record)
-                _log.warning(
-                    "request %s resumes after %d tokens and %.2f s: %s",
-                    self.id, len(self._output), time.monotonic() - began_at_s, error.message.partition("; the next")[0],
-                )  # fmt: skip
-                self._send(link, self._rest(link.next_id()))
-                if self.has_begun:
-                    await self._shown.wait()
-        except LocalrunError as failed:
+            while True:
+                link = await self._borrow_again(error)
+                await link.writable()
+                async with link.turn:
+                    if link.error is not None:  # it died before the turn came
+                        continue
+                    self.record.resume()
+                    self._observer.resumed(self.record)
+                    _log.warning(
+                        "request %s resumes after %d tokens and %.2f s: %s", self.id, self._transcript.n_output,
+                        time.monotonic() - began_at_s, error.message.partition("; the next")[0],
+                    )  # fmt: skip
+                    self._send(link, self._transcript.rest(link.next_id()))
+                    if self.has_begun:
+                        await self._shown.wait()
+                    return
+        except Exception as failed:  # whatever it is, the consumer waits
             if not self.record.is_ended:
                 self._fail(failed)
 
@@ -507,50 +434,6 @@ class Job:
             raise EngineDied(f"{error.message}; its file has changed since, so the answer cannot go on")
         return lease.link
 
-    def _rest(self, request_id: int) -> wire.Submit | wire.Embed:
-        """What was asked, with what was said to it."""
-        message, record = self._message, self.record
-        assert message is not None
-        resume = wire.Resume(
-            output=tuple(self._output),
-            n_cached=sum(self._done.values()) if isinstance(message, wire.Embed) else record.n_cached or 0,
-            started_at_s=self._started_at_s,
-            first_token_at_s=record.first_token_at_s,
-            last_token_at_s=record.last_token_at_s,
-            mu=self._mu,
-        )
-        if isinstance(message, wire.Submit):
-            return msgspec.structs.replace(message, id=request_id, resume=resume)
-        self._vectors_of = [index for index in range(len(message.inputs)) if index not in self._done]
-        left = tuple(message.inputs[index] for index in self._vectors_of)
-        return msgspec.structs.replace(message, id=request_id, inputs=left, resume=resume)
-
-    def _numbered(self, vector: wire.Vector) -> wire.Vector:
-        index = self._vectors_of[vector.index]
-        self._done[index] = vector.n_tokens
-        return msgspec.structs.replace(vector, index=index)
-
-    def _cancelled_between(self) -> wire.Delta:
-        """The end of one that was cancelled between two engines."""
-        record, now_s = self.record, time.monotonic()
-        started = self._started_at_s if self._started_at_s is not None else now_s
-        first = record.first_token_at_s if record.first_token_at_s is not None else now_s
-        return wire.Delta(
-            id=0,
-            phase=wire.Phase.DONE,
-            n_computed=0,
-            n_output=record.n_output,
-            finish=wire.Finish.CANCELLED,
-            usage=wire.Usage(
-                n_prompt=record.n_prompt or 0,
-                n_cached=record.n_cached or 0,
-                n_output=record.n_output,
-                queued_s=max(0.0, started - (self._message.arrived_at_s if self._message else now_s)),
-                prefill_s=max(0.0, first - started),
-                decode_s=max(0.0, (record.last_token_at_s or first) - first),
-            ),
-        )
-
     def _deadline_left_s(self, now_s: float) -> float | None:
         return None if self.ask.deadline_s is None else self.ask.deadline_s - (now_s - self.arrived_at_s)
 
@@ -571,7 +454,12 @@ class Job:
         self._end(_FINISHED_STATES[delta.finish], now_s, finish_reason=reason, error=delta.error_message)
         self._deltas.put(delta)
 
-    def _fail(self, error: LocalrunError) -> None:
+    def _take_cancelled(self) -> None:
+        """It was cancelled while it was with no engine."""
+        now_s = time.monotonic()
+        self._take_final(self._transcript.cancelled(now_s), now_s)
+
+    def _fail(self, error: Exception) -> None:
         self._end_by(error)
         self._deltas.fail(error)
 
@@ -623,14 +511,3 @@ def _abandon(acquiring: asyncio.Future[Lease]) -> None:
 
     acquiring.cancel()
     acquiring.add_done_callback(give_back)
-
-
-def _cancelled_before_submit() -> wire.Delta:
-    return wire.Delta(
-        id=0,
-        phase=wire.Phase.DONE,
-        n_computed=0,
-        n_output=0,
-        finish=wire.Finish.CANCELLED,
-        usage=wire.Usage(n_prompt=0, n_cached=0, n_output=0, queued_s=0.0, prefill_s=0.0, decode_s=0.0),
-    )

@@ -11,7 +11,16 @@ import pytest
 
 from localrun import wire
 from localrun.errors import EngineDied
-from localrun.server.engines.faults import DEATHS_TO_OPEN, EARLY_S, FIRST_DELAY_S, OPEN_S, SILENT_S, Breaker, StallWatch
+from localrun.server.engines.faults import (
+    DEATHS_TO_OPEN,
+    EARLY_S,
+    FIRST_DELAY_S,
+    OPEN_S,
+    SILENT_S,
+    Breaker,
+    StallWatch,
+    _Work,
+)
 from localrun.server.jobs.job import Ask
 
 DEATH = EngineDied("it died")
@@ -98,7 +107,7 @@ async def test_a_busy_engine_is_left_alone_however_silent(
     running: Any, submit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used_s = iter([1.0, 11.0, 21.0])
-    monkeypatch.setattr("localrun.server.engines.faults._cpu_seconds", lambda pid: next(used_s))
+    monkeypatch.setattr("localrun.server.engines.faults._work", lambda pid, is_loading: _Work(next(used_s), 0))
     async with running(step_ms=2) as runtime, runtime.job(Ask(model="alpha", api="/test")) as job:
         await submit(job, n_predict=100_000)
         await anext(job)

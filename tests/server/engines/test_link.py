@@ -18,7 +18,8 @@ import pytest
 import uvloop
 
 from localrun import wire
-from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, Unavailable
+from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, QueueFull, Unavailable
+from localrun.server.engines import machine
 from localrun.server.engines.link import EngineLink, engine_command
 
 SCRIPT = str(Path(__file__).parents[1] / "scripted_engine.py")
@@ -362,3 +363,36 @@ async def test_an_engine_for_another_processor_says_what_to_type() -> None:
         assert "SIGILL" in sink.error.message
         assert "different processor" in sink.error.message
         assert "native_build install --force" in sink.error.message
+
+
+async def test_a_count_that_is_refused_raises_what_the_engine_says() -> None:
+    link = _link("full")
+    await link.open(OPEN, 30)
+    with pytest.raises(QueueFull, match="full") as refused:
+        await link.count((wire.Segment("a"),))
+    assert refused.value.retry_after_s == 7.0
+    await link.stop()
+
+
+@pytest.mark.parametrize(
+    ("signal_name", "oom_kills", "was_killed"),
+    [
+        ("SIGKILL", [3, 3], True),
+        ("SIGKILL", [3, 4], False),
+        ("SIGKILL", [None, None], False),
+        ("SIGTERM", [3, 4], True),
+        ("SIGSEGV", [3, 3], False),
+    ],
+)
+async def test_who_is_to_blame_if_others_end_an_engine(
+    monkeypatch: pytest.MonkeyPatch, signal_name: str, oom_kills: list[int | None], was_killed: bool
+) -> None:
+    """Nobody; but the kernel kills for memory, which a request may have used up."""
+    left = iter(oom_kills)
+    monkeypatch.setattr(machine, "oom_kills", lambda: next(left))
+    link, sink = _link("ready"), _Sink()
+    await link.open(OPEN, 30)
+    _submit(link, sink)
+    os.kill(link.pid or 0, getattr(signal, signal_name))
+    await asyncio.wait_for(sink.over.wait(), 20)
+    assert (link.was_killed, sink.is_blamed) == (was_killed, not was_killed)

@@ -122,3 +122,12 @@ def test_only_a_build_with_a_gpu_library_is_asked(tmp_path: Path):
 def test_an_emptied_gpu_has_all_its_memory():
     assert Gpu("Card", 3, False, 10).emptied.free_bytes == 10
     assert Gpu("Card", 3).emptied.free_bytes == 3
+
+
+def test_kills_for_memory_are_counted_where_the_kernel_says(tmp_path: Path) -> None:
+    vmstat = tmp_path / "vmstat"
+    assert machine.oom_kills(vmstat) is None
+    vmstat.write_text("pgfault 12\n")
+    assert machine.oom_kills(vmstat) is None
+    vmstat.write_text("pgfault 12\noom_kill 3\n")
+    assert machine.oom_kills(vmstat) == 3

@@ -13,7 +13,8 @@ from localrun.errors import Cancelled, EngineDied, LocalrunError
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Shape
 from localrun.server.jobs import streaming
-from localrun.server.jobs.job import DeltaBuffer, Job
+from localrun.server.jobs.buffer import DeltaBuffer
+from localrun.server.jobs.job import Job
 from localrun.wire import Delta, Finish, Phase
 
 
