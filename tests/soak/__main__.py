@@ -29,7 +29,6 @@ from tests.soak import load, watch
 N_CLIENTS = 5
 # Of the answers of a real model so many may differ in rounding from those that were computed alone.
 MAX_DIFFERING = 0.1
-MAX_GROWTH = 1.15
 
 
 def main() -> int:
@@ -89,12 +88,14 @@ def run(other: Path, seconds: float, every_s: float, *, fake: bool, seed: int) -
 def _report(
     daemon: Daemon, books: load.Books, samples: list[watch.Sample], kills: list[str], *, fake: bool
 ) -> dict[str, Any]:
-    growth = {name: round(watch.growth(samples, name), 3) for name in ("rss_bytes", "n_descriptors", "n_threads")}
+    growth = {field: watch.growth(samples, field) for field in watch.LEAST_GROWTH}
     n_compared = sum(books.ended[ask.__name__] for ask in load.ASKS)
     problems = [f"lost: {lost}" for lost in books.lost]
     if len(books.wrong) > (0 if fake else MAX_DIFFERING * n_compared):
         problems += [f"differs: {wrong}" for wrong in books.wrong]
-    problems += [f"{name} grew {by} times" for name, by in growth.items() if by > MAX_GROWTH]
+    for field, (before, after) in growth.items():
+        if not watch.is_flat(before, after, field):
+            problems.append(f"{field} grew from {before:.0f} to {after:.0f}")
     if not kills:
         problems.append("no engine was killed")
     return {

@@ -59,11 +59,20 @@ def kill_until(daemon: Daemon, every_s: float, seed: int, stop: threading.Event)
     return done
 
 
-def growth(samples: list[Sample], field: str) -> float:
-    """The median of the last quarter over that of the second quarter: the first one is spent on warming up."""
+# What is held may grow by so much: pools of threads and connections fill up one by one.
+MAX_GROWTH = 0.15
+LEAST_GROWTH = {"rss_bytes": 16 * MIB, "n_descriptors": 8, "n_threads": 8}
+
+
+def growth(samples: list[Sample], field: str) -> tuple[float, float]:
+    """The medians of the second quarter and of the last one: the first one is spent on warming up."""
     values = [float(getattr(sample, field)) for sample in samples]
     quarter = max(1, len(values) // 4)
-    return statistics.median(values[-quarter:]) / statistics.median(values[quarter : 2 * quarter] or values)
+    return statistics.median(values[quarter : 2 * quarter] or values), statistics.median(values[-quarter:])
+
+
+def is_flat(before: float, after: float, field: str) -> bool:
+    return after - before <= max(MAX_GROWTH * before, LEAST_GROWTH[field])
 
 
 WIDTH, HEIGHT = 760, 160
