@@ -22,13 +22,8 @@ from typing import Any
 from tests.daemon import Daemon, running_daemon
 
 N_BEFORE = 100
-BODY: dict[str, Any] = {
-    "prompt": "Tell me a long story.",
-    "stream": True,
-    "ignore_eos": True,
-    "temperature": 0,
-    "max_tokens": 140,
-}
+PROMPT = "Tell me a long story."
+BODY: dict[str, Any] = {"prompt": PROMPT, "stream": True, "ignore_eos": True, "temperature": 0, "max_tokens": 140}
 
 
 def paused_s(daemon: Daemon, model: str) -> tuple[float, str]:
