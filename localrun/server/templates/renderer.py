@@ -19,10 +19,14 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from typing import Any
 
+import psutil
+
 from localrun import errors, framing
 from localrun.wire import RenderReply, RenderRequest, Segment
 
 START_TIMEOUT_S = 60.0
+# A worker that gets no processor is waited for so many times as long as it may compute.
+MAX_WAIT = 10
 # The longest templates seen are about 20,000 characters.
 MAX_TEMPLATE_CHARACTERS = 1_000_000
 # What Python needs to start and to find this package; nothing else of the daemon's environment is the worker's to know.
@@ -121,8 +125,7 @@ class TemplateRenderer:
                 raise errors.Unavailable("the daemon is shutting down")
             worker = self._worker = self._worker or await self._spawn()
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    return await _ask(worker, frame)
+                return await self._ask(worker, frame)
             except TimeoutError:
                 await self._discard()
                 raise TemplateOverrunError(
@@ -133,6 +136,26 @@ class TemplateRenderer:
         if self._stopped:
             raise errors.Unavailable("the daemon is shutting down")
         raise TemplateOverrunError("the chat template ended its worker process twice")
+
+    async def _ask(self, worker: Process, frame: bytes) -> RenderReply:
+        """Raises TimeoutError when the worker has computed for longer than a render may. What counts is its processor
+        time: on a busy machine it may get none for seconds. The first quarter goes unwatched, so that nearly all
+        renders cost no look."""
+        asking = asyncio.ensure_future(_ask(worker, frame))
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + MAX_WAIT * self._timeout_s
+        left_s, began_cpu_s = self._timeout_s / 4, None
+        try:
+            while left_s > 0 and loop.time() < until_s:
+                done, _ = await asyncio.wait({asking}, timeout=left_s)
+                if done:
+                    return asking.result()
+                cpu_s = _cpu_seconds(worker.pid)
+                began_cpu_s = cpu_s if began_cpu_s is None else began_cpu_s
+                left_s = self._timeout_s * 3 / 4 - (cpu_s - began_cpu_s)
+            raise TimeoutError
+        finally:
+            asking.cancel()
 
     async def _spawn(self) -> Process:
         # -P: the daemon's working folder must not be a place to import from.
@@ -160,6 +183,14 @@ async def _ask(worker: Process, frame: bytes) -> RenderReply:
     worker.stdin.write(frame)
     await worker.stdin.drain()
     return await _read_reply(worker)
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:  # it has ended, and its pipe says so
+        return 0.0
+    return float(times.user + times.system)
 
 
 async def _read_reply(worker: Process) -> RenderReply:

@@ -53,6 +53,21 @@ def test_a_user_cannot_end_a_turn_by_typing_its_end():
     _with_renderer(use)
 
 
+def test_a_worker_that_gets_no_processor_for_longer_than_the_limit_is_waited_for():
+    async def use(renderer: TemplateRenderer) -> None:
+        pid = renderer.worker_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        rendering = asyncio.ensure_future(renderer.render(PLAIN, _variables(), TOKENS))
+        await asyncio.sleep(0.5)
+        assert not rendering.done()
+        os.kill(pid, signal.SIGCONT)
+        assert await rendering == (Segment("hi"),)
+        assert renderer.worker_pid == pid
+
+    _with_renderer(use, timeout_s=0.2)
+
+
 @pytest.mark.parametrize(
     ("architecture", "start"), [("llama", "<|im_start|>user\nhi"), ("gemma3", "<bos><start_of_turn>user\nhi")]
 )
