@@ -87,23 +87,25 @@ def first_token_s(port: int, started_s: float) -> float:
     raise SystemExit("measure_idle: the answer ended without a token")
 
 
-def processor_s(processes: list[psutil.Process]) -> float:
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
+def processor_s(process: psutil.Process) -> float:
+    return sum(process.cpu_times()[:2])
 
 
 def idle(process: psutil.Process, seconds: float) -> dict[str, float]:
-    """Memory and processor share of a daemon that nobody asks anything."""
+    """Memory and processor share of a daemon that nobody asks anything, and of the children that it keeps: what it asks
+    the kernels once, in a process of its own, is none of them."""
     time.sleep(SETTLE_S)
-    children = process.children(recursive=True)
-    everyone = [process, *children]
-    began_s, own_s, all_s = time.perf_counter(), processor_s([process]), processor_s(everyone)
+    began_s = time.perf_counter()
+    before_s = {each: processor_s(each) for each in (process, *process.children(recursive=True))}
     time.sleep(seconds)
     elapsed_s = time.perf_counter() - began_s
+    kept = {process, *process.children(recursive=True)} & before_s.keys()
+    used_s = {each: processor_s(each) - before_s[each] for each in kept}
     return {
         "idle_rss_mb": process.memory_info().rss / 1e6,
-        "idle_children_rss_mb": sum(child.memory_info().rss for child in children) / 1e6,
-        "idle_core_percent": 100 * (processor_s([process]) - own_s) / elapsed_s,
-        "idle_with_children_core_percent": 100 * (processor_s(everyone) - all_s) / elapsed_s,
+        "idle_children_rss_mb": sum(each.memory_info().rss for each in kept - {process}) / 1e6,
+        "idle_core_percent": 100 * used_s[process] / elapsed_s,
+        "idle_with_children_core_percent": 100 * sum(used_s.values()) / elapsed_s,
     }
 
 

@@ -47,7 +47,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("signal_name", ["SIGSEGV", "SIGILL"])
+@pytest.mark.parametrize("signal_name", ["SIGSEGV", pytest.param("SIGILL", marks=pytest.mark.deep)])
 def test_a_crash_is_answered_once_by_a_second_start_and_then_avoided(
     signal_name: str, q4_k_model: Path, tmp_path: Path
 ) -> None:

@@ -221,7 +221,7 @@ def test_fault_42_a_stopped_engine_is_noticed_and_replaced(tmp_path: Path) -> No
     )
     with running_daemon(LOCALRUN_FAKE_STEP_MS="10", **hasty.environment) as daemon, unharmed(daemon):
         seen: list[str] = []
-        reading = threading.Thread(target=streamed, args=(daemon, ENDLESS, seen))
+        reading = threading.Thread(target=streamed, args=(daemon, ENDLESS | {"max_tokens": 300}, seen))
         reading.start()
         wait_for(lambda: seen)
         pid = engine_pids(daemon)["tiny"]

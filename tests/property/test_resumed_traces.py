@@ -96,7 +96,7 @@ def mu_of(deltas: list[Delta]) -> float | None:
 
 
 @given(submits, prompts, st.integers(0, 24), st.booleans())
-@settings(max_examples=300 * DEPTH, deadline=None)
+@settings(max_examples=150 * DEPTH, deadline=None)
 def test_an_answer_goes_on_as_it_would_have(submit: Submit, prompt: list[int], n_before: int, is_split: bool):
     unhurried = Submit(**{name: getattr(submit, name) for name in submit.__struct_fields__} | {"deadline_s": None})
     whole = deltas_of(unhurried, prompt)
