@@ -102,7 +102,7 @@ HELP: dict[str, str] = {
     "disk_cache_bytes": "disk space for the state of idle prefixes of all models, kept across restarts; 0 turns it off",
     "max_body_bytes": "largest request body",
     "receive_deadline_s": "seconds that a client may take to send its request",
-    "template_timeout_s": "seconds that a chat template may run",
+    "template_timeout_s": "processor time that a chat template may take",
     "template_output_bytes": "largest prompt that a chat template may produce",
     "origins": "browser origins allowed besides localhost, separated by commas",
     "log_level": "debug, info, warning or error",
