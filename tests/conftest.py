@@ -34,10 +34,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _skip(items, "clients", "installs packages: give --clients or LOCALRUN_TEST_CLIENTS=1")
     if DEPTH == 1:
         _skip(items, "deep", "says in large what others say in small: make test-deep")
-    # Each of several processes takes one file after the other. Files with slow tests first, or one of them would be
-    # left alone with such a file at the end.
+    # Each of several processes takes one file after the other. Files with slow tests first, and those of the terminal
+    # interface, which are the longest of the others, or one process would be left alone with such a file at the end.
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (item.path not in slow, "tui" not in item.path.parts))
 
 
 def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:
