@@ -39,6 +39,7 @@ Invariant: nothing is allocated by a number from the file before that number is 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -193,7 +194,9 @@ class KvDiskFiles:
     def _make_folder(self) -> None:
         self.root.parent.mkdir(parents=True, exist_ok=True)
         for folder in (self.root, self.folder):
-            folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+            # Not `exist_ok`, which calls a folder that somebody deletes at this moment something else in its place.
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=_FOLDER_MODE)
             status = folder.lstat()
             if not stat.S_ISDIR(status.st_mode):
                 raise NotADirectoryError(f"{folder} is not a folder")
