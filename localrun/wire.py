@@ -117,6 +117,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     `adapters` are paths of LoRA files that are in effect for every request. Without `use_extra_bufts` no weights are
     laid out anew for the quickest kernels.
     With `pooling` the engine takes `Embed` and nothing generates; without, it takes `Submit`.
+    `speculates` is whether requests draft that do not say so themselves, and `draft_model_path` a smaller model that
+    drafts for them.
     """
 
     model_path: str
@@ -140,6 +142,30 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     adapters: tuple[str, ...] = ()
     threads_file: str = ""
     use_extra_bufts: bool = True
+    speculates: bool = True
+    draft_model_path: str = ""
+
+
+class DraftSource(StrEnum):
+    """Where drafts come from, tokens that are verified several at a time: what is in the conversation, or in the
+    client's `prediction`; what the grammar forces; the model's own heads for more tokens; a smaller model."""
+
+    LOOKUP = "lookup"
+    PREDICTION = "prediction"
+    GRAMMAR = "grammar"
+    MTP = "mtp"
+    DRAFT_MODEL = "draft_model"
+
+
+class DraftCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Of one source: how many drafts it made, of how many tokens, and how many of these the model chose, too.
+    `seconds` is what making them took."""
+
+    source: DraftSource
+    n_drafts: int
+    n_drafted: int
+    n_accepted: int
+    seconds: float = 0.0
 
 
 class Resume(msgspec.Struct, frozen=True, array_like=True):
@@ -163,6 +189,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     no limit. A request whose first token is expected later than `deadline_s` from now is refused at once.
     With `show_control` the names of control tokens are part of the text; without, they are left out.
     With `resume` the engine says only what comes after that, and neither a full queue nor a deadline refuses it.
+    `speculates` None is what the engine was opened with. `prediction` is a text that much of the answer is expected to
+    be like. `draft_model_path` is a smaller model that drafts for this request instead of the engine's own.
     """
 
     id: int
@@ -182,6 +210,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     grammar: Grammar | None = None
     show_control: bool = False
     resume: Resume | None = None
+    speculates: bool | None = None
+    prediction: str = ""
+    draft_model_path: str = ""
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
@@ -294,7 +325,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Final counts and times of one request. `n_prompt` includes `n_cached`, the prompt tokens that were not computed.
 
     `queued_s`: submit to first computed row. `prefill_s`: first computed row to first sampled token. `decode_s`: first
-    to last sampled token.
+    to last sampled token. `drafts` has an entry for each source that drafted. `speedup` is how many times as fast the
+    answer was as without drafts, by what its steps and others would have taken; 1 without drafts.
     """
 
     n_prompt: int
@@ -303,6 +335,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     queued_s: float
     prefill_s: float
     decode_s: float
+    drafts: tuple[DraftCounts, ...] = ()
+    speedup: float = 1.0
 
 
 class Vector(msgspec.Struct, frozen=True, array_like=True):
@@ -322,7 +356,7 @@ class Delta(msgspec.Struct, array_like=True):
     possible stop string or a partial character is held back. `finish` is set in the last delta only, with `usage`;
     `error_code`/`error_message` then say why if it is `Finish.ERROR`, and `retry_after_s` when asking again may help.
     `stop_text` is the stop string that matched. `vectors` are those of the inputs that an `Embed` is done with. `mu` is
-    Mirostat's after the last of the tokens.
+    Mirostat's after the last of the tokens. Of `n_drafted` tokens so far `n_accepted` are part of the answer.
     """
 
     id: int
@@ -340,13 +374,16 @@ class Delta(msgspec.Struct, array_like=True):
     retry_after_s: float | None = None
     vectors: list[Vector] | None = None
     mu: float | None = None
+    n_drafted: int = 0
+    n_accepted: int = 0
 
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):
     """The engine's state after a step. Totals count since the engine started.
 
     `ram_entries` and `disk_entries` are saved segments of prefixes. `ram_restored_tokens_total` and
-    `disk_restored_tokens_total` are prompt tokens that were copied from there instead of being computed.
+    `disk_restored_tokens_total` are prompt tokens that were copied from there instead of being computed. `n_decode_rows`
+    are those of `n_draft_rows` drafted tokens, too; `drafts` are totals of each source.
     """
 
     step: int
@@ -369,6 +406,8 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     disk_entries: int = 0
     ram_restored_tokens_total: int = 0
     disk_restored_tokens_total: int = 0
+    n_draft_rows: int = 0
+    drafts: tuple[DraftCounts, ...] = ()
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):

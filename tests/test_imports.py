@@ -69,7 +69,8 @@ ENGINE_ROOMS = {
     "schedule": ("backend", "cache", "request"),
     "cache": ("backend",),
     "sample": ("backend", "request"),
-    "native": ("backend", "request", "sample", "schedule", "embedding.inputs"),
+    "speculate": ("backend", "request", "schedule"),
+    "native": ("backend", "request", "sample", "schedule", "speculate", "embedding.inputs"),
     "embedding": ("backend", "fake", "pipes", "request", "schedule.policy"),
 }
 NOT_PURE = {

@@ -1,0 +1,1 @@
+"""Speculative decoding: tokens that are guessed, and verified several at a time."""
