@@ -29,6 +29,8 @@ from localrun.thread_choice import Threads
 # As llama.cpp has it: vocabularies of one family differ in how they are padded, and in their first, special tokens.
 MOST_PADDING = 128
 FIRST_COMPARED = 5
+# Of a batch: prompts are caught up with in pieces that streams have patience for.
+MOST_ROWS = 512
 
 
 @dataclass(frozen=True)

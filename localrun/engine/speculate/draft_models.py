@@ -26,7 +26,7 @@ OpenDraft = Callable[[str, Callable[[], bool]], Drafter]
 
 
 class DraftModels:
-    """See the module and `drafter.Drafter`. Raises what `open_draft` raises for the engine's own, if it has one."""
+    """See the module and `drafter.Drafter`. Drafts for requests without any draft model are empty. Raises what `open_draft` raises for the engine's own, if it has one."""
 
     source = DraftSource.DRAFT_MODEL
     n_most = MOST_TOKENS
@@ -45,18 +45,21 @@ class DraftModels:
         self._loading: tuple[str, Future[Drafter]] | None = None
 
     def drafter_for(self, request: Request) -> Drafter | None:
-        """What drafts for a request just now. A model that it names is loaded from now on, if there is none in use."""
-        path = request.draft_model_path or self._own_path
-        if path and path != self._own_path:
-            self._users[request] = path
-            self._look()
-        return self._loaded.get(path)
+        """This, unless the request has no draft model, or names one that cannot be loaded."""
+        path = self._path_of(request)
+        return self if path and path not in self._refused else None
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in wanted]
+        for request, _ in wanted:
+            path = self._path_of(request)
+            if path != self._own_path and path not in self._refused:
+                self._users[request] = path
+        if self._users:
+            self._look()
         places: dict[Drafter, list[int]] = {}
         for place, (request, _) in enumerate(wanted):
-            drafter = self.drafter_for(request)
+            drafter = self._loaded.get(self._path_of(request))
             if drafter is not None:
                 places.setdefault(drafter, []).append(place)
         for drafter, its_places in places.items():
@@ -82,6 +85,9 @@ class DraftModels:
             drafter.close()
         self._loaded.clear()
 
+    def _path_of(self, request: Request) -> str:
+        return request.draft_model_path or self._own_path
+
     def _is_open(self) -> bool:
         return not self._is_closed
 
@@ -91,7 +97,7 @@ class DraftModels:
             return
         other = next((path for path in self._loaded if path != self._own_path), None)
         used = self._users.values()
-        wanted = next((path for path in used if path not in self._loaded and path not in self._refused), None)
+        wanted = next((path for path in used if path not in self._loaded), None)
         if wanted is None or other in used:
             return
         unused = self._loaded.pop(other) if other is not None else None
@@ -115,6 +121,7 @@ class DraftModels:
             self._loaded[path] = loading.result()
         except Exception as error:
             self._refused.add(path)
+            self._users = {request: other for request, other in self._users.items() if other != path}
             if not self._is_closed:
                 log.warning("requests that name the draft model %s go on without drafts: %s", path, error)
         return True

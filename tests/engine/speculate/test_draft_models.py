@@ -77,7 +77,9 @@ class Models:
 
 def test_without_a_draft_model_there_are_no_drafts():
     models = Models()
-    assert models.proposed(models.request()) == [[]]
+    request = models.request()
+    assert models.drafts.drafter_for(request) is None
+    assert models.proposed(request) == [[]]
     models.drafts.close()
 
 
@@ -136,8 +138,12 @@ def test_one_that_nobody_uses_stays_until_another_is_named():
 def test_one_that_cannot_be_loaded_is_logged_once(caplog: pytest.LogCaptureFixture):
     models = Models("1")
     own, other, third = models.request(), models.request("bad"), models.request("3")
+    assert models.drafts.drafter_for(other) is models.drafts
     for _ in range(3):
         assert models.proposed(own, other) == [[1, 1], []]
+    assert models.drafts.drafter_for(own) is models.drafts
+    assert models.drafts.drafter_for(other) is None
+    assert not models.drafts._users
     assert [record.message for record in caplog.records] == [
         "requests that name the draft model bad go on without drafts: it is bad"
     ]
