@@ -26,7 +26,9 @@ OpenDraft = Callable[[str, Callable[[], bool]], Drafter]
 
 
 class DraftModels:
-    """See the module and `drafter.Drafter`. Drafts for requests without any draft model are empty. Raises what `open_draft` raises for the engine's own, if it has one."""
+    """See the module and `drafter.Drafter`. Drafts for requests without a draft model are empty.
+
+    Raises what `open_draft` raises for the engine's own, if it has one."""
 
     source = DraftSource.DRAFT_MODEL
     n_most = MOST_TOKENS

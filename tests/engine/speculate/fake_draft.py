@@ -15,16 +15,19 @@ from localrun.wire import Sampling
 class FakeDraftContext:
     """A `DraftContext` whose next token is a hash of what its cells really hold. `fails` at the next decode.
 
-    With `n_slots` each sequence has its share of the cells for itself; without, there is one pool."""
+    With `n_slots` each sequence has its share of the cells for itself; without, there is one pool. One token in
+    `wrong_one_in` is another one."""
 
     def __init__(
         self, *, n_cells: int = 256, n_seqs: int = 4, n_batch: int = 64, n_ctx: int = 256, n_slots: int = 0,
-        probability: float = 1.0, n_vocab: int = 258,
+        probability: float = 1.0, n_vocab: int = 258, wrong_one_in: int = 0,
     ) -> None:  # fmt: skip
-        self.backend = FakeBackend(n_cells=n_cells, n_seqs=n_seqs, n_batch=n_batch, n_slots=n_slots)
+        self.backend = FakeBackend(
+            n_cells=n_cells, n_seqs=n_seqs, n_batch=n_batch, n_slots=n_slots, n_draft_rows=0
+        )  # fmt: skip
         self.batch, self.n_seqs, self.eog_tokens = self.backend.batch, n_seqs, self.backend.eog_tokens
         self.n_cells, self.n_ctx, self.n_vocab = self.backend.n_cells, n_ctx, n_vocab
-        self.probability = probability
+        self.probability, self.wrong_one_in = probability, wrong_one_in
         self.n_rows: list[int] = []  # of each decode
         self.fails = self.is_alone = self.is_closed = False
 
@@ -45,7 +48,9 @@ class FakeDraftContext:
             assert len(self.backend.tokens_of(seq)) <= self.n_ctx, "beyond the context"
 
     def likeliest(self, row: int) -> tuple[int, float]:
-        return next_token(self.backend.digests[row]), self.probability
+        digest = self.backend.digests[row]
+        is_wrong = self.wrong_one_in and digest % self.wrong_one_in == 0
+        return digest % 256 if is_wrong else next_token(digest), self.probability
 
     def seq_remove(self, seq: int, start: int) -> None:
         assert self.backend.seq_remove(seq, start)
