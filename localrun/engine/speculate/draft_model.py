@@ -23,14 +23,15 @@ from typing import NamedTuple, Protocol
 
 from localrun.engine.backend import Batch, DecodeFailed, NoRoom
 from localrun.engine.request import Request
-from localrun.engine.schedule.budget import SMALL_ROWS, CostModel, best_size, untried_rows
+from localrun.engine.schedule.budget import TILE_ROWS, CostModel, best_size
+from localrun.errors import EngineFailed
 from localrun.wire import DraftSource
 
 log = logging.getLogger("localrun.engine")
 
 # With the row of the last token that makes eight, which suits kernels that take rows in fours.
 MOST_TOKENS = 7
-# What a sequence lacks is computed for about so long in one call, since streams wait meanwhile.
+# What sequences lack is computed for about so long in one call, since streams wait meanwhile.
 CATCH_UP_S = 0.03
 # A token is left out if the draft model itself thinks it less likely that the answer gets there along its draft.
 LEAST_CHANCE = 0.1
@@ -49,6 +50,10 @@ class DraftContext(Protocol):
     n_cells: int
     n_vocab: int
     eog_tokens: frozenset[int]
+
+    def follow(self) -> bool:
+        """Lay the cells out as the other model's are now. Whether that was another way, so that all sequences are empty
+        now. Raises EngineFailed, and nothing can be decoded any more."""
 
     def alone(self) -> AbstractContextManager[None]:
         """Nothing else computes inside of this. All decodes are inside of it."""
@@ -127,20 +132,21 @@ class DraftModel:
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in wanted]
-        self._n_calls += 1
-        requests = {request for request, _ in wanted}
-        turns = []
-        for (request, n_tokens), draft in zip(wanted, drafts, strict=True):
-            sequence = None if self._is_broken else self._place(request, requests)
-            if sequence is not None:
-                turns.append(_Turn(sequence, request.tokens, min(n_tokens, self.n_most), draft))
-        if not turns:
+        if self._is_broken:
             return drafts
-        turns.sort(key=lambda turn: turn.sequence.number)
         try:
-            with self._context.alone():
-                self._draft(turns, requests)
-        except (DecodeFailed, NoRoom):
+            self._follow()
+            requests = {request for request, _ in wanted}
+            turns = []
+            for (request, n_tokens), draft in zip(wanted, drafts, strict=True):
+                sequence = self._place(request, requests)
+                if sequence is not None:
+                    turns.append(_Turn(sequence, request.tokens, min(n_tokens, self.n_most), draft))
+            if turns:
+                turns.sort(key=lambda turn: turn.sequence.number)
+                with self._context.alone():
+                    self._draft(turns, requests)
+        except (DecodeFailed, EngineFailed, NoRoom):
             log.exception("the draft model failed; there are no more drafts of it")
             self._is_broken = True
         return drafts
@@ -168,6 +174,13 @@ class DraftModel:
     @property
     def _n_held(self) -> int:
         return sum(len(sequence.tokens) for sequence in self._sequences)
+
+    def _follow(self) -> None:
+        self._n_calls += 1
+        if self._context.follow():
+            for sequence in self._sequences:
+                sequence.tokens.clear()
+                sequence.n_same = 0
 
     def _place(self, request: Request, wanted: Collection[Request]) -> _Sequence | None:
         """The request's sequence, cut back to what it has in common with the request, without its last token at least.
@@ -246,22 +259,20 @@ class DraftModel:
                 last_rows.append((turn, len(rows) - 1))
         if not rows:
             return []
-        depth = sum(len(row.sequence.tokens) for row in rows) / len(rows)
-        began_s = self._clock()
+        depth, began_s = self._n_held, self._clock()
         self._decode(rows)
-        if len(rows) >= SMALL_ROWS[0]:
+        if len(rows) >= TILE_ROWS:
             self._cost.observe(len(rows), depth, self._clock() - began_s)
         for turn in turns:
             turn.sequence.n_same = len(turn.sequence.tokens)
         return [turn for turn, row in last_rows if self._take(turn, row)]
 
     def _most_rows(self, turns: list[_Turn]) -> int:
-        """Rows that may be caught up with in one call."""
-        capacity = self._context.batch.capacity
-        depth = sum(len(turn.sequence.tokens) for turn in turns) / len(turns)
+        """Rows that may be caught up with in one call: whole tiles, since the rows of less than one take as long."""
+        capacity, depth = self._context.batch.capacity, self._n_held
         is_known = self._cost.knows(depth)
-        n_rows = best_size(self._cost, capacity, depth, CATCH_UP_S) if is_known else untried_rows(depth)
-        return min(capacity, max(n_rows, 2 * len(turns)))
+        n_rows = best_size(self._cost, capacity, depth, CATCH_UP_S) if is_known else TILE_ROWS
+        return min(capacity, max(n_rows, TILE_ROWS, 2 * len(turns)))
 
     def _decode(self, rows: list[_Row]) -> None:
         """Compute rows, those of one sequence one after the other. They are in its cells afterwards."""
