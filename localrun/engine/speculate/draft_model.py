@@ -33,6 +33,8 @@ log = logging.getLogger("localrun.engine")
 MOST_TOKENS = 7
 # What sequences lack is computed for about so long in one call, since streams wait meanwhile.
 CATCH_UP_S = 0.03
+# Nobody has to wait for what lacks no more than this.
+FEW_ROWS = 32
 # A token is left out if the draft model itself thinks it less likely that the answer gets there along its draft.
 LEAST_CHANCE = 0.1
 
@@ -94,6 +96,11 @@ class _Turn:
     n_wanted: int
     draft: list[int]
     chance: float = 1.0
+
+    @property
+    def n_lacking(self) -> int:
+        """Tokens that its sequence does not hold yet; at least the last one."""
+        return len(self.known) - len(self.sequence.tokens)
 
 
 class _Row(NamedTuple):
@@ -241,25 +248,34 @@ class DraftModel:
             ready = [turn for row, turn in enumerate(ready) if self._take(turn, row)]
 
     def _catch_up(self, turns: list[_Turn], wanted: Collection[Request]) -> list[_Turn]:
-        """One decode of what the sequences lack, those first that lack the least. Returns who goes on to draft."""
-        lacks = {turn.sequence: len(turn.known) - len(turn.sequence.tokens) for turn in turns}
-        left = min(self._most_rows(turns), sum(lacks.values()))
+        """Read what the sequences lack. Those that lack much do it one by one, and not together with others: beside the
+        rows of another sequence theirs would not fill their tiles. Returns who goes on to draft."""
+        quick, slow = [], []
+        for turn in turns:
+            (quick if turn.n_lacking <= FEW_ROWS else slow).append(turn)
+        ready = []
+        if slow:
+            ready += self._read([min(slow, key=lambda turn: turn.n_lacking)], wanted)
+        ready += self._read(quick, wanted)
+        return sorted(ready, key=lambda turn: turn.sequence.number)
+
+    def _read(self, turns: list[_Turn], wanted: Collection[Request]) -> list[_Turn]:
+        """One decode of what these sequences lack, or of the beginning of it. Returns who goes on to draft."""
+        left = min(sum(turn.n_lacking for turn in turns), self._most_rows(turns))
         left = self._make_room(left, wanted)
-        rows_of: dict[_Sequence, int] = {}
-        for sequence in sorted(lacks, key=lambda one: lacks[one]):
-            rows_of[sequence] = min(left, lacks[sequence])
-            left -= rows_of[sequence]
         rows, last_rows = [], []
         for turn in turns:
-            sequence, start = turn.sequence, len(turn.sequence.tokens)
-            tokens = turn.known[start : start + rows_of[sequence]]
-            rows += [_Row(sequence, token, False) for token in tokens]
-            if turn.n_wanted and tokens and len(tokens) == lacks[sequence]:
+            start = len(turn.sequence.tokens)
+            tokens = turn.known[start : min(len(turn.known), start + left)]
+            left -= len(tokens)
+            is_last = start + len(tokens) == len(turn.known) and turn.n_wanted > 0
+            rows += [_Row(turn.sequence, token, False) for token in tokens]
+            if is_last:
                 rows[-1] = rows[-1]._replace(wants_logits=True)
                 last_rows.append((turn, len(rows) - 1))
         if not rows:
             return []
-        depth, began_s = self._n_held, self._clock()
+        depth, began_s = len(rows[0].sequence.tokens), self._clock()
         self._decode(rows)
         if len(rows) >= TILE_ROWS:
             self._cost.observe(len(rows), depth, self._clock() - began_s)
@@ -268,11 +284,14 @@ class DraftModel:
         return [turn for turn, row in last_rows if self._take(turn, row)]
 
     def _most_rows(self, turns: list[_Turn]) -> int:
-        """Rows that may be caught up with in one call: whole tiles, since the rows of less than one take as long."""
-        capacity, depth = self._context.batch.capacity, self._n_held
+        """Rows that may be read in one decode: whole tiles, since the rows of less than one take as long."""
+        capacity = self._context.batch.capacity
+        if len(turns) != 1:
+            return capacity
+        depth = len(turns[0].sequence.tokens)
         is_known = self._cost.knows(depth)
         n_rows = best_size(self._cost, capacity, depth, CATCH_UP_S) if is_known else TILE_ROWS
-        return min(capacity, max(n_rows, TILE_ROWS, 2 * len(turns)))
+        return min(capacity, max(n_rows, TILE_ROWS))
 
     def _decode(self, rows: list[_Row]) -> None:
         """Compute rows, those of one sequence one after the other. They are in its cells afterwards."""
