@@ -68,6 +68,13 @@ class Limits:
     draft_s: float = 0.0
 
 
+def least_rows(n_streams: int, *, is_even: bool) -> int:
+    """Of all steps with drafts, what the quickest one has for rows."""
+    if is_even and n_streams > 1:
+        return n_streams + 1
+    return next((size for size in SIZES if size > n_streams), n_streams + 1)
+
+
 def choose(streams: Sequence[Stream], costs: RowCosts, limits: Limits) -> Choice | None:
     """The best way to fill the step; None if it is best without drafts."""
     gains = [expected_gains(stream.chances[: limits.most_each]) for stream in streams]
