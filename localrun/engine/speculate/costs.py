@@ -2,8 +2,8 @@
 
 No curve would do. Kernels take rows in fours, in eights or in tiles, so 5 rows may take longer than 8, and where
 reading the weights is all the work 8 rows take hardly longer than one. Only ratios are learned, and only from steps
-that follow each other: a machine whose speed changes from minute to minute changes both alike. What was not measured for
-a while is believed to have become cheaper, little by little, so that it is tried again (`_HOPE`).
+that follow each other: a machine whose speed changes from minute to minute changes both alike. What was not measured
+for a while is believed to have become cheaper, little by little, so that it is tried again (`_HOPE`).
 
 Does not: know whose rows they are, or decide (`choice.py`).
 """
