@@ -21,6 +21,7 @@ _NEAR_S = 1.0
 _LEAST_WEIGHT = 1 / 16
 # A single measurement may be this far from what was expected; beyond is a step that something else held up.
 _MOST_ERROR = math.log(2.0)
+_FEW = 3  # measurements
 # A size that was not measured for so many steps is taken for a tenth cheaper, for three times as many for two tenths,
 # then seven times, and so on: a size that is far too dear is hardly ever tried, one that nearly pays now and then.
 _HOPE_STEPS, _HOPE, _MOST_HOPE = 32, 0.1, 0.8
@@ -71,14 +72,17 @@ class RowCosts:
         expected = self._log(n_rows) - self._log(other_rows)
         error = math.log(seconds / other_s) - expected
         n_seen = self._n_seen.get(n_rows, 0)
-        if n_seen:
-            error = max(-_MOST_ERROR, min(_MOST_ERROR, error))
-        # The first step of a size pays for its graph and its memory, so a lower measurement counts more than that one.
-        weight = 1.0 if n_seen == 0 or (n_seen < 3 and error < 0) else max(_LEAST_WEIGHT, 1 / (1 + n_seen))
-        if n_seen >= self._n_seen.get(other_rows, 0) and other_rows in self._logs and n_seen:
-            # Both are known about as well: each takes its half.
-            self._logs[other_rows] -= weight * error / 2
-            weight /= 2
+        error = min(_MOST_ERROR, error)
+        if n_seen < _FEW:
+            # The first steps of a size pay for its graph and its memory, so the lowest measurement counts.
+            weight = 1.0 if n_seen == 0 or error < 0 else 1 / (1 + n_seen)
+        else:
+            error = max(-_MOST_ERROR, error)
+            weight = max(_LEAST_WEIGHT, 1 / (1 + n_seen))
+            if n_seen >= self._n_seen.get(other_rows, 0) and other_rows in self._logs:
+                # Both are known about as well: each takes its half.
+                self._logs[other_rows] -= weight * error / 2
+                weight /= 2
         self._logs[n_rows] = self._log(n_rows) + weight * error
         self._n_seen[n_rows] = n_seen + 1
 
