@@ -238,7 +238,7 @@ class Speculation:
             Stream(grant.request.seq or 0, guess.chances, guess.drafter is not None)
             for grant, guess in zip(plan.grants, guesses, strict=True)
         ]
-        limits = Limits(most_each, most_rows, target_s, self._is_even, self._draft_s)
+        limits = Limits(most_each, most_rows, target_s, self._is_even, self._draft_s, may_be_uneven=backend.is_split)
         chosen = self._choose(streams, self.costs, limits)
         if any(stream.is_drawn for stream in streams):
             guesses = self._drawn(plan, guesses, chosen)
@@ -289,7 +289,8 @@ class Speculation:
 
     @property
     def _is_even(self) -> bool:
-        """Whether the library computes only equal numbers of rows of each sequence together."""
+        """Whether the library computes only equal numbers of rows of each sequence together. What states cannot take
+        back, other numbers, is not tried."""
         return self._backend.is_split or self._backend.memory_kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)
 
     def _drafter(self, request: Request) -> Drafter | None:
