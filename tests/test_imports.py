@@ -76,8 +76,11 @@ ENGINE_ROOMS = {
 NOT_PURE = {
     *("answers", "engine", "process", "pipes", "fake", "fake_engine", "tools", "embedding.fake", "embedding.process"),
     *("sample.grammars", "sample.grammar_library", "sample.gbnf"),
-    *("cache.disk", "cache.disk_files"),
-    *(f"native.{name}" for name in ("context", "embedder", "library", "llama", "model", "pages", "sampler", "worker")),
+    *("cache.disk", "cache.disk_files", "speculate.draft_models"),
+    *(
+        f"native.{name}"
+        for name in ("context", "draft", "embedder", "library", "llama", "model", "pages", "sampler", "worker")
+    ),
 }
 IMPURE = {
     "asyncio",
