@@ -29,7 +29,8 @@ class MemoryKind(StrEnum):
 
     ATTENTION keeps every position: a beginning can be shared, a tail taken off. The others are whole or nothing: WINDOW
     forgets all but the last positions in some layers, RECURRENT has one state that every token changes, HYBRID has
-    such states besides attention. Their `seq_share` is an error and their `seq_remove` refuses all but the whole.
+    such states besides attention. Their `seq_share` is an error and their `seq_remove` refuses all but the whole, and
+    the last rows of a decode (`Backend.n_rollback`).
     """
 
     ATTENTION = "attention"
@@ -38,6 +39,8 @@ class MemoryKind(StrEnum):
     HYBRID = "hybrid"
 
 
+# A hybrid model can keep its states before each of so many rows: a step can verify so many drafts of a sequence.
+SNAPSHOTS = 3
 State = bytes | bytearray | NDArray[np.uint8]
 
 
@@ -122,6 +125,8 @@ class Backend(Protocol):
     `decode` computes without the caller's thread, and calls `meanwhile` in it. `background` computes long prompts
     beside the steps, in sequences numbered from `n_seqs` on: nobody may touch these while it is busy, and a `decode`
     makes it pause. None where there is none; `rebuild` replaces it.
+    `n_rollback`: `seq_remove` can take the last so many rows of a decode off their sequence again, but not its first
+    row there; once, before anything else is decoded. Of HYBRID only if all sequences had as many rows.
     """
 
     name: str
@@ -145,6 +150,7 @@ class Backend(Protocol):
     control_tokens: tuple[str, ...]
     bos_token: int | None
     background: Background | None
+    n_rollback: int
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         """Token ids of `text`; with `parse_special` the text of a control token becomes that token. No BOS is added."""

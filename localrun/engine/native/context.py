@@ -9,7 +9,9 @@ change of metadata, and one decode is one micro-batch (`n_ubatch` equals `n_batc
 
 What a sequence leaves in memory depends on the model (`MemoryKind`). A sliding window keeps few cells and reuses them
 once they are out of sight; a recurrent layer keeps one state per sequence and overwrites it with every token. Neither
-can be cut back to an earlier position, and a recurrent state is memory for every sequence that might exist.
+can be cut back to any earlier position, and a recurrent state is memory for every sequence that might exist. But the
+rows of the last decode can be taken off again: a window still has all that the rows before them see, and for some
+architectures llama.cpp keeps a snapshot of the state before each of the last rows, which is memory once more.
 
 Does not: know the vocabulary's texts, or sample.
 """
@@ -48,7 +50,8 @@ class ContextShape:
     """What a context is opened with. `n_cells` are shared by all sequences, or divided among them if `is_split`.
 
     With `samples_on_device` the likeliest tokens of a row are found where its logits were computed, and they alone come
-    to the host: 64 instead of 152,000 for some vocabularies (`LlamaContext.expect`)."""
+    to the host: 64 instead of 152,000 for some vocabularies (`LlamaContext.expect`). Of recurrent states `n_snapshots`
+    are asked for, besides the current one."""
 
     n_cells: int
     n_seqs: int
@@ -57,10 +60,13 @@ class ContextShape:
     kv_type: str
     is_split: bool
     samples_on_device: bool = False
+    n_snapshots: int = 0
 
 
 class LlamaContext:
     """See the module. `cb_eval` is asked about the nodes of every graph, and called between pieces of it.
+
+    `n_rollback`: of a sequence's rows in the last decode `seq_remove` can take so many off again (`_note_snapshots`).
 
     Raises EngineFailed when llama.cpp cannot make the context.
     """
@@ -98,6 +104,9 @@ class LlamaContext:
             self._free_chains()
             raise EngineFailed(f"llama.cpp cannot make a context of {shape.n_cells} KV cells: {last_problem()}")
         self._memory = native.llama_get_memory(self.native)
+        self._has_states = kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)
+        self.n_rollback = int(native.llama_n_rs_seq(self.native)) if self._has_states else shape.n_batch
+        self._n_snapshots = np.zeros(shape.n_seqs, np.int64)
         self.n_cells = int(native.llama_n_ctx(self.native))
         self.batch = Batch(int(native.llama_n_batch(self.native)))
         self._native_batch, self._batch_memory = native_batch(self.batch)
@@ -117,6 +126,7 @@ class LlamaContext:
         """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed."""
         n_wanted = self.check_rows(n_rows)
         self._native_batch.n_tokens = n_rows
+        self._n_snapshots[:] = 0
         fewer = self._fewer
         n_threads = self._threads.decode if n_rows <= STREAM_ROWS else self._threads.prompt
         if fewer is None:
@@ -130,6 +140,8 @@ class LlamaContext:
             code = native.llama_decode(self.native, self._native_batch)
             fewer.prompts.note_batch(time.perf_counter())
         if code == 0:
+            if self._has_states:
+                self._note_snapshots(n_rows)
             return
         if code == 1:
             raise NoRoom(f"no {n_rows} free cells")
@@ -147,6 +159,14 @@ class LlamaContext:
             fewer.steps.note(n_rows, ended_at_s - began_at_s)
         fewer.prompts.note_step(ended_at_s)
         return code
+
+    def _note_snapshots(self, n_rows: int) -> None:
+        """A decode leaves a snapshot of the state before each of a sequence's last rows, but not before its first. What
+        is older stays where it is, and llama.cpp would take it for one. If sequences have different numbers of rows,
+        they are computed one after the other, and states change places meanwhile without their snapshots."""
+        counts = np.bincount(self.batch.seq[:n_rows], minlength=self.n_seqs)
+        if not np.any((counts > 0) & (counts < counts.max())):
+            self._n_snapshots[:] = np.clip(counts - 1, 0, self.n_rollback)
 
     def check_rows(self, n_rows: int) -> int:
         """Raises ValueError unless the first rows of `batch` can be computed. Returns how many want logits."""
@@ -240,6 +260,11 @@ class LlamaContext:
             oldest = native.llama_memory_seq_pos_min(self._memory, seq)
             if oldest > max(0, start - self._n_window + 1):
                 return False
+        if self._has_states:
+            n_back = int(native.llama_memory_seq_pos_max(self._memory, seq)) + 1 - start
+            if start > 0 and n_back > 0 and (end != -1 or n_back > self._n_snapshots[seq]):
+                return False
+            self._n_snapshots[seq] = 0
         return bool(native.llama_memory_seq_rm(self._memory, seq, start, end))
 
     def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
@@ -283,6 +308,7 @@ class LlamaContext:
         self._check_seq(seq)
         data = np.frombuffer(state, np.uint8)
         start = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        self._n_snapshots[seq] = 0
         is_read = int(native.llama_state_seq_set_data(self.native, start, data.size, seq)) == data.size > 0
         if not is_read:
             native.llama_memory_seq_rm(self._memory, seq, 0, -1)
@@ -376,6 +402,8 @@ def _params(shape: ContextShape, kind: MemoryKind) -> Any:
     params.n_ctx = shape.n_cells
     params.n_batch = params.n_ubatch = shape.n_batch
     params.n_seq_max = shape.n_seqs
+    # llama.cpp asserts that a decode has room for all of them.
+    params.n_rs_seq = max(0, min(shape.n_snapshots, shape.n_batch - 2))
     # One row per sequence wants logits; the default, every row of a batch, is 300 MB at 150,000 tokens.
     params.n_outputs_max = shape.n_seqs
     params.n_outputs_max_per_seq = 1

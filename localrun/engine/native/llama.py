@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from localrun import processors
-from localrun.engine.backend import Copy, MemoryKind, Sampler, State
+from localrun.engine.backend import SNAPSHOTS, Copy, MemoryKind, Sampler, State
 from localrun.engine.native.background import Background
 from localrun.engine.native.context import ContextShape, LlamaContext
 from localrun.engine.native.library import Threadpools, log_callback, native
@@ -38,6 +38,8 @@ T = TypeVar("T")
 
 # Long prompts that are computed at once, in the background. More of them share one batch; each has a stream of cells.
 BACKGROUND_SEQUENCES = 4
+# What the snapshots of all sequences' states may take; where these are too large there are fewer.
+SNAPSHOTS_BYTES = 512 << 20
 # A text of fewer characters becomes tokens in less time than a step takes.
 LONG_TEXT = 10_000
 
@@ -95,6 +97,7 @@ class LlamaBackend:
         self._helpers = Helpers(processors.usable().most_threads)
         self._copying = ThreadPoolExecutor(1, "copies")
         self._warming: Future[None] | None = None
+        self._n_snapshots = self._affordable_snapshots() if self.memory_kind is MemoryKind.HYBRID else 0
         self._open(split=self.can_split)
         # Every stream is padded. One pool gets what all streams have, so that what fits the one mode fits the other.
         self._n_cells = self.n_cells
@@ -290,6 +293,7 @@ class LlamaBackend:
         try:
             self.main = self._new_context(self._n_cells, self.n_seqs, self._n_batch, split=split)
             self.n_cells, self.batch = self.main.n_cells, self.main.batch
+            self.n_rollback = self.main.n_rollback
             if split:
                 n_background = min(self._n_slots, BACKGROUND_SEQUENCES)
                 cells = self.n_cells // self._n_slots * n_background
@@ -308,7 +312,9 @@ class LlamaBackend:
     ) -> LlamaContext:
         n_threads = self._threads.most
         on_device = self._samples_on_device and not split
-        shape = ContextShape(n_cells, n_seqs, n_batch, n_threads, self._kv_type, split and n_seqs > 1, on_device)
+        shape = ContextShape(
+            n_cells, n_seqs, n_batch, n_threads, self._kv_type, split and n_seqs > 1, on_device, self._n_snapshots
+        )
         kind, window = self.memory_kind, self._n_window
         context = LlamaContext(
             self._model, shape, self._pools, kind=kind, n_window=window, n_vocab=self.n_vocab, cb_eval=cb_eval
@@ -326,6 +332,14 @@ class LlamaBackend:
             self._worker.close()
             self._worker = self.background = None
         self.main.close()
+
+    def _affordable_snapshots(self) -> int:
+        """How many snapshots of every sequence's state are not too large."""
+        with self.measured_context(self.n_threads, n_cells=1, n_seqs=1, n_batch=1) as context:
+            for column in (context.batch.token, context.batch.pos, context.batch.seq):
+                column[0] = 0
+            context.decode(1)
+            return min(SNAPSHOTS, SNAPSHOTS_BYTES // (context.state_bytes(0) * self._n_slots))
 
     def _probe_layout(self) -> StateLayout | None:
         """How states are laid out, from the state of one token; None where they cannot be cut."""
