@@ -43,8 +43,8 @@ _HYBRID_BY_HEADS = {
 }
 # States in all but every n-th layer; the number is what files that do not state it mean.
 _HYBRID_BY_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
-# The engine asks for so many snapshots of the states of these, to take rejected drafts off again, as far as they take no
-# more than that for all sequences.
+# The engine asks for so many snapshots of the states of these, to take rejected drafts off again, as far as they take
+# no more than that for all sequences.
 _WITH_SNAPSHOTS = {"bailingmoe3", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe"}
 SNAPSHOTS: Final = 3
 SNAPSHOTS_BYTES: Final = 512 << 20
