@@ -30,11 +30,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.backend import SNAPSHOTS, Batch, DecodeFailed, MemoryKind, NoRoom, Sampler, State
+from localrun.engine.backend import SNAPSHOTS, Batch, DecodeFailed, MemoryKind, NoRoom, Sampler, State, first_undoable
 from localrun.engine.native.background import Background
 from localrun.engine.sample.constraint import Constraint
 from localrun.engine.sample.draws import bits_at
 from localrun.engine.schedule.budget import CostModel
+from localrun.engine.speculate.choice import MOST_DRAFTS
+from localrun.engine.speculate.drafter import Drafter
 from localrun.wire import Sampling, TokenLogprob
 
 _SAY = re.compile(rb"SAY\[\[(.*?)\]\]", re.DOTALL)
@@ -255,6 +257,7 @@ class FakeBackend:
         n_background_seqs: int = 0,
         background_looks: int = 2,
         worker: type[FakeWorker] | None = None,
+        n_draft_rows: int = 32,
     ) -> None:
         self.memory_kind = memory_kind
         self.cuts_states = memory_kind is MemoryKind.ATTENTION
@@ -269,9 +272,11 @@ class FakeBackend:
         self._n_batch = n_batch
         self.n_ctx_train = n_ctx_train
         self.n_ctx = min(self.n_cells, n_ctx_train)
-        self.n_rollback = {MemoryKind.RECURRENT: 0, MemoryKind.HYBRID: SNAPSHOTS}.get(memory_kind, n_batch)
+        self.n_rollback = {MemoryKind.RECURRENT: 0, MemoryKind.HYBRID: SNAPSHOTS}.get(memory_kind, MOST_DRAFTS)
         # Of a kind that is whole or nothing: how many of a sequence's rows in the last decode can be taken off again.
         self._n_undoable: dict[int, int] = {}
+        self.n_draft_rows = n_draft_rows
+        self.heads: Drafter | None = None
         self.digests: dict[int, int] = {}
         self.scripted: dict[int, int | None] = {}
         self._joined = bytearray()
@@ -319,8 +324,9 @@ class FakeBackend:
         ):
             if any(value not in allowed for value in values[:n_rows].tolist()):
                 raise ValueError(f"a {what} of the batch is not within {allowed}")
-        if np.count_nonzero(batch.wants_logits[:n_rows]) > len(seqs):
-            raise ValueError(f"more than {len(seqs)} rows want logits")
+        n_outputs = len(seqs) + (self.n_draft_rows if batch is self.batch else 0)
+        if np.count_nonzero(batch.wants_logits[:n_rows]) > n_outputs:
+            raise ValueError(f"more than {n_outputs} rows want logits")
 
     def _compute(self, batch: Batch, n_rows: int) -> None:
         self._n_undoable = {}
@@ -350,9 +356,9 @@ class FakeBackend:
         """Of the last decode, which had so many rows of each sequence: as `LlamaContext` has it."""
         if self.memory_kind is MemoryKind.WINDOW:
             return dict(counts)
-        if len(set(counts.values())) > 1:
-            return {}
-        return {seq: min(count - 1, self.n_rollback) for seq, count in counts.items()}
+        seqs = list(counts)
+        undoable = seqs[first_undoable(list(counts.values()), self.n_rollback) :]
+        return {seq: min(counts[seq] - 1, self.n_rollback) for seq in undoable}
 
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> FakeSampler:
         return FakeSampler(self, sampling, ignore_eos=ignore_eos or self._is_endless)

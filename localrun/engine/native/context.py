@@ -28,11 +28,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, State
+from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, State, first_undoable
 from localrun.engine.native.library import Threadpools, last_problem, native
 from localrun.engine.native.pages import Memory, StateBuffer, give_back, grown, memory_of_cells
 from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads
+from localrun.engine.speculate.choice import MOST_DRAFTS
 from localrun.errors import EngineFailed
 from localrun.thread_choice import Threads
 
@@ -50,8 +51,9 @@ class ContextShape:
     """What a context is opened with. `n_cells` are shared by all sequences, or divided among them if `is_split`.
 
     With `samples_on_device` the likeliest tokens of a row are found where its logits were computed, and they alone come
-    to the host: 64 instead of 152,000 for some vocabularies (`LlamaContext.expect`). Of recurrent states `n_snapshots`
-    are asked for, besides the current one."""
+    to the host: 64 instead of 152,000 for some vocabularies (`LlamaContext.expect`). Besides a row for each sequence,
+    `n_draft_rows` of a batch may want logits. Of recurrent states `n_snapshots` are asked for, besides the current one.
+    """
 
     n_cells: int
     n_seqs: int
@@ -60,7 +62,13 @@ class ContextShape:
     kv_type: str
     is_split: bool
     samples_on_device: bool = False
+    n_draft_rows: int = 0
     n_snapshots: int = 0
+
+    @property
+    def n_outputs(self) -> int:
+        """Rows of a batch that may want logits."""
+        return min(self.n_seqs + self.n_draft_rows, self.n_batch)
 
 
 class LlamaContext:
@@ -84,6 +92,7 @@ class LlamaContext:
     ) -> None:
         self.kind = kind
         self.n_seqs = shape.n_seqs
+        self.n_outputs = shape.n_outputs
         self._n_window = n_window
         self._n_vocab = n_vocab
         self.n_streams = shape.n_seqs if shape.is_split else 1
@@ -105,7 +114,7 @@ class LlamaContext:
             raise EngineFailed(f"llama.cpp cannot make a context of {shape.n_cells} KV cells: {last_problem()}")
         self._memory = native.llama_get_memory(self.native)
         self._has_states = kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)
-        self.n_rollback = int(native.llama_n_rs_seq(self.native)) if self._has_states else shape.n_batch
+        self.n_rollback = int(native.llama_n_rs_seq(self.native)) if self._has_states else MOST_DRAFTS
         self._n_snapshots = np.zeros(shape.n_seqs, np.int64)
         self.n_cells = int(native.llama_n_ctx(self.native))
         self.batch = Batch(int(native.llama_n_batch(self.native)))
@@ -162,11 +171,11 @@ class LlamaContext:
 
     def _note_snapshots(self, n_rows: int) -> None:
         """A decode leaves a snapshot of the state before each of a sequence's last rows, but not before its first. What
-        is older stays where it is, and llama.cpp would take it for one. If sequences have different numbers of rows,
-        they are computed one after the other, and states change places meanwhile without their snapshots."""
-        counts = np.bincount(self.batch.seq[:n_rows], minlength=self.n_seqs)
-        if not np.any((counts > 0) & (counts < counts.max())):
-            self._n_snapshots[:] = np.clip(counts - 1, 0, self.n_rollback)
+        is older stays where it is, and llama.cpp would take it for one."""
+        seqs, first_rows, counts = np.unique(self.batch.seq[:n_rows], return_index=True, return_counts=True)
+        order = np.argsort(first_rows)
+        undoable = order[first_undoable(counts[order].tolist(), self.n_rollback) :]
+        self._n_snapshots[seqs[undoable]] = np.minimum(counts[undoable] - 1, self.n_rollback)
 
     def check_rows(self, n_rows: int) -> int:
         """Raises ValueError unless the first rows of `batch` can be computed. Returns how many want logits."""
@@ -177,14 +186,14 @@ class LlamaContext:
         check_range("sequence", batch.seq[:n_rows], self.n_seqs)
         check_range("position", batch.pos[:n_rows], self.n_cells)
         n_wanted = int(np.count_nonzero(batch.wants_logits[:n_rows]))
-        if n_wanted > self.n_seqs:
-            raise ValueError(f"more than {self.n_seqs} rows want logits")
+        if n_wanted > self.n_outputs:
+            raise ValueError(f"more than {self.n_outputs} rows want logits")
         return n_wanted
 
     def give_back_cells(self) -> int:
         """Cells that nobody has used yet take no memory from now on, until somebody does. Only for an empty context on
         the CPU. Returns how many bytes that frees."""
-        self._cells_memory = memory_of_cells(self.native, self.n_seqs, n_outputs=self.n_seqs)
+        self._cells_memory = memory_of_cells(self.native, self.n_seqs, n_outputs=self.n_outputs)
         return give_back(self._cells_memory)
 
     def untouched(self, seq: int, n_tokens: int) -> list[Memory]:
@@ -404,9 +413,9 @@ def _params(shape: ContextShape, kind: MemoryKind) -> Any:
     params.n_seq_max = shape.n_seqs
     # llama.cpp asserts that a decode has room for all of them.
     params.n_rs_seq = max(0, min(shape.n_snapshots, shape.n_batch - 2))
-    # One row per sequence wants logits; the default, every row of a batch, is 300 MB at 150,000 tokens.
-    params.n_outputs_max = shape.n_seqs
-    params.n_outputs_max_per_seq = 1
+    # One row per sequence wants logits, and drafts do; the default, every row of a batch, is 300 MB at 150,000 tokens.
+    params.n_outputs_max = shape.n_outputs
+    params.n_outputs_max_per_seq = 1 + min(shape.n_draft_rows, MOST_DRAFTS)
     params.n_threads = params.n_threads_batch = shape.n_threads
     params.type_k = params.type_v = GGML_TYPES[shape.kv_type]
     params.kv_unified = not shape.is_split

@@ -128,12 +128,34 @@ def test_every_sequence_of_a_step_goes_back_as_far_as_it_must(hybrid: LlamaBacke
 
 
 @pytest.mark.parametrize("counts", [{1: 2, 0: 4, 2: 4}, {0: 8, 1: 4, 2: 8}, {0: 20, 1: 4}])
-def test_after_different_numbers_of_rows_no_state_goes_back(hybrid: LlamaBackend, counts: dict[int, int]):
+def test_a_state_that_may_have_lost_its_snapshots_does_not_go_back(hybrid: LlamaBackend, counts: dict[int, int]):
     tokens = {seq: begin(hybrid, seq, 20) for seq in range(3)}
     step(hybrid, tokens, counts)
-    assert not any(hybrid.seq_remove(seq, len(tokens[seq]) - 1) for seq in counts)
+    assert not hybrid.seq_remove(1, len(tokens[1]) - 1)
     for seq in counts:
         assert_as_fresh(hybrid, seq, tokens[seq])
+
+
+def test_where_states_may_go_back_after_different_numbers_of_rows_that_is_right(hybrid: LlamaBackend):
+    rng = np.random.default_rng(3)
+    n_allowed = n_refused = 0
+    for _ in range(60):
+        tokens = {int(seq): begin(hybrid, int(seq), 8) for seq in rng.permutation(3)}
+        order = rng.permutation(3)[: rng.integers(2, 4)].tolist()
+        step(hybrid, tokens, {seq: int(rng.integers(1, 5)) if rng.integers(2) else 4 for seq in order})
+        for seq in order:
+            n_back = min(len(tokens[seq]) - 9, int(rng.integers(0, 4)))
+            if n_back and hybrid.seq_remove(seq, len(tokens[seq]) - n_back):
+                del tokens[seq][-n_back:]
+                n_allowed += 1
+            else:
+                n_refused += n_back > 0
+        for seq in order:
+            assert_as_fresh(hybrid, seq, tokens[seq])
+        for seq in range(N_SEQS):
+            assert hybrid.seq_remove(seq, 0)
+    assert n_allowed > 30
+    assert n_refused
 
 
 def test_llama_cpp_itself_takes_snapshots_that_stayed_behind_when_states_changed_places(hybrid: LlamaBackend):
