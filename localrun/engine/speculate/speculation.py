@@ -289,8 +289,7 @@ class Speculation:
 
     @property
     def _is_even(self) -> bool:
-        """Whether the library computes only equal numbers of rows of each sequence together. What states cannot take
-        back, other numbers, is not tried."""
+        """Whether the library computes only equal numbers of rows of each sequence together."""
         return self._backend.is_split or self._backend.memory_kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)
 
     def _drafter(self, request: Request) -> Drafter | None:
