@@ -293,7 +293,8 @@ class Speculation:
         return self._backend.is_split or self._backend.memory_kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)
 
     def _drafter(self, request: Request) -> Drafter | None:
-        return None if self._drafter_of is None else self._drafter_of(request)
+        named = self._drafter_of(request) if self._drafter_of is not None else None
+        return named or self._backend.heads
 
     def _guess(self, request: Request, most_each: int) -> Guess:
         drafting = request.drafting
