@@ -256,7 +256,7 @@ def _draft_models(opened: wire.Open, backend: Backend) -> DraftModels:
         return DraftModel(backend.open_draft(path, is_wanted), time.perf_counter)
 
     if not opened.speculates:
-        return DraftModels(open_draft)  # loaded once a request asks for it
+        return DraftModels(open_draft)  # a request that drafts all the same may name one
     try:
         return DraftModels(open_draft, opened.draft_model_path)
     except LocalrunError as error:

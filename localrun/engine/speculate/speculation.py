@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from localrun.engine.backend import Backend, MemoryKind
+from localrun.engine.cache.cells import Cells
 from localrun.engine.request import Request
 from localrun.engine.schedule.scheduler import StepPlan
 from localrun.engine.speculate import choice
@@ -33,6 +34,7 @@ _FORCED_CHANCE = 0.9
 _DRAFTER_CHANCE = 0.65
 _FIRST_PAUSE_STEPS = 64
 _MOST_PAUSE_STEPS = 8192
+_HOPE = 0.999
 _LATEST = 0.1  # weight of the latest draft in a chance, and of the latest step in a cost
 
 
@@ -211,9 +213,9 @@ class Speculation:
         if wants and self._backend.n_rollback:
             request.drafting = Drafting(request, prediction)
 
-    def extend(self, plan: StepPlan, *, n_free: int, target_s: float) -> StepPlan:
-        """A plan of streams alone with the drafts that are worth their rows, if any. Each stream has room for `n_free`
-        rows more where it has cells of its own; otherwise all together have."""
+    def extend(self, plan: StepPlan, cells: Cells, target_s: Callable[[], float]) -> StepPlan:
+        """A plan of streams alone with the drafts that are worth their rows, if any: as far as there are free cells,
+        and within the streams' latency target, in seconds, 0 for none."""
         n_streams = len(plan.grants)
         promise, may_draw = 0.0, False
         for request, _, _ in plan.grants:
@@ -227,9 +229,9 @@ class Speculation:
         most_rows = min(backend.n_draft_rows, backend.batch.capacity - n_streams)
         most_each = min(choice.MOST_DRAFTS, backend.n_rollback)
         if backend.is_split:
-            most_each = min(most_each, n_free - 1)
+            most_each = min(most_each, cells.n_free - 1)
         else:
-            most_rows = min(most_rows, n_free - n_streams)
+            most_rows = min(most_rows, cells.n_free - n_streams)
         most_each = min(most_each, most_rows, *(backend.n_ctx - grant.request.n_tokens for grant in plan.grants))
         if most_each <= 0:
             return plan
@@ -238,7 +240,7 @@ class Speculation:
             Stream(grant.request.seq or 0, guess.chances, guess.drafter is not None)
             for grant, guess in zip(plan.grants, guesses, strict=True)
         ]
-        limits = Limits(most_each, most_rows, target_s, self._is_even, self._draft_s, may_be_uneven=backend.is_split)
+        limits = Limits(most_each, most_rows, target_s(), self._is_even, self._draft_s, may_be_uneven=backend.is_split)
         chosen = self._choose(streams, self.costs, limits)
         if any(stream.is_drawn for stream in streams):
             guesses = self._drawn(plan, guesses, chosen)
@@ -319,12 +321,15 @@ class Speculation:
                 wanted.setdefault(guess.drafter, []).append((index, n_wanted))
             elif (drafting := plan.grants[index].request.drafting) is not None:
                 drafting.declined()
+                self._draft_s *= _HOPE  # what is too dear is tried again in a while
         for drafter, asked in wanted.items():
             began_s = self._clock()
             tokens = drafter.propose([(plan.grants[index].request, n_wanted) for index, n_wanted in asked])
             seconds = self._clock() - began_s
-            position_s = seconds / max(n_wanted for _, n_wanted in asked)
-            self._draft_s += _LATEST * (position_s - self._draft_s) if self._draft_s else position_s
+            n_longest = max(map(len, tokens))
+            if n_longest:  # otherwise it was catching up with prompts
+                position_s = seconds / n_longest
+                self._draft_s += _LATEST * (position_s - self._draft_s) if self._draft_s else position_s
             self.counts.add(drafter.source, seconds=seconds)
             for (index, _), own in zip(asked, tokens, strict=True):
                 guess = Guess()
