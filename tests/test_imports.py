@@ -69,7 +69,7 @@ ENGINE_ROOMS = {
     "schedule": ("backend", "cache", "request"),
     "cache": ("backend",),
     "sample": ("backend", "request"),
-    "speculate": ("backend", "request", "schedule"),
+    "speculate": ("backend", "cache.cells", "request", "schedule"),
     "native": ("backend", "request", "sample", "schedule", "speculate", "embedding.inputs"),
     "embedding": ("backend", "fake", "pipes", "request", "schedule.policy"),
 }

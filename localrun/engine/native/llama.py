@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from localrun import processors
-from localrun.engine.backend import Copy, MemoryKind, Sampler, State
+from localrun.engine.backend import SNAPSHOTS, Copy, MemoryKind, Sampler, State
 from localrun.engine.native.background import Background
 from localrun.engine.native.context import ContextShape, LlamaContext
 from localrun.engine.native.draft import MOST_ROWS, LlamaDraft, Target
@@ -31,7 +31,6 @@ from localrun.engine.native.threads import FewerThreads, Helpers, PromptThreads,
 from localrun.engine.native.worker import LlamaWorker
 from localrun.engine.sample import chain as stages
 from localrun.engine.schedule.budget import CostModel
-from localrun.engine.speculate.choice import MOST_DRAFTS
 from localrun.engine.speculate.drafter import Drafter
 from localrun.errors import EngineFailed
 from localrun.thread_choice import Threads
@@ -44,6 +43,8 @@ BACKGROUND_SEQUENCES = 4
 # Drafted tokens of all streams that a step verifies. A row of logits is 0.6 MB with 150,000 tokens, and on a CPU more
 # rows than this take as many times longer.
 DRAFT_ROWS, GPU_DRAFT_ROWS = 32, 64
+# What the snapshots of all sequences' states may take; where these are too large there are fewer.
+SNAPSHOTS_BYTES = 512 << 20
 # A text of fewer characters becomes tokens in less time than a step takes.
 LONG_TEXT = 10_000
 
@@ -89,8 +90,6 @@ class LlamaBackend:
         self.mixes_rows = n_gpu_layers > 0
         self._samples_on_device = self.mixes_rows if samples_on_device is None else samples_on_device
         self.n_draft_rows = GPU_DRAFT_ROWS if self.mixes_rows else DRAFT_ROWS
-        can_cut = self.memory_kind in (MemoryKind.ATTENTION, MemoryKind.WINDOW)
-        self.n_rollback = MOST_DRAFTS if can_cut else 0
         self.heads: Drafter | None = None
         # A GPU is given its graph, and waited for when somebody asks for logits.
         self.overlaps = self.mixes_rows
@@ -106,6 +105,7 @@ class LlamaBackend:
         self._helpers = Helpers(processors.usable().most_threads)
         self._copying = ThreadPoolExecutor(1, "copies")
         self._warming: Future[None] | None = None
+        self._n_snapshots = self._affordable_snapshots() if self.memory_kind is MemoryKind.HYBRID else 0
         self._open(split=self.can_split)
         # Every stream is padded. One pool gets what all streams have, so that what fits the one mode fits the other.
         self._n_cells = self.n_cells
@@ -324,6 +324,7 @@ class LlamaBackend:
                 self._n_cells, self.n_seqs, self._n_batch, split=split, n_draft_rows=self.n_draft_rows
             )
             self.n_cells, self.batch = self.main.n_cells, self.main.batch
+            self.n_rollback = self.main.n_rollback
             if split:
                 n_background = min(self._n_slots, BACKGROUND_SEQUENCES)
                 cells = self.n_cells // self._n_slots * n_background
@@ -349,6 +350,7 @@ class LlamaBackend:
             is_split=split and n_seqs > 1,
             samples_on_device=self._samples_on_device and not split,
             n_draft_rows=n_draft_rows,
+            n_snapshots=self._n_snapshots,
         )
         kind, window = self.memory_kind, self._n_window
         context = LlamaContext(
@@ -367,6 +369,14 @@ class LlamaBackend:
             self._worker.close()
             self._worker = self.background = None
         self.main.close()
+
+    def _affordable_snapshots(self) -> int:
+        """How many snapshots of every sequence's state are not too large."""
+        with self.measured_context(self.n_threads, n_cells=1, n_seqs=1, n_batch=1) as context:
+            for column in (context.batch.token, context.batch.pos, context.batch.seq):
+                column[0] = 0
+            context.decode(1)
+            return min(SNAPSHOTS, SNAPSHOTS_BYTES // (context.state_bytes(0) * self._n_slots))
 
     def _probe_layout(self) -> StateLayout | None:
         """How states are laid out, from the state of one token; None where they cannot be cut."""
