@@ -250,12 +250,9 @@ class DraftModel:
     def _catch_up(self, turns: list[_Turn], wanted: Collection[Request]) -> list[_Turn]:
         """Read what the sequences lack. Those that lack much do it one by one, and not together with others: beside the
         rows of another sequence theirs would not fill their tiles. Returns who goes on to draft."""
-        quick, slow = [], []
-        for turn in turns:
-            (quick if turn.n_lacking <= FEW_ROWS else slow).append(turn)
-        ready = []
-        if slow:
-            ready += self._read([min(slow, key=lambda turn: turn.n_lacking)], wanted)
+        quick = [turn for turn in turns if turn.n_lacking <= FEW_ROWS]
+        slow = min((turn for turn in turns if turn not in quick), key=lambda turn: turn.n_lacking, default=None)
+        ready = self._read([slow], wanted) if slow is not None else []
         ready += self._read(quick, wanted)
         return sorted(ready, key=lambda turn: turn.sequence.number)
 
