@@ -123,6 +123,8 @@ def prefill_rate(metrics: ChatMetrics) -> float | None:
 def summary(metrics: ChatMetrics, ttft_s: float | None) -> str:
     """One line: rate, tokens, time to the first."""
     parts = [f"{_rate(decode_rate(metrics))}, {metrics.output_tokens} tokens"]
+    if metrics.speedup_text:
+        parts.append(metrics.speedup_text)
     if ttft_s is not None:
         parts.append(f"first after {duration(ttft_s)}")
     if metrics.cached_tokens:
@@ -132,7 +134,7 @@ def summary(metrics: ChatMetrics, ttft_s: float | None) -> str:
 
 def metrics_table(metrics: ChatMetrics) -> str:
     """The table of `--verbose`."""
-    rows = (
+    rows = [
         ("total duration", duration(metrics.total_s)),
         ("load duration", duration(metrics.load_s)),
         ("prompt eval count", f"{metrics.prompt_tokens} token(s)"),
@@ -142,7 +144,13 @@ def metrics_table(metrics: ChatMetrics) -> str:
         ("eval count", f"{metrics.output_tokens} token(s)"),
         ("eval duration", duration(metrics.decode_s)),
         ("eval rate", _rate(decode_rate(metrics))),
-    )
+    ]
+    if metrics.drafted_tokens:
+        rows += [
+            ("draft count", f"{metrics.drafted_tokens} token(s)"),
+            ("draft accepted count", f"{metrics.accepted_tokens} token(s)"),
+            ("speedup by drafts", f"{metrics.speedup:.2f}x"),
+        ]
     return "\n".join(f"{name + ':':<22}{value}" for name, value in rows)
 
 
