@@ -6,6 +6,7 @@ import io
 import os
 
 import pytest
+from msgspec.structs import replace
 
 from localrun.cli.answer import (
     RATE_MIN_PIECES,
@@ -50,6 +51,24 @@ def test_the_table_has_every_line():
         "eval duration:        500 ms",
         "eval rate:            20.00 tokens/s",
     ]
+
+
+def drafted(speedup: float) -> ChatMetrics:
+    return replace(METRICS, drafted_tokens=9, accepted_tokens=7, speedup=speedup)
+
+
+def test_the_table_says_what_was_drafted():
+    assert metrics_table(drafted(2.134)).splitlines()[-3:] == [
+        "draft count:          9 token(s)",
+        "draft accepted count: 7 token(s)",
+        "speedup by drafts:    2.13x",
+    ]
+
+
+def test_the_summary_says_how_much_faster_drafts_made_it_if_that_can_be_noticed():
+    assert summary(drafted(2.134), 0.7).startswith("20.00 tokens/s, 11 tokens, 2.1x with drafts, first")
+    assert "1.1x" in summary(drafted(1.05), 0.7)
+    assert "draft" not in summary(drafted(1.04), 0.7) + summary(drafted(0.5), 0.7)
 
 
 def test_the_summary_is_one_line():
