@@ -46,6 +46,7 @@ KINDS: dict[str, type] = {
     "num_ctx": int,
     "num_keep": int,
     "stop": list,
+    "speculation": str,
 }
 
 
