@@ -21,7 +21,7 @@ import httpx2
 import msgspec
 
 from localrun import __version__, errors
-from localrun.snapshot import CacheCleared, CacheReport, LogLine, PullRow, Snapshot
+from localrun.snapshot import CacheCleared, CacheReport, LogLine, PullRow, RequestRow, Snapshot
 
 # --- what a streamed answer is made of: lines of bytes, and the pieces that they carry ---
 
@@ -370,6 +370,10 @@ class Client:
     async def snapshot(self) -> Snapshot:
         """The daemon's state now."""
         return await self._daemon.value(Snapshot, "GET", "/localrun/v1/snapshot")
+
+    async def request(self, request_id: str) -> RequestRow:
+        """A request that runs or ended lately. Raises NotFound."""
+        return await self._daemon.value(RequestRow, "GET", f"/localrun/v1/requests/{request_id}")
 
     async def cancel(self, request_id: str) -> bool:
         """Cancel a request; False when it is unknown or has ended."""

@@ -1,4 +1,4 @@
-"""What clients say about speculation, and what every API and page says of it, on an engine that says that it drafted."""
+"""What clients say about speculation, and what is said of it everywhere, with an engine that says that it drafted."""
 
 from __future__ import annotations
 
