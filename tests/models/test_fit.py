@@ -81,6 +81,7 @@ wishes = st.builds(
     kv_type=st.sampled_from([AUTO, "f16", "q8_0", "q4_0"]),
     n_gpu_layers=st.sampled_from([-1, -1, 0, 7, 99]),
     n_ubatch=st.sampled_from([32, 512, 2048]),
+    draft=st.sampled_from([None, make_header(block_count=2)]),
 )
 
 

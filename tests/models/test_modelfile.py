@@ -69,7 +69,7 @@ def test_a_text_in_three_quotes_is_taken_as_it_is() -> None:
         ('FROM x\nSYSTEM "open', "line 2 .*not closed"),
         ("FROM x\nMESSAGE dog hi", "line 2 .*MESSAGE: 'dog'.*system, user, assistant"),
         ("FROM x\nMESSAGE user", "line 2 .*MESSAGE user"),
-        ("FROM x\nDRAFT y", "line 2 .*DRAFT"),
+        ("FROM x\nDRAFT", "line 2 .*DRAFT has no value"),
         ("FROM x\nPARSER y", "line 2 .*PARSER"),
     ],
 )

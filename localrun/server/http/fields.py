@@ -24,6 +24,7 @@ from msgspec import Meta
 
 from localrun.config import ConfigError, latency_target_s
 from localrun.errors import BadModelFile, BadRequest
+from localrun.models.name import MAX_PATH_BYTES
 from localrun.models.storage.store import Model
 from localrun.server.engines.resident import Use
 from localrun.server.http.exchange import Exchange
@@ -57,6 +58,7 @@ Stop = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+DraftName = Annotated[str, Meta(max_length=MAX_PATH_BYTES)]
 
 
 class ServiceFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +69,7 @@ class ServiceFields(msgspec.Struct, frozen=True, kw_only=True):
     latency: str | float | None = None
     deadline_s: float | None = None
     keep_alive: float | str | None = None
+    draft: DraftName | None = None
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +141,7 @@ class SamplingFields(Parameters, frozen=True, kw_only=True):
     latency: str | float | None = None
     deadline_s: float | None = None
     keep_alive: float | str | None = None
+    draft: DraftName | None = None
 
     def stop_strings(self, defaults: ModelDefaults) -> tuple[str, ...]:
         """The request's stop strings, else the model's."""
@@ -216,6 +220,7 @@ def ask_of(
         target_itl_s=target_itl_s(exchange, wanted.latency),
         deadline_s=deadline_s(exchange, wanted.deadline_s),
         keep_alive_s=keep_alive_s(wanted.keep_alive),
+        draft=wanted.draft or "",
         use=use,
     )
 
