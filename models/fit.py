@@ -13,8 +13,8 @@ is taken which has most layers there, since one layer in RAM costs more speed th
 
 Layers are divided as llama.cpp does it (`load_tensors` in llama-model.cpp): the last `n_gpu_layers` of the layers go to
 the GPUs, the output counting as one more layer behind them, each GPU getting a part in proportion to its free memory;
-embeddings stay with the CPU. Never compared with a real GPU's memory. A draft model is not divided: it is on the first
-GPU if the model has layers on one, else in RAM.
+embeddings stay with the CPU. Never compared with a real GPU's memory. A draft model is not divided: it counts on
+the first GPU with layers of the model, else in RAM.
 
 Does not: read the machine, evict other models, or count the prefix cache, which takes what is left.
 """
@@ -156,7 +156,7 @@ def divide(
                 + (weights.output_bytes if n_layers in own else 0),
                 kv_bytes=sum(layers_kv_bytes[layer] for layer in blocks),
                 compute_bytes=needed.compute_bytes if own else 0,
-                other_bytes=(needed.adapter_bytes if own else 0) + (needed.draft_bytes if n_moved and not index else 0),
+                other_bytes=(needed.adapter_bytes if own else 0) + (needed.draft_bytes if owners[:1] == [index] else 0),
                 free_bytes=gpu.free_bytes,
                 usable_bytes=gpu.usable_bytes,
             )

@@ -120,6 +120,7 @@ def test_nothing_is_lost_between_the_devices(machine: Machine, wish: Wish) -> No
     assert sum(use.kv_bytes for use in fit.devices) == fit.estimate.kv_bytes
     n_holders = 1 + sum(use.n_layers > 0 for use in fit.devices[1:])
     other_bytes = fit.estimate.process_bytes + fit.estimate.staging_bytes + n_holders * wish.adapter_bytes
+    other_bytes += fit.estimate.draft_bytes
     assert sum(use.other_bytes for use in fit.devices) == other_bytes
     for use in fit.devices[1:]:
         assert (use.compute_bytes > 0) == (use.n_layers > 0)

@@ -145,9 +145,9 @@ class Room:
         )  # fmt: skip
         is_on_gpu = ready.n_gpu_layers > 0
         if is_on_gpu:
-            gpus = await self._gpus()
-            free_bytes = gpus[0].free_bytes + before.gpu_bytes if gpus else 0
-            fits = not gpus or gpus[0]._replace(free_bytes=free_bytes).usable_bytes >= needed.total_bytes
+            gpu = max(await self._gpus(), key=_free_bytes, default=Gpu("", 0))
+            free_bytes = gpu.free_bytes + before.gpu_bytes
+            fits = gpu._replace(free_bytes=free_bytes).usable_bytes >= needed.total_bytes
         else:
             owed = sum(max(0, r.needed_bytes - _private_bytes(r)) for r in self._residents())
             free_bytes = max(0, self._available_bytes() - owed + before.ram_bytes)
@@ -179,6 +179,10 @@ def _is_worse(now: Placement, best: Placement) -> bool:
         or (now.n_gpu_layers or 0) < (best.n_gpu_layers or 0)
         or now.has_draft < best.has_draft
     )
+
+
+def _free_bytes(gpu: Gpu) -> int:
+    return gpu.free_bytes
 
 
 def _last_used(resident: Resident) -> float:
