@@ -382,8 +382,8 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     """The engine's state after a step. Totals count since the engine started.
 
     `ram_entries` and `disk_entries` are saved segments of prefixes. `ram_restored_tokens_total` and
-    `disk_restored_tokens_total` are prompt tokens that were copied from there instead of being computed. `n_decode_rows`
-    are those of `n_draft_rows` drafted tokens, too; `drafts` are totals of each source.
+    `disk_restored_tokens_total` are prompt tokens that were copied from there instead of being computed. `n_draft_rows`
+    are verified drafts, beside `n_prefill_rows` and `n_decode_rows`, one for each stream; `drafts` are totals.
     """
 
     step: int

@@ -27,6 +27,15 @@ class Over(NamedTuple):
     error: LocalrunError | None = None
 
 
+class Row(NamedTuple):
+    """A row of the last decode whose logits say a request's next token. The rows after it were computed for `drafts`,
+    one after the other."""
+
+    request: Request
+    at: int
+    drafts: tuple[int, ...] = ()
+
+
 class Answers:
     """See the module. Whoever is told of an `Over` ends that request before asking for the next one."""
 
@@ -53,21 +62,30 @@ class Answers:
         # With a grammar that is known as soon as it has seen the tokens (`collect`).
         return self._over(request, self._clock()) if request.n_output and submit.grammar is None else None
 
-    def extend(self, rows: Sequence[tuple[Request, int]]) -> Iterator[Over]:
-        """Draw the next token of each request, from its row of the last decode. Slow ones follow with `collect`."""
-        late = {
-            request for request, row in rows if request.constraint is not None and self._late.postpone(request, row)
-        }
-        if late:
-            for request, _ in rows:
-                self._report.delta(request)  # each in its place, and all of them
-            rows = [(request, row) for request, row in rows if request not in late]
-        tokens = self._backend.sample([(request.sampler, row) for request, row in rows])
-        now_s = self._clock()
-        for (request, row), token in zip(rows, tokens, strict=True):
-            over = self._take(request, row, token, now_s)
-            if over is not None:
-                yield over
+    def extend(self, rows: Sequence[Row]) -> Iterator[Over]:
+        """Draw the next token of each request, from its row of the last decode. Slow ones follow with `collect`.
+
+        Where that is what the request had drafted, the next row was computed after it and gives one more token, and so
+        on: what is drawn does not depend on what was drafted, only how many tokens a step gives.
+        """
+        while rows:
+            late = {row.request for row in rows if row.request.constraint is not None and self._is_late(row)}
+            if late:
+                for row in rows:
+                    self._report.delta(row.request)  # each in its place, and all of them
+                rows = [row for row in rows if row.request not in late]
+            tokens = self._backend.sample([(row.request.sampler, row.at) for row in rows])
+            now_s = self._clock()
+            right: list[Row] = []
+            for row, token in zip(rows, tokens, strict=True):
+                request, at, drafts = row
+                is_right = bool(drafts) and drafts[0] == token
+                over = self._take(request, at, token, now_s, is_computed=is_right)
+                if over is not None:
+                    yield over
+                elif is_right:
+                    right.append(Row(request, at + 1, drafts[1:]))
+            rows = right
 
     def collect(self, now_s: float) -> Iterator[Over]:
         """Take what became ready beside the steps: grammars, and tokens that took long."""
@@ -100,14 +118,21 @@ class Answers:
         self._grammars.close()
         self._late.close()
 
-    def _take(self, request: Request, row: int | None, token: int, now_s: float) -> Over | None:
-        """A token was chosen, from this row of the last decode if that is still there."""
+    def _is_late(self, row: Row) -> bool:
+        return self._late.postpone(row.request, row.at)
+
+    def _take(
+        self, request: Request, row: int | None, token: int, now_s: float, *, is_computed: bool = False
+    ) -> Over | None:
+        """A token was chosen, from this row of the last decode if that is still there. `is_computed`: it was drafted,
+        so it is in its cell already."""
         constraint = request.constraint
         if token == DEAD_END and constraint is not None:
             return Over(request, Finish.ERROR, now_s, BadRequest(constraint.problem))
         if request.ends_at_eog and token in self._backend.eog_tokens:
             return Over(request, Finish.STOP, now_s)
         request.append(token, now_s)
+        request.n_computed += is_computed
         delta = self._report.delta(request)
         delta.phase = Phase.DECODE  # also of one that lost its slot while its token was drawn
         delta.tokens.append(token)
@@ -115,7 +140,8 @@ class Answers:
         delta.mu = request.sampler.mu
         if request.n_probs is not None and row is not None:
             logprob, top = self._backend.logprobs(row, token, request.n_probs)
-            delta.logprobs = [ChosenLogprob(token, self._backend.piece(token), logprob, top)]
+            chosen = ChosenLogprob(token, self._backend.piece(token), logprob, top)
+            delta.logprobs = [*(delta.logprobs or []), chosen]
         return self._over(request, now_s)
 
     def _shown(self, request: Request, token: int) -> bytes:

@@ -22,6 +22,7 @@ from localrun.wire import Sampling, TokenLogprob
 
 if TYPE_CHECKING:
     from localrun.engine.native.background import Background
+    from localrun.engine.speculate.drafter import Drafter
 
 
 class MemoryKind(StrEnum):
@@ -122,6 +123,9 @@ class Backend(Protocol):
     `decode` computes without the caller's thread, and calls `meanwhile` in it. `background` computes long prompts
     beside the steps, in sequences numbered from `n_seqs` on: nobody may touch these while it is busy, and a `decode`
     makes it pause. None where there is none; `rebuild` replaces it.
+    `n_rollback`: `seq_remove` can take the last so many rows of a decode off their sequence again; 0 where it cannot,
+    and nothing is drafted. A decode may have `n_draft_rows` of drafts, with logits. `heads` drafts with the model's
+    own layers for that, None without.
     """
 
     name: str
@@ -145,6 +149,9 @@ class Backend(Protocol):
     control_tokens: tuple[str, ...]
     bos_token: int | None
     background: Background | None
+    n_rollback: int
+    n_draft_rows: int
+    heads: Drafter | None
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         """Token ids of `text`; with `parse_special` the text of a control token becomes that token. No BOS is added."""

@@ -12,10 +12,10 @@ Does not: read or write pipes (`pipes.py`), choose tokens (`answers.py`), or dec
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from localrun.engine.answers import Answers
+from localrun.engine.answers import Answers, Row
 from localrun.engine.backend import Backend, DecodeFailed, NoRoom
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
@@ -26,6 +26,7 @@ from localrun.engine.request import Request
 from localrun.engine.schedule.admission import Admission
 from localrun.engine.schedule.budget import Budget
 from localrun.engine.schedule.scheduler import NOTHING, Grant, Rows, Scheduler, StepPlan
+from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import EngineFailed, LocalrunError
 from localrun.wire import Finish, KvRun, Step, Submit
 
@@ -56,6 +57,7 @@ class Engine:
         disk: DiskTier | None = None,
         *,
         beside: Beside[list[KvRun]] = at_once,
+        speculation: Speculation | None = None,
     ) -> None:
         if limits.n_slots > min(backend.batch.capacity, backend.n_seqs):
             raise ValueError(f"{limits.n_slots} slots need as many batch rows and sequences")
@@ -74,6 +76,8 @@ class Engine:
         self._puts_off = False
         self._is_checked = True
         self._answers = Answers(backend, self._report, clock)
+        self._speculation = speculation or Speculation(backend, clock)
+        self.totals.drafts = self._speculation.counts
 
     @property
     def is_idle(self) -> bool:
@@ -94,8 +98,9 @@ class Engine:
 
     # --- requests come and go ----------------------------------------------------------------------------------
 
-    def submit(self, submit: Submit, tokens: list[int]) -> None:
-        """Take a new request with its prompt (`text.tokens_of`). The engine owns the list from now on, and it grows.
+    def submit(self, submit: Submit, tokens: list[int], prediction: Sequence[int] = ()) -> None:
+        """Take a new request with its prompt (`text.tokens_of`), and the tokens of `Submit.prediction`. The engine owns
+        the list from now on, and it grows.
 
         A refusal is reported by the next `step`.
         """
@@ -106,6 +111,7 @@ class Engine:
             return
         self._requests[request.id] = request
         self._report.submitted(request)
+        self._speculation.begin(request, submit, prediction)
         over = self._answers.begin(request, submit)
         if over is not None:
             self._end(*over)
@@ -182,7 +188,7 @@ class Engine:
                 return NOTHING
         steady = self.scheduler.steady_plan()
         if steady is not None and self.cache.make_room(steady.n_rows):
-            return steady
+            return self._with_drafts(steady)
         for request in self.scheduler.running:
             assert request.seq is not None
             request.next_stop = self.cache.next_stop(request.seq, request.n_computed)
@@ -190,14 +196,15 @@ class Engine:
         while True:
             plan = self.scheduler.plan(n_free=self.cache.cells.n_cells, left_s=left_s)
             if self.cache.make_room(plan.n_rows):
-                return plan
+                return self._with_drafts(plan) if plan.is_steady else plan
             plan = self.scheduler.plan(n_free=self.cache.cells.n_free, left_s=left_s)
             if not self.scheduler.is_short(plan):
                 return plan
             self._preempt(self.scheduler.victim())
 
     def _compute(self, plan: StepPlan, now_s: float) -> None:
-        """One native decode, and what follows from it: a token for each request that caught up."""
+        """One native decode, and what follows from it: a token for each request that caught up, and more for those
+        whose drafts were right."""
         if not plan.n_rows:
             return
         self._report.begin_step(self.cache.cells, self.scheduler.running, now_s)
@@ -216,12 +223,22 @@ class Engine:
             return
         self._n_failed_steps = 0
         self.cache.cells.place(seqs)
-        self._advance(plan.grants, is_steady=plan.is_steady)
+        self._speculation.decoded(plan.n_rows)
+        self._advance(plan.grants, is_steady=plan.is_steady, has_drafts=plan.n_draft_rows > 0)
         ended_s = self._clock()
         self._report.computed(plan, ended_s - began_s)
+        self._speculation.computed(plan, ended_s - began_s, ended_s)
         self.scheduler.observe(plan, depth=depth, step_s=ended_s - began_s, ended_at_s=ended_s)
 
     # --- the verbs' parts --------------------------------------------------------------------------------------
+
+    def _with_drafts(self, plan: StepPlan) -> StepPlan:
+        """A plan of nothing but streams, with what is worth drafting for them. Nobody drafts while prompts want the
+        processors, and nothing is evicted for a draft."""
+        background = self._backend.background
+        if self.scheduler.waiting or (background and background.is_busy):
+            return plan
+        return self._speculation.extend(plan, n_free=self.cache.cells.n_free, target_s=self.scheduler.target_s or 0.0)
 
     def _change_layout(self, now_s: float) -> None:
         """Change the layout of the KV cache if the requests need another one."""
@@ -278,7 +295,7 @@ class Engine:
         self._advance(batch.grants)
         self.totals.note_rows(n_prefill=len(batch.seqs), n_decode=0)
         self.scheduler.observe_background(n_rows=len(batch.seqs), seconds=batch.seconds)
-        for request, _ in batch.grants:
+        for request, _, _ in batch.grants:
             if request.n_pending == 1 and self._leave_background(request):
                 assert request.seq is not None
                 self.scheduler.move(request, self.cache.bring_home(request.seq))
@@ -306,11 +323,11 @@ class Engine:
         if self._leave_background(request):
             self.cache.release(request.seq, request.n_computed)
 
-    def _advance(self, grants: tuple[Grant, ...], *, is_steady: bool = False) -> None:
+    def _advance(self, grants: tuple[Grant, ...], *, is_steady: bool = False, has_drafts: bool = False) -> None:
         """After a decode: count, tell the cache how far prompts are, and continue the answers of requests that caught
         up."""
         row, caught_up = -1, []
-        for request, n_tokens in grants:
+        for request, n_tokens, drafts in grants:
             row += n_tokens
             is_prefilling = not is_steady and request.is_prefilling
             request.n_computed += n_tokens
@@ -320,13 +337,31 @@ class Engine:
             if not is_steady:  # in a steady step the tokens say it all
                 self._report.delta(request)
             if request.n_computed == len(request.tokens):
-                caught_up.append((request, row))
-        self.scheduler.charge_outputs(request.client for request, _ in caught_up)
-        for request, _ in caught_up:
-            if not request.max_output:
-                self._end(request, Finish.LENGTH, self._clock())
-        for over in self._answers.extend([(request, row) for request, row in caught_up if request.max_output]):
+                caught_up.append(Row(request, row, drafts))
+            row += len(drafts)
+        if has_drafts:
+            self._speculation.begin_step(answer.request for answer in caught_up)
+        self.scheduler.charge_outputs(answer.request.client for answer in caught_up)
+        for answer in caught_up:
+            if not answer.request.max_output:
+                self._end(answer.request, Finish.LENGTH, self._clock())
+        for over in self._answers.extend([answer for answer in caught_up if answer.request.max_output]):
+            if has_drafts:
+                self._settle(over.request)
             self._end(*over)
+        if has_drafts:
+            for request, _, _ in caught_up:
+                if request.id in self._requests:
+                    self._settle(request)
+
+    def _settle(self, request: Request) -> None:
+        """After a step with drafts: count what it gave, and take wrong drafts off their cells."""
+        assert request.seq is not None
+        n_tokens = self._speculation.end_step(request)
+        self.scheduler.charge_outputs([request.client] * (n_tokens - 1))
+        self.totals.decode_tokens += max(0, n_tokens - 1)
+        request.n_computed = self.cache.take_off(request.seq, request.n_computed)
+        self._report.drafted(request)
 
     # --- endings -----------------------------------------------------------------------------------------------
 
@@ -339,12 +374,14 @@ class Engine:
             elif self._leave_background(request):
                 self.cache.forget(request.seq)
         self._answers.end(request)
+        self._speculation.drop(request)
         self.scheduler.end(request)
         del self._requests[request.id]
 
     def _preempt(self, request: Request) -> None:
         """Take a request off its slot. Its cells become a parked prefix, so its return costs a copy, not a prefill."""
         self._release(request)
+        self._speculation.drop(request)
         self.scheduler.preempt(request, self._clock())
         self._report.preempted(request)
 
@@ -357,12 +394,12 @@ class Engine:
     def _take_back(self, grants: tuple[Grant, ...], error: DecodeFailed | None) -> None:
         """Rewind every sequence to where it was before a step that was abandoned or failed. If the library refused the
         batch itself, its requests end; otherwise the step is tried again."""
-        for request, _ in grants:
+        for request, _, _ in grants:
             assert request.seq is not None
             request.n_computed = self.cache.rewind(request.seq, request.n_computed)
         if error is None:
             return
         self._note_failure(error)
         if not error.is_fatal:
-            for request, _ in grants:
+            for request, _, _ in grants:
                 self._end(request, Finish.ERROR, self._clock(), EngineFailed(str(error)))

@@ -33,6 +33,8 @@ from localrun.engine.native.background import Background
 from localrun.engine.sample.constraint import Constraint
 from localrun.engine.sample.draws import bits_at
 from localrun.engine.schedule.budget import CostModel
+from localrun.engine.speculate.choice import MOST_DRAFTS
+from localrun.engine.speculate.drafter import Drafter
 from localrun.wire import Sampling, TokenLogprob
 
 _SAY = re.compile(rb"SAY\[\[(.*?)\]\]", re.DOTALL)
@@ -253,6 +255,7 @@ class FakeBackend:
         n_background_seqs: int = 0,
         background_looks: int = 2,
         worker: type[FakeWorker] | None = None,
+        n_draft_rows: int = 32,
     ) -> None:
         self.memory_kind = memory_kind
         self.cuts_states = memory_kind is MemoryKind.ATTENTION
@@ -267,6 +270,9 @@ class FakeBackend:
         self._n_batch = n_batch
         self.n_ctx_train = n_ctx_train
         self.n_ctx = min(self.n_cells, n_ctx_train)
+        self.n_rollback = MOST_DRAFTS if memory_kind is MemoryKind.ATTENTION else 0
+        self.n_draft_rows = n_draft_rows
+        self.heads: Drafter | None = None
         self.digests: dict[int, int] = {}
         self.scripted: dict[int, int | None] = {}
         self._joined = bytearray()
@@ -314,8 +320,9 @@ class FakeBackend:
         ):
             if any(value not in allowed for value in values[:n_rows].tolist()):
                 raise ValueError(f"a {what} of the batch is not within {allowed}")
-        if np.count_nonzero(batch.wants_logits[:n_rows]) > len(seqs):
-            raise ValueError(f"more than {len(seqs)} rows want logits")
+        n_outputs = len(seqs) + (self.n_draft_rows if batch is self.batch else 0)
+        if np.count_nonzero(batch.wants_logits[:n_rows]) > n_outputs:
+            raise ValueError(f"more than {n_outputs} rows want logits")
 
     def _compute(self, batch: Batch, n_rows: int) -> None:
         seqs, positions = batch.seq[:n_rows].tolist(), batch.pos[:n_rows].tolist()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,9 +26,9 @@ class FakeEngine(Engine):
     _prompts: ClassVar[dict[int, bytes]] = {}
     _is_last_moment = False
 
-    def submit(self, submit: Submit, tokens: list[int]) -> None:
+    def submit(self, submit: Submit, tokens: list[int], prediction: Sequence[int] = ()) -> None:
         self._prompts[submit.id] = bytes(token for token in tokens if token < 256)
-        super().submit(submit, tokens)
+        super().submit(submit, tokens, prediction)
 
     def step(self) -> Step | None:
         step = super().step()

@@ -30,6 +30,7 @@ from localrun.engine.native.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial
 from localrun.engine.pipes import BROKEN_PIPE, Text, Tokenizing
 from localrun.engine.pipes import Inbox as EngineInbox
 from localrun.engine.sample.text import tokenize, tokens_of
+from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
 from localrun.thread_choice import Threads
 
@@ -78,7 +79,8 @@ def main(argv: list[str]) -> int:
         backend, trial = (_fake_backend(first), None) if "--fake" in argv else _llama_backend(first)
         disk = open_disk(first, backend, _fake_build if "--fake" in argv else _llama_build)
         kind = _fake_engine() if "--fake" in argv else Engine
-        engine = kind(backend, limits, time.monotonic, disk, beside=pipes.in_thread("map"))
+        speculation = Speculation(backend, time.monotonic, is_on=first.speculates)
+        engine = kind(backend, limits, time.monotonic, disk, beside=pipes.in_thread("map"), speculation=speculation)
     except Exception as error:
         return pipes.refuse(frames_out, error)
     pipes.send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))
@@ -136,12 +138,13 @@ def _read_prompt(backend: Backend, submit: wire.Submit) -> Callable[[Engine], No
     """What the engine is to do with a request once its prompt is tokens."""
     try:
         tokens = tokens_of(backend, submit)
+        prediction = backend.tokenize(submit.prediction, parse_special=False)
     except LocalrunError as error:
         return _refusal(submit.id, error)
     except Exception as error:
         log.exception("a prompt cannot be tokenized")
         return _refusal(submit.id, EngineFailed(f"the prompt cannot be tokenized: {error!r}"))
-    return lambda engine: engine.submit(submit, tokens)
+    return lambda engine: engine.submit(submit, tokens, prediction)
 
 
 def _refusal(request_id: int, error: LocalrunError | None) -> Callable[[Engine], None]:

@@ -8,7 +8,7 @@ Does not: decide what happens to a request (`engine.py`), or write pipes (`pipes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.cells import Cells, PoolCells, StreamCells
 from localrun.engine.request import Request, refusal
 from localrun.engine.schedule.scheduler import Scheduler, StepPlan
+from localrun.engine.speculate.speculation import Counts
 from localrun.errors import LocalrunError
 from localrun.wire import Delta, Finish, KvRun, Phase, Started, Step, StepStats
 
@@ -58,6 +59,12 @@ class Report:
             return delta
         delta.phase, delta.n_computed, delta.n_output = request.phase, request.n_computed, request.n_output
         return delta
+
+    def drafted(self, request: Request) -> None:
+        """A step with drafts gave a request its tokens."""
+        delta, drafting = self.delta(request), request.drafting
+        if drafting is not None:
+            delta.n_drafted, delta.n_accepted = drafting.counts.n_drafted, drafting.counts.n_accepted
 
     def submitted(self, request: Request) -> None:
         """A request was taken. One that another engine had begun was counted there."""
@@ -99,7 +106,9 @@ class Report:
 
     def computed(self, plan: StepPlan, step_s: float) -> None:
         """A step was computed, which took so long."""
-        self.totals.note_step(n_prefill=plan.n_prefill_rows, n_decode=plan.n_decode_rows, step_s=step_s)
+        totals = self.totals
+        totals.note_step(n_prefill=plan.n_prefill_rows, n_decode=plan.n_decode_rows, step_s=step_s)
+        totals.n_draft_rows += plan.n_draft_rows
 
     def take(self, cache: Cache, scheduler: Scheduler, now_s: float) -> Step | None:
         """All news since the last call as one message, whose step is then over for the totals; None without news."""
@@ -140,6 +149,8 @@ class Totals:
     step_s: float = 0.0
     n_prefill_rows: int = 0
     n_decode_rows: int = 0
+    n_draft_rows: int = 0
+    drafts: Counts = field(default_factory=Counts)
 
     def note_rows(self, *, n_prefill: int, n_decode: int) -> None:
         """Rows were computed."""
@@ -156,7 +167,7 @@ class Totals:
 
     def end_step(self) -> None:
         """The step was reported."""
-        self.n_prefill_rows = self.n_decode_rows = 0
+        self.n_prefill_rows = self.n_decode_rows = self.n_draft_rows = 0
 
     def stats(self, cache: Cache, scheduler: Scheduler) -> StepStats:
         """What people are told of a step."""
@@ -182,6 +193,8 @@ class Totals:
             disk_entries=tiers.n_disk_entries,
             ram_restored_tokens_total=tiers.ram_hit_tokens,
             disk_restored_tokens_total=tiers.disk_hit_tokens,
+            n_draft_rows=self.n_draft_rows,
+            drafts=self.drafts.by_source(),
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from localrun.engine.backend import Backend, Sampler
 from localrun.engine.cache.tree import Key
@@ -19,6 +20,9 @@ from localrun.engine.sample.text import TextStream
 from localrun.errors import BadRequest, ContextExceeded, LocalrunError, QueueFull
 from localrun.wire import Delta, Finish, Lane, Phase, Resume, Submit, Usage
 
+if TYPE_CHECKING:
+    from localrun.engine.speculate.speculation import Drafting
+
 
 @dataclass(eq=False, slots=True)
 class Request:
@@ -27,7 +31,7 @@ class Request:
     `target_itl_s` is how long a step may hold this stream up, 0 is no limit. `is_away`: it takes no part in steps now,
     for it is computed in the background, or its next token is drawn beside the steps. `rank`, `waited_s`,
     `n_preempted` and `requeued_at_s` are the policy's: the rank that a running request started with, what it waited
-    until then, how often and when it last gave up a slot.
+    until then, how often and when it last gave up a slot. `drafting` is None for one that does not draft.
     """
 
     id: int
@@ -45,6 +49,7 @@ class Request:
     shows_control: bool = False
     awaits_grammar: bool = False
     constraint: Constraint | None = None
+    drafting: Drafting | None = None
 
     seq: int | None = None
     slot: int | None = None
@@ -125,6 +130,8 @@ class Request:
             queued_s=max(0.0, started - self.arrived_at_s),
             prefill_s=max(0.0, first - started),
             decode_s=max(0.0, last - first),
+            drafts=self.drafting.counts.by_source() if self.drafting is not None else (),
+            speedup=self.drafting.speedup if self.drafting is not None else 1.0,
         )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from localrun.engine.backend import Backend, MemoryKind
 from localrun.engine.cache.cells import PoolCells
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.fake import IM_END, FakeBackend, digest_after, next_token
+from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import ChosenLogprob, Delta, Finish, Grammar, Lane, Sampling, Step, Submit
 
 GREEDY = Sampling(temperature=0)
@@ -33,6 +35,7 @@ class Harness:
         background_looks: int = 2,
         disk: DiskTier | None = None,
         wrap: Callable[[FakeBackend], FakeBackend] = lambda backend: backend,
+        speculation: Callable[[FakeBackend, Callable[[], float]], Speculation] | None = None,
     ) -> None:
         self.now_s = 0.0
         fake = FakeBackend(
@@ -46,7 +49,9 @@ class Harness:
         )
         self.backend = wrap(fake)
         limits = Limits(n_slots, max_queue, target_itl_s, ram_cache_bytes)
-        self.engine = Engine(self.backend, limits, self._clock, disk)
+        # Without drafts, so that a step is a token, unless a test is about them.
+        drafting = speculation or partial(Speculation, is_on=False)
+        self.engine = Engine(self.backend, limits, self._clock, disk, speculation=drafting(self.backend, self._clock))
         self.steps: list[Step] = []
         self.texts: dict[int, str] = {}
         self.tokens: dict[int, list[int]] = {}

@@ -233,8 +233,14 @@ class Cache:
         self.tiers.tree.cut(seq, n_tokens)
         return n_tokens
 
+    def take_off(self, seq: int, n_tokens: int) -> int:
+        """Of the rows that the last step appended to a running sequence only those up to `n_tokens` were right. Returns
+        how many it holds then: fewer, if it cannot be cut there after all."""
+        return n_tokens if self.cells.length(seq) <= n_tokens else self.rewind(seq, n_tokens)
+
     def release(self, seq: int, n_tokens: int) -> None:
         """A request is done with its sequence, which holds `n_tokens` of its tokens. They are kept if that pays."""
+        n_tokens = self.take_off(seq, n_tokens)
         del self._running[seq]
         self.coming.pop(seq, None)
         if not n_tokens:

@@ -109,7 +109,7 @@ class Background:
     @property
     def completes(self) -> list[Request]:
         """Whose prompts are done with this batch, but for their last tokens: taking one home is a copy."""
-        return [request for request, n_tokens in self._grants if request.n_pending == n_tokens + 1]
+        return [grant.request for grant in self._grants if grant.request.n_pending == grant.n_tokens + 1]
 
     def __contains__(self, request: Request) -> bool:
         return request in self._requests
@@ -139,7 +139,7 @@ class Background:
         seqs = fill_batch(self.worker.batch, grants, wants_logits=False)
         self.worker.start(len(seqs))
         self._grants, self.seqs = tuple(grants), seqs
-        self._depth = sum(request.n_computed * n_tokens for request, n_tokens in grants) / len(seqs)
+        self._depth = sum(grant.request.n_computed * grant.n_tokens for grant in grants) / len(seqs)
         return True
 
     def collect(self) -> Done:
@@ -173,7 +173,7 @@ class Background:
             return True
         assert request.seq is not None
         n_before = request.n_computed
-        n_after = n_before + sum(n_tokens for other, n_tokens in self._grants if other is request)
+        n_after = n_before + sum(grant.n_tokens for grant in self._grants if grant.request is request)
         self._grants = tuple(grant for grant in self._grants if grant.request is not request)
         self._left.append(Left(request.seq, n_before, n_after))
         return False

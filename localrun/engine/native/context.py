@@ -31,6 +31,7 @@ from localrun.engine.native.library import Threadpools, last_problem, native
 from localrun.engine.native.pages import Memory, StateBuffer, give_back, grown, memory_of_cells
 from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads
+from localrun.engine.speculate.choice import MOST_DRAFTS
 from localrun.errors import EngineFailed
 from localrun.thread_choice import Threads
 
@@ -48,7 +49,8 @@ class ContextShape:
     """What a context is opened with. `n_cells` are shared by all sequences, or divided among them if `is_split`.
 
     With `samples_on_device` the likeliest tokens of a row are found where its logits were computed, and they alone come
-    to the host: 64 instead of 152,000 for some vocabularies (`LlamaContext.expect`)."""
+    to the host: 64 instead of 152,000 for some vocabularies (`LlamaContext.expect`). Besides a row for each sequence,
+    `n_draft_rows` of a batch may want logits."""
 
     n_cells: int
     n_seqs: int
@@ -57,6 +59,12 @@ class ContextShape:
     kv_type: str
     is_split: bool
     samples_on_device: bool = False
+    n_draft_rows: int = 0
+
+    @property
+    def n_outputs(self) -> int:
+        """Rows of a batch that may want logits."""
+        return min(self.n_seqs + self.n_draft_rows, self.n_batch)
 
 
 class LlamaContext:
@@ -78,6 +86,7 @@ class LlamaContext:
     ) -> None:
         self.kind = kind
         self.n_seqs = shape.n_seqs
+        self.n_outputs = shape.n_outputs
         self._n_window = n_window
         self._n_vocab = n_vocab
         self.n_streams = shape.n_seqs if shape.is_split else 1
@@ -157,14 +166,14 @@ class LlamaContext:
         check_range("sequence", batch.seq[:n_rows], self.n_seqs)
         check_range("position", batch.pos[:n_rows], self.n_cells)
         n_wanted = int(np.count_nonzero(batch.wants_logits[:n_rows]))
-        if n_wanted > self.n_seqs:
-            raise ValueError(f"more than {self.n_seqs} rows want logits")
+        if n_wanted > self.n_outputs:
+            raise ValueError(f"more than {self.n_outputs} rows want logits")
         return n_wanted
 
     def give_back_cells(self) -> int:
         """Cells that nobody has used yet take no memory from now on, until somebody does. Only for an empty context on
         the CPU. Returns how many bytes that frees."""
-        self._cells_memory = memory_of_cells(self.native, self.n_seqs, n_outputs=self.n_seqs)
+        self._cells_memory = memory_of_cells(self.native, self.n_seqs, n_outputs=self.n_outputs)
         return give_back(self._cells_memory)
 
     def untouched(self, seq: int, n_tokens: int) -> list[Memory]:
@@ -376,9 +385,9 @@ def _params(shape: ContextShape, kind: MemoryKind) -> Any:
     params.n_ctx = shape.n_cells
     params.n_batch = params.n_ubatch = shape.n_batch
     params.n_seq_max = shape.n_seqs
-    # One row per sequence wants logits; the default, every row of a batch, is 300 MB at 150,000 tokens.
-    params.n_outputs_max = shape.n_seqs
-    params.n_outputs_max_per_seq = 1
+    # One row per sequence wants logits, and drafts do; the default, every row of a batch, is 300 MB at 150,000 tokens.
+    params.n_outputs_max = shape.n_outputs
+    params.n_outputs_max_per_seq = 1 + min(shape.n_draft_rows, MOST_DRAFTS)
     params.n_threads = params.n_threads_batch = shape.n_threads
     params.type_k = params.type_v = GGML_TYPES[shape.kv_type]
     params.kv_unified = not shape.is_split

@@ -30,6 +30,8 @@ from localrun.engine.native.threads import FewerThreads, Helpers, PromptThreads,
 from localrun.engine.native.worker import LlamaWorker
 from localrun.engine.sample import chain as stages
 from localrun.engine.schedule.budget import CostModel
+from localrun.engine.speculate.choice import MOST_DRAFTS
+from localrun.engine.speculate.drafter import Drafter
 from localrun.errors import EngineFailed
 from localrun.thread_choice import Threads
 from localrun.wire import Sampling, TokenLogprob
@@ -38,6 +40,9 @@ T = TypeVar("T")
 
 # Long prompts that are computed at once, in the background. More of them share one batch; each has a stream of cells.
 BACKGROUND_SEQUENCES = 4
+# Drafted tokens of all streams that a step verifies. A row of logits is 0.6 MB with 150,000 tokens, and on a CPU more
+# rows than this take as many times longer.
+DRAFT_ROWS, GPU_DRAFT_ROWS = 32, 64
 # A text of fewer characters becomes tokens in less time than a step takes.
 LONG_TEXT = 10_000
 
@@ -81,6 +86,10 @@ class LlamaBackend:
         self._n_cells, self._n_batch, self._kv_type = n_cells, n_batch, kv_type
         self.mixes_rows = n_gpu_layers > 0
         self._samples_on_device = self.mixes_rows if samples_on_device is None else samples_on_device
+        self.n_draft_rows = GPU_DRAFT_ROWS if self.mixes_rows else DRAFT_ROWS
+        can_cut = self.memory_kind in (MemoryKind.ATTENTION, MemoryKind.WINDOW)
+        self.n_rollback = MOST_DRAFTS if can_cut else 0
+        self.heads: Drafter | None = None
         # A GPU is given its graph, and waited for when somebody asks for logits.
         self.overlaps = self.mixes_rows
         self.meanwhile: Callable[[], None] = lambda: None
@@ -288,7 +297,9 @@ class LlamaBackend:
         self.is_split = split
         self.n_seqs = self._n_slots + (0 if split else self._n_spare)
         try:
-            self.main = self._new_context(self._n_cells, self.n_seqs, self._n_batch, split=split)
+            self.main = self._new_context(
+                self._n_cells, self.n_seqs, self._n_batch, split=split, n_draft_rows=self.n_draft_rows
+            )
             self.n_cells, self.batch = self.main.n_cells, self.main.batch
             if split:
                 n_background = min(self._n_slots, BACKGROUND_SEQUENCES)
@@ -304,11 +315,18 @@ class LlamaBackend:
             raise
 
     def _new_context(
-        self, n_cells: int, n_seqs: int, n_batch: int, *, split: bool, cb_eval: Any = None
+        self, n_cells: int, n_seqs: int, n_batch: int, *, split: bool, cb_eval: Any = None, n_draft_rows: int = 0
     ) -> LlamaContext:
-        n_threads = self._threads.most
-        on_device = self._samples_on_device and not split
-        shape = ContextShape(n_cells, n_seqs, n_batch, n_threads, self._kv_type, split and n_seqs > 1, on_device)
+        shape = ContextShape(
+            n_cells,
+            n_seqs,
+            n_batch,
+            self._threads.most,
+            self._kv_type,
+            is_split=split and n_seqs > 1,
+            samples_on_device=self._samples_on_device and not split,
+            n_draft_rows=n_draft_rows,
+        )
         kind, window = self.memory_kind, self._n_window
         context = LlamaContext(
             self._model, shape, self._pools, kind=kind, n_window=window, n_vocab=self.n_vocab, cb_eval=cb_eval

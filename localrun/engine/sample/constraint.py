@@ -76,6 +76,13 @@ class Constraint:
         """Whether nothing can follow what was produced."""
         return not self.is_waiting and self._matcher.is_stopped() and not self._matcher.is_error()
 
+    def forced(self, n_most: int) -> list[int]:
+        """At most so many tokens that must come next, as the vocabulary would write their text. The model may write the
+        same text in other tokens, so they are drafts. None while the grammar is slow."""
+        if self.is_waiting or self.is_slow or self._matcher.is_stopped():
+            return []
+        return list(self._matcher.compute_ff_tokens()[:n_most])
+
     def accept(self, tokens: Sequence[int]) -> None:
         """These were chosen on another engine, and are part of the answer."""
         for token in tokens:

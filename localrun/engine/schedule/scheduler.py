@@ -32,32 +32,36 @@ QUEUE_NEWS_S = 0.5
 
 
 class Grant(NamedTuple):
-    """`n_tokens` of the request's pending tokens are computed in this step."""
+    """`n_tokens` of the request's pending tokens are computed in this step, and then `drafts`: guesses of the tokens
+    that follow (`speculate/`)."""
 
     request: Request
     n_tokens: int
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Grants in row order. `n_prefill_rows` and `n_decode_rows` add up to all rows. `is_steady`: every running request
-    has one token, and none is the first of its answer, so the next plan is the same if nothing changes."""
+    """Grants in row order. `n_prefill_rows`, `n_decode_rows`, one for each stream, and `n_draft_rows` add up to all
+    rows. `is_steady`: every running request has one token, and none is the first of its answer, so the next plan is
+    the same if nothing changes, but for its drafts."""
 
     grants: tuple[Grant, ...]
     n_prefill_rows: int
     n_decode_rows: int
     is_steady: bool = False
+    n_draft_rows: int = 0
 
     @property
     def n_rows(self) -> int:
-        return self.n_prefill_rows + self.n_decode_rows
+        return self.n_prefill_rows + self.n_decode_rows + self.n_draft_rows
 
     @property
     def depth(self) -> float:
         """How deep in their requests the rows begin, on average over the rows; 0 without prompt rows."""
         if not self.n_prefill_rows:
             return 0.0
-        return sum(request.n_computed * n_tokens for request, n_tokens in self.grants) / self.n_rows
+        return sum(grant.request.n_computed * grant.n_tokens for grant in self.grants) / self.n_rows
 
 
 NOTHING = StepPlan((), 0, 0)
@@ -66,18 +70,20 @@ NOTHING = StepPlan((), 0, 0)
 def fill_batch(batch: Batch, grants: Sequence[Grant], *, wants_logits: bool = True) -> list[int]:
     """Fill in the rows of `grants`, one after another from row 0. Returns the sequence of each row.
 
-    With `wants_logits`, the last row of each request that catches up in this batch wants its logits.
+    With `wants_logits`, the last row of each request that catches up in this batch wants its logits, and so does every
+    draft.
     """
     row, rows = 0, []
-    for request, n_tokens in grants:
-        end, first = row + n_tokens, request.n_computed
+    for request, n_tokens, drafts in grants:
+        n_rows, first = n_tokens + len(drafts), request.n_computed
+        end = row + n_rows
         assert request.seq is not None
-        batch.token[row:end] = request.tokens[first : first + n_tokens]
-        batch.pos[row:end] = range(first, first + n_tokens)
+        batch.token[row:end] = [*request.tokens[first : first + n_tokens], *drafts]
+        batch.pos[row:end] = range(first, first + n_rows)
         batch.seq[row:end] = request.seq
         batch.wants_logits[row:end] = 0
-        batch.wants_logits[end - 1] = wants_logits and n_tokens == request.n_pending
-        rows += [request.seq] * n_tokens
+        batch.wants_logits[row + n_tokens - 1 : end] = wants_logits and n_tokens == request.n_pending
+        rows += [request.seq] * n_rows
         row = end
     return rows
 
@@ -92,10 +98,10 @@ class Rows:
 
     def fill(self, batch: Batch, plan: StepPlan) -> list[int]:
         """Fill in the rows of a plan. Returns the sequence of each."""
-        if plan is self._plan and batch is self._batch and not plan.n_prefill_rows:
+        if plan is self._plan and batch is self._batch and plan.is_steady and not plan.n_draft_rows:
             # A decoding request has one pending token, its last.
-            batch.token[: plan.n_rows] = [request.tokens[-1] for request, _ in plan.grants]
-            batch.pos[: plan.n_rows] = [request.n_computed for request, _ in plan.grants]
+            batch.token[: plan.n_rows] = [grant.request.tokens[-1] for grant in plan.grants]
+            batch.pos[: plan.n_rows] = [grant.request.n_computed for grant in plan.grants]
         else:
             self._batch, self._plan = batch, plan
             self._seqs = fill_batch(batch, plan.grants)
@@ -283,7 +289,7 @@ class Scheduler:
         None otherwise."""
         plan = self._steady
         if plan is None or any(
-            len(request.tokens) - request.n_computed != 1 or request.is_away for request, _ in plan.grants
+            len(request.tokens) - request.n_computed != 1 or request.is_away for request, _, _ in plan.grants
         ):
             return None
         return plan
@@ -364,8 +370,9 @@ class Scheduler:
     def observe(self, plan: StepPlan, *, depth: float, step_s: float, ended_at_s: float) -> None:
         """A planned step took `step_s` seconds; its prompt rows began `depth` tokens deep."""
         n_prefill, n_decode = plan.n_prefill_rows, plan.n_decode_rows
-        self.budget.observe(n_decode=n_decode, n_prefill=n_prefill, depth=depth, step_s=step_s)
-        self.waits.observe_step(n_decode=n_decode, n_prefill=n_prefill, step_s=step_s)
+        if not plan.n_draft_rows:  # such a step says little about others, for it gives more tokens and takes longer
+            self.budget.observe(n_decode=n_decode, n_prefill=n_prefill, depth=depth, step_s=step_s)
+            self.waits.observe_step(n_decode=n_decode, n_prefill=n_prefill, step_s=step_s)
         self._is_prompts_turn = n_decode > 0
         if n_decode:
             self._step_s, self._step_ended_at_s = step_s, ended_at_s

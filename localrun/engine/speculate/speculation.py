@@ -1,0 +1,332 @@
+"""Drafts for the streams of a step: who has some, which are worth their rows, and what became of them.
+
+A step of streams is planned first (`scheduler.py`). Each stream that may draft has a `Drafting`: what its grammar
+forces comes first, then what is found in its conversation (`lookup.py`), both for free. A drafter that computes
+(`drafter.py`) is asked where these have little, if what it usually gains is worth its time. `choice.py` then decides
+how many rows everybody gets, and the plan gets them as `Grant.drafts`. While a prompt is being computed nobody drafts:
+its rows come first.
+
+Owner: the engine's main thread. Does not: verify drafts (`answers.py`), or take wrong ones off their cells
+(`cache.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from localrun.engine.backend import Backend, MemoryKind
+from localrun.engine.request import Request
+from localrun.engine.schedule.scheduler import StepPlan
+from localrun.engine.speculate import choice
+from localrun.engine.speculate.choice import Choice, Limits, Stream
+from localrun.engine.speculate.costs import RowCosts
+from localrun.engine.speculate.drafter import Drafter
+from localrun.engine.speculate.lookup import Lookup
+from localrun.wire import DraftCounts, DraftSource, Submit
+
+# What a grammar forces, and the model might still write in other tokens.
+_FORCED_CHANCE = 0.9
+# What a drafter is expected to achieve until it was tried; where it has failed it is tried again after so many steps,
+# and each time after twice as many.
+_DRAFTER_CHANCE = 0.65
+_FIRST_PAUSE_STEPS = 64
+_MOST_PAUSE_STEPS = 8192
+_LATEST = 0.1  # weight of the latest draft in a chance, and of the latest step in a cost
+
+
+class Part(NamedTuple):
+    """`n_tokens` of a draft in a row, which come from one source."""
+
+    source: DraftSource
+    n_tokens: int
+
+
+@dataclass
+class Guess:
+    """The tokens of a draft with their chances, in parts by source. `drafter` would have to compute them first."""
+
+    tokens: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    drafter: Drafter | None = None
+
+    def add(self, tokens: list[int], chances: list[float], source: DraftSource) -> None:
+        """Append what a source has."""
+        if tokens:
+            self.tokens += tokens
+            self.chances += chances
+            self.parts.append(Part(source, len(tokens)))
+
+
+_NOTHING = Guess()
+
+
+class Counts:
+    """What was drafted of each source, and what became of it."""
+
+    def __init__(self) -> None:
+        self._counts: dict[DraftSource, list[float]] = {}
+
+    def add(self, source: DraftSource, *, n_drafted: int = 0, n_accepted: int = 0, seconds: float = 0.0) -> None:
+        """A draft; without tokens only the time that it took."""
+        counts = self._counts.setdefault(source, [0, 0, 0, 0.0])
+        counts[0] += n_drafted > 0
+        counts[1] += n_drafted
+        counts[2] += n_accepted
+        counts[3] += seconds
+
+    @property
+    def n_drafted(self) -> int:
+        return sum(int(counts[1]) for counts in self._counts.values())
+
+    @property
+    def n_accepted(self) -> int:
+        return sum(int(counts[2]) for counts in self._counts.values())
+
+    def by_source(self) -> tuple[DraftCounts, ...]:
+        """For messages."""
+        return tuple(
+            DraftCounts(source, int(n), int(n_drafted), int(n_accepted), seconds)
+            for source, (n, n_drafted, n_accepted, seconds) in self._counts.items()
+        )
+
+
+class Drafting:
+    """One request's drafts."""
+
+    def __init__(self, request: Request, prediction: Sequence[int]) -> None:
+        self.counts = Counts()
+        self._request = request
+        self._prediction = prediction
+        self._lookup: Lookup | None = None  # made at the first step: a request that waits needs none
+        self._forced_chance = _FORCED_CHANCE
+        self._drafter_chance = _DRAFTER_CHANCE
+        self._pause_steps, self._n_until_try = _FIRST_PAUSE_STEPS, 0
+        self._n_saved = 0.0  # steps without drafts
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast the answer was as without drafts: a step without any counts as what a token costs."""
+        n_output = self._request.n_output
+        return n_output / max(1.0, n_output - self._n_saved) if n_output else 1.0
+
+    def guess(self, n_most: int) -> Guess:
+        """The best that is known of the next tokens without computing anything."""
+        request = self._request
+        if self._lookup is None:
+            self._lookup = Lookup(request.tokens, request.n_prompt, self._prediction)
+        self._lookup.follow()
+        if n_most <= 0:
+            return _NOTHING
+        forced = request.constraint.forced(n_most) if request.constraint is not None else []
+        if not forced and not self._lookup.has_place:
+            return _NOTHING
+        guess = Guess()
+        guess.add(forced, [self._forced_chance] * len(forced), DraftSource.GRAMMAR)
+        guess.add(*self._lookup.guess(n_most - len(forced), forced))
+        return guess
+
+    def ask(self, drafter: Drafter, guess: Guess, n_most: int) -> Guess:
+        """The guess, or one that the drafter would make, if more is to be expected of that."""
+        n_most = min(n_most, drafter.n_most)
+        chance = self._drafter_chance
+        if self._n_until_try > 0:
+            self._n_until_try -= 1
+            return guess
+        if n_most <= 0 or sum(choice.expected_gains(guess.chances)) >= chance / (1 - min(chance, 0.99)):
+            return guess
+        return Guess([], [chance] * n_most, [], drafter)
+
+    def declined(self) -> None:
+        """A drafter's guess was not worth its cost."""
+        if self._drafter_chance < _DRAFTER_CHANCE:
+            # One try more, later: the text may have become an easier one.
+            self._n_until_try = self._pause_steps
+            self._pause_steps = min(2 * self._pause_steps, _MOST_PAUSE_STEPS)
+            self._drafter_chance = _DRAFTER_CHANCE
+
+    def stepped(self, parts: Sequence[Part], n_right: int, n_tokens: int, ratio: float) -> None:
+        """A step that took `ratio` times as long as without drafts gave `n_tokens`; `n_right` drafted ones were
+        right."""
+        self._n_saved += n_tokens - ratio
+        for source, n_drafted, n_accepted in judged(parts, n_right):
+            self.counts.add(source, n_drafted=n_drafted, n_accepted=n_accepted)
+            n_judged = min(n_drafted, n_accepted + 1)  # nobody knows about those behind the first wrong one
+            share = n_accepted / n_judged
+            if source is DraftSource.GRAMMAR:
+                self._forced_chance += _LATEST * (share - self._forced_chance)
+            elif source in (DraftSource.MTP, DraftSource.DRAFT_MODEL):
+                self._drafter_chance += _LATEST * n_judged * (share - self._drafter_chance) / (1 + _LATEST * n_judged)
+                if n_accepted:
+                    self._pause_steps = _FIRST_PAUSE_STEPS
+
+
+def judged(parts: Sequence[Part], n_right: int) -> Iterator[tuple[DraftSource, int, int]]:
+    """The sources of a draft whose first `n_right` tokens were right, each with how many it drafted, and how many of
+    these were."""
+    for source, n_drafted in parts:
+        yield source, n_drafted, max(0, min(n_drafted, n_right))
+        n_right -= n_drafted
+
+
+Choose = Callable[[Sequence[Stream], RowCosts, Limits], Choice | None]
+
+
+class Speculation:
+    """See the module. `is_on` is for requests that do not say whether they draft. `drafter_of` names what computes
+    drafts for a request, if anything does; `choose` is replaced by tests."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        clock: Callable[[], float],
+        *,
+        is_on: bool = True,
+        drafter_of: Callable[[Request], Drafter | None] = lambda request: None,
+        choose: Choose = choice.choose,
+    ) -> None:
+        self.costs = RowCosts()
+        self.counts = Counts()
+        self._backend = backend
+        self._clock = clock
+        self._is_on = is_on
+        self._drafter_of = drafter_of
+        self._choose = choose
+        self._draft_s = 0.0
+        # Of the step at hand.
+        self._parts: dict[int, list[Part]] = {}
+        self._ratio = 1.0
+        self._before: dict[int, tuple[int, int]] = {}
+
+    def begin(self, request: Request, submit: Submit, prediction: Sequence[int]) -> None:
+        """A new request."""
+        wants = self._is_on if submit.speculates is None else submit.speculates
+        if wants and self._backend.n_rollback:
+            request.drafting = Drafting(request, prediction)
+
+    def extend(self, plan: StepPlan, *, n_free: int, target_s: float) -> StepPlan:
+        """A plan of streams alone with the drafts that are worth their rows, if any. Each stream has room for `n_free`
+        rows more where it has cells of its own; otherwise all together have."""
+        self._parts, self._ratio = {}, 1.0
+        n_free -= plan.n_rows if not self._backend.is_split else 1
+        most_rows = min(self._backend.n_draft_rows, self._backend.batch.capacity - plan.n_rows, max(0, n_free))
+        most_each = min(choice.MOST_DRAFTS, self._backend.n_rollback, max(0, n_free))
+        most_each = min(most_each, *(self._backend.n_ctx - grant.request.n_tokens for grant in plan.grants))
+        guesses = [self._guess(grant.request, most_each) for grant in plan.grants]
+        if most_rows <= 0 or most_each <= 0 or all(guess is _NOTHING for guess in guesses):
+            return plan
+        streams = [
+            Stream(grant.request.seq or 0, guess.chances, guess.drafter is not None)
+            for grant, guess in zip(plan.grants, guesses, strict=True)
+        ]
+        if self._backend.is_split:
+            most_rows = min(self._backend.n_draft_rows, self._backend.batch.capacity - plan.n_rows)
+        limits = Limits(most_each, most_rows, target_s, self._is_even, self._draft_s)
+        chosen = self._choose(streams, self.costs, limits)
+        if any(stream.is_drawn for stream in streams):
+            guesses = self._drawn(plan, guesses, chosen)
+            streams = [Stream(stream.seq, guess.chances) for stream, guess in zip(streams, guesses, strict=True)]
+            chosen = self._choose(streams, self.costs, limits) if chosen is not None else None
+        return plan if chosen is None else self._with_drafts(plan, guesses, chosen)
+
+    def computed(self, plan: StepPlan, seconds: float, ended_at_s: float) -> None:
+        """A step of streams alone took so long."""
+        if plan.n_prefill_rows or not plan.is_steady:
+            return
+        is_one_pass = not self._is_even or len({len(grant.drafts) for grant in plan.grants}) == 1
+        if is_one_pass:
+            self.costs.observe(plan.n_rows, seconds, ended_at_s)
+
+    def begin_step(self, requests: Iterable[Request]) -> None:
+        """A step with drafts was computed, and nothing was drawn yet."""
+        self._before = {request.id: (request.n_computed, request.n_tokens) for request in requests}
+
+    def end_step(self, request: Request) -> int:
+        """The request has got what that step gives it. Returns how many tokens these are."""
+        n_computed, n_tokens = self._before[request.id]
+        n_right, n_given = request.n_computed - n_computed, request.n_tokens - n_tokens
+        if request.drafting is not None:
+            parts = self._parts.get(request.id, [])
+            request.drafting.stepped(parts, n_right, n_given, self._ratio)
+            for source, n_drafted, n_accepted in judged(parts, n_right):
+                self.counts.add(source, n_drafted=n_drafted, n_accepted=n_accepted)
+        return n_given
+
+    def decoded(self, n_rows: int) -> None:
+        """The backend has decoded the first rows of its batch."""
+        if self._backend.heads is not None:
+            self._backend.heads.decoded(n_rows)
+
+    def drop(self, request: Request) -> None:
+        """A request ends, or leaves its sequence."""
+        drafter = self._drafter_of(request) if request.drafting is not None else None
+        if drafter is not None:
+            drafter.drop(request)
+
+    @property
+    def _is_even(self) -> bool:
+        """Whether the library computes only equal numbers of rows of each sequence together."""
+        return self._backend.is_split or self._backend.memory_kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)
+
+    def _guess(self, request: Request, most_each: int) -> Guess:
+        drafting = request.drafting
+        if drafting is None:
+            return _NOTHING
+        # The last token of an answer is never a draft: the row before it has it.
+        n_most = min(most_each, request.max_output - request.n_output - 1)
+        guess = drafting.guess(n_most)
+        drafter = self._drafter_of(request)
+        return guess if drafter is None else drafting.ask(drafter, guess, n_most)
+
+    def _drawn(self, plan: StepPlan, guesses: list[Guess], chosen: Choice | None) -> list[Guess]:
+        """The guesses, with those of drafters made as long as they were chosen."""
+        drawn = list(guesses)
+        wanted: dict[Drafter, list[tuple[int, int]]] = {}
+        for index, guess in enumerate(guesses):
+            if guess.drafter is None:
+                continue
+            drawn[index] = _NOTHING
+            n_wanted = 0 if chosen is None else min(chosen.n_rows[index], len(guess.chances))
+            if n_wanted:
+                wanted.setdefault(guess.drafter, []).append((index, n_wanted))
+            elif (drafting := plan.grants[index].request.drafting) is not None:
+                drafting.declined()
+        for drafter, asked in wanted.items():
+            began_s = self._clock()
+            tokens = drafter.propose([(plan.grants[index].request, n_wanted) for index, n_wanted in asked])
+            seconds = self._clock() - began_s
+            position_s = seconds / max(n_wanted for _, n_wanted in asked)
+            self._draft_s += _LATEST * (position_s - self._draft_s) if self._draft_s else position_s
+            self.counts.add(drafter.source, seconds=seconds)
+            for (index, _), own in zip(asked, tokens, strict=True):
+                guess = Guess()
+                guess.add(own, guesses[index].chances[: len(own)], drafter.source)
+                drawn[index] = guess
+                drafting = plan.grants[index].request.drafting
+                assert drafting is not None
+                drafting.counts.add(drafter.source, seconds=seconds / len(asked))
+        return drawn
+
+    def _with_drafts(self, plan: StepPlan, guesses: Sequence[Guess], chosen: Choice) -> StepPlan:
+        grants = []
+        for grant, guess, n_rows in zip(plan.grants, guesses, chosen.n_rows, strict=True):
+            tokens = guess.tokens[:n_rows]
+            filled = tokens + [grant.request.tokens[-1]] * (n_rows - len(tokens))
+            grants.append(grant._replace(drafts=tuple(filled)))
+            if tokens:
+                self._parts[grant.request.id] = _cut(guess.parts, len(tokens))
+        self._ratio = chosen.ratio
+        return replace(plan, grants=tuple(grants), n_draft_rows=sum(chosen.n_rows))
+
+
+def _cut(parts: Sequence[Part], n_tokens: int) -> list[Part]:
+    """The parts of a draft's first tokens."""
+    kept = []
+    for part in parts:
+        n_kept = min(part.n_tokens, n_tokens)
+        if n_kept:
+            kept.append(Part(part.source, n_kept))
+        n_tokens -= n_kept
+    return kept
