@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from localrun.errors import BadRequest, LocalrunError, ModelNotFound
 from localrun.models.gguf.bounded_reader import BoundedReader, open_model_file
 from localrun.models.gguf.header import ArraySummary, Header, read_token
+from localrun.models.memory import memory_kind
 from localrun.models.name import Kind, ModelName
 from localrun.models.storage.store import Model, Store
 
@@ -49,6 +50,8 @@ def find(store: Store, name: str, *, model: str, target: Header) -> Model:
         raise _refused(f"'{name}' is '{model}' itself; name a smaller model of the same family, or leave draft out")
     if not found.header.generates:
         raise _refused(f"'{name}' is made for embeddings or ranking; name a model that generates text")
+    if memory_kind(found.header) in ("recurrent", "hybrid"):
+        raise _refused(f"'{name}' has recurrent layers, which cannot take back a wrong guess; name a model without")
     pairs = _known.setdefault(target, WeakKeyDictionary())
     if found.header not in pairs:
         pairs[found.header] = vocabulary_problem(target, found.header)

@@ -14,7 +14,7 @@ is taken which has most layers there, since one layer in RAM costs more speed th
 Layers are divided as llama.cpp does it (`load_tensors` in llama-model.cpp): the last `n_gpu_layers` of the layers go to
 the GPUs, the output counting as one more layer behind them, each GPU getting a part in proportion to its free memory;
 embeddings stay with the CPU. Never compared with a real GPU's memory. A draft model is not divided: it counts on
-the first GPU with layers of the model, else in RAM.
+the first GPU with layers of the model if that is on GPUs as a whole, else in RAM.
 
 Does not: read the machine, evict other models, or count the prefix cache, which takes what is left.
 """
@@ -143,6 +143,7 @@ def divide(
     n_layers = len(weights.layers)
     n_moved = min(n_gpu_layers, n_layers + 1)
     first_moved = n_layers + 1 - n_moved
+    is_moved = n_moved > n_layers  # the model as a whole
     owners = _owners(machine.gpus, n_moved)
     uses = []
     for index, gpu in enumerate(machine.gpus):
@@ -156,7 +157,8 @@ def divide(
                 + (weights.output_bytes if n_layers in own else 0),
                 kv_bytes=sum(layers_kv_bytes[layer] for layer in blocks),
                 compute_bytes=needed.compute_bytes if own else 0,
-                other_bytes=(needed.adapter_bytes if own else 0) + (needed.draft_bytes if owners[:1] == [index] else 0),
+                other_bytes=(needed.adapter_bytes if own else 0)
+                + (needed.draft_bytes if is_moved and owners[0] == index else 0),
                 free_bytes=gpu.free_bytes,
                 usable_bytes=gpu.usable_bytes,
             )
@@ -172,7 +174,7 @@ def divide(
         other_bytes=needed.process_bytes
         + needed.staging_bytes
         + needed.adapter_bytes
-        + (0 if n_moved else needed.draft_bytes),
+        + (0 if is_moved else needed.draft_bytes),
         free_bytes=machine.ram_bytes,
         usable_bytes=machine.usable_ram_bytes,
     )

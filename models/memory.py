@@ -228,6 +228,8 @@ SPARE_SEQUENCES: Final = 64
 MAX_SEQUENCES: Final = 256
 # On a CPU long prompts are computed in a second context, this many at once.
 STAGING_SEQUENCES: Final = 4
+# Rows of a draft model's step at most; as the engine has it.
+MOST_DRAFT_ROWS: Final = 512
 # Python, numpy, llama.cpp and the heap of an engine that has served, measured on Linux; and per entry of the vocabulary
 # what llama.cpp's tables of tokens and merges take.
 PROCESS_BYTES: Final = 56 * 1024 * 1024
@@ -296,15 +298,18 @@ def estimate(
 
 def draft_estimate(header: Header, *, n_kv_cells: int, n_slots: int, n_ubatch: int, kv_type: str) -> MemoryEstimate:
     """What a draft model takes besides in the engine of a model with these slots and cells: its weights, as many cells
-    of its own size, a sequence for each slot, and its vocabulary. `kv_type` as in `estimate`, which was asked before.
+    of its own size, a sequence for each slot, and its vocabulary. Layers with a window keep all cells, too, so that
+    what was not chosen can be removed. `kv_type` as in `estimate`, which was asked before.
     """
     n_cells = _whole(n_kv_cells, _CELL_STEP)
     memory = model_memory(header, n_kv_cells=n_cells)
-    n_window_cells = _window_cells(memory, n_cells, n_slots, n_ubatch) if memory.n_window else 0
+    n_columns = n_cells * (2 if memory.n_window else 1)
+    memory = memory._replace(layers=tuple(layer._replace(is_windowed=False) for layer in memory.layers))
+    n_rows = min(n_ubatch, MOST_DRAFT_ROWS)
     return MemoryEstimate(
         weights_bytes=header.weights_bytes,
-        kv_bytes=sum(_layers_kv_bytes(header, memory, n_cells, n_slots, n_ubatch, by_name(KV_TYPES[kv_type]))),
-        compute_bytes=compute_bytes(header, memory, Graph(n_ubatch, n_cells + n_window_cells, n_slots)),
+        kv_bytes=sum(_layers_kv_bytes(header, memory, n_cells, n_slots, n_rows, by_name(KV_TYPES[kv_type]))),
+        compute_bytes=compute_bytes(header, memory, Graph(n_rows, n_columns, n_slots)),
         process_bytes=VOCABULARY_ENTRY_BYTES * header.n_vocab,
         repacked_bytes=repacked_bytes(header),
     )
@@ -358,11 +363,7 @@ def _streams(
 def _sequences(memory: ModelMemory, n_cells: int, n_slots: int, n_ubatch: int) -> tuple[int, int]:
     """Sequences that one pool is opened for, and the cells of a layer with a window."""
     n_sequences = min(n_slots + SPARE_SEQUENCES, MAX_SEQUENCES) if memory.is_shareable else n_slots
-    return n_sequences, _window_cells(memory, n_cells, n_sequences, n_ubatch)
-
-
-def _window_cells(memory: ModelMemory, n_cells: int, n_sequences: int, n_ubatch: int) -> int:
-    return min(n_cells, _whole(memory.n_window * n_sequences + n_ubatch, _CELL_STEP))
+    return n_sequences, min(n_cells, _whole(memory.n_window * n_sequences + n_ubatch, _CELL_STEP))
 
 
 def _layers_kv_bytes(

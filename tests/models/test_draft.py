@@ -90,6 +90,8 @@ def test_what_is_no_draft_model_is_refused_with_a_way_out(write: Write, tmp_path
     target = read_header(write("target"))
     write("embedder", more=(entry("llama.pooling_type", U32, u32(1)),))
     write("other", kind="llama")
+    recurrent = write("recurrent")
+    recurrent.write_bytes(recurrent.read_bytes().replace(b"llama", b"mamba"))
     (tmp_path / "again.gguf").symlink_to(tmp_path / "target.gguf")
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")
 
@@ -104,6 +106,7 @@ def test_what_is_no_draft_model_is_refused_with_a_way_out(write: Write, tmp_path
     assert "'target' itself" in refusal("target")
     assert "'target' itself" in refusal("again")
     assert "embeddings" in refusal("embedder")
+    assert "recurrent layers" in refusal("recurrent")
     assert "broken.gguf" in refusal("broken")
     assert "cannot draft for 'target': its type of tokenizer" in refusal("other")
     assert "name a model of the same family" in refusal("other")

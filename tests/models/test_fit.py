@@ -272,6 +272,8 @@ def test_a_draft_model_is_where_the_model_is() -> None:
     assert (ram.other_bytes - ram_alone.other_bytes, gpu.other_bytes - gpu_alone.other_bytes) == (0, size_bytes)
     ram, gpu = on(64, 24, draft=SMALL, n_gpu_layers=0).devices
     assert (gpu.other_bytes, ram.other_bytes > size_bytes) == (0, True)
+    ram, gpu = on(64, 24, draft=SMALL, n_gpu_layers=N_LAYERS).devices
+    assert (gpu.other_bytes, ram.other_bytes > size_bytes) == (0, True), "nor with a part of the model"
     # On the first GPU that has layers.
     _, full, gpu = on(64, 0, 24, draft=SMALL).devices
     assert (full.other_bytes, gpu.other_bytes) == (0, size_bytes)

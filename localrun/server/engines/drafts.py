@@ -53,13 +53,12 @@ class Drafts:
         try:
             resident.draft = await self._find(model, model.draft)
         except BadRequest as error:
-            _leave_out(resident, error.message)
+            self.leave_out(resident, error.message)
 
     def keep_own_if_placed(self, resident: Resident) -> None:
         """After its room was found: without the draft model if there is none for that."""
         if resident.draft is not None and resident.placement is not None and not resident.placement.has_draft:
-            _leave_out(resident, f"there is no room for '{resident.draft.name}'")
-            resident.draft = None
+            self.leave_out(resident, f"there is no room for '{resident.draft.name}'")
 
     async def of_request(
         self, resident: Resident, model: Model, speculates: bool | None, name: str
@@ -79,9 +78,14 @@ class Drafts:
         try:
             return speculates, await self._path(resident, model, model.draft)
         except (BadRequest, CannotFit) as error:
+            _warn(model, error.message)
             resident.settled_drafts.add(model.draft)
-            _leave_out(resident, error.message)
             return speculates, ""
+
+    def leave_out(self, resident: Resident, why: str) -> None:
+        """The engine is opened without its draft model."""
+        _warn(resident.model, why)
+        resident.draft = None
 
     async def _path(self, resident: Resident, model: Model, name: str) -> str:
         found = await self._find(model, name)
@@ -104,5 +108,5 @@ def path_to_open(model: Model, resolved: Path) -> Path:
     return model.path if model.header.shard_paths else resolved
 
 
-def _leave_out(resident: Resident, why: str) -> None:
-    _log.warning("%s is used without its draft model: %s", resident.model.name, why)
+def _warn(model: Model, why: str) -> None:
+    _log.warning("%s is used without its draft model: %s", model.name, why)

@@ -143,7 +143,7 @@ class Room:
             draft.header, n_kv_cells=ready.n_kv_cells, n_slots=ready.n_slots, n_ubatch=self._settings.batch_tokens,
             kv_type=(resident.placement and resident.placement.kv_type) or self._settings.plain_kv_type,
         )  # fmt: skip
-        is_on_gpu = ready.n_gpu_layers > 0
+        is_on_gpu = ready.n_gpu_layers > resident.model.header.n_layers
         if is_on_gpu:
             gpu = max(await self._gpus(), key=_free_bytes, default=Gpu("", 0))
             free_bytes = gpu.free_bytes + before.gpu_bytes

@@ -313,8 +313,8 @@ class Supervisor:
         self._if_idle(resident)
 
     async def _open(self, resident: Resident, placement: Placement) -> None:
-        """Starts the engine; again if others end it, and once more, without the quick kernels, if they may be why it
-        crashes."""
+        """Starts the engine; again if others end it, once more without the quick kernels if they may be why it crashes,
+        and once more without its draft model, which may be why it cannot be loaded."""
         n_killed = 0
         while True:
             try:
@@ -326,6 +326,8 @@ class Supervisor:
                     _log.warning("%s; it is started once more", error.message.partition("; most likely")[0])
                 elif self._suspects_kernels(resident):
                     resident.is_quick = False
+                elif resident.draft is not None and not resident.link.was_killed:
+                    self._drafts.leave_out(resident, f"with it the model cannot be loaded: {error.message}")
                 else:
                     raise
             resident.link = self._new_link(resident.model)

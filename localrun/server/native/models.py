@@ -260,7 +260,7 @@ def _draft_part(name: str, fit: Fit) -> dict[str, Any] | None:
         return None
     return {
         "model": name,
-        "device": next((use for use in fit.devices[1:] if use.n_layers), fit.devices[0]).name,
+        "device": next(use.name for use in fit.devices if use.n_layers),
         "weights_bytes": needed.weights_bytes,
         "kv_bytes": needed.kv_bytes,
         "compute_bytes": needed.compute_bytes,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from localrun import wire
-from localrun.errors import BadRequest, CannotFit
+from localrun.errors import BadModelFile, BadRequest, CannotFit
 from localrun.models import creation, naming
 from localrun.models.creation import Changes
 from localrun.models.storage.store import Store
@@ -126,6 +126,27 @@ async def test_a_draft_model_without_room_is_left_out(
         (await supervisor.acquire("drafting", None)).release()
     assert told.drafts[1:] == [(True, "")]
     assert caplog.messages == ["drafting is used without its draft model: there is no room for 'beta'"]
+
+
+async def test_a_draft_model_that_the_engine_refuses_is_left_out(
+    supervising: Any, models_dir: Path, told: Told, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(models_dir, "drafting", draft="beta")
+    open_it = EngineLink.open
+
+    async def refusing(link: EngineLink, message: wire.Open, timeout_s: float) -> Any:
+        if message.draft_model_path:
+            raise BadModelFile("beta.gguf cannot draft for this model")
+        return await open_it(link, message, timeout_s)
+
+    monkeypatch.setattr(EngineLink, "open", refusing)
+    async with supervising() as (supervisor, _):
+        (await supervisor.acquire("drafting", None)).release()
+    assert told.drafts == [(True, "")]
+    assert caplog.messages == [
+        "drafting is used without its draft model: with it the model cannot be loaded: beta.gguf cannot draft for this "
+        "model"
+    ]
 
 
 async def test_an_idle_model_goes_before_the_draft_model_does(
