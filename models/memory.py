@@ -43,6 +43,11 @@ _HYBRID_BY_HEADS = {
 }
 # States in all but every n-th layer; the number is what files that do not state it mean.
 _HYBRID_BY_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
+# The engine asks for so many snapshots of the states of these, to take rejected drafts off again, as far as they take
+# no more than that for all sequences.
+_WITH_SNAPSHOTS = {"bailingmoe3", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe"}
+SNAPSHOTS: Final = 3
+SNAPSHOTS_BYTES: Final = 512 << 20
 # Both in every layer.
 _HYBRID_THROUGHOUT = {"falcon-h1"}
 # Every n-th layer sees everything, the others a window, unless the file says which do.
@@ -369,11 +374,16 @@ def _sequences(memory: ModelMemory, n_cells: int, n_slots: int, n_ubatch: int) -
 def _layers_kv_bytes(
     header: Header, memory: ModelMemory, n_cells: int, n_slots: int, n_ubatch: int, kv_type: GgmlType
 ) -> list[int]:
-    """For each layer one row of keys and one of values per cell, or a state per sequence."""
+    """For each layer one row of keys and one of values per cell, or a state per sequence, with its snapshots."""
     n_sequences, n_window_cells = _sequences(memory, n_cells, n_slots, n_ubatch)
+    layer_states_bytes = n_sequences * memory.state_elements * _F32_BYTES
+    states_bytes = layer_states_bytes * sum(layer.has_state for layer in memory.layers)
+    n_snapshots = 0
+    if header.architecture in _WITH_SNAPSHOTS and states_bytes:
+        n_snapshots = min(SNAPSHOTS, SNAPSHOTS_BYTES // states_bytes)
     sizes = []
     for layer in memory.layers:
-        size_bytes = n_sequences * memory.state_elements * _F32_BYTES if layer.has_state else 0
+        size_bytes = layer_states_bytes * (1 + n_snapshots) if layer.has_state else 0
         for head_dim in (header.head_dim_k, header.head_dim_v):
             n_blocks = -(-layer.n_heads_kv * head_dim // kv_type.block_elements)
             size_bytes += n_blocks * kv_type.block_bytes * (n_window_cells if layer.is_windowed else n_cells)

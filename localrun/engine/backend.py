@@ -30,13 +30,38 @@ class MemoryKind(StrEnum):
 
     ATTENTION keeps every position: a beginning can be shared, a tail taken off. The others are whole or nothing: WINDOW
     forgets all but the last positions in some layers, RECURRENT has one state that every token changes, HYBRID has
-    such states besides attention. Their `seq_share` is an error and their `seq_remove` refuses all but the whole.
+    such states besides attention. Their `seq_share` is an error and their `seq_remove` refuses all but the whole, and
+    the last rows of a decode (`Backend.n_rollback`).
     """
 
     ATTENTION = "attention"
     WINDOW = "window"
     RECURRENT = "recurrent"
     HYBRID = "hybrid"
+
+
+# A hybrid model can keep its states before each of so many rows: a step can verify so many drafts of a sequence.
+SNAPSHOTS = 3
+
+
+def first_undoable(counts: Sequence[int], n_rollback: int) -> int:
+    """From which sequence on the rows of a decode of HYBRID can be taken off again, given its rows of each sequence, in
+    order. llama.cpp computes at once only neighbours that have as many, fewest first; in a later pass of several
+    sequences the states of earlier ones may change places, without the snapshots of what they were."""
+    if len(set(counts)) == 1:
+        return 0
+    if max(counts) > 1 + n_rollback:
+        return len(counts)  # in passes of their parts
+    first = begin = 0
+    while begin < len(counts):
+        n_least = min(counts[begin:])
+        end = begin + 1
+        while end < len(counts) and counts[begin] == counts[end] == n_least:
+            end += 1
+        if end - begin > 1:
+            first = begin
+        begin = end
+    return first
 
 
 State = bytes | bytearray | NDArray[np.uint8]
@@ -123,9 +148,10 @@ class Backend(Protocol):
     `decode` computes without the caller's thread, and calls `meanwhile` in it. `background` computes long prompts
     beside the steps, in sequences numbered from `n_seqs` on: nobody may touch these while it is busy, and a `decode`
     makes it pause. None where there is none; `rebuild` replaces it.
-    `n_rollback`: `seq_remove` can take the last so many rows of a decode off their sequence again; 0 where it cannot,
-    and nothing is drafted. A decode may have `n_draft_rows` of drafts, with logits. `heads` drafts with the model's
-    own layers for that, None without.
+    `n_rollback`: `seq_remove` can take the last so many rows of a decode off their sequence again, but not its first
+    row there; once, and before anything else is decoded. 0 where it cannot, and nothing is drafted. Of HYBRID it can if
+    all sequences had as many rows, or those with more came later (`first_undoable`). A decode may have `n_draft_rows`
+    of drafts, with logits. `heads` drafts with the model's own layers for that, None without.
     """
 
     name: str

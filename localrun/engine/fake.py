@@ -6,7 +6,8 @@ sequences, a stale cell, a hole or a wrong position changes the output, and a pr
 
 With `n_slots` it begins split: every sequence has its share of the cells for itself. A batch in the background is
 computed at the `background_looks`th look at it, so that a test decides what happens in between.
-With a `memory_kind` other than attention a sequence is whole or nothing: no part of it can be shared or taken off.
+With a `memory_kind` other than attention a sequence is whole or nothing: no part of it can be shared, and none taken
+off but for rows of the last step.
 
 Vocabulary: 256 bytes, then `<|im_start|>`, `<|im_end|>` (ends a generation). Generated tokens are lower-case letters,
 spaces and the two bytes of "é", so that text, partial characters and ends all occur. In the environment,
@@ -19,6 +20,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +30,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, Sampler, State
+from localrun.engine.backend import SNAPSHOTS, Batch, DecodeFailed, MemoryKind, NoRoom, Sampler, State, first_undoable
 from localrun.engine.native.background import Background
 from localrun.engine.sample.constraint import Constraint
 from localrun.engine.sample.draws import bits_at
@@ -270,7 +272,9 @@ class FakeBackend:
         self._n_batch = n_batch
         self.n_ctx_train = n_ctx_train
         self.n_ctx = min(self.n_cells, n_ctx_train)
-        self.n_rollback = MOST_DRAFTS if memory_kind is MemoryKind.ATTENTION else 0
+        self.n_rollback = {MemoryKind.RECURRENT: 0, MemoryKind.HYBRID: SNAPSHOTS}.get(memory_kind, MOST_DRAFTS)
+        # Of a kind that is whole or nothing: how many of a sequence's rows in the last decode can be taken off again.
+        self._n_undoable: dict[int, int] = {}
         self.n_draft_rows = n_draft_rows
         self.heads: Drafter | None = None
         self.digests: dict[int, int] = {}
@@ -325,6 +329,7 @@ class FakeBackend:
             raise ValueError(f"more than {n_outputs} rows want logits")
 
     def _compute(self, batch: Batch, n_rows: int) -> None:
+        self._n_undoable = {}
         seqs, positions = batch.seq[:n_rows].tolist(), batch.pos[:n_rows].tolist()
         lengths = {seq: len(self._at[seq]) for seq in seqs}
         for seq, pos in zip(seqs, positions, strict=True):
@@ -344,7 +349,16 @@ class FakeBackend:
                 if self._takes_scripts:
                     self.scripted[row] = scripted_token(self.tokens_of(seq), start=IM_START, end=IM_END)
         self._occupy(free)
+        self._n_undoable = self._undoable(Counter(seqs))
         self.n_rows_computed += n_rows
+
+    def _undoable(self, counts: Counter[int]) -> dict[int, int]:
+        """Of the last decode, which had so many rows of each sequence: as `LlamaContext` has it."""
+        if self.memory_kind is MemoryKind.WINDOW:
+            return dict(counts)
+        seqs = list(counts)
+        undoable = seqs[first_undoable(list(counts.values()), self.n_rollback) :]
+        return {seq: min(counts[seq] - 1, self.n_rollback) for seq in undoable}
 
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> FakeSampler:
         return FakeSampler(self, sampling, ignore_eos=ignore_eos or self._is_endless)
@@ -381,8 +395,10 @@ class FakeBackend:
         if not 0 <= start <= self.n_cells or not -1 <= end <= self.n_cells:
             raise ValueError(f"positions [{start}, {end}) are not within [0, {self.n_cells})")
         removed = [pos for pos in self._at[seq] if pos >= start and (end < 0 or pos < end)]
-        if self.memory_kind is not MemoryKind.ATTENTION and removed and len(removed) < len(self._at[seq]):
+        n_undoable = self._n_undoable.get(seq, 0) if end < 0 else 0
+        if self.memory_kind is not MemoryKind.ATTENTION and n_undoable < len(removed) < len(self._at[seq]):
             return False
+        self._n_undoable.pop(seq, None)
         for pos in removed:
             index = self._at[seq].pop(pos)
             cell = self._cells[index]

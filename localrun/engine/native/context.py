@@ -9,7 +9,9 @@ change of metadata, and one decode is one micro-batch (`n_ubatch` equals `n_batc
 
 What a sequence leaves in memory depends on the model (`MemoryKind`). A sliding window keeps few cells and reuses them
 once they are out of sight; a recurrent layer keeps one state per sequence and overwrites it with every token. Neither
-can be cut back to an earlier position, and a recurrent state is memory for every sequence that might exist.
+can be cut back to any earlier position, and a recurrent state is memory for every sequence that might exist. But the
+rows of the last decode can be taken off again: a window still has all that the rows before them see, and for some
+architectures llama.cpp keeps a snapshot of the state before each of the last rows, which is memory once more.
 
 Does not: know the vocabulary's texts, or sample.
 """
@@ -26,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, State
+from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, State, first_undoable
 from localrun.engine.native.library import Threadpools, last_problem, native
 from localrun.engine.native.pages import Memory, StateBuffer, give_back, grown, memory_of_cells
 from localrun.engine.native.states import StateLayout
@@ -50,7 +52,8 @@ class ContextShape:
 
     With `samples_on_device` the likeliest tokens of a row are found where its logits were computed, and they alone come
     to the host: 64 instead of 152,000 for some vocabularies (`LlamaContext.expect`). Besides a row for each sequence,
-    `n_draft_rows` of a batch may want logits."""
+    `n_draft_rows` of a batch may want logits. Of recurrent states `n_snapshots` are asked for, besides the current one.
+    """
 
     n_cells: int
     n_seqs: int
@@ -60,6 +63,7 @@ class ContextShape:
     is_split: bool
     samples_on_device: bool = False
     n_draft_rows: int = 0
+    n_snapshots: int = 0
 
     @property
     def n_outputs(self) -> int:
@@ -69,6 +73,8 @@ class ContextShape:
 
 class LlamaContext:
     """See the module. `cb_eval` is asked about the nodes of every graph, and called between pieces of it.
+
+    `n_rollback`: of a sequence's rows in the last decode `seq_remove` can take so many off again (`_note_snapshots`).
 
     Raises EngineFailed when llama.cpp cannot make the context.
     """
@@ -107,6 +113,9 @@ class LlamaContext:
             self._free_chains()
             raise EngineFailed(f"llama.cpp cannot make a context of {shape.n_cells} KV cells: {last_problem()}")
         self._memory = native.llama_get_memory(self.native)
+        self._has_states = kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)
+        self.n_rollback = int(native.llama_n_rs_seq(self.native)) if self._has_states else MOST_DRAFTS
+        self._n_snapshots = np.zeros(shape.n_seqs, np.int64)
         self.n_cells = int(native.llama_n_ctx(self.native))
         self.batch = Batch(int(native.llama_n_batch(self.native)))
         self._native_batch, self._batch_memory = native_batch(self.batch)
@@ -126,6 +135,7 @@ class LlamaContext:
         """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed."""
         n_wanted = self.check_rows(n_rows)
         self._native_batch.n_tokens = n_rows
+        self._n_snapshots[:] = 0
         fewer = self._fewer
         n_threads = self._threads.decode if n_rows <= STREAM_ROWS else self._threads.prompt
         if fewer is None:
@@ -139,6 +149,8 @@ class LlamaContext:
             code = native.llama_decode(self.native, self._native_batch)
             fewer.prompts.note_batch(time.perf_counter())
         if code == 0:
+            if self._has_states:
+                self._note_snapshots(n_rows)
             return
         if code == 1:
             raise NoRoom(f"no {n_rows} free cells")
@@ -156,6 +168,14 @@ class LlamaContext:
             fewer.steps.note(n_rows, ended_at_s - began_at_s)
         fewer.prompts.note_step(ended_at_s)
         return code
+
+    def _note_snapshots(self, n_rows: int) -> None:
+        """A decode leaves a snapshot of the state before each of a sequence's last rows, but not before its first. What
+        is older stays where it is, and llama.cpp would take it for one."""
+        seqs, first_rows, counts = np.unique(self.batch.seq[:n_rows], return_index=True, return_counts=True)
+        order = np.argsort(first_rows)
+        undoable = order[first_undoable(counts[order].tolist(), self.n_rollback) :]
+        self._n_snapshots[seqs[undoable]] = np.minimum(counts[undoable] - 1, self.n_rollback)
 
     def check_rows(self, n_rows: int) -> int:
         """Raises ValueError unless the first rows of `batch` can be computed. Returns how many want logits."""
@@ -249,6 +269,11 @@ class LlamaContext:
             oldest = native.llama_memory_seq_pos_min(self._memory, seq)
             if oldest > max(0, start - self._n_window + 1):
                 return False
+        if self._has_states:
+            n_back = int(native.llama_memory_seq_pos_max(self._memory, seq)) + 1 - start
+            if start > 0 and n_back > 0 and (end != -1 or n_back > self._n_snapshots[seq]):
+                return False
+            self._n_snapshots[seq] = 0
         return bool(native.llama_memory_seq_rm(self._memory, seq, start, end))
 
     def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
@@ -292,6 +317,7 @@ class LlamaContext:
         self._check_seq(seq)
         data = np.frombuffer(state, np.uint8)
         start = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        self._n_snapshots[seq] = 0
         is_read = int(native.llama_state_seq_set_data(self.native, start, data.size, seq)) == data.size > 0
         if not is_read:
             native.llama_memory_seq_rm(self._memory, seq, 0, -1)
@@ -385,6 +411,8 @@ def _params(shape: ContextShape, kind: MemoryKind) -> Any:
     params.n_ctx = shape.n_cells
     params.n_batch = params.n_ubatch = shape.n_batch
     params.n_seq_max = shape.n_seqs
+    # llama.cpp asserts that a decode has room for all of them.
+    params.n_rs_seq = max(0, min(shape.n_snapshots, shape.n_batch - 2))
     # One row per sequence wants logits, and drafts do; the default, every row of a batch, is 300 MB at 150,000 tokens.
     params.n_outputs_max = shape.n_outputs
     params.n_outputs_max_per_seq = 1 + min(shape.n_draft_rows, MOST_DRAFTS)

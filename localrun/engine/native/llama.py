@@ -12,15 +12,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
 
 from localrun import processors
-from localrun.engine.backend import Copy, MemoryKind, Sampler, State
+from localrun.engine.backend import SNAPSHOTS, Copy, MemoryKind, Sampler, State
 from localrun.engine.native.background import Background
 from localrun.engine.native.context import ContextShape, LlamaContext
+from localrun.engine.native.draft import MOST_ROWS, LlamaDraft, Target
 from localrun.engine.native.library import Threadpools, log_callback, native
 from localrun.engine.native.model import LlamaAdapters, LlamaVocabulary, load_model
 from localrun.engine.native.pages import touch
@@ -30,7 +31,6 @@ from localrun.engine.native.threads import FewerThreads, Helpers, PromptThreads,
 from localrun.engine.native.worker import LlamaWorker
 from localrun.engine.sample import chain as stages
 from localrun.engine.schedule.budget import CostModel
-from localrun.engine.speculate.choice import MOST_DRAFTS
 from localrun.engine.speculate.drafter import Drafter
 from localrun.errors import EngineFailed
 from localrun.thread_choice import Threads
@@ -43,6 +43,8 @@ BACKGROUND_SEQUENCES = 4
 # Drafted tokens of all streams that a step verifies. A row of logits is 0.6 MB with 150,000 tokens, and on a CPU more
 # rows than this take as many times longer.
 DRAFT_ROWS, GPU_DRAFT_ROWS = 32, 64
+# What the snapshots of all sequences' states may take; where these are too large there are fewer.
+SNAPSHOTS_BYTES = 512 << 20
 # A text of fewer characters becomes tokens in less time than a step takes.
 LONG_TEXT = 10_000
 
@@ -73,6 +75,7 @@ class LlamaBackend:
         native.llama_log_set(log_callback, None)
         native.llama_backend_init()
         self.n_gpu_layers = n_gpu_layers
+        self._use_extra_bufts = use_extra_bufts
         self._model = load_model(path, n_gpu_layers, use_extra_bufts=use_extra_bufts)
         self._adapters = LlamaAdapters(self._model, adapters)
         self._vocabulary = LlamaVocabulary(self._model)
@@ -87,8 +90,6 @@ class LlamaBackend:
         self.mixes_rows = n_gpu_layers > 0
         self._samples_on_device = self.mixes_rows if samples_on_device is None else samples_on_device
         self.n_draft_rows = GPU_DRAFT_ROWS if self.mixes_rows else DRAFT_ROWS
-        can_cut = self.memory_kind in (MemoryKind.ATTENTION, MemoryKind.WINDOW)
-        self.n_rollback = MOST_DRAFTS if can_cut else 0
         self.heads: Drafter | None = None
         # A GPU is given its graph, and waited for when somebody asks for logits.
         self.overlaps = self.mixes_rows
@@ -104,6 +105,7 @@ class LlamaBackend:
         self._helpers = Helpers(processors.usable().most_threads)
         self._copying = ThreadPoolExecutor(1, "copies")
         self._warming: Future[None] | None = None
+        self._n_snapshots = self._affordable_snapshots() if self.memory_kind is MemoryKind.HYBRID else 0
         self._open(split=self.can_split)
         # Every stream is padded. One pool gets what all streams have, so that what fits the one mode fits the other.
         self._n_cells = self.n_cells
@@ -198,6 +200,24 @@ class LlamaBackend:
             yield context
         finally:
             context.close()
+
+    # --- drafts ------------------------------------------------------------------------------------------------
+
+    def open_draft(self, path: str, is_wanted: Callable[[], bool] = lambda: True) -> LlamaDraft:
+        """A smaller model that drafts for this one, with as much room; to be closed before the backend. May be called
+        in a thread beside the steps, which leave it a processor. Raises as `LlamaDraft`."""
+        n_batch, n_threads = min(self._n_batch, MOST_ROWS), self._threads.most
+        target = Target(
+            model=self._model,
+            shape=ContextShape(self._n_cells, self._n_slots, n_batch, n_threads, self._kv_type, is_split=False),
+            is_on_gpu=self.n_gpu_layers > native.llama_model_n_layer(self._model),
+            use_extra_bufts=self._use_extra_bufts,
+            pools=self._pools,
+            alone=lambda: self._worker.paused() if self._worker is not None else nullcontext(),
+            threads=lambda: (self._threads, self._fewer),
+        )
+        with self._helpers:
+            return LlamaDraft(path, target, is_wanted)
 
     # --- memory ------------------------------------------------------------------------------------------------
 
@@ -301,6 +321,7 @@ class LlamaBackend:
                 self._n_cells, self.n_seqs, self._n_batch, split=split, n_draft_rows=self.n_draft_rows
             )
             self.n_cells, self.batch = self.main.n_cells, self.main.batch
+            self.n_rollback = self.main.n_rollback
             if split:
                 n_background = min(self._n_slots, BACKGROUND_SEQUENCES)
                 cells = self.n_cells // self._n_slots * n_background
@@ -326,6 +347,7 @@ class LlamaBackend:
             is_split=split and n_seqs > 1,
             samples_on_device=self._samples_on_device and not split,
             n_draft_rows=n_draft_rows,
+            n_snapshots=self._n_snapshots,
         )
         kind, window = self.memory_kind, self._n_window
         context = LlamaContext(
@@ -344,6 +366,14 @@ class LlamaBackend:
             self._worker.close()
             self._worker = self.background = None
         self.main.close()
+
+    def _affordable_snapshots(self) -> int:
+        """How many snapshots of every sequence's state are not too large."""
+        with self.measured_context(self.n_threads, n_cells=1, n_seqs=1, n_batch=1) as context:
+            for column in (context.batch.token, context.batch.pos, context.batch.seq):
+                column[0] = 0
+            context.decode(1)
+            return min(SNAPSHOTS, SNAPSHOTS_BYTES // (context.state_bytes(0) * self._n_slots))
 
     def _probe_layout(self) -> StateLayout | None:
         """How states are laid out, from the state of one token; None where they cannot be cut."""

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from localrun.engine.native.library import ggml, native
 
-_CELLS = re.compile(rb"(cache_[kv]_l\d+)\b")
+# Keys and values; what a convolution remembers, and states.
+_CELLS = re.compile(rb"(cache_[kvrs]_l\d+)\b")
 # Of Linux.
 _MADV_DONTNEED, _MADV_POPULATE_WRITE = 4, 23
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 4096
