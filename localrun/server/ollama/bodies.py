@@ -54,6 +54,8 @@ class Options(fields.Parameters, frozen=True, kw_only=True):
     num_thread: _Count | None = None
     draft_num_predict: _Count | None = None
     use_mmap: bool | None = None
+    speculation: fields.Speculation | None = None
+    draft: fields.DraftName | None = None
 
     @property
     def n_predict(self) -> int:
@@ -105,6 +107,18 @@ class PromptFields(fields.ServiceFields, frozen=True, kw_only=True):
     format: Any = None
     think: bool | str | None = None
     debug_render_only: bool | None = msgspec.field(default=None, name="_debug_render_only")
+
+    @property
+    def service(self) -> fields.ServiceFields:
+        """With what stands only among the options, since some clients can send nothing else."""
+        if self.options is None:
+            return self
+        options = self.options
+        return msgspec.structs.replace(
+            self,
+            draft=self.draft or options.draft,
+            speculation=options.speculation if self.speculation is None else self.speculation,
+        )
 
     def answer_grammar(self) -> Grammar | None:
         """None for free text. Raises BadRequest naming a keyword of a schema that nothing can be held to."""
