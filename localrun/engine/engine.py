@@ -361,7 +361,7 @@ class Engine:
         self.scheduler.charge_outputs([request.client] * (n_tokens - 1))
         self.totals.decode_tokens += max(0, n_tokens - 1)
         request.n_computed = self.cache.take_off(request.seq, request.n_computed)
-        self._report.drafted(request)
+        self._report.delta(request)
 
     # --- endings -----------------------------------------------------------------------------------------------
 

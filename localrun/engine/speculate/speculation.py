@@ -69,23 +69,18 @@ class Counts:
     """What was drafted of each source, and what became of it."""
 
     def __init__(self) -> None:
+        self.n_drafted = self.n_accepted = 0
         self._counts: dict[DraftSource, list[float]] = {}
 
     def add(self, source: DraftSource, *, n_drafted: int = 0, n_accepted: int = 0, seconds: float = 0.0) -> None:
         """A draft; without tokens only the time that it took."""
         counts = self._counts.setdefault(source, [0, 0, 0, 0.0])
+        self.n_drafted += n_drafted
+        self.n_accepted += n_accepted
         counts[0] += n_drafted > 0
         counts[1] += n_drafted
         counts[2] += n_accepted
         counts[3] += seconds
-
-    @property
-    def n_drafted(self) -> int:
-        return sum(int(counts[1]) for counts in self._counts.values())
-
-    @property
-    def n_accepted(self) -> int:
-        return sum(int(counts[2]) for counts in self._counts.values())
 
     def by_source(self) -> tuple[DraftCounts, ...]:
         """For messages."""

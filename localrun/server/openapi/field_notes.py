@@ -16,6 +16,8 @@ _SERVICE = {
     "cannot be. Also a header.",
     "keep_alive": "How long the model stays loaded afterwards: seconds, or a duration such as `30m` or `1h30m`; "
     "negative for ever, 0 not at all.",
+    "speculation": "Whether tokens are drafted ahead, so that several come from one step: on, off, true or false; "
+    "without it the setting of the model. Also a header. Has no effect on vectors.",
     "draft": "A smaller model that drafts for this request instead of the model's own draft model: the name of one "
     "that is here, or the path of a GGUF file. Its vocabulary must be the model's. It changes how fast the answer "
     "comes, not what it says, but for rounding. Empty is the model's own. On Ollama's routes also among the options. "
@@ -81,6 +83,8 @@ _TEXT = {
     "think.",
     "modalities": "Only text is possible.",
     "audio": "Refused: there is no sound.",
+    "prediction": "A text that much of the answer is expected to be like, such as the file that is to be edited: its "
+    "tokens are drafts, so the answer comes faster where it repeats them.",
     "continue_final_message": "Whether the answer goes on where the last message, the assistant's, ends; vLLM's.",
     "add_generation_prompt": "False only together with `continue_final_message`.",
     "chat_template_kwargs": "Variables for the model's chat template, such as `enable_thinking`. `messages`, `tools`, "
