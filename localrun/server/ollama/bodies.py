@@ -110,15 +110,11 @@ class PromptFields(fields.ServiceFields, frozen=True, kw_only=True):
 
     @property
     def service(self) -> fields.ServiceFields:
-        """With what stands only among the options, since some clients can send nothing else."""
+        """With what stands only among the options: some clients can send nothing else."""
         if self.options is None:
             return self
-        options = self.options
-        return msgspec.structs.replace(
-            self,
-            draft=self.draft or options.draft,
-            speculation=options.speculation if self.speculation is None else self.speculation,
-        )
+        speculation = self.options.speculation if self.speculation is None else self.speculation
+        return msgspec.structs.replace(self, speculation=speculation, draft=self.draft or self.options.draft)
 
     def answer_grammar(self) -> Grammar | None:
         """None for free text. Raises BadRequest naming a keyword of a schema that nothing can be held to."""
