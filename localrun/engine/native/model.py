@@ -21,12 +21,13 @@ UNSUPPORTED_KINDS = {
 }
 
 
-def load_model(path: str, n_gpu_layers: int, *, use_extra_bufts: bool = True) -> Any:
+def load_model(path: str, n_gpu_layers: int, *, use_extra_bufts: bool = True, with_heads: bool = False) -> Any:
     """A model handle. The file is mapped into memory, not read; with `use_extra_bufts` weights that have quicker
-    kernels in another layout are copied into it. Raises BadModelFile."""
+    kernels in another layout are copied into it. `with_heads` is for files that `has_heads`. Raises BadModelFile."""
     params = native.llama_model_default_params()
     params.use_extra_bufts = use_extra_bufts
     params.n_gpu_layers = n_gpu_layers
+    params.load_mtp = with_heads
     model = native.llama_model_load_from_file(path.encode(), params)
     if not model:
         raise BadModelFile(f"llama.cpp cannot load {path}: {last_problem()}")
