@@ -77,7 +77,8 @@ NOT_PURE = {
     *("answers", "engine", "process", "pipes", "fake", "fake_engine", "tools", "embedding.fake", "embedding.process"),
     *("sample.grammars", "sample.grammar_library", "sample.gbnf"),
     *("cache.disk", "cache.disk_files"),
-    *(f"native.{name}" for name in ("context", "embedder", "library", "llama", "model", "pages", "sampler", "worker")),
+    *(f"native.{name}" for name in ("context", "embedder", "library", "llama", "model", "mtp", "pages", "sampler")),
+    "native.worker",
 }
 IMPURE = {
     "asyncio",

@@ -25,7 +25,7 @@ from localrun.engine.request import Request
 from localrun.models.synthesis.synthesize import synthesize, write_model
 from localrun.models.synthesis.synthetic_tokenizer import make_vocabulary
 from localrun.models.synthesis.tensor_plan import SHAPES, plan_tensors
-from tests.engine.conftest import compute, saved_state
+from tests.engine.conftest import saved_state
 
 N_SEQS, N_BATCH, N_CELLS = 4, 64, 512
 SHAPE = SHAPES["tiny-qwen35-nextn"]

@@ -19,7 +19,7 @@ from localrun.models.synthesis.tensor_plan import SHAPES, plan_tensors
 PROBE = Path(__file__).parents[1] / "llama_probe.py"
 CHAT = "<|im_start|>user\nTell me about the moon and the sea.<|im_end|>\n<|im_start|>assistant\n"
 TEXTS = (CHAT, "  two spaces,\n\ttabs, it's 1984; and 12.5 %", "größe ☃ 日本語 😀", "The quick brown fox")
-KINDS = ("tiny-gemma3", "tiny-mamba", "tiny-qwen35", "tiny-lfm2", "tiny-qwen35-nextn")
+KINDS = ("tiny-gemma3", "tiny-mamba", "tiny-qwen35", "tiny-lfm2")
 KV_NUMBERS = {"f16": 1, "q8_0": 8, "q4_0": 2}
 
 
@@ -59,7 +59,9 @@ def test_the_tiny_shape_runs_in_llama(file_type: str, tmp_path: Path) -> None:
     check_in_llama("tiny", file_type, tmp_path / "model.gguf")
 
 
-@pytest.mark.parametrize(("shape", "file_type"), zip(KINDS, ("Q4_K", "Q4_0", "Q4_K", "Q8_0", "Q4_0"), strict=True))
+@pytest.mark.parametrize(
+    ("shape", "file_type"), zip((*KINDS, "tiny-qwen35-nextn"), ("Q4_K", "Q4_0", "Q4_K", "Q8_0", "Q4_0"), strict=True)
+)
 def test_a_shape_of_every_memory_kind_runs_in_llama(shape: str, file_type: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     check_in_llama(shape, file_type, path)
