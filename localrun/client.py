@@ -21,15 +21,18 @@ import httpx2
 import msgspec
 
 from localrun import __version__, errors
-from localrun.snapshot import CacheCleared, CacheReport, LogLine, PullRow, Snapshot
+from localrun.snapshot import CacheCleared, CacheReport, LogLine, PullRow, RequestRow, Snapshot
 
 # --- what a streamed answer is made of: lines of bytes, and the pieces that they carry ---
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
+# Below, drafts made no difference that is worth a word.
+LEAST_SPEEDUP = 1.05
 
 
 class ChatMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts and times of one answer, as the daemon measured them. `prompt_tokens` includes `cached_tokens`."""
+    """Counts and times of one answer, as the daemon measured them. `prompt_tokens` includes `cached_tokens`. Of
+    `drafted_tokens` `accepted_tokens` are part of the answer; `speedup` is how many times as fast that made it."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -38,6 +41,14 @@ class ChatMetrics(msgspec.Struct, frozen=True, kw_only=True):
     prefill_s: float
     decode_s: float
     total_s: float
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    speedup: float = 1.0
+
+    @property
+    def speedup_text(self) -> str:
+        """In words; empty for what nobody would notice."""
+        return f"{self.speedup:.1f}x with drafts" if self.speedup >= LEAST_SPEEDUP else ""
 
 
 class ChatPiece(msgspec.Struct, kw_only=True):
@@ -76,6 +87,9 @@ class _Line(msgspec.Struct):
     prompt_eval_duration: int = 0
     eval_duration: int = 0
     total_duration: int = 0
+    draft_count: int = 0
+    draft_accepted_count: int = 0
+    speedup: float = 1.0
 
 
 def piece_of(line: bytes, request_id: str | None, *, was_cut: bool = False) -> ChatPiece:
@@ -95,6 +109,9 @@ def piece_of(line: bytes, request_id: str | None, *, was_cut: bool = False) -> C
         prefill_s=parsed.prompt_eval_duration / 1e9,
         decode_s=parsed.eval_duration / 1e9,
         total_s=parsed.total_duration / 1e9,
+        drafted_tokens=parsed.draft_count,
+        accepted_tokens=parsed.draft_accepted_count,
+        speedup=parsed.speedup,
     )
     return ChatPiece(
         text=text,
@@ -353,6 +370,10 @@ class Client:
     async def snapshot(self) -> Snapshot:
         """The daemon's state now."""
         return await self._daemon.value(Snapshot, "GET", "/localrun/v1/snapshot")
+
+    async def request(self, request_id: str) -> RequestRow:
+        """A request that runs or ended lately. Raises NotFound."""
+        return await self._daemon.value(RequestRow, "GET", f"/localrun/v1/requests/{request_id}")
 
     async def cancel(self, request_id: str) -> bool:
         """Cancel a request; False when it is unknown or has ended."""

@@ -38,11 +38,24 @@ class Percentiles(msgspec.Struct, frozen=True):
     count: int = 0
 
 
+class DraftRow(msgspec.Struct, kw_only=True):
+    """What one source of drafts did: how many it made, of how many tokens, how many of these became part of the answer,
+    and the seconds that making them took. `source` is lookup, prediction, grammar, mtp or draft_model."""
+
+    source: str
+    drafts: int
+    drafted_tokens: int
+    accepted_tokens: int
+    seconds: float
+
+
 class RequestRow(msgspec.Struct, kw_only=True):
     """One request. `tokens_per_s` is of the last second of decoding, `tokens_per_s_avg` of all of it; both are None
     before the second token. `computed_tokens` counts prompt tokens computed or cached so far, `age_s` runs from arrival
     to now or to the end. While it waits for a slot, `queue_position` is its place (1 is next) and `predicted_wait_s`
-    the time until its next token, as the engine expects it by now. `resumed` counts the engines that died under it."""
+    the time until its next token, as the engine expects it by now. `resumed` counts the engines that died under it. Of
+    `drafted_tokens` so far `accepted_tokens` are part of the answer. Once it has ended, `drafts` says by which source
+    (without what engines drafted that died), and `speedup` how many times as fast it was as without drafts."""
 
     id: str
     client: str
@@ -65,6 +78,15 @@ class RequestRow(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     error: str | None = None
     resumed: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    drafts: list[DraftRow] = []
+    speedup: float | None = None
+
+    @property
+    def draft_hit_rate(self) -> float | None:
+        """Accepted over drafted tokens."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
 
 
 class KvRunRow(msgspec.Struct, array_like=True):
@@ -186,7 +208,7 @@ class PullRow(msgspec.Struct, kw_only=True):
 
 class Aggregate(msgspec.Struct, kw_only=True):
     """Sums over all engines. `*_tokens_per_s` are of the last second. `prefix_hit_rate` is cached prompt tokens over
-    prompt tokens since the daemon started."""
+    prompt tokens, and `draft_hit_rate` accepted over drafted tokens, since the daemon started."""
 
     decode_tokens_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
@@ -199,7 +221,10 @@ class Aggregate(msgspec.Struct, kw_only=True):
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
     output_tokens_total: int = 0
+    drafted_tokens_total: int = 0
+    accepted_tokens_total: int = 0
     prefix_hit_rate: float | None = None
+    draft_hit_rate: float | None = None
     ttft_s: Percentiles = Percentiles()
     itl_s: Percentiles = Percentiles()
 

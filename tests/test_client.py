@@ -96,7 +96,7 @@ def _line(**fields: Any) -> bytes:
 LAST = _line(
     message={"role": "assistant", "content": ""}, done=True, done_reason="stop", prompt_eval_count=12,
     prompt_eval_cached_count=8, eval_count=3, load_duration=500_000_000, prompt_eval_duration=250_000_000,
-    eval_duration=1_500_000_000, total_duration=2_250_000_000,
+    eval_duration=1_500_000_000, total_duration=2_250_000_000, draft_count=4, draft_accepted_count=2, speedup=1.5,
 )  # fmt: skip
 
 
@@ -117,6 +117,7 @@ async def test_chat_streams_pieces_then_metrics():
     assert msgspec.structs.asdict(pieces[-1].metrics) == {
         "prompt_tokens": 12, "cached_tokens": 8, "output_tokens": 3,
         "load_s": 0.5, "prefill_s": 0.25, "decode_s": 1.5, "total_s": 2.25,
+        "drafted_tokens": 4, "accepted_tokens": 2, "speedup": 1.5,
     }  # fmt: skip
     (request,) = daemon.seen
     assert (request.method, request.path) == ("POST", "/api/chat")

@@ -69,16 +69,18 @@ ENGINE_ROOMS = {
     "schedule": ("backend", "cache", "request"),
     "cache": ("backend",),
     "sample": ("backend", "request"),
-    "speculate": ("backend", "request", "schedule"),
+    "speculate": ("backend", "cache.cells", "request", "schedule"),
     "native": ("backend", "request", "sample", "schedule", "speculate", "embedding.inputs"),
     "embedding": ("backend", "fake", "pipes", "request", "schedule.policy"),
 }
 NOT_PURE = {
     *("answers", "engine", "process", "pipes", "fake", "fake_engine", "tools", "embedding.fake", "embedding.process"),
     *("sample.grammars", "sample.grammar_library", "sample.gbnf"),
-    *("cache.disk", "cache.disk_files"),
-    *(f"native.{name}" for name in ("context", "embedder", "library", "llama", "model", "mtp", "pages", "sampler")),
-    "native.worker",
+    *("cache.disk", "cache.disk_files", "speculate.draft_models"),
+    *(
+        f"native.{name}"
+        for name in ("context", "draft", "embedder", "library", "llama", "model", "mtp", "pages", "sampler", "worker")
+    ),
 }
 IMPURE = {
     "asyncio",

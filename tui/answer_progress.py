@@ -128,6 +128,8 @@ class AnswerProgress:
             parts.append(f"{short_text.count(output)} tokens")
         if self.tokens_per_s is not None:
             parts.append(f"{short_text.rate(self.tokens_per_s)} tok/s")
+        if self.metrics is not None and self.metrics.speedup_text:
+            parts.append(self.metrics.speedup_text)
         if self.outcome == "stopped":
             parts.append("stopped")
         elif self.outcome == "failed":

@@ -68,12 +68,16 @@ def option(name: str, text: str, known: Mapping[str, Any]) -> Any:
     which there are, or what the value must be."""
     if name not in known:
         raise ValueError(f"{name} is no parameter; they are {', '.join(known)}")
-    choices = [choice for choice in known[name].get("anyOf", [known[name]]) if choice["type"] != "null"]
+    schemas = known[name].get("anyOf", [known[name]])
+    words = [word for schema in schemas for word in schema.get("enum", ())]
+    if text.lower() in words:
+        return text.lower()
+    choices = [schema for schema in schemas if schema.get("type", "null") != "null"]
     kind, value = choices[0]["type"], value_of(text)
     if kind == "string":
         return text
     if kind == "boolean":
-        is_valid, wanted = isinstance(value, bool), "true or false"
+        is_valid, wanted = isinstance(value, bool), ", ".join([*words, "true or false"])
     else:
         limits = {limit: choices[0][limit] for limit in _LIMITS if limit in choices[0]}
         is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -10,7 +10,6 @@ import contextlib
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import AsyncGenerator
 from enum import StrEnum
 from types import TracebackType
@@ -19,12 +18,11 @@ from typing import Self, TextIO
 import msgspec
 
 from localrun.cli.text import duration, for_stdout
-from localrun.client import ChatMetrics, ChatPiece
+from localrun.client import ChatMetrics, ChatPiece, Client
+from localrun.errors import LocalrunError
+from localrun.snapshot import RequestRow
 
 STATUS_INTERVAL_S = 0.125
-# The rate is that of the last two seconds; over fewer pieces than this it would jump about.
-RATE_WINDOW_S = 2.0
-RATE_MIN_PIECES = 5
 MIN_ROWS = 4
 
 _SAVE = "\x1b7"
@@ -55,22 +53,23 @@ async def receive(pieces: AsyncGenerator[ChatPiece, None], answer: Answer) -> No
     await _receive(pieces, answer, StreamMeter(time.monotonic()), show=False)
 
 
-async def show(pieces: AsyncGenerator[ChatPiece, None], answer: Answer, stats: Stats) -> None:
+async def show(pieces: AsyncGenerator[ChatPiece, None], answer: Answer, stats: Stats, client: Client) -> None:
     """Fill `answer` and write its text to stdout as it comes, then a line feed and the `stats`.
 
-    On a terminal a status line with tokens/s is shown meanwhile, unless `stats` is quiet. Raises what the stream
-    raises; when interrupted, the text so far stays in `answer`, and the terminal is as it was.
+    On a terminal a status line with tokens/s, which `client` is asked for, is shown meanwhile, unless `stats` is quiet.
+    Raises what the stream raises; when interrupted, the text so far stays in `answer`, and the terminal is as it was.
     """
     on_terminal = sys.stdout.isatty()
     meter = StreamMeter(time.monotonic())
     watched = on_terminal and stats is not Stats.QUIET
     with StatusLine(sys.stdout) if watched else contextlib.nullcontext() as line:
-        ticking = asyncio.create_task(_tick(line, meter)) if line is not None else None
+        ticking = asyncio.create_task(_tick(line, meter, answer, client)) if line is not None else None
         try:
             await _receive(pieces, answer, meter, show=True)
         finally:
             if ticking is not None:
                 ticking.cancel()
+                await asyncio.gather(ticking, return_exceptions=True)
             if answer.text and not answer.text.endswith("\n"):
                 print(flush=True)
     if answer.was_prompt_cut:
@@ -103,8 +102,11 @@ async def _receive(pieces: AsyncGenerator[ChatPiece, None], answer: Answer, mete
         answer.ttft_s = meter.ttft_s
 
 
-async def _tick(line: StatusLine, meter: StreamMeter) -> None:
+async def _tick(line: StatusLine, meter: StreamMeter, answer: Answer, client: Client) -> None:
     while True:
+        if answer.request_id is not None:
+            with contextlib.suppress(LocalrunError):  # the stream itself says so if the daemon is gone
+                meter.row = await client.request(answer.request_id)
         line.show(meter.line(time.monotonic()))
         await asyncio.sleep(STATUS_INTERVAL_S)
 
@@ -123,6 +125,8 @@ def prefill_rate(metrics: ChatMetrics) -> float | None:
 def summary(metrics: ChatMetrics, ttft_s: float | None) -> str:
     """One line: rate, tokens, time to the first."""
     parts = [f"{_rate(decode_rate(metrics))}, {metrics.output_tokens} tokens"]
+    if metrics.speedup_text:
+        parts.append(metrics.speedup_text)
     if ttft_s is not None:
         parts.append(f"first after {duration(ttft_s)}")
     if metrics.cached_tokens:
@@ -132,7 +136,7 @@ def summary(metrics: ChatMetrics, ttft_s: float | None) -> str:
 
 def metrics_table(metrics: ChatMetrics) -> str:
     """The table of `--verbose`."""
-    rows = (
+    rows = [
         ("total duration", duration(metrics.total_s)),
         ("load duration", duration(metrics.load_s)),
         ("prompt eval count", f"{metrics.prompt_tokens} token(s)"),
@@ -142,7 +146,13 @@ def metrics_table(metrics: ChatMetrics) -> str:
         ("eval count", f"{metrics.output_tokens} token(s)"),
         ("eval duration", duration(metrics.decode_s)),
         ("eval rate", _rate(decode_rate(metrics))),
-    )
+    ]
+    if metrics.drafted_tokens:
+        rows += [
+            ("draft count", f"{metrics.drafted_tokens} token(s)"),
+            ("draft accepted count", f"{metrics.accepted_tokens} token(s)"),
+            ("speedup by drafts", f"{metrics.speedup:.2f}x"),
+        ]
     return "\n".join(f"{name + ':':<22}{value}" for name, value in rows)
 
 
@@ -151,43 +161,30 @@ def _rate(tokens_per_s: float | None) -> str:
 
 
 class StreamMeter:
-    """How fast an answer comes, as seen by the one who reads it: counts pieces, nearly always one token each; the
-    daemon's own counts come with the last.
+    """How an answer comes. `ttft_s` is as seen by the one who reads it; the rest is in the daemon's `row` of the
+    request, since a piece may hold several tokens.
 
     Pure: time is an argument. All times are of one monotonic clock; `started_at_s` is when the request was sent.
     """
 
     def __init__(self, started_at_s: float) -> None:
         self._started_at_s = started_at_s
-        self._arrivals_s: deque[float] = deque()
-        self.pieces = 0
         self.ttft_s: float | None = None
+        self.row: RequestRow | None = None
 
     def add(self, now_s: float) -> None:
         """A piece with text came."""
         if self.ttft_s is None:
             self.ttft_s = now_s - self._started_at_s
-        self.pieces += 1
-        self._arrivals_s.append(now_s)
-
-    def pieces_per_s(self, now_s: float) -> float | None:
-        """The rate of the last two seconds; None while there are too few pieces to tell."""
-        while self._arrivals_s and now_s - self._arrivals_s[0] > RATE_WINDOW_S:
-            self._arrivals_s.popleft()
-        if self.pieces < RATE_MIN_PIECES:
-            return None
-        if not self._arrivals_s:
-            return 0.0
-        span_s = now_s - self._arrivals_s[0]
-        return (len(self._arrivals_s) - 1) / span_s if span_s > 0 else None
 
     def line(self, now_s: float) -> str:
         """One line for a person who watches."""
         if self.ttft_s is None:
             return f"waiting for the first token, {now_s - self._started_at_s:.1f} s"
-        rate = self.pieces_per_s(now_s)
+        rate = None if self.row is None else self.row.tokens_per_s
         shown_rate = "..." if rate is None else f"{rate:.1f}"
-        return f"{shown_rate} tokens/s, {self.pieces} tokens, first after {self.ttft_s:.2f} s"
+        n_tokens = "" if self.row is None else f" {self.row.output_tokens} tokens,"
+        return f"{shown_rate} tokens/s,{n_tokens} first after {self.ttft_s:.2f} s"
 
 
 class StatusLine:

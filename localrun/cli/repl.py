@@ -46,6 +46,7 @@ KINDS: dict[str, type] = {
     "num_ctx": int,
     "num_keep": int,
     "stop": list,
+    "speculation": str,
 }
 
 
@@ -168,9 +169,8 @@ def _handle(runner: asyncio.Runner, client: Client, session: Session, message: s
     answer = Answer()
     # The runner cancels the coroutine on Ctrl-C, which closes the stream, and raises only afterwards.
     with contextlib.suppress(KeyboardInterrupt):
-        runner.run(
-            show(client.chat(session.model, session.messages(message), options=session.options), answer, session.stats)
-        )
+        pieces = client.chat(session.model, session.messages(message), options=session.options)
+        runner.run(show(pieces, answer, session.stats, client))
     session.remember(message, answer.text)
 
 

@@ -105,7 +105,7 @@ async def _one_answer(base_url: str, session: Session, prompt: str, as_json: boo
         if as_json:
             await answers.receive(pieces, answer)
         else:
-            await answers.show(pieces, answer, session.stats)
+            await answers.show(pieces, answer, session.stats, client)
     if answer.done_reason == "cancelled":
         raise Cancelled("the request was cancelled before the answer was complete")
     if not as_json:

@@ -17,7 +17,7 @@ from localrun.snapshot import EngineRow, RequestRow, Snapshot
 
 END_TIMEOUT_S = 60.0
 _ENGINES = ("NAME", "PID", "STATE", "SIZE", "SLOTS", "KV CELLS", "CONTEXT", "BACKEND", "LAYERS", "UNLOADS IN")
-_REQUESTS = ("STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", "TOK/S", "TTFT", "AGE")
+_REQUESTS = ("STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", "DRAFTS", "TOK/S", "TTFT", "AGE")
 
 
 @click.command("ps")
@@ -116,9 +116,10 @@ async def _record(base_url: str, path: Path) -> None:
 
 def _as_text(snapshot: Snapshot) -> str:
     aggregate, system = snapshot.aggregate, snapshot.system
+    drafts = "" if aggregate.draft_hit_rate is None else f"drafts {aggregate.draft_hit_rate:.0%}  "
     return (
         f"decode {aggregate.decode_tokens_per_s:.1f} tok/s  prefill {aggregate.prefill_tokens_per_s:.1f} tok/s  "
-        f"running {aggregate.running}  queued {aggregate.queued}  CPU {system.cpu_percent:.0f}%\n"
+        f"running {aggregate.running}  queued {aggregate.queued}  {drafts}CPU {system.cpu_percent:.0f}%\n"
         + columns(_REQUESTS, [_request_cells(row) for row in snapshot.requests])
     )
 
@@ -132,6 +133,7 @@ def _request_cells(row: RequestRow) -> tuple[str, ...]:
         "-" if row.prompt_tokens is None else str(row.prompt_tokens),
         "-" if row.cached_tokens is None else str(row.cached_tokens),
         str(row.output_tokens),
+        "-" if row.draft_hit_rate is None else f"{row.draft_hit_rate:.0%}",
         "-" if row.tokens_per_s is None else f"{row.tokens_per_s:.1f}",
         "-" if row.ttft_s is None else f"{row.ttft_s:.3f} s",
         duration(row.age_s),

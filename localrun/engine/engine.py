@@ -233,12 +233,12 @@ class Engine:
     # --- the verbs' parts --------------------------------------------------------------------------------------
 
     def _with_drafts(self, plan: StepPlan) -> StepPlan:
-        """A plan of nothing but streams, with what is worth drafting for them. Nobody drafts while prompts want the
-        processors, and nothing is evicted for a draft."""
+        """A steady plan with what is worth drafting for its streams. Nobody drafts while prompts want the processors,
+        and nothing is evicted for a draft."""
         background = self._backend.background
-        if self.scheduler.waiting or (background and background.is_busy):
+        if background and background.is_busy:
             return plan
-        return self._speculation.extend(plan, n_free=self.cache.cells.n_free, target_s=self.scheduler.target_s or 0.0)
+        return self._speculation.extend(plan, self.cache.cells, lambda: self.scheduler.target_s or 0.0)
 
     def _change_layout(self, now_s: float) -> None:
         """Change the layout of the KV cache if the requests need another one."""
@@ -361,7 +361,7 @@ class Engine:
         self.scheduler.charge_outputs([request.client] * (n_tokens - 1))
         self.totals.decode_tokens += max(0, n_tokens - 1)
         request.n_computed = self.cache.take_off(request.seq, request.n_computed)
-        self._report.drafted(request)
+        self._report.delta(request)
 
     # --- endings -----------------------------------------------------------------------------------------------
 

@@ -30,6 +30,8 @@ from localrun.engine.native.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial
 from localrun.engine.pipes import BROKEN_PIPE, Text, Tokenizing
 from localrun.engine.pipes import Inbox as EngineInbox
 from localrun.engine.sample.text import tokenize, tokens_of
+from localrun.engine.speculate.draft_model import DraftModel
+from localrun.engine.speculate.draft_models import DraftModels
 from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
 from localrun.thread_choice import Threads
@@ -79,7 +81,9 @@ def main(argv: list[str]) -> int:
         backend, trial = (_fake_backend(first), None) if "--fake" in argv else _llama_backend(first)
         disk = open_disk(first, backend, _fake_build if "--fake" in argv else _llama_build)
         kind = _fake_engine() if "--fake" in argv else Engine
-        speculation = Speculation(backend, time.monotonic, is_on=first.speculates)
+        drafts = None if "--fake" in argv else _draft_models(first, backend)
+        drafter_of = drafts.drafter_for if drafts is not None else None
+        speculation = Speculation(backend, time.monotonic, is_on=first.speculates, drafter_of=drafter_of)
         engine = kind(backend, limits, time.monotonic, disk, beside=pipes.in_thread("map"), speculation=speculation)
     except Exception as error:
         return pipes.refuse(frames_out, error)
@@ -97,7 +101,13 @@ def main(argv: list[str]) -> int:
     if exit_code == 0:
         engine.close()
     engine.cache.tiers.flush(FLUSH_TIMEOUT_S, time.monotonic)
-    return pipes.end(exit_code, tokenizing, backend.close)
+    return pipes.end(exit_code, tokenizing, lambda: _close(backend, drafts))
+
+
+def _close(backend: Backend, drafts: DraftModels | None) -> None:
+    if drafts is not None:
+        drafts.close()
+    backend.close()
 
 
 def spare_time(engine: Engine, trial: pipes.SpareTime | None) -> pipes.SpareTime:
@@ -234,6 +244,24 @@ def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
         time.perf_counter,
         processors.others_busy_s,
     )
+
+
+def _draft_models(opened: wire.Open, backend: Backend) -> DraftModels:
+    """The models that draft: the engine's own is loaded now, if it has one."""
+    from localrun.engine.native.llama import LlamaBackend
+
+    assert isinstance(backend, LlamaBackend)
+
+    def open_draft(path: str, is_wanted: Callable[[], bool]) -> DraftModel:
+        return DraftModel(backend.open_draft(path, is_wanted), time.perf_counter)
+
+    if not opened.speculates:
+        return DraftModels(open_draft)  # a request that drafts all the same may name one
+    try:
+        return DraftModels(open_draft, opened.draft_model_path)
+    except LocalrunError as error:
+        log.warning("the model goes on without its draft model: %s", error)
+        return DraftModels(open_draft)
 
 
 def _fake_embedder(opened: wire.Open) -> Embedder:

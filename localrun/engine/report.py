@@ -56,15 +56,12 @@ class Report:
         if delta is None:
             delta = Delta(request.id, request.phase, request.n_computed, request.n_output, "", [])
             self._deltas[request.id] = delta
-            return delta
-        delta.phase, delta.n_computed, delta.n_output = request.phase, request.n_computed, request.n_output
+        else:
+            delta.phase, delta.n_computed, delta.n_output = request.phase, request.n_computed, request.n_output
+        if request.drafting is not None:
+            counts = request.drafting.counts
+            delta.n_drafted, delta.n_accepted = counts.n_drafted, counts.n_accepted
         return delta
-
-    def drafted(self, request: Request) -> None:
-        """A step with drafts gave a request its tokens."""
-        delta, drafting = self.delta(request), request.drafting
-        if drafting is not None:
-            delta.n_drafted, delta.n_accepted = drafting.counts.n_drafted, drafting.counts.n_accepted
 
     def submitted(self, request: Request) -> None:
         """A request was taken. One that another engine had begun was counted there."""

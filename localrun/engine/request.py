@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 class Request:
     """`tokens` is the prompt and then the output. Times are seconds of the monotonic clock.
 
-    `target_itl_s` is how long a step may hold this stream up, 0 is no limit. `is_away`: it takes no part in steps now,
-    for it is computed in the background, or its next token is drawn beside the steps. `rank`, `waited_s`,
-    `n_preempted` and `requeued_at_s` are the policy's: the rank that a running request started with, what it waited
-    until then, how often and when it last gave up a slot. `drafting` is None for one that does not draft.
+    `target_itl_s` is how long a step may hold this stream up, 0 is no limit. `draft_model_path` is empty for the
+    engine's own. `is_away`: it takes no part in steps now, for it is computed in the background, or its next token is
+    drawn beside the steps. `rank`, `waited_s`, `n_preempted` and `requeued_at_s` are the policy's: the rank that a
+    running request started with, what it waited until then, how often and when it last gave up a slot. `drafting` is
+    None for one that does not draft.
     """
 
     id: int
@@ -48,6 +49,7 @@ class Request:
     n_probs: int | None = None
     shows_control: bool = False
     awaits_grammar: bool = False
+    draft_model_path: str = ""
     constraint: Constraint | None = None
     drafting: Drafting | None = None
 
@@ -166,6 +168,7 @@ def new_request(submit: Submit, tokens: list[int], backend: Backend, *, target_i
         ends_at_eog=not submit.ignore_eos,
         n_probs=submit.n_probs if submit.logprobs else None,
         shows_control=submit.show_control,
+        draft_model_path=submit.draft_model_path,
         n_cached=resume.n_cached,
         started_at_s=resume.started_at_s,
         first_token_at_s=resume.first_token_at_s,

@@ -6,9 +6,9 @@ import io
 import os
 
 import pytest
+from msgspec.structs import replace
 
 from localrun.cli.answer import (
-    RATE_MIN_PIECES,
     StatusLine,
     StreamMeter,
     decode_rate,
@@ -17,6 +17,7 @@ from localrun.cli.answer import (
     summary,
 )
 from localrun.client import ChatMetrics
+from localrun.snapshot import RequestRow, RequestState
 from tests.says import says
 
 METRICS = ChatMetrics(
@@ -52,43 +53,45 @@ def test_the_table_has_every_line():
     ]
 
 
+def drafted(speedup: float) -> ChatMetrics:
+    return replace(METRICS, drafted_tokens=9, accepted_tokens=7, speedup=speedup)
+
+
+def test_the_table_says_what_was_drafted():
+    assert metrics_table(drafted(2.134)).splitlines()[-3:] == [
+        "draft count:          9 token(s)",
+        "draft accepted count: 7 token(s)",
+        "speedup by drafts:    2.13x",
+    ]
+
+
+def test_the_summary_says_how_much_faster_drafts_made_it_if_that_can_be_noticed():
+    assert summary(drafted(2.134), 0.7).startswith("20.00 tokens/s, 11 tokens, 2.1x with drafts, first")
+    assert "1.1x" in summary(drafted(1.05), 0.7)
+    assert "draft" not in summary(drafted(1.04), 0.7) + summary(drafted(0.5), 0.7)
+
+
 def test_the_summary_is_one_line():
     line = summary(METRICS, 0.7)
     assert says(line, "20.00 tokens/s", "11 tokens", "700 ms", "10 of 30")
     assert "\n" not in line
 
 
-def _fed(interval_s: float, count: int, start_s: float = 100.0) -> StreamMeter:
-    meter = StreamMeter(start_s)
-    for number in range(1, count + 1):
-        meter.add(start_s + number * interval_s)
-    return meter
-
-
 def test_waiting_shows_for_how_long():
     assert StreamMeter(100.0).line(101.25) == "waiting for the first token, 1.2 s"
 
 
-def test_no_rate_from_too_few_pieces():
-    meter = _fed(0.1, RATE_MIN_PIECES - 1)
-    assert meter.pieces_per_s(100.4) is None
-    assert meter.line(100.4) == "... tokens/s, 4 tokens, first after 0.10 s"
-
-
-def test_a_steady_stream_has_its_rate():
-    meter = _fed(0.1, 100)
-    assert abs(meter.pieces_per_s(110.0) - 10) < 0.6
-    assert meter.ttft_s is not None
-    assert abs(meter.ttft_s - 0.1) < 1e-9
-
-
-def test_the_rate_is_of_the_last_moments_and_falls_when_the_stream_stalls():
-    meter = _fed(0.1, 100)
-    for number in range(1, 101):
-        meter.add(110.0 + number * 0.01)
-    assert meter.pieces_per_s(111.0) > 30
-    assert meter.pieces_per_s(112.5) < 30
-    assert meter.pieces_per_s(120.0) == 0.0
+def test_rate_and_tokens_are_the_daemon_s():
+    """A piece may hold several tokens."""
+    meter = StreamMeter(100.0)
+    meter.add(100.1)
+    meter.add(100.2)
+    assert meter.line(100.4) == "... tokens/s, first after 0.10 s"
+    meter.row = RequestRow(
+        id="req_1", client="run", api="/api/chat", model="tiny", lane="default", state=RequestState.DECODE,
+        output_tokens=9, tokens_per_s=33.333,
+    )  # fmt: skip
+    assert meter.line(100.4) == "33.3 tokens/s, 9 tokens, first after 0.10 s"
 
 
 class Terminal(io.StringIO):

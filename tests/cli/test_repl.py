@@ -119,6 +119,15 @@ def test_two_turns_a_status_line_and_leaving(conversation, daemon):
     ]
 
 
+def test_the_status_line_has_the_daemon_s_numbers(conversation, daemon):
+    row = {"client": "x", "api": "/api/chat", "model": "tiny", "lane": "default", "state": "decode"}
+    daemon.answers["/localrun/v1/requests/req_7"] = {"id": "req_7", "tokens_per_s": 81.5, "output_tokens": 43} | row
+    daemon.hold = True
+    conversation.say("one")
+    conversation.wait_for("81.5 tokens/s, 43 tokens, first after")
+    conversation.interrupt_while(lambda: not daemon.left.is_set())
+
+
 def test_ctrl_c_stops_the_answer_and_not_the_conversation(conversation, daemon):
     daemon.hold = True
     conversation.say("one")

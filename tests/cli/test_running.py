@@ -70,8 +70,21 @@ def test_once_prints_the_numbers_of_the_snapshot(localrun, daemon):
     daemon.answers["/localrun/v1/snapshot"] = SNAPSHOT
     total, header, row = localrun("top", "--once", port=daemon.port).stdout.splitlines()
     assert total.split("  ") == ["decode 42.0 tok/s", "prefill 0.0 tok/s", "running 1", "queued 2", "CPU 87%"]
-    assert header.split() == ["STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", "TOK/S", "TTFT", "AGE"]
-    assert row.split() == ["decode", "zed", "/api/chat", "tiny", "512", "480", "40", "42.0", "0.310", "s", "3.00", "s"]
+    assert header.split() == [
+        "STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", "DRAFTS", "TOK/S", "TTFT", "AGE",
+    ]  # fmt: skip
+    assert row.split() == [
+        "decode", "zed", "/api/chat", "tiny", "512", "480", "40", "-", "42.0", "0.310", "s", "3.00", "s",
+    ]  # fmt: skip
+
+
+def test_once_says_how_many_drafted_tokens_were_accepted(localrun, daemon):
+    request = REQUEST | {"drafted_tokens": 8, "accepted_tokens": 6}
+    aggregate = SNAPSHOT["aggregate"] | {"draft_hit_rate": 0.5}
+    daemon.answers["/localrun/v1/snapshot"] = SNAPSHOT | {"requests": [request], "aggregate": aggregate}
+    total, _, row = localrun("top", "--once", port=daemon.port).stdout.splitlines()
+    assert "drafts 50%" in total.split("  ")
+    assert row.split()[7] == "75%"
 
 
 def test_once_json_is_the_snapshot_of_the_api(localrun, daemon):

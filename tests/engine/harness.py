@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from localrun.engine.backend import Backend, MemoryKind
@@ -78,6 +78,7 @@ class Harness:
         n_probs: int | None = None,
         grammar: Grammar | None = None,
         show_control: bool = False,
+        prediction: Sequence[int] = (),
     ) -> None:
         tokens = self.backend.tokenize(prompt, parse_special=True) if isinstance(prompt, str) else list(prompt)
         submit = Submit(
@@ -96,7 +97,7 @@ class Harness:
             grammar=grammar,
             show_control=show_control,
         )
-        self.engine.submit(submit, tokens)
+        self.engine.submit(submit, tokens, prediction)
 
     def step(self) -> Step | None:
         step = self.engine.step()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import pstats
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -26,13 +27,15 @@ N_STEPS, N_ROUNDS = 300, 5
 
 
 class NoBackend(FakeBackend):
-    """Decodes nothing, and every token is the same one."""
+    """Decodes nothing, and its tokens are random letters, which nobody drafts."""
+
+    _random = random.Random(1)
 
     def decode(self, n_rows: int) -> None:
         pass
 
     def sample(self, wanted: Sequence[tuple[Sampler, int]]) -> list[int]:
-        return [100] * len(wanted)
+        return self._random.choices(range(97, 123), k=len(wanted))
 
 
 class HotLoop:

@@ -1,6 +1,7 @@
 """Random traces of requests with and without grammars, some of them slow, over the real scheduler on the fake backend.
 
-Waiting for a grammar, being preempted, being sampled beside the steps: nothing of it changes what an answer is.
+Waiting for a grammar, being preempted, being sampled beside the steps, having drafts: nothing of it changes what an
+answer is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from localrun.engine.sample.constraint import Constraint
 from localrun.wire import Finish, Grammar, GrammarKind, Lane
 from tests.depth import DEPTH
 from tests.engine.harness import Harness
+from tests.engine.speculate.drafters import drafting
 from tests.property.test_engine_traces import prompts, shapes
 
 GRAMMARS = [
@@ -52,13 +54,13 @@ def alone(
     return harness.tokens.get(0, []), finish
 
 
-@given(shapes, st.lists(events, max_size=25), st.booleans())
+@given(shapes, st.lists(events, max_size=25), st.booleans(), st.none() | st.integers(0, 1 << 20))
 @settings(max_examples=30 * DEPTH, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_every_trace_ends_clean_and_every_answer_is_what_it_is_alone(shape, trace, is_slow):
+def test_every_trace_ends_clean_and_every_answer_is_what_it_is_alone(shape, trace, is_slow, drafts_seed):
     shape = {**shape, "n_cells": 512}
     asked = {}
     with patch.object(Constraint, "is_slow", property(lambda constraint: is_slow)):
-        harness = Harness(**shape)
+        harness = Harness(**shape, speculation=None if drafts_seed is None else drafting(drafts_seed, 0.5))
         for event in trace:
             if event[0] == "submit":
                 _, prompt, n_predict, grammar, lane, ignore_eos = event

@@ -219,10 +219,10 @@ class FakeDaemon:
         piece = ChatPiece(text=text, thinking=thinking, tool_calls=tool_calls or [], request_id=REQUEST_ID)
         self._pieces.put_nowait(piece)
 
-    def end_answer(self, *, reason: str = "stop", n_output: int = 87) -> None:
+    def end_answer(self, *, reason: str = "stop", n_output: int = 87, speedup: float = 1.0) -> None:
         metrics = ChatMetrics(
             prompt_tokens=512, cached_tokens=480, output_tokens=n_output, load_s=0, prefill_s=0.2,
-            decode_s=n_output / 100, total_s=1.2,
+            decode_s=n_output / 100, total_s=1.2, speedup=speedup,
         )  # fmt: skip
         self._pieces.put_nowait(ChatPiece(done=True, done_reason=reason, metrics=metrics, request_id=REQUEST_ID))
 
@@ -250,6 +250,7 @@ class FakeDaemon:
 
 
 def snapshot_of(*requests: RequestRow, time_s: float = 1000.0, engines: tuple[EngineRow, ...] = (TINY,)) -> Snapshot:
+    n_drafted = sum(row.drafted_tokens for row in requests)
     return Snapshot(
         time_s=time_s,
         uptime_s=60.0,
@@ -260,6 +261,7 @@ def snapshot_of(*requests: RequestRow, time_s: float = 1000.0, engines: tuple[En
             running=len(requests),
             queued=3,
             prefix_hit_rate=0.63,
+            draft_hit_rate=sum(row.accepted_tokens for row in requests) / n_drafted if n_drafted else None,
             ttft_s=Percentiles(0.31, 1.24, 2.2, 44),
             itl_s=Percentiles(0.0125, 0.061, 0.09, 4000),
         ),

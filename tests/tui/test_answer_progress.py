@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from localrun.client import ChatMetrics
 from localrun.tui.answer_progress import AnswerProgress, Fact, fit_facts
@@ -79,6 +80,13 @@ def test_the_end_is_told_by_the_metrics_and_the_ttft_by_the_row(desk: Any) -> No
         "done", "100 tok/s", "TTFT 310 ms", "prompt 512", "cached 480", "output 200", "ctx 17%",
     ]  # fmt: skip
     assert progress.caption() == "200 tokens · 100 tok/s"
+
+
+def test_captions_say_how_much_faster_drafts_made_it() -> None:
+    for speedup, more in ((2.14, " · 2.1x with drafts"), (1.04, ""), (0.9, "")):
+        progress = AnswerProgress("tui-1")
+        progress.finish("done", "stop", replace(METRICS, speedup=speedup))
+        assert progress.caption() == f"200 tokens · 100 tok/s{more}"
 
 
 def test_captions_say_how_it_ended(desk: Any) -> None:

@@ -49,13 +49,16 @@ def count(fish: list[str]) -> int:
 
 def _requests(desk: Any) -> list[Any]:
     return [
-        desk.row("req_5f0c1d2e3a4b", client="tui-4821", lane="interactive", age_s=2.4, slot=1),
-        desk.row("req_6a7b8c9d0e1f", client="zed", api="/v1/chat/completions", age_s=8.1, output_tokens=311, slot=0),
+        desk.row("req_5f0c1d2e3a4b", client="tui-4821", lane="interactive", age_s=2.4, slot=1,
+                 drafted_tokens=30, accepted_tokens=22),
+        desk.row("req_6a7b8c9d0e1f", client="zed", api="/v1/chat/completions", age_s=8.1, output_tokens=311, slot=0,
+                 drafted_tokens=180, accepted_tokens=151),
         desk.row("req_0a1b2c3d4e5f", "prefill", client="continue", lane="batch", prompt_tokens=2981,
                  computed_tokens=1341, cached_tokens=441, age_s=1.2, slot=2, **NO_OUTPUT),
         desk.row("req_1b2c3d4e5f6a", "queued", client="open-webui", prompt_tokens=None, cached_tokens=None,
                  age_s=0.4, slot=None, **NO_OUTPUT),
-        desk.row("req_2c3d4e5f6a7b", "done", client="aider", age_s=31.0, output_tokens=1204, finish_reason="stop"),
+        desk.row("req_2c3d4e5f6a7b", "done", client="aider", age_s=31.0, output_tokens=1204, finish_reason="stop",
+                 drafted_tokens=640, accepted_tokens=640, speedup=2.13),
         desk.row("req_3d4e5f6a7b8c", "failed", client="curl", age_s=50.0, error="the engine of 'tiny' ended"),
     ]  # fmt: skip
 
@@ -71,7 +74,7 @@ async def _chat(desk: Any, pilot: Pilot[Any]) -> None:
     desk.daemon.publish()
     await pilot.press("enter")
     desk.daemon.say(ANSWER, thinking="A story was asked for. It should be short.")
-    desk.daemon.end_answer()
+    desk.daemon.end_answer(speedup=2.1)
     await desk.see(pilot, "● done")
     desk.daemon.publish(desk.row(desk.request_id, "done", output_tokens=87))
     await desk.see(pilot, "TTFT")

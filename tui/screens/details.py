@@ -185,6 +185,8 @@ def request_facts(row: RequestRow) -> list[tuple[str, str]]:
         ("expected wait", None if row.predicted_wait_s is None else short_text.age(row.predicted_wait_s)),
         ("prompt", _prompt_text(row)),
         ("output", f"{short_text.count(row.output_tokens)} tokens" if row.output_tokens else None),
+        ("drafts", _drafts_text(row)),
+        ("speedup", None if row.speedup is None else f"{row.speedup:.1f}x with drafts"),
         ("now", _rate_text(row.tokens_per_s)),
         ("average", _rate_text(row.tokens_per_s_avg)),
         ("TTFT", None if row.ttft_s is None else short_text.seconds(row.ttft_s)),
@@ -203,6 +205,17 @@ def _prompt_text(row: RequestRow) -> str | None:
     if row.computed_tokens < row.prompt_tokens:
         text += f", {short_text.count(row.computed_tokens)} done so far"
     return text
+
+
+def _drafts_text(row: RequestRow) -> str | None:
+    if not row.drafted_tokens:
+        return None
+    kept, made = short_text.count(row.accepted_tokens), short_text.count(row.drafted_tokens)
+    sources = ", ".join(
+        f"{line(one.source)} {short_text.count(one.accepted_tokens)}/{short_text.count(one.drafted_tokens)}"
+        for one in row.drafts
+    )
+    return f"{kept} of {made} tokens kept" + (f": {sources}" if sources else "")
 
 
 def _rate_text(tokens_per_s: float | None) -> str | None:

@@ -91,7 +91,10 @@ class Vitals(Widget):
     def _load(self, snapshot: Snapshot) -> Content:
         aggregate = snapshot.aggregate
         hits = short_text.percent(aggregate.prefix_hit_rate)
-        return _line("prefix", f"{hits} cached   queue {aggregate.queued + aggregate.loading}")
+        queue = f"queue {aggregate.queued + aggregate.loading}"
+        if aggregate.draft_hit_rate is None:
+            return _line("prefix", f"{hits} cached   {queue}")
+        return _line("prefix", f"{hits}  drafts {short_text.percent(aggregate.draft_hit_rate)}  {queue}")
 
     def _step(self, snapshot: Snapshot) -> Content:
         """The engine whose step takes longest, against its own target."""
@@ -163,6 +166,9 @@ def _facts(row: RequestRow) -> list[str]:
         found.append(f"about {short_text.age(row.predicted_wait_s)} to wait")
     if row.slot is not None:
         found.append(f"slot {row.slot}")
+    if row.draft_hit_rate is not None:
+        speedup = "" if row.speedup is None else f", {row.speedup:.1f}x"
+        found.append(f"drafts {short_text.percent(row.draft_hit_rate)}{speedup}")
     if row.tokens_per_s_avg is not None:
         found.append(f"avg {short_text.rate(row.tokens_per_s_avg)} tok/s")
     if row.itl_p50_s is not None:

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from localrun import processors
 from localrun.engine.backend import SNAPSHOTS, Copy, MemoryKind, Sampler, State
 from localrun.engine.native.background import Background
 from localrun.engine.native.context import ContextShape, LlamaContext
+from localrun.engine.native.draft import MOST_ROWS, LlamaDraft, Target
 from localrun.engine.native.library import Threadpools, log_callback, native
 from localrun.engine.native.model import LlamaAdapters, LlamaVocabulary, load_model
 from localrun.engine.native.mtp import Heads, has_heads
@@ -77,6 +78,7 @@ class LlamaBackend:
         native.llama_log_set(log_callback, None)
         native.llama_backend_init()
         self.n_gpu_layers = n_gpu_layers
+        self._use_extra_bufts = use_extra_bufts
         self._has_heads = has_heads(path)
         self._model = load_model(path, n_gpu_layers, use_extra_bufts=use_extra_bufts, with_heads=self._has_heads)
         self._adapters = LlamaAdapters(self._model, adapters)
@@ -204,6 +206,24 @@ class LlamaBackend:
             yield context
         finally:
             context.close()
+
+    # --- drafts ------------------------------------------------------------------------------------------------
+
+    def open_draft(self, path: str, is_wanted: Callable[[], bool] = lambda: True) -> LlamaDraft:
+        """A smaller model that drafts for this one, with as much room; to be closed before the backend. May be called
+        in a thread beside the steps, which leave it a processor. Raises as `LlamaDraft`."""
+        n_batch, n_threads = min(self._n_batch, MOST_ROWS), self._threads.most
+        target = Target(
+            model=self._model,
+            shape=ContextShape(self._n_cells, self._n_slots, n_batch, n_threads, self._kv_type, is_split=False),
+            is_on_gpu=self.n_gpu_layers > native.llama_model_n_layer(self._model),
+            use_extra_bufts=self._use_extra_bufts,
+            pools=self._pools,
+            alone=lambda: self._worker.paused() if self._worker is not None else nullcontext(),
+            threads=lambda: (self._threads, self._fewer),
+        )
+        with self._helpers:
+            return LlamaDraft(path, target, is_wanted)
 
     # --- memory ------------------------------------------------------------------------------------------------
 

@@ -59,13 +59,22 @@ class Choice:
 @dataclass(frozen=True)
 class Limits:
     """`most_each` rows more of a stream and `most_rows` in all; a stream should have a token every `target_s` seconds
-    (0: no limit). A drafted token that has to be computed takes `draft_s`."""
+    (0: no limit). With `is_even` only equal numbers of rows are computed together, and unless there `may_be_uneven`
+    others are not to be. A drafted token that has to be computed takes `draft_s`."""
 
     most_each: int
     most_rows: int
     target_s: float
     is_even: bool
     draft_s: float = 0.0
+    may_be_uneven: bool = True
+
+
+def least_rows(n_streams: int, *, is_even: bool) -> int:
+    """Of all steps with drafts, what the quickest one has for rows."""
+    if is_even and n_streams > 1:
+        return n_streams + 1
+    return next((size for size in SIZES if size > n_streams), n_streams + 1)
 
 
 def choose(streams: Sequence[Stream], costs: RowCosts, limits: Limits) -> Choice | None:
@@ -74,7 +83,7 @@ def choose(streams: Sequence[Stream], costs: RowCosts, limits: Limits) -> Choice
     if not any(gains):
         return None
     if limits.is_even and len(streams) > 1:
-        ways = [*_even(gains, limits), *_in_second_pass(gains, limits)]
+        ways = [*_even(gains, limits), *(_in_second_pass(gains, limits) if limits.may_be_uneven else [])]
     else:
         ways = _in_one_pool(gains, limits)
     best = max((_judged(way, streams, gains, costs, limits) for way in ways), key=_gain, default=None)

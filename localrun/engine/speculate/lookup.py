@@ -29,7 +29,10 @@ _PREDICTION_MATCH = 9
 # Chances of the next token by the tokens that matched before it: fewer than N_GRAM (after a difference), up to 4, 8,
 # 16, 32, and more. A guess that each request corrects for itself.
 _PRIOR_CHANCES = (0.6, 0.35, 0.55, 0.8, 0.92, 0.96)
+_KINDS = (0,) * N_GRAM + (1,) * 2 + (2,) * 4 + (3,) * 8 + (4,) * 16 + (5,)
 _LATEST = 0.06  # weight of the latest token in a chance
+_PROMISED = 15  # tokens of a long draft
+_PROMISE_EVERY = 16  # after so many tokens the promises are computed anew
 # A long prompt is indexed over several steps, so many tokens at a time: 4 ms.
 INDEX_TOKENS = 8192
 # Between the prediction and the request's tokens: no token.
@@ -54,22 +57,20 @@ class Lookup:
         self._n_matched = _PREDICTION_MATCH if prediction else 0
         # Where the text that was followed last differed, -1 for nowhere, and how many tokens ago.
         self._parted_at, self._n_since = -1, 0
+        self._n_learned = 0
+        self._promises = self._new_promises()
         self._index(INDEX_TOKENS)
         if self._at < 0:
-            self._search()
+            self._at, self._n_matched = self._find(self._text)
 
-    @property
-    def has_place(self) -> bool:
-        """Whether there is something to draft from."""
-        return self._at >= 0
-
-    def follow(self) -> None:
-        """Take note of the tokens that came since the last call."""
-        for token in self._tokens[self._n_seen :]:
-            self._follow(token)
-        self._n_seen = len(self._tokens)
-        if len(self._earlier) < len(self._text) - N_GRAM:
-            self._index(INDEX_TOKENS)
+    def follow(self) -> float:
+        """Take note of the tokens that came since the last call. Returns how many tokens of a long draft are expected
+        to be right."""
+        n_tokens = len(self._tokens)
+        while self._n_seen < n_tokens:
+            self._follow(self._tokens[self._n_seen])
+            self._n_seen += 1
+        return self._promises[_kind(self._n_matched)] if self._at >= 0 else 0.0
 
     def guess(self, n_most: int, after: Sequence[int] = ()) -> tuple[list[int], list[float], DraftSource]:
         """At most so many tokens that are likely to come next, or next but for `after`, each with the chance that it is
@@ -90,28 +91,51 @@ class Lookup:
         return draft, [self._chances[_kind(n_matched + ahead)] for ahead in range(len(draft))], source
 
     def _follow(self, token: int) -> None:
-        if self._at >= 0:
-            is_right = self._text[self._at] == token
-            kind = _kind(self._n_matched)
-            self._chances[kind] += _LATEST * (is_right - self._chances[kind])
+        text, at = self._text, self._at
+        if at >= 0:
+            is_right = text[at] == token
+            self._learn(_kind(self._n_matched), is_right)
             if is_right:
                 self._at += 1
                 self._n_matched += 1
             else:
-                self._parted_at, self._n_since = self._at, 0
+                self._parted_at, self._n_since = at, 0
                 self._at, self._n_matched = -1, 0
-        self._text.append(token)
-        if len(self._earlier) == len(self._text) - N_GRAM:
-            self._index(1)
+        text.append(token)
+        end, earlier = len(text), self._earlier
+        if len(earlier) == end - N_GRAM:
+            key = (text[-3] << 2 * _TOKEN_BITS) + (text[-2] << _TOKEN_BITS) + token
+            place = self._latest.get(key, -1)
+            earlier.append(place)
+            self._latest[key] = end
+        else:
+            place = -1
+            self._index(INDEX_TOKENS)
         if self._at < 0:
-            self._realign(token)
-        if self._at < 0:
-            self._search()
+            if self._parted_at >= 0:
+                self._realign(token)
+            if self._at < 0 and place >= 0:
+                self._at, self._n_matched = self._longest(place, text)
+
+    def _learn(self, kind: int, is_right: bool) -> None:
+        self._chances[kind] += _LATEST * (is_right - self._chances[kind])
+        self._n_learned += 1
+        if self._n_learned % _PROMISE_EVERY == 0:
+            self._promises = self._new_promises()
+
+    def _new_promises(self) -> list[float]:
+        """For each kind of match the sum of the chances that a draft is right up to each of its tokens."""
+        promises = []
+        for first in (1, N_GRAM, 5, 9, 17, 33):
+            product, total = 1.0, 0.0
+            for ahead in range(_PROMISED):
+                product *= self._chances[_kind(first + ahead)]
+                total += product
+            promises.append(total)
+        return promises
 
     def _realign(self, token: int) -> None:
         """After a difference: does the text that was followed go on with this token?"""
-        if self._parted_at < 0:
-            return
         self._n_since += 1
         if self._n_since > REALIGN_TOKENS:
             self._parted_at = -1
@@ -122,10 +146,6 @@ class Lookup:
             if at < len(self._text) and self._text[at] != _BREAK:
                 self._at, self._n_matched = at, 1
 
-    def _search(self) -> None:
-        """Follow the place whose tokens before it are most like the last ones; of equal ones the latest."""
-        self._at, self._n_matched = self._find(self._text)
-
     def _place_after(self, tokens: Sequence[int]) -> tuple[int, int]:
         """Where the text would be followed if these came next."""
         end = self._at + len(tokens)
@@ -134,12 +154,15 @@ class Lookup:
         return self._find([*self._text[-MOST_COMPARED:], *tokens])
 
     def _find(self, last: Sequence[int]) -> tuple[int, int]:
+        """The place to follow after these tokens, and how many before it are the same; -1 for none."""
         if len(last) < N_GRAM or _BREAK in last[-N_GRAM:]:
             return -1, 0
         at = self._latest.get(_key(*last[-N_GRAM:]), -1)
+        return self._longest(self._earlier[at - N_GRAM] if at == len(self._text) else at, last)
+
+    def _longest(self, at: int, last: Sequence[int]) -> tuple[int, int]:
+        """Of this place and earlier ones the one that is most like the last tokens; of equal ones the latest."""
         best, n_best = -1, 0
-        if at == len(self._text):  # the last tokens themselves
-            at = self._earlier[at - N_GRAM]
         for _ in range(MOST_PLACES):
             if at < 0:
                 break
@@ -172,6 +195,5 @@ def _key(first: int, second: int, third: int) -> int:
 
 
 def _kind(n_matched: int) -> int:
-    if n_matched < N_GRAM:
-        return 0
-    return min(len(_PRIOR_CHANCES) - 1, (n_matched - 1).bit_length() - 1)
+    """The kind of a match, an index into the chances."""
+    return _KINDS[n_matched] if n_matched < len(_KINDS) else _KINDS[-1]

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from localrun.engine.backend import Backend, MemoryKind
+from localrun.engine.cache.cells import Cells
 from localrun.engine.request import Request
 from localrun.engine.schedule.scheduler import StepPlan
 from localrun.engine.speculate import choice
@@ -33,6 +34,7 @@ _FORCED_CHANCE = 0.9
 _DRAFTER_CHANCE = 0.65
 _FIRST_PAUSE_STEPS = 64
 _MOST_PAUSE_STEPS = 8192
+_HOPE = 0.999
 _LATEST = 0.1  # weight of the latest draft in a chance, and of the latest step in a cost
 
 
@@ -67,23 +69,18 @@ class Counts:
     """What was drafted of each source, and what became of it."""
 
     def __init__(self) -> None:
+        self.n_drafted = self.n_accepted = 0
         self._counts: dict[DraftSource, list[float]] = {}
 
     def add(self, source: DraftSource, *, n_drafted: int = 0, n_accepted: int = 0, seconds: float = 0.0) -> None:
         """A draft; without tokens only the time that it took."""
         counts = self._counts.setdefault(source, [0, 0, 0, 0.0])
+        self.n_drafted += n_drafted
+        self.n_accepted += n_accepted
         counts[0] += n_drafted > 0
         counts[1] += n_drafted
         counts[2] += n_accepted
         counts[3] += seconds
-
-    @property
-    def n_drafted(self) -> int:
-        return sum(int(counts[1]) for counts in self._counts.values())
-
-    @property
-    def n_accepted(self) -> int:
-        return sum(int(counts[2]) for counts in self._counts.values())
 
     def by_source(self) -> tuple[DraftCounts, ...]:
         """For messages."""
@@ -101,6 +98,7 @@ class Drafting:
         self._request = request
         self._prediction = prediction
         self._lookup: Lookup | None = None  # made at the first step: a request that waits needs none
+        self._forced: list[int] = []
         self._forced_chance = _FORCED_CHANCE
         self._drafter_chance = _DRAFTER_CHANCE
         self._pause_steps, self._n_until_try = _FIRST_PAUSE_STEPS, 0
@@ -112,18 +110,22 @@ class Drafting:
         n_output = self._request.n_output
         return n_output / max(1.0, n_output - self._n_saved) if n_output else 1.0
 
-    def guess(self, n_most: int) -> Guess:
-        """The best that is known of the next tokens without computing anything."""
+    def promise(self) -> float:
+        """How many drafted tokens may be right, at most, by what is known without computing; a lower bound is
+        enough to see that nothing is worth a row."""
         request = self._request
         if self._lookup is None:
             self._lookup = Lookup(request.tokens, request.n_prompt, self._prediction)
-        self._lookup.follow()
-        if n_most <= 0:
-            return _NOTHING
-        forced = request.constraint.forced(n_most) if request.constraint is not None else []
-        if not forced and not self._lookup.has_place:
-            return _NOTHING
-        guess = Guess()
+        promise = self._lookup.follow()
+        if request.constraint is None:
+            return promise
+        self._forced = request.constraint.forced(choice.MOST_DRAFTS)
+        return len(self._forced) + promise
+
+    def guess(self, n_most: int) -> Guess:
+        """The best that is known of the next tokens without computing anything, right after `promise`."""
+        assert self._lookup is not None
+        guess, forced = Guess(), self._forced[: max(0, n_most)]
         guess.add(forced, [self._forced_chance] * len(forced), DraftSource.GRAMMAR)
         guess.add(*self._lookup.guess(n_most - len(forced), forced))
         return guess
@@ -184,7 +186,7 @@ class Speculation:
         clock: Callable[[], float],
         *,
         is_on: bool = True,
-        drafter_of: Callable[[Request], Drafter | None] = lambda request: None,
+        drafter_of: Callable[[Request], Drafter | None] | None = None,
         choose: Choose = choice.choose,
     ) -> None:
         self.costs = RowCosts()
@@ -206,24 +208,34 @@ class Speculation:
         if wants and self._backend.n_rollback:
             request.drafting = Drafting(request, prediction)
 
-    def extend(self, plan: StepPlan, *, n_free: int, target_s: float) -> StepPlan:
-        """A plan of streams alone with the drafts that are worth their rows, if any. Each stream has room for `n_free`
-        rows more where it has cells of its own; otherwise all together have."""
-        self._parts, self._ratio = {}, 1.0
-        n_free -= plan.n_rows if not self._backend.is_split else 1
-        most_rows = min(self._backend.n_draft_rows, self._backend.batch.capacity - plan.n_rows, max(0, n_free))
-        most_each = min(choice.MOST_DRAFTS, self._backend.n_rollback, max(0, n_free))
-        most_each = min(most_each, *(self._backend.n_ctx - grant.request.n_tokens for grant in plan.grants))
-        guesses = [self._guess(grant.request, most_each) for grant in plan.grants]
-        if most_rows <= 0 or most_each <= 0 or all(guess is _NOTHING for guess in guesses):
+    def extend(self, plan: StepPlan, cells: Cells, target_s: Callable[[], float]) -> StepPlan:
+        """A plan of streams alone with the drafts that are worth their rows, if any: as far as there are free cells,
+        and within the streams' latency target, in seconds, 0 for none."""
+        n_streams = len(plan.grants)
+        promise, may_draw = 0.0, False
+        for request, _, _ in plan.grants:
+            if request.drafting is not None:
+                promise += request.drafting.promise()
+                may_draw = may_draw or self._drafter(request) is not None
+        if not may_draw and n_streams + promise < self._least_tokens(n_streams):
             return plan
+        self._parts, self._ratio = {}, 1.0
+        backend = self._backend
+        most_rows = min(backend.n_draft_rows, backend.batch.capacity - n_streams)
+        most_each = min(choice.MOST_DRAFTS, backend.n_rollback)
+        if backend.is_split:
+            most_each = min(most_each, cells.n_free - 1)
+        else:
+            most_rows = min(most_rows, cells.n_free - n_streams)
+        most_each = min(most_each, most_rows, *(backend.n_ctx - grant.request.n_tokens for grant in plan.grants))
+        if most_each <= 0:
+            return plan
+        guesses = [self._guess(grant.request, most_each) for grant in plan.grants]
         streams = [
             Stream(grant.request.seq or 0, guess.chances, guess.drafter is not None)
             for grant, guess in zip(plan.grants, guesses, strict=True)
         ]
-        if self._backend.is_split:
-            most_rows = min(self._backend.n_draft_rows, self._backend.batch.capacity - plan.n_rows)
-        limits = Limits(most_each, most_rows, target_s, self._is_even, self._draft_s)
+        limits = Limits(most_each, most_rows, target_s(), self._is_even, self._draft_s, may_be_uneven=backend.is_split)
         chosen = self._choose(streams, self.costs, limits)
         if any(stream.is_drawn for stream in streams):
             guesses = self._drawn(plan, guesses, chosen)
@@ -261,14 +273,25 @@ class Speculation:
 
     def drop(self, request: Request) -> None:
         """A request ends, or leaves its sequence."""
-        drafter = self._drafter_of(request) if request.drafting is not None else None
+        drafter = self._drafter(request) if request.drafting is not None else None
         if drafter is not None:
             drafter.drop(request)
+
+    def _least_tokens(self, n_streams: int) -> float:
+        """As many tokens a step with drafts has to give to be worth it, however few rows it has."""
+        if self._choose is not choice.choose:
+            return 0.0
+        least = choice.least_rows(n_streams, is_even=self._is_even)
+        return choice.LEAST_GAIN * n_streams * self.costs.ratio(least, n_streams)
 
     @property
     def _is_even(self) -> bool:
         """Whether the library computes only equal numbers of rows of each sequence together."""
         return self._backend.is_split or self._backend.memory_kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)
+
+    def _drafter(self, request: Request) -> Drafter | None:
+        named = self._drafter_of(request) if self._drafter_of is not None else None
+        return named or self._backend.heads
 
     def _guess(self, request: Request, most_each: int) -> Guess:
         drafting = request.drafting
@@ -277,7 +300,7 @@ class Speculation:
         # The last token of an answer is never a draft: the row before it has it.
         n_most = min(most_each, request.max_output - request.n_output - 1)
         guess = drafting.guess(n_most)
-        drafter = self._drafter_of(request)
+        drafter = self._drafter(request)
         return guess if drafter is None else drafting.ask(drafter, guess, n_most)
 
     def _drawn(self, plan: StepPlan, guesses: list[Guess], chosen: Choice | None) -> list[Guess]:
@@ -293,12 +316,15 @@ class Speculation:
                 wanted.setdefault(guess.drafter, []).append((index, n_wanted))
             elif (drafting := plan.grants[index].request.drafting) is not None:
                 drafting.declined()
+                self._draft_s *= _HOPE  # what is too dear is tried again in a while
         for drafter, asked in wanted.items():
             began_s = self._clock()
             tokens = drafter.propose([(plan.grants[index].request, n_wanted) for index, n_wanted in asked])
             seconds = self._clock() - began_s
-            position_s = seconds / max(n_wanted for _, n_wanted in asked)
-            self._draft_s += _LATEST * (position_s - self._draft_s) if self._draft_s else position_s
+            n_longest = max(map(len, tokens))
+            if n_longest:  # otherwise it was catching up with prompts
+                position_s = seconds / n_longest
+                self._draft_s += _LATEST * (position_s - self._draft_s) if self._draft_s else position_s
             self.counts.add(drafter.source, seconds=seconds)
             for (index, _), own in zip(asked, tokens, strict=True):
                 guess = Guess()

@@ -5,10 +5,10 @@ field that clients send as null when it is unset is `| None` in the body that us
 about sampling, the model's own parameters count (`ModelDefaults`), and then the API's defaults.
 
 The client's name is what people see in the request table and what fairness is counted by; it proves nothing. Lane,
-latency and deadline may come as headers or as fields of the body; the body's count where both are given, because the
-headers are what a client is set up with once. `keep_alive` comes in every spelling that Ollama's clients use: a number
-of seconds, or a text with a number or a duration of Go's form ("5m", "1h30m", "-1s", "300ms"); negative is for ever, 0
-is unload at once.
+latency, deadline and speculation may come as headers or as fields of the body; the body's count where both are given,
+because the headers are what a client is set up with once. `keep_alive` comes in every spelling that Ollama's clients
+use: a number of seconds, or a text with a number or a duration of Go's form ("5m", "1h30m", "-1s", "300ms"); negative
+is for ever, 0 is unload at once.
 Does not: know the model; what only the model can tell (is this token id in its vocabulary) is asked by the routes.
 """
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -58,6 +58,8 @@ Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 
+Speculation = bool | Literal["on", "off"]
+
 
 class ServiceFields(msgspec.Struct, frozen=True, kw_only=True):
     """How a request wants to be served: localrun's own fields, at the top level of every API's body. `ask_of`
@@ -67,6 +69,7 @@ class ServiceFields(msgspec.Struct, frozen=True, kw_only=True):
     latency: str | float | None = None
     deadline_s: float | None = None
     keep_alive: float | str | None = None
+    speculation: Speculation | None = None
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +141,7 @@ class SamplingFields(Parameters, frozen=True, kw_only=True):
     latency: str | float | None = None
     deadline_s: float | None = None
     keep_alive: float | str | None = None
+    speculation: Speculation | None = None
 
     def stop_strings(self, defaults: ModelDefaults) -> tuple[str, ...]:
         """The request's stop strings, else the model's."""
@@ -207,7 +211,8 @@ def ask_of(
     *,
     use: Use = Use.TEXT,
 ) -> Ask:
-    """What to ask the runtime for. Raises BadRequest for a lane, a latency, a deadline or a duration that is none."""
+    """What to ask the runtime for. Raises BadRequest for a lane, a latency, a deadline, a duration or a switch that is
+    none."""
     return Ask(
         model=model,
         api=exchange.path,
@@ -216,6 +221,7 @@ def ask_of(
         target_itl_s=target_itl_s(exchange, wanted.latency),
         deadline_s=deadline_s(exchange, wanted.deadline_s),
         keep_alive_s=keep_alive_s(wanted.keep_alive),
+        speculates=speculates(exchange, wanted.speculation),
         use=use,
     )
 
@@ -259,6 +265,18 @@ def deadline_s(exchange: Exchange, field: float | None = None) -> float | None:
             field=where,
         )
     return seconds
+
+
+_SWITCH = {"on": True, "true": True, "off": False, "false": False}
+
+
+def speculates(exchange: Exchange, field: Speculation | None = None) -> bool | None:
+    """`speculation` or `X-Localrun-Speculation`; None is the setting of the model."""
+    where, text = _where(exchange, "speculation", field, "X-Localrun-Speculation")
+    name = text.strip().lower()
+    if name and name not in _SWITCH:
+        raise BadRequest(f"{where}: {name[:_MAX_QUOTED]!r} is not known; use on or off", field=where)
+    return _SWITCH.get(name)
 
 
 def _where(exchange: Exchange, name: str, field: str | float | None, header: str) -> tuple[str, str]:

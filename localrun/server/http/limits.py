@@ -311,7 +311,7 @@ _ALLOWED_METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 # names asked for in a preflight are granted too when they are plain tokens: headers grant nothing here by themselves.
 _ALLOWED_HEADERS = (
     "authorization, content-type, accept, user-agent, x-requested-with, openai-beta, "
-    "x-localrun-client, x-localrun-lane, x-localrun-latency, x-localrun-deadline, "
+    "x-localrun-client, x-localrun-lane, x-localrun-latency, x-localrun-deadline, x-localrun-speculation, "
     "x-stainless-arch, x-stainless-async, x-stainless-custom-poll-interval, "
     "x-stainless-helper-method, x-stainless-lang, x-stainless-os, x-stainless-package-version, "
     "x-stainless-poll-helper, x-stainless-retry-count, x-stainless-runtime, x-stainless-runtime-version, "

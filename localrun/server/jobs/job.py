@@ -55,8 +55,8 @@ _FINISHED_STATES = {
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Who wants what. `keep_alive_s` None takes the setting, negative is for ever, 0 unloads the model afterwards.
-    `target_itl_s` None takes the setting, 0 is no limit. `deadline_s` counts from the job's arrival. `use` is what the
-    model is loaded for."""
+    `target_itl_s` None takes the setting, 0 is no limit. `deadline_s` counts from the job's arrival. `speculates` None
+    takes the model's setting. `use` is what the model is loaded for."""
 
     model: str
     api: str
@@ -65,6 +65,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     target_itl_s: float | None = None
     deadline_s: float | None = None
     keep_alive_s: float | None = None
+    speculates: bool | None = None
     use: Use = Use.TEXT
 
 
@@ -232,6 +233,7 @@ class Job:
             target_itl_s=self.ask.target_itl_s,
             deadline_s=self._deadline_left_s(now_s),
             arrived_at_s=now_s,
+            speculates=self.ask.speculates,
         )
         self._transcript.ask(message)
         self._send(link, message)

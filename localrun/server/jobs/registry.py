@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from localrun import wire
 from localrun.errors import Conflict, NotFound
 from localrun.server.metering.windows import LatencyHistogram, RateWindow
-from localrun.snapshot import RequestRow, RequestState
+from localrun.snapshot import DraftRow, RequestRow, RequestState
 
 if TYPE_CHECKING:
     from localrun.server.jobs.job import Job
@@ -37,7 +37,8 @@ class RequestRecord:
 
     Invariants: the state only becomes final once, and nothing changes after that; `n_output` counts tokens that the
     engine sampled, whether or not their text was already sent on. Token times are when the engine sent them: several
-    quick steps may be read from the pipe at once, which must not look like a fast model.
+    quick steps may be read from the pipe at once, which must not look like a fast model. `n_drafted` and `n_accepted`
+    count all engines that it ran on, though each counts from 0; `drafts` are the last one's, by their source.
 
     Does not: talk to the engine, or hold the text.
 
@@ -68,6 +69,11 @@ class RequestRecord:
         self.finish_reason: str | None = None
         self.error: str | None = None
         self.resumed = 0
+        self.n_drafted = 0
+        self.n_accepted = 0
+        self.drafts: tuple[wire.DraftCounts, ...] = ()
+        self.speedup: float | None = None
+        self._drafted_before = (0, 0)
         self._n_first = 0
         self._rate = RateWindow()
         self._gaps = LatencyHistogram()
@@ -90,6 +96,7 @@ class RequestRecord:
     def resume(self) -> None:
         """Its engine died, and another one goes on."""
         self.resumed += 1
+        self._drafted_before = (self.n_drafted, self.n_accepted)
         self.slot = None
         self.state = RequestState.QUEUED
 
@@ -104,6 +111,7 @@ class RequestRecord:
         """Takes a delta in. Returns the seconds per token since the last ones; None without any, and for the first."""
         self.n_computed = delta.n_computed
         self.n_output = delta.n_output
+        self._count_drafts(delta.n_drafted, delta.n_accepted)
         if delta.finish is None:
             self.state = _STATES.get(delta.phase, self.state)
             if delta.phase is wire.Phase.QUEUED:  # it gave its slot up and waits again
@@ -134,6 +142,9 @@ class RequestRecord:
             self.n_prompt = self.usage.n_prompt
             self.n_cached = self.usage.n_cached
             self.n_output = self.usage.n_output
+            self.drafts = drafts = self.usage.drafts
+            self.speedup = self.usage.speedup if drafts else None
+            self._count_drafts(sum(one.n_drafted for one in drafts), sum(one.n_accepted for one in drafts))
 
     def row(
         self, now_s: float, *, queue_position: int | None = None, predicted_wait_s: float | None = None
@@ -162,7 +173,17 @@ class RequestRecord:
             finish_reason=self.finish_reason,
             error=self.error,
             resumed=self.resumed,
+            drafted_tokens=self.n_drafted,
+            accepted_tokens=self.n_accepted,
+            drafts=[_draft_row(counts) for counts in self.drafts],
+            speedup=self.speedup,
         )
+
+    def _count_drafts(self, n_drafted: int, n_accepted: int) -> None:
+        """By the engine that it runs on. One that says nothing of them, as in some ends, takes nothing back."""
+        n_drafted_before, n_accepted_before = self._drafted_before
+        self.n_drafted = max(self.n_drafted, n_drafted_before + n_drafted)
+        self.n_accepted = max(self.n_accepted, n_accepted_before + n_accepted)
 
     def _average_per_s(self) -> float | None:
         """Output tokens after the first ones, over the time from those to the last."""
@@ -170,6 +191,16 @@ class RequestRecord:
             return None
         elapsed_s = self.last_token_at_s - self.first_token_at_s
         return (self.n_output - self._n_first) / elapsed_s if elapsed_s > 0 else None
+
+
+def _draft_row(counts: wire.DraftCounts) -> DraftRow:
+    return DraftRow(
+        source=counts.source.value,
+        drafts=counts.n_drafts,
+        drafted_tokens=counts.n_drafted,
+        accepted_tokens=counts.n_accepted,
+        seconds=counts.seconds,
+    )
 
 
 KEEP_ENDED_S = 60.0

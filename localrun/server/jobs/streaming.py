@@ -49,6 +49,7 @@ def plan(
     show_control: bool = False,
     logprobs: bool = False,
     n_probs: int = 0,
+    prediction: str = "",
 ) -> Submit:
     """What `fields` and the model's `defaults` say together, as a request without a prompt; `stop` goes besides what
     they say. Raises BadRequest for what the model does not know."""
@@ -62,6 +63,7 @@ def plan(
         n_probs=n_probs,
         grammar=grammar,
         show_control=show_control,
+        prediction=prediction,
     )
 
 

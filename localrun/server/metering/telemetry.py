@@ -8,7 +8,8 @@ Invariants: a number in a snapshot is what the jobs themselves saw: output token
 from the deltas that were handed to them; prompt and cached tokens count when a request ends, as its `usage` says. The
 page follows the Prometheus customs (base units, unit as suffix, `_total` on counters), and its label values are
 bounded: `model` is a model's own name, never what a client made up; `api` is a route's family; `outcome` is done,
-cancelled or failed; `tier` is ram or disk. Nothing on it is per request or per client.
+cancelled or failed; `tier` is ram or disk; `source` is a `wire.DraftSource`. Nothing on it is per request or per
+client.
 
 Does not: decide anything; nothing in the daemon acts on these numbers.
 """
@@ -41,6 +42,7 @@ ITL_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0
 QUEUE_BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 REQUEST_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 LOAD_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+SPEEDUP_BUCKETS = (0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 PREFILL_BUCKETS_TOKENS = (0, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 131_072)
 
 
@@ -59,6 +61,7 @@ class _ModelMetrics:
         self.output_tokens = metrics.output_tokens.labels(model)
         self.deaths = metrics.deaths.labels(model)
         self.resumed = metrics.resumed.labels(model)
+        self.speedup = metrics.speedup.labels(model)
 
 
 class Metrics:
@@ -121,6 +124,23 @@ class Metrics:
         self.resumed = Counter(
             "localrun_requests_resumed", "Times that a request went on on another engine because its own had died.",
             model, registry=registry,
+        )  # fmt: skip
+        by_source = ("model", "source")
+        self.drafts = Counter(
+            "localrun_drafts", "Drafts that were verified, by what made them.", by_source, registry=registry
+        )
+        self.draft_tokens = Counter("localrun_draft_tokens", "Tokens of these drafts.", by_source, registry=registry)
+        self.accepted_tokens = Counter(
+            "localrun_draft_tokens_accepted", "Tokens of drafts that became part of an answer.",
+            by_source, registry=registry,
+        )  # fmt: skip
+        self.draft_seconds = Counter(
+            "localrun_draft_seconds", "Time that making drafts took.", by_source, registry=registry
+        )
+        self.speedup = Histogram(
+            "localrun_request_speedup_ratio",
+            "How many times as fast answers with drafts were as without, by what their steps took.",
+            model, buckets=SPEEDUP_BUCKETS, registry=registry,
         )  # fmt: skip
         self._models: dict[str, _ModelMetrics] = {}
         registry.register(_LiveCollector(requests, engine_rows))
@@ -206,6 +226,7 @@ class _EngineMeter:
         self.prefill_total = 0
         self.ram_restored_total = 0
         self.disk_restored_total = 0
+        self.drafts: tuple[wire.DraftCounts, ...] = ()
 
 
 class Telemetry:
@@ -268,6 +289,8 @@ class Telemetry:
                 metrics.prefill.observe(record.n_prompt - (record.n_cached or 0))
             if record.usage is not None:
                 metrics.queue.observe(record.usage.queued_s)
+        if record.speedup is not None:
+            metrics.speedup.observe(record.speedup)
 
     def engine_loaded(self, link: EngineLink) -> None:
         self._meters[link] = _EngineMeter()
@@ -293,8 +316,27 @@ class Telemetry:
             n_restored = stats.disk_restored_tokens_total - meter.disk_restored_total
             self.metrics.restored_tokens.labels(link.model, "disk").inc(n_restored)
             meter.disk_restored_total = stats.disk_restored_tokens_total
+        if stats.drafts != meter.drafts:
+            self._count_drafts(link.model, stats.drafts, {one.source: one for one in meter.drafts})
+            meter.drafts = stats.drafts
         if stats.n_prefill_rows or stats.n_decode_rows:
             self.metrics.of(link.model).step.observe(stats.step_s)
+
+    def _count_drafts(
+        self, model: str, now: tuple[wire.DraftCounts, ...], before: dict[wire.DraftSource, wire.DraftCounts]
+    ) -> None:
+        """What came since the last step of an engine. Both are totals, by source."""
+        metrics, totals = self.metrics, self._totals
+        for counts in now:
+            last = before.get(counts.source) or wire.DraftCounts(counts.source, 0, 0, 0)
+            n_drafted, n_accepted = counts.n_drafted - last.n_drafted, counts.n_accepted - last.n_accepted
+            totals.drafted_tokens_total += n_drafted
+            totals.accepted_tokens_total += n_accepted
+            labels = (model, counts.source.value)
+            metrics.drafts.labels(*labels).inc(counts.n_drafts - last.n_drafts)
+            metrics.draft_tokens.labels(*labels).inc(n_drafted)
+            metrics.accepted_tokens.labels(*labels).inc(n_accepted)
+            metrics.draft_seconds.labels(*labels).inc(counts.seconds - last.seconds)
 
     def engine_ended(self, link: EngineLink) -> None:
         self._meters.pop(link, None)
@@ -342,9 +384,14 @@ class Telemetry:
             prompt_tokens_total=totals.prompt_tokens_total,
             cached_tokens_total=totals.cached_tokens_total,
             output_tokens_total=totals.output_tokens_total,
-            prefix_hit_rate=totals.cached_tokens_total / totals.prompt_tokens_total
-            if totals.prompt_tokens_total
-            else None,
+            drafted_tokens_total=totals.drafted_tokens_total,
+            accepted_tokens_total=totals.accepted_tokens_total,
+            prefix_hit_rate=_share(totals.cached_tokens_total, totals.prompt_tokens_total),
+            draft_hit_rate=_share(totals.accepted_tokens_total, totals.drafted_tokens_total),
             ttft_s=self._ttft.percentiles(now_s),
             itl_s=self._itl.percentiles(now_s),
         )
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

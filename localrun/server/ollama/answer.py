@@ -20,6 +20,7 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
+from localrun.server.jobs.registry import RequestRecord
 from localrun.server.ollama.bodies import Options, PromptFields
 from localrun.server.ollama.fitting import Fitted, Tokens
 from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Piece, ReplyParser, Thinking
@@ -100,6 +101,14 @@ def metrics(usage: Usage, *, load_s: float, total_s: float) -> dict[str, int]:
         "eval_count": usage.n_output,
         "eval_duration": max(1, _ns(usage.decode_s)),
     }
+
+
+def draft_counts(record: RequestRecord) -> Fields:
+    """Not Ollama's: what came of drafting, where anything was drafted."""
+    if not record.n_drafted:
+        return {}
+    said: Fields = {"draft_count": record.n_drafted, "draft_accepted_count": record.n_accepted}
+    return said if record.speedup is None else said | {"speedup": round(record.speedup, 3)}
 
 
 def logprob_entry(chosen: ChosenLogprob) -> dict[str, Any]:
@@ -301,5 +310,5 @@ class _Answer:
             fields["context"] = [*self._context, *self._output_tokens]
         if delta.usage is not None:
             total_s = time.monotonic() - self._job.arrived_at_s
-            fields |= metrics(delta.usage, load_s=self._job.load_s, total_s=total_s)
+            fields |= metrics(delta.usage, load_s=self._job.load_s, total_s=total_s) | draft_counts(self._job.record)
         return fields

@@ -54,6 +54,7 @@ class Options(fields.Parameters, frozen=True, kw_only=True):
     num_thread: _Count | None = None
     draft_num_predict: _Count | None = None
     use_mmap: bool | None = None
+    speculation: fields.Speculation | None = None
 
     @property
     def n_predict(self) -> int:
@@ -105,6 +106,13 @@ class PromptFields(fields.ServiceFields, frozen=True, kw_only=True):
     format: Any = None
     think: bool | str | None = None
     debug_render_only: bool | None = msgspec.field(default=None, name="_debug_render_only")
+
+    @property
+    def service(self) -> fields.ServiceFields:
+        """With `speculation` from the options if it stands only there: some clients can send nothing else."""
+        if self.speculation is not None or self.options is None:
+            return self
+        return msgspec.structs.replace(self, speculation=self.options.speculation)
 
     def answer_grammar(self) -> Grammar | None:
         """None for free text. Raises BadRequest naming a keyword of a schema that nothing can be held to."""

@@ -32,7 +32,7 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(ChatBody)
     ask = body.ask()
-    who = ask_of(exchange, body.model, body)
+    who = ask_of(exchange, body.model, body.service)
     lines = Lines(body.model, Kind.CHAT)
     async with exchange.while_connected():
         if not ask.messages:
@@ -52,7 +52,7 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
     body.check_supported()
     # Refused before the model is loaded, as is all that can be.
     body.ask()
-    who = ask_of(exchange, body.model, body)
+    who = ask_of(exchange, body.model, body.service)
     lines = Lines(body.model, Kind.GENERATE)
     async with exchange.while_connected():
         if not body.prompt and not body.suffix:

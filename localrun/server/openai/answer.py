@@ -19,6 +19,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any, ClassVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from localrun import __version__
 from localrun.errors import BadRequest, Cancelled, ContextExceeded, EngineFailed
@@ -251,9 +252,12 @@ class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """`reasoning_tokens` of the output were thinking."""
+    """`reasoning_tokens` of the output were thinking, and `accepted_prediction_tokens` had been drafted.
+    `rejected_prediction_tokens` were drafted in vain, and are no part of the output."""
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class OpenAIUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,7 +271,8 @@ class OpenAIUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds and rates of one answer, as llama-server names them."""
+    """Milliseconds and rates of one answer, as llama-server names them. The last two are absent where nothing was
+    drafted."""
 
     cache_n: int
     prompt_n: int
@@ -276,11 +281,15 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     predicted_n: int
     predicted_ms: float
     predicted_per_second: float | None
+    draft_n: int | UnsetType = UNSET
+    draft_n_accepted: int | UnsetType = UNSET
 
 
-def usage_of(prompts: Sequence[Usage], choices: Sequence[Usage], *, n_thinking: int = 0) -> OpenAIUsage:
+def usage_of(
+    prompts: Sequence[Usage], choices: Sequence[Usage], *, n_thinking: int = 0, n_drafted: int = 0, n_accepted: int = 0
+) -> OpenAIUsage:
     """`prompts` has one entry per prompt, `choices` one per answer: a prompt with several answers counts once.
-    `n_thinking` of the answers' tokens were thinking."""
+    `n_thinking` of the answers' tokens were thinking; of `n_drafted` for all answers `n_accepted` are part of them."""
     n_prompt = sum(one.n_prompt for one in prompts)
     n_output = sum(one.n_output for one in choices)
     return OpenAIUsage(
@@ -288,11 +297,15 @@ def usage_of(prompts: Sequence[Usage], choices: Sequence[Usage], *, n_thinking: 
         completion_tokens=n_output,
         total_tokens=n_prompt + n_output,
         prompt_tokens_details=PromptDetails(cached_tokens=sum(one.n_cached for one in prompts)),
-        completion_tokens_details=OutputDetails(reasoning_tokens=n_thinking),
+        completion_tokens_details=OutputDetails(
+            reasoning_tokens=n_thinking,
+            accepted_prediction_tokens=n_accepted,
+            rejected_prediction_tokens=n_drafted - n_accepted,
+        ),
     )
 
 
-def timings_of(one: Usage) -> Timings:
+def timings_of(one: Usage, *, n_drafted: int = 0, n_accepted: int = 0) -> Timings:
     """Milliseconds and rates of one answer. `prompt_n` counts what was computed, `cache_n` what was not."""
     n_computed = one.n_prompt - one.n_cached
     return Timings(
@@ -304,6 +317,8 @@ def timings_of(one: Usage) -> Timings:
         predicted_ms=one.decode_s * 1000,
         # The time runs from the first token to the last, so it is that of all but one.
         predicted_per_second=_rate(one.n_output - 1, one.decode_s),
+        draft_n=n_drafted or UNSET,
+        draft_n_accepted=n_accepted if n_drafted else UNSET,
     )
 
 
@@ -387,12 +402,21 @@ class Answer:
     def _counts(self) -> Fields:
         by_index = [self._usages[index] for index in range(len(self._jobs))]
         n_thinking = sum(self._chunks.n_thinking(index) for index in range(len(self._jobs)))
-        counts = usage_of(by_index[:: self._n_per_prompt], by_index, n_thinking=n_thinking)
+        counts = usage_of(
+            by_index[:: self._n_per_prompt],
+            by_index,
+            n_thinking=n_thinking,
+            n_drafted=sum(job.record.n_drafted for job in self._jobs),
+            n_accepted=sum(job.record.n_accepted for job in self._jobs),
+        )
         return {"usage": counts} | self._timings()
 
     def _timings(self) -> Fields:
         """Of several answers at once they would mean nothing."""
-        return {"timings": timings_of(self._usages[0])} if len(self._jobs) == 1 else {}
+        if len(self._jobs) > 1:
+            return {}
+        record = self._jobs[0].record
+        return {"timings": timings_of(self._usages[0], n_drafted=record.n_drafted, n_accepted=record.n_accepted)}
 
 
 def ended(delta: Delta) -> tuple[Finish, Usage]:

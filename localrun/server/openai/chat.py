@@ -8,7 +8,7 @@ this build does not do are refused with their name; the values that mean "nothin
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +19,7 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import MaxTokens, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.openai.answer import Answer, ChatChunks, naming
-from localrun.server.openai.bodies import ChatMessage, CommonFields, for_template
+from localrun.server.openai.bodies import ChatMessage, CommonFields, for_template, text_of
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting.ask import (
     MAX_MESSAGES,
@@ -44,6 +44,18 @@ _OWN_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt"))
 Effort = Annotated[str, Meta(pattern="^(none|minimal|low|medium|high|xhigh|max)$")]
 
 
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """`prediction`: a text that much of the answer is expected to be like."""
+
+    type: Literal["content"]
+    content: str | list[dict[str, Any]]
+
+    @property
+    def text(self) -> str:
+        """Raises BadRequest for a part that is not text."""
+        return text_of(self.content, "prediction.content")
+
+
 class ChatBody(CommonFields, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
@@ -59,6 +71,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
     reasoning_effort: Effort | None = None
     modalities: list[str] | None = None
     audio: Any = None
+    prediction: Prediction | None = None
     # Not OpenAI's: vLLM's and llama-server's.
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
@@ -169,6 +182,7 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(ChatBody)
     body.check_supported()
     ask = body.ask()
+    prediction = body.prediction.text if body.prediction is not None else ""
     async with exchange.while_connected(), AsyncExitStack() as stack:
         jobs = await streaming.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=body.n_choices)
         messages = begun(jobs[0].model, ask.messages)
@@ -184,6 +198,7 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
             show_control=prepared.show_control,
             logprobs=bool(body.logprobs),
             n_probs=body.top_logprobs or 0,
+            prediction=prediction,
         )
         for index, job in enumerate(jobs):
             await job.submit(plan, segments=prepared.segments, choice=index)

@@ -23,6 +23,7 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import SamplingFields, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
+from localrun.server.jobs.registry import RequestRecord
 from localrun.server.openai.answer import Answer, ChatChunks, Fields, encode, ended, headers_of, naming, timings_of
 from localrun.server.openai.completions import FimBody
 from localrun.server.parsing.pieces import PlainParser, Reply
@@ -90,22 +91,23 @@ async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
         plan = streaming.plan(body, job, defaults_of(job.model), max_output=body.n_predict)
         await job.submit(plan, segments=segments)
         with naming("input_prefix"):
-            await _Answer(model, body).send(exchange, job, stream=bool(body.stream))
+            await _Answer(model, body, job).send(exchange, stream=bool(body.stream))
 
 
 class _Answer:
     """One answer, sent once: a stream of texts of which the last one has all the facts, or that one with all texts."""
 
-    def __init__(self, model: str, body: InfillBody) -> None:
+    def __init__(self, model: str, body: InfillBody, job: Job) -> None:
         self._model = model
         self._wanted = body.response_fields
+        self._job = job
 
-    async def send(self, exchange: Exchange, job: Job, *, stream: bool) -> None:
-        headers = headers_of([job])
+    async def send(self, exchange: Exchange, *, stream: bool) -> None:
+        headers = headers_of([self._job])
         if stream:
-            await streaming.stream(exchange, [job], self, headers)
+            await streaming.stream(exchange, [self._job], self, headers)
             return
-        deltas = [delta async for delta in job]
+        deltas = [delta async for delta in self._job]
         text = "".join(delta.text for delta in deltas)
         await exchange.answer(self._last(text, deltas[-1]), headers=headers)
 
@@ -121,7 +123,7 @@ class _Answer:
         return b""
 
     def _last(self, content: str, delta: Delta) -> bytes:
-        last = _last_fields(self._model, content, delta)
+        last = _last_fields(self._model, content, delta, self._job.record)
         return encode(last if self._wanted is None else _picked(last, self._wanted))
 
 
@@ -129,8 +131,9 @@ def _chunk(text: str) -> bytes:
     return b'data: {"index":0,"content":' + encode(text) + b',"tokens":[],"stop":false}\n\n'
 
 
-def _last_fields(model: str, content: str, delta: Delta) -> Fields:
+def _last_fields(model: str, content: str, delta: Delta, record: RequestRecord) -> Fields:
     finish, usage = ended(delta)
+    timings = timings_of(usage, n_drafted=record.n_drafted, n_accepted=record.n_accepted)
     is_word = finish is Finish.STOP and delta.stop_text is not None
     return {
         "index": 0,
@@ -144,7 +147,7 @@ def _last_fields(model: str, content: str, delta: Delta) -> Fields:
         "truncated": False,
         "stop_type": "limit" if finish is Finish.LENGTH else "word" if is_word else "eos",
         "stopping_word": delta.stop_text or "",
-        "timings": msgspec.to_builtins(timings_of(usage)),
+        "timings": msgspec.to_builtins(timings),
     }
 
 

@@ -65,7 +65,8 @@ class OllamaReply(msgspec.Struct, frozen=True, kw_only=True):
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """What every answer has, and its last line's counts; durations are nanoseconds. `done_reason` is stop, length, load
-    or unload."""
+    or unload. Where tokens were drafted, `draft_accepted_count` of `draft_count` are part of the answer, which made it
+    `speedup` times as fast."""
 
     model: str
     created_at: str
@@ -78,6 +79,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
+    draft_count: int | UnsetType = UNSET
+    draft_accepted_count: int | UnsetType = UNSET
+    speedup: float | UnsetType = UNSET
     logprobs: list[OllamaLogprob] | UnsetType = UNSET
     debug_info: dict[str, Any] | UnsetType = msgspec.field(default=UNSET, name="_debug_info")
 

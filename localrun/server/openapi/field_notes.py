@@ -16,6 +16,8 @@ _SERVICE = {
     "cannot be. Also a header.",
     "keep_alive": "How long the model stays loaded afterwards: seconds, or a duration such as `30m` or `1h30m`; "
     "negative for ever, 0 not at all.",
+    "speculation": "Whether tokens are drafted ahead, so that several come from one step: on, off, true or false; "
+    "without it the setting of the model. Also a header. Has no effect on vectors.",
     "model": "The model's name, as `localrun list` shows it, or the path of a GGUF file.",
     "stream": "Whether the answer comes in pieces. Ollama's routes stream unless it is false, the others only if it is "
     "true.",
@@ -77,6 +79,8 @@ _TEXT = {
     "think.",
     "modalities": "Only text is possible.",
     "audio": "Refused: there is no sound.",
+    "prediction": "A text that much of the answer is expected to be like, such as the file that is to be edited: its "
+    "tokens are drafts, so the answer comes faster where it repeats them.",
     "continue_final_message": "Whether the answer goes on where the last message, the assistant's, ends; vLLM's.",
     "add_generation_prompt": "False only together with `continue_final_message`.",
     "chat_template_kwargs": "Variables for the model's chat template, such as `enable_thinking`. `messages`, `tools`, "

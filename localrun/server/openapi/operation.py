@@ -104,6 +104,11 @@ REQUEST_HEADERS = (
         description=f"Seconds until the first token is wanted, up to {MAX_DEADLINE_S:.0f}. The field `deadline_s`.",
     ),
     Parameter(
+        name="X-Localrun-Speculation", place="header",
+        schema={"type": "string", "enum": ["on", "off", "true", "false"]},
+        description="Whether tokens are drafted ahead. The field `speculation` says the same.",
+    ),
+    Parameter(
         name="X-Localrun-Client", place="header", schema={"type": "string"},
         description=f"A name, of which {MAX_CLIENT_CHARACTERS} printable characters count; clients get equal service. "
         "Without it the User-Agent's first word.",

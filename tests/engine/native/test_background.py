@@ -226,7 +226,7 @@ def test_what_a_batch_took_is_learned_and_outlives_the_worker():
     for _ in range(4):
         of(backend).begin(None)
         assert of(backend).is_over
-        for request, n_tokens in of(backend).collect().grants:
+        for request, n_tokens, _ in of(backend).collect().grants:
             request.n_computed += n_tokens
     learned = of(backend).recompute_s(0, 100)
     assert learned != unknown

@@ -241,14 +241,16 @@ def test_a_number_out_of_range_is_refused_before_anything_is_computed(both: Both
     grow(both, 0, 8)
 
 
-def test_no_more_rows_want_logits_than_there_are_sequences(both: Both):
-    def call(backend: Subject, n_wanted: int) -> None:
-        fill(backend.batch, 0, 20)
-        backend.batch.wants_logits[:n_wanted] = 1
-        backend.decode(20)
+def test_no_more_rows_want_logits_than_there_are_sequences_and_drafts(both: Both):
+    n_most = both.n_seqs + both.real.n_draft_rows
 
-    both.refuses(ValueError, call, (both.n_seqs + 1,) * 2)
-    assert both.result(call, (both.n_seqs,) * 2) is None
+    def call(backend: Subject, n_wanted: int) -> None:
+        fill(backend.batch, 0, n_most + 1)
+        backend.batch.wants_logits[:n_wanted] = 1
+        backend.decode(n_most + 1)
+
+    both.refuses(ValueError, call, (n_most + 1,) * 2)
+    assert both.result(call, (n_most,) * 2) is None
 
 
 @pytest.mark.parametrize("start", [0, 9, 11])

@@ -164,6 +164,34 @@ def test_times_and_rates() -> None:
     assert row.itl_p50_s == pytest.approx(0.1, rel=0.04)
 
 
+def test_drafts_of_all_engines_add_up() -> None:
+    record = _record()
+    record.loaded("tiny")
+    record.progress(wire.Delta(1, wire.Phase.DECODE, 11, 1, tokens=[7], n_drafted=6, n_accepted=4), 101.0)
+    assert (record.row(101.0).drafted_tokens, record.row(101.0).accepted_tokens) == (6, 4)
+    assert (record.row(101.0).drafts, record.row(101.0).speedup) == ([], None)
+    record.resume()
+    assert record.row(102.0).drafted_tokens == 6
+    record.progress(wire.Delta(1, wire.Phase.DECODE, 12, 2, tokens=[7], n_drafted=3, n_accepted=0), 103.0)
+    assert (record.row(103.0).drafted_tokens, record.row(103.0).accepted_tokens) == (9, 4)
+    counts = wire.DraftCounts(wire.DraftSource.MTP, n_drafts=2, n_drafted=5, n_accepted=1, seconds=0.5)
+    record.usage = wire.Usage(10, 6, 3, 0.1, 0.2, 0.0, drafts=(counts,), speedup=1.5)
+    record.end(RequestState.DONE, 105.0, finish_reason="stop")
+    row = record.row(200.0)
+    assert (row.drafted_tokens, row.accepted_tokens, row.speedup) == (11, 5, 1.5)
+    assert [(one.source, one.drafted_tokens) for one in row.drafts] == [("mtp", 5)]
+
+
+def test_an_end_that_says_nothing_of_drafts_takes_none_back() -> None:
+    record = _record()
+    record.progress(wire.Delta(1, wire.Phase.DECODE, 11, 1, tokens=[7], n_drafted=6, n_accepted=4), 101.0)
+    record.progress(wire.Delta(1, wire.Phase.DONE, 11, 1, finish=wire.Finish.CANCELLED), 102.0)
+    record.usage = wire.Usage(10, 6, 1, 0.1, 0.2, 0.0)
+    record.end(RequestState.CANCELLED, 102.0)
+    row = record.row(103.0)
+    assert (row.drafted_tokens, row.accepted_tokens, row.drafts, row.speedup) == (6, 4, [], None)
+
+
 def test_several_tokens_of_one_step_share_its_time() -> None:
     record = _record()
     record.progress(_delta(1), 101.0)

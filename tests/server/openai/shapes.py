@@ -15,8 +15,10 @@ class CachedTokens(Strict):
     cached_tokens: int
 
 
-class ReasoningTokens(Strict):
+class OutputTokens(Strict):
     reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class Usage(Strict):
@@ -24,7 +26,7 @@ class Usage(Strict):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens
+    completion_tokens_details: OutputTokens
 
 
 class Function(Strict):

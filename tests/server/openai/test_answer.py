@@ -18,12 +18,16 @@ def test_a_prompt_counts_once() -> None:
         return Usage(n_prompt=10, n_cached=n_cached, n_output=3, queued_s=0, prefill_s=0.5, decode_s=0.25)
 
     choices = [used(4), used(9), used(2), used(9)]
-    assert msgspec.to_builtins(usage_of(choices[::2], choices, n_thinking=5)) == {
+    assert msgspec.to_builtins(usage_of(choices[::2], choices, n_thinking=5, n_drafted=9, n_accepted=7)) == {
         "prompt_tokens": 20,
         "completion_tokens": 12,
         "total_tokens": 32,
         "prompt_tokens_details": {"cached_tokens": 6},
-        "completion_tokens_details": {"reasoning_tokens": 5},
+        "completion_tokens_details": {
+            "reasoning_tokens": 5,
+            "accepted_prediction_tokens": 7,
+            "rejected_prediction_tokens": 2,
+        },
     }
 
 
@@ -35,6 +39,7 @@ def test_timings() -> None:
     assert timings.predicted_per_second == pytest.approx(8)
     one = timings_of(Usage(n_prompt=1, n_cached=1, n_output=1, queued_s=0, prefill_s=0, decode_s=0))
     assert one.predicted_per_second is None
+    assert "draft_n" not in msgspec.to_builtins(one)
 
 
 HALF = ChosenLogprob(7, b"\xc3", -0.5, (TokenLogprob(7, b"\xc3", -0.5), TokenLogprob(8, b"a", -1.0)))

@@ -94,7 +94,11 @@ def test_a_whole_chat(daemon: Daemon) -> None:
         "completion_tokens": 6,
         "total_tokens": N_HELLO + 6,
         "prompt_tokens_details": content["usage"]["prompt_tokens_details"],
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
     again = chat(daemon, ignore_eos=True).json()
     assert again["usage"]["prompt_tokens_details"] == {"cached_tokens": N_HELLO - 1}

@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace
 from textual.widgets import DataTable
 
-from localrun.snapshot import GpuRow, KvRunRow
+from localrun.snapshot import DraftRow, GpuRow, KvRunRow
 from localrun.tui.recording import Recorder, snapshots
 from localrun.tui.screens.details import RequestScreen
 from localrun.tui.widgets.tables import RequestTable
 from tests.tui.conftest import TINY
 
-WIDE = (140, 36)
+WIDE = (150, 36)
 NARROW = (80, 24)
 
 
@@ -39,15 +39,23 @@ async def test_every_column_of_a_request_in_a_wide_terminal(desk: Any) -> None:
         await _open(desk, pilot)
         desk.daemon.publish(
             desk.row(
-                "a", slot=3, lane="batch", api="/v1/chat/completions", client="aider", prompt_tokens=2345, age_s=65.0
+                "a",
+                slot=3,
+                lane="batch",
+                api="/v1/chat/completions",
+                client="aider",
+                prompt_tokens=2345,
+                age_s=65.0,
+                drafted_tokens=8,
+                accepted_tokens=6,
             ),
             desk.row("b", "prefill", computed_tokens=256, output_tokens=0, ttft_s=None, tokens_per_s=None),
         )
         await desk.see(pilot, "aider")
         first, second = _table_lines(desk)
         assert first.split() == [
-            "decode", "aider", "v1/chat/com…", "tiny", "batch", "3", "2,345", "480", "40", "42.0", "39.5", "█", "310",
-            "ms", "24", "ms", "1m", "05s",
+            "decode", "aider", "v1/chat/com…", "tiny", "batch", "3", "2,345", "480", "40", "75%", "42.0", "39.5", "█",
+            "310", "ms", "24", "ms", "1m", "05s",
         ]  # fmt: skip
         assert second.split()[:2] == ["prefill", "50%"]
 
@@ -83,6 +91,26 @@ async def test_aggregate_numbers(desk: Any) -> None:
             await desk.see(pilot, text)
         engine = next(text for text in desk.seen(desk.app).split("\n") if "4321" in text)
         assert engine.split() == ["tiny", "4321", "ready", "2/8", "1.2k/32.8k", "18", "ms", "327", "MB", "4m", "52s"]
+
+
+async def test_what_was_drafted(desk: Any) -> None:
+    """Of each request, of the selected one in detail, and in all; nothing where nothing was."""
+    ended = {"drafted_tokens": 1000, "accepted_tokens": 999, "speedup": 2.14}
+    drafts = [DraftRow(source="lookup", drafts=90, drafted_tokens=1000, accepted_tokens=999, seconds=0.1)]
+    async with desk.open((100, 36)) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(desk.row("a"))
+        await desk.see(pilot, "63% cached   queue 3")
+        assert "%" not in _table_lines(desk)[0]
+        desk.daemon.publish(desk.row("a"), desk.row("b", "done", age_s=1.0, drafts=drafts, **ended))
+        await desk.see(pilot, "63%  drafts 99%  queue 3")
+        plain, drafted = _table_lines(desk)
+        assert ("%" in plain, "99%" in drafted) == (False, True)
+        await pilot.press("down")
+        await desk.see(pilot, "drafts 99%, 2.1x")
+        await pilot.press("enter")
+        await desk.see(pilot, "999 of 1,000 tokens kept: lookup 999/1,000")
+        await desk.see(pilot, "2.1x with drafts")
 
 
 async def test_rows_change_in_place_and_leave(desk: Any) -> None:

@@ -22,6 +22,7 @@ from localrun.server.http.exchange import Exchange, route
 from localrun.server.http.fields import ask_of, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
+from localrun.server.jobs.registry import RequestRecord
 from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming
 from localrun.server.openai.chat import think_of
 from localrun.server.openai.responses import items as response_items
@@ -99,7 +100,7 @@ def begun_response(response_id: str, body: ResponsesBody, sampling: Sampling) ->
     }
 
 
-def ended_response(response: Fields, output: Sequence[Fields], finish: Finish, usage: Usage, n_thinking: int) -> Fields:
+def ended_response(response: Fields, output: Sequence[Fields], finish: Finish, usage: ResponseUsage) -> Fields:
     """The object of a response that has ended, with all it said."""
     is_cut = finish is Finish.LENGTH
     return response | {
@@ -107,7 +108,7 @@ def ended_response(response: Fields, output: Sequence[Fields], finish: Finish, u
         "completed_at": None if is_cut else int(time.time()),
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "output": list(output),
-        "usage": _usage(usage, n_thinking),
+        "usage": usage,
     }
 
 
@@ -121,14 +122,18 @@ def failed_response(response: Fields, output: Sequence[Fields], error: LocalrunE
     }
 
 
-def _usage(usage: Usage, n_thinking: int) -> ResponseUsage:
+def _usage(usage: Usage, n_thinking: int, record: RequestRecord) -> ResponseUsage:
     # What was computed is kept as a prefix for the next request.
     n_written = usage.n_prompt - usage.n_cached
     return ResponseUsage(
         input_tokens=usage.n_prompt,
         input_tokens_details={"cached_tokens": usage.n_cached, "cache_write_tokens": n_written},
         output_tokens=usage.n_output,
-        output_tokens_details={"reasoning_tokens": n_thinking},
+        output_tokens_details={
+            "reasoning_tokens": n_thinking,
+            "accepted_prediction_tokens": record.n_accepted,
+            "rejected_prediction_tokens": record.n_drafted - record.n_accepted,
+        },
         total_tokens=usage.n_prompt + usage.n_output,
     )
 
@@ -248,7 +253,8 @@ class _Run:
             return told
         finish, usage = ended(delta)
         told += self._output.finish(status="incomplete" if finish is Finish.LENGTH else "completed")
-        self._response = ended_response(self._response, self._output.items, finish, usage, self._reply.n_thinking)
+        counts = _usage(usage, self._reply.n_thinking, self._job.record)
+        self._response = ended_response(self._response, self._output.items, finish, counts)
         if self._kept is not None:
             self._kept.add(self._response, self._conversation)
         return told

@@ -1,0 +1,295 @@
+"""Drafts of a smaller model: what its sequences hold, how they catch up with the requests, and what it says next.
+
+The draft model reads a request's tokens as the model itself does, in a sequence of its own. Then it says the likeliest
+next token, reads that, says the next one, and so on. Whatever the model chose otherwise is cut off before the next
+draft. All requests share a decode: one for what their sequences lack, then one for each position that is drafted.
+
+A sequence that lacks much, such as a long prompt, catches up over several calls, the others' drafts beside it. When a
+request leaves, its sequence keeps the tokens until another request needs it, so that the next turn of a conversation
+has little to catch up with. If there are more requests than sequences, the least recently used one gives way.
+
+Owner: the engine's main thread. Pure; the clock is passed in.
+Invariant: the cells of a sequence hold exactly its `tokens`, at the positions from 0 on.
+Does not: load models (`native/draft.py`), choose them (`draft_models.py`), or touch the model that is drafted for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from localrun.engine.backend import Batch, DecodeFailed, NoRoom
+from localrun.engine.request import Request
+from localrun.engine.schedule.budget import SMALL_ROWS, CostModel, best_size, untried_rows
+from localrun.wire import DraftSource
+
+log = logging.getLogger("localrun.engine")
+
+# With the row of the last token that makes eight, which suits kernels that take rows in fours.
+MOST_TOKENS = 7
+# What a sequence lacks is computed for about so long in one call, since streams wait meanwhile.
+CATCH_UP_S = 0.03
+# A token is left out if the draft model itself thinks it less likely that the answer gets there along its draft.
+LEAST_CHANCE = 0.1
+
+
+class DraftContext(Protocol):
+    """A loaded draft model. Its calls are those of `Backend`, and raise the same.
+
+    A sequence has at most `n_ctx` tokens, all sequences together `n_cells`. Both models know the tokens below
+    `n_vocab`. A batch has a row for each sequence at least.
+    """
+
+    batch: Batch
+    n_seqs: int
+    n_ctx: int
+    n_cells: int
+    n_vocab: int
+    eog_tokens: frozenset[int]
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Nothing else computes inside of this. All decodes are inside of it."""
+
+    def decode(self, n_rows: int) -> None: ...
+
+    def likeliest(self, row: int) -> tuple[int, float]:
+        """The likeliest token after a row of the last decode, and its probability."""
+
+    def seq_remove(self, seq: int, start: int) -> None:
+        """Remove everything from a position on."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(eq=False, slots=True)
+class _Sequence:
+    """The first `n_same` of its `tokens` are those of its request, if it has one."""
+
+    number: int
+    tokens: list[int] = field(default_factory=list)
+    n_same: int = 0
+    request: Request | None = None
+    used_at: int = 0
+
+    def gain(self, tokens: list[int]) -> int:
+        """How many more tokens a request with these tokens would find here than would be lost; 0 if it is worse."""
+        n_common = _n_common(self.tokens, tokens, 0)
+        return max(0, 2 * n_common - len(self.tokens))
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """A request that drafts up to `n_wanted` tokens in this call. `chance` is that of the draft as a whole."""
+
+    sequence: _Sequence
+    known: list[int]
+    n_wanted: int
+    draft: list[int]
+    chance: float = 1.0
+
+
+class _Row(NamedTuple):
+    """One row of a batch: the next token of a sequence."""
+
+    sequence: _Sequence
+    token: int
+    wants_logits: bool
+
+
+class DraftModel:
+    """See the module and `drafter.Drafter`. Nothing is wanted of a request with 0: it only catches up.
+
+    A decode that fails is the last one, since only a new context could help; from then on there are no drafts.
+    """
+
+    source = DraftSource.DRAFT_MODEL
+
+    def __init__(
+        self,
+        context: DraftContext,
+        clock: Callable[[], float],
+        *,
+        n_most: int = MOST_TOKENS,
+        least_chance: float = LEAST_CHANCE,
+    ) -> None:
+        self.n_most = n_most
+        self._context = context
+        self._clock = clock
+        self._least_chance = least_chance
+        self._sequences = [_Sequence(number) for number in range(context.n_seqs)]
+        self._of: dict[Request, _Sequence] = {}
+        self._cost = CostModel()
+        self._n_calls = 0
+        self._is_broken = False
+
+    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+        drafts: list[list[int]] = [[] for _ in wanted]
+        self._n_calls += 1
+        requests = {request for request, _ in wanted}
+        turns = []
+        for (request, n_tokens), draft in zip(wanted, drafts, strict=True):
+            sequence = None if self._is_broken else self._place(request, requests)
+            if sequence is not None:
+                turns.append(_Turn(sequence, request.tokens, min(n_tokens, self.n_most), draft))
+        if not turns:
+            return drafts
+        turns.sort(key=lambda turn: turn.sequence.number)
+        try:
+            with self._context.alone():
+                self._draft(turns, requests)
+        except (DecodeFailed, NoRoom):
+            log.exception("the draft model failed; there are no more drafts of it")
+            self._is_broken = True
+        return drafts
+
+    def decoded(self, n_rows: int) -> None:
+        pass
+
+    def drop(self, request: Request) -> None:
+        sequence = self._of.pop(request, None)
+        if sequence is not None:
+            sequence.request = None
+
+    def close(self) -> None:
+        self._context.close()
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if the books contradict each other."""
+        assert self._of == {one.request: one for one in self._sequences if one.request is not None}
+        for request, sequence in self._of.items():
+            assert sequence.tokens[: sequence.n_same] == request.tokens[: sequence.n_same]
+        assert self._n_held <= self._context.n_cells
+
+    # --- sequences ---------------------------------------------------------------------------------------------
+
+    @property
+    def _n_held(self) -> int:
+        return sum(len(sequence.tokens) for sequence in self._sequences)
+
+    def _place(self, request: Request, wanted: Collection[Request]) -> _Sequence | None:
+        """The request's sequence, cut back to what it has in common with the request, without its last token at least.
+        None if there is none for it, or it is too long for this model."""
+        if len(request.tokens) > self._context.n_ctx:
+            self.drop(request)
+            return None
+        sequence = self._of.get(request) or self._choose(request, wanted)
+        if sequence is None:
+            return None
+        sequence.used_at = self._n_calls
+        sequence.n_same = _n_common(sequence.tokens, request.tokens, sequence.n_same)
+        self._cut(sequence, min(sequence.n_same, len(request.tokens) - 1))
+        return sequence
+
+    def _choose(self, request: Request, wanted: Collection[Request]) -> _Sequence | None:
+        """A sequence for a request without one: the one that holds the beginning of its tokens, else the least recently
+        used one, if need be that of a request that does not draft in this call."""
+        free = [one for one in self._sequences if one.request is None]
+        free = free or [one for one in self._sequences if one.request not in wanted]
+        if not free:
+            return None
+        sequence = max(free, key=lambda one: (one.gain(request.tokens), -one.used_at))
+        if sequence.request is not None:
+            self.drop(sequence.request)
+        sequence.request, sequence.n_same = request, 0
+        self._of[request] = sequence
+        return sequence
+
+    def _cut(self, sequence: _Sequence, n_kept: int) -> None:
+        if len(sequence.tokens) > n_kept:
+            self._context.seq_remove(sequence.number, n_kept)
+            del sequence.tokens[n_kept:]
+        sequence.n_same = min(sequence.n_same, n_kept)
+
+    def _make_room(self, n_rows: int, wanted: Collection[Request]) -> int:
+        """How many of so many rows have free cells, after sequences that nobody drafts with gave theirs, the least
+        recently used ones first."""
+        n_free = self._context.n_cells - self._n_held
+        while n_free < n_rows:
+            others = [one for one in self._sequences if one.tokens and one.request not in wanted]
+            if not others:
+                return n_free
+            oldest = min(others, key=lambda one: (one.request is not None, one.used_at))
+            n_free += len(oldest.tokens)
+            self._cut(oldest, 0)
+        return n_rows
+
+    # --- computing ---------------------------------------------------------------------------------------------
+
+    def _draft(self, turns: list[_Turn], wanted: Collection[Request]) -> None:
+        ready = self._catch_up(turns, wanted)
+        while ready:
+            rows = [_Row(turn.sequence, turn.draft[-1], True) for turn in ready]
+            if self._make_room(len(rows), wanted) < len(rows):
+                return
+            self._decode(rows)
+            ready = [turn for row, turn in enumerate(ready) if self._take(turn, row)]
+
+    def _catch_up(self, turns: list[_Turn], wanted: Collection[Request]) -> list[_Turn]:
+        """One decode of what the sequences lack, those first that lack the least. Returns who goes on to draft."""
+        lacks = {turn.sequence: len(turn.known) - len(turn.sequence.tokens) for turn in turns}
+        left = min(self._most_rows(turns), sum(lacks.values()))
+        left = self._make_room(left, wanted)
+        rows_of: dict[_Sequence, int] = {}
+        for sequence in sorted(lacks, key=lambda one: lacks[one]):
+            rows_of[sequence] = min(left, lacks[sequence])
+            left -= rows_of[sequence]
+        rows, last_rows = [], []
+        for turn in turns:
+            sequence, start = turn.sequence, len(turn.sequence.tokens)
+            tokens = turn.known[start : start + rows_of[sequence]]
+            rows += [_Row(sequence, token, False) for token in tokens]
+            if turn.n_wanted and tokens and len(tokens) == lacks[sequence]:
+                rows[-1] = rows[-1]._replace(wants_logits=True)
+                last_rows.append((turn, len(rows) - 1))
+        if not rows:
+            return []
+        depth = sum(len(row.sequence.tokens) for row in rows) / len(rows)
+        began_s = self._clock()
+        self._decode(rows)
+        if len(rows) >= SMALL_ROWS[0]:
+            self._cost.observe(len(rows), depth, self._clock() - began_s)
+        for turn in turns:
+            turn.sequence.n_same = len(turn.sequence.tokens)
+        return [turn for turn, row in last_rows if self._take(turn, row)]
+
+    def _most_rows(self, turns: list[_Turn]) -> int:
+        """Rows that may be caught up with in one call."""
+        capacity = self._context.batch.capacity
+        depth = sum(len(turn.sequence.tokens) for turn in turns) / len(turns)
+        is_known = self._cost.knows(depth)
+        n_rows = best_size(self._cost, capacity, depth, CATCH_UP_S) if is_known else untried_rows(depth)
+        return min(capacity, max(n_rows, 2 * len(turns)))
+
+    def _decode(self, rows: list[_Row]) -> None:
+        """Compute rows, those of one sequence one after the other. They are in its cells afterwards."""
+        batch, n_vocab = self._context.batch, self._context.n_vocab
+        lengths = {row.sequence: len(row.sequence.tokens) for row in rows}
+        for number, row in enumerate(rows):
+            # A token that only the other model knows is read as another one, which makes the draft worse and not wrong.
+            batch.token[number] = row.token if row.token < n_vocab else 0
+            batch.pos[number] = lengths[row.sequence]
+            batch.seq[number] = row.sequence.number
+            batch.wants_logits[number] = row.wants_logits
+            lengths[row.sequence] += 1
+        self._context.decode(len(rows))
+        for row in rows:
+            row.sequence.tokens.append(row.token)
+
+    def _take(self, turn: _Turn, row: int) -> bool:
+        """Add the likeliest token after a row to a draft. Whether another one may follow it."""
+        token, probability = self._context.likeliest(row)
+        turn.chance *= probability
+        if token >= self._context.n_vocab or turn.chance < self._least_chance:
+            return False
+        turn.draft.append(token)
+        is_full = len(turn.draft) == turn.n_wanted or len(turn.sequence.tokens) == self._context.n_ctx
+        return not is_full and token not in self._context.eog_tokens
+
+
+def _n_common(tokens: list[int], others: list[int], start: int) -> int:
+    """How many tokens two lists begin with that are the same, where the first `start` are known to be."""
+    end = min(len(tokens), len(others))
+    return next((at for at in range(start, end) if tokens[at] != others[at]), end)

@@ -1,0 +1,61 @@
+"""What is learned of the cost of rows."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from localrun.engine.speculate.costs import RowCosts
+
+STEPS_S = {1: 5.0, 2: 8.5, 4: 11.0, 8: 15.0, 16: 21.0}
+
+
+def learned(steps: list[int], *, speed=lambda at: 1.0, noise: float = 0.05, costs: RowCosts | None = None) -> RowCosts:
+    costs, chance, now_s = costs or RowCosts(), random.Random(3), 1.0
+    for at, n_rows in enumerate(steps):
+        seconds = STEPS_S[n_rows] * 1e-3 * speed(at) * (1 + noise * chance.random())
+        now_s += seconds
+        costs.observe(n_rows, seconds, now_s)
+    return costs
+
+
+def mixed(n_steps: int) -> list[int]:
+    return random.Random(5).choices([1, 1, 1, 2, 4, 8, 16], k=n_steps)
+
+
+def test_ratios_are_those_of_the_steps():
+    costs = learned(mixed(300))
+    for n_rows, seconds in STEPS_S.items():
+        assert costs.ratio(n_rows, 1) == pytest.approx(seconds / 5, rel=0.1)
+    assert costs.seconds(8) == pytest.approx(15e-3, rel=0.1)
+
+
+def test_a_machine_that_gets_slower_changes_no_ratio():
+    costs = learned(mixed(300), speed=lambda at: 6.0 if at > 150 else 1.0)
+    for n_rows, seconds in STEPS_S.items():
+        assert costs.ratio(n_rows, 1) == pytest.approx(seconds / 5, rel=0.15)
+    assert costs.seconds(1) == pytest.approx(30e-3, rel=0.2)
+
+
+def test_a_step_that_something_else_held_up_is_soon_forgotten():
+    costs = learned([1] * 20)
+    costs.observe(8, 0.5, 0.9)
+    learned([1, 8] * 4, costs=costs)
+    assert costs.ratio(8, 1) < 4
+
+
+def test_what_was_never_measured_is_guessed_from_its_neighbours():
+    costs = learned([1, 4, 1, 4] * 10, noise=0.0)
+    assert not costs.is_known(2)
+    assert 1 < costs.ratio(2, 1) < costs.ratio(4, 1) < costs.ratio(8, 1)
+
+
+def test_what_was_too_dear_long_ago_is_hoped_to_be_cheaper_now():
+    costs = learned([1, 8] * 10, noise=0.0)
+    measured = costs.ratio(8, 1)
+    hopes = []
+    for _ in range(3):
+        learned([1] * 200, costs=costs, noise=0.0)
+        hopes.append(costs.ratio(8, 1))
+    assert measured > hopes[0] > hopes[1] > hopes[2] > measured / 3

@@ -1,0 +1,112 @@
+"""Answers with drafts are the answers without: random traces over the fake backend, whose next token is a hash of the
+cells that a row really sees. A draft that is not taken off its cells, a row too many or a token counted twice changes
+what follows."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localrun.engine.fake import IM_END
+from localrun.wire import Finish, Lane, Sampling
+from tests.depth import DEPTH
+from tests.engine.harness import GREEDY, Harness, expected_output
+from tests.engine.speculate.drafters import drafting
+
+prompts = st.lists(
+    st.sampled_from([b"system ", b"ab", b"abc", b"user: ", b"z" * 40, b"message" * 6 + b"."]), min_size=1, max_size=5
+).map(lambda parts: [IM_END if letter == ord(".") else letter for letter in b"".join(parts)])
+samplings = st.sampled_from(
+    [
+        GREEDY,
+        Sampling(temperature=1, seed=7),
+        Sampling(temperature=1, seed=8, repeat_penalty=1.3, penalty_last_n=16),
+        Sampling(temperature=1, seed=9, mirostat=2),
+    ]
+)
+submits = st.fixed_dictionaries(
+    {
+        "prompt": prompts,
+        "n_predict": st.integers(0, 40),
+        "ignore_eos": st.booleans(),
+        "sampling": samplings,
+        "stop": st.sampled_from([(), ("a",), ("e ", "é"), ("qu",)]),
+        "n_probs": st.sampled_from([None, 0, 2]),
+        "lane": st.sampled_from(list(Lane)),
+        "client": st.sampled_from(["one", "two"]),
+    }
+)
+events = st.one_of(submits, st.integers(1, 6), st.tuples(st.just("cancel"), st.integers(0, 12)))
+shapes = st.fixed_dictionaries(
+    {
+        "n_cells": st.sampled_from([256, 320, 512]),
+        "n_slots": st.integers(1, 5),
+        "n_batch": st.sampled_from([32, 64]),
+        "n_seqs": st.integers(5, 10),
+        "ram_cache_bytes": st.sampled_from([0, 600, 1 << 20]),
+        "is_split": st.booleans(),
+        "n_background_seqs": st.integers(0, 2),
+    }
+)
+
+
+def played(shape, trace, speculation=None) -> Harness:
+    """Cancels are by tokens and not by steps, for a step may give several."""
+    harness = Harness(**shape, speculation=speculation)
+    n_asked = 0
+    for event in trace:
+        if isinstance(event, dict):
+            harness.submit(n_asked, **event)
+            n_asked += 1
+        elif isinstance(event, int):
+            for _ in range(event):
+                harness.step()
+        else:
+            harness.engine.cancel(event[1])
+    harness.run()
+    assert set(harness.finals) == set(range(n_asked)), "a request without an end"
+    assert harness.backend.n_open_samplers == 0, "a sampler leaked"
+    return harness
+
+
+@given(shapes, st.lists(events, max_size=25), st.integers(0, 1 << 20), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+@settings(max_examples=80 * DEPTH, deadline=None)
+def test_drafts_change_no_answer(shape, trace, seed, share_right):
+    plain, drafted = played(shape, trace), played(shape, trace, drafting(seed, share_right))
+    for request_id, final in drafted.finals.items():
+        was, tokens, old = plain.finals[request_id], drafted.tokens[request_id], plain.tokens[request_id]
+        n_both = min(len(tokens), len(old))
+        assert tokens[:n_both] == old[:n_both], "drafts changed an answer"
+        assert len(drafted.logprobs[request_id]) in (0, len(tokens)), "a token without its log-probability"
+        assert final.usage.n_output == len(tokens)
+        if Finish.CANCELLED in (final.finish, was.finish):
+            continue
+        assert (final.finish, final.stop_text, final.error_code) == (was.finish, was.stop_text, was.error_code)
+        assert (tokens, drafted.texts[request_id]) == (old, plain.texts[request_id])
+        assert drafted.logprobs[request_id] == plain.logprobs[request_id]
+        assert final.mu == was.mu
+        assert all(0 <= count.n_accepted <= count.n_drafted for count in final.usage.drafts)
+    service = drafted.engine.scheduler.policy
+    assert not service.service("one"), "the service of clients who are gone"
+
+
+@given(prompts, st.integers(2, 60), st.integers(0, 1 << 20), st.floats(0, 1), st.data())
+@settings(max_examples=40 * DEPTH, deadline=None)
+def test_a_prediction_speeds_an_answer_up_and_changes_nothing(prompt, n_predict, seed, share_right, data):
+    answer = expected_output(prompt, n_predict)
+    wrong = data.draw(st.lists(st.integers(0, len(answer) - 1), max_size=3))
+    prediction = [token if at not in wrong else 97 for at, token in enumerate(answer)]
+    harness = Harness(n_cells=512, speculation=drafting(seed, share_right))
+    harness.submit(0, prompt, n_predict=n_predict, prediction=prediction)
+    harness.run()
+    assert harness.tokens[0] == answer
+
+
+def test_right_drafts_give_many_tokens_in_few_steps():
+    harness = Harness(n_cells=512, speculation=drafting(1, 1.0))
+    harness.submit(0, "tell me a story", n_predict=200)
+    harness.run()
+    assert harness.tokens[0] == expected_output(list(b"tell me a story"), 200)
+    assert len(harness.steps) < 100
+    (counts,) = (count for count in harness.finals[0].usage.drafts if count.source == "draft_model")
+    assert counts.n_accepted == counts.n_drafted > 100
