@@ -8,7 +8,7 @@ it drafts the token after the next of the row that the state is from: with anoth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,15 +17,22 @@ import gguf
 import numpy as np
 import pytest
 
+from localrun.engine import engine as engine_module
 from localrun.engine.backend import DecodeFailed
+from localrun.engine.engine import Engine
 from localrun.engine.native import mtp
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.native.mtp import MOST_TOKENS, Heads, has_heads
 from localrun.engine.request import Request
+from localrun.engine.speculate.choice import Choice, Limits, Stream
+from localrun.engine.speculate.costs import RowCosts
+from localrun.engine.speculate.speculation import Speculation
 from localrun.models.synthesis.synthesize import synthesize, write_model
 from localrun.models.synthesis.synthetic_tokenizer import make_vocabulary
 from localrun.models.synthesis.tensor_plan import SHAPES, plan_tensors
+from localrun.wire import DraftCounts, DraftSource, Sampling, Submit
 from tests.engine.conftest import saved_state
+from tests.engine.native.test_drafts import answers, check_alike
 
 N_SEQS, N_BATCH, N_CELLS = 4, 64, 512
 SHAPE = SHAPES["tiny-qwen35-nextn"]
@@ -264,6 +271,62 @@ def test_a_rebuilt_backend_drafts_again(tmp_path: Path):
     backend.rebuild(split=False)
     assert generate(backend, [begin(backend, 0, list(range(300, 330)))], 2) == (2 * MOST_TOKENS, 2 * MOST_TOKENS)
     backend.close()
+
+
+def test_rows_of_a_step_that_takes_several_passes_keep_their_hidden_states(rigged: LlamaBackend):
+    starts = {2: (300, 20), 0: (700, 9), 1: (1200, 33)}
+    rows = [(seq, 0, list(range(first, first + count))) for seq, (first, count) in starts.items()]
+    step(rigged, rows)
+    for seq, (first, count) in starts.items():
+        text = Text(seq, list(range(first, first + count + 1)))
+        assert heads_of(rigged).propose([(as_request(text), 2)]) == [[text.tokens[-1] + 1, text.tokens[-1] + 2]]
+
+
+def as_many_as_possible(streams: Sequence[Stream], costs: RowCosts, limits: Limits) -> Choice:
+    n_each = min(limits.most_each, limits.most_rows // len(streams))
+    return Choice((n_each,) * len(streams), 1.0, float(len(streams)))
+
+
+def test_an_engine_answers_with_them(rigged: LlamaBackend):
+    engine = Engine(
+        rigged,
+        engine_module.Limits(N_SEQS, 8, 0.0, 0),
+        lambda: 0.0,
+        speculation=Speculation(rigged, lambda: 0.0, choose=as_many_as_possible),
+    )
+    prompts = {number: list(range(400 * number + 300, 400 * number + 320 + number)) for number in range(3)}
+    texts: dict[int, list[int]] = {number: [] for number in prompts}
+    counts: dict[int, DraftCounts] = {}
+    n_steps = 0
+    for number, prompt in prompts.items():
+        engine.submit(Submit(id=number, sampling=Sampling(temperature=0), n_predict=40), list(prompt))
+    while not engine.is_idle:
+        said = engine.step()
+        n_steps += 1
+        engine.cache.check_integrity()
+        for delta in said.deltas if said is not None else ():
+            texts[delta.id] += delta.tokens
+            if delta.usage is not None:
+                (counts[delta.id],) = delta.usage.drafts
+    for number, prompt in prompts.items():
+        assert texts[number] == list(range(prompt[-1] + 1, prompt[-1] + 41))
+        assert counts[number].source is DraftSource.MTP
+        assert counts[number].n_accepted == counts[number].n_drafted >= 27
+    assert n_steps < 20
+    engine.close()
+
+
+def test_wrong_drafts_change_no_answer(random: LlamaBackend):
+    greedy = Sampling(temperature=0)
+    submits = [
+        Submit(id=number, sampling=greedy, n_predict=40, ignore_eos=True, logprobs=True, n_probs=5)
+        for number in range(3)
+    ]  # fmt: skip
+    plain = answers(random, Speculation(random, lambda: 0.0, is_on=False), submits)
+    drafted = answers(random, Speculation(random, lambda: 0.0, choose=as_many_as_possible), submits)
+    for number, answer in drafted.items():
+        assert answer.n_drafted > 40
+        check_alike(answer, plain[number])
 
 
 # --- the layer's own memory ----------------------------------------------------------------------------------------
