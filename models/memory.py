@@ -114,7 +114,9 @@ def _layers_with_state(header: Header) -> list[bool]:
         return [n_heads == 0 for n_heads in header.heads_kv_per_layer]
     if header.architecture in _HYBRID_BY_INTERVAL:
         every = _size(header, "full_attention_interval") or _HYBRID_BY_INTERVAL[header.architecture]
-        return [(layer + 1) % every != 0 for layer in layers]
+        # Those that only draft come last, and attend.
+        n_trunk = header.n_layers - _size(header, "nextn_predict_layers")
+        return [layer < n_trunk and (layer + 1) % every != 0 for layer in layers]
     return [False for _ in layers]
 
 

@@ -66,11 +66,11 @@ def sound_kernels() -> Iterator[None]:
     from localrun.engine.native import llama
     from localrun.engine.native.model import load_model
 
-    def load(path: str, n_gpu_layers: int, *, use_extra_bufts: bool = True) -> Any:
+    def load(path: str, n_gpu_layers: int, *, use_extra_bufts: bool = True, with_heads: bool = False) -> Any:
         header = read_header(Path(path))
         types = {tensor.type_name for tensor in header.tensors}
         is_right = _verdict().allows_quick(types, memory_kind(header))
-        return load_model(path, n_gpu_layers, use_extra_bufts=use_extra_bufts and is_right)
+        return load_model(path, n_gpu_layers, use_extra_bufts=use_extra_bufts and is_right, with_heads=with_heads)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(llama, "load_model", load)

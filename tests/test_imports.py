@@ -79,7 +79,7 @@ NOT_PURE = {
     *("cache.disk", "cache.disk_files", "speculate.draft_models"),
     *(
         f"native.{name}"
-        for name in ("context", "draft", "embedder", "library", "llama", "model", "pages", "sampler", "worker")
+        for name in ("context", "draft", "embedder", "library", "llama", "model", "mtp", "pages", "sampler", "worker")
     ),
 }
 IMPURE = {

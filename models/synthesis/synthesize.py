@@ -79,7 +79,9 @@ def _write_header(
     writer.add_quantization_version(2)
     writer.add_context_length(shape.n_ctx_train)
     writer.add_embedding_length(shape.n_embd)
-    writer.add_block_count(shape.n_layers)
+    writer.add_block_count(shape.n_layers + shape.n_nextn)
+    if shape.n_nextn:
+        writer.add_nextn_predict_layers(shape.n_nextn)
     writer.add_feed_forward_length(shape.n_ff)
     _add_attention(writer, shape)
     _add_recurrence(writer, shape)

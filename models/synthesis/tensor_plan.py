@@ -39,7 +39,7 @@ class Shape:
     """Dimensions of a model. `tied`: the embedding matrix is also the output matrix.
 
     Of every `attention_every` layers the last attends to everything; the others see `n_window` tokens or are recurrent.
-    With `attention_every` 0 none attends.
+    With `attention_every` 0 none attends. `n_nextn` layers more draft the tokens after the next one.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Shape:
     attention_every: int = 1
     n_window: int = 0
     recurrence: Recurrence | None = None
+    n_nextn: int = 0
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether a layer keeps a state instead of keys and values."""
@@ -90,6 +91,13 @@ SHAPES: dict[str, Shape] = {
             name="tiny-qwen35", architecture="qwen35", n_layers=4, n_embd=256, n_heads=4, n_heads_kv=2, head_dim=64,
             n_ff=512, n_vocab=2048, n_ctx_train=4096, rope_freq_base=10_000.0, tied=True, attention_every=4,
             recurrence=Recurrence(n_conv=4, n_state=32, n_inner=128, n_rank=4, n_groups=2),
+        ),
+        # The same with a layer that drafts.
+        Shape(
+            name="tiny-qwen35-nextn", architecture="qwen35", n_layers=4, n_embd=256, n_heads=4, n_heads_kv=2,
+            head_dim=64, n_ff=512, n_vocab=2048, n_ctx_train=4096, rope_freq_base=10_000.0, tied=False,
+            attention_every=4, recurrence=Recurrence(n_conv=4, n_state=32, n_inner=128, n_rank=4, n_groups=2),
+            n_nextn=1,
         ),
         # Attention in every third layer, short convolutions in the others.
         Shape(
@@ -200,6 +208,8 @@ def plan_tensors(shape: Shape, file_type: str) -> Iterator[TensorPlan]:
                 yield from _lfm2_layer(plan, is_recurrent=shape.is_recurrent(layer))
             case _:
                 yield from _llama_layer(plan)
+    for layer in range(shape.n_layers, shape.n_layers + shape.n_nextn):
+        yield from _qwen35_nextn_layer(_Planner(shape, file_type, layer))
 
 
 def _llama_layer(plan: _Planner) -> Iterator[TensorPlan]:
@@ -246,6 +256,14 @@ def _qwen35_layer(plan: _Planner, *, is_recurrent: bool) -> Iterator[TensorPlan]
         yield from _head_norms(plan)
     yield plan.norm("post_attention_norm", shape.n_embd)
     yield from _feed_forward(plan)
+
+
+def _qwen35_nextn_layer(plan: _Planner) -> Iterator[TensorPlan]:
+    """It makes its input of a token and the hidden state of the one before, and shares the output matrix."""
+    yield from _qwen35_layer(plan, is_recurrent=False)
+    yield plan.matrix("nextn.eh_proj", 2 * plan.shape.n_embd, plan.shape.n_embd)
+    yield plan.norm("nextn.enorm", plan.shape.n_embd)
+    yield plan.norm("nextn.hnorm", plan.shape.n_embd)
 
 
 def _gated_delta_net(plan: _Planner) -> Iterator[TensorPlan]:

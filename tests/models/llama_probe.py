@@ -14,6 +14,8 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from localrun.models.memory import SNAPSHOTS
+
 log: list[str] = []
 
 
@@ -40,6 +42,7 @@ def main() -> None:
     params.type_k = params.type_v = kv_type
     params.flash_attn_type = 1
     params.swa_full = False
+    params.n_rs_seq = SNAPSHOTS
     params.n_threads = params.n_threads_batch = 1
     context = llama_cpp.llama_init_from_model(model, params)
     assert context, "".join(log)

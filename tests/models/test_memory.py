@@ -214,6 +214,7 @@ def test_hybrid_models_mark_their_layers_in_three_ways():
     assert qwen.layers == (STATE, STATE, STATE, ALL) * 2
     assert qwen.state_elements == 3 * (128 + 2 * 2 * 32) + 32 * 128
     assert layers(header("qwen35", full_attention_interval=3)) == (STATE, STATE, ALL) * 2
+    assert layers(header("qwen35", nextn_predict_layers=1)) == (STATE, STATE, STATE, ALL, STATE, ALL)
     assert layers(header("falcon-h1")) == (BOTH,) * 6
 
 

@@ -72,7 +72,8 @@ class ContextShape:
 
 
 class LlamaContext:
-    """See the module. `cb_eval` is asked about the nodes of every graph, and called between pieces of it.
+    """See the module. `cb_eval` is asked about the nodes of every graph, and called between pieces of it. With a native
+    context that it `drafts_for` it computes only the model's layer for that (`mtp.py`).
 
     `n_rollback`: of a sequence's rows in the last decode `seq_remove` can take so many off again (`_note_snapshots`).
 
@@ -89,6 +90,7 @@ class LlamaContext:
         n_window: int,
         n_vocab: int,
         cb_eval: Any = None,
+        drafts_for: Any = None,
     ) -> None:
         self.kind = kind
         self.n_seqs = shape.n_seqs
@@ -108,6 +110,8 @@ class LlamaContext:
             params.samplers, params.n_samplers = configs, shape.n_seqs
         if cb_eval is not None:
             params.cb_eval = cb_eval
+        if drafts_for is not None:
+            params.ctx_type, params.ctx_other = native.LLAMA_CONTEXT_TYPE_MTP, drafts_for
         self.native = native.llama_init_from_model(model, params)
         if not self.native:
             self._free_chains()
@@ -176,6 +180,10 @@ class LlamaContext:
         order = np.argsort(first_rows)
         undoable = order[first_undoable(counts[order].tolist(), self.n_rollback) :]
         self._n_snapshots[seqs[undoable]] = np.minimum(counts[undoable] - 1, self.n_rollback)
+
+    def give_vectors(self, vectors: NDArray[np.float32]) -> None:
+        """From now on every row of `batch` comes with the row of `vectors`, which must live as long."""
+        self._native_batch.embd = vectors.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
     def check_rows(self, n_rows: int) -> int:
         """Raises ValueError unless the first rows of `batch` can be computed. Returns how many want logits."""

@@ -9,6 +9,7 @@ meant. On a GPU there is one pool, and prompts and streams go into one batch.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,7 @@ from localrun.engine.native.context import ContextShape, LlamaContext
 from localrun.engine.native.draft import MOST_ROWS, LlamaDraft, Target
 from localrun.engine.native.library import Threadpools, log_callback, native
 from localrun.engine.native.model import LlamaAdapters, LlamaVocabulary, load_model
+from localrun.engine.native.mtp import Heads, has_heads
 from localrun.engine.native.pages import touch
 from localrun.engine.native.sampler import LlamaSampler, SamplingThreads
 from localrun.engine.native.states import StateLayout
@@ -31,12 +33,13 @@ from localrun.engine.native.threads import FewerThreads, Helpers, PromptThreads,
 from localrun.engine.native.worker import LlamaWorker
 from localrun.engine.sample import chain as stages
 from localrun.engine.schedule.budget import CostModel
-from localrun.engine.speculate.drafter import Drafter
 from localrun.errors import EngineFailed
 from localrun.thread_choice import Threads
 from localrun.wire import Sampling, TokenLogprob
 
 T = TypeVar("T")
+
+log = logging.getLogger("localrun.llama")
 
 # Long prompts that are computed at once, in the background. More of them share one batch; each has a stream of cells.
 BACKGROUND_SEQUENCES = 4
@@ -76,7 +79,8 @@ class LlamaBackend:
         native.llama_backend_init()
         self.n_gpu_layers = n_gpu_layers
         self._use_extra_bufts = use_extra_bufts
-        self._model = load_model(path, n_gpu_layers, use_extra_bufts=use_extra_bufts)
+        self._has_heads = has_heads(path)
+        self._model = load_model(path, n_gpu_layers, use_extra_bufts=use_extra_bufts, with_heads=self._has_heads)
         self._adapters = LlamaAdapters(self._model, adapters)
         self._vocabulary = LlamaVocabulary(self._model)
         self.n_vocab = self._vocabulary.n_tokens
@@ -90,7 +94,7 @@ class LlamaBackend:
         self.mixes_rows = n_gpu_layers > 0
         self._samples_on_device = self.mixes_rows if samples_on_device is None else samples_on_device
         self.n_draft_rows = GPU_DRAFT_ROWS if self.mixes_rows else DRAFT_ROWS
-        self.heads: Drafter | None = None
+        self.heads: Heads | None = None
         # A GPU is given its graph, and waited for when somebody asks for logits.
         self.overlaps = self.mixes_rows
         self.meanwhile: Callable[[], None] = lambda: None
@@ -189,6 +193,8 @@ class LlamaBackend:
         self.main.set_threads(threads, self._fewer)
         if self._worker is not None:
             self._worker.context.set_threads(threads, self._fewer)
+        if self.heads is not None:
+            self.heads.context.set_threads(threads)
 
     @contextmanager
     def measured_context(self, n_threads: int, *, n_cells: int, n_seqs: int, n_batch: int) -> Iterator[LlamaContext]:
@@ -325,6 +331,7 @@ class LlamaBackend:
             )
             self.n_cells, self.batch = self.main.n_cells, self.main.batch
             self.n_rollback = self.main.n_rollback
+            self.heads = self._open_heads() if self._has_heads and self.n_rollback else None
             if split:
                 n_background = min(self._n_slots, BACKGROUND_SEQUENCES)
                 cells = self.n_cells // self._n_slots * n_background
@@ -362,12 +369,29 @@ class LlamaBackend:
         self._adapters.apply(context.native)
         return context
 
+    def _open_heads(self) -> Heads | None:
+        is_split = self.main.n_streams > 1
+        shape = ContextShape(self.n_cells, self.n_seqs, self._n_batch, self._threads.most, self._kv_type, is_split)
+        kind, target = MemoryKind.ATTENTION, self.main.native
+        try:
+            context = LlamaContext(
+                self._model, shape, self._pools, kind=kind, n_window=0, n_vocab=self.n_vocab, drafts_for=target
+            )
+        except EngineFailed as error:
+            log.warning("the model's layer for drafts is not used: %s", error)
+            return None
+        context.set_threads(self._threads)
+        return Heads(self._model, self.main, context)
+
     def _close_contexts(self) -> None:
         if self._warming is not None:
             self._warming.result()  # in their memory
         if self._worker is not None:
             self._worker.close()
             self._worker = self.background = None
+        if self.heads is not None:
+            self.heads.close()
+            self.heads = None
         self.main.close()
 
     def _affordable_snapshots(self) -> int:

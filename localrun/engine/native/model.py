@@ -22,17 +22,23 @@ UNSUPPORTED_KINDS = {
 
 
 def load_model(
-    path: str, n_gpu_layers: int, *, use_extra_bufts: bool = True, is_wanted: Callable[[], bool] = lambda: True
+    path: str,
+    n_gpu_layers: int,
+    *,
+    use_extra_bufts: bool = True,
+    with_heads: bool = False,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> Any:
     """A model handle. The file is mapped into memory, not read; with `use_extra_bufts` weights that have quicker
-    kernels in another layout are copied into it. -1 layers are all. Raises BadModelFile, also soon after it is not
-    `is_wanted` any more."""
+    kernels in another layout are copied into it. -1 layers are all. `with_heads` is for files that `mtp.has_heads`.
+    Raises BadModelFile, also soon after it is not `is_wanted` any more."""
     params = native.llama_model_default_params()
     # Held by this variable while native code has a bare pointer to it.
     goes_on = native.llama_progress_callback(lambda _progress, _data: is_wanted())
     params.progress_callback = goes_on
     params.use_extra_bufts = use_extra_bufts
     params.n_gpu_layers = n_gpu_layers
+    params.load_mtp = with_heads
     model = native.llama_model_load_from_file(path.encode(), params)
     if not model:
         raise BadModelFile(f"llama.cpp cannot load {path}: {last_problem()}")

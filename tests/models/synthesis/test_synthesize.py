@@ -59,7 +59,9 @@ def test_the_tiny_shape_runs_in_llama(file_type: str, tmp_path: Path) -> None:
     check_in_llama("tiny", file_type, tmp_path / "model.gguf")
 
 
-@pytest.mark.parametrize(("shape", "file_type"), zip(KINDS, ("Q4_K", "Q4_0", "Q4_K", "Q8_0"), strict=True))
+@pytest.mark.parametrize(
+    ("shape", "file_type"), zip((*KINDS, "tiny-qwen35-nextn"), ("Q4_K", "Q4_0", "Q4_K", "Q8_0", "Q4_0"), strict=True)
+)
 def test_a_shape_of_every_memory_kind_runs_in_llama(shape: str, file_type: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     check_in_llama(shape, file_type, path)

@@ -1,0 +1,368 @@
+"""Drafts by the model's own layer. A wrong hidden state, token or position shows in nothing but wrong drafts, so there
+is a model here whose layer is always right if it gets what it must.
+
+In that model every layer adds nothing, the vectors of the tokens are such that one matrix makes each of them the next
+one's, and a token is followed by the next one. The layer that drafts applies this matrix to the hidden state alone. So
+it drafts the token after the next of the row that the state is from: with another row's state every draft is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import gguf
+import numpy as np
+import pytest
+
+from localrun.engine import engine as engine_module
+from localrun.engine.backend import DecodeFailed
+from localrun.engine.engine import Engine
+from localrun.engine.native import mtp
+from localrun.engine.native.llama import LlamaBackend
+from localrun.engine.native.mtp import MOST_TOKENS, Heads, has_heads
+from localrun.engine.request import Request
+from localrun.engine.speculate.choice import Choice, Limits, Stream
+from localrun.engine.speculate.costs import RowCosts
+from localrun.engine.speculate.speculation import Speculation
+from localrun.models.synthesis.synthesize import synthesize, write_model
+from localrun.models.synthesis.synthetic_tokenizer import make_vocabulary
+from localrun.models.synthesis.tensor_plan import SHAPES, plan_tensors
+from localrun.wire import DraftCounts, DraftSource, Sampling, Submit
+from tests.engine.conftest import saved_state
+from tests.engine.native.test_drafts import answers, check_alike
+
+N_SEQS, N_BATCH, N_CELLS = 4, 64, 512
+SHAPE = SHAPES["tiny-qwen35-nextn"]
+ROUNDING = 0.02
+
+
+@dataclass
+class Text:
+    """What drafters know of a request."""
+
+    seq: int
+    tokens: list[int] = field(default_factory=list)
+
+
+def as_request(text: Text) -> Request:
+    return cast(Request, text)
+
+
+def random_file(folder: Path) -> Path:
+    path = folder / "random.gguf"
+    synthesize(SHAPE.name, "F16", path)
+    return path
+
+
+def rigged_file(folder: Path) -> Path:
+    """See the module."""
+    path = folder / "rigged.gguf"
+    synthesize(SHAPE.name, "F16", path)
+    rng = np.random.default_rng(4)
+    width = SHAPE.n_embd
+    # A turn of coordinates in circles of these lengths has no repetition among so many tokens.
+    circles = np.split(np.arange(width), [127, 255])
+    turned = np.concatenate([np.roll(circle, 1) for circle in circles])
+    vectors = np.empty((SHAPE.n_vocab, width))
+    vectors[0] = rng.choice([-1.0, 1.0], width)
+    for token in range(1, SHAPE.n_vocab):
+        vectors[token] = vectors[token - 1][turned]
+    turn = np.eye(width)[turned]
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path, "r+").tensors}
+    for name, tensor in tensors.items():
+        if name.endswith(("attn_output.weight", "ssm_out.weight", "ffn_down.weight")):
+            tensor.data[:] = 0
+    tensors["token_embd.weight"].data[:] = vectors
+    tensors["output.weight"].data[:] = np.roll(vectors, 1, axis=0)
+    tensors[f"blk.{SHAPE.n_layers}.nextn.eh_proj.weight"].data[:] = np.hstack([np.zeros((width, width)), turn])
+    tensors["token_embd.weight"].data.base.flush()
+    return path
+
+
+def opened(path: Path, **options: Any) -> LlamaBackend:
+    return LlamaBackend(
+        str(path), n_cells=N_CELLS, n_seqs=N_SEQS, n_batch=N_BATCH, n_threads=1, n_gpu_layers=0, kv_type="f16",
+        **options,
+    )  # fmt: skip
+
+
+def of_file(make: Callable[[Path], Path]) -> Any:
+    @pytest.fixture(scope="module")
+    def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaBackend]:
+        backend = opened(make(tmp_path_factory.mktemp("nextn")))
+        yield backend
+        backend.close()
+
+    return backend
+
+
+rigged, random = of_file(rigged_file), of_file(random_file)
+
+
+@pytest.fixture(autouse=True)
+def _empty(request: pytest.FixtureRequest) -> None:
+    for name in {"rigged", "random"} & set(request.fixturenames):
+        backend = request.getfixturevalue(name)
+        for seq in range(N_SEQS):
+            assert backend.seq_remove(seq, 0)
+            heads_of(backend).context.seq_remove(seq, 0)
+
+
+def heads_of(backend: LlamaBackend) -> Heads:
+    assert backend.heads is not None
+    return backend.heads
+
+
+def step(backend: LlamaBackend, rows: list[tuple[int, int, list[int]]]) -> list[list[int]]:
+    """One decode, of tokens from a position on of each sequence. Returns what the model says after each of them."""
+    batch, at = backend.batch, 0
+    for seq, start, tokens in rows:
+        part = slice(at, at + len(tokens))
+        batch.token[part], batch.seq[part] = tokens, seq
+        batch.pos[part] = range(start, start + len(tokens))
+        batch.wants_logits[part] = len(tokens) <= 1 + MOST_TOKENS
+        batch.wants_logits[part.stop - 1] = 1
+        at = part.stop
+    backend.decode(at)
+    heads_of(backend).decoded(at)
+    said, at = [], 0
+    for _, _, tokens in rows:
+        wanted = range(at, at + len(tokens)) if len(tokens) <= 1 + MOST_TOKENS else [at + len(tokens) - 1]
+        said.append([int(backend.logits(row).argmax()) for row in wanted])
+        at += len(tokens)
+    return said
+
+
+def begin(backend: LlamaBackend, seq: int, prompt: list[int]) -> Text:
+    text = Text(seq, list(prompt))
+    for start in range(0, len(prompt), N_BATCH):
+        said = step(backend, [(seq, start, prompt[start : start + N_BATCH])])
+    text.tokens.append(said[0][-1])
+    return text
+
+
+def generate(
+    backend: LlamaBackend, texts: list[Text], n_steps: int, *, spoil: Callable[[int, list[int]], None] | None = None
+) -> tuple[int, int]:
+    """Greedy steps with as many drafts as there may be. Returns how many were drafted, and how many were right."""
+    n_drafted = n_right = 0
+    for at in range(n_steps):
+        drafts = heads_of(backend).propose([(as_request(text), MOST_TOKENS) for text in texts])
+        for draft in drafts:
+            draft += [0] * (MOST_TOKENS - len(draft))
+            if spoil is not None:
+                spoil(at, draft)
+        rows = [
+            (text.seq, len(text.tokens) - 1, [text.tokens[-1], *draft])
+            for text, draft in zip(texts, drafts, strict=True)
+        ]
+        for text, draft, said in zip(texts, drafts, step(backend, rows), strict=True):
+            right = 0
+            while right < len(draft) and draft[right] == said[right]:
+                right += 1
+            text.tokens += said[: right + 1]
+            if right < len(draft):
+                assert backend.seq_remove(text.seq, len(text.tokens) - 1)
+            n_drafted, n_right = n_drafted + len(draft), n_right + right
+    return n_drafted, n_right
+
+
+# --- which files have one ------------------------------------------------------------------------------------------
+
+
+def test_a_file_has_it_or_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = random_file(tmp_path)
+    assert has_heads(str(path))
+    monkeypatch.setattr(mtp, "_TRIED_VERSION", "0.3.99")
+    assert not has_heads(str(path))
+    assert not has_heads(str(tmp_path / "no such file"))
+
+
+def test_another_architecture_with_such_tensors_runs_without(tmp_path: Path):
+    path = tmp_path / "llama.gguf"
+    shape = replace(SHAPES["tiny"], n_nextn=1)
+    write_model(path, shape, list(plan_tensors(shape, "F16")), "F16", make_vocabulary(shape.n_vocab), 0)
+    assert not has_heads(str(path))
+
+
+# --- drafts that are right -----------------------------------------------------------------------------------------
+
+
+def test_every_draft_is_right_where_the_layer_knows_it(rigged: LlamaBackend):
+    texts = [begin(rigged, seq, list(range(first, first + 30))) for seq, first in ((0, 300), (1, 900), (2, 1500))]
+    n_drafted, n_right = generate(rigged, texts, 8)
+    assert n_right == n_drafted == 3 * 8 * MOST_TOKENS
+    for text in texts:
+        assert text.tokens == list(range(text.tokens[0], text.tokens[0] + len(text.tokens)))
+
+
+def test_drafts_are_right_again_right_after_wrong_ones(rigged: LlamaBackend):
+    def spoil(at: int, draft: list[int]) -> None:
+        if at % 2 == 0:
+            draft[at // 2 % MOST_TOKENS] += 7
+
+    text = begin(rigged, 0, list(range(300, 330)))
+    n_drafted, n_right = generate(rigged, [text], 12, spoil=spoil)
+    assert n_drafted == 12 * MOST_TOKENS
+    assert n_right == 6 * MOST_TOKENS + 2 * (0 + 1 + 2)
+
+
+def test_with_the_hidden_state_of_another_row_every_draft_is_wrong(
+    rigged: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+):
+    hidden_at = Heads._hidden_at
+    monkeypatch.setattr(Heads, "_hidden_at", lambda self, seq, position: hidden_at(self, seq, position - 1))
+    n_drafted, n_right = generate(rigged, [begin(rigged, 0, list(range(300, 330)))], 8)
+    assert (n_drafted, n_right) == (8 * MOST_TOKENS, 0)
+
+
+def test_drafts_go_on_behind_a_hole(rigged: LlamaBackend):
+    text = begin(rigged, 0, list(range(300, 330)))
+    state = saved_state(rigged, 0)
+    assert rigged.state_set(3, state)
+    moved = Text(3, text.tokens)
+    assert heads_of(rigged).propose([(as_request(moved), 2)]) == [[]], "nothing is known of that sequence"
+    assert generate(rigged, [moved], 1)[1] == 0
+    assert generate(rigged, [moved], 4) == (4 * MOST_TOKENS, 4 * MOST_TOKENS)
+
+
+def test_another_text_in_the_same_sequence_is_drafted_for(rigged: LlamaBackend):
+    generate(rigged, [begin(rigged, 0, list(range(300, 400)))], 3)
+    assert rigged.seq_remove(0, 0)
+    assert generate(rigged, [begin(rigged, 0, list(range(800, 820)))], 4) == (4 * MOST_TOKENS, 4 * MOST_TOKENS)
+
+
+def test_what_others_left_behind_makes_room(rigged: LlamaBackend):
+    begin(rigged, 0, list(range(300, 300 + N_CELLS - 100)))
+    assert rigged.seq_remove(0, 0)
+    text = begin(rigged, 1, list(range(800, 800 + N_CELLS - 100)))
+    assert generate(rigged, [text], 4) == (4 * MOST_TOKENS, 4 * MOST_TOKENS)
+
+
+def test_each_request_gets_as_many_as_it_wants(rigged: LlamaBackend):
+    texts = [begin(rigged, seq, list(range(300 * (seq + 1), 300 * (seq + 1) + 20))) for seq in range(3)]
+    wanted = [(as_request(text), n) for text, n in zip(texts, (2, 0, 99), strict=True)]
+    first, none, third = heads_of(rigged).propose(wanted)
+    assert first == [321, 322]
+    assert none == []
+    assert third == list(range(921, 921 + MOST_TOKENS))
+    assert heads_of(rigged).propose(wanted) == [first, none, third], "asked again, it says the same"
+
+
+def test_a_failure_ends_the_drafts_and_nothing_else(rigged: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
+    text = begin(rigged, 0, list(range(300, 330)))
+    heads = heads_of(rigged)
+
+    def fail(n_rows: int) -> None:
+        raise DecodeFailed("llama_decode returned -3", is_fatal=True)
+
+    monkeypatch.setattr(heads.context, "decode", fail)
+    assert heads.propose([(as_request(text), 2)]) == [[]]
+    monkeypatch.undo()
+    assert generate(rigged, [text], 2) == (2 * MOST_TOKENS, 0)
+    heads._is_broken = False
+
+
+def test_a_rebuilt_backend_drafts_again(tmp_path: Path):
+    backend = opened(rigged_file(tmp_path))
+    backend.rebuild(split=False)
+    assert generate(backend, [begin(backend, 0, list(range(300, 330)))], 2) == (2 * MOST_TOKENS, 2 * MOST_TOKENS)
+    backend.close()
+
+
+def test_rows_of_a_step_that_takes_several_passes_keep_their_hidden_states(rigged: LlamaBackend):
+    starts = {2: (300, 20), 0: (700, 9), 1: (1200, 33)}
+    rows = [(seq, 0, list(range(first, first + count))) for seq, (first, count) in starts.items()]
+    step(rigged, rows)
+    for seq, (first, count) in starts.items():
+        text = Text(seq, list(range(first, first + count + 1)))
+        assert heads_of(rigged).propose([(as_request(text), 2)]) == [[text.tokens[-1] + 1, text.tokens[-1] + 2]]
+
+
+def as_many_as_possible(streams: Sequence[Stream], costs: RowCosts, limits: Limits) -> Choice:
+    n_each = min(limits.most_each, limits.most_rows // len(streams))
+    return Choice((n_each,) * len(streams), 1.0, float(len(streams)))
+
+
+def test_an_engine_answers_with_them(rigged: LlamaBackend):
+    engine = Engine(
+        rigged,
+        engine_module.Limits(N_SEQS, 8, 0.0, 0),
+        lambda: 0.0,
+        speculation=Speculation(rigged, lambda: 0.0, choose=as_many_as_possible),
+    )
+    prompts = {number: list(range(400 * number + 300, 400 * number + 320 + number)) for number in range(3)}
+    texts: dict[int, list[int]] = {number: [] for number in prompts}
+    counts: dict[int, DraftCounts] = {}
+    n_steps = 0
+    for number, prompt in prompts.items():
+        engine.submit(Submit(id=number, sampling=Sampling(temperature=0), n_predict=40), list(prompt))
+    while not engine.is_idle:
+        said = engine.step()
+        n_steps += 1
+        engine.cache.check_integrity()
+        for delta in said.deltas if said is not None else ():
+            texts[delta.id] += delta.tokens
+            if delta.usage is not None:
+                (counts[delta.id],) = delta.usage.drafts
+    for number, prompt in prompts.items():
+        assert texts[number] == list(range(prompt[-1] + 1, prompt[-1] + 41))
+        assert counts[number].source is DraftSource.MTP
+        assert counts[number].n_accepted == counts[number].n_drafted >= 27
+    assert n_steps < 20
+    engine.close()
+
+
+def test_wrong_drafts_change_no_answer(random: LlamaBackend):
+    greedy = Sampling(temperature=0)
+    submits = [
+        Submit(id=number, sampling=greedy, n_predict=40, ignore_eos=True, logprobs=True, n_probs=5)
+        for number in range(3)
+    ]  # fmt: skip
+    plain = answers(random, Speculation(random, lambda: 0.0, is_on=False), submits)
+    drafted = answers(random, Speculation(random, lambda: 0.0, choose=as_many_as_possible), submits)
+    for number, answer in drafted.items():
+        assert answer.n_drafted > 40
+        check_alike(answer, plain[number])
+
+
+# --- the layer's own memory ----------------------------------------------------------------------------------------
+
+
+def test_piece_by_piece_and_with_wrong_drafts_it_computes_what_it_computes_at_once(random: LlamaBackend):
+    """Here the layer attends to what was before, as a real one does."""
+    rng = np.random.default_rng(8)
+    texts = [begin(random, seq, rng.integers(3, 2000, 10 + seq).tolist()) for seq in range(3)]
+    generate(random, texts, 10)
+    heads = heads_of(random)
+    for text in texts:
+        heads.propose([(as_request(text), 1)])
+        found = heads.context.logits(0).copy()
+        assert random.seq_remove(3, 0)
+        fresh = Text(3, text.tokens)
+        step(random, [(3, 0, fresh.tokens[:-1])])
+        heads.propose([(as_request(fresh), 1)])
+        expected = heads.context.logits(0)
+        assert np.abs(found - expected).max() < ROUNDING * np.abs(expected).max()
+
+
+def test_it_reads_the_token_and_what_came_before(random: LlamaBackend):
+    """The layer's logits after another last token, or another text before it, are others."""
+    rng = np.random.default_rng(8)
+    heads = heads_of(random)
+
+    def logits(tokens: list[int]) -> Any:
+        assert random.seq_remove(0, 0)
+        step(random, [(0, 0, tokens[:-1])])
+        heads.propose([(as_request(Text(0, tokens)), 1)])
+        return heads.context.logits(0).copy()
+
+    tokens = rng.integers(3, 2000, 20).tolist()
+    expected = logits(tokens)
+    np.testing.assert_allclose(logits(tokens), expected, atol=1e-3)
+    for at in (0, 10, 18, 19):
+        other = [*tokens[:at], tokens[at] + 1, *tokens[at + 1 :]]
+        assert np.abs(logits(other) - expected).max() > 0.02 * np.abs(expected).max()
