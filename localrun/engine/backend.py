@@ -177,7 +177,9 @@ class Backend(Protocol):
     background: Background | None
     n_rollback: int
     n_draft_rows: int
-    heads: Drafter | None
+
+    @property
+    def heads(self) -> Drafter | None: ...
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         """Token ids of `text`; with `parse_special` the text of a control token becomes that token. No BOS is added."""

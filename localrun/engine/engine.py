@@ -223,7 +223,7 @@ class Engine:
             return
         self._n_failed_steps = 0
         self.cache.cells.place(seqs)
-        self._speculation.decoded(plan.n_rows)
+        self._speculation.decoded(plan)
         self._advance(plan.grants, is_steady=plan.is_steady, has_drafts=plan.n_draft_rows > 0)
         ended_s = self._clock()
         self._report.computed(plan, ended_s - began_s)

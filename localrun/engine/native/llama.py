@@ -55,6 +55,7 @@ LONG_TEXT = 10_000
 class LlamaBackend:
     """See the module. `n_seqs` sequences for requests, and `n_spare_seqs` for kept prefixes where they are shared.
     Without `may_split` the KV cache is one pool in any case. `samples_on_device` is what GPUs do unless told otherwise.
+    `with_heads` the model's layers for drafts are loaded, if it has some.
 
     Raises BadModelFile when llama.cpp refuses the file or an adapter and EngineFailed when it cannot make a context.
     """
@@ -74,12 +75,13 @@ class LlamaBackend:
         adapters: Sequence[str] = (),
         use_extra_bufts: bool = True,
         samples_on_device: bool | None = None,
+        with_heads: bool = True,
     ) -> None:
         native.llama_log_set(log_callback, None)
         native.llama_backend_init()
         self.n_gpu_layers = n_gpu_layers
         self._use_extra_bufts = use_extra_bufts
-        self._has_heads = has_heads(path)
+        self._has_heads = with_heads and has_heads(path)
         self._model = load_model(path, n_gpu_layers, use_extra_bufts=use_extra_bufts, with_heads=self._has_heads)
         self._adapters = LlamaAdapters(self._model, adapters)
         self._vocabulary = LlamaVocabulary(self._model)
@@ -194,7 +196,7 @@ class LlamaBackend:
         if self._worker is not None:
             self._worker.context.set_threads(threads, self._fewer)
         if self.heads is not None:
-            self.heads.context.set_threads(threads)
+            self.heads.set_threads(threads)
 
     @contextmanager
     def measured_context(self, n_threads: int, *, n_cells: int, n_seqs: int, n_batch: int) -> Iterator[LlamaContext]:

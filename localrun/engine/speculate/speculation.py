@@ -33,6 +33,7 @@ _FORCED_CHANCE = 0.9
 # and each time after twice as many.
 _DRAFTER_CHANCE = 0.65
 _FIRST_PAUSE_STEPS = 64
+_SOON_STEPS = 8
 _MOST_PAUSE_STEPS = 8192
 _HOPE = 0.999
 _LATEST = 0.1  # weight of the latest draft in a chance, and of the latest step in a cost
@@ -129,6 +130,11 @@ class Drafting:
         guess.add(forced, [self._forced_chance] * len(forced), DraftSource.GRAMMAR)
         guess.add(*self._lookup.guess(n_most - len(forced), forced))
         return guess
+
+    @property
+    def asks_soon(self) -> bool:
+        """Whether a drafter may be asked within the next few steps."""
+        return self._n_until_try <= _SOON_STEPS
 
     def ask(self, drafter: Drafter, guess: Guess, n_most: int) -> Guess:
         """The guess, or one that the drafter would make, if more is to be expected of that."""
@@ -266,10 +272,12 @@ class Speculation:
                 self.counts.add(source, n_drafted=n_drafted, n_accepted=n_accepted)
         return n_given
 
-    def decoded(self, n_rows: int) -> None:
-        """The backend has decoded the first rows of its batch."""
-        if self._backend.heads is not None:
-            self._backend.heads.decoded(n_rows)
+    def decoded(self, plan: StepPlan) -> None:
+        """The backend has decoded this plan. The model's heads compute its rows, too, unless nobody is going to ask
+        them for drafts soon."""
+        heads = self._backend.heads
+        if heads is not None and any(r.drafting is not None and r.drafting.asks_soon for r, _, _ in plan.grants):
+            heads.decoded(plan.n_rows)
 
     def drop(self, request: Request) -> None:
         """A request ends, or leaves its sequence."""
