@@ -92,8 +92,8 @@ def test_only_prose_is_drawn_at_random(server: FakeServer) -> None:
     bodies = asked(server)
     assert [body["temperature"] for body in bodies] == [0] * 12 + [1.0] * 4
     assert len({body["seed"] for body in bodies[-4:]}) == 4
-    assert ["messages" in body for body in bodies] == [False] * 8 + [True] * 8
-    assert all("response_format" in body for body in bodies[8:12])
+    assert ["messages" in body for body in bodies] == [False] * 12 + [True] * 4
+    assert ["json_schema" in body for body in bodies] == [False] * 8 + [True] * 4 + [False] * 4
 
 
 @pytest.mark.parametrize(
