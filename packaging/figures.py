@@ -25,6 +25,9 @@ README, BENCH, TUNING = ROOT / "README.md", ROOT / "localrun/bench/README.md", R
 BEGIN, END = "<!-- figures: written by packaging/figures.py -->", "<!-- end of the figures -->"
 MODES = ("interactive", "balanced", "throughput")
 NOT_MEASURED = "not measured"
+# The workloads of which drafts are the point, and how the names of llama-servers end that have them.
+DRAFTING = ("edit", "list", "json", "prose")
+SPECULATION = " --spec-default"
 
 
 class Ratio(msgspec.Struct, frozen=True):
@@ -39,8 +42,21 @@ class Ratio(msgspec.Struct, frozen=True):
     opponent_name: str
 
 
+class Drafts(msgspec.Struct, frozen=True):
+    """What drafts did for one workload and number of streams. `gain` is tokens/s over those without drafts: localrun's
+    (median, lowest, highest) of the rounds, and llama-server's by its medians. `accepted` of what was drafted. `ratio`
+    is localrun / llama-server, the better of it with and without drafts. None is not measured, or nothing drafted."""
+
+    n_rounds: int
+    gain: tuple[float, float, float] | None
+    accepted: float | None
+    peer_gain: float | None
+    peer_accepted: float | None
+    ratio: Ratio | None
+
+
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of `bench peer`. `ratios` by `workload:metric`."""
+    """One file of `bench peer`. `ratios` by `workload:metric`, `drafts` by `workload:c<streams>`."""
 
     date: str
     processor: str
@@ -53,6 +69,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     workloads: list[str]
     ratios: dict[str, Ratio]
+    drafts: dict[str, Drafts] = {}
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -113,13 +130,9 @@ def condensed(peer: dict[str, Any], processor: str) -> Measured:
     flags, shown = peer["flags"], {row.metric for row in ROWS}
     ratios = {}
     for each in peer["comparisons"]:
-        name, ratio = f"{each['workload']}:{each['metric']}", each["ratio"]
+        name, ratio = f"{each['workload']}:{each['metric']}", _ratio(each)
         if name in shown and ratio is not None:
-            theirs = each["opponents"][each["opponent"]]["median"]
-            ratios[name] = Ratio(
-                *(_rounded(ratio[key]) for key in ("median", "lowest", "highest")), ratio["n_rounds"],
-                _rounded(each["subject"]["median"]), _rounded(theirs), each["opponent"],
-            )  # fmt: skip
+            ratios[name] = ratio
     return Measured(
         date=min(run["result"]["started_at"] or "9" for run in peer["runs"])[:10],
         processor=peer.get("processor") or processor,
@@ -133,7 +146,48 @@ def condensed(peer: dict[str, Any], processor: str) -> Measured:
         rounds=peer["rounds"],
         workloads=sorted({each["workload"] for each in peer["comparisons"]} - {"memory"}),
         ratios=ratios,
+        drafts=_drafts(peer["comparisons"]),
     )
+
+
+def _ratio(comparison: dict[str, Any]) -> Ratio | None:
+    ratio = comparison["ratio"]
+    if ratio is None:
+        return None
+    theirs = comparison["opponents"][comparison["opponent"]]["median"]
+    return Ratio(
+        *(_rounded(ratio[key]) for key in ("median", "lowest", "highest")), ratio["n_rounds"],
+        _rounded(comparison["subject"]["median"]), _rounded(theirs), comparison["opponent"],
+    )  # fmt: skip
+
+
+def _drafts(comparisons: Sequence[dict[str, Any]]) -> dict[str, Drafts]:
+    by_name = {(each["workload"], each["metric"]): each for each in comparisons}
+    found = {}
+    for (workload, metric), each in by_name.items():
+        streams = re.fullmatch(r"(c\d+)_tokens_per_s", metric)
+        if workload not in DRAFTING or streams is None:
+            continue
+        gain = by_name.get((workload, f"{streams[1]}_gain_ratio"))
+        accepted = by_name.get((workload, f"{streams[1]}_acceptance_ratio"))
+        # One that never drafts accepts nothing, so only those that did are among these.
+        theirs = [spread["median"] for spread in accepted["opponents"].values()] if accepted else []
+        found[f"{workload}:{streams[1]}"] = Drafts(
+            n_rounds=each["subject"]["n_rounds"],
+            gain=tuple(_rounded(gain["subject"][key]) for key in ("median", "lowest", "highest")) if gain else None,
+            accepted=_rounded(accepted["subject"]["median"]) if accepted else None,
+            peer_gain=_peer_gain(each["opponents"]),
+            peer_accepted=_rounded(max(theirs)) if theirs else None,
+            ratio=_ratio(each),
+        )
+    return found
+
+
+def _peer_gain(opponents: dict[str, dict[str, Any]]) -> float | None:
+    """The best llama-server with drafts over the best one without."""
+    drafting = [spread["median"] for name, spread in opponents.items() if name.endswith(SPECULATION)]
+    plain = [spread["median"] for name, spread in opponents.items() if not name.endswith(SPECULATION)]
+    return _rounded(max(drafting) / max(plain)) if drafting and plain else None
 
 
 def _rounded(number: float) -> float:
@@ -158,7 +212,7 @@ def tables(figures: Figures) -> dict[Path, str]:
     conditions = _conditions(figures, [measured for _, measured, _ in found])
     return {
         README: f"{_table(header, headlines)}\n\n{conditions}",
-        BENCH: f"{_table(header, rows)}\n\n{conditions}",
+        BENCH: f"{_table(header, rows)}\n\n{conditions}" + _speculation(figures),
         TUNING: _table(
             ("`latency`", "longest gap of a stream while a 2,400-token prompt arrives", "first token of that prompt"),
             [
@@ -167,6 +221,29 @@ def tables(figures: Figures) -> dict[Path, str]:
             ],
         ),
     }  # fmt: skip
+
+
+def _speculation(figures: Figures) -> str:
+    """A second table, of what drafts gained, under a heading of its own; empty where nobody measured it."""
+    drafts: dict[tuple[str, str], tuple[Measured, Drafts]] = {}
+    for each in figures.measured:
+        drafts |= {(each.model, name): (each, found) for name, found in each.drafts.items()}
+    if not drafts:
+        return ""
+    order = sorted(drafts, key=lambda key: (key[0], DRAFTING.index(key[1].partition(":")[0])))
+    header = ("model, workload, streams", "gain by drafts, median (lowest to highest)", "accepted",
+              "gain of llama-server --spec-default", "accepted", "localrun / llama-server")  # fmt: skip
+    rows = []
+    for model, name in order:
+        _, found = drafts[model, name]
+        workload, _, streams = name.partition(":c")
+        gain = "-" if found.gain is None else "{:.2f} ({:.2f} to {:.2f})".format(*found.gain)
+        peer_gain = NOT_MEASURED if found.peer_gain is None else f"{found.peer_gain:.2f}"
+        ratio = NOT_MEASURED if found.ratio is None else _shown(found.ratio)
+        shares = [f"{share:.0%}" if share is not None else "-" for share in (found.accepted, found.peer_accepted)]
+        rows.append([f"{model}, {workload}, {streams}", gain, shares[0], peer_gain, shares[1], ratio])
+    conditions = _conditions(figures, list({id(each): each for each, _ in drafts.values()}.values()))
+    return f"\n\n**Speculation**, tokens/s:\n\n{_table(header, rows)}\n\n{conditions}"
 
 
 def _label(row: Row, measured: Measured) -> str:

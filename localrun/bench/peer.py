@@ -1,10 +1,11 @@
 """Localrun against llama-server: the same workloads, model, slots, KV cells and threads, in turn.
 
-Three servers (ours, llama-server with split KV and with unified KV) run every workload alternately, A B C, A B C, round
-after round. All stay up from the first run to the last, as servers do, and idle while another one is measured;
-`is_fresh` starts each one anew, alone and with its files removed, for every run. In one round all get the same prompts,
-and no prompt comes back in another round or workload, so what should be cold is cold on a warm server too. The result
-is one struct that can be written as JSON and printed by `report.py`.
+Three servers (ours, llama-server with split KV and with unified KV), and where that is asked for llama-server with
+drafts, run every workload alternately, A B C, A B C, round after round. All stay up from the first run to the last, as
+servers do, and idle while another one is measured; `is_fresh` starts each one anew, alone and with its files removed,
+for every run. In one round all get the same prompts, and no prompt comes back in another round or workload, so what
+should be cold is cold on a warm server too. The result is one struct that can be written as JSON and printed by
+`report.py`.
 
 Does not: build llama-server (`peer_build.py`), judge (`compare.py`), or print.
 """
@@ -26,7 +27,7 @@ from localrun.bench.compare import Comparison, Run, Threshold, Verdict, compare,
 from localrun.bench.metrics import CurvePoint, decode_curves
 from localrun.bench.results import Metrics, Options, RunResult, Target, Workload
 from localrun.bench.roofline import Roofline
-from localrun.bench.servers import NAME, SPLIT_NAME, UNIFIED_NAME, ServerFlags, local_server, peer_server
+from localrun.bench.servers import NAME, ServerFlags, local_server, peer_server
 from localrun.bench.workloads.workload import INTERRUPTED
 from localrun.errors import LocalrunError
 from localrun.processors import usable
@@ -51,12 +52,14 @@ class Server(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """What to run. `options.seed` is where the seeds of the runs begin."""
+    """What to run. `options.seed` is where the seeds of the runs begin. With `peer_drafts` llama-server runs both with
+    drafts and without."""
 
     workloads: Sequence[Workload]
     n_rounds: int
     options: Options
     is_fresh: bool = False
+    peer_drafts: bool = False
 
 
 class Outcome(NamedTuple):
@@ -133,9 +136,6 @@ def _memory_run(run: Run) -> Run:
     return Run(round_index=run.round_index, result=result)
 
 
-CONTENDERS = (NAME, SPLIT_NAME, UNIFIED_NAME)
-
-
 class PeerComparison(msgspec.Struct, kw_only=True):
     """Everything that came out. `environment` are the settings that came with `LOCALRUN_*` variables; `problem`
     is why the runs ended before their time, empty when they did not; `runs` have the record of every request."""
@@ -153,6 +153,11 @@ class PeerComparison(msgspec.Struct, kw_only=True):
     verdicts: list[Verdict]
     runs: list[Run]
 
+    @property
+    def contenders(self) -> list[str]:
+        """Ours first."""
+        return list(dict.fromkeys(run.result.target.name for run in self.runs))
+
 
 def compare_with_peer(
     binary: Path,
@@ -164,15 +169,13 @@ def compare_with_peer(
     roofline: Roofline,
     on_run: Callable[[Run], None],
 ) -> PeerComparison:
-    """Runs `schedule` against all three servers; their logs and files are in `folder`.
+    """Runs `schedule` against all servers; their logs and files are in `folder`.
 
     Raises LocalrunError when a server cannot be started, or fails before the first run is complete.
     """
-    servers = [
-        local_server(flags, folder),
-        peer_server(binary, flags, folder, is_unified=False),
-        peer_server(binary, flags, folder, is_unified=True),
-    ]
+    servers = [local_server(flags, folder)]
+    for drafts in (False, True) if schedule.peer_drafts else (False,):
+        servers += [peer_server(binary, flags, folder, is_unified=each, drafts=drafts) for each in (False, True)]
     runs, problem = alternate(servers, schedule, on_run)
     comparisons = compare(runs, NAME)
     return PeerComparison(

@@ -22,12 +22,13 @@ Parameter: TypeAlias = str | int | float | bool | list[int] | None
 
 class Target(msgspec.Struct, frozen=True):
     """A server to measure. `base_url` is without `/v1`; `pid`, where known, is the process whose memory, with its
-    children's, is reported."""
+    children's, is reported. `can_switch` is whether a request may say that it wants no drafts, as with localrun."""
 
     name: str
     base_url: str
     model: str
     pid: int | None = None
+    can_switch: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,8 @@ def better(metric: str) -> Literal["lower", "higher"]:
 
 class StreamRecord(msgspec.Struct, kw_only=True):
     """What a client saw of one request: the raw material of every metric. `arrivals_s` has an entry per piece of text;
-    a piece may carry several tokens, so `n_output`, the server's own count, is what totals are made of.
+    a piece may carry several tokens, so `n_output`, the server's own count, is what totals are made of. Of `n_drafted`
+    tokens that were guessed for it `n_accepted` are part of the answer.
 
     Times are `time.perf_counter()` of the load generator. Durations are measured from the *intended* send time, so that
     a generator that falls behind its schedule does not hide the wait it caused (coordinated omission).
@@ -117,6 +119,9 @@ class StreamRecord(msgspec.Struct, kw_only=True):
     n_prompt: int = 0
     n_cached: int = 0
     n_output: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+    text: str = ""
     status: int = 0
     problem: str = ""
     retry_after_s: float | None = None

@@ -33,6 +33,8 @@ from localrun.models.synthesis.synthesize import synthesize
 NAME = "localrun"
 SPLIT_NAME = "llama-server"
 UNIFIED_NAME = "llama-server -kvu"
+# llama-server's flag for drafts from what it has read and written.
+SPECULATION = "--spec-default"
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
@@ -56,7 +58,7 @@ class ServerProcess:
     """A context manager. `command` lacks the port, which is appended as `--port N`; `environ` is added to ours.
 
     `model` is the name under which requests ask for the model. The server's output goes to `log_path`. `files` is the
-    folder in which it keeps what outlives it, None when it keeps nothing.
+    folder in which it keeps what outlives it, None when it keeps nothing. `can_switch` is that of the target.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class ServerProcess:
         *,
         environ: Mapping[str, str] | None = None,
         files: Path | None = None,
+        can_switch: bool = False,
     ) -> None:
         self.name = name
         self._command = command
@@ -75,6 +78,7 @@ class ServerProcess:
         self._log_path = log_path
         self._environ = {**os.environ, **(environ or {})}
         self._files = files
+        self._can_switch = can_switch
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -90,7 +94,8 @@ class ServerProcess:
     @property
     def target(self) -> Target:
         """Where the running server is. Raises LocalrunError when it does not run."""
-        return Target(self.name, f"http://127.0.0.1:{self._port}", self._model, self._running().pid)
+        base_url = f"http://127.0.0.1:{self._port}"
+        return Target(self.name, base_url, self._model, self._running().pid, self._can_switch)
 
     def start(self) -> None:
         """Returns when the model is loaded and has answered once. Raises LocalrunError with the end of its log."""
@@ -238,19 +243,27 @@ def local_server(flags: ServerFlags, folder: Path) -> ServerProcess:
     command += ["--latency", flags.latency, "--keep-alive-s", "-1"]
     home = folder / "home"
     environ = {"LOCALRUN_HOME": str(home)}
-    return ServerProcess(NAME, command, str(flags.model), folder / "localrun.log", environ=environ, files=home)
+    return ServerProcess(
+        NAME, command, str(flags.model), folder / "localrun.log", environ=environ, files=home, can_switch=True
+    )
 
 
-def peer_server(binary: Path, flags: ServerFlags, log_folder: Path, *, is_unified: bool) -> ServerProcess:
+def peer_server(
+    binary: Path, flags: ServerFlags, log_folder: Path, *, is_unified: bool, drafts: bool = False
+) -> ServerProcess:
     """A llama-server on a free port; not started yet.
 
     Its default for everything else stands: flash attention, batch sizes, prompt cache in RAM. Slots are stated, so its
-    KV is split among them unless `is_unified`, and both are worth measuring: neither is better at everything.
+    KV is split among them unless `is_unified`, and both are worth measuring: neither is better at everything. It
+    speculates only where it `drafts`, and then in the way that it calls the default.
     """
     command = [str(binary), "--model", str(flags.model), "--host", "127.0.0.1", "--no-ui", "--offline"]
     command += ["--parallel", str(flags.slots), "--ctx-size", str(flags.kv_cells)]
     command += ["--threads", str(flags.threads), "--threads-batch", str(flags.threads)]
     command += ["--kv-unified" if is_unified else "--no-kv-unified"]
     name = UNIFIED_NAME if is_unified else SPLIT_NAME
-    log_name = "llama-server-unified.log" if is_unified else "llama-server-split.log"
+    if drafts:
+        command.append(SPECULATION)
+        name = f"{name} {SPECULATION}"
+    log_name = f"llama-server-{'unified' if is_unified else 'split'}{'-drafts' if drafts else ''}.log"
     return ServerProcess(name, command, str(flags.model), log_folder / log_name)

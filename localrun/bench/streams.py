@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import httptools
@@ -174,6 +175,9 @@ CUT_SHORT = "cut short by the load generator"
 # Who asks, where a workload does not say.
 CLIENT = "bench"
 
+# Of a request's body.
+Fields: TypeAlias = Mapping[str, object]
+
 _CLIENT_HEADER = "X-Localrun-Client"
 
 _PREFIX = b"data:"
@@ -222,7 +226,7 @@ class Endpoint:
             prompt = wording.prompt([N_NUMBERS - 1] * 2)
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    await _stream(self.target, prompt, 1, record, {**self._headers, _CLIENT_HEADER: CLIENT})
+                    await _stream(self.target, _exactly(prompt, 1), record, {**self._headers, _CLIENT_HEADER: CLIENT})
             except TimeoutError:
                 raise LocalrunError(f"{self.target.base_url} did not answer in {self._timeout_s:g} s") from None
             except Refused as error:
@@ -256,17 +260,19 @@ class Endpoint:
             # Until the server's own count comes, with the end of the answer.
             n_prompt=0 if self.wording is Wording.TEXT else len(numbers),
         )
-        self.records.append(record)
-        task = asyncio.create_task(self._run(record, self.wording.prompt(numbers), n_output))
-        self._tasks.add(task)
-        task.add_done_callback(functools.partial(self._end, record))
-        return Stream(record, task)
+        return self._begin(record, _exactly(self.wording.prompt(numbers), n_output))
 
     async def send(
         self, numbers: Sequence[int], n_output: int, *, group: str = "", client: str = CLIENT
     ) -> StreamRecord:
         """`begin`, and wait for the end."""
         return await self.begin(numbers, n_output, group=group, client=client).task
+
+    async def ask(self, body: Fields, *, group: str) -> StreamRecord:
+        """Send a request of these fields, to chat completions if it has `messages`, and wait for its end."""
+        now_s = time.perf_counter()
+        record = StreamRecord(intended_at_s=now_s, sent_at_s=now_s, group=group, client=CLIENT, lane=self._lane)
+        return await self._begin(record, body).task
 
     async def until(self, is_so: Callable[[], bool], timeout_s: float) -> None:
         """Wait until `is_so`, which is asked after every arrival and every end, but not longer than `timeout_s`."""
@@ -283,11 +289,18 @@ class Endpoint:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, record: StreamRecord, prompt: list[int] | str, n_output: int) -> StreamRecord:
+    def _begin(self, record: StreamRecord, body: Fields) -> Stream:
+        self.records.append(record)
+        task = asyncio.create_task(self._run(record, body))
+        self._tasks.add(task)
+        task.add_done_callback(functools.partial(self._end, record))
+        return Stream(record, task)
+
+    async def _run(self, record: StreamRecord, body: Fields) -> StreamRecord:
         headers = {**self._headers, _CLIENT_HEADER: record.client}
         try:
             async with asyncio.timeout(self._timeout_s):
-                await _stream(self.target, prompt, n_output, record, headers, self._news.set)
+                await _stream(self.target, body, record, headers, self._news.set)
             if not record.arrivals_s:
                 record.problem = "the answer has no text"
         except TimeoutError:
@@ -316,30 +329,30 @@ async def stream_all(base_url: str, model: str, prompts: list[list[int]], n_outp
     now_s = time.perf_counter()
     records = [StreamRecord(intended_at_s=now_s, sent_at_s=now_s) for _ in prompts]
     await asyncio.gather(
-        *(_stream(target, prompt, n_output, record, {}) for prompt, record in zip(prompts, records, strict=True))
+        *(
+            _stream(target, _exactly(prompt, n_output), record, {})
+            for prompt, record in zip(prompts, records, strict=True)
+        )
     )
     return records
 
 
+def _exactly(prompt: list[int] | str, n_output: int) -> Fields:
+    """A greedy answer of so many tokens."""
+    return {"prompt": prompt, "max_tokens": n_output, "temperature": 0, "ignore_eos": True}
+
+
 async def _stream(
     target: Target,
-    prompt: list[int] | str,
-    n_output: int,
+    fields: Fields,
     record: StreamRecord,
     headers: dict[str, str],
     on_news: Callable[[], None] = lambda: None,
 ) -> None:
     """Fill the record; `on_news` is called whenever something was added. Raises LocalrunError for whatever prevents the
     whole answer."""
-    body = {
-        "model": target.model,
-        "prompt": prompt,
-        "max_tokens": n_output,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    body = {"model": target.model, **fields, "stream": True, "stream_options": {"include_usage": True}}
+    path = "/v1/chat/completions" if "messages" in fields else "/v1/completions"
     rest = b""
     problem = ""
 
@@ -357,7 +370,7 @@ async def _stream(
                     problem = problem or f"an event is not a completion chunk: {error}"
         on_news()
 
-    await post_stream(f"{target.base_url}/v1/completions", msgspec.json.encode(body), take, headers)
+    await post_stream(target.base_url + path, msgspec.json.encode(body), take, headers)
     record.status = 200
     # Servers that send no usage send a token a piece.
     record.n_output = record.n_output or len(record.arrivals_s)
@@ -377,10 +390,17 @@ class _Usage(msgspec.Struct):
 
 class _Timings(msgspec.Struct):
     cache_n: int = 0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
 
 
 class _Choice(msgspec.Struct):
     text: str | None = None
+    delta: _Delta | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -395,8 +415,10 @@ _decoder = msgspec.json.Decoder(_Chunk)
 
 def _take(record: StreamRecord, chunk: _Chunk, now_s: float) -> str:
     """Put a chunk into the record. The error that it carries, or an empty text."""
-    if any(choice.text for choice in chunk.choices):
+    text = "".join(choice.text or (choice.delta and choice.delta.content) or "" for choice in chunk.choices)
+    if text:
         record.arrivals_s.append(now_s)
+        record.text += text
     if chunk.usage is not None:
         record.n_prompt, record.n_output = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
         details = chunk.usage.prompt_tokens_details
@@ -404,6 +426,8 @@ def _take(record: StreamRecord, chunk: _Chunk, now_s: float) -> str:
             record.n_cached = details.cached_tokens
         elif chunk.timings is not None:
             record.n_cached = chunk.timings.cache_n
+    if chunk.timings is not None:
+        record.n_drafted, record.n_accepted = chunk.timings.draft_n, chunk.timings.draft_n_accepted
     if chunk.error is None:
         return ""
     return str(chunk.error.get("message", chunk.error)) if isinstance(chunk.error, dict) else str(chunk.error)

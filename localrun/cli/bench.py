@@ -150,6 +150,12 @@ def with_reporting(function: Callable[..., int]) -> Callable[..., int]:
     return with_options
 
 
+_STREAMS = (
+    "decode, edit, list, json, prose: numbers of streams. Default: doubling until the knee for decode, and 1, 2, 4 and "
+    "8 for the others."
+)
+
+
 # --- bench peer ---
 
 
@@ -175,9 +181,7 @@ def _latency(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of both servers. Default: one per fast core.")
 @click.option("--latency", callback=_latency, default="balanced", show_default=True, metavar="MODE",
               help="Latency mode of localrun.")  # fmt: skip
-@click.option(
-    "--streams", type=NumberList(), default=(), help="decode: numbers of streams. Default: doubling until the knee."
-)
+@click.option("--streams", type=NumberList(), default=(), help=_STREAMS)
 @click.option("--seconds", type=_POSITIVE, default=20.0, show_default=True,
               help="Duration of the workloads that have one.")  # fmt: skip
 @click.option("--rate", type=_POSITIVE, default=1.0, show_default=True,
@@ -186,6 +190,9 @@ def _latency(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.option(
     "--fresh", is_flag=True, help="Start each server afresh for every run, alone and with no files from earlier runs."
 )
+@click.option(
+    "--spec-default", "peer_drafts", is_flag=True, help="Also measure llama-server with its flag of this name."
+)
 @click.option("--server", "binary", type=_EXISTING, help="An existing llama-server. Default: build one.")
 @click.option("--require", multiple=True, metavar="WORKLOAD:METRIC<=RATIO",
               help="Fail unless the median ratio meets this limit (<= or >=). Repeatable.")  # fmt: skip
@@ -193,7 +200,7 @@ def _latency(_context: click.Context, _parameter: click.Parameter, value: str) -
 def peer_command(
     workloads: list[str], rounds: int, model: Path | None, slots: int, kv_cells: int, threads: int | None,
     latency: str, streams: tuple[int, ...], seconds: float, rate: float, seed: int | None, fresh: bool,
-    binary: Path | None, require: tuple[str, ...], reporting: Reporting,
+    peer_drafts: bool, binary: Path | None, require: tuple[str, ...], reporting: Reporting,
 ) -> int:  # fmt: skip
     """Compare localrun with llama-server on this machine: same model, slots, KV cells and threads.
 
@@ -229,7 +236,7 @@ def peer_command(
             context_tokens=min(kv_cells // slots, limit.header.n_ctx_train), seconds=seconds, rate_per_s=rate,
         )  # fmt: skip
         say(f"memory bandwidth {limit.bandwidth_bytes_per_s / 1e9:.1f} GB/s, seed {options.seed}")
-        schedule = Schedule(workloads=chosen, n_rounds=rounds, options=options, is_fresh=fresh)
+        schedule = Schedule(workloads=chosen, n_rounds=rounds, options=options, is_fresh=fresh, peer_drafts=peer_drafts)
         outcome = compare_with_peer(
             binary, flags, schedule, Path(folder), thresholds=thresholds, roofline=limit, on_run=_show_run
         )
@@ -243,11 +250,10 @@ def peer_command(
 
 
 def _report(outcome: PeerComparison, reporting: Reporting) -> list[str]:
-    from localrun.bench.peer import CONTENDERS
     from localrun.bench.report import comparison_tables, note_lines, verdict_lines
     from localrun.bench.workloads import WORKLOADS
 
-    lines = comparison_tables(outcome.comparisons, WORKLOADS, CONTENDERS)
+    lines = comparison_tables(outcome.comparisons, WORKLOADS, outcome.contenders)
     lines += reporting.curve_lines(outcome.curves)
     lines += note_lines(run.result for run in outcome.runs)
     return lines + verdict_lines(outcome.verdicts)
@@ -290,7 +296,7 @@ class _BenchCommand(click.Command):
 @click.option(
     "--rounds", type=click.IntRange(min=1), default=1, show_default=True, help="How many times to run everything."
 )
-@click.option("--streams", type=NumberList(), help="decode: numbers of streams. Default: doubling until the knee.")
+@click.option("--streams", type=NumberList(), help=_STREAMS)
 @click.option("--seconds", type=_POSITIVE, metavar="N",
               help="Duration of chat, of fairness, and of the second part of overload. Default: 20.")  # fmt: skip
 @click.option("--rate", "rate_per_s", type=_POSITIVE, metavar="N", help="chat: requests per second. Default: 1.")
@@ -334,6 +340,10 @@ def bench_command(
     chat       short chats that arrive independently; goodput
     fairness   one client keeps the server full, another asks for little
     overload   many requests at once, then arrivals at twice that rate
+    edit       a Python file with one name changed, with and without drafts
+    list       a list again, with and without drafts
+    json       records in the form of a schema, with and without drafts
+    prose      stories, where drafts must cost nothing
 
     The exit code is 1 if a request of a workload other than overload did not complete.
 
@@ -375,6 +385,8 @@ def _session(
     stack: ExitStack, url: str | None, model: str | None, settings: Settings, given: dict[str, Any]
 ) -> Session:
     """The server to measure, started if need be, and the options: given, or as the server says, or the defaults."""
+    import msgspec
+
     from localrun.bench.results import Options, Target
     from localrun.bench.session import BUILT_IN, Session, base_url_of, holds_of, model_of, own_server, random_seed
     from localrun.bench.streams import Endpoint
@@ -400,6 +412,7 @@ def _session(
     asyncio.run(Endpoint(target, options).connect())  # loads the model
     holds = holds_of(base, model)
     if holds is not None:
+        target = msgspec.structs.replace(target, can_switch=True)
         context_tokens = min(holds.context_tokens, options.context_tokens)
         said: dict[str, Any] = {"slots": holds.slots, "kv_cells": holds.kv_cells, "context_tokens": context_tokens}
         options = dataclasses.replace(options, **{name: size for name, size in said.items() if given[name] is None})

@@ -26,6 +26,8 @@ class Reply:
     message: str = "not today"
     n_output: int | None = None
     n_cached: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
     usage: bool = True
     breaks: bool = False
 
@@ -88,7 +90,8 @@ class _Handler(BaseHTTPRequestHandler):
         n_pieces = 0
         for pause_s, text in reply.pieces:
             time.sleep(pause_s)
-            self._event({"choices": [{"text": text}]})
+            is_chat = self.path == "/v1/chat/completions"
+            self._event({"choices": [{"delta": {"content": text}} if is_chat else {"text": text}]})
             n_pieces += 1
         if reply.breaks:
             self.close_connection = True
@@ -96,9 +99,10 @@ class _Handler(BaseHTTPRequestHandler):
         if reply.usage:
             n_output = n_pieces if reply.n_output is None else reply.n_output
             details = {"cached_tokens": reply.n_cached}
-            n_prompt = len(asked.body["prompt"])
+            n_prompt = len(asked.body.get("prompt", ""))
             usage = {"prompt_tokens": n_prompt, "completion_tokens": n_output, "prompt_tokens_details": details}
-            self._event({"choices": [], "usage": usage})
+            timings = {"draft_n": reply.n_drafted, "draft_n_accepted": reply.n_accepted} if reply.n_drafted else {}
+            self._event({"choices": [], "usage": usage, "timings": timings})
         self._chunk(b"data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")
 

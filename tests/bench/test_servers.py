@@ -121,11 +121,26 @@ def test_llama_server_gets_the_same_slots_cells_and_threads(tmp_path: Path, monk
     assert set(unified) - set(split) - {unified[-1]} == {"--kv-unified"}
 
 
+def test_llama_server_speculates_only_where_it_is_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    script = tmp_path / "llama-server"
+    script.write_text(f"#!{sys.executable}\n" + SCRIPT.read_text())
+    script.chmod(0o755)
+    monkeypatch.setenv("SCRIPT_CALLS", str(tmp_path / "calls"))
+    names = []
+    for drafts in (False, True):
+        with peer_server(script, FLAGS, tmp_path, is_unified=True, drafts=drafts) as server:
+            names.append(server.name)
+            assert not server.target.can_switch
+    assert names == ["llama-server -kvu", "llama-server -kvu --spec-default"]
+    assert ["--spec-default" in str(call["arguments"]) for call in calls(tmp_path)] == [False, True]
+
+
 def test_our_daemon_has_a_home_of_its_own_and_never_unloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LOCALRUN_HOME", "/somewhere/else")
     monkeypatch.setenv("LOCALRUN_FAKE_ENGINE", "1")
     flags = ServerFlags(model=Path("tiny"), slots=3, kv_cells=1024, threads=1, latency="throughput")
     with local_server(flags, tmp_path) as server:
+        assert server.target.can_switch
         command = psutil.Process(server.target.pid).cmdline()
         expected = {"--slots": "3", "--kv-cells": "1024", "--threads": "1", "--latency": "throughput"}
         for name, value in (expected | {"--keep-alive-s": "-1", "--host": "127.0.0.1"}).items():

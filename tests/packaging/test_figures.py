@@ -44,6 +44,38 @@ def test_what_is_kept_names_no_folder_and_has_both_sides():
     assert figures.condensed(peer("stall", "wall_s", None), "unknown").ratios == {}
 
 
+def drafts(*, with_gain: bool) -> dict[str, Any]:
+    made = peer("edit", "c4_tokens_per_s", spread(1.5, 1.2, 1.8))
+    [rate] = made["comparisons"]
+    rate["opponents"] |= {"llama-server --spec-default": spread(120, 100, 130)}
+    rate["opponent"] = "llama-server --spec-default"
+    if with_gain:
+        shares = {"llama-server --spec-default": spread(0.4, 0.3, 0.5)}
+        made["comparisons"] += [
+            rate | {"metric": "c4_gain_ratio", "subject": spread(1.9, 1.8, 2.0), "opponents": {}, "ratio": None},
+            rate | {"metric": "c4_acceptance_ratio", "subject": spread(0.8, 0.7, 0.9), "opponents": shares},
+        ]
+    return made
+
+
+def test_what_drafts_gained_is_a_table_of_its_own():
+    made = figures.Figures("a machine", [figures.condensed(drafts(with_gain=True), "")])
+    bench = figures.tables(made)[figures.BENCH]
+    assert "| m.gguf, edit, 4 | 1.90 (1.80 to 2.00) | 80% | 1.50 | 40% | 1.50 (1.20 to 1.80) |" in bench
+    assert "Speculation" not in figures.tables(made)[figures.README]
+
+
+def test_a_gain_that_was_not_measured_is_left_open():
+    made = figures.Figures("a machine", [figures.condensed(drafts(with_gain=False), "")])
+    assert "| m.gguf, edit, 4 | - | - | 1.50 | - | 1.50 (1.20 to 1.80) |" in figures.tables(made)[figures.BENCH]
+
+
+def test_without_drafts_there_is_no_table_of_them():
+    made = figures.Figures("", [figures.condensed(peer("stall", "wall_s", spread(1.0, 1.0, 1.0)), "")])
+    assert made.measured[0].drafts == {}
+    assert "Speculation" not in figures.tables(made)[figures.BENCH]
+
+
 def test_the_last_file_counts_and_modes_are_kept_apart():
     files = [
         peer("stall", "wall_s", spread(1.0, 1.0, 1.0)),

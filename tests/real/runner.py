@@ -1,12 +1,13 @@
 """An engine on a real model, asked for greedy answers: in one process, as `engine/process.py` puts it together.
 
-After every step the engine's books are checked against each other. Does not: judge the answers (`verdict.py`).
+Nothing is drafted unless a `draft` is given, so that a token is a row. After every step the engine's books are checked
+against each other. Does not: judge the answers (`verdict.py`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,47 @@ from localrun.engine.cache.disk_files import library_build
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.library import library_folder, native
 from localrun.engine.native.llama import LlamaBackend
-from localrun.wire import Delta, Finish, Open, Sampling, Submit, Usage
+from localrun.engine.request import Request
+from localrun.engine.speculate.choice import Choice
+from localrun.engine.speculate.speculation import Speculation
+from localrun.wire import Delta, DraftSource, Finish, Open, Sampling, Submit, Usage
 
 GREEDY = Sampling(temperature=0)
 RAM_CACHE_BYTES = 1 << 29
+
+
+class Given:
+    """A drafter that knows answers, or is `wrong` throughout: each token is the one after the answer's in the
+    vocabulary. `n_most` tokens are drafted and verified in every step."""
+
+    source = DraftSource.DRAFT_MODEL
+
+    def __init__(self, prompts: list[list[int]], answers: list[list[int]], n_most: int, *, wrong: bool = False) -> None:
+        self.n_most = n_most
+        self._known = [(len(prompt), prompt + answer) for prompt, answer in zip(prompts, answers, strict=True)]
+        self._wrong = wrong
+
+    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+        return [self._next(request, n_wanted) for request, n_wanted in wanted]
+
+    def _next(self, request: Request, n_wanted: int) -> list[int]:
+        n_prompt, n_tokens = request.n_prompt, request.n_tokens
+        prompt = request.tokens[:n_prompt]
+        whole = next(known for length, known in self._known if length == n_prompt and known[:length] == prompt)
+        return [token + 1 if self._wrong and token else token for token in whole[n_tokens : n_tokens + n_wanted]]
+
+    def decoded(self, n_rows: int) -> None:
+        """It computes nothing."""
+
+    def drop(self, request: Request) -> None:
+        """It keeps nothing."""
+
+    def close(self) -> None:
+        """It has nothing."""
+
+    def choose(self, streams: Sequence[object], *_: object) -> Choice:
+        """As many rows for every stream, whatever they gain."""
+        return Choice((self.n_most,) * len(streams), 1.0, float(len(streams)))
 
 
 class Runner:
@@ -38,6 +76,7 @@ class Runner:
         kv_type: str = "f16",
         kv_folder: Path | None = None,
         ram_cache_bytes: int = RAM_CACHE_BYTES,
+        draft: Given | None = None,
     ) -> None:
         opened = Open(
             model_path=str(path), n_slots=n_slots, n_kv_cells=n_cells, n_batch=512, n_threads=n_threads,
@@ -51,7 +90,12 @@ class Runner:
         disk = open_disk(opened, self.backend, lambda: library_build("llama-cpp-python", library_folder()))
         assert (disk is not None) == (kv_folder is not None)
         limits = Limits(n_slots, opened.max_queue, opened.target_itl_s, ram_cache_bytes)
-        self.engine = Engine(self.backend, limits, time.monotonic, disk)
+        speculation = Speculation(self.backend, time.monotonic, is_on=False)
+        if draft is not None:
+            speculation = Speculation(
+                self.backend, time.monotonic, drafter_of=lambda request: draft, choose=draft.choose
+            )
+        self.engine = Engine(self.backend, limits, time.monotonic, disk, speculation=speculation)
         self.usages: dict[int, Usage] = {}
         self.n_rows: list[int] = []
         self.was_one_pool = False

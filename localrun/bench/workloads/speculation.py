@@ -1,0 +1,158 @@
+"""What drafts gain, from an answer that repeats its prompt to one in which nothing can be foreseen.
+
+`edit`: a Python file with one name changed. `list`: a list again. `json`: records, in the form of a schema. `prose`: a
+story at temperature 1, where drafts must cost nothing.
+
+Every number of streams has prompts of its own, which are computed before anything is measured, so that the times are of
+the answers. A server that takes a request's wish for no drafts (`Target.can_switch`) answers all of them four times:
+with drafts, twice without, and with drafts again, so that a machine that becomes slower or faster in the meantime does
+so for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from localrun.bench.metrics import percentile, wall_s
+from localrun.bench.results import Metrics, Options, StreamRecord, Workload
+from localrun.bench.streams import Endpoint, Fields
+from localrun.bench.workloads.texts import listing, records, source_file, topic
+from localrun.bench.workloads.workload import Measured, define
+
+STREAMS = (1, 2, 4, 8)
+N_OUTPUT = 160
+# One token may be part of a character, and an answer without text has failed.
+N_WARM_UP = 4
+DRAFTING = (True, False, False, True)
+# So many words before one say what it was the last time. Fewer meet by chance.
+N_CONTEXT_WORDS = 3
+
+
+class Wish(NamedTuple):
+    """`source` is what an answer may repeat."""
+
+    body: Fields
+    source: str
+
+
+def _greedy(prompt: str, source: str) -> Wish:
+    """A prompt that the answer goes on with, because small models follow no instruction."""
+    return Wish({"prompt": prompt, "max_tokens": N_OUTPUT, "temperature": 0, "ignore_eos": True}, source)
+
+
+def _edit(chosen: random.Random) -> Wish:
+    file = source_file(chosen)
+    old, new = chosen.choice(file.names), f"new_{chosen.randrange(1000)}"
+    renamed = f"report.py after `{old}` was renamed to `{new}`:\n```python\n{file.head}"
+    return _greedy(f"report.py:\n```python\n{file.text}```\n\n{renamed}", file.text)
+
+
+def _list(chosen: random.Random) -> Wish:
+    text = listing(chosen)
+    first = text.splitlines(keepends=True)[0]
+    return _greedy(f"The list:\n{text}\nThe same list again:\n{first}", text)
+
+
+def _json(chosen: random.Random) -> Wish:
+    # Not by chat, where llama-server ends an answer with an error that is not what it expects of JSON.
+    text, schema = records(chosen)
+    body = {
+        "prompt": f"Records:\n\n{text}\nThe same records as JSON:\n\n",
+        "max_tokens": N_OUTPUT,
+        "temperature": 0,
+        "json_schema": schema,
+    }
+    return Wish(body, text)
+
+
+def _prose(chosen: random.Random) -> Wish:
+    text = f"Write a long story about {topic(chosen)}."
+    body = {
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": N_OUTPUT,
+        "temperature": 1.0,
+        "seed": chosen.randrange(2**31),
+        "ignore_eos": True,
+    }
+    return Wish(body, text)
+
+
+def _workload(name: str, summary: str, make: Callable[[random.Random], Wish]) -> Workload:
+    async def measure(endpoint: Endpoint, options: Options) -> Measured:
+        measured = Measured({}, {"n_output": N_OUTPUT, "streams": list(options.streams or STREAMS)})
+        for n_streams in options.streams or STREAMS:
+            wishes = [make(random.Random(f"{options.seed}/{name} {n_streams} {index}")) for index in range(n_streams)]
+            measured.metrics |= await _level(endpoint, f"c{n_streams}", wishes)
+        return measured
+
+    headline = ("c*_gain_ratio", "c*_acceptance_ratio", "c*_tokens_per_s", "c*_repeated_ratio")
+    return define(name, summary, headline, measure)
+
+
+async def _level(endpoint: Endpoint, group: str, wishes: Sequence[Wish]) -> Metrics:
+    """All wishes at once, as often as the target can do without drafts and with them."""
+    short = {"max_tokens": N_WARM_UP}
+    await asyncio.gather(*(endpoint.ask({**wish.body, **short}, group=f"{group}_warm-up") for wish in wishes))
+    drafting: list[list[StreamRecord]] = []
+    plain: list[list[StreamRecord]] = []
+    for drafts in DRAFTING if endpoint.target.can_switch else (True,):
+        name, field = (group, {}) if drafts else (f"{group}_plain", {"speculation": False})
+        answers = await asyncio.gather(*(endpoint.ask({**wish.body, **field}, group=name) for wish in wishes))
+        (drafting if drafts else plain).append(answers)
+    if not all(record.is_complete for answers in drafting + plain for record in answers):
+        return {}
+    metrics = _rates(group, drafting) | _drafts(group, drafting)
+    texts = [(wish.source, record.text) for wish, record in zip(wishes, drafting[0], strict=True)]
+    metrics[f"{group}_repeated_ratio"] = sum(repeated(*pair) for pair in texts) / len(texts)
+    if plain:
+        metrics |= _rates(f"{group}_plain", plain)
+        metrics[f"{group}_gain_ratio"] = metrics[f"{group}_tokens_per_s"] / metrics[f"{group}_plain_tokens_per_s"]
+        same = [one.text == other.text for one, other in zip(drafting[0], plain[0], strict=True)]
+        metrics[f"{group}_same_text_ratio"] = sum(same) / len(same)
+    return metrics
+
+
+def _rates(group: str, runs: Sequence[Sequence[StreamRecord]]) -> Metrics:
+    """Of all streams together from the sending to the last text, and of the median stream after its first text."""
+    n_tokens = sum(record.n_output for answers in runs for record in answers)
+    metrics = {f"{group}_tokens_per_s": n_tokens / sum(wall_s(answers) for answers in runs)}
+    tpots = [record.tpot_s for answers in runs for record in answers]
+    each = [1 / tpot for tpot in tpots if tpot]
+    return metrics | ({f"{group}_request_p50_tokens_per_s": percentile(each, 50)} if each else {})
+
+
+def _drafts(group: str, runs: Sequence[Sequence[StreamRecord]]) -> Metrics:
+    """How much of what was drafted is part of the answers, and how much of the answers was drafted."""
+    answers = [record for each in runs for record in each]
+    n_drafted = sum(record.n_drafted for record in answers)
+    n_accepted = sum(record.n_accepted for record in answers)
+    metrics: Metrics = {f"{group}_drafted_share": n_accepted / sum(record.n_output for record in answers)}
+    return metrics | ({f"{group}_acceptance_ratio": n_accepted / n_drafted} if n_drafted else {})
+
+
+def repeated(source: str, answer: str) -> float:
+    """The share of the answer's words and marks that follow the three before them as they did the last time, in the
+    source or in the answer: what is to be had by looking back."""
+    before, after = _words(source), _words(answer)
+    followers: dict[tuple[str, ...], str] = {}
+    n_repeated = 0
+    words = before + after
+    for at in range(N_CONTEXT_WORDS, len(words)):
+        context = tuple(words[at - N_CONTEXT_WORDS : at])
+        n_repeated += at >= len(before) and followers.get(context) == words[at]
+        followers[context] = words[at]
+    return n_repeated / len(after) if after else 0.0
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[A-Za-z]+|[0-9]|\s+|.", text)
+
+
+EDIT = _workload("edit", "a Python file with one name changed: with and without drafts", _edit)
+LIST = _workload("list", "a list again: with and without drafts", _list)
+JSON = _workload("json", "records as JSON, in the form of a schema: with and without drafts", _json)
+PROSE = _workload("prose", "stories at temperature 1: with and without drafts, which must cost nothing", _prose)
