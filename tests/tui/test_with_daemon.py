@@ -181,7 +181,8 @@ async def test_no_number_on_the_monitor_is_one_that_the_api_does_not_have(
             for part in (
                 f"TTFT   p50 {short_text.seconds(aggregate.ttft_s.p50)}",
                 f"ITL    p50 {short_text.seconds(aggregate.itl_s.p50)}",
-                f"prefix {short_text.percent(aggregate.prefix_hit_rate)} cached",
+                f"prefix {short_text.percent(aggregate.prefix_hit_rate)}",
+                "" if aggregate.draft_hit_rate is None else f"drafts {short_text.percent(aggregate.draft_hit_rate)}",
                 f"CPU    {shown.system.cpu_percent:.0f}%",
             ):
                 assert part in text, text
@@ -213,11 +214,12 @@ def _numbers(text: str) -> set[str]:
 
 
 def _known_numbers(snapshot: Snapshot) -> set[str]:
-    """Every number of a snapshot in every way in which the interface writes numbers; and the four that it computes: the
-    memory in use, the shares of cached tokens and computed prompts, and everything that waits."""
+    """Every number of a snapshot in every way in which the interface writes numbers; and those that it computes: the
+    memory in use, the shares of cached tokens, computed prompts and accepted drafts, and everything that waits."""
     system, aggregate = snapshot.system, snapshot.aggregate
     values: list[float] = list(_values(msgspec.to_builtins(snapshot)))
     values += [system.memory_total_bytes - system.memory_available_bytes, aggregate.queued + aggregate.loading]
+    values += [row.draft_hit_rate for row in snapshot.requests if row.draft_hit_rate is not None]
     for engine in snapshot.engines:
         values.append(engine.cached_tokens_total / max(1, engine.prompt_tokens_total))
         values.append(engine.ram_restored_tokens_total + engine.disk_restored_tokens_total)
