@@ -152,7 +152,7 @@ class Heads:
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
         """See `Drafter.propose`."""
         drafts: list[list[int]] = [[] for _ in wanted]
-        going = []
+        going: list[int] = []
         for index, (request, n_wanted) in enumerate(wanted):
             assert request.seq is not None
             last = len(request.tokens) - 1
@@ -172,7 +172,7 @@ class Heads:
             batch.wants_logits[: len(going)] = 1
             if not self._decode(len(going)):
                 break
-            left = []
+            left: list[int] = []
             for row, index in enumerate(going):
                 drafts[index].append(self.context.likeliest(row))
                 if len(drafts[index]) < min(wanted[index][1], self.n_most):
@@ -197,7 +197,8 @@ class Heads:
         hidden = self._hidden.get(seq)
         if hidden is None or not hidden.first <= position < hidden.first + len(hidden.rows):
             return None
-        return hidden.rows[position - hidden.first]
+        row: NDArray[np.float32] = hidden.rows[position - hidden.first]
+        return row
 
     def _cut(self, seq: int, position: int) -> None:
         """The next row of a sequence stands at this position."""
