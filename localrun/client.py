@@ -406,9 +406,11 @@ class Client:
         """What `/api/show` says of a model. Raises ModelNotFound."""
         return await self._daemon.json("POST", "/api/show", {"model": model})
 
-    async def fit(self, model: str) -> dict[str, Any]:
-        """What `/localrun/v1/fit` says: how the model would be opened, and what each device would hold."""
-        return await self._daemon.json("GET", f"/localrun/v1/fit?{urlencode({'model': model})}")
+    async def fit(self, model: str, draft: str = "") -> dict[str, Any]:
+        """What `/localrun/v1/fit` says: how the model would be opened, and what each device would hold; with `draft`,
+        beside that draft model instead of its own."""
+        asked = {"model": model} | ({"draft": draft} if draft else {})
+        return await self._daemon.json("GET", f"/localrun/v1/fit?{urlencode(asked)}")
 
     async def options(self) -> dict[str, Any]:
         """The options of a chat by name, each with the JSON schema of its values."""

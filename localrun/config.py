@@ -59,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_s: float = 300.0
     load_timeout_s: PositiveSeconds = 600.0
     resume: str = "on"
+    speculation: str = "on"
     ram_cache_bytes: NonNegative = 512 * 1024 * 1024
     disk_cache_bytes: NonNegative = 4 * 1024 * 1024 * 1024
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 32 * 1024 * 1024
@@ -98,6 +99,8 @@ HELP: dict[str, str] = {
     "keep_alive_s": "seconds that an idle model stays loaded; a negative number keeps it loaded",
     "load_timeout_s": "seconds that loading a model may take",
     "resume": "on or off: whether answers go on when an engine dies, on the next one, instead of ending with an error",
+    "speculation": "on or off: whether tokens are drafted and verified several at a time; a model's parameter or a "
+    "request can say otherwise",
     "ram_cache_bytes": "memory for the state of idle prefixes, per engine; 0 turns it off",
     "disk_cache_bytes": "disk space for the state of idle prefixes of all models, kept across restarts; 0 turns it off",
     "max_body_bytes": "largest request body",
@@ -183,7 +186,7 @@ def load(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-CHOICES = {"kv_type": KV_TYPES, "log_level": LOG_LEVELS, "resume": ("on", "off")}
+CHOICES = {"kv_type": KV_TYPES, "log_level": LOG_LEVELS, "resume": ("on", "off"), "speculation": ("on", "off")}
 
 
 def _from_toml(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from localrun.errors import BadModelFile, BadRequest, NotFound
-from localrun.models import naming
+from localrun.models import draft, naming
 from localrun.models.gguf import reader
 from localrun.models.gguf.ggml_types import FILE_TYPES, QUANT_ALIASES, by_name
 from localrun.models.gguf.header import Header
@@ -58,6 +58,7 @@ class Changes:
     messages: tuple[Message, ...] | None = None
     licence_text: str | None = None
     requires: str | None = None
+    draft: str | None = None
     adapters: tuple[StoredFile, ...] = ()
 
 
@@ -146,6 +147,14 @@ def adapter(store: Store, base: Base, text: str, folder: Path | None) -> StoredF
     return StoredFile(role=Role.ADAPTER, place=Place.FILE, size_bytes=size_bytes, path=str(path))
 
 
+def draft_name(store: Store, base: Base, text: str, folder: Path | None) -> str:
+    """A draft model as it is kept: a name as it is, a path made absolute. Raises what `draft.find` raises."""
+    path = path_of(text, folder)
+    name = text if path is None else str(path)
+    draft.find(store, name, model=base.name, target=base.header)
+    return name
+
+
 def assemble(base: Base, changes: Changes, *, now: datetime, quantized: StoredFile | None = None) -> Manifest:
     """The new model's manifest, still under its base's name. `quantized` takes the place of the model's own file."""
     said = base.manifest
@@ -167,6 +176,7 @@ def assemble(base: Base, changes: Changes, *, now: datetime, quantized: StoredFi
         messages=pick(changes.messages, said.messages),
         licence_text=pick(changes.licence_text, said.licence_text),
         requires=pick(changes.requires, said.requires),
+        draft=pick(changes.draft, said.draft),
     )
 
 

@@ -6,14 +6,15 @@ Pure: free bytes come as arguments. The rule, with what a person asked for never
 2. Where that is too much, half of it, and half again, down to `COMFORTABLE_CELLS` or one trained context.
 3. Where that is too much, the same with the KV cache in q8_0, which takes half of f16's memory. q4_0 is for those who
    ask for it: it costs quality that one can see.
-4. Then fewer cells still, down to `FLOOR_CELLS`, and at last fewer slots.
+4. Then fewer cells still, down to `FLOOR_CELLS`, and at last fewer slots. Rather than this, no draft model.
 
 On a CPU the cells are rounded up to whole streams, one for every slot. On a machine with GPUs, that one of steps 1 to 3
 is taken which has most layers there, since one layer in RAM costs more speed than anything else here.
 
 Layers are divided as llama.cpp does it (`load_tensors` in llama-model.cpp): the last `n_gpu_layers` of the layers go to
 the GPUs, the output counting as one more layer behind them, each GPU getting a part in proportion to its free memory;
-embeddings stay with the CPU. Never compared with a real GPU's memory.
+embeddings stay with the CPU. Never compared with a real GPU's memory. A draft model is not divided: it counts on
+the first GPU with layers of the model if that is on GPUs as a whole, else in RAM.
 
 Does not: read the machine, evict other models, or count the prefix cache, which takes what is left.
 """
@@ -22,10 +23,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from localrun.models.gguf.header import Header
-from localrun.models.memory import MemoryEstimate, estimate, layers_kv_bytes, model_memory
+from localrun.models.memory import MemoryEstimate, draft_estimate, estimate, layers_kv_bytes, model_memory
 
 # The context that a model should have here to be worth its download.
 ROUGH_CELLS: Final = 8_192
@@ -85,8 +86,8 @@ class Machine(NamedTuple):
 
 
 class DeviceUse(NamedTuple):
-    """What one device holds. `other_bytes`: the process, its vocabulary, long prompts in the background, and
-    adapters."""
+    """What one device holds. `other_bytes`: the process, its vocabulary, long prompts in the background, adapters, and
+    the draft model."""
 
     name: str
     n_layers: int
@@ -142,6 +143,7 @@ def divide(
     n_layers = len(weights.layers)
     n_moved = min(n_gpu_layers, n_layers + 1)
     first_moved = n_layers + 1 - n_moved
+    is_moved = n_moved > n_layers  # the model as a whole
     owners = _owners(machine.gpus, n_moved)
     uses = []
     for index, gpu in enumerate(machine.gpus):
@@ -155,7 +157,8 @@ def divide(
                 + (weights.output_bytes if n_layers in own else 0),
                 kv_bytes=sum(layers_kv_bytes[layer] for layer in blocks),
                 compute_bytes=needed.compute_bytes if own else 0,
-                other_bytes=needed.adapter_bytes if own else 0,
+                other_bytes=(needed.adapter_bytes if own else 0)
+                + (needed.draft_bytes if is_moved and owners[0] == index else 0),
                 free_bytes=gpu.free_bytes,
                 usable_bytes=gpu.usable_bytes,
             )
@@ -168,7 +171,10 @@ def divide(
         weights_bytes=sum(weights.layers[:first_moved]) + weights.embedding_bytes + (0 if n_moved else rest_bytes),
         kv_bytes=sum(layers_kv_bytes[:first_moved]),
         compute_bytes=needed.compute_bytes,
-        other_bytes=needed.process_bytes + needed.staging_bytes + needed.adapter_bytes,
+        other_bytes=needed.process_bytes
+        + needed.staging_bytes
+        + needed.adapter_bytes
+        + (0 if is_moved else needed.draft_bytes),
         free_bytes=machine.ram_bytes,
         usable_bytes=machine.usable_ram_bytes,
     )
@@ -207,7 +213,7 @@ _Q8_BLOCK = 32
 
 class Wish(NamedTuple):
     """What a person asked for. `n_kv_cells` 0, `kv_type` auto and `n_gpu_layers` -1 leave it to the machine; `n_slots`
-    is the most. `adapter_bytes` are those of the LoRA files that come with the model."""
+    is the most. `adapter_bytes` are those of the LoRA files that come with the model, `draft` is its draft model."""
 
     n_slots: int
     n_kv_cells: int = 0
@@ -215,6 +221,7 @@ class Wish(NamedTuple):
     n_gpu_layers: int = -1
     n_ubatch: int = 512
     adapter_bytes: int = 0
+    draft: Header | None = None
 
 
 class Fit(NamedTuple):
@@ -248,6 +255,9 @@ def choose(header: Header, machine: Machine, wish: Wish) -> Fit:
     fitting = [fit for setting in _comfortable(header, wish) if (fit := opener.best(setting)).fits]
     if fitting:
         return max(fitting, key=_n_gpu_layers)  # the first of those with most
+    if wish.draft is not None:
+        fit = choose(header, machine, wish._replace(draft=None))
+        return fit._replace(notes=(*fit.notes, "without the draft model: there is no room for it"))
     *tight, smallest = (opener.best(setting) for setting in _tight(header, wish))
     return next((fit for fit in tight if fit.fits), smallest)
 
@@ -300,14 +310,17 @@ class _Opener:
         known = self._known.get((setting, is_on_gpu))
         if known is None:
             n_slots, n_cells, kv_type = setting
-            header, n_ubatch = self._header, self._wish.n_ubatch
-            known = self._known[setting, is_on_gpu] = (
-                estimate(
-                    header, n_kv_cells=n_cells, n_slots=n_slots, n_ubatch=n_ubatch, kv_type=kv_type,
-                    may_split=not is_on_gpu,
-                )._replace(adapter_bytes=self._wish.adapter_bytes),
-                layers_kv_bytes(header, n_kv_cells=n_cells, n_slots=n_slots, n_ubatch=n_ubatch, kv_type=kv_type),
-            )  # fmt: skip
+            header, wish = self._header, self._wish
+            opened: dict[str, Any] = {
+                "n_kv_cells": n_cells,
+                "n_slots": n_slots,
+                "n_ubatch": wish.n_ubatch,
+                "kv_type": kv_type,
+            }
+            needed = estimate(header, **opened, may_split=not is_on_gpu)._replace(adapter_bytes=wish.adapter_bytes)
+            if wish.draft is not None:
+                needed = needed._replace(draft=draft_estimate(wish.draft, **opened))
+            known = self._known[setting, is_on_gpu] = needed, layers_kv_bytes(header, **opened)
         return known
 
     def _notes(self, setting: _Setting, n_gpu_layers: int) -> tuple[str, ...]:

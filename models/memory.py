@@ -235,6 +235,8 @@ SPARE_SEQUENCES: Final = 64
 MAX_SEQUENCES: Final = 256
 # On a CPU long prompts are computed in a second context, this many at once.
 STAGING_SEQUENCES: Final = 4
+# Rows of a draft model's step at most; as the engine has it.
+MOST_DRAFT_ROWS: Final = 512
 # Python, numpy, llama.cpp and the heap of an engine that has served, measured on Linux; and per entry of the vocabulary
 # what llama.cpp's tables of tokens and merges take.
 PROCESS_BYTES: Final = 56 * 1024 * 1024
@@ -254,7 +256,8 @@ class MemoryEstimate(NamedTuple):
     `staging_bytes` is for long prompts in the background: cells and buffers that no GPU engine has. `process_bytes` is
     what an engine takes whatever it runs, and its vocabulary. `repacked_bytes` of the weights are copied at load: the
     copy is counted among the weights, and the original, which nobody reads again, only in `resident_bytes`.
-    `adapter_bytes` are left to whoever knows the adapters: they are files of their own.
+    `adapter_bytes` and `draft`, what the draft model takes of the engine, are left to whoever knows the adapters and
+    the draft model: they are files of their own.
     """
 
     weights_bytes: int
@@ -264,16 +267,21 @@ class MemoryEstimate(NamedTuple):
     process_bytes: int = 0
     repacked_bytes: int = 0
     adapter_bytes: int = 0
+    draft: MemoryEstimate | None = None
+
+    @property
+    def draft_bytes(self) -> int:
+        return 0 if self.draft is None else self.draft.total_bytes
 
     @property
     def total_bytes(self) -> int:
-        loaded_bytes = self.weights_bytes + self.adapter_bytes + self.kv_bytes
+        loaded_bytes = self.weights_bytes + self.adapter_bytes + self.draft_bytes + self.kv_bytes
         return loaded_bytes + self.compute_bytes + self.staging_bytes + self.process_bytes
 
     @property
     def resident_bytes(self) -> int:
         """What the system shows for the process while nobody else wants the memory."""
-        return self.total_bytes + self.repacked_bytes
+        return self.total_bytes + self.repacked_bytes + (0 if self.draft is None else self.draft.repacked_bytes)
 
 
 def estimate(
@@ -293,6 +301,25 @@ def estimate(
     if may_split and memory.is_shareable and n_slots > 1:
         return max(pool, _streams(header, memory, pool, n_cells, n_slots, n_ubatch), key=_total)
     return pool
+
+
+def draft_estimate(header: Header, *, n_kv_cells: int, n_slots: int, n_ubatch: int, kv_type: str) -> MemoryEstimate:
+    """What a draft model takes besides in the engine of a model with these slots and cells: its weights, as many cells
+    of its own size, a sequence for each slot, and its vocabulary. Layers with a window keep all cells, too, so that
+    what was not chosen can be removed. `kv_type` as in `estimate`, which was asked before.
+    """
+    n_cells = _whole(n_kv_cells, _CELL_STEP)
+    memory = model_memory(header, n_kv_cells=n_cells)
+    n_columns = n_cells * (2 if memory.n_window else 1)
+    memory = memory._replace(layers=tuple(layer._replace(is_windowed=False) for layer in memory.layers))
+    n_rows = min(n_ubatch, MOST_DRAFT_ROWS)
+    return MemoryEstimate(
+        weights_bytes=header.weights_bytes,
+        kv_bytes=sum(_layers_kv_bytes(header, memory, n_cells, n_slots, n_rows, by_name(KV_TYPES[kv_type]))),
+        compute_bytes=compute_bytes(header, memory, Graph(n_rows, n_columns, n_slots)),
+        process_bytes=VOCABULARY_ENTRY_BYTES * header.n_vocab,
+        repacked_bytes=repacked_bytes(header),
+    )
 
 
 def process_bytes(header: Header) -> int:

@@ -55,7 +55,14 @@ def test_an_empty_variable_is_as_good_as_none(home: dict[str, str], text: str):
 
 
 def test_every_field_can_be_set_in_the_file_and_in_the_environment(home: dict[str, str]):
-    wanted = {"kv_type": "q8_0", "latency": "250", "log_level": "debug", "host": "::1", "resume": "off"}
+    wanted = {
+        "kv_type": "q8_0",
+        "latency": "250",
+        "log_level": "debug",
+        "host": "::1",
+        "resume": "off",
+        "speculation": "off",
+    }
     hints = typing.get_type_hints(Settings)
     values = {
         field: wanted.get(field, "text") if hints[field] is str else hints[field](getattr(Settings(), field) + 1)

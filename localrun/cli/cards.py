@@ -26,6 +26,7 @@ def model_card(shown: dict[str, Any]) -> str:
     }
     more = shown.get("localrun") or {}
     model |= {"file": more.get("path"), "source": _source(more.get("source") or {}), "requires": shown.get("requires")}
+    model["draft model"] = more.get("draft")
     blocks = [_block("Model", [f"{name:<20}{value}" for name, value in model.items() if value])]
     blocks.append(_block("Capabilities", shown.get("capabilities") or []))
     blocks.append(_block("Tensors", _tensors(more.get("tensor_types") or [])))
@@ -109,6 +110,12 @@ def _notes(fit: dict[str, Any]) -> list[str]:
         f"other: the process with its vocabulary, {size(fit['process_bytes'])}"
         f"{background if fit['background_bytes'] else ''}",
     ]
+    if draft := fit["draft"]:
+        rest_bytes = draft["compute_bytes"] + draft["other_bytes"]
+        notes.append(
+            f"the draft model {draft['model']} takes {size(draft['total_bytes'])} of other on {draft['device']} "
+            f"(weights {size(draft['weights_bytes'])}, KV cache {size(draft['kv_bytes'])}, the rest {size(rest_bytes)})"
+        )
     if fit["idle_bytes"]:
         notes.append(f"{size(fit['idle_bytes'])} that idle models hold count as free: they give way")
     if fit["prefix_cache_bytes"]:

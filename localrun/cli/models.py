@@ -65,9 +65,12 @@ def _cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
 @click.option("--template", is_flag=True, help="Print only the chat template.")
 @click.option("--modelfile", is_flag=True, help="Print a Modelfile that creates the same model.")
 @click.option("--fit", "as_fit", is_flag=True, help="Show how MODEL would be loaded here and how much memory it needs.")
+@click.option("--draft", metavar="MODEL", help="With --fit: what it would be with this draft model instead of its own.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object, as from the daemon's /api/show.")
 @with_settings
-def show_command(model: str, template: bool, modelfile: bool, as_fit: bool, as_json: bool, settings: Settings) -> None:
+def show_command(
+    model: str, template: bool, modelfile: bool, as_fit: bool, draft: str | None, as_json: bool, settings: Settings
+) -> None:
     """Show information about MODEL without loading it."""
     if template and as_json:
         raise click.UsageError("give either --template or --json")
@@ -75,9 +78,11 @@ def show_command(model: str, template: bool, modelfile: bool, as_fit: bool, as_j
         raise click.UsageError("--modelfile cannot be combined with other options")
     if as_fit and template:
         raise click.UsageError("give either --template or --fit")
+    if draft and not as_fit:
+        raise click.UsageError("--draft needs --fit")
     name = for_daemon(model)
     if as_fit:
-        fit = ask(ensure_daemon(settings), lambda client: client.fit(name))
+        fit = ask(ensure_daemon(settings), lambda client: client.fit(name, for_daemon(draft or "")))
         print(json.dumps(fit, indent=2) if as_json else fit_card(fit))
         return
     shown = ask(ensure_daemon(settings), lambda client: client.show(name))

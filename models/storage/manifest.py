@@ -98,7 +98,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """See the module. `name` is how the model is called, with the letters' case as it was first written.
 
-    `parameters` are Ollama's option names with JSON values; `template` is a Jinja text, "" for the GGUF's own.
+    `parameters` are Ollama's option names, and `speculation`, with JSON values; `template` is a Jinja text, "" for the
+    GGUF's own. `draft` is the name or the path of a smaller model that drafts for this one.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     messages: tuple[Message, ...] = ()
     licence_text: str = ""
     requires: str = ""
+    draft: str = ""
     version: int = VERSION
 
     def of_role(self, role: Role) -> tuple[StoredFile, ...]:

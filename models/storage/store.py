@@ -93,6 +93,7 @@ class Model:
         digest.update(msgspec.json.encode(files, order="sorted"))
         for field in ("parameters", "system", "template", "messages", "licence_text"):
             digest.update(msgspec.json.encode(getattr(self.manifest, field), order="sorted"))
+        digest.update(self.draft.encode())
         return digest.hexdigest()
 
     @property
@@ -105,6 +106,17 @@ class Model:
     def parameters(self) -> Mapping[str, Any]:
         """Ollama's option names with the values that requests to this model have by default."""
         return self.manifest.parameters if self.manifest else {}
+
+    @property
+    def draft(self) -> str:
+        """Name or path of the smaller model that drafts for it; "" for none."""
+        return self.manifest.draft if self.manifest else ""
+
+    @property
+    def speculates(self) -> bool | None:
+        """Whether its requests draft that do not say so themselves; None leaves it to the daemon."""
+        value = self.parameters.get("speculation")
+        return value if isinstance(value, bool) else None
 
     @property
     def system(self) -> str:

@@ -24,6 +24,10 @@ def test_the_card_shows_what_there_is_and_no_empty_block():
     assert "embedding" not in card
 
 
+def test_the_card_names_the_draft_model():
+    assert "  draft model         small\n" in model_card(SHOWN | {"localrun": {"draft": "small"}})
+
+
 def test_a_bare_answer_is_no_error():
     assert model_card({"details": None, "model_info": None, "capabilities": None}) == ""
 

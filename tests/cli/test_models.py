@@ -67,7 +67,7 @@ FIT = {
         }
         for name, layers, other in (("RAM", 1, 60_000_000), ("Card", 5, 0))
     ],
-    "notes": ["5 of 6 layers on the GPU: more do not fit"], "problem": None,
+    "draft": None, "notes": ["5 of 6 layers on the GPU: more do not fit"], "problem": None,
 }  # fmt: skip
 
 
@@ -93,6 +93,15 @@ def test_what_does_not_fit_says_what_would_help(localrun, daemon):
     shown = localrun("show", "tiny", "--fit", port=daemon.port).stdout
     assert "does not fit this machine" in shown
     assert "- model 'tiny' needs more" in shown
+
+
+def test_fit_with_a_draft_model_has_a_line_about_it(localrun, daemon):
+    cost = {"weights_bytes": 1_000_000, "kv_bytes": 2_000_000, "compute_bytes": 3_000_000, "other_bytes": 4_000_000}
+    draft = {"model": "small", "device": "Card", "total_bytes": 10_000_000} | cost
+    daemon.answers["/localrun/v1/fit?model=tiny&draft=small"] = FIT | {"draft": draft}
+    shown = localrun("show", "tiny", "--fit", "--draft", "small", port=daemon.port).stdout
+    assert "- the draft model small takes 10 MB of other on Card (weights 1.0 MB, KV cache 2.0 MB, the rest" in shown
+    assert localrun("show", "tiny", "--draft", "small", port=daemon.port).returncode == exits.USAGE
 
 
 def test_fit_and_template_are_two_questions(localrun, daemon):

@@ -35,7 +35,7 @@ def test_without_flags_the_defaults_hold(served):
 
 @pytest.mark.parametrize("field", config.Settings.__struct_fields__)
 def test_every_setting_has_a_flag_with_help(field, served, capsys):
-    texts = {"latency": "40", "kv_type": "q8_0", "log_level": "debug", "resume": "off"}
+    texts = {"latency": "40", "kv_type": "q8_0", "log_level": "debug", "resume": "off", "speculation": "off"}
     default = getattr(config.Settings(), field)
     text = texts.get(field, "::1" if isinstance(default, str) else "2048" if field.endswith("bytes") else "64")
     assert run(["serve", "--" + field.replace("_", "-"), text]) == exits.OK

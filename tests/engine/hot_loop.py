@@ -13,6 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from localrun import framing
 from localrun.engine import pipes
@@ -29,7 +30,9 @@ N_STEPS, N_ROUNDS = 300, 5
 class NoBackend(FakeBackend):
     """Decodes nothing, and its tokens are random letters, which nobody drafts."""
 
-    _random = random.Random(1)
+    def __init__(self, **shape: Any) -> None:
+        super().__init__(**shape)
+        self._random = random.Random(1)
 
     def decode(self, n_rows: int) -> None:
         pass

@@ -180,7 +180,7 @@ def main() -> None:
     for case in CASES:
         seen = measure(case, folder)
         parts = seen.estimate
-        sizes = [*parts, parts.resident_bytes, seen.peak_bytes]
+        sizes = [*parts[:6], parts.resident_bytes, seen.peak_bytes]
         cells = " | ".join(f"{size / MIB:.0f}" for size in sizes)
         setting = f"{case.n_slots}, {case.n_kv_cells}, {case.kv_type}"
         print(f"| {case.shape} {case.file_type} | {setting} | {cells} | {seen.error:+.1%} |", flush=True)

@@ -81,6 +81,7 @@ wishes = st.builds(
     kv_type=st.sampled_from([AUTO, "f16", "q8_0", "q4_0"]),
     n_gpu_layers=st.sampled_from([-1, -1, 0, 7, 99]),
     n_ubatch=st.sampled_from([32, 512, 2048]),
+    draft=st.sampled_from([None, make_header(block_count=2)]),
 )
 
 
@@ -119,6 +120,7 @@ def test_nothing_is_lost_between_the_devices(machine: Machine, wish: Wish) -> No
     assert sum(use.kv_bytes for use in fit.devices) == fit.estimate.kv_bytes
     n_holders = 1 + sum(use.n_layers > 0 for use in fit.devices[1:])
     other_bytes = fit.estimate.process_bytes + fit.estimate.staging_bytes + n_holders * wish.adapter_bytes
+    other_bytes += fit.estimate.draft_bytes
     assert sum(use.other_bytes for use in fit.devices) == other_bytes
     for use in fit.devices[1:]:
         assert (use.compute_bytes > 0) == (use.n_layers > 0)
@@ -236,3 +238,42 @@ def test_adapters_take_memory_too() -> None:
     plain, adapted = (choose(HEADER, machine, Wish(4, adapter_bytes=size)) for size in (0, GIB))
     assert adapted.estimate.total_bytes - plain.estimate.total_bytes == GIB
     assert adapted.devices[0].total_bytes - plain.devices[0].total_bytes == GIB
+
+
+SMALL = make_header(block_count=2)
+
+
+def test_a_draft_model_takes_its_weights_its_cells_and_its_vocabulary() -> None:
+    alone, beside = on(64).estimate, on(64, draft=SMALL).estimate
+    assert alone.draft is None
+    draft = beside.draft
+    assert draft is not None
+    assert beside.total_bytes - alone.total_bytes == draft.total_bytes == beside.draft_bytes
+    assert draft.weights_bytes == SMALL.weights_bytes
+    assert draft.kv_bytes * N_LAYERS == alone.kv_bytes * 2, "as many cells, of two layers"
+    assert 0 < draft.process_bytes < alone.process_bytes
+
+
+def test_a_draft_model_costs_cells_before_it_is_left_out() -> None:
+    beside = {fit.n_kv_cells: fit for ram in range(5, 40) if (fit := on(ram, draft=SMALL)).estimate.draft is not None}
+    assert min(beside) < max(beside) == DEFAULT_POOL_CELLS
+    assert all(fit.fits and fit.n_slots == 8 for fit in beside.values())
+    without = on(10, draft=SMALL)
+    assert without.fits
+    assert without.estimate.draft is None
+    assert without.n_kv_cells == on(10).n_kv_cells
+    assert without.notes[-1] == "without the draft model: there is no room for it"
+
+
+def test_a_draft_model_is_where_the_model_is() -> None:
+    ram, gpu = on(64, 24, draft=SMALL).devices
+    ram_alone, gpu_alone = on(64, 24).devices
+    size_bytes = on(64, 24, draft=SMALL).estimate.draft_bytes
+    assert (ram.other_bytes - ram_alone.other_bytes, gpu.other_bytes - gpu_alone.other_bytes) == (0, size_bytes)
+    ram, gpu = on(64, 24, draft=SMALL, n_gpu_layers=0).devices
+    assert (gpu.other_bytes, ram.other_bytes > size_bytes) == (0, True)
+    ram, gpu = on(64, 24, draft=SMALL, n_gpu_layers=N_LAYERS).devices
+    assert (gpu.other_bytes, ram.other_bytes > size_bytes) == (0, True), "nor with a part of the model"
+    # On the first GPU that has layers.
+    _, full, gpu = on(64, 0, 24, draft=SMALL).devices
+    assert (full.other_bytes, gpu.other_bytes) == (0, size_bytes)

@@ -28,6 +28,8 @@ MESSAGE user "hello there"
 message assistant """multi
 line"""
 ADAPTER ./lora.gguf
+DRAFT qwen3:0.6b
+DRAFT ./small fox.gguf
 LICENSE "MIT"
 LICENSE Apache 2.0
 REQUIRES 0.14.0
@@ -45,7 +47,8 @@ def test_every_instruction() -> None:
     assert [tuple(each) for each in said.messages] == [(13, "user", "hello there"), (14, "assistant", "multi\nline")]
     assert [line.text for line in said.adapters] == ["./lora.gguf"]
     assert [line.text for line in said.licences] == ["MIT", "Apache 2.0"]
-    assert said.requires == (19, "0.14.0")
+    assert said.draft == (18, "./small fox.gguf")
+    assert said.requires == (21, "0.14.0")
 
 
 def test_a_text_in_three_quotes_is_taken_as_it_is() -> None:
@@ -69,7 +72,7 @@ def test_a_text_in_three_quotes_is_taken_as_it_is() -> None:
         ('FROM x\nSYSTEM "open', "line 2 .*not closed"),
         ("FROM x\nMESSAGE dog hi", "line 2 .*MESSAGE: 'dog'.*system, user, assistant"),
         ("FROM x\nMESSAGE user", "line 2 .*MESSAGE user"),
-        ("FROM x\nDRAFT y", "line 2 .*DRAFT"),
+        ("FROM x\nDRAFT", "line 2 .*DRAFT has no value"),
         ("FROM x\nPARSER y", "line 2 .*PARSER"),
     ],
 )
@@ -93,11 +96,12 @@ _TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r
 )
 
 
-@example(system="0", template="0", stops=["\t", "x "], message="0")
-@given(system=_TEXTS, template=_TEXTS, stops=st.lists(_TEXTS, max_size=3), message=_TEXTS)
-def test_what_is_written_is_read_back(system: str, template: str, stops: list[str], message: str) -> None:
+@example(system="0", template="0", stops=["\t", "x "], message="0", draft="a b.gguf")
+@given(system=_TEXTS, template=_TEXTS, stops=st.lists(_TEXTS, max_size=3), message=_TEXTS, draft=_TEXTS)
+def test_what_is_written_is_read_back(system: str, template: str, stops: list[str], message: str, draft: str) -> None:
     written = modelfile.write(
         base="/a b/fox.gguf",
+        draft=draft,
         template=template,
         parameters={"temperature": 0.5, "use_mmap": True, "stop": stops},
         system=system,
@@ -107,6 +111,8 @@ def test_what_is_written_is_read_back(system: str, template: str, stops: list[st
     )
     said = modelfile.parse(written)
     assert said.base.text == "/a b/fox.gguf"
+    assert said.draft is not None
+    assert said.draft.text == draft
     assert (said.template and said.template.text, said.system and said.system.text) == (template, system)
     assert [each.text for each in said.parameters if each.name == "stop"] == stops
     assert [each.text for each in said.parameters if each.name != "stop"] == ["0.5", "true"]
@@ -119,7 +125,7 @@ def test_what_is_written_is_read_back(system: str, template: str, stops: list[st
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [("temperature", "0.5", 0.5), ("num_ctx", "4096.0", 4096), ("top_k", "40", 40), ("use_mmap", "True", True),
-     ("stop", "<|x|>", "<|x|>"), ("seed", "-1", -1)],
+     ("stop", "<|x|>", "<|x|>"), ("seed", "-1", -1), ("speculation", "off", False), ("speculation", "On", True)],
 )  # fmt: skip
 def test_values(name: str, text: str, value: Any) -> None:
     assert modelfile.parameter_value(name, text) == value
@@ -128,7 +134,14 @@ def test_values(name: str, text: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("temperature", "hot"), ("use_mmap", "maybe"), ("num_ctx", "inf"), ("top_k", "nan"), ("heat", "1")],
+    [
+        ("temperature", "hot"),
+        ("use_mmap", "maybe"),
+        ("speculation", "maybe"),
+        ("num_ctx", "inf"),
+        ("top_k", "nan"),
+        ("heat", "1"),
+    ],
 )
 def test_what_is_no_value(name: str, text: str) -> None:
     with pytest.raises(BadRequest, match=name):

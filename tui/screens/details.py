@@ -99,6 +99,9 @@ def fit_facts(fit: dict[str, Any]) -> list[tuple[str, str]]:
         ]
         total = f"{short_text.size(device['total_bytes'])} of {short_text.size(device['usable_bytes'])}"
         found.append((line(str(device["name"])), f"{total}: {', '.join(parts)}"))
+    if draft := fit.get("draft"):
+        took = f"{short_text.size(draft['total_bytes'])} of {draft['device']}"
+        found.append(("draft model", line(f"{draft['model']}, {took}")))
     found += [("", line(str(note))) for note in fit.get("notes") or ()]
     return found
 

@@ -23,15 +23,18 @@ from typing import NamedTuple, Protocol
 
 from localrun.engine.backend import Batch, DecodeFailed, NoRoom
 from localrun.engine.request import Request
-from localrun.engine.schedule.budget import SMALL_ROWS, CostModel, best_size, untried_rows
+from localrun.engine.schedule.budget import TILE_ROWS, CostModel, best_size
+from localrun.errors import EngineFailed
 from localrun.wire import DraftSource
 
 log = logging.getLogger("localrun.engine")
 
 # With the row of the last token that makes eight, which suits kernels that take rows in fours.
 MOST_TOKENS = 7
-# What a sequence lacks is computed for about so long in one call, since streams wait meanwhile.
+# What sequences lack is computed for about so long in one call, since streams wait meanwhile.
 CATCH_UP_S = 0.03
+# Nobody has to wait for what lacks no more than this.
+FEW_ROWS = 32
 # A token is left out if the draft model itself thinks it less likely that the answer gets there along its draft.
 LEAST_CHANCE = 0.1
 
@@ -49,6 +52,10 @@ class DraftContext(Protocol):
     n_cells: int
     n_vocab: int
     eog_tokens: frozenset[int]
+
+    def follow(self) -> bool:
+        """Lay the cells out as the other model's are now. Whether that was another way, so that all sequences are empty
+        now. Raises EngineFailed, and nothing can be decoded any more."""
 
     def alone(self) -> AbstractContextManager[None]:
         """Nothing else computes inside of this. All decodes are inside of it."""
@@ -90,6 +97,11 @@ class _Turn:
     draft: list[int]
     chance: float = 1.0
 
+    @property
+    def n_lacking(self) -> int:
+        """Tokens that its sequence does not hold yet; at least the last one."""
+        return len(self.known) - len(self.sequence.tokens)
+
 
 class _Row(NamedTuple):
     """One row of a batch: the next token of a sequence."""
@@ -127,20 +139,21 @@ class DraftModel:
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in wanted]
-        self._n_calls += 1
-        requests = {request for request, _ in wanted}
-        turns = []
-        for (request, n_tokens), draft in zip(wanted, drafts, strict=True):
-            sequence = None if self._is_broken else self._place(request, requests)
-            if sequence is not None:
-                turns.append(_Turn(sequence, request.tokens, min(n_tokens, self.n_most), draft))
-        if not turns:
+        if self._is_broken:
             return drafts
-        turns.sort(key=lambda turn: turn.sequence.number)
         try:
-            with self._context.alone():
-                self._draft(turns, requests)
-        except (DecodeFailed, NoRoom):
+            self._follow()
+            requests = {request for request, _ in wanted}
+            turns = []
+            for (request, n_tokens), draft in zip(wanted, drafts, strict=True):
+                sequence = self._place(request, requests)
+                if sequence is not None:
+                    turns.append(_Turn(sequence, request.tokens, min(n_tokens, self.n_most), draft))
+            if turns:
+                turns.sort(key=lambda turn: turn.sequence.number)
+                with self._context.alone():
+                    self._draft(turns, requests)
+        except (DecodeFailed, EngineFailed, NoRoom):
             log.exception("the draft model failed; there are no more drafts of it")
             self._is_broken = True
         return drafts
@@ -168,6 +181,13 @@ class DraftModel:
     @property
     def _n_held(self) -> int:
         return sum(len(sequence.tokens) for sequence in self._sequences)
+
+    def _follow(self) -> None:
+        self._n_calls += 1
+        if self._context.follow():
+            for sequence in self._sequences:
+                sequence.tokens.clear()
+                sequence.n_same = 0
 
     def _place(self, request: Request, wanted: Collection[Request]) -> _Sequence | None:
         """The request's sequence, cut back to what it has in common with the request, without its last token at least.
@@ -228,40 +248,47 @@ class DraftModel:
             ready = [turn for row, turn in enumerate(ready) if self._take(turn, row)]
 
     def _catch_up(self, turns: list[_Turn], wanted: Collection[Request]) -> list[_Turn]:
-        """One decode of what the sequences lack, those first that lack the least. Returns who goes on to draft."""
-        lacks = {turn.sequence: len(turn.known) - len(turn.sequence.tokens) for turn in turns}
-        left = min(self._most_rows(turns), sum(lacks.values()))
+        """Read what the sequences lack. Those that lack much do it one by one, and not together with others: beside the
+        rows of another sequence theirs would not fill their tiles. Returns who goes on to draft."""
+        quick = [turn for turn in turns if turn.n_lacking <= FEW_ROWS]
+        slow = min((turn for turn in turns if turn not in quick), key=lambda turn: turn.n_lacking, default=None)
+        ready = self._read([slow], wanted) if slow is not None else []
+        ready += self._read(quick, wanted)
+        return sorted(ready, key=lambda turn: turn.sequence.number)
+
+    def _read(self, turns: list[_Turn], wanted: Collection[Request]) -> list[_Turn]:
+        """One decode of what these sequences lack, or of the beginning of it. Returns who goes on to draft."""
+        left = min(sum(turn.n_lacking for turn in turns), self._most_rows(turns))
         left = self._make_room(left, wanted)
-        rows_of: dict[_Sequence, int] = {}
-        for sequence in sorted(lacks, key=lambda one: lacks[one]):
-            rows_of[sequence] = min(left, lacks[sequence])
-            left -= rows_of[sequence]
         rows, last_rows = [], []
         for turn in turns:
-            sequence, start = turn.sequence, len(turn.sequence.tokens)
-            tokens = turn.known[start : start + rows_of[sequence]]
-            rows += [_Row(sequence, token, False) for token in tokens]
-            if turn.n_wanted and tokens and len(tokens) == lacks[sequence]:
+            start = len(turn.sequence.tokens)
+            tokens = turn.known[start : min(len(turn.known), start + left)]
+            left -= len(tokens)
+            is_last = start + len(tokens) == len(turn.known) and turn.n_wanted > 0
+            rows += [_Row(turn.sequence, token, False) for token in tokens]
+            if is_last:
                 rows[-1] = rows[-1]._replace(wants_logits=True)
                 last_rows.append((turn, len(rows) - 1))
         if not rows:
             return []
-        depth = sum(len(row.sequence.tokens) for row in rows) / len(rows)
-        began_s = self._clock()
+        depth, began_s = len(rows[0].sequence.tokens), self._clock()
         self._decode(rows)
-        if len(rows) >= SMALL_ROWS[0]:
+        if len(rows) >= TILE_ROWS:
             self._cost.observe(len(rows), depth, self._clock() - began_s)
         for turn in turns:
             turn.sequence.n_same = len(turn.sequence.tokens)
         return [turn for turn, row in last_rows if self._take(turn, row)]
 
     def _most_rows(self, turns: list[_Turn]) -> int:
-        """Rows that may be caught up with in one call."""
+        """Rows that may be read in one decode: whole tiles, since the rows of less than one take as long."""
         capacity = self._context.batch.capacity
-        depth = sum(len(turn.sequence.tokens) for turn in turns) / len(turns)
+        if len(turns) != 1:
+            return capacity
+        depth = len(turns[0].sequence.tokens)
         is_known = self._cost.knows(depth)
-        n_rows = best_size(self._cost, capacity, depth, CATCH_UP_S) if is_known else untried_rows(depth)
-        return min(capacity, max(n_rows, 2 * len(turns)))
+        n_rows = best_size(self._cost, capacity, depth, CATCH_UP_S) if is_known else TILE_ROWS
+        return min(capacity, max(n_rows, TILE_ROWS))
 
     def _decode(self, rows: list[_Row]) -> None:
         """Compute rows, those of one sequence one after the other. They are in its cells afterwards."""

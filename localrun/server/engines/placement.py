@@ -42,7 +42,7 @@ class Estimate(Protocol):
 class Placement(NamedTuple):
     """What to load with: `n_kv_cells` cells of `kv_bytes` together, expected to take `needed_bytes` of RAM in all.
 
-    What is not chosen here (empty, 0, None) is as the settings say.
+    What is not chosen here (empty, 0, None) is as the settings say. With `has_draft` the model's draft model fits, too.
     """
 
     n_kv_cells: int
@@ -51,6 +51,7 @@ class Placement(NamedTuple):
     kv_type: str = ""
     n_slots: int = 0
     n_gpu_layers: int | None = None
+    has_draft: bool = False
 
 
 def place(
@@ -131,8 +132,8 @@ def place_embeddings(model: Model, settings: Settings, available_bytes: int) -> 
     return placement._replace(n_kv_cells=min(placement.n_kv_cells, most))
 
 
-def wish_of(settings: Settings, *, adapter_bytes: int = 0) -> Wish:
-    """What the settings leave open, and what they do not, for a model with so much in adapters."""
+def wish_of(settings: Settings, *, adapter_bytes: int = 0, draft: Header | None = None) -> Wish:
+    """What the settings leave open, and what they do not, for a model with so much in adapters, and its draft model."""
     return Wish(
         n_slots=settings.slots,
         n_kv_cells=settings.kv_cells,
@@ -140,16 +141,25 @@ def wish_of(settings: Settings, *, adapter_bytes: int = 0) -> Wish:
         n_gpu_layers=settings.gpu_layers,
         n_ubatch=settings.batch_tokens,
         adapter_bytes=adapter_bytes,
+        draft=draft,
     )
 
 
-def place_text(name: str, header: Header, settings: Settings, machine: Machine, *, adapter_bytes: int = 0) -> Placement:
-    """The placement of a model on a machine.
+def place_text(
+    name: str,
+    header: Header,
+    settings: Settings,
+    machine: Machine,
+    *,
+    adapter_bytes: int = 0,
+    draft: Header | None = None,
+) -> Placement:
+    """The placement of a model on a machine, with its draft model if there is room for both.
 
     Without known GPUs the number of layers there is left to the engine. Raises CannotFit with both sides of the
     comparison, and what would help.
     """
-    wish = wish_of(settings, adapter_bytes=adapter_bytes)
+    wish = wish_of(settings, adapter_bytes=adapter_bytes, draft=draft)
     fit = choose(header, machine, wish)
     if not fit.fits:
         raise CannotFit(refusal(name, fit, machine, _fitting_cells(header, machine, wish)))
@@ -160,6 +170,7 @@ def place_text(name: str, header: Header, settings: Settings, machine: Machine, 
         kv_type=fit.kv_type,
         n_slots=fit.n_slots,
         n_gpu_layers=fit.n_gpu_layers if machine.gpus else wish.n_gpu_layers,
+        has_draft=fit.estimate.draft is not None,
     )
 
 

@@ -15,22 +15,18 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from localrun.errors import BadRequest
-from localrun.models.gguf.header import RANK
+from localrun.models.gguf.header import RANK, Header
 from localrun.models.storage.store import Model
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.placement import Placement
 from localrun.snapshot import EngineRow
 from localrun.wire import Pooling
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from localrun.models.storage.store import Model
 
 
 class Use(StrEnum):
@@ -94,10 +90,28 @@ class FileStamp(NamedTuple):
         return cls(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
+class Draft(NamedTuple):
+    """A draft model: what it is called, the file to open, and its header."""
+
+    name: str
+    path: Path
+    header: Header
+
+
+class ExtraDraft(NamedTuple):
+    """The draft model that requests asked for last, and what it takes of RAM or of a GPU."""
+
+    path: Path
+    ram_bytes: int
+    gpu_bytes: int
+
+
 class Resident:
     """See the module. `placement` is None while it waits for room, and it takes no room until then.
 
-    With `pooling` its engine computes vectors, else it generates. `n_waiting` requests wait for its load and will use
+    With `pooling` its engine computes vectors, else it generates. `draft` is opened with it, and `extra_draft` was
+    loaded for a request since. The draft models of settings that are in `settled_drafts` are its own, or were found
+    not to do: nothing is to be done about them for a request. `n_waiting` requests wait for its load and will use
     it; `n_behind` wait for its end, to load it anew.
     """
 
@@ -121,6 +135,9 @@ class Resident:
         self.keep_alive_s = keep_alive_s
         self.state = ResidentState.LOADING
         self.placement: Placement | None = None
+        self.draft: Draft | None = None
+        self.extra_draft: ExtraDraft | None = None
+        self.settled_drafts: set[str] = set()
         # Whether it was opened with the quick kernels.
         self.is_quick = True
         self.n_leases = 0
@@ -135,6 +152,17 @@ class Resident:
         self.is_draining = False
         self.ended = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def needed_bytes(self) -> int:
+        """What it was promised of RAM."""
+        placed_bytes = 0 if self.placement is None else self.placement.needed_bytes
+        return placed_bytes + (0 if self.extra_draft is None else self.extra_draft.ram_bytes)
+
+    @property
+    def headers(self) -> tuple[Header, ...]:
+        """Of the models that its engine is opened with."""
+        return (self.model.header, *([] if self.draft is None else [self.draft.header]))
 
     @property
     def is_idle(self) -> bool:
@@ -214,6 +242,10 @@ class Resident:
         return self.keep_alive_s if 0 <= self.keep_alive_s < LONGEST_KEEP_ALIVE_S else None
 
 
+# `Drafts.of_request`.
+SpeculationOf = Callable[[Resident, Model, bool | None, str], Awaitable[tuple[bool | None, str]]]
+
+
 class EngineLease:
     """The right to use a resident. `waited_s` is what getting it took beyond a lookup: loading, room, an old engine.
 
@@ -228,11 +260,13 @@ class EngineLease:
         model: Model,
         keep_alive_s: float,
         waited_s: float,
+        speculation: SpeculationOf,
         released: Callable[[Resident], None],
     ) -> None:
         self.model = model
         self._resident = resident
         self._keep_alive_s = keep_alive_s
+        self._speculation = speculation
         self._released = released
         self._is_held = True
         self.waited_s = waited_s
@@ -249,6 +283,11 @@ class EngineLease:
     def identity(self) -> tuple[object, ...]:
         """Tells which files were loaded, and what they were like."""
         return self._resident.key, self._resident.model.adapters, self._resident.stamp
+
+    async def speculation(self, speculates: bool | None, draft: str) -> tuple[bool | None, str]:
+        """`Submit.speculates` and `draft_model_path` for a request that asks for this. Raises BadRequest and CannotFit
+        for a draft model that does not do."""
+        return await self._speculation(self._resident, self.model, speculates, draft)
 
     def release(self) -> None:
         """Gives it back; the keep-alive time of whoever gives back last is the one that counts."""

@@ -19,11 +19,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from localrun.config import Settings
 from localrun.errors import CannotFit, LocalrunError, QueueFull, Unavailable
-from localrun.models.fit import Gpu, Machine
+from localrun.models.fit import Gpu, Machine, in_gb
+from localrun.models.memory import draft_estimate
 from localrun.server.engines import machine
 from localrun.server.engines.machine import installed_gpus
 from localrun.server.engines.placement import Placement, place_embeddings, place_text
-from localrun.server.engines.resident import Resident, ResidentState
+from localrun.server.engines.resident import Draft, ExtraDraft, Resident, ResidentState
 
 MAX_IN_LINE = 32
 DRAIN_AFTER_S = 10.0
@@ -114,7 +115,7 @@ class Room:
                 f"{limit} models may be loaded at once (setting max_models) and all are busy: {names}; try again "
                 f"later, or stop one (localrun stop)"
             )
-        owed = sum(max(0, r.placement.needed_bytes - private[r]) for r in others if r.placement is not None)
+        owed = sum(max(0, r.needed_bytes - private[r]) for r in others)
         try:
             now = self._place(newcomer, available - owed, gpus)
         except CannotFit as refusal:
@@ -128,7 +129,39 @@ class Room:
         if newcomer.pooling is not None:
             return place_embeddings(model, settings, max(0, available_bytes))
         here = Machine(max(0, available_bytes), gpus)
-        return place_text(model.name, model.header, settings, here, adapter_bytes=model.adapter_bytes)
+        draft = newcomer.draft.header if newcomer.draft is not None else None
+        return place_text(model.name, model.header, settings, here, adapter_bytes=model.adapter_bytes, draft=draft)
+
+    async def make_for_draft(self, resident: Resident, draft: Draft) -> None:
+        """Takes room for a draft model that a request asks for, in place of the one before (`resident.extra_draft`).
+        Raises CannotFit; nothing is evicted for it."""
+        before = resident.extra_draft or ExtraDraft(draft.path, 0, 0)
+        if resident.extra_draft is not None and before.path == draft.path:
+            return
+        ready = resident.link.ready
+        needed = draft_estimate(
+            draft.header, n_kv_cells=ready.n_kv_cells, n_slots=ready.n_slots, n_ubatch=self._settings.batch_tokens,
+            kv_type=(resident.placement and resident.placement.kv_type) or self._settings.plain_kv_type,
+        )  # fmt: skip
+        is_on_gpu = ready.n_gpu_layers > resident.model.header.n_layers
+        if is_on_gpu:
+            gpu = max(await self._gpus(), key=_free_bytes, default=Gpu("", 0))
+            free_bytes = gpu.free_bytes + before.gpu_bytes
+            fits = gpu._replace(free_bytes=free_bytes).usable_bytes >= needed.total_bytes
+        else:
+            owed = sum(max(0, r.needed_bytes - _private_bytes(r)) for r in self._residents())
+            free_bytes = max(0, self._available_bytes() - owed + before.ram_bytes)
+            fits = Machine(free_bytes).usable_ram_bytes >= needed.total_bytes
+        if not fits:
+            raise CannotFit(
+                f"draft: '{draft.name}' needs {in_gb(needed.total_bytes)} of memory (weights "
+                f"{in_gb(needed.weights_bytes)}, KV cache of {ready.n_kv_cells} cells {in_gb(needed.kv_bytes)}) beside "
+                f"'{resident.model.name}' but {in_gb(free_bytes)} is available, of which a part stays free; leave "
+                f"draft out, name a smaller model, or stop other models (localrun stop)",
+                field="draft",
+            )
+        size_bytes = needed.total_bytes
+        resident.extra_draft = ExtraDraft(draft.path, 0 if is_on_gpu else size_bytes, size_bytes if is_on_gpu else 0)
 
     async def _wait(self, timeout_s: float) -> None:
         try:
@@ -138,13 +171,18 @@ class Room:
 
 
 def _is_worse(now: Placement, best: Placement) -> bool:
-    """Fewer cells or slots, smaller cells, or fewer layers on a GPU."""
+    """Fewer cells or slots, smaller cells, fewer layers on a GPU, or no draft model."""
     return (
         now.n_kv_cells < best.n_kv_cells
         or now.kv_type != best.kv_type
         or now.n_slots < best.n_slots
         or (now.n_gpu_layers or 0) < (best.n_gpu_layers or 0)
+        or now.has_draft < best.has_draft
     )
+
+
+def _free_bytes(gpu: Gpu) -> int:
+    return gpu.free_bytes
 
 
 def _last_used(resident: Resident) -> float:

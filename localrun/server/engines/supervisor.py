@@ -25,6 +25,7 @@ from localrun.errors import LocalrunError, ModelNotFound, QueueFull, Unavailable
 from localrun.kernels import Verdict
 from localrun.models.storage.store import Evidence, Model, Store
 from localrun.server.engines import machine
+from localrun.server.engines.drafts import Drafts, path_to_open
 from localrun.server.engines.faults import EARLY_S, MAX_KILLED_LOADS, Breaker, StallWatch
 from localrun.server.engines.kernels import Kernels, is_allowed
 from localrun.server.engines.link import EngineLink, engine_command
@@ -82,6 +83,7 @@ class Supervisor:
         self._suspects: dict[tuple[Key, FileStamp], str] = {}
         self._proven: set[tuple[Key, FileStamp]] = set()
         self._room = Room(settings, residents=self.residents, end=self._end, available_bytes=available_bytes)
+        self._drafts = Drafts(settings, store, self._room)
         self._stalls = StallWatch(lambda: [r.link for r in self.residents() if r.state is not ResidentState.STOPPING])
         self._kernels = Kernels(kernels_folder, is_quiet=self._is_quiet, on_found=self._on_kernels_found)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -170,7 +172,10 @@ class Supervisor:
     ) -> EngineLease:
         if keep_alive_s is None:
             keep_alive_s = self._settings.keep_alive_s
-        return EngineLease(resident, model=model, keep_alive_s=keep_alive_s, waited_s=waited_s, released=self._if_idle)
+        return EngineLease(
+            resident, model=model, keep_alive_s=keep_alive_s, waited_s=waited_s, speculation=self._drafts.of_request,
+            released=self._if_idle,
+        )  # fmt: skip
 
     async def unload(self, name: str) -> bool:
         """Unloads a model: now and waiting for it if it is idle, else when its requests have ended, unless another one
@@ -280,8 +285,10 @@ class Supervisor:
     async def _load(self, resident: Resident, delay_s: float) -> None:
         try:
             await asyncio.sleep(delay_s)
+            await self._drafts.choose_own(resident)
             placement = await self._room.make(resident)
-            may_be_quick = await self._kernels.allow_quick(resident.model.header)
+            self._drafts.keep_own_if_placed(resident)
+            may_be_quick = all([await self._kernels.allow_quick(header) for header in resident.headers])
             resident.is_quick = may_be_quick and _file(resident) not in self._suspects
             if not may_be_quick:
                 _log.info("%s is loaded without the quick kernels (`localrun doctor` says why)", resident.model.name)
@@ -306,8 +313,8 @@ class Supervisor:
         self._if_idle(resident)
 
     async def _open(self, resident: Resident, placement: Placement) -> None:
-        """Starts the engine; again if others end it, and once more, without the quick kernels, if they may be why it
-        crashes."""
+        """Starts the engine; again if others end it, once more without the quick kernels if they may be why it crashes,
+        and once more without its draft model, which may be why it cannot be loaded."""
         n_killed = 0
         while True:
             try:
@@ -319,6 +326,8 @@ class Supervisor:
                     _log.warning("%s; it is started once more", error.message.partition("; most likely")[0])
                 elif self._suspects_kernels(resident):
                     resident.is_quick = False
+                elif resident.draft is not None and not resident.link.was_killed:
+                    self._drafts.leave_out(resident, f"with it the model cannot be loaded: {error.message}")
                 else:
                     raise
             resident.link = self._new_link(resident.model)
@@ -326,7 +335,7 @@ class Supervisor:
     def _open_message(self, resident: Resident, placement: Placement) -> wire.Open:
         settings = self._settings
         return wire.Open(
-            model_path=str(_path_to_open(resident)),
+            model_path=str(path_to_open(resident.model, resident.key)),
             n_slots=placement.n_slots or settings.slots,
             n_kv_cells=placement.n_kv_cells,
             n_batch=settings.batch_tokens,
@@ -347,6 +356,8 @@ class Supervisor:
             adapters=tuple(str(path) for path in resident.model.adapters),
             threads_file=str(self._threads_file or ""),
             use_extra_bufts=resident.is_quick,
+            speculates=self._drafts.speculates(resident.model),
+            draft_model_path=str(resident.draft.path) if resident.draft is not None else "",
         )
 
     # --- kernels that are wrong ----------------------------------------------------------------------------------
@@ -357,7 +368,7 @@ class Supervisor:
     def _on_kernels_found(self, verdict: Verdict) -> None:
         """What runs with kernels that are wrong is loaded anew for the next request after it is idle."""
         for resident in self.residents():
-            if resident.is_quick and not is_allowed(verdict, resident.model.header):
+            if resident.is_quick and not all(is_allowed(verdict, header) for header in resident.headers):
                 resident.unload_when_idle = True
                 self._if_idle(resident)
 
@@ -465,11 +476,6 @@ def _key(resident: Resident) -> Key:
 
 def _file(resident: Resident) -> tuple[Key, FileStamp]:
     return _key(resident), resident.stamp
-
-
-def _path_to_open(resident: Resident) -> Path:
-    """The file itself; but of a model in several files llama.cpp finds the others by the name of the first."""
-    return resident.model.path if resident.model.header.shard_paths else resident.key
 
 
 def _check_closed(name: str, breaker: Breaker) -> None:

@@ -24,6 +24,7 @@ from msgspec import Meta
 
 from localrun.config import ConfigError, latency_target_s
 from localrun.errors import BadModelFile, BadRequest
+from localrun.models.name import MAX_PATH_BYTES
 from localrun.models.storage.store import Model
 from localrun.server.engines.resident import Use
 from localrun.server.http.exchange import Exchange
@@ -57,6 +58,7 @@ Stop = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+DraftName = Annotated[str, Meta(max_length=MAX_PATH_BYTES)]
 
 Speculation = bool | Literal["on", "off"]
 
@@ -70,6 +72,7 @@ class ServiceFields(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
     keep_alive: float | str | None = None
     speculation: Speculation | None = None
+    draft: DraftName | None = None
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +145,7 @@ class SamplingFields(Parameters, frozen=True, kw_only=True):
     deadline_s: float | None = None
     keep_alive: float | str | None = None
     speculation: Speculation | None = None
+    draft: DraftName | None = None
 
     def stop_strings(self, defaults: ModelDefaults) -> tuple[str, ...]:
         """The request's stop strings, else the model's."""
@@ -222,6 +226,7 @@ def ask_of(
         deadline_s=deadline_s(exchange, wanted.deadline_s),
         keep_alive_s=keep_alive_s(wanted.keep_alive),
         speculates=speculates(exchange, wanted.speculation),
+        draft=wanted.draft or "",
         use=use,
     )
 

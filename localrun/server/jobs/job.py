@@ -56,7 +56,8 @@ _FINISHED_STATES = {
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Who wants what. `keep_alive_s` None takes the setting, negative is for ever, 0 unloads the model afterwards.
     `target_itl_s` None takes the setting, 0 is no limit. `deadline_s` counts from the job's arrival. `speculates` None
-    takes the model's setting. `use` is what the model is loaded for."""
+    takes the model's setting, and so does `draft` "", else the name of a draft model. `use` is what the model is loaded
+    for."""
 
     model: str
     api: str
@@ -66,6 +67,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
     keep_alive_s: float | None = None
     speculates: bool | None = None
+    draft: str = ""
     use: Use = Use.TEXT
 
 
@@ -81,6 +83,7 @@ class Lease(Protocol):
     def link(self) -> EngineLink: ...
     @property
     def waited_s(self) -> float: ...
+    async def speculation(self, speculates: bool | None, draft: str) -> tuple[bool | None, str]: ...
     def release(self) -> None: ...
 
 
@@ -212,7 +215,9 @@ class Job:
         choice: int = 0,
     ) -> None:
         """Sends `asked` to the engine with this prompt, as answer number `choice` to it: with one seed for all, all
-        would be the same. What the engine refuses is raised by the iteration. Raises EngineDied."""
+        would be the same. What the engine refuses is raised by the iteration. Raises EngineDied, and what is wrong with
+        the draft model that was asked for."""
+        speculates, draft_path = await self._leased().speculation(self.ask.speculates, self.ask.draft)
         link = await self._ready_to_send()
         if link is None:
             return
@@ -233,7 +238,8 @@ class Job:
             target_itl_s=self.ask.target_itl_s,
             deadline_s=self._deadline_left_s(now_s),
             arrived_at_s=now_s,
-            speculates=self.ask.speculates,
+            speculates=speculates,
+            draft_model_path=draft_path,
         )
         self._transcript.ask(message)
         self._send(link, message)

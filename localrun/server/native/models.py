@@ -14,12 +14,14 @@ The answer of `fit`:
 
     {"model", "fits", "slots", "kv_cells", "kv_type", "context", "gpu_layers", "layers", "devices": [...],
      "total_bytes", "resident_bytes", "process_bytes", "background_bytes", "prefix_cache_bytes", "idle_bytes",
-     "notes": [...], "problem"}
+     "draft", "notes": [...], "problem"}
 
 A device is `{"name", "layers", "weights_bytes", "kv_bytes", "compute_bytes", "other_bytes", "total_bytes",
 "usable_bytes", "free_bytes"}`, RAM first; its `other_bytes` are those of the process and of long prompts in the
-background. `idle_bytes` is what idle models hold of RAM; they would give way, so it is counted as free. `problem` is
-the refusal that a request would get, or null. The rule is the one that models are loaded by.
+background. `idle_bytes` is what idle models hold of RAM; they would give way, so it is counted as free. `draft` is the
+draft model and what it takes of all that, `{"model", "device", "weights_bytes", "kv_bytes", "compute_bytes",
+"other_bytes", "total_bytes"}`, part of its device's `other_bytes`; null for none. `&draft=NAME` asks what another one
+would take. `problem` is the refusal that a request would get, or null. The rule is the one that models are loaded by.
 
 Runs in the daemon's event loop; files are read in a thread. `/api/pull` itself is Ollama's.
 Does not: load anything, rank search results (the hub does), or know what garbage is (models/naming.py).
@@ -39,11 +41,14 @@ from starlette.routing import Route
 from localrun.errors import BadRequest, DownloadFailed, Unavailable
 from localrun.models import catalog, naming
 from localrun.models.catalog import Entry
-from localrun.models.fit import DeviceUse, Machine, choose
+from localrun.models.draft import find
+from localrun.models.fit import DeviceUse, Fit, Machine, choose
 from localrun.models.name import ModelName
 from localrun.models.sources import huggingface
 from localrun.models.sources.huggingface import HubHit
+from localrun.models.storage.store import Model
 from localrun.server.engines import machine
+from localrun.server.engines.drafts import speculates
 from localrun.server.engines.machine import installed_gpus
 from localrun.server.engines.placement import refusal, wish_of
 from localrun.server.engines.resident import Use, pooling_for
@@ -109,6 +114,7 @@ class FitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     background_bytes: int
     prefix_cache_bytes: int
     idle_bytes: int
+    draft: dict[str, Any] | None
     notes: list[str]
     problem: str | None
 
@@ -209,7 +215,9 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
     pooling_for(model, Use.TEXT)
     idle_bytes = _idle_bytes(runtime, model.name)
     here = Machine(machine.available_bytes() + idle_bytes, await installed_gpus())
-    wish = wish_of(runtime.settings, adapter_bytes=model.adapter_bytes)
+    draft, left_out = await asyncio.to_thread(_draft, runtime, model, parameter(exchange, "draft"))
+    header = None if draft is None else draft.header
+    wish = wish_of(runtime.settings, adapter_bytes=model.adapter_bytes, draft=header)
     fit = await asyncio.to_thread(choose, model.header, here, wish)
     return FitAnswer(
         model=model.name,
@@ -227,9 +235,38 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
         background_bytes=fit.estimate.staging_bytes,
         prefix_cache_bytes=runtime.settings.ram_cache_bytes,
         idle_bytes=idle_bytes,
-        notes=list(fit.notes),
+        draft=None if draft is None else _draft_part(draft.name, fit),
+        notes=[*fit.notes, *left_out],
         problem=None if fit.fits else refusal(model.name, fit, here, 0),
     )
+
+
+def _draft(runtime: Runtime, model: Model, asked: str) -> tuple[Model | None, list[str]]:
+    """In a thread: reads the disk. The draft model that `model` would be opened with, and why it would be without its
+    own. Raises BadRequest for one that was asked for."""
+    if asked:
+        return find(runtime.store, asked, model=model.name, target=model.header), []
+    if not model.draft or not speculates(runtime.settings, model):
+        return None, []
+    try:
+        return find(runtime.store, model.draft, model=model.name, target=model.header), []
+    except BadRequest as error:
+        return None, [f"without its draft model: {error.message}"]
+
+
+def _draft_part(name: str, fit: Fit) -> dict[str, Any] | None:
+    needed = fit.estimate.draft
+    if needed is None:
+        return None
+    return {
+        "model": name,
+        "device": next(use.name for use in fit.devices if use.n_layers),
+        "weights_bytes": needed.weights_bytes,
+        "kv_bytes": needed.kv_bytes,
+        "compute_bytes": needed.compute_bytes,
+        "other_bytes": needed.process_bytes,
+        "total_bytes": needed.total_bytes,
+    }
 
 
 def _idle_bytes(runtime: Runtime, name: str) -> int:

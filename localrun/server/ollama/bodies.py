@@ -55,6 +55,7 @@ class Options(fields.Parameters, frozen=True, kw_only=True):
     draft_num_predict: _Count | None = None
     use_mmap: bool | None = None
     speculation: fields.Speculation | None = None
+    draft: fields.DraftName | None = None
 
     @property
     def n_predict(self) -> int:
@@ -109,10 +110,11 @@ class PromptFields(fields.ServiceFields, frozen=True, kw_only=True):
 
     @property
     def service(self) -> fields.ServiceFields:
-        """With `speculation` from the options if it stands only there: some clients can send nothing else."""
-        if self.speculation is not None or self.options is None:
+        """With what stands only among the options: some clients can send nothing else."""
+        if self.options is None:
             return self
-        return msgspec.structs.replace(self, speculation=self.options.speculation)
+        speculation = self.options.speculation if self.speculation is None else self.speculation
+        return msgspec.structs.replace(self, speculation=speculation, draft=self.draft or self.options.draft)
 
     def answer_grammar(self) -> Grammar | None:
         """None for free text. Raises BadRequest naming a keyword of a schema that nothing can be held to."""

@@ -55,6 +55,7 @@ class CreateBody(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[_MessageBody] | None = None
     license: str | list[str] | None = None
     requires: str | None = None
+    draft: str | None = None
     quantize: str | None = None
     quantization: str | None = None
     modelfile: str | None = None
@@ -69,7 +70,8 @@ class CreateBody(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What to make. The base is `base` (FROM), or the uploaded `files`; `adapters` are digests or paths."""
+    """What to make. The base is `base` (FROM), or the uploaded `files`; `adapters` are digests or paths,
+    and `draft` a model's name or a path: "" for none, None for the base's."""
 
     name: str
     base: str = ""
@@ -82,6 +84,7 @@ class Order:
     messages: tuple[Message, ...] | None = None
     licence_text: str | None = None
     requires: str = ""
+    draft: str | None = None
     quantize: str = ""
 
 
@@ -119,6 +122,7 @@ def order_of(body: CreateBody) -> Order:
         messages=None if body.messages is None else tuple(_message(*each) for each in enumerate(body.messages)),
         licence_text="\n\n".join(licences) if licences else None,
         requires=body.requires or "",
+        draft=body.draft,
         quantize=quantize,
     )
 
@@ -140,6 +144,7 @@ def _of_modelfile(name: str, said: modelfile.Modelfile, folder: Path | None, qua
         messages=tuple(Message(line.role, line.text) for line in said.messages) or None,
         licence_text="\n\n".join(line.text for line in said.licences) or None,
         requires=said.requires.text if said.requires else "",
+        draft=said.draft.text if said.draft else None,
         quantize=quantize,
     )
 
@@ -213,6 +218,9 @@ async def _steps(runtime: Runtime, body: CreateBody) -> AsyncGenerator[Status, N
     with store.blobs.held([match[1] for text in said if (match := _DIGEST.fullmatch(text))]):
         base = await asyncio.to_thread(_base, store, order)
         adapters = await asyncio.to_thread(_adapters, store, base, order)
+        draft = order.draft
+        if draft:
+            draft = await asyncio.to_thread(creation.draft_name, store, base, draft, order.folder)
         yield {"status": "reading model metadata"}
         quantized = None
         if order.quantize:
@@ -229,6 +237,7 @@ async def _steps(runtime: Runtime, body: CreateBody) -> AsyncGenerator[Status, N
             messages=order.messages,
             licence_text=order.licence_text,
             requires=order.requires or None,
+            draft=draft,
             adapters=adapters,
         )
         made = creation.assemble(base, changes, now=datetime.now(UTC), quantized=quantized)

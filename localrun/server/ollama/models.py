@@ -302,6 +302,7 @@ def _modelfile(model: Model, licence: str) -> str:
     return modelfile.write(
         base=str(model.path),
         adapters=[str(path) for path in model.adapters],
+        draft=model.draft,
         template=model.template,
         parameters=model.parameters,
         system=model.system,
@@ -346,6 +347,7 @@ def _more(settings: Settings, model: Model) -> dict[str, Any]:
         "digest": model.digest,
         "source": msgspec.to_builtins(model.source),
         "adapters": [str(path) for path in model.adapters],
+        "draft": model.draft,
         "tensor_types": [
             {"type": kind, "tensors": n_tensors[kind], "parameters": count, "size": sizes[kind]}
             for kind, count in weights.most_common()

@@ -18,6 +18,10 @@ _SERVICE = {
     "negative for ever, 0 not at all.",
     "speculation": "Whether tokens are drafted ahead, so that several come from one step: on, off, true or false; "
     "without it the setting of the model. Also a header. Has no effect on vectors.",
+    "draft": "A smaller model that drafts for this request instead of the model's own draft model: the name of one "
+    "that is here, or the path of a GGUF file. Its vocabulary must be the model's. It changes how fast the answer "
+    "comes, not what it says, but for rounding. Empty is the model's own. On Ollama's routes also among the options. "
+    "Embeddings have no drafts.",
     "model": "The model's name, as `localrun list` shows it, or the path of a GGUF file.",
     "stream": "Whether the answer comes in pieces. Ollama's routes stream unless it is false, the others only if it is "
     "true.",
@@ -120,7 +124,7 @@ _OLLAMA = {
     "num_gpu": "Has no effect; `--gpu-layers` of the daemon.",
     "main_gpu": "Has no effect.",
     "num_thread": "Has no effect; `--threads` of the daemon.",
-    "draft_num_predict": "Has no effect.",
+    "draft_num_predict": "Has no effect: how much is drafted is decided for each step, by what it is worth.",
     "use_mmap": "Has no effect.",
     "insecure": "Whether plain http to a registry elsewhere is allowed.",
     "source": "The model's name.",
@@ -136,8 +140,9 @@ _OLLAMA = {
     "quantization": "Older name of `quantize`.",
     "modelfile": "A Modelfile instead of the other fields.",
     "modelfile_folder": "The folder that paths in `modelfile` count from.",
-    "draft_files": "Refused: there are no draft models.",
-    "draft_quantize": "Refused: there are no draft models.",
+    "CreateBody.draft": "The draft model: the name of one that is here, or the path of a GGUF file. Empty for none.",
+    "draft_files": "Refused: name a model that is here as `draft`.",
+    "draft_quantize": "Refused: the draft model is used as it is.",
     "renderer": "Refused: the chat template renders.",
     "parser": "Refused: the parser is chosen by the chat template.",
     "remote_host": "Refused: models run here.",

@@ -154,12 +154,15 @@ def test_it_drafts_while_the_background_computes_a_prompt(backend: LlamaBackend,
     drafts.close()
 
 
-def test_another_layout_of_the_cells_changes_nothing_for_it(backend: LlamaBackend, tiny_gguf: Path):
-    drafts = drafting(backend, tiny_gguf)
+def test_it_has_as_much_room_for_a_request_as_the_model(backend: LlamaBackend, tiny_gguf: Path):
+    context = backend.open_draft(str(tiny_gguf))
+    drafts = DraftModel(context, time.perf_counter, least_chance=0.0)
     one = request(backend, 0, prompt(0))
     before = drafts.propose([(one, 3)])
+    assert context.n_ctx == 256
     backend.rebuild(split=False)
     assert drafts.propose([(one, 3)]) == before
+    assert context.n_ctx == 1024
     backend.rebuild(split=True)
     assert drafts.propose([(one, 3)]) == before
     drafts.close()
