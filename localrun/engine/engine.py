@@ -227,7 +227,7 @@ class Engine:
         self._advance(plan.grants, is_steady=plan.is_steady, has_drafts=plan.n_draft_rows > 0)
         ended_s = self._clock()
         self._report.computed(plan, ended_s - began_s)
-        self._speculation.computed(plan, ended_s - began_s, ended_s)
+        self._speculation.computed(plan, ended_s)
         self.scheduler.observe(plan, depth=depth, step_s=ended_s - began_s, ended_at_s=ended_s)
 
     # --- the verbs' parts --------------------------------------------------------------------------------------

@@ -52,8 +52,12 @@ class RowCosts:
         row_s = seconds / math.exp(self._log(n_rows))
         self._row_s = self._row_s + _LATEST * (row_s - self._row_s) if self._row_s else row_s
 
+    def measured(self, n_rows: int, to: int) -> float:
+        """How many times as long as steps of `to` rows those of `n_rows` took."""
+        return math.exp(self._log(n_rows) - self._log(to))
+
     def ratio(self, n_rows: int, to: int) -> float:
-        """How many times as long as a step of `to` rows one of `n_rows` takes."""
+        """How many times as long as a step of `to` rows one of `n_rows` takes, with some hope."""
         return math.exp(self._log(n_rows) - self._hope(n_rows) - self._log(to))
 
     def seconds(self, n_rows: int) -> float:

@@ -203,6 +203,7 @@ class Speculation:
         self._drafter_of = drafter_of
         self._choose = choose
         self._draft_s = 0.0
+        self._ended_at_s = 0.0  # of the last step, if that was steady
         # Of the step at hand.
         self._parts: dict[int, list[Part]] = {}
         self._ratio = 1.0
@@ -249,13 +250,12 @@ class Speculation:
             chosen = self._choose(streams, self.costs, limits) if chosen is not None else None
         return plan if chosen is None else self._with_drafts(plan, guesses, chosen)
 
-    def computed(self, plan: StepPlan, seconds: float, ended_at_s: float) -> None:
-        """A step of streams alone took so long."""
-        if plan.n_prefill_rows or not plan.is_steady:
-            return
+    def computed(self, plan: StepPlan, ended_at_s: float) -> None:
+        """A step was computed. What counts is how long after the one before it: that is what a token takes."""
+        began_at_s, self._ended_at_s = self._ended_at_s, ended_at_s if plan.is_steady else 0.0
         is_one_pass = not self._is_even or len({len(grant.drafts) for grant in plan.grants}) == 1
-        if is_one_pass:
-            self.costs.observe(plan.n_rows, seconds, ended_at_s)
+        if plan.is_steady and began_at_s and is_one_pass:
+            self.costs.observe(plan.n_rows, ended_at_s - began_at_s, ended_at_s)
 
     def begin_step(self, requests: Iterable[Request]) -> None:
         """A step with drafts was computed, and nothing was drawn yet."""
@@ -351,8 +351,11 @@ class Speculation:
             grants.append(grant._replace(drafts=tuple(filled)))
             if tokens:
                 self._parts[grant.request.id] = _cut(guess.parts, len(tokens))
-        self._ratio = chosen.ratio
-        return replace(plan, grants=tuple(grants), n_draft_rows=sum(chosen.n_rows))
+        n_rows = sum(chosen.n_rows)
+        is_one_pass = not self._is_even or len(set(chosen.n_rows)) == 1
+        n_streams = len(grants)
+        self._ratio = self.costs.measured(n_streams + n_rows, n_streams) if is_one_pass else chosen.ratio
+        return replace(plan, grants=tuple(grants), n_draft_rows=n_rows)
 
 
 def _cut(parts: Sequence[Part], n_tokens: int) -> list[Part]:

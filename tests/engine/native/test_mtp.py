@@ -112,7 +112,7 @@ def _empty(request: pytest.FixtureRequest) -> None:
 
 
 def heads_of(backend: LlamaBackend) -> Heads:
-    assert backend.heads is not None
+    assert isinstance(backend.heads, Heads)
     return backend.heads
 
 
