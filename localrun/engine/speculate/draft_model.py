@@ -35,7 +35,7 @@ MOST_TOKENS = 7
 CATCH_UP_S = 0.03
 # Nobody has to wait for what lacks no more than this.
 FEW_ROWS = 32
-# A token is left out if the draft model itself thinks it less likely that the answer gets there along its draft.
+# Of the tokens after the first one: it is left out if the draft model itself thinks a draft that long less likely.
 LEAST_CHANCE = 0.1
 
 
@@ -309,7 +309,8 @@ class DraftModel:
         """Add the likeliest token after a row to a draft. Whether another one may follow it."""
         token, probability = self._context.likeliest(row)
         turn.chance *= probability
-        if token >= self._context.n_vocab or turn.chance < self._least_chance:
+        # The first one is said in any case: without, nobody would ever learn how often this model is right.
+        if token >= self._context.n_vocab or (turn.draft and turn.chance < self._least_chance):
             return False
         turn.draft.append(token)
         is_full = len(turn.draft) == turn.n_wanted or len(turn.sequence.tokens) == self._context.n_ctx

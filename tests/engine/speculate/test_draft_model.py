@@ -116,9 +116,10 @@ def test_a_draft_ends_with_the_token_that_ends_an_answer():
     assert draft[-1] == IM_END
 
 
-def test_a_draft_ends_where_it_would_hardly_be_right():
-    drafts = Drafts(probability=0.5)
-    assert [len(draft) for draft in drafts.propose((drafts.request(prompt(1, 10)), 7))] == [3]  # 0.125, then 0.0625
+@pytest.mark.parametrize(("probability", "n_tokens"), [(1.0, 7), (0.5, 3), (0.01, 1)])
+def test_a_draft_ends_where_it_would_hardly_be_right(probability: float, n_tokens: int):
+    drafts = Drafts(probability=probability)
+    assert [len(draft) for draft in drafts.propose((drafts.request(prompt(1, 10)), 7))] == [n_tokens]
 
 
 def test_tokens_of_the_other_model_alone_are_neither_said_nor_read():
