@@ -33,7 +33,6 @@ from localrun.engine.native.threads import FewerThreads, Helpers, PromptThreads,
 from localrun.engine.native.worker import LlamaWorker
 from localrun.engine.sample import chain as stages
 from localrun.engine.schedule.budget import CostModel
-from localrun.engine.speculate.drafter import Drafter
 from localrun.errors import EngineFailed
 from localrun.thread_choice import Threads
 from localrun.wire import Sampling, TokenLogprob
@@ -97,7 +96,7 @@ class LlamaBackend:
         self.mixes_rows = n_gpu_layers > 0
         self._samples_on_device = self.mixes_rows if samples_on_device is None else samples_on_device
         self.n_draft_rows = GPU_DRAFT_ROWS if self.mixes_rows else DRAFT_ROWS
-        self.heads: Drafter | None = None
+        self.heads: Heads | None = None
         # A GPU is given its graph, and waited for when somebody asks for logits.
         self.overlaps = self.mixes_rows
         self.meanwhile: Callable[[], None] = lambda: None
