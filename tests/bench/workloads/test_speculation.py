@@ -100,7 +100,7 @@ def test_only_prose_is_drawn_at_random(server: FakeServer) -> None:
     ("source", "answer", "share"),
     [
         ("one two three four five six", "one two three four five six", 8 / 11),
-        ("", "a b a b a b a b", 11 / 15),
+        ("", "a b a b a b a b", 8 / 15),
         ("one two three", "four five six", 0.0),
         ("one", "", 0.0),
     ],
