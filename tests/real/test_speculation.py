@@ -2,8 +2,8 @@
 
 Drafts are rows more in a batch, and with another number of rows llama.cpp takes other kernels. So a text may change,
 but only at tokens of which two are about as likely: where answers part, `verdict.py` holds them against plain
-llama.cpp. With the same number of rows in every step the kernels are the same, and so must be the text, whether the
-drafts are right or not: that finds what is left behind of a wrong draft.
+llama.cpp. With the same number of rows in every step the kernels are the same, whether the drafts are right or not; a
+wrong draft that left something behind would show there, too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_drafts_change_no_more_than_rounding(
     assert verdict.is_sound
 
 
-def test_with_equal_rows_right_and_wrong_drafts_give_the_same(model: RealModel, say: Say) -> None:
+def test_with_equal_rows_right_and_wrong_drafts_differ_no_more_than_rounding(model: RealModel, say: Say) -> None:
     """Four rows in every step. The last tokens, for which no four rows are left, are not compared."""
     without, *_ = _answers(model, None)
     right, n_drafted, n_accepted, n_full = _answers(model, Given(model.prompts, without, 3))
