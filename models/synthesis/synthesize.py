@@ -90,7 +90,7 @@ def _write_header(
     if vocabulary is None:
         writer.add_tokenizer_model("no_vocab")
     else:
-        _add_tokenizer(writer, vocabulary)
+        add_tokenizer(writer, vocabulary)
     for plan in plans:
         number = gguf.GGMLQuantizationType(plan.type.number)
         writer.add_tensor_info(plan.name, plan.shape[::-1], np.dtype(np.float32), plan.size_bytes, raw_dtype=number)
@@ -100,7 +100,8 @@ def _write_header(
     writer.close()
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, vocabulary: Vocabulary) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter, vocabulary: Vocabulary) -> None:
+    """The entries of a file that say what its tokens are."""
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(vocabulary.tokens)

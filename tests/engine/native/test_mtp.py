@@ -27,7 +27,7 @@ from localrun.engine.request import Request
 from localrun.engine.speculate.choice import Choice, Limits, Stream
 from localrun.engine.speculate.costs import RowCosts
 from localrun.engine.speculate.speculation import Speculation
-from localrun.models.synthesis.synthesize import synthesize, write_model
+from localrun.models.synthesis.synthesize import add_tokenizer, synthesize, write_model
 from localrun.models.synthesis.synthetic_tokenizer import make_vocabulary
 from localrun.models.synthesis.tensor_plan import SHAPES, plan_tensors
 from localrun.wire import DraftCounts, DraftSource, Sampling, Submit
@@ -57,12 +57,9 @@ def random_file(folder: Path) -> Path:
     return path
 
 
-def rigged_file(folder: Path) -> Path:
-    """See the module."""
-    path = folder / "rigged.gguf"
-    synthesize(SHAPE.name, "F16", path)
+def following(width: int) -> tuple[Any, Any]:
+    """The vectors of the tokens, and the matrix that makes each of them the next one's."""
     rng = np.random.default_rng(4)
-    width = SHAPE.n_embd
     # A turn of coordinates in circles of these lengths has no repetition among so many tokens.
     circles = np.split(np.arange(width), [127, 255])
     turned = np.concatenate([np.roll(circle, 1) for circle in circles])
@@ -70,36 +67,96 @@ def rigged_file(folder: Path) -> Path:
     vectors[0] = rng.choice([-1.0, 1.0], width)
     for token in range(1, SHAPE.n_vocab):
         vectors[token] = vectors[token - 1][turned]
-    turn = np.eye(width)[turned]
+    return vectors, np.eye(width)[turned]
+
+
+def hybrid_file(folder: Path) -> Path:
+    """See the module."""
+    path = folder / "hybrid.gguf"
+    synthesize(SHAPE.name, "F16", path)
+    vectors, turn = following(SHAPE.n_embd)
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path, "r+").tensors}
     for name, tensor in tensors.items():
         if name.endswith(("attn_output.weight", "ssm_out.weight", "ffn_down.weight")):
             tensor.data[:] = 0
     tensors["token_embd.weight"].data[:] = vectors
     tensors["output.weight"].data[:] = np.roll(vectors, 1, axis=0)
-    tensors[f"blk.{SHAPE.n_layers}.nextn.eh_proj.weight"].data[:] = np.hstack([np.zeros((width, width)), turn])
+    tensors[f"blk.{SHAPE.n_layers}.nextn.eh_proj.weight"].data[:] = np.hstack([0 * turn, turn])
     tensors["token_embd.weight"].data.base.flush()
     return path
 
 
-def opened(path: Path, **options: Any) -> LlamaBackend:
+def attention_file(folder: Path) -> Path:
+    """The same of an architecture that keeps every position. Its layer has experts."""
+    path = folder / "attention.gguf"
+    width, head, n_heads, n_experts, n_ff = 256, 64, 4, 2, 32
+    writer = gguf.GGUFWriter(path, "glm4moe")
+    writer.add_context_length(4096)
+    writer.add_embedding_length(width)
+    writer.add_block_count(2)
+    writer.add_nextn_predict_layers(1)
+    writer.add_feed_forward_length(n_ff)
+    writer.add_head_count(n_heads)
+    writer.add_head_count_kv(n_heads)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_rope_dimension_count(head)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(SHAPE.n_vocab)
+    writer.add_leading_dense_block_count(1)
+    writer.add_expert_count(n_experts)
+    writer.add_expert_used_count(1)
+    writer.add_expert_shared_count(0)
+    writer.add_expert_feed_forward_length(n_ff)
+    add_tokenizer(writer, make_vocabulary(SHAPE.n_vocab))
+    vectors, turn = following(width)
+    rng = np.random.default_rng(5)
+    tensors = {"token_embd": vectors, "output": np.roll(vectors, 1, axis=0), "output_norm": np.ones(width)}
+    for layer in range(2):
+        own = {name: np.ones(width) for name in ("attn_norm", "post_attention_norm")}
+        own |= {f"attn_{name}": rng.normal(0, 0.06, (n_heads * head, width)) for name in "qkv"}
+        own["attn_output"] = np.zeros((width, n_heads * head))
+        kind, experts = ("_exps", (n_experts,)) if layer else ("", ())
+        own |= {f"ffn_{name}{kind}": rng.normal(0, 0.06, (*experts, n_ff, width)) for name in ("gate", "up")}
+        own[f"ffn_down{kind}"] = np.zeros((*experts, width, n_ff))
+        if layer:
+            own["ffn_gate_inp"] = rng.normal(0, 0.06, (n_experts, width))
+            own |= {"nextn.eh_proj": np.hstack([0 * turn, turn])}
+            own |= {"nextn.enorm": np.ones(width), "nextn.hnorm": np.ones(width)}
+        tensors |= {f"blk.{layer}.{name}": values for name, values in own.items()}
+    for name, values in tensors.items():
+        writer.add_tensor(f"{name}.weight", values.astype(np.float32))
+    writer.add_tensor("blk.1.exp_probs_b.bias", np.zeros(n_experts, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def opened(path: Path, *, n_cells: int = N_CELLS, **options: Any) -> LlamaBackend:
     return LlamaBackend(
-        str(path), n_cells=N_CELLS, n_seqs=N_SEQS, n_batch=N_BATCH, n_threads=1, n_gpu_layers=0, kv_type="f16",
+        str(path), n_cells=n_cells, n_seqs=N_SEQS, n_batch=N_BATCH, n_threads=1, n_gpu_layers=0, kv_type="f16",
         **options,
     )  # fmt: skip
 
 
-def of_file(make: Callable[[Path], Path]) -> Any:
-    @pytest.fixture(scope="module")
-    def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaBackend]:
-        backend = opened(make(tmp_path_factory.mktemp("nextn")))
-        yield backend
-        backend.close()
+@pytest.fixture(scope="module", params=["hybrid", "attention", "attention, split"])
+def rigged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaBackend]:
+    folder = tmp_path_factory.mktemp("nextn")
+    path = hybrid_file(folder) if request.param == "hybrid" else attention_file(folder)
+    is_split = request.param.endswith("split")
+    backend = opened(path, n_cells=N_CELLS * (N_SEQS if is_split else 1), may_split=is_split)
+    assert backend.is_split == is_split
+    yield backend
+    backend.close()
 
-    return backend
 
-
-rigged, random = of_file(rigged_file), of_file(random_file)
+@pytest.fixture(scope="module")
+def random(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaBackend]:
+    backend = opened(random_file(tmp_path_factory.mktemp("nextn")))
+    yield backend
+    backend.close()
 
 
 @pytest.fixture(autouse=True)
@@ -267,7 +324,7 @@ def test_a_failure_ends_the_drafts_and_nothing_else(rigged: LlamaBackend, monkey
 
 
 def test_a_rebuilt_backend_drafts_again(tmp_path: Path):
-    backend = opened(rigged_file(tmp_path))
+    backend = opened(hybrid_file(tmp_path))
     backend.rebuild(split=False)
     assert generate(backend, [begin(backend, 0, list(range(300, 330)))], 2) == (2 * MOST_TOKENS, 2 * MOST_TOKENS)
     backend.close()
@@ -294,7 +351,7 @@ def test_an_engine_answers_with_them(rigged: LlamaBackend):
         lambda: 0.0,
         speculation=Speculation(rigged, lambda: 0.0, choose=as_many_as_possible),
     )
-    prompts = {number: list(range(400 * number + 300, 400 * number + 320 + number)) for number in range(3)}
+    prompts = {number: list(range(400 * number + 300, 400 * number + 320 + 50 * number)) for number in range(3)}
     texts: dict[int, list[int]] = {number: [] for number in prompts}
     counts: dict[int, DraftCounts] = {}
     n_steps = 0
