@@ -161,14 +161,16 @@ class LlamaContext:
         raise DecodeFailed(f"llama_decode returned {code}", is_fatal=code != -1)
 
     def _decode_streams(self, n_rows: int, fewer: FewerThreads) -> int:
-        """Every row is a stream's. What a helper disturbed says nothing about numbers of threads."""
+        """Every row is a stream's. What a helper disturbed says nothing about numbers of threads, and drafts come and
+        go: steps with some are computed as those without."""
         n_begun, is_alone = fewer.helpers.n_begun, not fewer.helpers.n_busy
-        n_threads = fewer.steps.choose(n_rows, fewer.prompts.limit(self._threads.decode))
+        n_streams = 1 + int(np.count_nonzero(np.diff(self.batch.seq[:n_rows]))) if n_rows > 1 else 1
+        n_threads = fewer.steps.choose(n_streams, fewer.prompts.limit(self._threads.decode))
         self._use_threads(fewer.helpers.leave(n_threads))
         began_at_s = time.perf_counter()
         code = int(native.llama_decode(self.native, self._native_batch))
         ended_at_s = time.perf_counter()
-        if is_alone and n_begun == fewer.helpers.n_begun:
+        if n_streams == n_rows and is_alone and n_begun == fewer.helpers.n_begun:
             fewer.steps.note(n_rows, ended_at_s - began_at_s)
         fewer.prompts.note_step(ended_at_s)
         return code
