@@ -223,7 +223,7 @@ def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
         kv_type=opened.kv_type,
         adapters=opened.adapters,
         use_extra_bufts=opened.use_extra_bufts,
-        with_heads=opened.speculates,
+        may_draft=opened.speculates,
     )
     backend.set_threads(plan.start, may_use_fewer=True)
     if plan.kept is None or backend.n_gpu_layers:

@@ -55,7 +55,7 @@ LONG_TEXT = 10_000
 class LlamaBackend:
     """See the module. `n_seqs` sequences for requests, and `n_spare_seqs` for kept prefixes where they are shared.
     Without `may_split` the KV cache is one pool in any case. `samples_on_device` is what GPUs do unless told otherwise.
-    `with_heads` the model's layers for drafts are loaded, if it has some.
+    With `may_draft` the model's layers for drafts are loaded, if it has some, and hybrid models keep snapshots.
 
     Raises BadModelFile when llama.cpp refuses the file or an adapter and EngineFailed when it cannot make a context.
     """
@@ -75,13 +75,13 @@ class LlamaBackend:
         adapters: Sequence[str] = (),
         use_extra_bufts: bool = True,
         samples_on_device: bool | None = None,
-        with_heads: bool = True,
+        may_draft: bool = True,
     ) -> None:
         native.llama_log_set(log_callback, None)
         native.llama_backend_init()
         self.n_gpu_layers = n_gpu_layers
         self._use_extra_bufts = use_extra_bufts
-        self._has_heads = with_heads and has_heads(path)
+        self._has_heads = may_draft and has_heads(path)
         self._model = load_model(path, n_gpu_layers, use_extra_bufts=use_extra_bufts, with_heads=self._has_heads)
         self._adapters = LlamaAdapters(self._model, adapters)
         self._vocabulary = LlamaVocabulary(self._model)
@@ -111,7 +111,8 @@ class LlamaBackend:
         self._helpers = Helpers(processors.usable().most_threads)
         self._copying = ThreadPoolExecutor(1, "copies")
         self._warming: Future[None] | None = None
-        self._n_snapshots = self._affordable_snapshots() if self.memory_kind is MemoryKind.HYBRID else 0
+        has_snapshots = may_draft and self.memory_kind is MemoryKind.HYBRID
+        self._n_snapshots = self._affordable_snapshots() if has_snapshots else 0
         self._open(split=self.can_split)
         # Every stream is padded. One pool gets what all streams have, so that what fits the one mode fits the other.
         self._n_cells = self.n_cells
