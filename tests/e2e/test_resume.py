@@ -32,7 +32,7 @@ OWN = {"id", "created", "created_at", "item_id", "response_id", "completed_at", 
 OWN |= {"call_id", "tool_call_id", "obfuscation", "total_duration", "load_duration", "prompt_eval_duration"}
 OWN |= {"eval_duration", "cached_tokens", "prompt_eval_cached_count", "cache_read_input_tokens", "input_tokens"}
 OWN |= {"draft_count", "draft_accepted_count", "speedup", "draft_n", "draft_n_accepted"}
-OWN |= {"accepted_prediction_tokens", "rejected_prediction_tokens"}
+OWN |= {"accepted_prediction_tokens", "rejected_prediction_tokens", "cache_write_tokens"}
 
 
 EVERY = 12 * DEPTH
