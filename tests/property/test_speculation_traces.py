@@ -7,6 +7,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localrun.engine.backend import MemoryKind
 from localrun.engine.fake import IM_END
 from localrun.wire import Finish, Lane, Sampling
 from tests.depth import DEPTH
@@ -46,6 +47,7 @@ shapes = st.fixed_dictionaries(
         "ram_cache_bytes": st.sampled_from([0, 600, 1 << 20]),
         "is_split": st.booleans(),
         "n_background_seqs": st.integers(0, 2),
+        "memory_kind": st.sampled_from([MemoryKind.ATTENTION, MemoryKind.WINDOW, MemoryKind.HYBRID]),
     }
 )
 

@@ -78,7 +78,9 @@ def least_rows(n_streams: int, *, is_even: bool) -> int:
 
 
 def choose(streams: Sequence[Stream], costs: RowCosts, limits: Limits) -> Choice | None:
-    """The best way to fill the step; None if it is best without drafts."""
+    """The best way to fill the step; None if it is best without drafts, or if what that takes is not known yet."""
+    if not costs.is_known(len(streams)):
+        return None
     gains = [expected_gains(stream.chances[: limits.most_each]) for stream in streams]
     if not any(gains):
         return None

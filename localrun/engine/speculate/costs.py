@@ -21,10 +21,13 @@ _NEAR_S = 1.0
 _LEAST_WEIGHT = 1 / 16
 # A single measurement may be this far from what was expected; beyond is a step that something else held up.
 _MOST_ERROR = math.log(2.0)
+_MOST_HELD_UP = 2  # steps in a row
 _FEW = 3  # measurements
 # A size that was not measured for so many steps is taken for a tenth cheaper, for three times as many for two tenths,
 # then seven times, and so on: a size that is far too dear is hardly ever tried, one that nearly pays now and then.
 _HOPE_STEPS, _HOPE, _MOST_HOPE = 32, 0.1, 0.8
+# The same of a size whose only step was held up. Where the others disappoint, they take up to so many times as long.
+_DOUBTFUL_HOPE_STEPS, _MOST_PATIENCE = 2, 16
 _LATEST = 0.2  # weight of the latest plain step in what one takes
 
 
@@ -36,19 +39,36 @@ class RowCosts:
         self._n_seen: dict[int, int] = {}
         self._n_steps = 0
         self._measured_at: dict[int, int] = {}
-        self._last: tuple[int, float, float] | None = None
+        self._patience: dict[int, int] = {}
+        self._last: tuple[int, float, float] | None = None  # rows, seconds, and when it ended
+        self._n_held_up = 0
         self._row_s = 0.0  # of a step, over its ratio to a step of one row
 
     def observe(self, n_rows: int, seconds: float, ended_at_s: float) -> None:
         """A step of so many rows, computed in one pass, took so long."""
         seconds = max(seconds, 1e-9)
+        hope = self._hope(n_rows)
         self._n_steps += 1
         self._measured_at[n_rows] = self._n_steps
-        last, self._last = self._last, (n_rows, seconds, ended_at_s)
+        last = self._last
+        if last is not None and ended_at_s - seconds - last[2] >= _NEAR_S:
+            last = None
+        is_held_up = False
         if n_rows not in self._logs and (last is None or not self._logs):
-            self._logs[n_rows], self._n_seen[n_rows] = self._log(n_rows), 0
-        elif last is not None and last[0] != n_rows and ended_at_s - seconds - last[2] < _NEAR_S:
-            self._compare(n_rows, seconds, last[0], last[1])
+            # The others are measured by the first one, which is not for any of them to change.
+            self._logs[n_rows], self._n_seen[n_rows] = self._log(n_rows), 0 if self._logs else _FEW
+        elif last is not None:
+            error = math.log(seconds / last[1]) - (self._log(n_rows) - self._log(last[0]))
+            is_held_up = error > _MOST_ERROR and self._n_held_up < _MOST_HELD_UP
+            if last[0] != n_rows:
+                self._correct(n_rows, last[0], error)
+                if hope >= _HOPE:
+                    was_right = error < -hope / 2
+                    self._patience[n_rows] = 1 if was_right else min(_MOST_PATIENCE, 2 * self._patience.get(n_rows, 1))
+        # Nothing is measured by a step that something held up. If the next ones take as long, that is what steps take.
+        self._n_held_up = self._n_held_up + 1 if is_held_up else 0
+        if not is_held_up:
+            self._last = n_rows, seconds, ended_at_s
         row_s = seconds / math.exp(self._log(n_rows))
         self._row_s = self._row_s + _LATEST * (row_s - self._row_s) if self._row_s else row_s
 
@@ -66,24 +86,28 @@ class RowCosts:
 
     def is_known(self, n_rows: int) -> bool:
         """Whether steps of so many rows were measured."""
-        return self._n_seen.get(n_rows, 0) > 0
+        return n_rows in self._logs
 
     def _hope(self, n_rows: int) -> float:
         n_since = self._n_steps - self._measured_at.get(n_rows, self._n_steps)
-        return min(_MOST_HOPE, _HOPE * math.log2(1 + n_since / _HOPE_STEPS))
+        steps = _HOPE_STEPS * self._patience.get(n_rows, 1) if self._n_seen.get(n_rows, 1) else _DOUBTFUL_HOPE_STEPS
+        return min(_MOST_HOPE, _HOPE * math.log2(1 + n_since / steps))
 
-    def _compare(self, n_rows: int, seconds: float, other_rows: int, other_s: float) -> None:
-        expected = self._log(n_rows) - self._log(other_rows)
-        error = math.log(seconds / other_s) - expected
-        n_seen = self._n_seen.get(n_rows, 0)
-        error = min(_MOST_ERROR, error)
-        if n_seen < _FEW:
+    def _correct(self, n_rows: int, other_rows: int, error: float) -> None:
+        """The logarithm of the ratio of two sizes was found to be larger by `error`."""
+        n_seen, n_other = self._n_seen.get(n_rows, 0), self._n_seen.get(other_rows, 0)
+        if n_other < min(n_seen, _FEW):  # it is the one to learn about
+            n_rows, other_rows, error, n_seen, n_other = other_rows, n_rows, -error, n_other, n_seen
+        is_doubtful = error > _MOST_ERROR and n_rows not in self._logs
+        error = max(-_MOST_ERROR, min(_MOST_ERROR, error))
+        if is_doubtful:  # it does not count as a measurement
+            n_seen, weight = -1, 0.5
+        elif n_seen < _FEW:
             # The first steps of a size pay for its graph and its memory, so the lowest measurement counts.
-            weight = 1.0 if n_seen == 0 or error < 0 else 1 / (1 + n_seen)
+            weight = 1.0 if error < 0 else 1 / (1 + n_seen)
         else:
-            error = max(-_MOST_ERROR, error)
             weight = max(_LEAST_WEIGHT, 1 / (1 + n_seen))
-            if n_seen >= self._n_seen.get(other_rows, 0) and other_rows in self._logs:
+            if n_seen >= n_other >= _FEW:
                 # Both are known about as well: each takes its half.
                 self._logs[other_rows] -= weight * error / 2
                 weight /= 2

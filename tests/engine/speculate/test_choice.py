@@ -19,6 +19,9 @@ class Costs(RowCosts):
     def ratio(self, n_rows: int, to: int) -> float:
         return (n_rows / to) ** self._slope
 
+    def is_known(self, n_rows: int) -> bool:
+        return True
+
     def seconds(self, n_rows: int) -> float:
         return self._plain_s * n_rows**self._slope
 

@@ -45,9 +45,25 @@ def test_a_step_that_something_else_held_up_is_soon_forgotten():
     assert costs.ratio(8, 1) < 4
 
 
+@pytest.mark.parametrize("held_up", [2, 8, 16])
+def test_a_size_whose_first_step_was_held_up_is_tried_again_soon(held_up: int):
+    """Its graph is built then, its kernels are loaded: what comes after it is not to be measured by that."""
+    costs = learned([1])
+    learned([held_up], costs=costs, speed=lambda at: 100.0)
+    learned([1] * 60, costs=costs)
+    assert costs.ratio(held_up, 1) < STEPS_S[held_up] / 5 * 1.2
+    assert costs.measured(16, 1) < 12
+
+
+def test_a_plain_step_that_was_held_up_makes_no_other_cheap():
+    costs = learned([1, 1])
+    learned([1], costs=costs, speed=lambda at: 100.0)
+    learned([8], costs=costs)
+    assert costs.ratio(8, 1) > 1.5
+
+
 def test_what_was_never_measured_is_guessed_from_its_neighbours():
     costs = learned([1, 4, 1, 4] * 10, noise=0.0)
-    assert not costs.is_known(2)
     assert 1 < costs.ratio(2, 1) < costs.ratio(4, 1) < costs.ratio(8, 1)
 
 
@@ -59,3 +75,25 @@ def test_what_was_too_dear_long_ago_is_hoped_to_be_cheaper_now():
         learned([1] * 200, costs=costs, noise=0.0)
         hopes.append(costs.ratio(8, 1))
     assert measured > hopes[0] > hopes[1] > hopes[2] > measured / 3
+
+
+def test_hope_that_was_disappointed_takes_longer_to_come_back():
+    costs, waits = learned([1, 8] * 10, noise=0.0), []
+    for _ in range(6):
+        n_steps = 0
+        while costs.ratio(8, 1) > 0.8 * costs.measured(8, 1):
+            learned([1], costs=costs, noise=0.0)
+            n_steps += 1
+        waits.append(n_steps)
+        learned([8], costs=costs, noise=0.0)
+    assert waits == sorted(waits)
+    assert waits[0] < 150 < 1000 < waits[-1] < 4000
+
+
+def test_a_size_is_known_though_nothing_was_computed_right_before_it():
+    costs = learned([1, 1])
+    for at in range(3):
+        costs.observe(4, 0.011, 100.0 + 0.011 * at)
+    assert costs.is_known(4)
+    learned([1, 4] * 3, costs=costs)
+    assert costs.ratio(4, 1) == pytest.approx(2.2, rel=0.15)
