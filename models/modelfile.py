@@ -252,7 +252,7 @@ def parameter_value(name: str, text: str) -> Any:
         # Ollama cuts numbers for its integer options, and models rely on it (4096.0).
         return int(number) if name in _INTEGERS else number
     except (KeyError, ValueError, OverflowError):
-        kind = "true or false" if name in BOOLEAN_PARAMETERS else "a number"
+        kind = "on, off, true or false" if name in BOOLEAN_PARAMETERS else "a number"
         raise BadRequest(f"{name} is '{text[:40]}', which is not {kind}", field=f"parameters.{name}") from None
 
 

@@ -125,8 +125,9 @@ def take(message: wire.ToEngine, backend: Backend, tokenizing: Tokenizing, inbox
     """One message from the daemon. A text that cannot be tokenized fails its own request and nothing else."""
     if isinstance(message, wire.Submit):
         submit = message
-        length = sum(len(segment.text) for segment in submit.segments)
-        read = partial(_read_prompt, backend, submit)
+        prediction = "" if submit.speculates is False else submit.prediction
+        length = sum(len(segment.text) for segment in submit.segments) + len(prediction)
+        read = partial(_read_prompt, backend, submit, prediction)
         try:
             text = Text(submit.id, submit.client, length, read, inbox.put)
             tokenizing.put(text, is_resumed=submit.resume is not None)
@@ -144,17 +145,17 @@ def take(message: wire.ToEngine, backend: Backend, tokenizing: Tokenizing, inbox
         inbox.put(_clearing(message, outbox))
 
 
-def _read_prompt(backend: Backend, submit: wire.Submit) -> Callable[[Engine], None]:
-    """What the engine is to do with a request once its prompt is tokens."""
+def _read_prompt(backend: Backend, submit: wire.Submit, prediction: str) -> Callable[[Engine], None]:
+    """What the engine is to do with a request once its prompt and its prediction are tokens."""
     try:
         tokens = tokens_of(backend, submit)
-        prediction = backend.tokenize(submit.prediction, parse_special=False)
+        predicted = backend.tokenize(prediction, parse_special=False)
     except LocalrunError as error:
         return _refusal(submit.id, error)
     except Exception as error:
         log.exception("a prompt cannot be tokenized")
         return _refusal(submit.id, EngineFailed(f"the prompt cannot be tokenized: {error!r}"))
-    return lambda engine: engine.submit(submit, tokens, prediction)
+    return lambda engine: engine.submit(submit, tokens, predicted)
 
 
 def _refusal(request_id: int, error: LocalrunError | None) -> Callable[[Engine], None]:

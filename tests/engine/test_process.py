@@ -380,6 +380,16 @@ def test_short_prompts_and_counts_pass_a_long_one_but_for_those_of_its_client(re
     assert reader.finals(2).keys() == {1, 2}
 
 
+def test_a_long_prediction_is_a_long_text_and_read_only_for_drafts(reader: Reader):
+    long = replace(submit(1), prediction=LONG)
+    reader.take(long, replace(submit(2), client="another"))
+    assert reader.finals(1).keys() == {2}, "a short prompt passes it"
+    reader.take(replace(long, id=3, client="a third", speculates=False))
+    assert reader.finals(1).keys() == {3}
+    reader.backend.may_read.set()
+    assert reader.finals(1).keys() == {1}
+
+
 def test_tokens_are_checked_where_prompts_are_read(reader: Reader):
     prompts = [(5, 999, 6), (5, -1), (5,), ()]
     reader.take(*(Submit(id=at, tokens=tokens, n_predict=1) for at, tokens in enumerate(prompts)))

@@ -148,6 +148,11 @@ def test_what_is_no_value(name: str, text: str) -> None:
         modelfile.parameter_value(name, text)
 
 
+def test_what_a_switch_may_be_is_said_as_the_documents_say_it() -> None:
+    with pytest.raises(BadRequest, match=r"^speculation is 'maybe', which is not on, off, true or false$"):
+        modelfile.parameter_value("speculation", "maybe")
+
+
 def test_parameters_are_kept_in_one_form() -> None:
     given = {"temperature": 1, "stop": "a", "top_k": "40", "num_ctx": 2048.0, "use_mmap": False, "tfs_z": 1.0}
     assert modelfile.normalized_parameters(given) == {

@@ -117,8 +117,11 @@ async def test_who_says_whether_to_speculate(serving: Serving) -> None:
 
 async def test_what_is_neither_on_nor_off(serving: Serving) -> None:
     async with serving as served:
-        for path, body in (("/v1/chat/completions", CHAT), ("/api/chat", CHAT), ("/v1/messages", CHAT)):
-            assert (await served.refusal(path, body | {"speculation": "fast"})).startswith("speculation: ")
+        claude = CHAT | {"max_tokens": 20}
+        for path, body in (("/v1/chat/completions", CHAT), ("/api/chat", CHAT), ("/v1/messages", claude)):
+            refusal = await served.refusal(path, body | {"speculation": "fast"})
+            assert refusal == "speculation: 'fast' is not known; use on or off"
+            assert await served.refusal(path, body | {"speculation": ""})
         assert (await served.refusal("/api/chat", CHAT | {"options": {"speculation": 1}})).startswith(
             "options.speculation: "
         )

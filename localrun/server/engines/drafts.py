@@ -70,9 +70,12 @@ class Drafts:
         own = self.speculates(model)
         if speculates is None and own != self.speculates(resident.model):
             speculates = own
-        if name:
-            return speculates, await self._path(resident, model, name)
         does = own if speculates is None else speculates
+        if name:
+            if not does:  # nothing takes room, but what is wrong is said
+                await self._find(model, name)
+                return speculates, ""
+            return speculates, await self._path(resident, model, name)
         if not does or not model.draft or model.draft in resident.settled_drafts:
             return speculates, ""
         try:

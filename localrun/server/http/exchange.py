@@ -63,6 +63,7 @@ LARGE_BYTES = 256 * 1024
 _TEXT = r'(?:[^"\\]++|\\.)*+'
 _PART = re.compile(rf'(?:[^"{{}}]{{1,1024}}+|"{_TEXT}"(?!\s*+:)){{0,64}}+(?:"({_TEXT})"\s*+:|([{{}}]))?+')
 
+_MAX_SAID = 200  # msgspec quotes a wrong value of an enumeration, however long it is
 _AT = re.compile(r" - at `(?P<kind>key in )?\$(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
 
@@ -314,7 +315,7 @@ def _out_of_shape(message: str) -> BadRequest:
     if missing:
         field = f"{path}.{missing['field']}" if path else missing["field"]
         return BadRequest(f"{field} is required", field=field)
-    said = said[:1].lower() + said[1:]
+    said = said[:1].lower() + said[1:_MAX_SAID]
     if not path:
         return BadRequest(f"the body is not as expected: {said}")
     return BadRequest(f"{path}: {said}", field=path)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -60,7 +60,8 @@ TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 DraftName = Annotated[str, Meta(max_length=MAX_PATH_BYTES)]
 
-Speculation = bool | Literal["on", "off"]
+# Which texts, `speculates` says itself.
+Speculation = bool | Annotated[str, Meta(extra_json_schema={"enum": ["on", "off"]})]
 
 
 class ServiceFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -279,7 +280,7 @@ def speculates(exchange: Exchange, field: Speculation | None = None) -> bool | N
     """`speculation` or `X-Localrun-Speculation`; None is the setting of the model."""
     where, text = _where(exchange, "speculation", field, "X-Localrun-Speculation")
     name = text.strip().lower()
-    if name and name not in _SWITCH:
+    if (name or field is not None) and name not in _SWITCH:
         raise BadRequest(f"{where}: {name[:_MAX_QUOTED]!r} is not known; use on or off", field=where)
     return _SWITCH.get(name)
 

@@ -171,7 +171,7 @@ async def test_a_request_brings_its_own_draft_model(running: Any, generate: Any,
         for ask in ({}, {"draft": "beta"}, {"draft": "gamma"}, {"draft": "gamma", "speculates": False}):
             await generate(runtime, "drafting", n_predict=2, **ask)
     assert told.drafts == [(True, "beta")]
-    assert told.asked == [(None, ""), (None, ""), (None, "gamma"), (False, "gamma")]
+    assert told.asked == [(None, ""), (None, ""), (None, "gamma"), (False, "")]
     assert told.submitted[2].draft_model_path == str((models_dir / "gamma.gguf").resolve())
 
 
@@ -192,6 +192,21 @@ async def test_a_request_s_draft_model_that_does_not_do_is_its_error(
         assert "beside 'alpha'" in refused.message
         await generate(runtime, n_predict=2)
     assert told.asked == [(None, ""), (None, "")]
+
+
+async def test_a_request_that_does_not_draft_needs_no_room_for_the_draft_model_that_it_names(
+    running: Any, generate: Any, told: Told, monkeypatch: pytest.MonkeyPatch, models_dir: Path
+) -> None:
+    make(models_dir, "plain", parameters={"speculation": False})
+    async with running() as runtime:
+        await generate(runtime, "plain", n_predict=2)
+        monkeypatch.setattr(runtime.supervisor._room, "_available_bytes", lambda: 0)
+        await generate(runtime, "plain", n_predict=2, draft="beta")
+        await generate(runtime, "alpha", n_predict=2, draft="beta", speculates=False)
+        assert runtime.supervisor.residents()[0].extra_draft is None
+        refused = await error_of(generate(runtime, draft="nowhere", speculates=False))
+        assert isinstance(refused, BadRequest)
+    assert {name for _, name in told.asked} == {""}
 
 
 async def test_one_extra_draft_model_takes_the_place_of_another(

@@ -8,7 +8,7 @@ import json
 import logging
 import sys
 from types import FrameType
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 import pytest
@@ -362,6 +362,12 @@ def test_what_is_out_of_shape_is_named(text: bytes, padding: bytes, field: str, 
     assert caught.value.field == field
     assert said in caught.value.message
     assert field in caught.value.message
+
+
+def test_a_wrong_value_is_not_said_at_any_length() -> None:
+    with pytest.raises(BadRequest) as caught:
+        decode_body(b'"' + b"x" * 100_000 + b'"', Literal["on", "off"])
+    assert len(caught.value.message) < 300
 
 
 @pytest.mark.parametrize(
