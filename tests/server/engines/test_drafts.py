@@ -111,7 +111,7 @@ async def test_without_its_draft_model_a_model_is_loaded_all_the_same(
             lease.release()
     assert told.drafts == [(True, "")]
     (warning,) = caplog.messages
-    assert warning.startswith("drafting is used without its draft model: draft: draft model 'beta' is not here")
+    assert warning.startswith("drafting is used without its draft model: 'beta' is not here")
 
 
 async def test_a_draft_model_without_room_is_left_out(
