@@ -57,7 +57,7 @@ class Drafts:
 
     def keep_own_if_placed(self, resident: Resident) -> None:
         """After its room was found: without the draft model if there is none for that."""
-        if resident.draft is not None and resident.placement is not None and not resident.placement.has_draft:
+        if resident.draft is not None and resident.placement is not None and not resident.placement.draft_bytes:
             self.leave_out(resident, f"there is no room for '{resident.draft.name}'")
 
     async def of_request(

@@ -209,6 +209,19 @@ async def test_a_request_that_does_not_draft_needs_no_room_for_the_draft_model_t
     assert {name for _, name in told.asked} == {""}
 
 
+async def test_the_size_of_an_engine_includes_its_draft_models(running: Any, generate: Any, models_dir: Path) -> None:
+    make(models_dir, "drafting", draft="beta")
+    sizes = []
+    async with running() as runtime:
+        for name, draft in (("alpha", ""), ("alpha", "beta"), ("alpha", "gamma")):
+            await generate(runtime, name, n_predict=2, draft=draft)
+            sizes.append(runtime.supervisor.residents()[0].row(0.0).size_bytes)
+        await runtime.supervisor.unload("alpha")
+        await generate(runtime, "drafting", n_predict=2)
+        sizes.append(runtime.supervisor.residents()[0].row(0.0).size_bytes)
+    assert sizes[0] < sizes[1] == sizes[2] == sizes[3]
+
+
 async def test_one_extra_draft_model_takes_the_place_of_another(
     running: Any, generate: Any, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
