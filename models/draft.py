@@ -26,6 +26,7 @@ MAX_DIFFERENCE: Final = 128
 N_FREE: Final = 5
 
 _TOKENS = "tokenizer.ggml.tokens"
+_PREFIX = "draft: "  # the field of a request
 _CHUNK_BYTES = 256 * 1024
 _MAX_SHOWN = 40
 # What was found out about pairs of files: a header lives as long as the store remembers its file.
@@ -43,7 +44,7 @@ def find(store: Store, name: str, *, model: str, target: Header) -> Model:
     except ModelNotFound:
         is_path = ModelName.parse(name).kind is Kind.PATH
         way_out = "give the path of a GGUF file that is there" if is_path else f"get it first (localrun pull {name})"
-        raise _refused(f"draft model '{name}' is not here; {way_out}") from None
+        raise _refused(f"'{name}' is not here; {way_out}") from None
     except LocalrunError as error:
         raise _refused(error.message) from None
     if found.header.path.resolve() == target.path.resolve():
@@ -61,6 +62,11 @@ def find(store: Store, name: str, *, model: str, target: Header) -> Model:
             f"draft out"
         )
     return found
+
+
+def problem_of(error: LocalrunError) -> str:
+    """What is wrong with a draft model, where it was not a request that named it."""
+    return error.message.removeprefix(_PREFIX)
 
 
 def vocabulary_problem(target: Header, draft: Header) -> str:
@@ -135,4 +141,4 @@ def _shown(value: object) -> str:
 
 
 def _refused(problem: str) -> BadRequest:
-    return BadRequest(f"draft: {problem}", field="draft")
+    return BadRequest(f"{_PREFIX}{problem}", field="draft")

@@ -51,7 +51,7 @@ def test_every_api_takes_a_draft_model(path: str, body: dict[str, Any], where: s
     refused = ask("nowhere")
     if path != "/v1/fim/completions":  # the built-in model cannot fill in, which is said before
         assert refused.status_code == 400
-        assert "draft: draft model 'nowhere' is not here; get it first (localrun pull nowhere)" in refused.text
+        assert "draft: 'nowhere' is not here; get it first (localrun pull nowhere)" in refused.text
         for fine in ("small", "", None):
             assert ask(fine).status_code == 200, fine
     assert "draft" in ask("x" * 5000).text
@@ -116,4 +116,4 @@ def test_fit_says_why_the_draft_model_would_be_left_out(daemon: Daemon) -> None:
     _file(daemon, "leaving").unlink()
     answer = daemon.http.get("/localrun/v1/fit?model=left").json()
     assert (answer["fits"], answer["draft"]) == (True, None)
-    assert "without its draft model: draft: draft model 'leaving' is not here" in answer["notes"][-1]
+    assert "without its draft model: 'leaving' is not here" in answer["notes"][-1]

@@ -53,11 +53,11 @@ class Drafts:
         try:
             resident.draft = await self._find(model, model.draft)
         except BadRequest as error:
-            self.leave_out(resident, error.message)
+            self.leave_out(resident, draft.problem_of(error))
 
     def keep_own_if_placed(self, resident: Resident) -> None:
         """After its room was found: without the draft model if there is none for that."""
-        if resident.draft is not None and resident.placement is not None and not resident.placement.has_draft:
+        if resident.draft is not None and resident.placement is not None and not resident.placement.draft_bytes:
             self.leave_out(resident, f"there is no room for '{resident.draft.name}'")
 
     async def of_request(
@@ -81,7 +81,7 @@ class Drafts:
         try:
             return speculates, await self._path(resident, model, model.draft)
         except (BadRequest, CannotFit) as error:
-            _warn(model, error.message)
+            _warn(model, draft.problem_of(error))
             resident.settled_drafts.add(model.draft)
             return speculates, ""
 

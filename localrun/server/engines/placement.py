@@ -42,7 +42,8 @@ class Estimate(Protocol):
 class Placement(NamedTuple):
     """What to load with: `n_kv_cells` cells of `kv_bytes` together, expected to take `needed_bytes` of RAM in all.
 
-    What is not chosen here (empty, 0, None) is as the settings say. With `has_draft` the model's draft model fits, too.
+    What is not chosen here (empty, 0, None) is as the settings say. The weights and cells
+    of the model's draft model take `draft_bytes` if it fits, too.
     """
 
     n_kv_cells: int
@@ -51,7 +52,7 @@ class Placement(NamedTuple):
     kv_type: str = ""
     n_slots: int = 0
     n_gpu_layers: int | None = None
-    has_draft: bool = False
+    draft_bytes: int = 0
 
 
 def place(
@@ -163,6 +164,7 @@ def place_text(
     fit = choose(header, machine, wish)
     if not fit.fits:
         raise CannotFit(refusal(name, fit, machine, _fitting_cells(header, machine, wish)))
+    draft_needed = fit.estimate.draft
     return Placement(
         n_kv_cells=fit.n_kv_cells,
         kv_bytes=fit.estimate.kv_bytes,
@@ -170,7 +172,7 @@ def place_text(
         kv_type=fit.kv_type,
         n_slots=fit.n_slots,
         n_gpu_layers=fit.n_gpu_layers if machine.gpus else wish.n_gpu_layers,
-        has_draft=fit.estimate.draft is not None,
+        draft_bytes=0 if draft_needed is None else draft_needed.weights_bytes + draft_needed.kv_bytes,
     )
 
 

@@ -99,9 +99,10 @@ class Draft(NamedTuple):
 
 
 class ExtraDraft(NamedTuple):
-    """The draft model that requests asked for last, and what it takes of RAM or of a GPU."""
+    """The draft model that requests asked for last, its weights and cells, and what it takes of RAM or of a GPU."""
 
     path: Path
+    size_bytes: int
     ram_bytes: int
     gpu_bytes: int
 
@@ -210,7 +211,7 @@ class Resident:
             row.n_ctx = ready.n_ctx
             row.slots = ready.n_slots
             row.kv_cells = ready.n_kv_cells
-            row.size_bytes = ready.model_size_bytes + ready.kv_size_bytes
+            row.size_bytes = ready.model_size_bytes + ready.kv_size_bytes + self._draft_bytes
             row.backend = ready.backend
             row.gpu_layers = ready.n_gpu_layers
             row.layers = self.model.header.n_layers
@@ -234,6 +235,12 @@ class Resident:
             row.disk_restored_tokens_total = stats.disk_restored_tokens_total
             row.kv_runs = self.link.kv_runs()
         return row
+
+    @property
+    def _draft_bytes(self) -> int:
+        """Weights and cells of the draft models that are loaded beside the model."""
+        own = 0 if self.draft is None or self.placement is None else self.placement.draft_bytes
+        return own + (0 if self.extra_draft is None else self.extra_draft.size_bytes)
 
     def _expires_in_s(self) -> float | None:
         """While it is in use, the whole keep-alive time is still to come."""

@@ -135,7 +135,7 @@ class Room:
     async def make_for_draft(self, resident: Resident, draft: Draft) -> None:
         """Takes room for a draft model that a request asks for, in place of the one before (`resident.extra_draft`).
         Raises CannotFit; nothing is evicted for it."""
-        before = resident.extra_draft or ExtraDraft(draft.path, 0, 0)
+        before = resident.extra_draft or ExtraDraft(draft.path, 0, 0, 0)
         if resident.extra_draft is not None and before.path == draft.path:
             return
         ready = resident.link.ready
@@ -160,8 +160,8 @@ class Room:
                 f"draft out, name a smaller model, or stop other models (localrun stop)",
                 field="draft",
             )
-        size_bytes = needed.total_bytes
-        resident.extra_draft = ExtraDraft(draft.path, 0 if is_on_gpu else size_bytes, size_bytes if is_on_gpu else 0)
+        ram_bytes, gpu_bytes = (0, needed.total_bytes) if is_on_gpu else (needed.total_bytes, 0)
+        resident.extra_draft = ExtraDraft(draft.path, needed.weights_bytes + needed.kv_bytes, ram_bytes, gpu_bytes)
 
     async def _wait(self, timeout_s: float) -> None:
         try:
@@ -177,7 +177,7 @@ def _is_worse(now: Placement, best: Placement) -> bool:
         or now.kv_type != best.kv_type
         or now.n_slots < best.n_slots
         or (now.n_gpu_layers or 0) < (best.n_gpu_layers or 0)
-        or now.has_draft < best.has_draft
+        or bool(now.draft_bytes) < bool(best.draft_bytes)
     )
 
 

@@ -41,7 +41,7 @@ from starlette.routing import Route
 from localrun.errors import BadRequest, DownloadFailed, Unavailable
 from localrun.models import catalog, naming
 from localrun.models.catalog import Entry
-from localrun.models.draft import find
+from localrun.models.draft import find, problem_of
 from localrun.models.fit import DeviceUse, Fit, Machine, choose
 from localrun.models.name import ModelName
 from localrun.models.sources import huggingface
@@ -251,7 +251,7 @@ def _draft(runtime: Runtime, model: Model, asked: str) -> tuple[Model | None, li
     try:
         return find(runtime.store, model.draft, model=model.name, target=model.header), []
     except BadRequest as error:
-        return None, [f"without its draft model: {error.message}"]
+        return None, [f"without its draft model: {problem_of(error)}"]
 
 
 def _draft_part(name: str, fit: Fit) -> dict[str, Any] | None:

@@ -111,7 +111,7 @@ async def test_without_its_draft_model_a_model_is_loaded_all_the_same(
             lease.release()
     assert told.drafts == [(True, "")]
     (warning,) = caplog.messages
-    assert warning.startswith("drafting is used without its draft model: draft: draft model 'beta' is not here")
+    assert warning.startswith("drafting is used without its draft model: 'beta' is not here")
 
 
 async def test_a_draft_model_without_room_is_left_out(
@@ -207,6 +207,19 @@ async def test_a_request_that_does_not_draft_needs_no_room_for_the_draft_model_t
         refused = await error_of(generate(runtime, draft="nowhere", speculates=False))
         assert isinstance(refused, BadRequest)
     assert {name for _, name in told.asked} == {""}
+
+
+async def test_the_size_of_an_engine_includes_its_draft_models(running: Any, generate: Any, models_dir: Path) -> None:
+    make(models_dir, "drafting", draft="beta")
+    sizes = []
+    async with running() as runtime:
+        for name, draft in (("alpha", ""), ("alpha", "beta"), ("alpha", "gamma")):
+            await generate(runtime, name, n_predict=2, draft=draft)
+            sizes.append(runtime.supervisor.residents()[0].row(0.0).size_bytes)
+        await runtime.supervisor.unload("alpha")
+        await generate(runtime, "drafting", n_predict=2)
+        sizes.append(runtime.supervisor.residents()[0].row(0.0).size_bytes)
+    assert sizes[0] < sizes[1] == sizes[2] == sizes[3]
 
 
 async def test_one_extra_draft_model_takes_the_place_of_another(
