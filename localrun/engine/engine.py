@@ -357,9 +357,10 @@ class Engine:
     def _settle(self, request: Request) -> None:
         """After a step with drafts: count what it gave, and take wrong drafts off their cells."""
         assert request.seq is not None
-        n_tokens = self._speculation.end_step(request)
-        self.scheduler.charge_outputs([request.client] * (n_tokens - 1))
-        self.totals.decode_tokens += max(0, n_tokens - 1)
+        # One is counted already, and one more is still being drawn where that takes long.
+        n_more = max(0, self._speculation.end_step(request) - 1 + request.is_away)
+        self.scheduler.charge_outputs([request.client] * n_more)
+        self.totals.decode_tokens += n_more
         request.n_computed = self.cache.take_off(request.seq, request.n_computed)
         self._report.delta(request)
 

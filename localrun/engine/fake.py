@@ -370,8 +370,9 @@ class FakeBackend:
         return [sampler.sample(row) for sampler, row in wanted]
 
     def logprobs(self, row: int, token: int, n_top: int) -> tuple[float, tuple[TokenLogprob, ...]]:
+        logprob = -(self.digests[row] % 64) / 64  # a row's own
         best = [(token + step) % 256 for step in range(n_top)]
-        return -0.25, tuple(TokenLogprob(other, self.piece(other), -0.25 - rank) for rank, other in enumerate(best))
+        return logprob, tuple(TokenLogprob(other, self.piece(other), logprob - rank) for rank, other in enumerate(best))
 
     def seq_share(self, source: int, target: int, start: int, end: int) -> None:
         self._check_seq(source)

@@ -13,6 +13,7 @@ from localrun.engine.sample.text import TextStream
 from localrun.wire import Delta, Finish, Grammar, GrammarKind, Resume, Sampling, Submit
 from tests.depth import DEPTH
 from tests.engine.harness import Harness
+from tests.engine.speculate.drafters import drafting
 
 samplings = st.builds(
     Sampling,
@@ -95,12 +96,16 @@ def mu_of(deltas: list[Delta]) -> float | None:
     return next((delta.mu for delta in reversed(deltas) if delta.tokens), None)
 
 
-@given(submits, prompts, st.integers(0, 24), st.booleans())
+@given(submits, prompts, st.integers(0, 24), st.booleans(), st.none() | st.integers(0, 1 << 20))
 @settings(max_examples=150 * DEPTH, deadline=None)
-def test_an_answer_goes_on_as_it_would_have(submit: Submit, prompt: list[int], n_before: int, is_split: bool):
+def test_an_answer_goes_on_as_it_would_have(
+    submit: Submit, prompt: list[int], n_before: int, is_split: bool, drafts_seed: int | None
+):
+    """Both engines may draft: the first one is then interrupted behind a step of several tokens."""
+    speculation = None if drafts_seed is None else drafting(drafts_seed, 0.7)
     unhurried = Submit(**{name: getattr(submit, name) for name in submit.__struct_fields__} | {"deadline_s": None})
     whole = deltas_of(unhurried, prompt)
-    before = deltas_of(unhurried, prompt, n_tokens=n_before) if n_before else []
+    before = deltas_of(unhurried, prompt, n_tokens=n_before, speculation=speculation) if n_before else []
     if before and before[-1].finish is not None:
         before = [unfinished(before, unhurried)]
     output = [token for delta in before for token in delta.tokens]
@@ -108,7 +113,7 @@ def test_an_answer_goes_on_as_it_would_have(submit: Submit, prompt: list[int], n
         tuple(output), 0, 1.5 if output else None, 2.0 if output else None, 3.0 if output else None, mu_of(before)
     )
     resumed = Submit(**{name: getattr(submit, name) for name in submit.__struct_fields__} | {"resume": resume})
-    after = deltas_of(resumed, prompt, is_split=is_split)
+    after = deltas_of(resumed, prompt, is_split=is_split, speculation=speculation)
     if Answer(whole).end[0] is Finish.ERROR:
         return
     got, expected = Answer([*before, *after]), Answer(whole)

@@ -4,11 +4,13 @@ what follows."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrun.engine.backend import MemoryKind
-from localrun.engine.fake import IM_END
+from localrun.engine.backend import MemoryKind, NoRoom
+from localrun.engine.fake import IM_END, FakeBackend
 from localrun.wire import Finish, Lane, Sampling
 from tests.depth import DEPTH
 from tests.engine.harness import GREEDY, Harness, expected_output
@@ -47,18 +49,55 @@ shapes = st.fixed_dictionaries(
         "ram_cache_bytes": st.sampled_from([0, 600, 1 << 20]),
         "is_split": st.booleans(),
         "n_background_seqs": st.integers(0, 2),
+        "n_ctx": st.sampled_from([80, 512]),
         "memory_kind": st.sampled_from([MemoryKind.ATTENTION, MemoryKind.WINDOW, MemoryKind.HYBRID]),
     }
 )
 
 
+def strict(fake: FakeBackend, n_ctx: int) -> FakeBackend:
+    """A backend that drafts must fit: they take no cell from anybody, and nobody drafts while prompts are computed."""
+    fake.n_ctx = min(fake.n_ctx, n_ctx)
+    decode = fake.decode
+
+    def checked(n_rows: int) -> None:
+        batch = fake.batch
+        n_wanted = Counter(batch.seq[:n_rows][batch.wants_logits[:n_rows] > 0].tolist())
+        has_drafts = max(n_wanted.values(), default=0) > 1
+        assert batch.pos[:n_rows].max() < fake.n_ctx, "a row behind the end of the context"
+        if has_drafts:
+            assert sum(n_wanted.values()) == n_rows, "drafts beside prompts"
+            assert max(n_wanted.values()) <= 1 + fake.n_rollback, "drafts that cannot be taken off"
+            assert fake.background is None or not fake.background.is_busy, "drafts beside a prompt in the background"
+        try:
+            decode(n_rows)
+        except NoRoom as error:
+            assert not has_drafts, f"drafts without cells: {error}"
+            raise
+
+    fake.decode = checked
+    return fake
+
+
 def played(shape, trace, speculation=None) -> Harness:
     """Cancels are by tokens and not by steps, for a step may give several."""
-    harness = Harness(**shape, speculation=speculation)
+    shape = dict(shape)
+    n_ctx = shape.pop("n_ctx")
+    harness = Harness(**shape, speculation=speculation, wrap=lambda fake: strict(fake, n_ctx))
+    charged: Counter[str] = Counter()
+    charge = harness.engine.scheduler.policy.charge
+
+    def noted(client: str, *, n_prefill: int = 0, n_output: int = 0) -> None:
+        charged[client] += n_output
+        charge(client, n_prefill=n_prefill, n_output=n_output)
+
+    harness.engine.scheduler.policy.charge = noted
+    clients: list[str] = []
     n_asked = 0
     for event in trace:
         if isinstance(event, dict):
             harness.submit(n_asked, **event)
+            clients.append(event["client"])
             n_asked += 1
         elif isinstance(event, int):
             for _ in range(event):
@@ -68,6 +107,10 @@ def played(shape, trace, speculation=None) -> Harness:
     harness.run()
     assert set(harness.finals) == set(range(n_asked)), "a request without an end"
     assert harness.backend.n_open_samplers == 0, "a sampler leaked"
+    for client in set(clients):
+        own = [len(harness.tokens[request_id]) for request_id in range(n_asked) if clients[request_id] == client]
+        # The end of an answer may have been one draw more.
+        assert sum(own) <= charged[client] <= sum(own) + len(own), "tokens that nobody or somebody else paid for"
     return harness
 
 
