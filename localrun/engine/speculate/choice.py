@@ -70,11 +70,11 @@ class Limits:
     may_be_uneven: bool = True
 
 
-def least_rows(n_streams: int, *, is_even: bool) -> int:
-    """Of all steps with drafts, what the quickest one has for rows."""
+def more_rows(n_streams: int, *, is_even: bool) -> tuple[int, ...]:
+    """Numbers of rows beside the streams' own that a step can have; of those with a second pass only the first."""
     if is_even and n_streams > 1:
-        return n_streams + 1
-    return next((size for size in SIZES if size > n_streams), n_streams + 1)
+        return (1, *(n_streams * n_each for n_each in EVEN_DRAFTS))
+    return tuple(size - n_streams for size in SIZES if size > n_streams)
 
 
 def choose(streams: Sequence[Stream], costs: RowCosts, limits: Limits) -> Choice | None:

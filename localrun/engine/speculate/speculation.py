@@ -224,7 +224,7 @@ class Speculation:
             if request.drafting is not None:
                 promise += request.drafting.promise()
                 may_draw = may_draw or self._drafter(request) is not None
-        if not may_draw and n_streams + promise < self._least_tokens(n_streams):
+        if not may_draw and not self._may_pay(n_streams, promise):
             return plan
         self._parts, self._ratio = {}, 1.0
         backend = self._backend
@@ -285,12 +285,16 @@ class Speculation:
         if drafter is not None:
             drafter.drop(request)
 
-    def _least_tokens(self, n_streams: int) -> float:
-        """As many tokens a step with drafts has to give to be worth it, however few rows it has."""
+    def _may_pay(self, n_streams: int, promise: float) -> bool:
+        """Whether drafts that are expected to give so many tokens, at most, could be worth their rows: most steps are
+        done with the question here."""
         if self._choose is not choice.choose:
-            return 0.0
-        least = choice.least_rows(n_streams, is_even=self._is_even)
-        return choice.LEAST_GAIN * n_streams * self.costs.ratio(least, n_streams)
+            return True
+        least = choice.LEAST_GAIN * n_streams
+        return any(
+            n_streams + min(promise, n_more) >= least * self.costs.ratio(n_streams + n_more, n_streams)
+            for n_more in choice.more_rows(n_streams, is_even=self._is_even)
+        )
 
     @property
     def _is_even(self) -> bool:
