@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from localrun.engine.backend import MemoryKind
+from localrun.engine.backend import MemoryKind, NoRoom
 from localrun.engine.sample.constraint import Constraint
 from localrun.engine.speculate.choice import Choice
 from localrun.engine.speculate.speculation import Speculation
@@ -96,16 +96,21 @@ def test_every_delta_says_how_far_its_request_is():
         (MemoryKind.HYBRID, False, True),
     ],
 )
-def test_who_computes_only_equal_rows_together_is_given_equal_rows(kind: MemoryKind, is_split: bool, is_even: bool):
-    seen = []
+@pytest.mark.parametrize(("n_batch", "most_rows"), [(16, 14), (64, 32)])
+def test_a_choice_is_told_what_can_be_computed_together(
+    kind: MemoryKind, is_split: bool, is_even: bool, n_batch: int, most_rows: int
+):
+    seen, both = [], []
 
     def choose(streams, costs, limits) -> Choice | None:
         seen.append(limits)
+        if len(streams) == 2:
+            both.append(limits)
         return None
 
     oracle = Oracle(1, 1.0)
     harness = Harness(
-        n_cells=512, memory_kind=kind, is_split=is_split,
+        n_cells=512, memory_kind=kind, is_split=is_split, n_batch=n_batch,
         speculation=partial(Speculation, drafter_of=lambda request: oracle, choose=choose),
     )  # fmt: skip
     harness.submit(0, PROMPT, n_predict=5)
@@ -113,7 +118,27 @@ def test_who_computes_only_equal_rows_together_is_given_equal_rows(kind: MemoryK
     harness.run()
     assert {limits.is_even for limits in seen} == {is_even}
     assert {limits.may_be_uneven for limits in seen} == {is_split}
-    assert max(limits.most_each for limits in seen) == harness.backend.n_rollback
+    assert {limits.most_rows for limits in both} == {most_rows}
+    assert {limits.most_each for limits in both} == {min(harness.backend.n_rollback, most_rows)}
+
+
+def test_drafts_stay_within_a_stream_and_go_on_when_it_is_outgrown():
+    harness = Harness(n_cells=128, n_slots=2, is_split=True, speculation=drafting(3, 1.0))
+    n_refused, decode = 0, harness.backend.decode
+
+    def counted(n_rows: int) -> None:
+        nonlocal n_refused
+        try:
+            decode(n_rows)
+        except NoRoom:
+            n_refused += 1
+            raise
+
+    harness.backend.decode = counted
+    harness.submit(0, PROMPT * 2, n_predict=70)
+    harness.run()
+    assert harness.tokens[0] == expected_output(PROMPT * 2, 70)
+    assert n_refused == 0
 
 
 def test_a_drafter_forgets_who_loses_the_slot():
