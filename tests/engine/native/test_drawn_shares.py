@@ -10,8 +10,10 @@ from localrun.wire import Sampling
 
 PROMPT = [300, 301, 302, 303, 304]
 N_SEEDS, N_KEPT = 2000, 12
+# The model is a small one whose logits hardly differ, hence the low temperature below.
 SAMPLINGS = {
     "kept": {"top_k": N_KEPT},
+    "top-p": {"top_k": 0, "top_p": 0.05},
     "min-p": {"top_k": 0, "min_p": 0.5},
     "penalized": {"top_k": N_KEPT, "repeat_penalty": 1.5, "penalty_last_n": 64},
 }
@@ -25,6 +27,10 @@ def shares(logits: np.ndarray, sampling: Sampling, seen: list[int]) -> np.ndarra
             logits[token] *= sampling.repeat_penalty if logits[token] <= 0 else 1 / sampling.repeat_penalty
     if sampling.top_k:
         logits[logits < np.sort(logits)[-sampling.top_k]] = -np.inf
+    if sampling.top_p < 1:
+        order = np.argsort(logits)[::-1]
+        sums = np.cumsum(np.exp(logits[order]) / np.exp(logits).sum())
+        logits[order[1 + int(np.searchsorted(sums, sampling.top_p)) :]] = -np.inf
     if sampling.min_p:
         logits[logits < logits.max() + np.log(sampling.min_p)] = -np.inf
     weights = np.exp((logits - logits.max()) / sampling.temperature)
@@ -43,7 +49,7 @@ def test_tokens_of_a_row_and_of_the_drafted_one_after_it_are_drawn_as_often_as_t
     backend.decode(count)
     drawn: list[list[int]] = [[], []]
     for seed in range(N_SEEDS):
-        how = {"temperature": 0.8, "top_p": 1.0, "min_p": 0.0, "seed": seed} | SAMPLINGS[name]
+        how = {"temperature": 0.03, "top_p": 1.0, "min_p": 0.0, "seed": seed} | SAMPLINGS[name]
         sampling = Sampling(**how)
         for at, row in enumerate((count - 2, count - 1)):
             sampler = backend.sampler(sampling, ignore_eos=False)
