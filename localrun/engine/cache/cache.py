@@ -240,7 +240,6 @@ class Cache:
 
     def release(self, seq: int, n_tokens: int) -> None:
         """A request is done with its sequence, which holds `n_tokens` of its tokens. They are kept if that pays."""
-        n_tokens = self.take_off(seq, n_tokens)
         del self._running[seq]
         self.coming.pop(seq, None)
         if not n_tokens:
