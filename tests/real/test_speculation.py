@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.real.conftest import N_TOKENS, RealModel
+from tests.real.conftest import HOW_MUCH, N_TOKENS, RealModel
 from tests.real.runner import Given
 from tests.real.verdict import Verdict, judge
 
@@ -46,7 +46,7 @@ def _compared(
 
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("wrong", [False, True])
-@pytest.mark.parametrize("n_drafts", [1, 3, 7])
+@pytest.mark.parametrize("n_drafts", [1, 3, 7] if HOW_MUCH == "all" else [3])
 def test_drafts_change_no_more_than_rounding(
     model: RealModel, say: Say, n_drafts: int, *, wrong: bool, together: bool
 ) -> None:
@@ -62,6 +62,7 @@ def test_drafts_change_no_more_than_rounding(
     assert verdict.is_sound
 
 
+@pytest.mark.skipif(HOW_MUCH != "all", reason="takes minutes: REAL=all")
 def test_with_equal_rows_right_and_wrong_drafts_differ_no_more_than_rounding(model: RealModel, say: Say) -> None:
     """Four rows in every step. The last tokens, for which no four rows are left, are not compared."""
     without, *_ = _answers(model, None)
