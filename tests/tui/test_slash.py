@@ -78,7 +78,7 @@ def test_an_option_has_the_kind_that_the_daemon_takes(name: str, text: str, valu
         ("typical_p", "0", "must be a number above 0 and at most 1"),
         ("top_k", "1e300", "at least -1 and at most 2147483647"),
         ("use_mmap", "1", "must be true or false"),
-        ("speculation", "fast", "must be off, on, true or false"),
+        ("speculation", "fast", "must be on, off, true or false"),
         ("temprature", "1", "temprature is no parameter; they are temperature, top_k,"),
     ],
 )
