@@ -146,10 +146,10 @@ def _judged(
     way: tuple[int, ...], streams: Sequence[Stream], gains: list[list[float]], costs: RowCosts, limits: Limits
 ) -> Choice:
     n_streams = len(way)
-    if limits.is_even and min(way) != max(way):
-        ratio = 1.0 + sum(costs.ratio(n_rows, n_streams) for n_rows in passes(way, streams))
-    else:
+    if is_one_pass(way, is_even=limits.is_even):
         ratio = costs.ratio(n_streams + sum(way), n_streams)
+    else:
+        ratio = 1.0 + sum(costs.ratio(n_rows, n_streams) for n_rows in passes(way, streams))
     plain_s = costs.seconds(n_streams)
     n_drawn = max((n for n, stream in zip(way, streams, strict=True) if stream.is_drawn), default=0)
     if n_drawn and plain_s:
@@ -159,6 +159,11 @@ def _judged(
     if slowdown > MOST_SLOWDOWN or (limits.target_s and plain_s * slowdown > max(limits.target_s, plain_s)):
         return Choice(way, ratio, 0.0)
     return Choice(way, ratio, sum(expected))
+
+
+def is_one_pass(way: Sequence[int], *, is_even: bool) -> bool:
+    """Whether the library computes so many rows of each stream, beside its own one, together."""
+    return not is_even or min(way) == max(way)
 
 
 def passes(way: Sequence[int], streams: Sequence[Stream]) -> list[int]:

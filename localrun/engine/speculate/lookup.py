@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from localrun.engine.speculate.choice import MOST_DRAFTS
 from localrun.wire import DraftSource
 
 # A place is one where the last so many tokens stood as well. Fewer stand everywhere.
@@ -31,7 +32,6 @@ _PREDICTION_MATCH = 9
 _PRIOR_CHANCES = (0.6, 0.35, 0.55, 0.8, 0.92, 0.96)
 _KINDS = (0,) * N_GRAM + (1,) * 2 + (2,) * 4 + (3,) * 8 + (4,) * 16 + (5,)
 _LATEST = 0.06  # weight of the latest token in a chance
-_PROMISED = 15  # tokens of a long draft
 _PROMISE_EVERY = 16  # after so many tokens the promises are computed anew
 # A long prompt is indexed over several steps, so many tokens at a time: 4 ms.
 INDEX_TOKENS = 8192
@@ -102,20 +102,12 @@ class Lookup:
                 self._parted_at, self._n_since = at, 0
                 self._at, self._n_matched = -1, 0
         text.append(token)
-        end, earlier = len(text), self._earlier
-        if len(earlier) == end - N_GRAM:
-            key = (text[-3] << 2 * _TOKEN_BITS) + (text[-2] << _TOKEN_BITS) + token
-            place = self._latest.get(key, -1)
-            earlier.append(place)
-            self._latest[key] = end
-        else:
-            place = -1
-            self._index(INDEX_TOKENS)
+        self._index(INDEX_TOKENS)
         if self._at < 0:
             if self._parted_at >= 0:
                 self._realign(token)
-            if self._at < 0 and place >= 0:
-                self._at, self._n_matched = self._longest(place, text)
+            if self._at < 0 and self._is_indexed and self._earlier[-1] >= 0:
+                self._at, self._n_matched = self._longest(self._earlier[-1], text)
 
     def _learn(self, kind: int, is_right: bool) -> None:
         self._chances[kind] += _LATEST * (is_right - self._chances[kind])
@@ -128,7 +120,7 @@ class Lookup:
         promises = []
         for first in (1, N_GRAM, 5, 9, 17, 33):
             product, total = 1.0, 0.0
-            for ahead in range(_PROMISED):
+            for ahead in range(MOST_DRAFTS):
                 product *= self._chances[_kind(first + ahead)]
                 total += product
             promises.append(total)
@@ -180,6 +172,11 @@ class Lookup:
         while n_alike < n_most and self._text[at - 1 - n_alike] == last[-1 - n_alike] != _BREAK:
             n_alike += 1
         return n_alike
+
+    @property
+    def _is_indexed(self) -> bool:
+        """Whether all of the text is, so that the last entry is that of the last tokens."""
+        return 0 < len(self._earlier) == len(self._text) - N_GRAM + 1
 
     def _index(self, n_tokens: int) -> None:
         """Index so many more tokens."""

@@ -12,7 +12,7 @@ Owner: the engine's main thread. Does not: verify drafts (`answers.py`), or take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -67,9 +67,10 @@ _NOTHING = Guess()
 
 
 class Counts:
-    """What was drafted of each source, and what became of it."""
+    """What was drafted of each source, and what became of it. All of it counts in the `total`, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, total: Counts | None = None) -> None:
+        self._total = total
         self.n_drafted = self.n_accepted = 0
         self._counts: dict[DraftSource, list[float]] = {}
 
@@ -82,6 +83,8 @@ class Counts:
         counts[1] += n_drafted
         counts[2] += n_accepted
         counts[3] += seconds
+        if self._total is not None:
+            self._total.add(source, n_drafted=n_drafted, n_accepted=n_accepted, seconds=seconds)
 
     def by_source(self) -> tuple[DraftCounts, ...]:
         """For messages."""
@@ -92,10 +95,10 @@ class Counts:
 
 
 class Drafting:
-    """One request's drafts."""
+    """One request's drafts, which count in the `total`."""
 
-    def __init__(self, request: Request, prediction: Sequence[int]) -> None:
-        self.counts = Counts()
+    def __init__(self, request: Request, prediction: Sequence[int], total: Counts) -> None:
+        self.counts = Counts(total)
         self._request = request
         self._prediction = prediction
         self._lookup: Lookup | None = None  # made at the first step: a request that waits needs none
@@ -159,7 +162,9 @@ class Drafting:
         """A step that took `ratio` times as long as without drafts gave `n_tokens`; `n_right` drafted ones were
         right."""
         self._n_saved += n_tokens - ratio
-        for source, n_drafted, n_accepted in judged(parts, n_right):
+        for source, n_drafted in parts:
+            n_accepted = max(0, min(n_drafted, n_right))
+            n_right -= n_drafted
             self.counts.add(source, n_drafted=n_drafted, n_accepted=n_accepted)
             n_judged = min(n_drafted, n_accepted + 1)  # nobody knows about those behind the first wrong one
             share = n_accepted / n_judged
@@ -169,14 +174,6 @@ class Drafting:
                 self._drafter_chance += _LATEST * n_judged * (share - self._drafter_chance) / (1 + _LATEST * n_judged)
                 if n_accepted:
                     self._pause_steps = _FIRST_PAUSE_STEPS
-
-
-def judged(parts: Sequence[Part], n_right: int) -> Iterator[tuple[DraftSource, int, int]]:
-    """The sources of a draft whose first `n_right` tokens were right, each with how many it drafted, and how many of
-    these were."""
-    for source, n_drafted in parts:
-        yield source, n_drafted, max(0, min(n_drafted, n_right))
-        n_right -= n_drafted
 
 
 Choose = Callable[[Sequence[Stream], RowCosts, Limits], Choice | None]
@@ -213,7 +210,7 @@ class Speculation:
         """A new request."""
         wants = self._is_on if submit.speculates is None else submit.speculates
         if wants and self._backend.n_rollback:
-            request.drafting = Drafting(request, prediction)
+            request.drafting = Drafting(request, prediction, self.counts)
 
     def extend(self, plan: StepPlan, cells: Cells, target_s: Callable[[], float]) -> StepPlan:
         """A plan of streams alone with the drafts that are worth their rows, if any: as far as there are free cells,
@@ -253,8 +250,9 @@ class Speculation:
     def computed(self, plan: StepPlan, ended_at_s: float) -> None:
         """A step was computed. What counts is how long after the one before it: that is what a token takes."""
         began_at_s, self._ended_at_s = self._ended_at_s, ended_at_s if plan.is_steady else 0.0
-        is_one_pass = not self._is_even or len({len(grant.drafts) for grant in plan.grants}) == 1
-        if plan.is_steady and began_at_s and is_one_pass:
+        if not (plan.is_steady and began_at_s):
+            return
+        if choice.is_one_pass([len(grant.drafts) for grant in plan.grants], is_even=self._is_even):
             self.costs.observe(plan.n_rows, ended_at_s - began_at_s, ended_at_s)
 
     def begin_step(self, requests: Iterable[Request]) -> None:
@@ -268,8 +266,6 @@ class Speculation:
         if request.drafting is not None:
             parts = self._parts.get(request.id, [])
             request.drafting.stepped(parts, n_right, n_given, self._ratio)
-            for source, n_drafted, n_accepted in judged(parts, n_right):
-                self.counts.add(source, n_drafted=n_drafted, n_accepted=n_accepted)
         return n_given
 
     def decoded(self, plan: StepPlan) -> None:
@@ -337,7 +333,6 @@ class Speculation:
             if n_longest:  # otherwise it was catching up with prompts
                 position_s = seconds / n_longest
                 self._draft_s += _LATEST * (position_s - self._draft_s) if self._draft_s else position_s
-            self.counts.add(drafter.source, seconds=seconds)
             for (index, _), own in zip(asked, tokens, strict=True):
                 guess = Guess()
                 guess.add(own, guesses[index].chances[: len(own)], drafter.source)
@@ -356,7 +351,7 @@ class Speculation:
             if tokens:
                 self._parts[grant.request.id] = _cut(guess.parts, len(tokens))
         n_rows = sum(chosen.n_rows)
-        is_one_pass = not self._is_even or len(set(chosen.n_rows)) == 1
+        is_one_pass = choice.is_one_pass(chosen.n_rows, is_even=self._is_even)
         n_streams = len(grants)
         self._ratio = self.costs.measured(n_streams + n_rows, n_streams) if is_one_pass else chosen.ratio
         return replace(plan, grants=tuple(grants), n_draft_rows=n_rows)
