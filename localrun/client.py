@@ -458,10 +458,11 @@ class Client:
         body = {"model": model, "stream": False, "keep_alive": 0}
         await self._daemon.call("POST", "/api/generate", body, is_patient=True)
 
-    async def pull(self, model: str, *, insecure: bool = False) -> AsyncGenerator[PullPiece, None]:
-        """Bring a model here; ends after the piece `success`. Raises what the daemon refused or what went wrong."""
+    async def pull(self, model: str, *, insecure: bool = False, projector: str = "") -> AsyncGenerator[PullPiece, None]:
+        """Bring a model here, with its projector or the one that is named; ends after the piece `success`. Raises what
+        the daemon refused or what went wrong."""
         done = False
-        body = {"model": model, "insecure": insecure}
+        body = {"model": model, "insecure": insecure, **({"projector": projector} if projector else {})}
         async with self._daemon.stream("POST", "/api/pull", body) as response, aclosing(lines_of(response)) as lines:
             async for line in lines:
                 piece = pull_piece_of(line)

@@ -4,6 +4,9 @@ One frozen struct, built once at start by whoever owns the process (daemon, CLI,
 unit in its name. The field list here is the only list: the TOML keys, the environment names and the documentation are
 derived from it (`slots` -> `slots = 8` -> `LOCALRUN_SLOTS=8` -> `--slots 8`).
 
+Tables of the file (`[models."qwen3*"]`) say how some models are loaded; so do Modelfiles and requests, by the same
+struct, `LoadSettings`.
+
 Does not: create folders, or read anything but the one TOML file.
 """
 
@@ -15,8 +18,9 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 import platformdirs
@@ -24,10 +28,18 @@ import platformdirs
 DEFAULT_PORT = 11434
 AUTO_KV_TYPE = "auto"
 KV_TYPES = (AUTO_KV_TYPE, "f16", "q8_0", "q4_0")
+ROPE_SCALINGS = ("none", "linear", "yarn")
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
+Slots = Annotated[int, msgspec.Meta(ge=1, le=256)]
+Threads = Annotated[int, msgspec.Meta(ge=0, le=512)]  # llama.cpp makes no more
+GpuLayers = Annotated[int, msgspec.Meta(ge=-1)]
+BatchTokens = Annotated[int, msgspec.Meta(ge=32, le=16384)]
+ContextTokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+RopeBase = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+RopeScale = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 # Names that differ from `LOCALRUN_` + the field in capitals, because scripts and docs rely on the short form.
 _ENV_NAMES = {
@@ -42,17 +54,80 @@ class ConfigError(ValueError):
     """A setting is unknown, of the wrong type or out of range. The message names it and where it came from."""
 
 
+class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How one model is loaded. None leaves a field to whoever comes next: a request, the model's own parameters, its
+    table in the settings file, the settings for all models. `LOAD_HELP` has what the fields mean."""
+
+    num_ctx: ContextTokens | None = None
+    slots: Slots | None = None
+    kv_cells: NonNegative | None = None
+    kv_type: str | None = None
+    threads: Threads | None = None
+    gpu_layers: GpuLayers | None = None
+    batch_tokens: BatchTokens | None = None
+    speculation: str | None = None
+    draft: str | None = None
+    rope_scaling: str | None = None
+    rope_frequency_base: RopeBase | None = None
+    rope_frequency_scale: RopeScale | None = None
+    yarn_orig_ctx: ContextTokens | None = None
+
+    def over(self, other: LoadSettings) -> LoadSettings:
+        """These, and where they say nothing, the other ones."""
+        if self == NOTHING_ASKED:
+            return other
+        missing = {name: getattr(other, name) for name in self.__struct_fields__ if getattr(self, name) is None}
+        return msgspec.structs.replace(self, **missing)
+
+    @property
+    def rope(self) -> tuple[float | None, float | None, str | None, int | None]:
+        """What makes answers differ: base, scale and scaling of the rotary embedding, and yarn's context."""
+        return self.rope_frequency_base, self.rope_frequency_scale, self.rope_scaling, self.yarn_orig_ctx
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The fields that are not left open."""
+        return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+
+
+NOTHING_ASKED = LoadSettings()
+LOAD_HELP: dict[str, str] = {
+    "num_ctx": "tokens that one request has room for at least, prompt and answer; beyond the context that the model "
+    "was trained for only with `rope_frequency_scale`",
+    "slots": "as the setting",
+    "kv_cells": "as the setting, and never fewer than `num_ctx`",
+    "kv_type": "as the setting",
+    "threads": "as the setting",
+    "gpu_layers": "as the setting",
+    "batch_tokens": "as the setting",
+    "speculation": "as the setting",
+    "draft": "the draft model of models that have none of their own: a name, or the path of a GGUF file",
+    "rope_scaling": "how positions beyond the trained context are brought within it: none, linear or yarn",
+    "rope_frequency_base": "base of the rotary position embedding; 0 is the model's own",
+    "rope_frequency_scale": "how much closer positions are moved together; 0.25 is four times the trained context, 0 "
+    "the model's own",
+    "yarn_orig_ctx": "with yarn: the context of the first training; 0 is the model's own",
+}
+
+
+class ModelTable(NamedTuple):
+    """What the settings file says of models whose names match `pattern`, with `*`, `?` and `[...]` as in file names."""
+
+    pattern: str
+    load: LoadSettings
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings. The string after each field in `HELP` is its documentation."""
+    """All settings. `HELP` documents every field that has a flag and a variable; `models` has neither."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = DEFAULT_PORT
-    slots: Annotated[int, msgspec.Meta(ge=1, le=256)] = 8
+    slots: Slots = 8
     kv_cells: NonNegative = 0
     kv_type: str = AUTO_KV_TYPE
-    threads: Annotated[int, msgspec.Meta(ge=0, le=512)] = 0  # llama.cpp makes no more
-    gpu_layers: Annotated[int, msgspec.Meta(ge=-1)] = -1
-    batch_tokens: Annotated[int, msgspec.Meta(ge=32, le=16384)] = 512
+    threads: Threads = 0
+    gpu_layers: GpuLayers = -1
+    batch_tokens: BatchTokens = 512
     latency: str = "balanced"
     max_queue: Positive = 256
     max_models: NonNegative = 3
@@ -60,17 +135,31 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     load_timeout_s: PositiveSeconds = 600.0
     resume: str = "on"
     speculation: str = "on"
+    projectors: str = "on"
     ram_cache_bytes: NonNegative = 512 * 1024 * 1024
     disk_cache_bytes: NonNegative = 4 * 1024 * 1024 * 1024
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 32 * 1024 * 1024
     receive_deadline_s: PositiveSeconds = 60.0
     template_timeout_s: PositiveSeconds = 2.0
     template_output_bytes: Positive = 16 * 1024 * 1024
+    fetch_images: str = "off"
     origins: str = ""
     log_level: str = "info"
     models_dir: str = ""
     pull_rate_bytes_per_s: NonNegative = 0
     model_dirs: str = ""
+    models: tuple[ModelTable, ...] = ()
+
+    def of_model(self, name: str) -> LoadSettings:
+        """What the file's tables say of a model: the one with the longest matching pattern counts, of two as long the
+        first, and no other."""
+        matching = [table for table in self.models if fnmatchcase(name.lower(), table.pattern.lower())]
+        return max(matching, key=_pattern_length).load if matching else NOTHING_ASKED
+
+    def with_load(self, load: LoadSettings) -> Settings:
+        """These settings for a model that is loaded so."""
+        said = {name: value for name, value in load.said.items() if name in self.__struct_fields__}
+        return msgspec.structs.replace(self, **said) if said else self
 
     @property
     def plain_kv_type(self) -> str:
@@ -81,6 +170,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def target_itl_s(self) -> float:
         """The longest inter-token time, in seconds, that a step may cost running streams. 0 means no limit."""
         return latency_target_s(self.latency)
+
+
+def _pattern_length(table: ModelTable) -> int:
+    return len(table.pattern)
 
 
 HELP: dict[str, str] = {
@@ -101,18 +194,25 @@ HELP: dict[str, str] = {
     "resume": "on or off: whether answers go on when an engine dies, on the next one, instead of ending with an error",
     "speculation": "on or off: whether tokens are drafted and verified several at a time; a model's parameter or a "
     "request can say otherwise",
+    "projectors": "on or off: whether models are loaded with their projectors, which take memory and make them see or "
+    "hear",
     "ram_cache_bytes": "memory for the state of idle prefixes, per engine; 0 turns it off",
     "disk_cache_bytes": "disk space for the state of idle prefixes of all models, kept across restarts; 0 turns it off",
     "max_body_bytes": "largest request body",
     "receive_deadline_s": "seconds that a client may take to send its request",
     "template_timeout_s": "processor time that a chat template may take",
     "template_output_bytes": "largest prompt that a chat template may produce",
+    "fetch_images": "on or off: whether pictures and recordings of requests are fetched when they are given by their "
+    "URL; only from public addresses",
     "origins": "browser origins allowed besides localhost, separated by commas",
     "log_level": "debug, info, warning or error",
     "models_dir": "folder of model files; empty means `models` in the data folder",
     "pull_rate_bytes_per_s": "maximum bytes per second of one model download; 0 means no limit",
     "model_dirs": "more folders of GGUF files, used in place; separated as in PATH",
 }
+
+# The settings that have a flag and a variable.
+FIELDS = tuple(HELP)
 
 _LATENCY_TARGETS_S = {"interactive": 0.045, "balanced": 0.14, "throughput": 0.8}
 
@@ -175,7 +275,7 @@ def load(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os
     path = folders(environ).config / "localrun.toml"
     if path.is_file():
         values.update(_from_toml(path))
-    for field in Settings.__struct_fields__:
+    for field in FIELDS:
         text = environ.get(env_name(field))
         if text is not None and text.strip():
             values[field] = _checked(field, _parse(field, text.strip(), env_name(field)), env_name(field))
@@ -186,7 +286,16 @@ def load(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-CHOICES = {"kv_type": KV_TYPES, "log_level": LOG_LEVELS, "resume": ("on", "off"), "speculation": ("on", "off")}
+_SWITCH = ("on", "off")
+CHOICES = {
+    "kv_type": KV_TYPES,
+    "log_level": LOG_LEVELS,
+    "resume": _SWITCH,
+    "speculation": _SWITCH,
+    "projectors": _SWITCH,
+    "fetch_images": _SWITCH,
+    "rope_scaling": ROPE_SCALINGS,
+}
 
 
 def _from_toml(path: Path) -> dict[str, Any]:
@@ -194,14 +303,35 @@ def _from_toml(path: Path) -> dict[str, Any]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
-    unknown = sorted(set(table) - set(Settings.__struct_fields__))
+    tables = table.pop("models", {})
+    unknown = sorted(set(table) - set(FIELDS))
     if unknown:
-        known = ", ".join(Settings.__struct_fields__)
-        raise ConfigError(f"{path}: unknown setting {unknown[0]!r}; the settings are {known}")
-    return {field: _checked(field, value, str(path)) for field, value in table.items()}
+        raise ConfigError(f"{path}: unknown setting {unknown[0]!r}; the settings are {', '.join(FIELDS)}")
+    values = {field: _checked(field, value, str(path)) for field, value in table.items()}
+    return values | ({"models": _model_tables(tables, path)} if tables else {})
+
+
+def _model_tables(tables: Any, path: Path) -> tuple[ModelTable, ...]:
+    """Raises ConfigError naming the file, the table and the key."""
+    hint = 'write [models."PATTERN"] with one setting a line below it'
+    if not isinstance(tables, dict):
+        raise ConfigError(f"{path}: models is {tables!r}, which is not a table; {hint}")
+    found = []
+    for pattern, table in tables.items():
+        source = f'{path}: [models."{pattern}"]'
+        if not isinstance(table, dict):
+            raise ConfigError(f"{source} is {table!r}, which is not a table; {hint}")
+        unknown = sorted(set(table) - set(LoadSettings.__struct_fields__))
+        if unknown:
+            known = ", ".join(LoadSettings.__struct_fields__)
+            raise ConfigError(f"{source}: unknown setting {unknown[0]!r}; a model's settings are {known}")
+        said = {field: _checked(field, value, source, _LOAD_HINTS) for field, value in table.items()}
+        found.append(ModelTable(pattern, LoadSettings(**said)))
+    return tuple(found)
 
 
 _HINTS = get_type_hints(Settings, include_extras=True)
+_LOAD_HINTS = get_type_hints(LoadSettings, include_extras=True)
 
 
 def _parse(field: str, text: str, source: str) -> Any:
@@ -229,9 +359,9 @@ def _is_host(text: str) -> bool:
     return "%" not in text
 
 
-def _checked(field: str, value: Any, source: str) -> Any:
+def _checked(field: str, value: Any, source: str, hints: Mapping[str, Any] = _HINTS) -> Any:
     try:
-        value = msgspec.convert(value, _HINTS[field])
+        value = msgspec.convert(value, hints[field])
         if field == "latency":
             latency_target_s(value)
     except (msgspec.ValidationError, ConfigError) as error:

@@ -13,7 +13,7 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from localrun.wire import FromEngine, RenderReply, RenderRequest, ToEngine
+from localrun.wire import DecodeReply, DecodeRequest, FromEngine, RenderReply, RenderRequest, ToEngine
 
 # One prompt of a million tokens as text is about 4 MB; a frame beyond this is a bug or an attack, not a request.
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -60,6 +60,16 @@ def decode_from_renderer(body: bytes) -> RenderReply:
     return _decoded(_from_renderer, body)
 
 
+def decode_to_media_worker(body: bytes) -> DecodeRequest:
+    """Raises FrameError when the body is not a DecodeRequest."""
+    return _decoded(_to_media_worker, body)
+
+
+def decode_from_media_worker(body: bytes) -> DecodeReply:
+    """Raises FrameError when the body is not a DecodeReply."""
+    return _decoded(_from_media_worker, body)
+
+
 def _decoded(decoder: msgspec.msgpack.Decoder[_Message], body: bytes) -> _Message:
     try:
         return decoder.decode(body)
@@ -86,3 +96,5 @@ _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 _to_renderer = msgspec.msgpack.Decoder(RenderRequest)
 _from_renderer = msgspec.msgpack.Decoder(RenderReply)
+_to_media_worker = msgspec.msgpack.Decoder(DecodeRequest)
+_from_media_worker = msgspec.msgpack.Decoder(DecodeReply)

@@ -178,6 +178,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         if "--polite" in argv:
             step_back(_POLITENESS)
+            # A shell's background jobs ignore it, and so does everything that they start.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             threading.Thread(target=_leave_with_parent, daemon=True).start()
         verdict = probe_and_keep(kernels.folder(config.folders().cache))
     except ProbeFailed as error:

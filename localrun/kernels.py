@@ -167,6 +167,15 @@ def library_folder() -> Path | None:
     return Path(found.origin).parent / "lib" if found and found.origin else None
 
 
+def has_media_library() -> bool:
+    """Whether llama.cpp's library for images and audio (libmtmd) lies with the others. Loads nothing."""
+    folder = library_folder()
+    try:
+        return folder is not None and any("mtmd" in file.name for file in folder.iterdir())
+    except OSError:
+        return False
+
+
 @cache
 def processor() -> str:
     """A digest of what this processor is and can do."""

@@ -50,7 +50,8 @@ class DraftRow(msgspec.Struct, kw_only=True):
 
 
 class RequestRow(msgspec.Struct, kw_only=True):
-    """One request. `tokens_per_s` is of the last second of decoding, `tokens_per_s_avg` of all of it; both are None
+    """One request. `adapters` are those that it asked for, with their scales where these are not 1: `style`,
+    `terse=0.5`. `tokens_per_s` is of the last second of decoding, `tokens_per_s_avg` of all of it; both are None
     before the second token. `computed_tokens` counts prompt tokens computed or cached so far, `age_s` runs from arrival
     to now or to the end. While it waits for a slot, `queue_position` is its place (1 is next) and `predicted_wait_s`
     the time until its next token, as the engine expects it by now. `resumed` counts the engines that died under it. Of
@@ -82,6 +83,7 @@ class RequestRow(msgspec.Struct, kw_only=True):
     accepted_tokens: int = 0
     drafts: list[DraftRow] = []
     speedup: float | None = None
+    adapters: list[str] = []
 
     @property
     def draft_hit_rate(self) -> float | None:
@@ -105,7 +107,8 @@ class EngineRow(msgspec.Struct, kw_only=True):
     Totals count since it was loaded. `*_entries` are saved segments of prefixes; `disk_cache_bytes` is this model's
     part of what all models may use together. `cached_tokens_total` includes the two `*_restored_tokens_total`.
     `kv_runs` are the cells in use, up to a quarter of a second old; split streams lie one after the other, those of
-    prompts in the making last, beyond `kv_cells`.
+    prompts in the making last, beyond `kv_cells`. `load` are the settings that were asked for when it was loaded, by a
+    request, the model's parameters or its table in the settings file.
     """
 
     model: str
@@ -138,6 +141,8 @@ class EngineRow(msgspec.Struct, kw_only=True):
     ram_restored_tokens_total: int = 0
     disk_restored_tokens_total: int = 0
     kv_runs: list[KvRunRow] = []
+    kv_type: str = ""
+    load: dict[str, str | int | float] = {}
 
 
 class LogLine(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""Messages between the daemon and its processes: the engines, and the template worker.
+"""Messages between the daemon and its processes: the engines, the template worker and the media worker.
 
 They go as frames (`framing.py`) over the process's stdin and stdout, and order is kept in both directions. `Step`
 carries the news of every sequence of one step in one frame, so the cost of the pipe is per step and not per token.
@@ -97,11 +97,43 @@ class Pooling(StrEnum):
     RANK = "rank"
 
 
+class MediaKind(StrEnum):
+    """What a model with a projector takes besides text."""
+
+    IMAGE = "image"
+    AUDIO = "audio"
+
+
+class Media(msgspec.Struct, frozen=True, array_like=True):
+    """A decoded picture or recording. `path` is a private file of the daemon's with its bytes, which exists as long as
+    the request: `width` x `height` pixels of three bytes (RGB), row by row, or `n_samples` little-endian float32 values
+    of one channel at the rate that the projector wants. `digest` is the SHA-256 of those bytes, the kind and the size.
+    """
+
+    kind: MediaKind
+    path: str
+    digest: bytes
+    width: int = 0
+    height: int = 0
+    n_samples: int = 0
+
+
 class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of prompt text. Only in a trusted segment does the text of a control token become that token."""
+    """A piece of a prompt: text, or `media` in its place. Only in a trusted segment does the text of a control token
+    become that token."""
 
     text: str
     trusted: bool = True
+    media: Media | None = None
+
+
+class Adapter(msgspec.Struct, frozen=True, array_like=True):
+    """A LoRA or a control vector that is in effect with this strength. `path` is its file, `digest` the file's SHA-256,
+    which is what computed states depend on."""
+
+    path: str
+    digest: bytes
+    scale: float = 1.0
 
 
 # --- daemon -> engine ---------------------------------------------------------------------------------------------
@@ -114,11 +146,13 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     `kv_type` is a GGML type name (f16, q8_0). `n_threads` 0 means as many as were measured to be good, which
     is kept in `threads_file`, or one for each fast core. `model` is its name.
     `disk_cache_bytes` is for what all models keep in `kv_folder` together; without a folder nothing is kept on disk.
-    `adapters` are paths of LoRA files that are in effect for every request. Without `use_extra_bufts` no weights are
-    laid out anew for the quickest kernels.
+    `adapters` are in effect for every request that does not name its own. Without `use_extra_bufts` no weights are laid
+    out anew for the quickest kernels.
     With `pooling` the engine takes `Embed` and nothing generates; without, it takes `Submit`.
     `speculates` is whether requests draft that do not say so themselves, and `draft_model_path` a smaller model that
-    drafts for them.
+    drafts for them. `projector_path` is the file that makes rows of pictures or sound (mmproj).
+    One request may use as many tokens as the model was trained for, or `n_ctx` if that is more. The `rope_*` fields
+    and `yarn_orig_ctx` say how positions are embedded; 0 and "" are the model's own way.
     """
 
     model_path: str
@@ -139,11 +173,22 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     disk_cache_bytes: int = 0
     kv_folder: str = ""
     pooling: Pooling | None = None
-    adapters: tuple[str, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
     threads_file: str = ""
     use_extra_bufts: bool = True
     speculates: bool = True
     draft_model_path: str = ""
+    projector_path: str = ""
+    n_ctx: int = 0
+    rope_frequency_base: float = 0.0
+    rope_frequency_scale: float = 0.0
+    rope_scaling: str = ""
+    yarn_orig_ctx: int = 0
+
+    @property
+    def rope(self) -> tuple[float, float, str, int]:
+        """How positions are embedded: states with another one are worth nothing."""
+        return self.rope_frequency_base, self.rope_frequency_scale, self.rope_scaling, self.yarn_orig_ctx
 
 
 class DraftSource(StrEnum):
@@ -190,7 +235,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     With `show_control` the names of control tokens are part of the text; without, they are left out.
     With `resume` the engine says only what comes after that, and neither a full queue nor a deadline refuses it.
     `speculates` None is what the engine was opened with. `prediction` is a text that much of the answer is expected to
-    be like. `draft_model_path` is a smaller model that drafts for this request instead of the engine's own.
+    be like. `draft_model_path` is a smaller model that drafts for this request instead of the engine's own. `adapters`
+    None are those that the engine was opened with, and none of them is in effect for a request that names others.
     """
 
     id: int
@@ -213,6 +259,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     speculates: bool | None = None
     prediction: str = ""
     draft_model_path: str = ""
+    adapters: tuple[Adapter, ...] | None = None
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
@@ -262,7 +309,8 @@ ToEngine = Open | Submit | Embed | Cancel | Count | ClearCache
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The model is loaded. `n_ctx` is the most tokens one request may use (prompt and output together), or one input
-    of an `Embed`, whose vectors have `n_embd` numbers."""
+    of an `Embed`, whose vectors have `n_embd` numbers. `media` is what the projector takes, sound at `audio_rate_hz`
+    samples a second."""
 
     n_ctx: int
     n_ctx_train: int
@@ -277,6 +325,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     backend: str
     control_tokens: tuple[str, ...] = ()
     n_embd: int = 0
+    media: tuple[MediaKind, ...] = ()
+    audio_rate_hz: int = 0
 
 
 class OpenFailed(msgspec.Struct, frozen=True, kw_only=True, tag="open_failed"):
@@ -326,7 +376,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 
     `queued_s`: submit to first computed row. `prefill_s`: first computed row to first sampled token. `decode_s`: first
     to last sampled token. `drafts` has an entry for each source that drafted. `speedup` is how many times as fast the
-    answer was as without drafts, by what its steps and others would have taken; 1 without drafts.
+    answer was as without drafts, by what its steps and others would have taken; 1 without drafts. `n_media` of the
+    prompt's tokens are rows of pictures or sound.
     """
 
     n_prompt: int
@@ -337,6 +388,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     decode_s: float
     drafts: tuple[DraftCounts, ...] = ()
     speedup: float = 1.0
+    n_media: int = 0
 
 
 class Vector(msgspec.Struct, frozen=True, array_like=True):
@@ -378,12 +430,25 @@ class Delta(msgspec.Struct, array_like=True):
     n_accepted: int = 0
 
 
+class MediaCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Pictures and sound, since the engine started: `n_encoded` chunks were made into rows, in `encode_s` seconds with
+    pauses, and `n_reused` had their rows from an earlier time. `n_tokens` rows were computed; those that the prefix
+    cache had are not among them. Rows kept for later take `kept_bytes` now."""
+
+    n_encoded: int = 0
+    n_reused: int = 0
+    n_tokens: int = 0
+    encode_s: float = 0.0
+    kept_bytes: int = 0
+
+
 class StepStats(msgspec.Struct, frozen=True, array_like=True):
     """The engine's state after a step. Totals count since the engine started.
 
     `ram_entries` and `disk_entries` are saved segments of prefixes. `ram_restored_tokens_total` and
     `disk_restored_tokens_total` are prompt tokens that were copied from there instead of being computed. `n_draft_rows`
-    are verified drafts, beside `n_prefill_rows` and `n_decode_rows`, one for each stream; `drafts` are totals.
+    are verified drafts, beside `n_prefill_rows` and `n_decode_rows`, one for each stream; `drafts` and `media` are
+    totals.
     """
 
     step: int
@@ -408,6 +473,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     disk_restored_tokens_total: int = 0
     n_draft_rows: int = 0
     drafts: tuple[DraftCounts, ...] = ()
+    media: MediaCounts = MediaCounts()
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
@@ -469,5 +535,33 @@ class RenderReply(msgspec.Struct, frozen=True, kw_only=True):
     without an error is also the worker's first frame, which says that it is ready."""
 
     segments: tuple[Segment, ...] = ()
+    error_code: str | None = None
+    error_message: str = ""
+
+
+# --- daemon <-> media worker --------------------------------------------------------------------------------------
+
+
+class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Decode the picture or the sound of `format` that the input file holds, `size_bytes` long, into the output file,
+    as `Media` says. A picture becomes at most `max_side` pixels wide and high, unless that is 0; sound comes at
+    `audio_rate_hz`. `cpu_s` as in `RenderRequest`."""
+
+    kind: MediaKind
+    format: str
+    size_bytes: int
+    cpu_s: int
+    max_side: int = 0
+    audio_rate_hz: int = 0
+
+
+class DecodeReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in the output file now, or an error as in `errors.by_code`. One follows each request; one without
+    anything is also the worker's first frame, which says that it is ready."""
+
+    digest: bytes = b""
+    width: int = 0
+    height: int = 0
+    n_samples: int = 0
     error_code: str | None = None
     error_message: str = ""

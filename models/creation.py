@@ -2,8 +2,8 @@
 
 Used by the daemon's threads. Nothing is copied: a model made of another shares its files, a model made of a GGUF file
 uses it in place, and uploaded files are blobs already. Every file is checked before it is named: headers are read,
-adapters must be for the architecture of the model. Quantizations are those that llama.cpp makes well without a
-calibration text.
+adapters and projectors must fit the model. An adapter alone gets a name in the same way. Quantizations are those that
+llama.cpp makes well without a calibration text.
 
 Does not: write the manifest (naming.py), quantize (the daemon starts a process for it), or check parameters' limits.
 """
@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from localrun.errors import BadModelFile, BadRequest, NotFound
+from localrun.errors import BadModelFile, BadRequest, LocalrunError, NotFound
 from localrun.models import draft, naming
-from localrun.models.gguf import reader
+from localrun.models.gguf import projectors, reader
+from localrun.models.gguf.adapter_header import misfit
+from localrun.models.gguf.bounded_reader import open_regular
 from localrun.models.gguf.ggml_types import FILE_TYPES, QUANT_ALIASES, by_name
-from localrun.models.gguf.header import Header
+from localrun.models.gguf.header import FileKind, Header
 from localrun.models.gguf.reader import shard_of
-from localrun.models.name import MAX_NAME_CHARS, Kind, ModelName
+from localrun.models.name import MAX_ADAPTERS, MAX_NAME_CHARS, Kind, ModelName
 from localrun.models.storage.manifest import Manifest, Message, Place, Role, Source, StoredFile, blob_path, check_digest
 from localrun.models.storage.model_files import SUFFIX, is_part
 from localrun.models.storage.store import Store
@@ -35,6 +37,7 @@ _GO = re.compile(
 )
 _DIGEST = re.compile(r"@?(sha256[:-][0-9A-Fa-f]{64})")
 _NOT_GGUF = (".safetensors", ".bin", ".pt", ".pth", ".onnx")
+_FIRST_BYTES = 64 * 1024
 _CONVERT = "convert it to GGUF first (llama.cpp's convert_hf_to_gguf.py does), or pull a GGUF of the model"
 
 
@@ -60,6 +63,7 @@ class Changes:
     requires: str | None = None
     draft: str | None = None
     adapters: tuple[StoredFile, ...] = ()
+    projector: tuple[StoredFile, ...] | None = None
 
 
 def base_of(store: Store, text: str, folder: Path | None) -> Base:
@@ -90,6 +94,8 @@ def base_of_files(store: Store, files: Mapping[str, str]) -> Base:
             field="files",
         )
     models = [name for name in files if name.lower().endswith(SUFFIX) and not is_part(name)]
+    if len(models) > 1:
+        models = [name for name in models if not _is_projector(store, files[name])]
     if not models:
         shown = ", ".join(name[:60] for name in files)
         raise BadRequest(f"files: no GGUF file among {shown}; {_CONVERT}", field="files")
@@ -99,7 +105,9 @@ def base_of_files(store: Store, files: Mapping[str, str]) -> Base:
             field="files",
         )
     base = base_of_blob(store, files[models[0]], models[0])
-    extra = [_projector(store, digest) for name, digest in files.items() if name != models[0]]
+    extra = [projector(store, base, digest, None) for name, digest in files.items() if name != models[0]]
+    if len(extra) > 1:
+        raise BadRequest(f"files: {len(extra)} projectors; a model has one", field="files")
     said = naming.changed(base.manifest, files=(*base.manifest.files, *extra))
     return Base(base.name, said, base.header, base.path)
 
@@ -122,29 +130,96 @@ def base_of_blob(store: Store, digest: str, name: str) -> Base:
 
 
 def adapter(store: Store, base: Base, text: str, folder: Path | None) -> StoredFile:
-    """An adapter by digest or path. Raises NotFound, BadRequest, and BadModelFile when it is none for this model."""
-    digest = _DIGEST.fullmatch(text)
-    normal = check_digest(digest[1], field="adapters") if digest else ""
-    if normal:
-        path = blob_path(store.folder, normal)
-    else:
-        found = path_of(text, folder)
-        if found is None:
-            raise NotFound(f"there is no file {text[:200]}", field="adapters")
-        path = found
-    if not path.is_file():
-        raise NotFound(f"the adapter {path} is not there", field="adapters")
-    header = reader.read_header(path, kind="adapter")
-    if header.metadata.get("adapter.type") != "lora":
-        raise BadModelFile(f"{path.name} is an adapter of a kind that llama.cpp does not run; only LoRA is")
-    if header.architecture != base.header.architecture:
-        raise BadModelFile(
-            f"{path.name} is an adapter for {header.architecture}, but '{base.name}' is {base.header.architecture}"
+    """An adapter of a model, as `adapter_file` finds it. Raises BadModelFile also when it does not fit the model."""
+    file, header = adapter_file(store, text, folder)
+    if problem := misfit(header, base.header):
+        raise BadModelFile(f"{header.path.name} cannot be used with '{base.name}': it {problem}")
+    return file
+
+
+def adapters(store: Store, base: Base, texts: Sequence[str], folder: Path | None) -> tuple[StoredFile, ...]:
+    """Those that come on top of the base's. Raises what `adapter` raises, and BadRequest for one that the model would
+    have twice, and for too many. Hashes files whose digest is not known."""
+    its = base.manifest.of_role(Role.ADAPTER)
+    seen = {store.adapter_sha256(file) for file in its}
+    found = []
+    for text in texts:
+        found.append(adapter(store, base, text, folder))
+        sha256 = store.adapter_sha256(found[-1])
+        if sha256 in seen:
+            raise BadRequest(f"the model would have the adapter '{text[:200]}' twice", field="adapters")
+        seen.add(sha256)
+    if len(its) + len(found) > MAX_ADAPTERS:
+        raise BadRequest(
+            f"the model would have {len(its) + len(found)} adapters; the limit is {MAX_ADAPTERS}", field="adapters"
         )
-    size_bytes = header.size_bytes
-    if normal:
-        return StoredFile(role=Role.ADAPTER, place=Place.BLOB, size_bytes=size_bytes, digest=normal)
-    return StoredFile(role=Role.ADAPTER, place=Place.FILE, size_bytes=size_bytes, path=str(path))
+    return tuple(found)
+
+
+def adapter_file(store: Store, text: str, folder: Path | None) -> tuple[StoredFile, Header]:
+    """An adapter by digest, path or name. Raises NotFound, BadRequest, and BadModelFile for a file that is none."""
+    if not _DIGEST.fullmatch(text) and path_of(text, folder) is None:
+        named = store.adapter(text, field="adapters")
+        return named.file, named.header
+    path, normal = _part(store, text, folder, "adapter", "adapters")
+    header = store.sound_file(path, FileKind.ADAPTER).header
+    return _stored(Role.ADAPTER, header, normal), header
+
+
+def named_adapter(store: Store, text: str, folder: Path | None, *, licence_text: str | None, now: datetime) -> Manifest:
+    """The manifest of an adapter that gets a name of its own. Raises what `adapter_file` raises."""
+    file, header = adapter_file(store, text, folder)
+    source = Source(kind="create", file=text[:MAX_NAME_CHARS] if file.place is Place.BLOB else str(header.path))
+    return Manifest(
+        name=header.path.stem, files=(file,), created_at=now, source=source, licence_text=licence_text or ""
+    )
+
+
+def is_adapter(store: Store, text: str, folder: Path | None) -> bool:
+    """Whether FROM means an adapter, which has a file or a name like a model. What it does not mean is said later."""
+    with contextlib.suppress(LocalrunError):
+        adapter_file(store, text, folder)
+        return True
+    return False
+
+
+def projector(store: Store, base: Base, text: str, folder: Path | None) -> StoredFile:
+    """A projector by digest or path. Raises NotFound, BadRequest, and BadModelFile when it is none for this model."""
+    path, normal = _part(store, text, folder, "projector", "files")
+    header = reader.read_header(path, kind="projector")
+    if problem := projectors.fit_problem(header, base.header):
+        raise BadModelFile(f"{path.name} {problem}")
+    return _stored(Role.PROJECTOR, header, normal)
+
+
+def _part(store: Store, text: str, folder: Path | None, what: str, field: str) -> tuple[Path, str]:
+    """The file that a text means, and its digest if it is an uploaded one. Raises NotFound and BadRequest."""
+    digest = _DIGEST.fullmatch(text)
+    normal = check_digest(digest[1], field=field) if digest else ""
+    path = blob_path(store.folder, normal) if normal else path_of(text, folder)
+    if path is None:
+        raise NotFound(f"there is no file {text[:200]}", field=field)
+    if not path.is_file():
+        way_out = f"; upload it first (POST /api/blobs/{normal})" if normal else ""
+        raise NotFound(f"the {what} {normal or path} is not there{way_out}", field=field)
+    return path, normal
+
+
+def _stored(role: Role, header: Header, digest: str) -> StoredFile:
+    if digest:
+        return StoredFile(role=role, place=Place.BLOB, size_bytes=header.size_bytes, digest=digest)
+    return StoredFile(role=role, place=Place.FILE, size_bytes=header.size_bytes, path=str(header.path))
+
+
+def _is_projector(store: Store, digest: str) -> bool:
+    """By the first entries of an uploaded file; what is not there, or no GGUF file, is none."""
+    path = blob_path(store.folder, check_digest(digest, field="files"))
+    try:
+        with open_regular(path) as file:
+            entries = reader.first_entries(file.read(_FIRST_BYTES))
+    except OSError:
+        return False
+    return entries.get("general.architecture") == "clip"
 
 
 def draft_name(store: Store, base: Base, text: str, folder: Path | None) -> str:
@@ -161,6 +236,8 @@ def assemble(base: Base, changes: Changes, *, now: datetime, quantized: StoredFi
     files = said.files
     if quantized is not None:
         files = (quantized, *(file for file in files if file.role is not Role.MODEL))
+    if changes.projector is not None:
+        files = (*(file for file in files if file.role is not Role.PROJECTOR), *changes.projector)
 
     def pick(new: Any, old: Any) -> Any:
         return old if new is None else new
@@ -177,6 +254,7 @@ def assemble(base: Base, changes: Changes, *, now: datetime, quantized: StoredFi
         licence_text=pick(changes.licence_text, said.licence_text),
         requires=pick(changes.requires, said.requires),
         draft=pick(changes.draft, said.draft),
+        no_projector="" if changes.projector else said.no_projector,
     )
 
 
@@ -239,19 +317,10 @@ def _base_of_path(store: Store, path: Path, text: str) -> Base:
     if not path.is_file():
         raise NotFound(f"there is no file {path}", field="from")
     file = store.sound_file(path)
-    files = naming.files_in_place(file.header)
+    files = naming.files_in_place(file.header, store.projector_for(path, file.header))
     source = Source(kind="file", file=str(path))
     said = Manifest(name=path.stem, files=files, created_at=file.modified_at, source=source)
     return Base(text, said, file.header, path)
-
-
-def _projector(store: Store, digest: str) -> StoredFile:
-    normal = check_digest(digest, field="files")
-    path = blob_path(store.folder, normal)
-    if not path.is_file():
-        raise NotFound(f"{normal} is not here; upload it first (POST /api/blobs/{normal})", field="files")
-    header = reader.read_header(path, kind="projector")
-    return StoredFile(role=Role.PROJECTOR, place=Place.BLOB, size_bytes=header.size_bytes, digest=normal)
 
 
 def _source(base: Base) -> Source:

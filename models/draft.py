@@ -20,7 +20,8 @@ from localrun.models.gguf.bounded_reader import BoundedReader, open_model_file
 from localrun.models.gguf.header import ArraySummary, Header, read_token
 from localrun.models.memory import memory_kind
 from localrun.models.name import Kind, ModelName
-from localrun.models.storage.store import Model, Store
+from localrun.models.storage.model import Model
+from localrun.models.storage.store import Store
 
 MAX_DIFFERENCE: Final = 128
 N_FREE: Final = 5

@@ -2,7 +2,8 @@
 
 Pure: free bytes come as arguments. The rule, with what a person asked for never changed:
 
-1. As many cells as the slots would like: a whole context for each, one pool of at most `DEFAULT_POOL_CELLS`.
+1. As many cells as the slots would like: a whole context for each, one pool of at most `DEFAULT_POOL_CELLS`; but never
+   fewer than one request needs (`num_ctx`).
 2. Where that is too much, half of it, and half again, down to `COMFORTABLE_CELLS` or one trained context.
 3. Where that is too much, the same with the KV cache in q8_0, which takes half of f16's memory. q4_0 is for those who
    ask for it: it costs quality that one can see.
@@ -13,8 +14,9 @@ is taken which has most layers there, since one layer in RAM costs more speed th
 
 Layers are divided as llama.cpp does it (`load_tensors` in llama-model.cpp): the last `n_gpu_layers` of the layers go to
 the GPUs, the output counting as one more layer behind them, each GPU getting a part in proportion to its free memory;
-embeddings stay with the CPU. Never compared with a real GPU's memory. A draft model is not divided: it counts on
-the first GPU with layers of the model if that is on GPUs as a whole, else in RAM.
+embeddings stay with the CPU. Never compared with a real GPU's memory. A draft model and a projector are not divided:
+they count on the first GPU with layers of the model, else in RAM; a draft model only where the model is on GPUs as a
+whole.
 
 Does not: read the machine, evict other models, or count the prefix cache, which takes what is left.
 """
@@ -27,6 +29,7 @@ from typing import Any, Final, NamedTuple
 
 from localrun.models.gguf.header import Header
 from localrun.models.memory import MemoryEstimate, draft_estimate, estimate, layers_kv_bytes, model_memory
+from localrun.models.projector_memory import projector_memory
 
 # The context that a model should have here to be worth its download.
 ROUGH_CELLS: Final = 8_192
@@ -86,8 +89,8 @@ class Machine(NamedTuple):
 
 
 class DeviceUse(NamedTuple):
-    """What one device holds. `other_bytes`: the process, its vocabulary, long prompts in the background, adapters, and
-    the draft model."""
+    """What one device holds. `other_bytes`: the process, its vocabulary, long prompts in the background, adapters, the
+    projector, and the draft model."""
 
     name: str
     n_layers: int
@@ -158,7 +161,8 @@ def divide(
                 kv_bytes=sum(layers_kv_bytes[layer] for layer in blocks),
                 compute_bytes=needed.compute_bytes if own else 0,
                 other_bytes=(needed.adapter_bytes if own else 0)
-                + (needed.draft_bytes if is_moved and owners[0] == index else 0),
+                + (needed.draft_bytes if is_moved and owners[0] == index else 0)
+                + (needed.projector_bytes if owners[:1] == [index] else 0),
                 free_bytes=gpu.free_bytes,
                 usable_bytes=gpu.usable_bytes,
             )
@@ -174,7 +178,8 @@ def divide(
         other_bytes=needed.process_bytes
         + needed.staging_bytes
         + needed.adapter_bytes
-        + (0 if is_moved else needed.draft_bytes),
+        + (0 if is_moved else needed.draft_bytes)
+        + (0 if owners else needed.projector_bytes),
         free_bytes=machine.ram_bytes,
         usable_bytes=machine.usable_ram_bytes,
     )
@@ -213,7 +218,9 @@ _Q8_BLOCK = 32
 
 class Wish(NamedTuple):
     """What a person asked for. `n_kv_cells` 0, `kv_type` auto and `n_gpu_layers` -1 leave it to the machine; `n_slots`
-    is the most. `adapter_bytes` are those of the LoRA files that come with the model, `draft` is its draft model."""
+    is the most, `n_ctx` the least that one request must have room for, and `n_roomy_cells` are worth having if they
+    fit. `adapter_bytes` are those of the LoRA files that come with the model, `projector` and `draft` are its projector
+    and its draft model."""
 
     n_slots: int
     n_kv_cells: int = 0
@@ -221,7 +228,20 @@ class Wish(NamedTuple):
     n_gpu_layers: int = -1
     n_ubatch: int = 512
     adapter_bytes: int = 0
+    projector: Header | None = None
     draft: Header | None = None
+    n_ctx: int = 0
+    n_roomy_cells: int = 0
+
+    def wanted_cells(self, header: Header) -> int:
+        """Cells to load with when memory is no concern."""
+        cells = wanted_cells(n_ctx_train=header.n_ctx_train, n_slots=self.n_slots, kv_cells=self.n_kv_cells)
+        return max(cells, _whole_steps(max(self.n_ctx, self.n_roomy_cells)))
+
+    def least_cells(self, header: Header, usual: int) -> int:
+        """`usual` cells, or one trained context if that is less; but all that was asked for."""
+        least = self.n_kv_cells or min(header.n_ctx_train, usual)
+        return min(self.wanted_cells(header), _whole_steps(max(self.n_ctx, least)))
 
 
 class Fit(NamedTuple):
@@ -294,7 +314,7 @@ class _Opener:
         needed, by_layer = self._sizes(setting, n_gpu_layers > 0)
         devices = divide(self._weights, by_layer, needed, self._machine, n_gpu_layers)
         fits = all_fit(devices, self._machine)
-        n_ctx = min(n_cells, self._header.n_ctx_train)
+        n_ctx = min(n_cells, max(self._header.n_ctx_train, self._wish.n_ctx))
         return Fit(
             fits, n_slots, n_cells, kv_type, n_gpu_layers, n_ctx, needed, devices, self._notes(setting, n_gpu_layers)
         )
@@ -320,6 +340,8 @@ class _Opener:
             needed = estimate(header, **opened, may_split=not is_on_gpu)._replace(adapter_bytes=wish.adapter_bytes)
             if wish.draft is not None:
                 needed = needed._replace(draft=draft_estimate(wish.draft, **opened))
+            if wish.projector is not None:
+                needed = needed._replace(projector_bytes=projector_memory(wish.projector).total_bytes)
             known = self._known[setting, is_on_gpu] = needed, layers_kv_bytes(header, **opened)
         return known
 
@@ -327,7 +349,7 @@ class _Opener:
         """Why it is not what one would like."""
         wish, header = self._wish, self._header
         notes = []
-        wanted = wanted_cells(n_ctx_train=header.n_ctx_train, n_slots=wish.n_slots, kv_cells=wish.n_kv_cells)
+        wanted = wish.wanted_cells(header)
         if setting.n_kv_cells < wanted:
             notes.append(f"{setting.n_kv_cells} KV cells instead of {wanted}: more do not fit")
         elif not wish.n_kv_cells and setting.n_kv_cells < header.n_ctx_train:
@@ -347,8 +369,7 @@ class _Opener:
 
 def _comfortable(header: Header, wish: Wish) -> Iterator[_Setting]:
     """Steps 1 to 3 of the rule."""
-    wanted = wanted_cells(n_ctx_train=header.n_ctx_train, n_slots=wish.n_slots, kv_cells=wish.n_kv_cells)
-    least = wanted if wish.n_kv_cells else min(wanted, _whole_steps(min(header.n_ctx_train, COMFORTABLE_CELLS)))
+    wanted, least = wish.wanted_cells(header), wish.least_cells(header, COMFORTABLE_CELLS)
     for kv_type in _kv_types(header, wish):
         for n_cells in _halvings(wanted, least):
             yield _Setting(wish.n_slots, n_cells, kv_type)
@@ -356,29 +377,27 @@ def _comfortable(header: Header, wish: Wish) -> Iterator[_Setting]:
 
 def _tight(header: Header, wish: Wish) -> Iterator[_Setting]:
     """Step 4: at least one setting, the last of which is the smallest that there is."""
-    wanted = wanted_cells(n_ctx_train=header.n_ctx_train, n_slots=wish.n_slots, kv_cells=wish.n_kv_cells)
     small_type = _kv_types(header, wish)[-1]
-    if not wish.n_kv_cells:
-        floor = min(wanted, _whole_steps(min(header.n_ctx_train, FLOOR_CELLS)))
-        wanted = min(wanted, _whole_steps(min(header.n_ctx_train, COMFORTABLE_CELLS)))
-        for n_cells in _halvings(wanted, floor):
-            yield _Setting(wish.n_slots, n_cells, small_type)
-        wanted = floor
-    else:
-        yield _Setting(wish.n_slots, wanted, small_type)
+    floor = wish.least_cells(header, FLOOR_CELLS)
+    for n_cells in _halvings(wish.least_cells(header, COMFORTABLE_CELLS), floor):
+        yield _Setting(wish.n_slots, n_cells, small_type)
     n_slots = wish.n_slots
     while n_slots > 1:
         n_slots //= 2
-        yield _Setting(n_slots, wanted, small_type)
+        yield _Setting(n_slots, floor, small_type)
 
 
 def _kv_types(header: Header, wish: Wish) -> tuple[str, ...]:
     """Types to try, best first. Rows of a quantized cache are whole blocks for every head."""
     if wish.kv_type != AUTO:
         return (wish.kv_type,)
+    return _AUTO_TYPES if is_quantizable(header) else _AUTO_TYPES[:1]
+
+
+def is_quantizable(header: Header) -> bool:
+    """Whether the KV cache can have another type than f16."""
     dimensions = (header.head_dim_k, header.head_dim_v)
-    is_quantizable = header.n_heads_kv > 0 and all(size > 0 and size % _Q8_BLOCK == 0 for size in dimensions)
-    return _AUTO_TYPES if is_quantizable else _AUTO_TYPES[:1]
+    return header.n_heads_kv > 0 and all(size > 0 and size % _Q8_BLOCK == 0 for size in dimensions)
 
 
 def _halvings(most: int, least: int) -> Iterator[int]:

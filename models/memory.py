@@ -256,8 +256,8 @@ class MemoryEstimate(NamedTuple):
     `staging_bytes` is for long prompts in the background: cells and buffers that no GPU engine has. `process_bytes` is
     what an engine takes whatever it runs, and its vocabulary. `repacked_bytes` of the weights are copied at load: the
     copy is counted among the weights, and the original, which nobody reads again, only in `resident_bytes`.
-    `adapter_bytes` and `draft`, what the draft model takes of the engine, are left to whoever knows the adapters and
-    the draft model: they are files of their own.
+    `adapter_bytes`, `projector_bytes`, and `draft`, what the draft model takes of the engine, are left to whoever knows
+    the adapters, the projector and the draft model: they are files of their own.
     """
 
     weights_bytes: int
@@ -267,6 +267,7 @@ class MemoryEstimate(NamedTuple):
     process_bytes: int = 0
     repacked_bytes: int = 0
     adapter_bytes: int = 0
+    projector_bytes: int = 0
     draft: MemoryEstimate | None = None
 
     @property
@@ -275,7 +276,8 @@ class MemoryEstimate(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        loaded_bytes = self.weights_bytes + self.adapter_bytes + self.draft_bytes + self.kv_bytes
+        parts_bytes = self.adapter_bytes + self.projector_bytes + self.draft_bytes
+        loaded_bytes = self.weights_bytes + parts_bytes + self.kv_bytes
         return loaded_bytes + self.compute_bytes + self.staging_bytes + self.process_bytes
 
     @property

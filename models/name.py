@@ -9,6 +9,10 @@ Pure. A name is one of three kinds, told apart by its form alone:
   tag is a quantization or the name of one of its files; `host[:port]/owner/name[:tag]`: a model of an Ollama registry.
   `https://` before any of them is left out, so that an address copied from a browser is a name.
 
+Adapters follow the model's name after plus signs, each with its strength after an equals sign if that is not 1:
+`model+adapter`, `model+a+b=0.5` (`split_adapters`). Neither sign can be in a name, nor can a plus sign in a path be
+taken for that: an adapter is asked for by its name, and what ends in `.gguf` after the plus sign is a path.
+
 Names become parts of paths, so they are limited to characters that mean nothing to any file system, and to what every
 system can store (no device names of Windows). Paths may not climb (`..`): a client that means a file outside its folder
 knows where that is, and writes it in full.
@@ -30,6 +34,9 @@ DEFAULT_TAG = "latest"
 HUB_HOST = "hf.co"
 MAX_NAME_CHARS = 256
 MAX_PATH_BYTES = 4_096
+# Of one request, and for each of them.
+MAX_ADAPTERS = 8
+MAX_SCALE = 100.0
 
 _HUB_HOSTS = frozenset({HUB_HOST, "huggingface.co", "www.huggingface.co"})
 _SCHEME = "https://"
@@ -40,6 +47,8 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(:[0-9]{1,5})?")
 _LAST_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9][A-Za-z0-9._-]{0,127})?")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _MAX_PARTS = 3
+_AND, _TIMES = "+", "="
+_SCALE = re.compile(r"-?([0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9})")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 
 
@@ -89,6 +98,50 @@ class ModelName(NamedTuple):
     def revision(self) -> str:
         """What stands after the `@`; empty without one."""
         return self.name.partition("@")[2]
+
+
+class AdaptedName(NamedTuple):
+    """A model's name, unchecked, and the adapters that were asked for with it: (name, scale)."""
+
+    model: str
+    adapters: tuple[tuple[str, float], ...] = ()
+
+
+def split_adapters(text: str) -> AdaptedName:
+    """The parts of `model+a+b=0.5`; a text that is no such thing is a model's name, whatever is wrong with it.
+
+    Raises BadRequest, with field "model", for a scale beyond the limit, an adapter that is named twice, and too many.
+    """
+    rest, found = text, list[tuple[str, float]]()
+    while len(found) <= MAX_ADAPTERS:
+        before, _, last = rest.rpartition(_AND)
+        name, equals, scale = last.partition(_TIMES)
+        if not before or not _is_name(name):
+            break
+        if equals and not _SCALE.fullmatch(scale):
+            if text.lower().endswith(_SUFFIX):
+                break
+            _refuse(f"asks for '{name}' with the scale '{scale[:40]}'; write a number, as in model+{name}=0.5")
+        found.insert(0, (name, float(scale) if equals else 1.0))
+        rest = before
+    # A folder may be called so as well: where the whole may be a path, what is left must be a name.
+    if not found or (text.lower().endswith(_SUFFIX) and not _is_name(rest)):
+        return AdaptedName(text)
+    if len(found) > MAX_ADAPTERS:
+        _refuse(f"asks for more than {MAX_ADAPTERS} adapters")
+    for index, (name, factor) in enumerate(found):
+        if abs(factor) > MAX_SCALE:
+            _refuse(f"asks for '{name}' with the scale {factor:g}; the limit is {MAX_SCALE:g}, or -{MAX_SCALE:g}")
+        if name in (other for other, _ in found[:index]):
+            _refuse(f"asks for '{name}' twice")
+    return AdaptedName(rest, tuple(found))
+
+
+def _is_name(text: str) -> bool:
+    try:
+        return ModelName.parse(text).kind is not Kind.PATH
+    except BadRequest:
+        return False
 
 
 def _is_file_of_a_repo(text: str) -> bool:

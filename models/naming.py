@@ -27,11 +27,13 @@ from localrun.errors import BadModelFile, BadRequest, Conflict, ModelNotFound
 from localrun.models import builtin
 from localrun.models.download import stale
 from localrun.models.gguf.header import Header
-from localrun.models.name import Kind, ModelName
-from localrun.models.storage import atomic_file, manifest
+from localrun.models.name import Kind, ModelName, split_adapters
+from localrun.models.storage import atomic_file, manifest, model_files
 from localrun.models.storage.manifest import Manifest, Place, Role, Source, StoredFile
+from localrun.models.storage.model import Model, Origin
+from localrun.models.storage.named_adapter import NamedAdapter
 from localrun.models.storage.other_programs import OLLAMA, name_in_ollama
-from localrun.models.storage.store import Model, Origin, Store
+from localrun.models.storage.store import Store
 
 
 def point(store: Store, name: str, said: Manifest) -> Removed:
@@ -62,34 +64,40 @@ def check_free(store: Store, name: str) -> None:
 
 
 def copy(store: Store, source: str, destination: str) -> Removed:
-    """A second name for a model. The files are shared, not copied; the copy outlives the first name.
+    """A second name for a model or an adapter. The files are shared, not copied; the copy outlives the first name.
 
     Raises what the store raises for the source, and what `point` raises for the destination.
     """
     with store.changing:
-        model = store.resolve(source)
+        model = store.find(source)
         said = described(model)
         if model.manifest is not None and manifest.Key.of(destination) == manifest.Key.of(model.name):
             return Removed(0, (), ())
         return point(store, destination, said)
 
 
-def described(model: Model) -> Manifest:
-    """A model's manifest; for a GGUF file as it lies, one that says no more than where that is."""
+def described(model: Model | NamedAdapter) -> Manifest:
+    """A model's or an adapter's manifest; for a GGUF file as it lies, one that says no more than where that is."""
     if model.manifest is not None:
         return model.manifest
-    files = files_in_place(model.header)
-    if model.origin is Origin.BUILT_IN:
+    files: tuple[StoredFile, ...]
+    if isinstance(model, NamedAdapter):
+        files = (model.file,)
+    elif model.origin is Origin.BUILT_IN:
         files = (StoredFile(role=Role.MODEL, place=Place.BUILT_IN, size_bytes=model.size_bytes),)
-    source = Source(kind=model.origin.value, file=str(model.path))
+    else:
+        files = files_in_place(model.header, model.projector_header)
+    source = Source(kind=str(model.origin), file=str(model.path))
     return Manifest(name=model.name, files=files, created_at=model.modified_at, source=source)
 
 
-def files_in_place(header: Header) -> tuple[StoredFile, ...]:
-    """The file of a model, or all files of a split one, where they lie."""
-    paths = header.shard_paths or (header.path,)
+def files_in_place(header: Header, projector: Header | None = None) -> tuple[StoredFile, ...]:
+    """The file of a model, or all files of a split one, and its projector, where they lie."""
+    parts = [(path, Role.MODEL) for path in header.shard_paths or (header.path,)]
+    if projector is not None:
+        parts.append((projector.path, Role.PROJECTOR))
     return tuple(
-        StoredFile(role=Role.MODEL, place=Place.FILE, size_bytes=path.stat().st_size, path=str(path)) for path in paths
+        StoredFile(role=role, place=Place.FILE, size_bytes=path.stat().st_size, path=str(path)) for path, role in parts
     )
 
 
@@ -135,6 +143,11 @@ def remove(store: Store, name: str) -> Removed:
 
 def check_removable(store: Store, name: str) -> ModelName:
     """Raises what `remove` raises for a name that cannot be removed, before anything is done about it."""
+    if adapters := split_adapters(name).adapters:
+        raise BadRequest(
+            f"'{name}' is a model with adapters, which are removed one by one (localrun rm {adapters[0][0]})",
+            field="model",
+        )
     parsed = ModelName.parse(name)
     if parsed.kind is Kind.BUILT_IN:
         size_mb = builtin.model_path().stat().st_size / 1e6 if builtin.model_path().is_file() else 0.0
@@ -223,9 +236,9 @@ def _why_kept(file: StoredFile, user: str | None, *, is_in_doubt: bool) -> str:
 
 
 def _remove_file(store: Store, parsed: ModelName) -> Removed:
-    """Deletes a GGUF file of the models folder; a damaged one as well."""
+    """Deletes a GGUF file of the models folder, a damaged one as well, and the projector that is its alone."""
     path = (store.file_named(parsed) or _not_found(parsed.text)).path
-    paths = _files_of(store, path)
+    paths = [*_files_of(store, path), *_own_projector(store, path)]
     size_bytes = 0
     # The first one last: killed in between, what is left is a model with a name that says what is missing.
     for each in reversed(paths):
@@ -242,6 +255,15 @@ def _files_of(store: Store, path: Path) -> Sequence[Path]:
         return store.sound_file(path).header.shard_paths or (path,)
     except BadModelFile:
         return (path,)
+
+
+def _own_projector(store: Store, path: Path) -> Sequence[Path]:
+    """The projector beside a model file, unless another file or name uses it."""
+    found = store.projector_beside(path)
+    if found is None or _users(store, found):
+        return ()
+    others = (other for other, _ in model_files.in_folder(path.parent) if other != path)
+    return () if any(store.projector_beside(other) == found for other in others) else (found,)
 
 
 def _not_found(name: str) -> NoReturn:

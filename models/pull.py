@@ -1,9 +1,12 @@
-"""Brings a model here: from a name to a manifest that points to complete, verified, sound files.
+"""Brings a model or an adapter here: from a name to a manifest that points to complete, verified, sound files.
 
 Runs in the daemon's event loop; the disk is touched in threads. The order is what makes it safe at every point: the
 plan is checked before a path is made of it, a model that no engine here can load is refused before it is transferred,
 files get their final names once their digests are right, headers are read by our own bounded code before llama.cpp may
 see them, and the name is written last. What a cancelled or killed pull transferred is found again by the next one.
+
+A projector comes with its model. One that cannot be used here is left out, and the pull says why: the model answers to
+text all the same. It is an error where that projector was asked for.
 
 Does not: keep two pulls of one name apart (server/pulls.py does), or choose among quantizations (quant_choice.py).
 """
@@ -11,10 +14,10 @@ Does not: keep two pulls of one name apart (server/pulls.py does), or choose amo
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -22,13 +25,15 @@ import httpx2
 import msgspec
 
 from localrun.errors import BadModelFile, BadRequest
-from localrun.models import catalog, naming, quant_choice
+from localrun.models import catalog, naming, projector_choice, quant_choice
 from localrun.models.download.fetch import fetch, first_bytes
 from localrun.models.download.plan import FetchLimits, Item, RemotePlan
-from localrun.models.gguf import architectures
-from localrun.models.gguf.header import Header
-from localrun.models.gguf.reader import first_entries, read_header
+from localrun.models.gguf import architectures, projectors
+from localrun.models.gguf.adapter_header import facts_of, misfit
+from localrun.models.gguf.header import ADAPTERS, FileKind, Header, kind_of
+from localrun.models.gguf.reader import first_entries, read_header, read_named
 from localrun.models.name import DEFAULT_TAG, Kind, ModelName
+from localrun.models.quant_choice import Choice, RemoteFile
 from localrun.models.sources import huggingface, ollama
 from localrun.models.sources.huggingface import Hub, HubName
 from localrun.models.sources.ollama import RegistryName
@@ -67,20 +72,29 @@ class Observer(Protocol):
         """As `download.plan.Progress`."""
 
 
-async def pull(name: str, *, means: Means, observer: Observer, is_insecure: bool = False) -> Manifest:
+async def pull(
+    name: str, *, means: Means, observer: Observer, is_insecure: bool = False, projector: str = ""
+) -> Manifest:
     """The manifest that `name` points to from now on. Files that are here already are not transferred again.
 
-    `is_insecure` allows plain http to an Ollama registry that is not on this machine. Raises BadRequest for a name that
-    cannot be pulled, NotFound, DownloadFailed and its kinds, Unavailable (offline), and BadModelFile when what came is
-    no model that can run: then the name means what it meant before.
+    `is_insecure` allows plain http to an Ollama registry that is not on this machine. `projector` is the name or the
+    type of the projector to fetch, or "none"; "" leaves the choice to projector_choice.py.
+
+    Raises BadRequest for a name that cannot be pulled, NotFound, DownloadFailed and its kinds, Unavailable (offline),
+    and BadModelFile when what came is no model that can run: then the name means what it meant before.
     """
     check_name(name)
     parsed = ModelName.parse(name)
     await asyncio.to_thread(naming.check_free, means.store, name)
     observer.status("pulling manifest")
-    plan = await _plan(parsed, means, is_insecure)
+    plan = await _plan(parsed, means, is_insecure, projector)
     if plan.reason:
         observer.status(plan.reason)
+    left_out = ""
+    if plan.left_projector:
+        left_out = f"{plan.left_projector} was left out as asked; `localrun pull {name}` gets it"
+    if problem := await _problem_of_projector(plan, means):
+        plan, left_out = _without_projector(plan, problem, observer, is_wanted=bool(projector))
     observer.planned(plan)
     await _check_loadable(plan, means)
     files = await asyncio.to_thread(_owned, means.store, plan)
@@ -88,11 +102,20 @@ async def pull(name: str, *, means: Means, observer: Observer, is_insecure: bool
         paths = await _fetch(plan, means, observer)
         observer.status("verifying sha256 digest")
         header = await asyncio.to_thread(_check, plan, paths)
+        unusable: list[StoredFile] = []
+        if header.kind in ADAPTERS:
+            files = tuple(msgspec.structs.replace(file, role=Role.ADAPTER) for file in files)
+            observer.status(f"this is an adapter; ask for it with a model: MODEL+{manifest.canonical(name)}")
+        elif problem := await asyncio.to_thread(_check_projector, plan, paths, header):
+            plan, left_out = _without_projector(plan, problem, observer, is_wanted=bool(projector))
+            unusable = [file for file in files if file.role is Role.PROJECTOR]
+            files = tuple(file for file in files if file not in unusable)
         if not header.chat_template and plan.source.kind == "registry":
             observer.status("the file brings no chat template, and Ollama's are not used: chats will be sent plainly")
         observer.status("writing manifest")
-        said = _manifest(name, plan, files)
+        said = _manifest(name, plan, files, left_out)
         await asyncio.to_thread(naming.point, means.store, name, said)
+    await asyncio.to_thread(naming.release, means.store, unusable)
     observer.status("success")
     return said
 
@@ -106,24 +129,62 @@ def check_name(name: str) -> None:
         raise BadRequest(f"'{name}' is the built-in model; it is always here", field="model")
 
 
-async def _plan(name: ModelName, means: Means, is_insecure: bool) -> RemotePlan:
+async def _plan(name: ModelName, means: Means, is_insecure: bool, projector: str) -> RemotePlan:
     """By the name's form: the catalogue, a repository on the hub, a registry; Ollama's for other bare names."""
     found = catalog.find(name)
     if found is not None:
-        return await _plan_of_repo(HubName(found.entry.repo), found.quant, means)
+        return await _plan_of_repo(HubName(found.entry.repo), found.quant, means, projector)
     if name.is_hub:
-        return await _plan_of_repo(HubName(name.repo, name.revision or huggingface.DEFAULT_REVISION), name.tag, means)
+        repo = HubName(name.repo, name.revision or huggingface.DEFAULT_REVISION)
+        return await _plan_of_repo(repo, name.tag, means, projector)
+    without_projector = projector.lower() == projector_choice.NONE
+    if projector and not without_projector:
+        raise BadRequest(
+            "projector: a model of a registry has the one that it has; leave projector out, or say none",
+            field="projector",
+        )
     if name.registry_host:
         registry = RegistryName(name.registry_host, name.repo, name.tag or DEFAULT_TAG, is_insecure)
     else:
-        repo = f"{ollama_manifest.DEFAULT_OWNER}/{name.name}"
-        registry = RegistryName(ollama_manifest.DEFAULT_HOST, repo, name.tag or DEFAULT_TAG, is_insecure)
-    return await ollama.plan(registry, models_folder=means.store.folder, client=means.client)
+        owned = f"{ollama_manifest.DEFAULT_OWNER}/{name.name}"
+        registry = RegistryName(ollama_manifest.DEFAULT_HOST, owned, name.tag or DEFAULT_TAG, is_insecure)
+    return await ollama.plan(
+        registry, models_folder=means.store.folder, client=means.client, without_projector=without_projector
+    )
 
 
-async def _plan_of_repo(repo: HubName, tag: str | None, means: Means) -> RemotePlan:
-    choose = partial(quant_choice.choose, tag=tag, memory_bytes=means.memory_bytes, repo=repo.repo)
+async def _plan_of_repo(repo: HubName, tag: str | None, means: Means, projector: str) -> RemotePlan:
+    def choose(files: Sequence[RemoteFile]) -> Choice:
+        choice = quant_choice.choose(files, tag=tag, memory_bytes=means.memory_bytes, repo=repo.repo)
+        model = choice.files[0].path
+        wanted = projector_choice.of_repository(model, files, wanted=projector)
+        usual = wanted or projector_choice.of_repository(model, files)
+        return choice._replace(projector=wanted, left_projector="" if wanted or usual is None else usual.path)
+
     return await huggingface.plan(repo, hub=means.hub, choose=choose)
+
+
+async def _problem_of_projector(plan: RemotePlan, means: Means) -> str:
+    """Why no engine here can use the plan's projector, by its first bytes; "" where these say nothing."""
+    file = next((file for file in plan.files if file.stored.role is Role.PROJECTOR), None)
+    if file is None or not file.item.url or await asyncio.to_thread(means.store.path_of(file.stored).exists):
+        return ""
+    metadata = first_entries(await first_bytes(file.item, FIRST_BYTES, client=means.client, limits=means.limits))
+    if not projectors.encoders(metadata):
+        return ""
+    problem = projectors.type_problem(metadata)
+    return problem and f"{file.item.name} {problem}"
+
+
+def _without_projector(
+    plan: RemotePlan, problem: str, observer: Observer, *, is_wanted: bool
+) -> tuple[RemotePlan, str]:
+    """The plan without it, and the clause that says why. Raises BadModelFile for one that was asked for."""
+    if is_wanted:
+        raise BadModelFile(f"'{plan.repo}': {problem}; choose another projector, or none")
+    observer.status(f"without its projector, so for text only: {problem}")
+    files = tuple(file for file in plan.files if file.stored.role is not Role.PROJECTOR)
+    return dataclasses.replace(plan, files=files), problem
 
 
 async def _check_loadable(plan: RemotePlan, means: Means) -> None:
@@ -135,7 +196,8 @@ async def _check_loadable(plan: RemotePlan, means: Means) -> None:
     if first is None or not first.item.url or await asyncio.to_thread(means.store.path_of(first.stored).exists):
         return
     content = await first_bytes(first.item, FIRST_BYTES, client=means.client, limits=means.limits)
-    if problem := architectures.problem(first_entries(content)):
+    entries = first_entries(content)
+    if kind_of(entries) != FileKind.CONTROL_VECTOR and (problem := architectures.problem(entries)):
         raise BadModelFile(f"'{plan.repo}' {problem}; nothing was transferred. {_way_out(plan)}")
 
 
@@ -177,22 +239,40 @@ def _owned(store: Store, plan: RemotePlan) -> tuple[StoredFile, ...]:
 
 
 def _check(plan: RemotePlan, paths: Sequence[Path]) -> Header:
-    """The model's header. Raises BadModelFile when a file is not what its role says."""
+    """The header of the model, or of the adapter that is there alone. Raises BadModelFile when a file is not what its
+    role says."""
     model: Header | None = None
     for file, path in zip(plan.files, paths, strict=True):
         role = file.stored.role
         if role is Role.MODEL and model is None:
-            model = read_header(path)
-            if problem := architectures.problem(model.metadata):
+            # A repository does not say which of the two it has.
+            model = read_named(path) if len(plan.files) == 1 else read_header(path)
+            if model.kind in ADAPTERS:
+                facts_of(model)
+            elif problem := architectures.problem(model.metadata):
                 raise BadModelFile(f"'{plan.repo}' {problem}. {_way_out(plan)}")
         elif role is Role.ADAPTER:
-            read_header(path, kind=role.value)
+            header = read_header(path, kind=FileKind.ADAPTER)
+            if model is not None and (problem := misfit(header, model)):
+                raise BadModelFile(f"the adapter of '{plan.repo}' {problem}")
     if model is None:
         raise BadModelFile(f"'{plan.repo}' has no model file")
     return model
 
 
-def _manifest(name: str, plan: RemotePlan, files: tuple[StoredFile, ...]) -> Manifest:
+def _check_projector(plan: RemotePlan, paths: Sequence[Path], model: Header) -> str:
+    """Why the projector that came cannot be used with the model, as a clause; "" if it can, or there is none."""
+    for file, path in zip(plan.files, paths, strict=True):
+        if file.stored.role is Role.PROJECTOR:
+            try:
+                problem = projectors.fit_problem(read_header(path, kind="projector"), model)
+            except BadModelFile as error:
+                return error.message
+            return problem and f"{file.item.name} {problem}"
+    return ""
+
+
+def _manifest(name: str, plan: RemotePlan, files: tuple[StoredFile, ...], left_out: str) -> Manifest:
     return Manifest(
         name=name,
         files=files,
@@ -202,4 +282,5 @@ def _manifest(name: str, plan: RemotePlan, files: tuple[StoredFile, ...]) -> Man
         system=plan.system,
         messages=plan.messages,
         licence_text=plan.licence_text or plan.licence,
+        no_projector=left_out,
     )

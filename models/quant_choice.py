@@ -2,7 +2,9 @@
 
 Pure. File names are all that a repository says about its quantizations, so they are read as llama.cpp reads them: a
 quantization is a part of the name between separators; shards are named `...-00001-of-00003.gguf`; files whose names say
-that they are companions (projectors, importance matrices, draft heads) are left where they are: nobody here reads them.
+that they are companions are no models: importance matrices and draft heads are left where they are, and which projector
+belongs to the model is for projector_choice.py. Adapters (`lora`) are taken from a repository that has nothing else,
+and by their whole name.
 
 The rule without a tag, after the memory that this machine has:
 
@@ -49,6 +51,7 @@ _QUANT = re.compile(
 # Types that llama.cpp wrote for some processors and no longer reads; it repacks Q4_0 by itself now.
 _UNREADABLE = re.compile(r"Q4_0_[48]_[48]")
 _COMPANION = re.compile(r"(^|[/._-])(mmproj|imatrix|mtp|eagle3|dflash|dspark|draft|lora|vocab)([._-]|$)", re.IGNORECASE)
+_ADAPTER = re.compile(r"(^|[/._-])lora([._-]|$)", re.IGNORECASE)
 
 
 class RemoteFile(NamedTuple):
@@ -74,11 +77,14 @@ class Candidate(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What to fetch. `reason` is a sentence for a person; "" where the name left no choice."""
+    """What to fetch: the model, and its projector. `reason` is a sentence for a person; "" where the name left no
+    choice. `left_projector` is the path of one that belongs to the model and is not wanted."""
 
     quant: str
     files: tuple[RemoteFile, ...]
     reason: str
+    projector: RemoteFile | None = None
+    left_projector: str = ""
 
 
 def quant_of(path: str) -> str:
@@ -89,6 +95,11 @@ def quant_of(path: str) -> str:
             name: str = found[-1].upper()
             return QUANT_ALIASES.get(name, name) if name.startswith("FP") else name
     return ""
+
+
+def without_quant(stem: str) -> str:
+    """What a file's name says besides its quantizations."""
+    return _QUANT.sub("-", stem)
 
 
 def is_quant(text: str) -> bool:
@@ -116,17 +127,26 @@ def candidates(files: Iterable[RemoteFile]) -> list[Candidate]:
     return sorted(readable, key=lambda each: (_rank(each.quant), each.size_bytes, each.files[0].path))
 
 
+def _adapters(files: Iterable[RemoteFile]) -> list[Candidate]:
+    """The files that are adapters by their names, in order."""
+    named = sorted(file for file in files if file.path.lower().endswith(".gguf"))
+    found = [file for file in named if _ADAPTER.search(file.path.rpartition("/")[2])]
+    return [Candidate(quant_of(file.path), (file,)) for file in found]
+
+
 def choose(files: Sequence[RemoteFile], *, tag: str | None, memory_bytes: int, repo: str) -> Choice:
     """The files for `tag`: a quantization, a file's name, or None (also "latest") for the rule above.
 
     `memory_bytes` is what this machine has in all. Raises NotFound for a tag that the repository does not have, naming
     those it has, and BadRequest for a repository without any model.
     """
-    offered = candidates(files)
+    offered = candidates(files) or _adapters(files)
     if not offered:
         raise BadRequest(
             f"'{repo}' has no GGUF model files; look for a GGUF version of it (localrun search)", field="model"
         )
+    if tag is not None and tag.lower().endswith(".gguf"):
+        offered += _adapters(files)  # by its whole name, also beside models
     if tag is None or tag.lower() == "latest":
         picked, reason = _by_memory(offered, memory_bytes)
     else:

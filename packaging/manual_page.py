@@ -40,7 +40,7 @@ def text() -> str:
         lines += _options(entry)
     lines.append(".SH ENVIRONMENT")
     lines += _item("LOCALRUN_HOME", "The data, cache, configuration and state folders lie below it.")
-    for field in config.Settings.__struct_fields__:
+    for field in config.FIELDS:
         lines += _item(config.env_name(field), config.HELP[field] + ".")
     lines.append(".SH FILES")
     for name, what in FILES:

@@ -40,6 +40,8 @@ from localrun.native_build.wheels import (  # noqa: E402
 )
 
 LIBRARIES = "llama_cpp/lib/"
+# What pictures and sound need.
+MEDIA_LIBRARY = "libmtmd.so"
 # What every glibc system has. Linking libstdc++ into ours would need a newer glibc than the libstdc++ of older systems.
 SYSTEM_LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "libstdc++.so.6", "libgcc_s.so.1"}
 OLDEST_GLIBC = (2, 17)
@@ -131,8 +133,8 @@ def make(out: Path, source: Path | None, machine: Machine) -> Path:
         made = compile_wheel(environ, work / "made", python, str(unpacked))
         libraries = extract(made, work / "libraries")
         modules = sorted(path.name for path in libraries if path.name.startswith("libggml-cpu-"))
-        if not modules:
-            raise BuildError("the wheel has no CPU backend: llama-cpp-python's install rules have changed")
+        if not modules or not any(path.name == MEDIA_LIBRARY for path in libraries):
+            raise BuildError(f"the wheel lacks CPU backends or {MEDIA_LIBRARY}: its install rules have changed")
         key = hashlib.sha256(b"".join(path.read_bytes() for path in libraries)).hexdigest()[:24]
         record = {"version": VERSION, "backend": "cpu", "portable": True, "modules": modules, "key": key}
         add = licences(unpacked) | {RECORD: json.dumps(record, indent=1).encode()}

@@ -31,6 +31,25 @@ latency = "interactive"
 disk_cache_bytes = 0
 ```
 
+## Settings of one model
+
+Tables of `localrun.toml` say how some models are loaded:
+
+```toml
+[models."qwen3*"]
+num_ctx = 65536
+kv_type = "q8_0"
+
+[models."qwen3:0.6b"]
+gpu_layers = 0
+```
+
+The text in quotes is compared with the names that `localrun list` shows, upper and lower case alike; `*` stands for any
+text, `?` for one character. If several tables match, only the one with the longest text counts, and of two as long the
+first. What a table does not set is as the model's Modelfile or the settings above say;
+[models.md](models.md#how-a-model-is-loaded) has the order of precedence, and says what requests can ask for.
+
+MODEL_ROWS
 ## Settings that only the environment has
 
 | variable | |
@@ -63,9 +82,18 @@ def text() -> str:
     rows = [
         f"| `{field}` | `{config.env_name(field)}` | {_default(getattr(defaults, field))} | {_unit(field)} "
         f"| {_range(field, hints[field])} | {config.HELP[field].replace('|', chr(92) + '|')} |\n"
-        for field in config.Settings.__struct_fields__
+        for field in config.FIELDS
     ]
-    return HEAD + "".join(rows) + TAIL
+    return HEAD + "".join(rows) + TAIL.replace("MODEL_ROWS", _model_table())
+
+
+def _model_table() -> str:
+    hints = get_type_hints(config.LoadSettings, include_extras=True)
+    rows = [
+        f"| `{field}` | {_range(field, get_args(hints[field])[0])} | {config.LOAD_HELP[field]} |\n"
+        for field in config.LoadSettings.__struct_fields__
+    ]
+    return "| setting | range | |\n|---|---|---|\n" + "".join(rows)
 
 
 def _default(value: Any) -> str:

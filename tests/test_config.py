@@ -4,13 +4,23 @@ import re
 import typing
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from localrun import config
-from localrun.config import HELP, ConfigError, Settings, env_name, folders, latency_target_s, load, models_folder
+from localrun.config import (
+    HELP,
+    ConfigError,
+    LoadSettings,
+    ModelTable,
+    Settings,
+    env_name,
+    folders,
+    latency_target_s,
+    load,
+    models_folder,
+)
 
-FIELDS = Settings.__struct_fields__
+FIELDS = config.FIELDS
 
 
 @pytest.fixture
@@ -62,6 +72,8 @@ def test_every_field_can_be_set_in_the_file_and_in_the_environment(home: dict[st
         "host": "::1",
         "resume": "off",
         "speculation": "off",
+        "projectors": "off",
+        "fetch_images": "on",
     }
     hints = typing.get_type_hints(Settings)
     values = {
@@ -69,10 +81,10 @@ def test_every_field_can_be_set_in_the_file_and_in_the_environment(home: dict[st
         for field in FIELDS
     }
     write(home, "\n".join(f"{name} = {value!r}" for name, value in values.items()))
-    assert msgspec.structs.asdict(load(environ=home)) == values
+    assert load(environ=home) == Settings(**values)
     write(home, "")
     from_environment = load(environ=home | {env_name(field): str(value) for field, value in values.items()})
-    assert msgspec.structs.asdict(from_environment) == values
+    assert from_environment == Settings(**values)
 
 
 # --- names ---------------------------------------------------------------------------------------------------------
@@ -103,6 +115,19 @@ def test_every_number_has_its_unit_in_its_name_or_counts_something():
     hints = typing.get_type_hints(Settings)
     for field in FIELDS:
         assert hints[field] is str or field in counted or field.endswith(("_s", "_bytes")), field
+
+
+def test_tables_of_models(home: dict[str, str]):
+    write(home, 'slots = 4\n[models."qwen3*"]\nnum_ctx = 65536\nkv_type = "q8_0"\nrope_frequency_base = 1000000\n')
+    settings = load(environ=home)
+    assert settings.slots == 4
+    said = LoadSettings(num_ctx=65536, kv_type="q8_0", rope_frequency_base=1e6)
+    assert settings.models == (ModelTable("qwen3*", said),)
+    assert settings.of_model("qwen3:8b") == said
+
+
+def test_every_setting_of_a_model_is_documented():
+    assert list(config.LOAD_HELP) == list(LoadSettings.__struct_fields__)
 
 
 # --- what is refused, and how --------------------------------------------------------------------------------------
@@ -159,6 +184,14 @@ def test_a_bad_variable_is_refused_by_its_name(home: dict[str, str], name: str, 
         ("host = '\udcff'", ()),
         ("latency = 'fast'", ("'fast'",)),
         ("kv_type = 'f99'", ("'f99'",)),
+        ("models = 3", ("models is 3", '[models."PATTERN"]')),
+        ("[models]\nqwen3 = 4096", ('[models."qwen3"] is 4096', '[models."PATTERN"]')),
+        ("[models.qwen3]\nnum_ctx = -1", ('[models."qwen3"]', "num_ctx is -1", ">= 0")),
+        ("[models.qwen3]\nslots = 257", ('[models."qwen3"]', "slots is 257", "256")),
+        ("[models.qwen3]\nkv_type = 'f99'", ('[models."qwen3"]', "kv_type", "'f99'", "q4_0")),
+        ("[models.qwen3]\nrope_scaling = 'su'", ('[models."qwen3"]', "rope_scaling", "'su'", "yarn")),
+        ("[models.qwen3]\nrope_frequency_base = inf", ('[models."qwen3"]', "rope_frequency_base")),
+        ("[models.qwen3]\nnum_gpu = 1", ('[models."qwen3"]', "'num_gpu'", "gpu_layers")),
     ],
 )
 def test_a_bad_file_is_refused_by_its_path(home: dict[str, str], text: str, parts: tuple[str, ...]):

@@ -21,8 +21,11 @@ LEAVES = (
     *("localrun.priority", "localrun.processors", "localrun.snapshot", "localrun.thread_choice", "localrun.wire"),
 )
 CONFIG, ERRORS, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PRIORITY, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE = LEAVES
+# Headers of sound files, for the daemon and its clients.
+SOUND_HEADERS = "localrun.sound_headers"
 KERNEL_PROBE = "localrun.kernel_probe"
 FRAMING = "localrun.framing"
+ATTACHMENTS = "localrun.attachments"
 CLIENT = "localrun.client"
 
 # A package may import itself and these; a name stands for everything below it.
@@ -31,12 +34,12 @@ ALLOWED = {
         *(CONFIG, ERRORS, FRAMING, KV_FOLDERS, LIBRARY_PROBLEMS, PRIORITY, PROCESSORS, THREAD_CHOICE, WIRE),
     ),
     "localrun.server": (
-        *(CONFIG, ERRORS, FRAMING, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, SNAPSHOT, THREAD_CHOICE, WIRE),
+        *(CONFIG, ERRORS, FRAMING, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, SNAPSHOT, SOUND_HEADERS, THREAD_CHOICE, WIRE),
         "localrun.models",
     ),
     "localrun.models": (CONFIG, ERRORS),
-    "localrun.tui": (CLIENT, CONFIG, ERRORS, SNAPSHOT),
-    "localrun.cli": (CLIENT, CONFIG, ERRORS, KV_FOLDERS, PROCESSORS, SNAPSHOT, THREAD_CHOICE),
+    "localrun.tui": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, SNAPSHOT, SOUND_HEADERS),
+    "localrun.cli": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, KV_FOLDERS, PROCESSORS, SNAPSHOT, THREAD_CHOICE),
     "localrun.bench": (CLIENT, CONFIG, ERRORS, PROCESSORS, SNAPSHOT, THREAD_CHOICE, "localrun.models"),
     "localrun.service": (CONFIG, ERRORS),
     "localrun.doctor": (
@@ -46,6 +49,8 @@ ALLOWED = {
     KERNEL_PROBE: (CONFIG, KERNELS, PRIORITY, "localrun.models"),
     "localrun.framing": (WIRE,),
     "localrun.native_build": (),
+    ATTACHMENTS: (ERRORS, SOUND_HEADERS),
+    SOUND_HEADERS: (),
     CLIENT: LEAVES,
     "localrun.__main__": ("localrun.cli",),
 }
@@ -61,6 +66,7 @@ ALLOWED_LAZILY = {
         "localrun.tui.recording",
         "localrun.bench",
     ),
+    "localrun.engine": ("localrun.models.gguf",),
     "localrun.tui": ("localrun.cli.daemon",),
 }
 
@@ -74,12 +80,25 @@ ENGINE_ROOMS = {
     "embedding": ("backend", "fake", "pipes", "request", "schedule.policy"),
 }
 NOT_PURE = {
-    *("answers", "engine", "process", "pipes", "fake", "fake_engine", "tools", "embedding.fake", "embedding.process"),
+    *("adapters", "answers", "encoding", "engine", "process", "pipes", "fake", "fake_engine", "tools"),
+    *("embedding.fake", "embedding.process", "native.adapters"),
     *("sample.grammars", "sample.grammar_library", "sample.gbnf"),
     *("cache.disk", "cache.disk_files", "speculate.draft_models"),
     *(
         f"native.{name}"
-        for name in ("context", "draft", "embedder", "library", "llama", "model", "mtp", "pages", "sampler", "worker")
+        for name in (
+            "context",
+            "draft",
+            "embedder",
+            "library",
+            "llama",
+            "media",
+            "model",
+            "mtp",
+            "pages",
+            "sampler",
+            "worker",
+        )
     ),
 }
 IMPURE = {

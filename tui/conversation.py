@@ -12,11 +12,15 @@ Does not: know widgets, or talk to the daemon.
 
 from __future__ import annotations
 
+import base64
+import itertools
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from localrun.attachments import Kind, n_carried
 from localrun.tui.history import Chat, History, Message
+from localrun.tui.media import Attached, media_of
 
 _UNSTORED = 0
 
@@ -49,12 +53,48 @@ class Conversation:
         except (KeyError, sqlite3.Error):
             return ""
 
-    def to_send(self, question: str, extra: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        """What `/api/chat` is asked, with this question at the end. A stopped answer counts as the answer."""
+    def to_send(
+        self, question: str, extra: dict[str, Any] | None = None, taken: frozenset[Kind] = frozenset(Kind)
+    ) -> list[dict[str, Any]]:
+        """What `/api/chat` is asked, with this question at the end. A stopped answer counts as the answer. Of all
+        pictures and sounds that the model takes, the newest, as many as one request carries. Reads their files, so it
+        is called in a thread; nothing is added to the conversation meanwhile."""
         found: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
-        found += [_sent(message.role, message.content, message.extra) for message in self.messages]
-        found.append(_sent("user", question, extra or {}))
+        said = [*((m.role, m.content, m.extra) for m in self.messages), ("user", question, extra or {})]
+        media = [medium for _, _, extra in said for medium in media_of(extra) if medium.kind in taken]
+        left_out = set(range(len(media) - n_carried([medium.size_bytes for medium in media])))
+        numbers = itertools.count()
+        for role, content, its_extra in said:
+            message: dict[str, Any] = {"role": role, "content": content}
+            files = [
+                self._history.files.get(medium.sha256)
+                for medium in media_of(its_extra)
+                if medium.kind in taken and next(numbers) not in left_out
+            ]
+            images = [base64.b64encode(data).decode("ascii") for data in files if data is not None]
+            message |= {"images": images} if images else {}
+            message |= {name: its_extra[name] for name in ("thinking", "tool_calls") if its_extra.get(name)}
+            found.append(message)
         return found
+
+    def n_left_out(self, extra: dict[str, Any], taken: frozenset[Kind]) -> int:
+        """How many of the pictures and sounds `to_send` leaves out."""
+        media = [medium for each in (*(m.extra for m in self.messages), extra) for medium in media_of(each)]
+        return len(media) - n_carried([medium.size_bytes for medium in media if medium.kind in taken])
+
+    @property
+    def has_media(self) -> bool:
+        """Whether a picture or a sound was sent in the shown branch."""
+        return any(media_of(message.extra) for message in self.messages)
+
+    def keep(self, files: Iterable[Attached]) -> None:
+        """Keeps the pictures and sounds of a question that is about to be asked. In a thread, as `to_send`."""
+        try:
+            for attached in files:
+                if attached.medium is not None:
+                    self._history.files.put(attached.file.data)
+        except OSError as error:
+            self.trouble = f"a file cannot be kept: {error.strerror or error}"
 
     def asked(self, question: str, extra: dict[str, Any] | None = None) -> Message:
         """The answer to this question begins: both belong to the chat now."""
@@ -130,11 +170,3 @@ class Conversation:
         if message.id == _UNSTORED:
             return []
         return [sibling.id for sibling in self._history.siblings(message)]
-
-
-def _sent(role: str, content: str, extra: dict[str, Any]) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": role, "content": content}
-    for name in ("images", "thinking", "tool_calls"):
-        if extra.get(name):
-            message[name] = extra[name]
-    return message

@@ -1,7 +1,5 @@
-"""Files that go into a chat and come out of it: attachments, a chat as a document, a prompt in the person's own editor.
-
-Of an attachment, text goes into the question and images beside it. It is read once, when it is attached; BadAttachment
-has a sentence for the person. Whether the model can see, the daemon says when it is asked.
+"""Files that go into a chat and come out of it: a question with its attachments, a chat as a document, a prompt in the
+person's own editor.
 """
 
 from __future__ import annotations
@@ -10,41 +8,22 @@ import base64
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from localrun import attachments
+from localrun.attachments import Attachment
+from localrun.errors import BadRequest
 from localrun.tui import short_text
 from localrun.tui.history import Message
+from localrun.tui.media import Attached, Medium, examined, extra_of, media_of
 
-MAX_TEXT_BYTES = 1_000_000
-MAX_IMAGE_BYTES = 20_000_000
-
-_IMAGE_BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
-
-
-class BadAttachment(Exception):
-    """The file cannot be sent; the message says why."""
-
-
-class Attachment(NamedTuple):
-    """`image` is base64, None for a text."""
-
-    name: str
-    size_bytes: int
-    text: str = ""
-    image: str | None = None
-
-    @property
-    def as_text(self) -> str:
-        """How a text stands in the question: below its name, in a fence that its own fences do not close."""
-        fence = "```"
-        while fence in self.text:
-            fence += "`"
-        return f"{self.name}:\n{fence}\n{self.text.rstrip()}\n{fence}"
+_Load = Callable[[str], bytes | None]
 
 
 class Question(NamedTuple):
@@ -52,62 +31,68 @@ class Question(NamedTuple):
     was; its files' texts are in `text`."""
 
     text: str
-    attachments: tuple[Attachment, ...] = ()
+    attachments: tuple[Attached, ...] = ()
     again: Message | None = None
 
     @classmethod
-    def of(cls, message: Message) -> Question:
-        """A question that was asked before, to be asked again."""
-        images = message.extra.get("images", [])
-        names = str(message.extra.get("shown", "")).rpartition("[with ")[2].removesuffix("]").split(", ")
-        if len(names) != len(images):  # texts were attached too
-            names = [f"image {number + 1}" for number in range(len(images))]
-        attached = [
-            Attachment(name, len(image) * 3 // 4, image=image) for name, image in zip(names, images, strict=True)
+    def of(cls, message: Message, load: _Load) -> Question:
+        """A question that was asked before, to be asked again. `load` gives the bytes of a file by its SHA-256, None
+        when it is gone."""
+        found = ((medium, load(medium.sha256)) for medium in media_of(message.extra))
+        files = [
+            Attached(Attachment(medium.name, medium.kind, data), medium) for medium, data in found if data is not None
         ]
-        return cls(message.content, tuple(attached), message)
+        return cls(message.content, tuple(files), message)
 
     @property
     def content(self) -> str:
         """What the model reads."""
-        texts = [attachment.as_text for attachment in self.attachments if attachment.image is None]
-        return "\n\n".join([*texts, self.text])
+        return attachments.content(self.text, [attached.file for attached in self.attachments])
+
+    @property
+    def media(self) -> tuple[Medium, ...]:
+        """The pictures and sounds."""
+        return tuple(attached.medium for attached in self.attachments if attached.medium is not None)
 
     @property
     def extra(self) -> dict[str, Any]:
-        """What is kept beside it: the images, and what a person sees in place of the files."""
+        """What is kept beside it: the pictures and sounds, and what a person sees in place of the texts."""
         if self.again is not None:
             return self.again.extra
-        if not self.attachments:
-            return {}
-        names = ", ".join(attachment.name for attachment in self.attachments)
-        images = [attachment.image for attachment in self.attachments if attachment.image is not None]
-        return {"shown": f"{self.text}\n[with {names}]", **({"images": images} if images else {})}
+        names = ", ".join(attached.file.name for attached in self.attachments if attached.medium is None)
+        return ({"shown": f"{self.text}\n[with {names}]"} if names else {}) | extra_of(self.media)
 
 
-def read_attachment(path: Path) -> Attachment:
-    path = path.expanduser()
-    try:
-        size_bytes = path.stat().st_size
-        if not path.is_file():
-            raise BadAttachment(f"{path.name} is not a file")
-        with path.open("rb") as file:
-            data = file.read(MAX_IMAGE_BYTES + 1)
-    except OSError as error:
-        raise BadAttachment(f"{path} cannot be read: {error.strerror or error}") from error
-    if data.startswith(_IMAGE_BEGINNINGS) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP"):
-        if len(data) > MAX_IMAGE_BYTES:
-            raise BadAttachment(f"{path.name} is larger than {MAX_IMAGE_BYTES / 1e6:.0f} MB")
-        return Attachment(path.name, size_bytes, image=base64.b64encode(data).decode("ascii"))
-    if len(data) > MAX_TEXT_BYTES:
-        raise BadAttachment(f"{path.name} is larger than {MAX_TEXT_BYTES / 1e6:.0f} MB; send the part that matters")
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError:
-        raise BadAttachment(f"{path.name} is neither text (UTF-8) nor an image (PNG, JPEG, GIF, WebP)") from None
-    if "\0" in text:
-        raise BadAttachment(f"{path.name} is not a text file")
-    return Attachment(path.name, size_bytes, text=text)
+def attached(path: Path) -> Attached:
+    """A file, read and examined, which takes a moment for a large one. Raises BadRequest."""
+    return examined(attachments.read(path))
+
+
+# Programs that write the clipboard's picture to stdout: of Wayland, X11 and macOS. Each fails where it is not at home.
+_CLIPBOARD_READERS = (
+    ("wl-paste", "--no-newline", "--type", "image/png"),
+    ("xclip", "-selection", "clipboard", "-target", "image/png", "-out"),
+    ("pngpaste", "-"),
+)
+_CLIPBOARD_TIMEOUT_S = 10.0
+
+
+def in_clipboard() -> Attached:
+    """The picture in the clipboard of this machine. Takes a moment. Raises BadRequest when there is none."""
+    present = [command for command in _CLIPBOARD_READERS if shutil.which(command[0])]
+    for command in present:
+        try:
+            ended = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_CLIPBOARD_TIMEOUT_S
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if attachments.media_kind(ended.stdout) is not None:
+            return examined(attachments.of_bytes("clipboard.png", ended.stdout))
+    if not present:
+        programs = ", ".join(command[0] for command in _CLIPBOARD_READERS)
+        raise BadRequest(f"reading the clipboard needs one of these programs: {programs}")
+    raise BadRequest("there is no picture in the clipboard")
 
 
 # --- a chat as a document: Markdown to read, JSON to work with ---
@@ -124,12 +109,21 @@ def to_markdown(title: str, model: str, system: str, messages: Sequence[Message]
         parts.append(f"## {_NAMES.get(message.role, message.role)}, {short_text.when(message.created_at_s)}")
         if message.extra.get("thinking"):
             parts.append(_quoted(str(message.extra["thinking"])))
+        parts += [f"[with {medium.name}]" for medium in media_of(message.extra)]
         parts.append(message.content)
     return "\n\n".join(parts) + "\n"
 
 
-def to_json(title: str, model: str, system: str, parameters: dict[str, Any], messages: Sequence[Message]) -> str:
-    """The messages as `/api/chat` takes them, with what is known of each besides."""
+def to_json(
+    title: str, model: str, system: str, parameters: dict[str, Any], messages: Sequence[Message], load: _Load
+) -> str:
+    """The messages as `/api/chat` takes them, with what is known of each besides. `load` as in `Question.of`."""
+
+    def images(message: Message) -> dict[str, Any]:
+        files = (load(medium.sha256) for medium in media_of(message.extra))
+        found = [base64.b64encode(data).decode("ascii") for data in files if data is not None]
+        return {"images": found} if found else {}
+
     document = {
         "title": title,
         "model": model,
@@ -139,6 +133,7 @@ def to_json(title: str, model: str, system: str, parameters: dict[str, Any], mes
             {
                 "role": message.role,
                 "content": message.content,
+                **images(message),
                 **message.extra,
                 "created_at": datetime.fromtimestamp(message.created_at_s, UTC).isoformat(),
             }

@@ -3,6 +3,8 @@
 Owner: the TUI's event loop; every call is a short transaction (milliseconds). Several TUIs may use one file at the same
 time: write-ahead log, short waits, and nothing remembered between calls but the connection.
 
+Pictures and sounds are files in a folder beside it (`media.py`).
+
 A message knows what it answers (`parent_id`), so editing a question or asking again makes a sibling and loses nothing;
 a chat's `leaf_id` says which branch is shown. What was stored is whole after a crash: a message is written once, when
 it is complete, and an answer that was cut off is stored as what came of it.
@@ -16,6 +18,7 @@ Does not: know what is on the screen, or ask a model.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -27,10 +30,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# The tables and the version of their shape. A later version adds statements and raises `VERSION`; what is stored is
-# never thrown away.
+from localrun.attachments import Attachment, Kind
+from localrun.tui.media import MediaFiles, examined, extra_of, media_of
 
-VERSION = 1
+# The tables and the version of what is in them. A later version adds statements and raises `VERSION`; what is stored is
+# never thrown away. Version 1 had the bytes of pictures in `extra`, in base64.
+
+VERSION = 2
 
 SCHEMA = (
     """CREATE TABLE chats (
@@ -148,6 +154,8 @@ class History:
     """See the module. Times are seconds since the epoch, given by the caller."""
 
     def __init__(self, path: Path) -> None:
+        """Beside `path`, `files` keeps the pictures and sounds."""
+        self.files = MediaFiles(None if str(path) == ":memory:" else path.with_suffix(".media"))
         self._db = _connected(path)
         try:
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -155,6 +163,8 @@ class History:
             self._db.execute("PRAGMA foreign_keys = ON")
             self._migrate(path)
             self._check()
+            if not self.files.is_empty:
+                self.files.collect(self._used_media())
         except BaseException:
             self._db.close()
             raise
@@ -209,6 +219,7 @@ class History:
             chat = self.chat(chat_id)
             rows = self._db.execute("SELECT * FROM messages WHERE chat_id = ? ORDER BY id", (chat_id,))
             messages = [_message(row) for row in rows]
+            self.files.use([medium for message in messages for medium in media_of(message.extra)])
             self._db.execute("UPDATE chats SET leaf_id = NULL WHERE id = ?", (chat_id,))
             # SQLite follows a cascade from question to answer to question, and gives up after a thousand of them.
             self._db.execute("UPDATE messages SET parent_id = NULL WHERE chat_id = ?", (chat_id,))
@@ -246,7 +257,8 @@ class History:
         """A message below `parent_id`; it is the end of the shown branch from now on. The first question names a chat
         that has no name. Raises KeyError when the chat was deleted meanwhile."""
         with self._transaction():
-            title = _one_line(content) if role == "user" else ""
+            names = ", ".join(medium.name for medium in media_of(extra or {}))
+            title = _one_line(content or names) if role == "user" else ""
             found = self._db.execute(
                 "UPDATE chats SET changed_at_s = ?, title = CASE WHEN title = '' THEN ? ELSE title END WHERE id = ?",
                 (now_s, title, chat_id),
@@ -331,9 +343,27 @@ class History:
         return _row_id(
             self._db.execute(
                 "INSERT INTO messages (chat_id, parent_id, role, content, extra, created_at_s) VALUES (?,?,?,?,?,?)",
-                (chat_id, *message[2:5], json.dumps(message.extra), message.created_at_s),
+                (chat_id, *message[2:5], json.dumps(self._with_files(message.extra)), message.created_at_s),
             )
         )
+
+    def _with_files(self, extra: dict[str, Any]) -> dict[str, Any]:
+        """Pictures of version 1 as files. Raises OSError."""
+        images = extra.get("images")
+        if not isinstance(images, list):
+            return extra
+        media = []
+        for number, image in enumerate(images, 1):
+            with contextlib.suppress(ValueError, TypeError):
+                data = base64.b64decode(image, validate=True)
+                self.files.put(data)
+                media.append(examined(Attachment(f"image {number}", Kind.PICTURE, data)).medium)
+        others = {name: value for name, value in extra.items() if name != "images"}
+        return others | extra_of([medium for medium in media if medium is not None])
+
+    def _used_media(self) -> set[str]:
+        rows = self._db.execute("""SELECT extra FROM messages WHERE extra LIKE '%"media"%'""")
+        return {medium.sha256 for (extra,) in rows for medium in media_of(_object(extra))}
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -346,6 +376,7 @@ class History:
         self._db.execute("COMMIT")
 
     def _migrate(self, path: Path) -> None:
+        n_moved = 0
         with self._transaction():  # two that start at once: the second one finds it done
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version > VERSION:
@@ -354,11 +385,24 @@ class History:
                     f"this one knows {VERSION}); upgrade localrun, or move the file away"
                 )
             if version < VERSION:
-                if self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
-                    raise sqlite3.DatabaseError("it has tables, and no version")
-                for statement in SCHEMA:
-                    self._db.execute(statement)
+                if version == 0:
+                    if self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
+                        raise sqlite3.DatabaseError("it has tables, and no version")
+                    for statement in SCHEMA:
+                        self._db.execute(statement)
+                else:
+                    n_moved = self._move_pictures()
                 self._db.execute(f"PRAGMA user_version = {VERSION}")
+        if n_moved:
+            with contextlib.suppress(sqlite3.OperationalError):  # another window is open; the file stays large
+                self._db.execute("VACUUM")
+
+    def _move_pictures(self) -> int:
+        rows = self._db.execute("""SELECT id, extra FROM messages WHERE extra LIKE '%"images"%'""").fetchall()
+        for message_id, extra in rows:
+            moved = json.dumps(self._with_files(_object(extra)))
+            self._db.execute("UPDATE messages SET extra = ? WHERE id = ?", (moved, message_id))
+        return len(rows)
 
     def _check(self) -> None:
         """Raises DatabaseError for a damaged file. Reads all of it: 40 ms for 10,000 messages."""

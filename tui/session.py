@@ -15,6 +15,8 @@ from pathlib import Path
 from textual.dom import DOMNode
 from textual.signal import Signal
 
+from localrun import attachments
+from localrun.attachments import Kind
 from localrun.config import folders
 from localrun.errors import Cancelled, LocalrunError
 from localrun.snapshot import EngineRow, PullRow, Snapshot
@@ -22,6 +24,7 @@ from localrun.tui import short_text
 from localrun.tui.daemon import Daemon
 from localrun.tui.history import Deleted, History
 from localrun.tui.keys import key_of
+from localrun.tui.pictures import Thumbnails
 from localrun.tui.rates import RateSeries, RequestRates, Sample
 from localrun.tui.recording import Recorder
 from localrun.tui.short_text import line
@@ -63,6 +66,7 @@ class Session:
         self.request_rates = RequestRates()
         self.recorder: Recorder | None = None
         self.pulls = Pulls(daemon, self._pull_ended)
+        self.thumbnails = Thumbnails()
         self.snapshots: Signal[Snapshot] = Signal(owner, "snapshots")
         self.connection: Signal[str | None] = Signal(owner, "connection")
         self.models: Signal[str] = Signal(owner, "models")
@@ -119,6 +123,10 @@ class Session:
         """Chats go to this model from now on."""
         self.model = model
         self.models.publish(model)
+
+    async def taken_kinds(self, model: str) -> frozenset[Kind]:
+        """What may be attached to a question to a model. Raises LocalrunError."""
+        return attachments.taken_kinds((await self.daemon.show(model)).get("capabilities") or ())
 
     def engine_of(self, model: str) -> EngineRow | None:
         """The engine that serves a model, by the model's canonical name."""

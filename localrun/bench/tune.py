@@ -19,7 +19,8 @@ from localrun import thread_choice
 from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import EngineFailed
 from localrun.models.storage import other_programs
-from localrun.models.storage.store import Model, Store
+from localrun.models.storage.model import Model
+from localrun.models.storage.store import Store
 from localrun.processors import Processors
 from localrun.thread_choice import Kept, Shape, Threads
 

@@ -12,8 +12,8 @@ _SIZES = ("weights_bytes", "kv_bytes", "compute_bytes", "other_bytes", "total_by
 
 
 def model_card(shown: dict[str, Any]) -> str:
-    """Blocks of name and value: model, capabilities, tensors by type, memory by context, parameters, system, messages,
-    license. Empty ones are left out."""
+    """Blocks of name and value: model, capabilities, projector, tensors by type, memory by context, parameters, system,
+    messages, license. Empty ones are left out."""
     details = shown.get("details") or {}
     info = shown.get("model_info") or {}
     architecture = info.get("general.architecture") or details.get("family") or ""
@@ -27,15 +27,40 @@ def model_card(shown: dict[str, Any]) -> str:
     more = shown.get("localrun") or {}
     model |= {"file": more.get("path"), "source": _source(more.get("source") or {}), "requires": shown.get("requires")}
     model["draft model"] = more.get("draft")
+    projector = more.get("projector") or {}
     blocks = [_block("Model", [f"{name:<20}{value}" for name, value in model.items() if value])]
     blocks.append(_block("Capabilities", shown.get("capabilities") or []))
+    blocks.append(_block("Projector", _projector(projector, more.get("no_projector") or "")))
     blocks.append(_block("Tensors", _tensors(more.get("tensor_types") or [])))
     blocks.append(_block("Memory", _memory(more.get("memory") or [])))
     blocks.append(_block("Adapters", more.get("adapters") or []))
+    blocks.append(_block("Load settings", [f"{name:<20}{value}" for name, value in (more.get("load") or {}).items()]))
     blocks.append(_block("Parameters", _lines(shown.get("parameters"))))
     blocks.append(_block("System", _lines(shown.get("system"))))
     messages = shown.get("messages") or []
     blocks.append(_block("Messages", [f"{each['role']:<20}{_first_line(each['content'])}" for each in messages]))
+    blocks.append(_block("License", _lines(shown.get("license"))[:MAX_LICENSE_LINES]))
+    return visible("\n\n".join(filter(None, blocks)))
+
+
+def adapter_card(shown: dict[str, Any]) -> str:
+    """Blocks of name and value: the adapter and what it is for, its license."""
+    more = shown["localrun"]
+    adapter = {
+        "kind": more["kind"],
+        "architecture": more["architecture"],
+        "made for": more["base_model"],
+        "rank": more["rank"],
+        "alpha": f"{more['alpha']:g}" if more["alpha"] else "",
+        "layers": more["layers"],
+        "tensors": more["tensors"],
+        "size": size(more["size"]),
+        "file": more["path"],
+        "digest": more["digest"],
+        "source": _source(more["source"]),
+        "use": f"localrun run MODEL+{more['name']}",
+    }
+    blocks = [_block("Adapter", [f"{name:<20}{value}" for name, value in adapter.items() if value])]
     blocks.append(_block("License", _lines(shown.get("license"))[:MAX_LICENSE_LINES]))
     return visible("\n\n".join(filter(None, blocks)))
 
@@ -56,6 +81,14 @@ def _source(source: dict[str, Any]) -> str:
 
 def _tensors(rows: list[dict[str, Any]]) -> list[str]:
     return [f"{row['type']:<20}{row['tensors']} tensors, {size(row['size'])}" for row in rows]
+
+
+def _projector(projector: dict[str, Any], problem: str) -> list[str]:
+    """What makes rows of images or audio for the model, or why it has none."""
+    if not projector:
+        return [f"none: {problem}"] if problem else []
+    kind = f"{', '.join(projector['types'])} {projector['quantization']}, {size(projector['size'])}"
+    return [f"{'takes':<20}{', '.join(projector['takes'])}", f"{'type':<20}{kind}", f"{'file':<20}{projector['path']}"]
 
 
 def _memory(rows: list[dict[str, Any]]) -> list[str]:
@@ -110,6 +143,12 @@ def _notes(fit: dict[str, Any]) -> list[str]:
         f"other: the process with its vocabulary, {size(fit['process_bytes'])}"
         f"{background if fit['background_bytes'] else ''}",
     ]
+    if projector := fit.get("projector"):
+        notes.append(
+            f"the projector {projector['name']} takes {size(projector['total_bytes'])} of other on "
+            f"{projector['device']} (weights {size(projector['weights_bytes'])}, the largest picture or the longest "
+            f"audio {size(projector['compute_bytes'])})"
+        )
     if draft := fit["draft"]:
         rest_bytes = draft["compute_bytes"] + draft["other_bytes"]
         notes.append(

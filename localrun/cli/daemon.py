@@ -39,7 +39,7 @@ LOG_TAIL_LINES = 5
 
 # owner/repo:file.gguf, perhaps after the hub's host: a file of a repository, not one of this machine.
 _FILE_OF_A_REPO = re.compile(
-    r"(https://)?([\w.-]+/)?[\w-][\w.-]*/[\w-][\w.@-]*:[\w.-]+\.gguf", re.ASCII | re.IGNORECASE
+    r"([\w./:@+=-]+\+)?(https://)?([\w.-]+/)?[\w-][\w.-]*/[\w-][\w.@-]*:[\w.-]+\.gguf", re.ASCII | re.IGNORECASE
 )
 
 T = TypeVar("T")
@@ -86,8 +86,11 @@ def base_url(settings: config.Settings) -> str:
 def for_daemon(name: str) -> str:
     """The name, or the absolute path for a file: the daemon does not share the user's working folder.
 
-    A file is what ends in `.gguf`, starts like a path, or has a separator and exists.
+    A file is what ends in `.gguf`, starts like a path, or has a separator and exists. Adapters may follow it.
     """
+    path, _, adapters = name.rpartition(".gguf+")
+    if path and not name.endswith(".gguf"):
+        return f"{for_daemon(path + '.gguf')}+{adapters}"
     if _FILE_OF_A_REPO.fullmatch(name) and not name.startswith(".") and not Path(name).exists():
         return name
     starts_like_a_path = name.startswith(("./", "../", "~", os.sep, "." + os.sep, ".." + os.sep))

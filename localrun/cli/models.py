@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from localrun.cli.cards import fit_card, model_card
+from localrun.cli.cards import adapter_card, fit_card, model_card
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon, with_settings
 from localrun.cli.text import ago, columns, for_stdout, size, visible
 from localrun.client import Client
@@ -23,23 +23,26 @@ from localrun.config import Settings
 
 MAX_MODELFILE_BYTES = 8 * 1024 * 1024
 _HEADER = ("NAME", "ID", "SIZE", "QUANT", "PARAMETERS", "CONTEXT", "MODIFIED", "SOURCE", "LOADED")
+_ADAPTER_HEADER = ("ADAPTER", "KIND", "FOR", "ID", "SIZE", "RANK", "MODIFIED", "SOURCE")
 
 
 @click.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, as in the daemon's /api/tags.")
 @with_settings
 def list_command(as_json: bool, settings: Settings) -> None:
-    """List the models that can be run.
+    """List the models that can be run, and the adapters that can be used with them (as MODEL+ADAPTER).
 
     Model files that cannot be used are reported on stderr, with the reason.
     """
     store = ask(ensure_daemon(settings), lambda client: client.store())
-    rows = store["models"]
+    rows, adapters = store["models"], store.get("adapters", [])
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print(json.dumps([*rows, *adapters], indent=2))
         return
     now = datetime.now(UTC)
     print(columns(_HEADER, [_cells(row, now) for row in rows]))
+    if adapters:
+        print("\n" + columns(_ADAPTER_HEADER, [_adapter_cells(row, now) for row in adapters]))
     for file in store.get("unusable", ()):
         print(f"not usable: {visible(file['path'])}: {visible(file['problem'])}", file=sys.stderr)
 
@@ -60,6 +63,20 @@ def _cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
     return tuple(visible(cell) for cell in cells)
 
 
+def _adapter_cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
+    cells = (
+        row["name"],
+        row["kind"],
+        row["architecture"] or "-",
+        row["digest"].removeprefix("sha256:")[:12] or "-",
+        size(row["size"]),
+        str(row["rank"] or "-"),
+        ago(datetime.fromisoformat(row["modified_at"]), now),
+        row["source"] or "-",
+    )
+    return tuple(visible(cell) for cell in cells)
+
+
 @click.command("show")
 @click.argument("model")
 @click.option("--template", is_flag=True, help="Print only the chat template.")
@@ -71,7 +88,7 @@ def _cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
 def show_command(
     model: str, template: bool, modelfile: bool, as_fit: bool, draft: str | None, as_json: bool, settings: Settings
 ) -> None:
-    """Show information about MODEL without loading it."""
+    """Show information about MODEL, or an adapter, without loading it."""
     if template and as_json:
         raise click.UsageError("give either --template or --json")
     if modelfile and (template or as_fit or as_json):
@@ -91,7 +108,8 @@ def show_command(
     elif template or modelfile:
         print(for_stdout(shown.get("template" if template else "modelfile") or ""), end="\n" if template else "")
     else:
-        print(model_card(shown))
+        is_adapter = "kind" in (shown.get("localrun") or {})
+        print(adapter_card(shown) if is_adapter else model_card(shown))
 
 
 @click.command("cp")
@@ -99,7 +117,10 @@ def show_command(
 @click.argument("destination")
 @with_settings
 def cp_command(source: str, destination: str, settings: Settings) -> None:
-    """Give the model SOURCE a second name, DESTINATION. Both names share the files; either can be removed."""
+    """Give SOURCE, a model or an adapter, a second name, DESTINATION.
+
+    Both names share the files; either can be removed.
+    """
     ask(ensure_daemon(settings), lambda client: client.copy(for_daemon(source), destination))
     print(f"copied '{source}' to '{destination}'")
 
@@ -152,7 +173,8 @@ def gc_command(is_all: bool, settings: Settings) -> None:
 def create_command(model: str, path: Path | None, base: str | None, quantize: str | None, settings: Settings) -> None:
     """Create MODEL from a Modelfile (./Modelfile unless -f or --from is given).
 
-    A GGUF file named by FROM is used in place, not copied.
+    A GGUF file named by FROM is used in place, not copied. The file of an adapter, or a Modelfile with ADAPTER and
+    without FROM, gives an adapter a name.
     """
     if path is not None and base is not None:
         raise click.UsageError("give either --file or --from")

@@ -33,17 +33,23 @@ _HUB_HEADER = ("REPOSITORY", "DOWNLOADS", "LIKES", "UPDATED", "LICENCE", "")
 @click.command("pull")
 @click.argument("model")
 @click.option("--insecure", is_flag=True, help="Allow plain HTTP to a registry on another machine.")
+@click.option(
+    "--projector",
+    metavar="NAME|none",
+    default="",
+    help="The projector (mmproj) to download with MODEL, by its file name or type (F16, Q8_0); or none.",
+)
 @with_settings
-def pull_command(model: str, insecure: bool, settings: Settings) -> None:
+def pull_command(model: str, insecure: bool, projector: str, settings: Settings) -> None:
     """Download MODEL, or resume an interrupted download.
 
     MODEL is a name from the catalogue (`localrun search` lists it), owner/repo[:QUANT] for a repository on the Hugging
     Face hub, or registry.ollama.ai/owner/name[:tag]. Without a quantization, localrun picks the best one that fits this
-    machine's memory.
+    machine's memory. A model that takes images or audio comes with its projector, in F16 where the repository has one.
     """
     name = for_daemon(model)
     try:
-        asyncio.run(_pull(ensure_daemon(settings), name, insecure=insecure))
+        asyncio.run(_pull(ensure_daemon(settings), name, insecure=insecure, projector=projector))
     except KeyboardInterrupt:
         print(f"stopped; `localrun pull {visible(model)}` resumes the download", file=sys.stderr)
         raise
@@ -52,8 +58,8 @@ def pull_command(model: str, insecure: bool, settings: Settings) -> None:
 
 def pull_missing(base_url: str, model: str) -> bool:
     """Pull a model that the daemon does not have, if its name says where it comes from: the catalogue, or a source that
-    is named in it. False for all other names. Raises what the pull raises."""
-    return asyncio.run(_pull_missing(base_url, model))
+    is named in it; adapters are left as they are. False for all other names. Raises what the pull raises."""
+    return asyncio.run(_pull_missing(base_url, model if os.path.isabs(model) else model.partition("+")[0]))
 
 
 async def _pull_missing(base_url: str, model: str) -> bool:
@@ -67,11 +73,12 @@ async def _pull_missing(base_url: str, model: str) -> bool:
     return True
 
 
-async def _pull(base_url: str, model: str, *, insecure: bool = False) -> None:
+async def _pull(base_url: str, model: str, *, insecure: bool = False, projector: str = "") -> None:
     async with Client(base_url, name="localrun pull") as client:
         view = _Bar() if sys.stderr.isatty() else _Lines()
         with view:
-            async with contextlib.aclosing(client.pull(model, insecure=insecure)) as pieces:
+            transfer = client.pull(model, insecure=insecure, projector=projector)
+            async with contextlib.aclosing(transfer) as pieces:
                 async for piece in pieces:
                     view.show(piece)
 

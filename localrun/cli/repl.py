@@ -12,11 +12,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from localrun import config
+from localrun import attachments, config
+from localrun.attachments import MAX_MEDIA, MAX_MEDIA_BYTES, Attachment, Kind
 from localrun.cli.answer import Answer, Stats, show
 from localrun.cli.cards import model_card, model_parameters
 from localrun.cli.text import for_stdout, visible
@@ -45,6 +46,12 @@ KINDS: dict[str, type] = {
     "num_predict": int,
     "num_ctx": int,
     "num_keep": int,
+    "num_gpu": int,
+    "kv_type": str,
+    "rope_scaling": str,
+    "rope_frequency_base": float,
+    "rope_frequency_scale": float,
+    "yarn_orig_ctx": int,
     "stop": list,
     "speculation": str,
 }
@@ -92,7 +99,16 @@ HELP = """\
 /clear                      forget the conversation
 /bye                        quit (also Ctrl-D)
 /? or /help                 this text
-\"\"\" starts and ends a message of several lines. Ctrl-C stops an answer."""
+\"\"\" starts and ends a message of several lines. Ctrl-C stops an answer. The path of a picture or a sound in a
+message (terminals write it when a file is dropped on them) sends the file with it."""
+
+
+class Question(NamedTuple):
+    """What a person asks, and the files that go with it. `piped` comes after it; paths in that are no files."""
+
+    text: str
+    files: tuple[Attachment, ...] = ()
+    piped: str = ""
 
 
 class Session(msgspec.Struct, kw_only=True):
@@ -104,15 +120,24 @@ class Session(msgspec.Struct, kw_only=True):
     stats: Stats = Stats.BRIEF
     history: list[dict[str, Any]] = []
 
-    def messages(self, prompt: str) -> list[dict[str, Any]]:
-        """The conversation to send for the next answer."""
+    def messages(self, question: dict[str, Any]) -> list[dict[str, Any]]:
+        """The conversation to send for the next answer to a user's message."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, *self.history, {"role": "user", "content": prompt}]
+        return [*system, *self.history, question]
 
-    def remember(self, prompt: str, answer: str) -> None:
+    def remember(self, question: dict[str, Any], answer: str) -> None:
         """Add a turn. One whose answer was stopped before its first word is not part of the conversation."""
         if answer:
-            self.history += [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+            self.history += [question, {"role": "assistant", "content": answer}]
+
+    def leave_out(self, question: dict[str, Any]) -> int:
+        """Take the oldest pictures and sounds out of the history that a request with this question cannot carry
+        besides: how many."""
+        media = [(message, image) for message in (*self.history, question) for image in message.get("images", ())]
+        n_over = len(media) - attachments.n_carried([len(image) * 3 // 4 for _, image in media])
+        for message, _ in media[:n_over]:
+            del message["images"][0]
+        return n_over
 
     def set(self, arguments: str) -> str:
         """Do `/set ARGUMENTS`; what to tell the user. Raises BadRequest."""
@@ -163,15 +188,49 @@ def converse(connect: Callable[[], str], session: Session) -> None:
 
 
 def _handle(runner: asyncio.Runner, client: Client, session: Session, message: str) -> None:
-    if message.startswith("/"):
+    if message.startswith("/") and "/" not in message.split()[0][1:]:  # else a path, of a dropped file perhaps
         print(runner.run(_command(client, session, message)))
         return
     answer = Answer()
+    question = runner.run(message_of(client, session.model, Question(message)))
+    n_left_out = session.leave_out(question)
+    if n_left_out:
+        _say(
+            f"the {n_left_out} oldest pictures and sounds are no longer sent: a request carries {MAX_MEDIA}, of "
+            f"{MAX_MEDIA_BYTES // 10**6} MB together"
+        )
     # The runner cancels the coroutine on Ctrl-C, which closes the stream, and raises only afterwards.
     with contextlib.suppress(KeyboardInterrupt):
-        pieces = client.chat(session.model, session.messages(message), options=session.options)
+        pieces = client.chat(session.model, session.messages(question), options=session.options)
         runner.run(show(pieces, answer, session.stats, client))
-    session.remember(message, answer.text)
+    session.remember(question, answer.text)
+
+
+async def message_of(client: Client, model: str, question: Question) -> dict[str, Any]:
+    """The question as `/api/chat` takes it, with its files and those whose paths are in its text. The paths stay
+    text for a model that takes neither, and stderr says so. Raises BadRequest for a file that cannot be sent."""
+    found = attachments.find(question.text)
+    if not found.paths and all(file.kind is Kind.TEXT for file in question.files):
+        return attachments.user_message(_whole(question.text, question.piped), question.files)
+    taken = attachments.taken_kinds((await client.show(model)).get("capabilities") or ())
+    text, files = found.text, list(question.files)
+    if found.paths and taken == {Kind.TEXT}:
+        _say(f"{model} cannot see pictures or hear sound; {found.paths[0].name} is only text to it")
+        text = question.text
+    else:
+        files += map(attachments.read, found.paths)
+    for file in files:
+        attachments.check_kind(model, taken, file.kind, file.name)
+    attachments.check_amount([len(file.data) for file in files if file.kind is not Kind.TEXT])
+    return attachments.user_message(_whole(text, question.piped), files)
+
+
+def _whole(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)
+
+
+def _say(text: str) -> None:
+    print(f"({visible(text)})", file=sys.stderr)
 
 
 async def _opened(base_url: str) -> Client:

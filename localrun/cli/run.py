@@ -8,15 +8,18 @@ import stat
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import click
 import msgspec
 
+from localrun import attachments
+from localrun.attachments import Attachment
 from localrun.cli import answer as answers
 from localrun.cli.answer import Answer, Stats
 from localrun.cli.daemon import ensure_daemon, for_daemon, with_settings
 from localrun.cli.pull import pull_missing
-from localrun.cli.repl import Session, converse, parse_options
+from localrun.cli.repl import Question, Session, converse, message_of, parse_options
 from localrun.client import Client
 from localrun.config import Settings
 from localrun.errors import BadRequest, Cancelled, ModelNotFound
@@ -24,7 +27,7 @@ from localrun.errors import BadRequest, Cancelled, ModelNotFound
 
 @click.command("run")
 @click.argument("model")
-@click.argument("prompt", required=False)
+@click.argument("words", nargs=-1, metavar="[PROMPT] [FILE]...")
 @click.option("--system", default="", metavar="TEXT", help="System message.")
 @click.option(
     "--option", "assignments", multiple=True, metavar="NAME=VALUE",
@@ -35,7 +38,7 @@ from localrun.errors import BadRequest, Cancelled, ModelNotFound
 @with_settings
 def run_command(
     model: str,
-    prompt: str | None,
+    words: tuple[str, ...],
     system: str,
     assignments: tuple[str, ...],
     verbose: bool,
@@ -44,8 +47,10 @@ def run_command(
 ) -> None:
     """Chat with MODEL, or send it one PROMPT and print the answer.
 
-    MODEL is a name from `localrun list` or the path of a GGUF file. Piped input is appended to PROMPT, or used as the
-    prompt. Without either, a chat opens in the terminal.
+    MODEL is a name from `localrun list` or the path of a GGUF file. Each FILE goes with the prompt: a picture (PNG,
+    JPEG, GIF, WebP, BMP) or sound (WAV, MP3, FLAC, OGG) if the model takes it, or a text. So do pictures and sounds
+    whose paths are in PROMPT, if the model takes them. Piped text is appended to PROMPT, or used as the prompt; a piped
+    picture or sound is attached. Without any of these, a chat opens in the terminal.
     """
     try:
         options = parse_options(assignments)
@@ -53,10 +58,10 @@ def run_command(
         raise click.UsageError(error.message) from None
     stats = Stats.VERBOSE if verbose else Stats.BRIEF
     session = Session(model=for_daemon(model), system=system, options=options, stats=stats)
-    text = _whole_prompt(prompt)
-    if text is not None:
+    question = _whole_question(words)
+    if any(question):
         _with_model(
-            settings, session, lambda: asyncio.run(_one_answer(ensure_daemon(settings), session, text, as_json))
+            settings, session, lambda: asyncio.run(_one_answer(ensure_daemon(settings), session, question, as_json))
         )
     elif as_json:
         raise click.UsageError("--json needs a PROMPT or piped input")
@@ -76,32 +81,58 @@ def _with_model(settings: Settings, session: Session, action: Callable[[], None]
         action()
 
 
-def _whole_prompt(prompt: str | None) -> str | None:
-    """The prompt with what is piped in after it; None when there is neither."""
-    piped = _piped_text()
-    if not piped:
-        return prompt or None
-    return f"{prompt}\n\n{piped}" if prompt else piped
+def _whole_question(words: tuple[str, ...]) -> Question:
+    """The prompt and the files among the words, with what is piped in after them. Raises BadRequest for a file that
+    cannot be attached."""
+    files: list[Attachment] = []
+    texts: list[str] = []
+    for word in words:
+        path = _file(word, is_alone=len(words) == 1)
+        if path is not None:
+            files.append(attachments.read(path))
+        elif attachments.is_meant_as_file(word):
+            raise BadRequest(f"{word} was not found")
+        else:
+            texts.append(word)
+    data, piped = _piped(), ""
+    kind = attachments.media_kind(data)
+    if kind is not None:
+        files.append(attachments.of_bytes(f"the piped {kind}", data))
+    else:
+        piped = _as_text(data)
+    return Question(" ".join(texts), tuple(files), piped)
 
 
-def _piped_text() -> str:
+def _file(word: str, *, is_alone: bool) -> Path | None:
+    """The file that a word is. A word that stands alone is the prompt, unless it is a picture or a sound."""
+    path = attachments.path_of(word)
+    is_one = attachments.is_media(path) if is_alone else attachments.is_file(path)
+    return path if is_one else None
+
+
+def _piped() -> bytes:
     """What a pipe or a file on stdin holds. Other things that are not terminals (a service's null device, a socket)
     hold no prompt, and reading them might wait for ever."""
     if sys.stdin is None or sys.stdin.closed:
-        return ""
+        return b""
     mode = os.fstat(sys.stdin.fileno()).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
-        return ""
+        return b""
+    return sys.stdin.buffer.read()
+
+
+def _as_text(data: bytes) -> str:
     try:
-        return sys.stdin.buffer.read().decode().strip()
+        return data.decode().strip()
     except UnicodeDecodeError:
-        raise click.UsageError("the piped input is not UTF-8 text") from None
+        raise click.UsageError("the piped input is not UTF-8 text, a picture or sound") from None
 
 
-async def _one_answer(base_url: str, session: Session, prompt: str, as_json: bool) -> None:
+async def _one_answer(base_url: str, session: Session, question: Question, as_json: bool) -> None:
     answer = Answer()
     async with Client(base_url, name="localrun run") as client:
-        pieces = client.chat(session.model, session.messages(prompt), options=session.options)
+        messages = session.messages(await message_of(client, session.model, question))
+        pieces = client.chat(session.model, messages, options=session.options)
         if as_json:
             await answers.receive(pieces, answer)
         else:

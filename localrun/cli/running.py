@@ -16,7 +16,9 @@ from localrun.config import Settings
 from localrun.snapshot import EngineRow, RequestRow, Snapshot
 
 END_TIMEOUT_S = 60.0
-_ENGINES = ("NAME", "PID", "STATE", "SIZE", "SLOTS", "KV CELLS", "CONTEXT", "BACKEND", "LAYERS", "UNLOADS IN")
+_ENGINES = (
+    *("NAME", "PID", "STATE", "SIZE", "SLOTS", "KV CELLS", "CONTEXT", "LOADED WITH", "BACKEND", "LAYERS", "UNLOADS IN"),
+)
 _REQUESTS = ("STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", "DRAFTS", "TOK/S", "TTFT", "AGE")
 
 
@@ -41,6 +43,7 @@ def _engine_cells(engine: EngineRow) -> tuple[str, ...]:
         f"{engine.slots_busy}/{engine.slots}",
         f"{engine.kv_cells_used}/{engine.kv_cells}",
         str(engine.n_ctx),
+        " ".join(f"{name}={value}" for name, value in engine.load.items()) or "-",
         engine.backend or "-",
         _where(engine),
         "never" if engine.expires_in_s is None else duration(engine.expires_in_s),

@@ -37,7 +37,7 @@ def _setting_options() -> list[click.Parameter]:
     hints = get_type_hints(config.Settings, include_extras=True)
     defaults = config.Settings()
     options: list[click.Parameter] = []
-    for field in config.Settings.__struct_fields__:
+    for field in config.FIELDS:
         hint = hints[field]
         kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
         default = getattr(defaults, field)

@@ -15,7 +15,7 @@ from localrun import __version__, config, kernels, kv_folders, processors, threa
 from localrun.doctor import surroundings
 from localrun.doctor.finding import Finding, fail, ok, warn
 from localrun.doctor.gpu import COMPILERS, cards, check_gpu
-from localrun.doctor.llama_build import ask_build, check_build, check_cpu, check_kernels, cpu_flags
+from localrun.doctor.llama_build import ask_build, check_build, check_cpu, check_kernels, check_media, cpu_flags
 from localrun.doctor.stored_models import check_hub_cache, check_kv_cache, check_models
 from localrun.doctor.surroundings import (
     check_network,
@@ -84,6 +84,8 @@ def _build(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Fi
             yield warn("gpu", f"{card.name} was found", "fix llama.cpp first (see above), then run this again")
         return
     yield from check_build(report)
+    if seen.settings.projectors == "on":
+        yield check_media()
     yield from check_kernels(kernels.folder(config.folders(environ).cache), is_deep=is_deep)
     yield check_cpu(report, cpu_flags(), machine=platform.machine())
     yield check_gpu(cards(), report, compilers=[name for name in COMPILERS if shutil.which(name)])

@@ -22,6 +22,8 @@ from localrun.library_problems import OTHER_PROCESSOR, Problem, explain
 
 TIMEOUT_S = 60.0
 COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.build_report")
+# The engine loads it the same way.
+MEDIA_COMMAND = (sys.executable, "-P", "-c", "from llama_cpp import mtmd_cpp; mtmd_cpp.mtmd_default_marker()")
 # As POSIX and as Windows tell it.
 _ILLEGAL_INSTRUCTION = (-signal.SIGILL, 0xC000001D)
 # What llama.cpp calls a feature, and what Linux does. The ones that change its speed much.
@@ -93,6 +95,24 @@ def check_build(report: BuildReport) -> Iterator[Finding]:
     for name, reason in report.skipped.items():
         problem = explain(reason) or Problem(f"{name} could not be used: {reason}", f"rebuild it: {rebuild()}")
         yield warn("llama.cpp", f"{problem.text}, so it computes on the CPU alone", problem.remedy)
+
+
+def check_media(command: Sequence[str] = MEDIA_COMMAND, *, timeout_s: float = TIMEOUT_S) -> Finding:
+    """Whether the library for images and audio can be loaded."""
+    remedy = f"models answer to text only; rebuild llama.cpp to send them images or audio: {rebuild()}"
+    try:
+        ended = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return warn("media", f"loading libmtmd takes more than {timeout_s:g} s", remedy)
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines()
+        return warn(
+            "media", f"libmtmd cannot be loaded: {lines[-1] if lines else f'status {ended.returncode}'}", remedy
+        )
+    return ok("media", "libmtmd can be loaded, for images and audio")
 
 
 def check_cpu(report: BuildReport, cpu_flags: Collection[str], *, machine: str) -> Finding:

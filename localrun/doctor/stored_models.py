@@ -18,7 +18,9 @@ from localrun.models.gguf import architectures
 from localrun.models.storage import manifest
 from localrun.models.storage.blobs import hash_file
 from localrun.models.storage.manifest import StoredFile
-from localrun.models.storage.store import Model, Store
+from localrun.models.storage.model import Model
+from localrun.models.storage.named_adapter import NamedAdapter
+from localrun.models.storage.store import Store
 
 PARTIAL_MIN_AGE_S = 3600.0
 
@@ -35,6 +37,8 @@ def check_models(store: Store, *, now_s: float, is_deep: bool) -> Iterator[Findi
                 yield warn("models", f"'{found.name}' of {found.program} {problem}", "use another GGUF of it")
             else:
                 n_foreign += 1
+        elif isinstance(found, NamedAdapter):
+            continue  # sound, as it is listed
         elif program := store.others.owner_of(found.path):
             yield warn("models", f"{program}: {found.problem}", f"repair or remove it with {program} ({found.path})")
         elif store.folder / manifest.FOLDER in found.path.parents:

@@ -14,7 +14,7 @@ from localrun.engine.report import Report
 from localrun.engine.request import Request
 from localrun.engine.sample.constraint import DEAD_END
 from localrun.engine.sample.grammars import GrammarQueue, LateRows
-from localrun.errors import BadRequest, LocalrunError
+from localrun.errors import BadModelFile, BadRequest, LocalrunError
 from localrun.wire import ChosenLogprob, Finish, Phase, Submit
 
 
@@ -46,16 +46,12 @@ class Answers:
         self._grammars = GrammarQueue(backend, clock)
         self._late = LateRows()
 
-    @property
-    def n_compiling(self) -> int:
-        """Requests that wait for their grammar."""
-        return len(self._grammars)
-
     def begin(self, request: Request, submit: Submit) -> Over | None:
         """A new request; with a grammar it waits until that is compiled. What another engine said of its answer is not
         said again."""
         resume = submit.resume
-        request.sampler.accept(request.tokens, resume.mu if resume is not None else None)
+        said = [token for token in request.tokens if token >= 0] if request.chunks else request.tokens
+        request.sampler.accept(said, resume.mu if resume is not None else None)
         self._grammars.add(request, submit, self._clock())
         for token in request.output:
             request.text.feed(self._shown(request, token))
@@ -127,8 +123,12 @@ class Answers:
         """A token was chosen, from this row of the last decode if that is still there. `is_computed`: it was drafted,
         so it is in its cell already."""
         constraint = request.constraint
-        if token == DEAD_END and constraint is not None:
-            return Over(request, Finish.ERROR, now_s, BadRequest(constraint.problem))
+        if token == DEAD_END:
+            if constraint is not None and constraint.problem:
+                return Over(request, Finish.ERROR, now_s, BadRequest(constraint.problem))
+            way_out = "with these adapters; give them less strength" if request.adapters.adapters else "for this prompt"
+            problem = f"what the model computes are no numbers (NaN) {way_out}"
+            return Over(request, Finish.ERROR, now_s, BadModelFile(problem))
         if request.ends_at_eog and token in self._backend.eog_tokens:
             return Over(request, Finish.STOP, now_s)
         request.append(token, now_s)

@@ -10,15 +10,18 @@ Does not: know about requests, prompts or text beyond single tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.sample.constraint import Constraint
-from localrun.wire import Sampling, TokenLogprob
+from localrun.errors import BadRequest
+from localrun.wire import Adapter, Media, MediaKind, Sampling, Segment, TokenLogprob
 
 if TYPE_CHECKING:
     from localrun.engine.native.background import Background
@@ -39,6 +42,39 @@ class MemoryKind(StrEnum):
     RECURRENT = "recurrent"
     HYBRID = "hybrid"
 
+
+REALM_BYTES = 16
+_LARGEST_SCALE = 3e38
+
+
+class AdapterSet(NamedTuple):
+    """The adapters of a request, in order of their digests, and none without an effect. What is computed with one set
+    means nothing to another: `realm` names the set, empty for none (`cache.tree.Key`)."""
+
+    adapters: tuple[Adapter, ...] = ()
+    realm: bytes = b""
+
+    @classmethod
+    def of(cls, adapters: Iterable[Adapter]) -> AdapterSet:
+        """The set of these. One that is named twice is in effect with the sum of its strengths. Raises BadRequest for
+        a strength that no float32 can say."""
+        paths: dict[bytes, str] = {}
+        scales: dict[bytes, float] = {}
+        for path, digest, scale in ((adapter.path, adapter.digest, adapter.scale) for adapter in adapters):
+            paths[digest], scales[digest] = path, scales.get(digest, 0.0) + scale
+        hashed = hashlib.blake2b(digest_size=REALM_BYTES, person=b"localrun adapter")
+        chosen = []
+        for digest in sorted(scales):
+            scale = float(np.float32(scales[digest])) if abs(scales[digest]) < _LARGEST_SCALE else np.nan
+            if not np.isfinite(scale):
+                raise BadRequest(f"the strength of the adapter {paths[digest]} is no number", field="adapters")
+            if scale:
+                chosen.append(Adapter(paths[digest], digest, scale))
+                hashed.update(struct.pack("<Bf", len(digest), scale) + digest)
+        return cls(tuple(chosen), hashed.digest() if chosen else b"")
+
+
+BASE = AdapterSet()
 
 # A hybrid model can keep its states before each of so many rows: a step can verify so many drafts of a sequence.
 SNAPSHOTS = 3
@@ -82,7 +118,8 @@ class DecodeFailed(Exception):
 class Batch:
     """The rows of one step, as parallel arrays of `capacity` entries; a decode reads the first `n_rows`.
 
-    `token`, `pos` and `seq` are int32; `wants_logits` is int8 and nonzero where the row's logits are needed.
+    `token`, `pos` and `seq` are int32; `wants_logits` is int8 and nonzero where the row's logits are needed. All rows
+    are to be computed with the set of adapters that `realm` names.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -91,6 +128,7 @@ class Batch:
         self.pos: NDArray[np.int32] = np.zeros(capacity, np.int32)
         self.seq: NDArray[np.int32] = np.zeros(capacity, np.int32)
         self.wants_logits: NDArray[np.int8] = np.zeros(capacity, np.int8)
+        self.realm = b""
 
 
 class Sampler(Protocol):
@@ -113,7 +151,8 @@ class Sampler(Protocol):
         this at last."""
 
     def sample(self, row: int) -> int:
-        """The next token from the logits of `row` of the last decode; the chain remembers it."""
+        """The next token from the logits of `row` of the last decode; the chain remembers it. `DEAD_END` if they are no
+        numbers, which weights and adapters can compute (NaN)."""
 
     def hold(self, row: int) -> Callable[[], int]:
         """What `sample` does with this row, for later and for another thread; only for a constrained one."""
@@ -139,6 +178,60 @@ class Copy(Protocol):
         """Until `advance` has something to do, or at most so long."""
 
 
+class MediaChunk(NamedTuple):
+    """A part of a picture or a recording, as the model gets it: `n_tokens` rows of numbers instead of tokens, at
+    `n_pos` positions. It is number `ordinal` of its `media`; large pictures and long recordings have several.
+
+    Unless it `is_causal` its rows attend to each other, so that all of them are computed in one call. Rows are cells
+    and count as tokens everywhere; only the backend knows positions (`Backend.set_chunks`).
+    """
+
+    n_tokens: int
+    n_pos: int
+    is_causal: bool
+    media: Media
+    ordinal: int
+
+
+class Encoding(Protocol):
+    """The rows of a chunk, on their way. Whoever began it asks for the `result`, or gives it up with `halt`.
+
+    `is_over`: `result` need not wait, and the next one may begin.
+    """
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def result(self) -> NDArray[np.float32]:
+        """The rows (`n_tokens`, the width of the model's input). Raises DecodeFailed, and BadRequest for media that the
+        projector cannot take."""
+
+    def halt(self) -> None:
+        """Give it up; soon it is over."""
+
+
+class Projector(Protocol):
+    """What makes rows of media. It takes these `kinds`, sound at `audio_rate_hz` samples a second (0: none).
+
+    `fingerprint` stands for everything but the media that rows depend on. `max_chunk_tokens` is the most rows that must
+    be computed in one call; 0 if any chunk may be cut. The batch of the context that computes prompts has room for it.
+    """
+
+    kinds: tuple[MediaKind, ...]
+    audio_rate_hz: int
+    fingerprint: bytes
+    max_chunk_tokens: int
+
+    def tokenize(self, segments: Sequence[Segment]) -> list[list[int] | MediaChunk]:
+        """A prompt: token ids, and chunks where the media are, with what the model wants around these. No BOS is added.
+        In any thread. Only the size of the media counts, and no file is read. Raises BadRequest for media that it
+        cannot take."""
+
+    def begin(self, chunk: MediaChunk) -> Encoding:
+        """Make the rows of a chunk, in a thread of its own that pauses while streams are decoded; one chunk at a time.
+        Raises ValueError if there is another, or if the file is not as large as it should be."""
+
+
 class Backend(Protocol):
     """See the module. `n_ctx` is the most tokens one sequence may have, `eog_tokens` those that end a generation.
 
@@ -152,6 +245,8 @@ class Backend(Protocol):
     row there; once, and before anything else is decoded. 0 where it cannot, and nothing is drafted. Of HYBRID it can if
     all sequences had as many rows, or those with more came later (`first_undoable`). A decode may have `n_draft_rows`
     of drafts, with logits. `heads` drafts with the model's own layers for that, None without.
+    `projector` is None for a model that takes only text. A chunk whose positions are not as many as its rows is whole
+    or nothing in cells, too: `seq_remove` at an index inside of it refuses.
     """
 
     name: str
@@ -179,6 +274,9 @@ class Backend(Protocol):
     n_draft_rows: int
 
     @property
+    def projector(self) -> Projector | None: ...
+
+    @property
     def heads(self) -> Drafter | None: ...
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
@@ -191,7 +289,42 @@ class Backend(Protocol):
         """The name of a control token; empty for others."""
 
     def decode(self, n_rows: int) -> None:
-        """Compute the first `n_rows` of `batch`. Raises NoRoom or DecodeFailed."""
+        """Compute the first `n_rows` of `batch`. Raises NoRoom or DecodeFailed, and ValueError if the rows are for
+        other adapters than those in use."""
+
+    def use(self, adapters: AdapterSet) -> None:
+        """What is decoded from now on is computed with these adapters. A change has the next decode build its graph
+        anew. Raises ValueError for one that is not loaded."""
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Load an adapter, unless it is loaded. Any thread, but one call of this or `free_adapter` at a time. Raises
+        BadModelFile if it is none for this model."""
+
+    def leave_adapter(self, digest: bytes) -> bool:
+        """Use it no more, for somebody wants to free it. False while the background computes with it."""
+
+    def free_adapter(self, digest: bytes) -> None:
+        """Free a loaded adapter that nobody uses. Any thread, as for `load_adapter`."""
+
+    def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
+        """The chunks of the request that this sequence is used for, each with the index of its first row, in order; ()
+        for text. To be told before anything else is done with the sequence, also where it is the target of a copy.
+        Equal tokens have equal tables, so what the sequence already holds of the request stays where it is."""
+
+    def decode_media(
+        self,
+        seq: int,
+        start: int,
+        chunk: MediaChunk,
+        rows: NDArray[np.float32],
+        first: int,
+        n_rows: int,
+        wants_logits: bool,
+    ) -> None:
+        """Compute `n_rows` of the `rows` of a chunk that begins at index `start` of a sequence, from row `first` on.
+        `wants_logits` are those of the last one, row `n_rows - 1` of this decode. `batch.realm` is of these rows, too.
+        Raises NoRoom or DecodeFailed, and ValueError as `decode`, and for a part of a chunk that is not causal.
+        Sequences of the background are computed by its worker."""
 
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> Sampler:
         """A new chain. With `ignore_eos` no end-of-generation token is ever chosen."""
@@ -241,7 +374,8 @@ class Backend(Protocol):
         written to. If not, a thread sees to it. With `comes_home` the state is a sequence of the background's."""
 
     def rebuild(self, *, split: bool) -> None:
-        """Begin anew with KV split into streams, or in one pool; all sequences are empty then, and `n_seqs` another."""
+        """Begin anew with KV split into streams, or in one pool; all sequences are empty then, without chunks, and
+        `n_seqs` is another."""
 
     def close(self) -> None:
         """Free everything."""

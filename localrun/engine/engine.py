@@ -1,9 +1,10 @@
 """The hot loop: one `step` is collect, admit, plan, compute, report.
 
 Owner: the engine process's main thread; nothing here is thread-safe. The clock is passed in, so tests control time. If
-the backend has a background, long prompts are computed there, and a step serves only streams and short prompts. While
-no request arrives or ends, a step repeats the previous plan (`Scheduler.steady_plan`), and nothing that the main thread
-does in it takes time proportional to the number of cells.
+the backend has a background, long prompts are computed there, and a step serves only streams and short prompts. Media
+are encoded beside the steps (`encoding.py`), and their rows have a step, or a batch of the background, for themselves.
+While no request arrives or ends, a step repeats the previous plan (`Scheduler.steady_plan`), and nothing that the main
+thread does in it takes time proportional to the number of cells.
 
 Invariant: every submitted request gets exactly one final delta.
 Does not: read or write pipes (`pipes.py`), choose tokens (`answers.py`), or decide (`scheduler.py`, `admission.py`).
@@ -15,14 +16,16 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from localrun.engine.adapters import AdapterQueue, Loader
 from localrun.engine.answers import Answers, Row
-from localrun.engine.backend import Backend, DecodeFailed, NoRoom
+from localrun.engine.backend import BASE, AdapterSet, Backend, DecodeFailed, NoRoom
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.tiers import Tiers
+from localrun.engine.encoding import Encodings
 from localrun.engine.native.background import BRING_HOME_S, Done
 from localrun.engine.report import Beside, Report, at_once
-from localrun.engine.request import Request
+from localrun.engine.request import Placed, Prompt, Request
 from localrun.engine.schedule.admission import Admission
 from localrun.engine.schedule.budget import Budget
 from localrun.engine.schedule.scheduler import NOTHING, Grant, Rows, Scheduler, StepPlan
@@ -34,6 +37,10 @@ log = logging.getLogger("localrun.engine")
 
 # After so many failed steps in a row the process gives up and lets the daemon replace it.
 MAX_FAILED_STEPS = 3
+# Of the memory for prefixes, a part is for encoded pictures and sound if the model takes any: one in so many bytes.
+ENCODED_PART = 4
+# Streams without a latency target have a step at least this often while something is encoded.
+ENCODING_TURN_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,8 @@ class Limits:
 
 
 class Engine:
-    """See the module."""
+    """See the module. `adapters` are for requests that name none, and the `loader` is where others are loaded; without
+    one that is a thread."""
 
     def __init__(
         self,
@@ -58,15 +66,25 @@ class Engine:
         *,
         beside: Beside[list[KvRun]] = at_once,
         speculation: Speculation | None = None,
+        adapters: AdapterSet = BASE,
+        loader: Loader | None = None,
     ) -> None:
         if limits.n_slots > min(backend.batch.capacity, backend.n_seqs):
             raise ValueError(f"{limits.n_slots} slots need as many batch rows and sequences")
         self._backend = backend
         self._clock = clock
         budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows)
-        tiers = Tiers(limits.ram_cache_bytes, disk, lambda *tokens: (backend.background or budget).recompute_s(*tokens))
+        encoded_bytes = limits.ram_cache_bytes // ENCODED_PART if backend.projector is not None else 0
+        tiers = Tiers(
+            limits.ram_cache_bytes - encoded_bytes,
+            disk,
+            lambda *tokens: (backend.background or budget).recompute_s(*tokens),
+        )
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)
-        self._admission = Admission(backend, self.scheduler, self._preempt, target_itl_s=limits.target_itl_s)
+        self._adapters = AdapterQueue(backend, adapters, loader)
+        self._admission = Admission(
+            backend, self.scheduler, self._preempt, target_itl_s=limits.target_itl_s, adapters=adapters
+        )
         self.cache = Cache(backend, tiers, clock, self._admission.goes_to_background)
         self._requests: dict[int, Request] = {}
         self._rows = Rows()
@@ -76,6 +94,7 @@ class Engine:
         self._puts_off = False
         self._is_checked = True
         self._answers = Answers(backend, self._report, clock)
+        self._encodings = Encodings(backend.projector, encoded_bytes, clock)
         self._speculation = speculation or Speculation(backend, clock)
         self.totals.drafts = self._speculation.counts
 
@@ -90,7 +109,7 @@ class Engine:
         """Whether the last step's news may wait until the next step computes: the next one starts at once, and nothing
         else is due before it."""
         is_steady = self.scheduler.steady_plan() is not None and not self.scheduler.waiting
-        return self._backend.overlaps and is_steady and not self.cache.can_settle
+        return self._backend.overlaps and is_steady and not (self.cache.can_settle or self._encodings.is_busy)
 
     def overlap(self, meanwhile: Callable[[], None]) -> None:
         """Call `meanwhile` while a step computes, if the engine `may_hold`."""
@@ -98,19 +117,22 @@ class Engine:
 
     # --- requests come and go ----------------------------------------------------------------------------------
 
-    def submit(self, submit: Submit, tokens: list[int], prediction: Sequence[int] = ()) -> None:
-        """Take a new request with its prompt (`text.tokens_of`), and the tokens of `Submit.prediction`. The engine owns
-        the list from now on, and it grows.
+    def submit(
+        self, submit: Submit, tokens: list[int], prediction: Sequence[int] = (), chunks: tuple[Placed, ...] = ()
+    ) -> None:
+        """Take a new request with the tokens and chunks of its prompt (`media.prompt_of`), and the tokens of
+        `Submit.prediction`. The engine owns the list from now on, and it grows.
 
         A refusal is reported by the next `step`.
         """
         try:
-            request = self._admission.take(submit, tokens, self.cache.match, now_s=self._clock())
+            request = self._admission.take(submit, Prompt(tokens, chunks), self.cache.match, now_s=self._clock())
         except LocalrunError as error:
             self.refuse(submit.id, error, n_prompt=len(tokens))
             return
         self._requests[request.id] = request
         self._report.submitted(request)
+        self._adapters.add(request)
         self._speculation.begin(request, submit, prediction)
         over = self._answers.begin(request, submit)
         if over is not None:
@@ -130,12 +152,16 @@ class Engine:
         """Forget kept prefixes: those in cells and memory, those on disk, or both. Running requests lose nothing."""
         self._halt_background()
         self.cache.clear(ram=ram, disk=disk)
+        if ram:
+            self._encodings.clear()
 
     def close(self) -> None:
         """End all requests, and save what they computed to memory, from where the store can write it to disk."""
         for request_id in list(self._requests):
             self.cancel(request_id)
         self._halt_background()
+        self._adapters.close()
+        self._encodings.close()
         self._answers.close()
         self.cache.retire()
 
@@ -148,11 +174,11 @@ class Engine:
         self._admit(now_s)
         plan = self._plan()
         self._compute(plan, now_s)
-        return self._report.take(self.cache, self.scheduler, self._clock())
+        return self._report.take(self.cache, self.scheduler, self._encodings.counts, self._clock())
 
     def _collect(self, now_s: float) -> None:
-        """Collect what became ready beside the steps: a batch of the background, grammars, tokens of slow grammars.
-        With nothing else to do, wait a little for one."""
+        """Collect what became ready beside the steps: a batch of the background, rows of media, adapters, grammars,
+        tokens of slow grammars. With nothing else to do, wait a little for one."""
         background, scheduler = self._backend.background, self.scheduler
         if background and background.is_over:
             is_near = bool(background.completes) and scheduler.is_turn_near(now_s, BRING_HOME_S)
@@ -160,10 +186,15 @@ class Engine:
             self._puts_off = is_near and not self._puts_off
             if not self._puts_off:
                 self._take_batch(background.collect())
-        if not scheduler.running and self._answers.n_compiling == len(scheduler.waiting):
+        for request, error in self._encodings.collect():
+            self._end(request, Finish.ERROR, now_s, error)
+        if not scheduler.running and all(request.awaits_something for request in scheduler.waiting):
             self._answers.wait_for_grammar()
+            self._adapters.wait()
         if not (background and background.is_busy) and all(request.is_away for request in scheduler.running):
             self._answers.wait_for_token()
+        for request, error in self._adapters.collect():
+            self._end(request, Finish.ERROR, now_s, error)
         for over in self._answers.collect(now_s):
             self._end(*over)
 
@@ -173,18 +204,24 @@ class Engine:
         for request, is_first in self._admission.start(self.cache, now_s):
             self._report.started(request, is_first=is_first)
         self._tidy()
+        self._encode()
         background = self._backend.background
-        if background and background.begin(self.scheduler.target_s):
+        if background and background.begin(self.scheduler.target_s, self._encodings.rows):
             self.cache.prepare_home(request.n_tokens for request in background.completes)
 
     def _plan(self) -> StepPlan:
         """Decide who gets how many rows, within the free cells. Parked prefixes make room first, then, if need be,
-        victims. While it is the background's turn, nobody gets rows and the engine waits for it."""
-        background = self._backend.background
+        victims. While it is the background's turn, or an encoding's, nobody gets rows and the engine waits for it."""
+        background, encodings = self._backend.background, self._encodings
         if background and background.is_busy:
             due_s = self.scheduler.due_in_s(self._clock())
-            if due_s > 0 and not background.is_over:
+            if due_s > 0 and not (background.is_over or encodings.is_over):
                 background.wait(due_s)
+                return NOTHING
+        elif encodings.is_busy:
+            due_s = self.scheduler.due_in_s(self._clock(), most_s=ENCODING_TURN_S)
+            if due_s > 0 and not encodings.is_over:
+                encodings.wait(due_s)
                 return NOTHING
         steady = self.scheduler.steady_plan()
         if steady is not None and self.cache.make_room(steady.n_rows):
@@ -210,9 +247,9 @@ class Engine:
         self._report.begin_step(self.cache.cells, self.scheduler.running, now_s)
         began_s = self._clock()
         depth = plan.depth
-        seqs = self._rows.fill(self._backend.batch, plan)
         try:
-            self._backend.decode(plan.n_rows)
+            self._backend.use(plan.adapters)
+            seqs = self._decode_media(plan.grants[0]) if plan.is_media else self._decode(plan)
         except NoRoom as error:
             self._note_failure(error)
             self._preempt(self.scheduler.victim())
@@ -232,13 +269,48 @@ class Engine:
 
     # --- the verbs' parts --------------------------------------------------------------------------------------
 
+    def _decode(self, plan: StepPlan) -> list[int]:
+        """Compute rows of text. Returns the sequence of each."""
+        seqs = self._rows.fill(self._backend.batch, plan)
+        self._backend.decode(plan.n_rows)
+        return seqs
+
+    def _decode_media(self, grant: Grant) -> list[int]:
+        """Compute rows of a chunk. Returns the sequence of each."""
+        request, n_rows, _ = grant
+        placed = request.next_chunk
+        assert placed is not None
+        assert request.seq is not None
+        rows = self._encodings.rows(placed)
+        assert rows is not None, "a chunk is to be computed that is not encoded"
+        first, wants_logits = request.n_computed - placed.start, n_rows == request.n_pending
+        self._backend.batch.realm = request.adapters.realm
+        self._backend.decode_media(request.seq, placed.start, placed.chunk, rows, first, n_rows, wants_logits)
+        return [request.seq] * n_rows
+
+    def _encode(self) -> None:
+        """Have encoded what running requests need next. Whoever's next rows are not there sits out."""
+        coming, background = self.cache.coming, self._backend.background
+        wanted = []
+        for request in self.scheduler.running:
+            if request.chunks:
+                assert request.seq is not None
+                placed = request.chunk_after(max(request.n_computed, coming.get(request.seq, 0)))
+                if placed is not None:
+                    wanted.append((request, placed))
+        self._encodings.want(wanted)
+        for request, _ in wanted:
+            if request.seq not in coming and not (background and request in background):
+                placed = request.next_chunk
+                request.is_away = placed is not None and self._encodings.rows(placed) is None
+
     def _with_drafts(self, plan: StepPlan) -> StepPlan:
         """A steady plan with what is worth drafting for its streams. Nobody drafts while prompts want the processors,
         and nothing is evicted for a draft."""
         background = self._backend.background
-        if background and background.is_busy:
+        if self._encodings.is_busy or (background and background.is_busy):
             return plan
-        return self._speculation.extend(plan, self.cache.cells, lambda: self.scheduler.target_s or 0.0)
+        return self._speculation.extend(plan, self.cache.cells, lambda: self.scheduler.step_target_s)
 
     def _change_layout(self, now_s: float) -> None:
         """Change the layout of the KV cache if the requests need another one."""
@@ -296,7 +368,7 @@ class Engine:
         self.totals.note_rows(n_prefill=len(batch.seqs), n_decode=0)
         self.scheduler.observe_background(n_rows=len(batch.seqs), seconds=batch.seconds)
         for request, _, _ in batch.grants:
-            if request.n_pending == 1 and self._leave_background(request):
+            if request.n_computed == request.last_start and self._leave_background(request):
                 assert request.seq is not None
                 self.scheduler.move(request, self.cache.bring_home(request.seq))
 
@@ -308,7 +380,7 @@ class Engine:
     def _leave_background(self, request: Request) -> bool:
         """Whether a request's sequence may be touched now; if not, it comes back with the batch that others wait
         for."""
-        if request.seq in self.cache.coming:
+        if request.seq in self.cache.coming or request.chunk_after(request.n_computed) is not None:
             request.is_away = False
         background = self._backend.background
         if background is None or request not in background:
@@ -330,6 +402,9 @@ class Engine:
         for request, n_tokens, drafts in grants:
             row += n_tokens
             is_prefilling = not is_steady and request.is_prefilling
+            if request.chunks and (placed := request.next_chunk):
+                is_last = request.n_computed + n_tokens == placed.end
+                self._encodings.computed(placed, n_tokens, is_last=is_last)
             request.n_computed += n_tokens
             if is_prefilling:
                 assert request.seq is not None
@@ -375,7 +450,9 @@ class Engine:
             elif self._leave_background(request):
                 self.cache.forget(request.seq)
         self._answers.end(request)
+        self._encodings.drop(request)
         self._speculation.drop(request)
+        self._adapters.drop(request)
         self.scheduler.end(request)
         del self._requests[request.id]
 

@@ -6,8 +6,13 @@ sequences, a stale cell, a hole or a wrong position changes the output, and a pr
 
 With `n_slots` it begins split: every sequence has its share of the cells for itself. A batch in the background is
 computed at the `background_looks`th look at it, so that a test decides what happens in between.
+Every set of adapters gives other hashes, too, and a sequence that goes on with another set than it was begun with is an
+error. Of adapters whose path ends with "broken" there is nothing to load.
 With a `memory_kind` other than attention a sequence is whole or nothing: no part of it can be shared, and none taken
 off but for rows of the last step.
+
+With a `FakeProjector` it takes media. Their rows are hashed with the place that they have, in the chunk and among the
+positions, and of a chunk that is not causal each row with all others.
 
 Vocabulary: 256 bytes, then `<|im_start|>`, `<|im_end|>` (ends a generation). Generated tokens are lower-case letters,
 spaces and the two bytes of "é", so that text, partial characters and ends all occur. In the environment,
@@ -17,6 +22,7 @@ LOCALRUN_FAKE_SCRIPTS=1 lets a prompt say what the reply is (see `fake_script`).
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
@@ -30,14 +36,27 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.backend import SNAPSHOTS, Batch, DecodeFailed, MemoryKind, NoRoom, Sampler, State, first_undoable
+from localrun.engine.backend import (
+    BASE,
+    SNAPSHOTS,
+    AdapterSet,
+    Batch,
+    DecodeFailed,
+    MediaChunk,
+    MemoryKind,
+    NoRoom,
+    Sampler,
+    State,
+    first_undoable,
+)
 from localrun.engine.native.background import Background
 from localrun.engine.sample.constraint import Constraint
 from localrun.engine.sample.draws import bits_at
 from localrun.engine.schedule.budget import CostModel
 from localrun.engine.speculate.choice import MOST_DRAFTS
 from localrun.engine.speculate.drafter import Drafter
-from localrun.wire import Sampling, TokenLogprob
+from localrun.errors import BadModelFile
+from localrun.wire import Adapter, MediaKind, Sampling, Segment, TokenLogprob
 
 _SAY = re.compile(rb"SAY\[\[(.*?)\]\]", re.DOTALL)
 
@@ -64,7 +83,7 @@ def scripted_token(tokens: Sequence[int], *, start: int, end: int) -> int | None
 
 
 def _bytes(tokens: Sequence[int]) -> bytes:
-    return bytes(token for token in tokens if token < 256)
+    return bytes(token for token in tokens if 0 <= token < 256)
 
 
 IM_START, IM_END = 256, 257
@@ -80,24 +99,33 @@ _ROW_S = 1e-4
 
 @dataclass
 class _Cell:
-    """`before` is the digest of the tokens before this one."""
+    """`before` is the digest of the tokens before this one, `realm` what it was computed with. `pos` counts tokens; the
+    position is `pos - shift`."""
 
     pos: int
     token: int
     before: int
+    realm: bytes
     seqs: set[int] = field(default_factory=set)
+    shift: int = 0
 
     @property
     def digest(self) -> int:
-        return digest_after(self.before, self.token)
+        return digest_after(self.before, self.token, self.shift, self.realm)
+
+    @property
+    def entry(self) -> tuple[int, ...]:
+        """As states have it."""
+        return (self.pos, self.token, self.shift) if self.shift else (self.pos, self.token)
 
 
 class _Slice(msgspec.Struct, array_like=True):
-    """Tokens with their positions, and the digest before the first position, for that is what they were computed
-    after."""
+    """Tokens with their numbers, and with the shift of their positions if there is one, and the digest before the first
+    one, for that is what they were computed after, with the adapters of `realm`."""
 
     before: int
-    entries: list[tuple[int, int]]
+    realm: bytes
+    entries: list[tuple[int, ...]]
 
 
 class _State(_Slice, array_like=True):
@@ -177,20 +205,48 @@ class FakeWorker:
     def __init__(self, backend: FakeBackend, batch: Batch, n_seqs: int) -> None:
         self.batch, self.first_seq, self.n_seqs = batch, backend.n_seqs, n_seqs
         self.is_busy = False
+        self.adapters = BASE
         self.computed_s = 0.0
         self.n_looks_left = 0
         self._backend = backend
         self._n_rows = 0
+        self._compute: Callable[[int], None] = lambda n_rows: None
+
+    def use(self, adapters: AdapterSet) -> None:
+        assert not self.is_busy, "its context is computing"
+        self._backend._check_adapters(adapters)
+        self.adapters = adapters
 
     def start(self, n_rows: int) -> None:
         assert not self.is_busy, "one batch at a time"
         if self.batch.wants_logits[: max(0, n_rows)].any():
             raise ValueError("the background computes no logits")
         backend = self._backend
-        seqs = range(self.first_seq, self.first_seq + self.n_seqs)
-        backend._check_rows(self.batch, n_rows, seqs, backend.n_cells // backend.n_seqs * self.n_seqs)
+        n_cells = backend.n_cells // backend.n_seqs * self.n_seqs
+        backend._check_rows(self.batch, n_rows, self._seqs, n_cells, self.adapters.realm)
+        self._begin(n_rows, lambda n_rows: backend._compute(self.batch, n_rows))
+
+    def start_media(
+        self, seq: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32], first: int, n_rows: int
+    ) -> None:
+        assert not self.is_busy, "one batch at a time"
+        backend, realm = self._backend, self.adapters.realm
+        _check_realm(self.batch, realm)
+        contents = backend._contents(seq, self._seqs, self.batch.capacity, start, chunk, rows, first, n_rows)
+
+        def compute(n_rows: int) -> None:
+            if chunk.is_causal or n_rows == chunk.n_tokens:
+                backend._compute_media(seq, start + first, contents[:n_rows], realm, wants_logits=False)
+
+        self._begin(n_rows, compute)
+
+    @property
+    def _seqs(self) -> range:
+        return range(self.first_seq, self.first_seq + self.n_seqs)
+
+    def _begin(self, n_rows: int, compute: Callable[[int], None]) -> None:
         self.is_busy = True
-        self._n_rows, self.n_looks_left = n_rows, backend.background_looks
+        self._compute, self._n_rows, self.n_looks_left = compute, n_rows, self._backend.background_looks
 
     def is_over(self, timeout_s: float = 0.0) -> bool:
         self.n_looks_left -= 1
@@ -206,7 +262,8 @@ class FakeWorker:
     def _end(self, n_rows: int) -> None:
         self.is_busy = False
         self.computed_s = n_rows * _ROW_S
-        self._backend._compute(self.batch, n_rows)
+        if n_rows:
+            self._compute(n_rows)
 
 
 class FakeCopy:
@@ -258,6 +315,7 @@ class FakeBackend:
         background_looks: int = 2,
         worker: type[FakeWorker] | None = None,
         n_draft_rows: int = 32,
+        projector: FakeProjector | None = None,
     ) -> None:
         self.memory_kind = memory_kind
         self.cuts_states = memory_kind is MemoryKind.ATTENTION
@@ -276,12 +334,15 @@ class FakeBackend:
         # Of a kind that is whole or nothing: how many of a sequence's rows in the last decode can be taken off again.
         self._n_undoable: dict[int, int] = {}
         self.n_draft_rows = n_draft_rows
+        self.projector = projector
         self.heads: Drafter | None = None
         self.digests: dict[int, int] = {}
         self.scripted: dict[int, int | None] = {}
         self._joined = bytearray()
         self.n_open_samplers = 0
-        self.n_rows_computed = 0
+        self.adapters: dict[bytes, Adapter] = {}  # loaded
+        self.used: list[bytes] = []  # the sets of all decodes
+        self.n_rows_computed = self.n_media_rows_computed = 0
         self.meanwhile: Callable[[], None] = lambda: None
         self.rebuild(split=self.can_split)
         self._step_s = float(os.environ.get("LOCALRUN_FAKE_STEP_MS", "0")) / 1000
@@ -289,13 +350,7 @@ class FakeBackend:
         self._takes_scripts = os.environ.get("LOCALRUN_FAKE_SCRIPTS") == "1"
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
-        tokens: list[int] = []
-        at = 0
-        for found in _CONTROL_TEXT.finditer(text) if parse_special else ():
-            tokens += text[at : found.start()].encode("utf-8", "replace")
-            tokens.append(CONTROL[found.group()])
-            at = found.end()
-        return tokens + list(text[at:].encode("utf-8", "replace"))
+        return _tokenize(text, parse_special=parse_special)
 
     def piece(self, token: int) -> bytes:
         if not 0 <= token < self.n_vocab:
@@ -305,18 +360,47 @@ class FakeBackend:
     def control_text(self, token: int) -> str:
         return _CONTROL_NAMES.get(token, "")
 
+    def load_adapter(self, adapter: Adapter) -> None:
+        if adapter.path.endswith("broken"):
+            raise BadModelFile(f"the adapter {adapter.path} is broken")
+        self.adapters[adapter.digest] = adapter
+
+    def leave_adapter(self, digest: bytes) -> bool:
+        worker = self._worker
+        if worker is not None and any(adapter.digest == digest for adapter in worker.adapters.adapters):
+            if worker.is_busy:
+                return False
+            worker.use(BASE)
+        if any(adapter.digest == digest for adapter in self._adapters.adapters):
+            self.use(BASE)
+        return True
+
+    def free_adapter(self, digest: bytes) -> None:
+        del self.adapters[digest]
+
+    def use(self, adapters: AdapterSet) -> None:
+        self._check_adapters(adapters)
+        self._adapters = adapters
+
+    def _check_adapters(self, adapters: AdapterSet) -> None:
+        for adapter in adapters.adapters:
+            if adapter.digest not in self.adapters:
+                raise ValueError(f"the adapter {adapter.path} is not loaded")
+
     def decode(self, n_rows: int) -> None:
-        self._check_rows(self.batch, n_rows, range(self.n_seqs), self.n_cells)
+        self._check_rows(self.batch, n_rows, range(self.n_seqs), self.n_cells, self._adapters.realm)
+        self.used.append(self._adapters.realm)
         if self.overlaps:
             self.meanwhile()
         if self._step_s:
             time.sleep(self._step_s)
         self._compute(self.batch, n_rows)
 
-    def _check_rows(self, batch: Batch, n_rows: int, seqs: range, n_cells: int) -> None:
+    def _check_rows(self, batch: Batch, n_rows: int, seqs: range, n_cells: int, realm: bytes) -> None:
         """Raises ValueError for what native code must not see."""
         if not 0 < n_rows <= batch.capacity:
             raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
+        _check_realm(batch, realm)
         for what, values, allowed in (
             ("token", batch.token, range(self.n_vocab)),
             ("sequence", batch.seq, seqs),
@@ -329,8 +413,22 @@ class FakeBackend:
             raise ValueError(f"more than {n_outputs} rows want logits")
 
     def _compute(self, batch: Batch, n_rows: int) -> None:
-        self._n_undoable = {}
         seqs, positions = batch.seq[:n_rows].tolist(), batch.pos[:n_rows].tolist()
+        for seq, pos in zip(seqs, positions, strict=True):
+            if self._chunks.get(seq) and any(start <= pos < start + one.n_tokens for start, one in self._chunks[seq]):
+                raise ValueError(f"row {pos} of sequence {seq} is one of a chunk, and not of text")
+        self._place(seqs, positions, batch.token[:n_rows].tolist(), batch.wants_logits[:n_rows].tolist(), batch.realm)
+
+    def _compute_media(self, seq: int, pos: int, contents: list[int], realm: bytes, *, wants_logits: bool) -> None:
+        n_rows = len(contents)
+        wants = [0] * (n_rows - 1) + [int(wants_logits)] if n_rows else []
+        self._place([seq] * n_rows, list(range(pos, pos + n_rows)), contents, wants, realm)
+        self.n_media_rows_computed += n_rows
+
+    def _place(
+        self, seqs: list[int], positions: list[int], tokens: list[int], wants_logits: list[int], realm: bytes
+    ) -> None:
+        self._n_undoable = {}
         lengths = {seq: len(self._at[seq]) for seq in seqs}
         for seq, pos in zip(seqs, positions, strict=True):
             if pos != lengths[seq]:
@@ -338,19 +436,77 @@ class FakeBackend:
             lengths[seq] += 1
         free = self._find_for(seqs)
         if free is None:
-            raise NoRoom(f"{n_rows} rows, {self.n_cells - self.n_used} free cells")
+            raise NoRoom(f"{len(seqs)} rows, {self.n_cells - self.n_used} free cells")
         self.digests, self.scripted = {}, {}
         for row, (seq, pos) in enumerate(zip(seqs, positions, strict=True)):
-            cell = _Cell(pos, int(batch.token[row]), self._visible(seq, pos), {seq})
+            cell = _Cell(pos, tokens[row], self._visible(seq, pos), realm, {seq}, self._shift(seq, pos))
+            assert not pos or self._cell(seq, pos - 1).realm == realm, f"sequence {seq} goes on with other adapters"
+            if pos and cell.token >= 0 and pos - cell.shift <= pos - 1 - self._cell(seq, pos - 1).shift:
+                raise DecodeFailed(f"token {pos} of sequence {seq} is not behind the ones before it", is_fatal=False)
             self._cells[free[row]] = cell
             self._at[seq][pos] = free[row]
-            if batch.wants_logits[row]:
+            if wants_logits[row]:
                 self.digests[row] = cell.digest
                 if self._takes_scripts:
                     self.scripted[row] = scripted_token(self.tokens_of(seq), start=IM_START, end=IM_END)
         self._occupy(free)
         self._n_undoable = self._undoable(Counter(seqs))
-        self.n_rows_computed += n_rows
+        self.n_rows_computed += len(seqs)
+
+    def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
+        self._check_seq(seq)
+        self._chunks[seq] = chunks
+        for pos in self._at[seq]:
+            assert self._cell(seq, pos).shift == self._shift(seq, pos), f"sequence {seq} holds other chunks than these"
+
+    def decode_media(
+        self, seq: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32], first: int, n_rows: int,
+        wants_logits: bool,
+    ) -> None:  # fmt: skip
+        capacity, realm = self.batch.capacity, self._adapters.realm
+        _check_realm(self.batch, realm)
+        contents = self._contents(seq, range(self.n_seqs), capacity, start, chunk, rows, first, n_rows)
+        if self._step_s:
+            time.sleep(self._step_s)
+        self.used.append(realm)
+        self._compute_media(seq, start + first, contents, realm, wants_logits=wants_logits)
+
+    def _contents(
+        self, seq: int, seqs: range, capacity: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32],
+        first: int, n_rows: int,
+    ) -> list[int]:  # fmt: skip
+        """What stands for some rows of a chunk in cells. Raises ValueError for what native code must not see."""
+        if seq not in seqs:
+            raise ValueError(f"sequence {seq} of a chunk is not within {seqs}")
+        if rows.shape != (chunk.n_tokens, N_EMBD) or rows.dtype != np.float32:
+            raise ValueError(f"rows of {rows.shape} for a chunk of {chunk.n_tokens}")
+        if not (0 < n_rows <= capacity and first >= 0 and first + n_rows <= chunk.n_tokens):
+            raise ValueError(
+                f"{n_rows} rows from {first} on of a chunk of {chunk.n_tokens}, at most {capacity} at once"
+            )
+        if not chunk.is_causal and n_rows < chunk.n_tokens:
+            raise ValueError("a part of a chunk that is not causal")
+        if (start, chunk) not in self._chunks.get(seq, ()):
+            raise ValueError(f"sequence {seq} has no such chunk at {start}")
+        return contents_of(chunk, rows)[first : first + n_rows]
+
+    def _shift(self, seq: int, pos: int) -> int:
+        """How far the position of a token is behind its number."""
+        shift = 0
+        for start, chunk in self._chunks.get(seq, ()):
+            if start + chunk.n_tokens <= pos:
+                shift += chunk.n_tokens - chunk.n_pos
+            elif start < pos and chunk.n_pos != chunk.n_tokens:
+                shift += pos - start  # all rows of such a chunk stand where it begins
+        return shift
+
+    def _is_inside(self, seq: int, *bounds: int) -> bool:
+        """Whether any of these is inside of a chunk whose rows stand at one position."""
+        return any(
+            start < bound < start + chunk.n_tokens and chunk.n_pos != chunk.n_tokens
+            for start, chunk in self._chunks.get(seq, ())
+            for bound in bounds
+        )
 
     def _undoable(self, counts: Counter[int]) -> dict[int, int]:
         """Of the last decode, which had so many rows of each sequence: as `LlamaContext` has it."""
@@ -383,6 +539,8 @@ class FakeBackend:
             raise ValueError(f"sequences of {self.memory_kind} memory have no part that another can share")
         if not 0 <= start <= end <= self.n_cells:
             raise ValueError(f"positions [{start}, {end}) are not within [0, {self.n_cells})")
+        if self._is_inside(source, start, end):
+            raise ValueError(f"rows [{start}, {end}) of sequence {source} are parts of chunks")
         for pos in range(start, end):
             index = self._at[source][pos]
             assert pos not in self._at[target], f"position {pos} of sequence {target} would be there twice"
@@ -396,6 +554,8 @@ class FakeBackend:
         if not 0 <= start <= self.n_cells or not -1 <= end <= self.n_cells:
             raise ValueError(f"positions [{start}, {end}) are not within [0, {self.n_cells})")
         removed = [pos for pos in self._at[seq] if pos >= start and (end < 0 or pos < end)]
+        if removed and self._is_inside(seq, start, end):
+            return False
         n_undoable = self._n_undoable.get(seq, 0) if end < 0 else 0
         if self.memory_kind is not MemoryKind.ATTENTION and n_undoable < len(removed) < len(self._at[seq]):
             return False
@@ -413,9 +573,9 @@ class FakeBackend:
 
     def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
         self._check_seq(seq)
-        saved = [(cell.pos, cell.token) for cell in self._cells if cell is not None and seq in cell.seqs]
-        before = self._cell(seq, min(saved)[0]).before if saved else 0
-        state = bytearray(msgspec.msgpack.encode(_State(before, saved, self._n_streams(seq))))
+        saved = [cell.entry for cell in self._cells if cell is not None and seq in cell.seqs]
+        first = self._cell(seq, min(saved)[0]) if saved else _Cell(0, 0, 0, b"")
+        state = bytearray(msgspec.msgpack.encode(_State(first.before, first.realm, saved, self._n_streams(seq))))
         return state if len(state) <= limit_bytes else None
 
     def state_set(self, seq: int, state: State) -> bool:
@@ -429,8 +589,9 @@ class FakeBackend:
             return False
         self._occupy(free)
         before = saved.before
-        for pos, token, index in sorted((*entry, index) for entry, index in zip(saved.entries, free, strict=True)):
-            self._cells[index] = cell = _Cell(pos, token, before, {seq})
+        for (pos, token, *shift), index in sorted(zip(saved.entries, free, strict=True)):
+            self._cells[index] = cell = _Cell(pos, token, before, saved.realm, {seq}, *shift)
+            assert cell.shift == self._shift(seq, pos), f"a state with other chunks than those of sequence {seq}"
             self._at[seq][pos] = index
             before = cell.digest
         return True
@@ -441,6 +602,8 @@ class FakeBackend:
         for start, end in ranges:
             if not self._at[seq].keys() >= set(range(start, end)):
                 raise ValueError(f"sequence {seq} has not all of the positions [{start}, {end})")
+            if self._is_inside(seq, start, end):
+                raise ValueError(f"rows [{start}, {end}) of sequence {seq} are parts of chunks")
         return (self._slice(seq, start, end) for start, end in ranges)
 
     def warm(self, seq: int, n_tokens: int, *, comes_home: bool = False) -> bool:
@@ -463,26 +626,30 @@ class FakeBackend:
 
     def _slice(self, seq: int, start: int, end: int) -> State:
         cells = [self._cell(seq, pos) for pos in range(start, end)]
-        return msgspec.msgpack.encode(_Slice(cells[0].before, [(cell.pos, cell.token) for cell in cells]))
+        return msgspec.msgpack.encode(_Slice(cells[0].before, cells[0].realm, [cell.entry for cell in cells]))
 
     def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> bytearray:
         self._begin_cutting()
         self._check_seq(seq)
-        joined: list[tuple[int, int]] = []
-        begin, digest = 0, 0
+        joined: list[tuple[int, ...]] = []
+        begin, digest, realm = 0, 0, b""
         for data, _, start, end in pieces:
             piece = msgspec.msgpack.decode(bytes(data), type=_Slice)
             before = piece.before
-            for pos, token in piece.entries:
+            assert not joined or realm == piece.realm, "pieces that were computed with different adapters"
+            realm = piece.realm
+            for entry in piece.entries:
+                pos, token, *shifts = entry
+                shift = shifts[0] if shifts else 0
                 if pos == start and not joined:
                     begin = digest = before
                 if start <= pos < end:
                     assert before == digest, "a piece that was computed after other tokens"
                     assert not joined or pos == joined[-1][0] + 1, "pieces that do not follow each other"
-                    joined.append((pos, token))
-                    digest = digest_after(digest, token)
-                before = digest_after(before, token)
-        self._joined = bytearray(msgspec.msgpack.encode(_State(begin, joined, self._n_streams(seq))))
+                    joined.append(entry)
+                    digest = digest_after(digest, token, shift, realm)
+                before = digest_after(before, token, shift, realm)
+        self._joined = bytearray(msgspec.msgpack.encode(_State(begin, realm, joined, self._n_streams(seq))))
         return self._joined
 
     def seq_copy(self, source: int, target: int) -> bool:
@@ -499,6 +666,7 @@ class FakeBackend:
         self.n_seqs = self._n_slots if split else self._n_seqs_unified
         self.n_used = 0
         self.batch = Batch(self._n_batch)
+        self._adapters = BASE
         n_away = self._n_background_seqs if split else 0
         self._worker = self._worker_class(self, Batch(self._n_batch), n_away) if n_away else None
         self.background = Background(self._worker, self._background_cost) if self._worker else None
@@ -508,6 +676,7 @@ class FakeBackend:
         self._head = 0
         self._at: list[dict[int, int]] = [{} for _ in range(n_seqs)]
         self._n_warm: dict[int, int] = {}
+        self._chunks: dict[int, tuple[tuple[int, MediaChunk], ...]] = {}
 
     def close(self) -> None:
         pass
@@ -594,5 +763,117 @@ def _mixed(digest: int) -> int:
     return (digest * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & (2**64 - 1)
 
 
-def digest_after(before: int, token: int) -> int:
-    return crc32(token.to_bytes(4, "little"), before)
+def _check_realm(batch: Batch, realm: bytes) -> None:
+    if batch.realm != realm:
+        raise ValueError("the rows are for other adapters than those in use")
+
+
+def digest_after(before: int, token: int, shift: int = 0, realm: bytes = b"") -> int:
+    """The digest of a prefix with one more token, whose position is `shift` behind its number, computed with these
+    adapters."""
+    digest = crc32((token & 0xFFFFFFFF).to_bytes(4, "little") + realm, before)
+    return crc32(shift.to_bytes(4, "little"), digest) if shift else digest
+
+
+def _tokenize(text: str, *, parse_special: bool) -> list[int]:
+    tokens: list[int] = []
+    at = 0
+    for found in _CONTROL_TEXT.finditer(text) if parse_special else ():
+        tokens += text[at : found.start()].encode("utf-8", "replace")
+        tokens.append(CONTROL[found.group()])
+        at = found.end()
+    return tokens + list(text[at:].encode("utf-8", "replace"))
+
+
+# --- media --------------------------------------------------------------------------------------------------------
+
+N_EMBD = 4
+# A picture is a grid of patches of so many pixels, and of this many patches a side at most.
+PATCH_PIXELS, MOST_PATCHES = 16, 16
+# Sound has a chunk for each second.
+_SOUND_TOKENS = 10
+
+
+class FakeProjector:
+    """A `backend.Projector` that makes rows of the digest. A picture is one chunk, between two tokens of text if
+    `has_ends`; with `is_mrope` it takes as many positions as its longer side has patches.
+
+    An encoding is over at the `looks`th look. `problems` are raised by the next ones, in order, None for none.
+    """
+
+    kinds: tuple[MediaKind, ...] = (MediaKind.IMAGE, MediaKind.AUDIO)
+    audio_rate_hz = 16_000
+
+    def __init__(
+        self, *, is_causal: bool = True, is_mrope: bool = False, has_ends: bool = True, looks: int = 2,
+        fingerprint: bytes = b"fake projector",
+    ) -> None:  # fmt: skip
+        self.fingerprint = fingerprint
+        self.max_chunk_tokens = 0 if is_causal else MOST_PATCHES**2
+        self.looks = looks
+        self.problems: list[Exception | None] = []
+        self.begun: list[MediaChunk] = []
+        self.n_halted = 0
+        self._is_causal, self._is_mrope, self._has_ends = is_causal, is_mrope, has_ends
+        self._encoding: FakeEncoding | None = None
+
+    def tokenize(self, segments: Sequence[Segment]) -> list[list[int] | MediaChunk]:
+        pieces: list[list[int] | MediaChunk] = []
+        for segment in segments:
+            media = segment.media
+            if media is None:
+                pieces.append(_tokenize(segment.text, parse_special=segment.trusted))
+            elif media.kind is MediaKind.AUDIO:
+                n_chunks = -(-media.n_samples // self.audio_rate_hz)
+                pieces += [MediaChunk(_SOUND_TOKENS, _SOUND_TOKENS, True, media, at) for at in range(n_chunks)]
+            else:
+                nx, ny = (min(MOST_PATCHES, -(-size // PATCH_PIXELS)) for size in (media.width, media.height))
+                chunk = MediaChunk(nx * ny, max(nx, ny) if self._is_mrope else nx * ny, self._is_causal, media, 0)
+                pieces += [[*b"<"], chunk, [*b">"]] if self._has_ends else [chunk]
+        return pieces
+
+    def begin(self, chunk: MediaChunk) -> FakeEncoding:
+        if self._encoding is not None and not self._encoding.is_ended:
+            raise ValueError("one chunk at a time")
+        self.begun.append(chunk)
+        self._encoding = FakeEncoding(self, chunk, self.problems.pop(0) if self.problems else None)
+        return self._encoding
+
+
+class FakeEncoding:
+    """See `FakeProjector`."""
+
+    def __init__(self, projector: FakeProjector, chunk: MediaChunk, problem: Exception | None) -> None:
+        self.is_ended = False
+        self._projector, self._chunk, self._problem = projector, chunk, problem
+        self._n_looks_left = projector.looks
+
+    @property
+    def is_over(self) -> bool:
+        self._n_looks_left -= 1
+        return self._n_looks_left <= 0
+
+    def result(self) -> NDArray[np.float32]:
+        assert not self.is_ended, "ended twice"
+        self.is_ended = True
+        if self._problem is not None:
+            raise self._problem
+        return fake_rows(self._projector.fingerprint, self._chunk)
+
+    def halt(self) -> None:
+        assert not self.is_ended, "ended twice"
+        self.is_ended = True
+        self._projector.n_halted += 1
+
+
+def fake_rows(fingerprint: bytes, chunk: MediaChunk) -> NDArray[np.float32]:
+    """What a chunk is encoded to."""
+    seed = fingerprint + chunk.media.digest + chunk.ordinal.to_bytes(4, "little")
+    stream = hashlib.shake_256(seed).digest(2 * N_EMBD * chunk.n_tokens)
+    return np.frombuffer(stream, "<u2").astype(np.float32).reshape(chunk.n_tokens, N_EMBD)
+
+
+def contents_of(chunk: MediaChunk, rows: NDArray[np.float32]) -> list[int]:
+    """What stands for the rows of a chunk in cells, below 0."""
+    others = 0 if chunk.is_causal else crc32(rows.tobytes())
+    return [-1 - (crc32(row.tobytes(), at + others & 0xFFFFFFFF) & 0x7FFFFFFF) for at, row in enumerate(rows)]

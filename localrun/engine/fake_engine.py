@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from localrun.engine.engine import Engine
+from localrun.engine.request import Placed
 from localrun.wire import Step, Submit
 
 
@@ -26,9 +27,11 @@ class FakeEngine(Engine):
     _prompts: ClassVar[dict[int, bytes]] = {}
     _is_last_moment = False
 
-    def submit(self, submit: Submit, tokens: list[int], prediction: Sequence[int] = ()) -> None:
-        self._prompts[submit.id] = bytes(token for token in tokens if token < 256)
-        super().submit(submit, tokens, prediction)
+    def submit(
+        self, submit: Submit, tokens: list[int], prediction: Sequence[int] = (), chunks: tuple[Placed, ...] = ()
+    ) -> None:
+        self._prompts[submit.id] = bytes(token for token in tokens if 0 <= token < 256)
+        super().submit(submit, tokens, prediction, chunks)
 
     def step(self) -> Step | None:
         step = super().step()

@@ -369,6 +369,11 @@ def end(exit_code: int, tokenizing: Tokenizing, close: Callable[[], None]) -> in
     return exit_code
 
 
+def length_of(segments: Sequence[wire.Segment]) -> int:
+    """Characters of a prompt. Media are read like long texts, for sound takes as long."""
+    return sum(len(one.text) if one.media is None else LONG_CHARACTERS for one in segments)
+
+
 def count(message: wire.Count, read: Callable[[], Sequence[int]], tokenizing: Tokenizing, outbox: Sink) -> None:
     """Answer with the tokens that `read` makes of a text, in a while."""
 
@@ -381,7 +386,7 @@ def count(message: wire.Count, read: Callable[[], Sequence[int]], tokenizing: To
             log.exception("a text cannot be tokenized")
             return _uncounted(message.id, EngineFailed(f"the text cannot be tokenized: {error!r}"))
 
-    length = sum(len(segment.text) for segment in message.segments)
+    length = length_of(message.segments)
     try:
         # Of no client: counts wait for nobody, nor for each other.
         tokenizing.put(Text(message.id, message.id, length, answer, outbox.put))

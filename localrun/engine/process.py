@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from localrun import framing, processors, thread_choice, wire
 from localrun.engine import pipes
-from localrun.engine.backend import Backend
+from localrun.engine.backend import AdapterSet, Backend
 from localrun.engine.cache.disk import open_disk
 from localrun.engine.cache.disk_files import library_build
 from localrun.engine.embedding.inputs import Embedder
@@ -29,7 +29,7 @@ from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial, plan_threads
 from localrun.engine.pipes import BROKEN_PIPE, Text, Tokenizing
 from localrun.engine.pipes import Inbox as EngineInbox
-from localrun.engine.sample.text import tokenize, tokens_of
+from localrun.engine.sample import media
 from localrun.engine.speculate.draft_model import DraftModel
 from localrun.engine.speculate.draft_models import DraftModels
 from localrun.engine.speculate.speculation import Speculation
@@ -79,12 +79,23 @@ def main(argv: list[str]) -> int:
     limits = Limits(first.n_slots, first.max_queue, first.target_itl_s, first.ram_cache_bytes)
     try:
         backend, trial = (_fake_backend(first), None) if "--fake" in argv else _llama_backend(first)
+        adapters = AdapterSet.of(first.adapters)
+        for adapter in adapters.adapters:
+            backend.load_adapter(adapter)
         disk = open_disk(first, backend, _fake_build if "--fake" in argv else _llama_build)
         kind = _fake_engine() if "--fake" in argv else Engine
         drafts = None if "--fake" in argv else _draft_models(first, backend)
         drafter_of = drafts.drafter_for if drafts is not None else None
         speculation = Speculation(backend, time.monotonic, is_on=first.speculates, drafter_of=drafter_of)
-        engine = kind(backend, limits, time.monotonic, disk, beside=pipes.in_thread("map"), speculation=speculation)
+        engine = kind(
+            backend,
+            limits,
+            time.monotonic,
+            disk,
+            beside=pipes.in_thread("map"),
+            speculation=speculation,
+            adapters=adapters,
+        )
     except Exception as error:
         return pipes.refuse(frames_out, error)
     pipes.send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))
@@ -126,7 +137,7 @@ def take(message: wire.ToEngine, backend: Backend, tokenizing: Tokenizing, inbox
     if isinstance(message, wire.Submit):
         submit = message
         prediction = "" if submit.speculates is False else submit.prediction
-        length = sum(len(segment.text) for segment in submit.segments) + len(prediction)
+        length = pipes.length_of(submit.segments) + len(prediction)
         read = partial(_read_prompt, backend, submit, prediction)
         try:
             text = Text(submit.id, submit.client, length, read, inbox.put)
@@ -140,7 +151,7 @@ def take(message: wire.ToEngine, backend: Backend, tokenizing: Tokenizing, inbox
         else:
             inbox.put(lambda engine: engine.cancel(cancelled))
     elif isinstance(message, wire.Count):
-        pipes.count(message, partial(tokenize, backend, message.segments), tokenizing, outbox)
+        pipes.count(message, partial(media.count, backend, message.segments), tokenizing, outbox)
     elif isinstance(message, wire.ClearCache):
         inbox.put(_clearing(message, outbox))
 
@@ -148,14 +159,14 @@ def take(message: wire.ToEngine, backend: Backend, tokenizing: Tokenizing, inbox
 def _read_prompt(backend: Backend, submit: wire.Submit, prediction: str) -> Callable[[Engine], None]:
     """What the engine is to do with a request once its prompt and its prediction are tokens."""
     try:
-        tokens = tokens_of(backend, submit)
+        tokens, chunks = media.prompt_of(backend, submit)
         predicted = backend.tokenize(prediction, parse_special=False)
     except LocalrunError as error:
         return _refusal(submit.id, error)
     except Exception as error:
         log.exception("a prompt cannot be tokenized")
         return _refusal(submit.id, EngineFailed(f"the prompt cannot be tokenized: {error!r}"))
-    return lambda engine: engine.submit(submit, tokens, predicted)
+    return lambda engine: engine.submit(submit, tokens, predicted, chunks)
 
 
 def _refusal(request_id: int, error: LocalrunError | None) -> Callable[[Engine], None]:
@@ -200,15 +211,20 @@ def _fake_engine() -> type[Engine]:
 
 
 def _fake_backend(opened: wire.Open) -> Backend:
-    from localrun.engine.fake import FakeBackend
+    from localrun.engine.fake import FakeBackend, FakeProjector
 
-    n_seqs = opened.n_slots + _n_spare_sequences(opened)
-    return FakeBackend(n_cells=opened.n_kv_cells, n_seqs=n_seqs, n_batch=_n_rows(opened))
+    return FakeBackend(
+        n_cells=opened.n_kv_cells,
+        n_seqs=opened.n_slots + _n_spare_sequences(opened),
+        n_batch=_n_rows(opened),
+        projector=FakeProjector() if opened.projector_path else None,
+    )
 
 
 def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
     """The backend, and what finds out how many threads are good for it if nobody knows."""
     # Imported late: loading the native library takes a while and the fake must run without it.
+    from localrun.engine.native.context import Rope
     from localrun.engine.native.library import gpu_free_bytes
     from localrun.engine.native.llama import LlamaBackend
 
@@ -222,9 +238,11 @@ def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
         n_threads=plan.start.most,
         n_gpu_layers=_gpu_layers(opened, gpu_free_bytes()),
         kv_type=opened.kv_type,
-        adapters=opened.adapters,
         use_extra_bufts=opened.use_extra_bufts,
         may_draft=opened.speculates,
+        projector_path=opened.projector_path,
+        n_ctx=opened.n_ctx,
+        rope=Rope(*opened.rope),
     )
     backend.set_threads(plan.start, may_use_fewer=True)
     if plan.kept is None or backend.n_gpu_layers:
@@ -274,6 +292,7 @@ def _fake_embedder(opened: wire.Open) -> Embedder:
 
 
 def _llama_embedder(opened: wire.Open) -> Embedder:
+    from localrun.engine.native.context import Rope
     from localrun.engine.native.embedder import LlamaEmbedder
     from localrun.engine.native.library import gpu_free_bytes
 
@@ -287,6 +306,8 @@ def _llama_embedder(opened: wire.Open) -> Embedder:
         n_gpu_layers=_gpu_layers(opened, gpu_free_bytes()),
         kv_type=opened.kv_type,
         use_extra_bufts=opened.use_extra_bufts,
+        rope=Rope(*opened.rope),
+        n_ctx_most=opened.n_ctx,
     )
 
 
@@ -335,6 +356,8 @@ def _ready(backend: Backend, opened: wire.Open, load_s: float) -> wire.Ready:
         load_s=load_s,
         backend=backend.name,
         control_tokens=backend.control_tokens,
+        media=backend.projector.kinds if backend.projector is not None else (),
+        audio_rate_hz=backend.projector.audio_rate_hz if backend.projector is not None else 0,
     )
 
 

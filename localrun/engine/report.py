@@ -22,7 +22,7 @@ from localrun.engine.request import Request, refusal
 from localrun.engine.schedule.scheduler import Scheduler, StepPlan
 from localrun.engine.speculate.speculation import Counts
 from localrun.errors import LocalrunError
-from localrun.wire import Delta, Finish, KvRun, Phase, Started, Step, StepStats
+from localrun.wire import Delta, Finish, KvRun, MediaCounts, Phase, Started, Step, StepStats
 
 T = TypeVar("T")
 # Has something done beside the steps. Returns what to ask for the result, which is None until it is there.
@@ -107,7 +107,7 @@ class Report:
         totals.note_step(n_prefill=plan.n_prefill_rows, n_decode=plan.n_decode_rows, step_s=step_s)
         totals.n_draft_rows += plan.n_draft_rows
 
-    def take(self, cache: Cache, scheduler: Scheduler, now_s: float) -> Step | None:
+    def take(self, cache: Cache, scheduler: Scheduler, media: MediaCounts, now_s: float) -> Step | None:
         """All news since the last call as one message, whose step is then over for the totals; None without news."""
         totals = self.totals
         queue = scheduler.queue_news(now_s)
@@ -118,7 +118,7 @@ class Report:
         step = Step(
             sent_at_s=now_s,
             deltas=list(self._deltas.values()),
-            stats=totals.stats(cache, scheduler),
+            stats=totals.stats(cache, scheduler, media),
             started=self._started,
             queue=queue.ids if queue is not None else None,
             waits_s=queue.waits_s if queue is not None else None,
@@ -166,7 +166,7 @@ class Totals:
         """The step was reported."""
         self.n_prefill_rows = self.n_decode_rows = self.n_draft_rows = 0
 
-    def stats(self, cache: Cache, scheduler: Scheduler) -> StepStats:
+    def stats(self, cache: Cache, scheduler: Scheduler, media: MediaCounts) -> StepStats:
         """What people are told of a step."""
         cells, tiers = cache.cells, cache.tiers
         return StepStats(
@@ -192,6 +192,7 @@ class Totals:
             disk_restored_tokens_total=tiers.disk_hit_tokens,
             n_draft_rows=self.n_draft_rows,
             drafts=self.drafts.by_source(),
+            media=media,
         )
 
 

@@ -10,28 +10,50 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from localrun.engine.backend import Backend, Sampler
+from localrun.engine.backend import BASE, AdapterSet, Backend, MediaChunk, Sampler
 from localrun.engine.cache.tree import Key
 from localrun.engine.sample import chain
 from localrun.engine.sample.constraint import Constraint
 from localrun.engine.sample.text import TextStream
 from localrun.errors import BadRequest, ContextExceeded, LocalrunError, QueueFull
-from localrun.wire import Delta, Finish, Lane, Phase, Resume, Submit, Usage
+from localrun.wire import Delta, Finish, Lane, MediaKind, Phase, Resume, Submit, Usage
 
 if TYPE_CHECKING:
     from localrun.engine.speculate.speculation import Drafting
+
+
+class Placed(NamedTuple):
+    """A chunk that begins at token `start` of a prompt. `key` names its rows."""
+
+    start: int
+    chunk: MediaChunk
+    key: bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + self.chunk.n_tokens
+
+
+class Prompt(NamedTuple):
+    """The tokens of a prompt and its chunks, in order."""
+
+    tokens: list[int]
+    chunks: tuple[Placed, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
 class Request:
     """`tokens` is the prompt and then the output. Times are seconds of the monotonic clock.
 
+    `chunks` are the rows of media in it, which are computed in native calls of their own.
+
     `target_itl_s` is how long a step may hold this stream up, 0 is no limit. `draft_model_path` is empty for the
-    engine's own. `is_away`: it takes no part in steps now, for it is computed in the background, or its next token is
-    drawn beside the steps. `rank`, `waited_s`, `n_preempted` and `requeued_at_s` are the policy's: the rank that a
-    running request started with, what it waited until then, how often and when it last gave up a slot. `drafting` is
+    engine's own. `is_away`: it takes no part in steps now, for it is computed in the background, its next token is
+    drawn beside the steps, or the rows of its next chunk are not encoded yet. `rank`, `waited_s`, `n_preempted` and
+    `requeued_at_s` are the policy's: the rank that a running request started with, what it waited until then, how often
+    and when it last gave up a slot. `drafting` is
     None for one that does not draft.
     """
 
@@ -49,9 +71,12 @@ class Request:
     n_probs: int | None = None
     shows_control: bool = False
     awaits_grammar: bool = False
+    awaits_adapters: bool = False
     draft_model_path: str = ""
+    adapters: AdapterSet = BASE
     constraint: Constraint | None = None
     drafting: Drafting | None = None
+    chunks: tuple[Placed, ...] = ()
 
     seq: int | None = None
     slot: int | None = None
@@ -76,9 +101,20 @@ class Request:
         return self.started_at_s is not None
 
     @property
+    def awaits_something(self) -> bool:
+        """Whether it cannot start yet: its grammar is being compiled, or its adapters loaded."""
+        return self.awaits_grammar or self.awaits_adapters
+
+    @property
     def key(self) -> Key:
         """What the cache knows it by."""
-        return Key(self.tokens)
+        atoms = tuple((placed.start, placed.end) for placed in self.chunks)
+        return Key(self.tokens, self.adapters.realm, atoms)
+
+    @property
+    def chunk_table(self) -> tuple[tuple[int, MediaChunk], ...]:
+        """As `Backend.set_chunks` wants it."""
+        return tuple((placed.start, placed.chunk) for placed in self.chunks)
 
     @property
     def n_tokens(self) -> int:
@@ -95,9 +131,29 @@ class Request:
 
     @property
     def n_grantable(self) -> int:
-        """Pending tokens that one step may compute: a step ends at `next_stop`, where the cache saves a state."""
-        n_pending = len(self.tokens) - self.n_computed
-        return n_pending if self.next_stop is None else min(n_pending, self.next_stop - self.n_computed)
+        """Pending tokens that one step may compute: a step ends at `next_stop`, where the cache saves a state, and
+        where a chunk begins or ends."""
+        end = len(self.tokens) if self.next_stop is None else min(len(self.tokens), self.next_stop)
+        for placed in self.chunks:
+            if self.n_computed < placed.end:
+                end = min(end, placed.start if self.n_computed < placed.start else placed.end)
+                break
+        return end - self.n_computed
+
+    @property
+    def next_chunk(self) -> Placed | None:
+        """The chunk that the next pending token is a row of, if it is one."""
+        placed = self.chunk_after(self.n_computed) if self.chunks else None
+        return placed if placed is not None and placed.start <= self.n_computed else None
+
+    def chunk_after(self, n_tokens: int) -> Placed | None:
+        """The first chunk that is not all within the first `n_tokens`."""
+        return next((placed for placed in self.chunks if n_tokens < placed.end), None)
+
+    @property
+    def last_start(self) -> int:
+        """Where the rows begin whose logits are wanted first: the last token, or the chunk that it is a row of."""
+        return self.key.floor(len(self.tokens) - 1) if self.chunks else len(self.tokens) - 1
 
     @property
     def is_prefilling(self) -> bool:
@@ -134,11 +190,13 @@ class Request:
             decode_s=max(0.0, last - first),
             drafts=self.drafting.counts.by_source() if self.drafting is not None else (),
             speedup=self.drafting.speedup if self.drafting is not None else 1.0,
+            n_media=sum(placed.chunk.n_tokens for placed in self.chunks),
         )
 
 
-def check(submit: Submit, tokens: list[int], backend: Backend) -> None:
+def check(submit: Submit, prompt: Prompt, backend: Backend) -> None:
     """Raises BadRequest or ContextExceeded for what this model cannot do."""
+    tokens, chunks = prompt
     if not tokens:
         raise BadRequest("the prompt is empty; send at least one token", field="prompt")
     output = submit.resume.output if submit.resume is not None else ()
@@ -146,12 +204,24 @@ def check(submit: Submit, tokens: list[int], backend: Backend) -> None:
         raise BadRequest("what the answer begins with has tokens that this model has not")
     if len(tokens) >= backend.n_ctx:
         raise ContextExceeded(len(tokens), backend.n_ctx)
+    limit = backend.batch.capacity
+    for _, chunk, _ in chunks:
+        if not chunk.is_causal and chunk.n_tokens > limit:
+            kind = "picture" if chunk.media.kind is MediaKind.IMAGE else "recording"
+            raise BadRequest(
+                f"a {kind} of the prompt has {chunk.n_tokens} tokens that must be computed at once, and at most "
+                f"{limit} can be; send a smaller one, or give localrun serve more --batch-tokens"
+            )
     chain.check(submit.sampling, n_vocab=backend.n_vocab)
 
 
-def new_request(submit: Submit, tokens: list[int], backend: Backend, *, target_itl_s: float) -> Request:
-    """A checked message as a request; `target_itl_s` is for those that do not name their own. One that another engine
-    had begun is as if it had been preempted here."""
+def new_request(
+    submit: Submit, prompt: Prompt, backend: Backend, *, target_itl_s: float, adapters: AdapterSet = BASE
+) -> Request:
+    """A checked message as a request; `target_itl_s` and `adapters` are for those that do not name their own. One that
+    another engine had begun is as if it had been preempted here. Raises BadRequest."""
+    own = adapters if submit.adapters is None else AdapterSet.of(submit.adapters)
+    tokens, chunks = prompt
     most = backend.n_ctx - len(tokens)
     resume = submit.resume or Resume()
     return Request(
@@ -169,6 +239,8 @@ def new_request(submit: Submit, tokens: list[int], backend: Backend, *, target_i
         n_probs=submit.n_probs if submit.logprobs else None,
         shows_control=submit.show_control,
         draft_model_path=submit.draft_model_path,
+        adapters=own,
+        chunks=chunks,
         n_cached=resume.n_cached,
         started_at_s=resume.started_at_s,
         first_token_at_s=resume.first_token_at_s,

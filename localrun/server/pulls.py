@@ -201,6 +201,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
     model: str
     is_insecure: bool = False
+    projector: str = ""
 
 
 class _Pull:
@@ -272,12 +273,13 @@ class Pulls:
         return [pull.progress.row() for pull in self._pulls.values()]
 
     @contextlib.contextmanager
-    def joined(self, model: str, *, is_insecure: bool = False) -> Iterator[PullProgress]:
-        """The pull of a model, begun if there is none. Leaving it while nobody else waits for it cancels it.
+    def joined(self, model: str, *, is_insecure: bool = False, projector: str = "") -> Iterator[PullProgress]:
+        """The pull of a model, begun if there is none, as `models.pull.pull`. Leaving it while nobody else waits for it
+        cancels it.
 
         Raises BadRequest for what cannot be pulled, Unavailable while the daemon stops.
         """
-        pull = self._pull(Wanted(model, is_insecure), is_detached=False)
+        pull = self._pull(Wanted(model, is_insecure, projector), is_detached=False)
         pull.n_watchers += 1
         try:
             yield pull.progress
@@ -343,7 +345,11 @@ class Pulls:
         try:
             async with client:
                 await model_pull.pull(
-                    pull.wanted.model, means=means, observer=pull.progress, is_insecure=pull.wanted.is_insecure
+                    pull.wanted.model,
+                    means=means,
+                    observer=pull.progress,
+                    is_insecure=pull.wanted.is_insecure,
+                    projector=pull.wanted.projector,
                 )
         except (DownloadFailed, Unavailable) as error:
             if pull.progress.is_planned or not await asyncio.to_thread(self._is_here, pull.wanted.model):

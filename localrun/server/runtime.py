@@ -1,4 +1,4 @@
-"""Everything the daemon has, put together: store, renderer, supervisor, registry, telemetry.
+"""Everything the daemon has, put together: store, renderer, media, supervisor, registry, telemetry.
 
 One per daemon, on its event loop. The API modules get it and use `job`; `native/` shows what it knows.
 
@@ -16,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Sequence
 
 from localrun import kernels, kv_folders, thread_choice
 from localrun.config import Settings, folders, model_dirs, models_folder
-from localrun.errors import Unavailable
+from localrun.errors import LocalrunError, Unavailable
 from localrun.models.storage import other_programs
 from localrun.models.storage.store import Store
 from localrun.server.cache import Cache
@@ -27,8 +28,11 @@ from localrun.server.engines.link import engine_command
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.jobs.job import Ask, Job
 from localrun.server.jobs.registry import Registry
+from localrun.server.media.decoder import MediaDecoder, check_taken, kinds_of
+from localrun.server.media.fetching import Fetcher
 from localrun.server.metering.logs import LogFeed
 from localrun.server.metering.telemetry import Telemetry
+from localrun.server.prompting.ask import Attached
 from localrun.server.pulls import Pulls
 from localrun.server.quantizer import Quantizer
 from localrun.server.templates.renderer import TemplateRenderer
@@ -46,10 +50,13 @@ class Runtime:
         fake = fake_engines or os.environ.get("LOCALRUN_FAKE_ENGINE") == "1"
         kv_folder = kv_folders.kv_folder(folders().cache)
         self.settings = settings
-        self.store = store if store is not None else _store(settings)
+        self.store = store if store is not None else _store(settings, fake=fake)
         self.quantizer = Quantizer(self.store, n_threads=settings.threads)
         self.renderer = TemplateRenderer(
             timeout_s=settings.template_timeout_s, output_bytes=settings.template_output_bytes
+        )
+        self.media = MediaDecoder(
+            folders().cache / "media", fetcher=Fetcher() if settings.fetch_images == "on" else None
         )
         self.registry = Registry()
         self.logs = LogFeed()
@@ -76,6 +83,7 @@ class Runtime:
         """Starts what runs beside requests. Models are loaded by requests."""
         self.logs.start()
         await self.renderer.start()
+        await self.media.start()
         self.supervisor.start()
         await self.pulls.start()
 
@@ -87,6 +95,16 @@ class Runtime:
         job = Job(self.registry.new_id(), ask, lender=self.supervisor, observer=self.telemetry, resumes=resumes)
         self.registry.add(job)
         return job
+
+    async def read_media(self, name: str, attached: Sequence[Attached]) -> None:
+        """Reads the pictures and sound of a request to this model, before it is loaded. Raises as `MediaDecoder.read`,
+        and BadRequest for what the model does not take."""
+        await self.media.read(attached)
+        try:
+            model = await asyncio.to_thread(self.store.resolve, name)
+        except LocalrunError:
+            return  # which loading it says as well
+        check_taken(model, kinds_of(model), attached)
 
     def request_shutdown(self) -> None:
         """Begins the end; returns at once. Safe to call again."""
@@ -105,12 +123,24 @@ class Runtime:
         await self.pulls.stop()
         await self.supervisor.stop()
         await self.renderer.stop()
+        await self.media.stop()
         self.logs.stop()
 
     def _engine_rows(self) -> list[EngineRow]:
         return self.supervisor.loaded()
 
 
-def _store(settings: Settings) -> Store:
-    others = other_programs.found(folders().cache)
-    return Store(models_folder(settings), model_dirs=model_dirs(settings), others=others)
+def _store(settings: Settings, *, fake: bool) -> Store:
+    no_projectors = ""
+    if settings.projectors == "off":
+        no_projectors = "projectors are not used (the setting projectors is off)"
+    elif not fake and not kernels.has_media_library():
+        no_projectors = (
+            "projectors cannot be used: llama.cpp was built without libmtmd (`localrun doctor` says what to do)"
+        )
+    return Store(
+        models_folder(settings),
+        model_dirs=model_dirs(settings),
+        others=other_programs.found(folders().cache),
+        no_projectors=no_projectors,
+    )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from localrun.config import Folders, Settings, env_name
+from localrun.config import FIELDS, Folders, env_name
 from localrun.errors import BadRequest
 
 # Where files lie, how downloads go out, and which devices llama.cpp may use. Programs started by a service manager do
@@ -113,7 +113,7 @@ def _absolute(paths: str, folder: Path) -> str:
 
 def taken_over() -> Sequence[str]:
     """The names of the variables that a service gets from the shell that installs it."""
-    return [*(env_name(field) for field in Settings.__struct_fields__), *_OTHERS]
+    return [*(env_name(field) for field in FIELDS), *_OTHERS]
 
 
 def left_out(environ: Mapping[str, str] = os.environ) -> Mapping[str, str]:

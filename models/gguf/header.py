@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -97,6 +99,28 @@ Scalar = bool | int | float | str
 Value = Scalar | tuple[Scalar, ...] | ArraySummary
 
 
+class FileKind(StrEnum):
+    """What a GGUF file is, by its header; texts that are none of these are other parts of models."""
+
+    MODEL = "model"
+    PROJECTOR = "projector"
+    ADAPTER = "adapter"
+    CONTROL_VECTOR = "control vector"
+
+
+# The parts that change what a model says, and are named like models.
+ADAPTERS: Final = frozenset({FileKind.ADAPTER, FileKind.CONTROL_VECTOR})
+
+# Files say what they are by a type, but these by their architecture.
+_KIND_BY_ARCHITECTURE = {"clip": FileKind.PROJECTOR, "controlvector": FileKind.CONTROL_VECTOR}
+
+
+def kind_of(metadata: Mapping[str, Value]) -> str:
+    """One of `Kind`, or what the file calls itself."""
+    by_architecture = _KIND_BY_ARCHITECTURE.get(str(metadata.get("general.architecture")))
+    return by_architecture or str(metadata.get("general.type", FileKind.MODEL))
+
+
 class TensorInfo(NamedTuple):
     """`shape` in GGML's order, row length first. `offset` counts from the start of the tensor's own file."""
 
@@ -130,6 +154,11 @@ class Header:
     tensors: tuple[TensorInfo, ...]
     data_offset: int
     shard_paths: tuple[Path, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """As `kind_of`."""
+        return kind_of(self.metadata)
 
     @property
     def name(self) -> str:

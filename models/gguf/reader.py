@@ -7,9 +7,9 @@ second. Parsing is iterative, and big arrays are passed over, not kept.
 The format is that of llama.cpp's gguf.cpp: versions 2 and 3, little-endian. What llama.cpp refuses is refused here.
 Stricter than llama.cpp: the limits, and tensors without any element (a zero among the dimensions), because no converter
 writes them and C code divides by dimensions; a tensor with no dimensions at all is one number, as there. Files that
-cannot run as a language model by themselves are refused by name: projectors, adapters, and all but the first file of a
-split model. With the first come all others, which llama.cpp finds by its name, `NAME-00001-of-00003.gguf`
-(`llama_split_path`); the limits are for all of them together.
+cannot run as a language model by themselves are refused by name where a model is asked for: projectors, adapters, and
+all but the first file of a split model. With the first come all others, which llama.cpp finds by its name,
+`NAME-00001-of-00003.gguf` (`llama_split_path`); the limits are for all of them together.
 
 Does not: judge whether the vocabulary makes sense. That is found out when the engine process loads the file.
 """
@@ -26,9 +26,20 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from localrun.errors import BadModelFile
+from localrun.models.gguf import projectors
 from localrun.models.gguf.bounded_reader import MAX_HEADER_BYTES, BoundedReader, open_model_file
 from localrun.models.gguf.ggml_types import BY_NUMBER
-from localrun.models.gguf.header import ArraySummary, Header, Scalar, TensorInfo, Value, dimension_problem
+from localrun.models.gguf.header import (
+    ADAPTERS,
+    ArraySummary,
+    FileKind,
+    Header,
+    Scalar,
+    TensorInfo,
+    Value,
+    dimension_problem,
+    kind_of,
+)
 
 # Published models have at most some hundred; each costs an open file in the engine.
 MAX_SHARDS = 1_000
@@ -115,14 +126,17 @@ MAX_KEPT_TEXT_BYTES: Final = 1024 * 1024
 MAX_KEPT_ELEMENTS: Final = 1_024
 
 _MAGIC = b"GGUF"
+_MODEL: Final = frozenset({FileKind.MODEL})
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 
 # About what one element of a tuple takes in Python.
 _ELEMENT_BYTES = 64
 
-# enum gguf_type in gguf.h: the two that need more than a struct, then number -> (name, struct code).
+# enum gguf_type in gguf.h: those that are asked for, the two that need more than a struct, then number -> (name, struct
+# code).
 _U16 = 2
+_F32 = 6
 _STRING = 8
 _ARRAY = 9
 _SCALARS: dict[int, tuple[str, str]] = {
@@ -131,22 +145,32 @@ _SCALARS: dict[int, tuple[str, str]] = {
 }  # fmt: skip
 
 
-def read_header(path: Path, *, kind: str = "model") -> Header:
+def read_header(path: Path, *, kind: str = FileKind.MODEL) -> Header:
     """The checked header of a model file, and of all files of a split model whose first file it is.
 
-    `kind` is what the file has to be: a model, or a part for one (adapter, projector), which has no dimensions.
+    `kind` is what the file has to be: a model, or a part for one (adapter, projector), which has no dimensions. What a
+    projector needs instead is checked by projectors.py. A control vector counts as an adapter.
     Raises BadModelFile that names the file and what is wrong with it.
     """
+    return _header(path, frozenset({kind}) if kind != FileKind.ADAPTER else ADAPTERS)
+
+
+def read_named(path: Path) -> Header:
+    """As `read_header`, of whatever may have a name: a model or an adapter."""
+    return _header(path, ADAPTERS | {FileKind.MODEL})
+
+
+def _header(path: Path, kinds: frozenset[str]) -> Header:
     budget = _Budget()
     with open_model_file(path) as reader:
-        header = _Parser(reader, kind, budget).header(path)
+        header = _Parser(reader, kinds, budget).header(path)
     split = split_of(header.metadata)
-    return header if split is None or kind != "model" else _joined(header, split, budget)
+    return header if split is None or header.kind != FileKind.MODEL else _joined(header, split, budget)
 
 
 def first_entries(content: bytes) -> dict[str, Value]:
     """The metadata in a file's first bytes: what is whole there, up to the end or to whatever is wrong."""
-    parser = _Parser(BoundedReader(Path("beginning.gguf"), io.BytesIO(content), len(content)), "model", _Budget())
+    parser = _Parser(BoundedReader(Path("beginning.gguf"), io.BytesIO(content), len(content)), _MODEL, _Budget())
     with contextlib.suppress(BadModelFile):
         parser.beginning()
     return parser.metadata
@@ -166,7 +190,7 @@ def _joined(first: Header, split: Split, budget: _Budget) -> Header:
     names = {tensor.name for tensor in tensors}
     for number, path in enumerate(paths[1:], start=1):
         with open_model_file(path, budget.header_bytes) as reader:
-            tensors += _Parser(reader, "model", budget).shard(split._replace(number=number), names)
+            tensors += _Parser(reader, _MODEL, budget).shard(split._replace(number=number), names)
             size_bytes += reader.size_bytes
     if len(tensors) != split.n_tensors:
         raise BadModelFile(
@@ -190,9 +214,10 @@ class _Budget:
 class _Parser:
     """One pass over one file: preamble, metadata, tensor descriptions."""
 
-    def __init__(self, reader: BoundedReader, kind: str, budget: _Budget) -> None:
+    def __init__(self, reader: BoundedReader, kinds: frozenset[str], budget: _Budget) -> None:
         self._reader = reader
-        self._kind = kind
+        self._kinds = kinds
+        self._types = projectors.KEY_TYPES if FileKind.PROJECTOR in kinds else {}
         self._budget = budget
         self.metadata: dict[str, Value] = {}
 
@@ -200,14 +225,16 @@ class _Parser:
         """The file that says what the model is."""
         version, n_tensors = self.beginning()
         metadata = self.metadata
-        split = split_of(metadata)
+        split, is_model = split_of(metadata), kind_of(metadata) == FileKind.MODEL
         # Later files of a split model do not even say their architecture.
-        if self._kind == "model" and split and (problem := shard_problem(path, split)):
+        if FileKind.MODEL in self._kinds and is_model and split and (problem := shard_problem(path, split)):
             self._reader.fail(problem)
         architecture = self._architecture(metadata)
         tensors, data_offset = self._tensors(n_tensors, self._alignment(metadata), set())
-        if self._kind == "model" and (problem := dimension_problem(architecture, metadata)):
+        if is_model and (problem := dimension_problem(architecture, metadata)):
             self._reader.fail(f"cannot be used: {problem}")
+        if FileKind.PROJECTOR in self._kinds and (problem := projectors.problem(metadata, tensors)):
+            self._reader.fail(problem)
         return Header(
             path=path,
             size_bytes=self._reader.size_bytes,
@@ -265,13 +292,23 @@ class _Parser:
         if kind == _ARRAY:
             return self._array(key)
         if kind == _STRING:
+            self._check_type(key, "str")
             return self._text(key)
         if kind not in _SCALARS:
             self._reader.fail(f"has the unknown value type {kind} for '{key}'")
+        self._check_type(key, _SCALARS[kind][0])
+        # llama.cpp reads these without a look at their type, and ends the process if it is another one.
         if key == "split.no" and kind != _U16:
-            # llama.cpp reads it without a look at its type, and ends the process if it is another one.
             self._reader.fail("has a 'split.no' that is no 16-bit number")
+        if key == "adapter.lora.alpha" and kind != _F32:
+            self._reader.fail("has an 'adapter.lora.alpha' that is no 32-bit float")
         return self._scalars(kind, 1, key)[0]
+
+    def _check_type(self, key: str, found: str) -> None:
+        """libmtmd reads the keys of a projector without a look at their types, and ends the process for another one."""
+        wanted = self._types.get(key, found)
+        if wanted != found:
+            self._reader.fail(f"has a value of the type {found} for '{key}'; llama.cpp reads {wanted} there")
 
     def _scalars(self, kind: int, count: int, key: str) -> tuple[Scalar, ...]:
         layout = struct.Struct(f"<{count}{_SCALARS[kind][1]}")
@@ -294,6 +331,7 @@ class _Parser:
             self._reader.fail(f"has arrays inside the array '{key}', which no GGUF reader supports")
         if kind != _STRING and kind not in _SCALARS:
             self._reader.fail(f"has the unknown element type {kind} for the array '{key}'")
+        self._check_type(key, f"[{'str' if kind == _STRING else _SCALARS[kind][0]}]")
         # The vocabulary is always left in the file, however small, so that its users find it in one shape.
         if length <= MAX_KEPT_ELEMENTS and not key.startswith("tokenizer."):
             self._keep(length * _ELEMENT_BYTES)
@@ -321,11 +359,11 @@ class _Parser:
         architecture = metadata.get("general.architecture")
         if not isinstance(architecture, str) or not architecture:
             self._reader.fail("does not say its architecture ('general.architecture')")
-        kind = "projector" if architecture == "clip" else metadata.get("general.type", "model")
-        if self._kind != "model" and kind != self._kind:
-            self._reader.fail(f"is no {self._kind} but a {str(kind)[:40]}")
-        if kind != self._kind:
-            self._reader.fail(f"is not a language model but a part for one ({str(kind)[:40]})")
+        kind = kind_of(metadata)
+        if kind not in self._kinds and FileKind.MODEL in self._kinds:
+            self._reader.fail(f"is not a language model but a part for one ({kind[:40]})")
+        if kind not in self._kinds:
+            self._reader.fail(f"is no {min(self._kinds)} but a {kind[:40]}")
         return architecture
 
     def _alignment(self, metadata: dict[str, Value]) -> int:

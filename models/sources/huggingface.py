@@ -130,16 +130,22 @@ def _plan_of_hub(name: HubName, facts: _Facts, hub: Hub, choose: Choose) -> Remo
     return RemotePlan(
         repo=name.repo,
         revision=commit,
-        files=tuple(_planned(files[file.path], cache, commit, hub) for file in choice.files),
+        files=tuple(_planned(files[file.path], cache, commit, hub, role) for file, role in _chosen(choice)),
         source=_source(name, commit, choice, hub),
         quant=choice.quant,
         reason=choice.reason,
         licence=licence_of(info),
         is_gated=bool(info.gated),
+        left_projector=choice.left_projector,
     )
 
 
-def _planned(file: RepoFile, cache: RepoCache, commit: str, hub: Hub) -> PlannedFile:
+def _chosen(choice: Choice) -> list[tuple[RemoteFile, Role]]:
+    files = [(file, Role.MODEL) for file in choice.files]
+    return files if choice.projector is None else [*files, (choice.projector, Role.PROJECTOR)]
+
+
+def _planned(file: RepoFile, cache: RepoCache, commit: str, hub: Hub, role: Role) -> PlannedFile:
     from huggingface_hub import hf_hub_url
 
     sha256 = file.lfs.sha256 if file.lfs else ""
@@ -157,7 +163,7 @@ def _planned(file: RepoFile, cache: RepoCache, commit: str, hub: Hub) -> Planned
         git_sha1=git_sha1 or None,
         lock_path=cache.lock(etag),
     )
-    return PlannedFile(item, _stored(file.path, file.size, sha256, cache, commit))
+    return PlannedFile(item, _stored(role, file.path, file.size, sha256, cache, commit))
 
 
 def _plan_of_cache(name: HubName, hub: Hub, choose: Choose) -> RemotePlan:
@@ -173,23 +179,24 @@ def _plan_of_cache(name: HubName, hub: Hub, choose: Choose) -> RemotePlan:
     return RemotePlan(
         repo=name.repo,
         revision=commit,
-        files=tuple(_planned_of_cache(files[file.path], cache, commit) for file in choice.files),
+        files=tuple(_planned_of_cache(files[file.path], cache, commit, role) for file, role in _chosen(choice)),
         source=_source(name, commit, choice, hub),
         quant=choice.quant,
         reason=choice.reason,
+        left_projector=choice.left_projector,
     )
 
 
-def _planned_of_cache(file: CachedFile, cache: RepoCache, commit: str) -> PlannedFile:
+def _planned_of_cache(file: CachedFile, cache: RepoCache, commit: str, role: Role) -> PlannedFile:
     sha256 = file.etag if _SHA256.fullmatch(file.etag) else ""
     # Never fetched: `download` finds it in the snapshot.
     item = Item(url="", target=cache.snapshot(commit, file.path), name=file.path, size_bytes=file.size_bytes)
-    return PlannedFile(item, _stored(file.path, file.size_bytes, sha256, cache, commit))
+    return PlannedFile(item, _stored(role, file.path, file.size_bytes, sha256, cache, commit))
 
 
-def _stored(path: str, size_bytes: int, sha256: str, cache: RepoCache, commit: str) -> StoredFile:
+def _stored(role: Role, path: str, size_bytes: int, sha256: str, cache: RepoCache, commit: str) -> StoredFile:
     return StoredFile(
-        role=Role.MODEL,
+        role=role,
         place=Place.HUB,
         size_bytes=size_bytes,
         digest=f"sha256:{sha256}" if sha256 else "",

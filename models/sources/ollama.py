@@ -1,7 +1,7 @@
 """Ollama registries as a source: a manifest, and blobs that are named by their digests.
 
 Runs in the daemon's event loop. Parameters, system prompt, messages and licence are small layers, read into memory and
-verified; model and adapters are planned as files (`ollama_manifest.py` says what is left out).
+verified; model, projector and adapters are planned as files (`ollama_manifest.py` says what is left out).
 
 Small documents come from a server that nobody has vouched for. The body is read as it comes and dropped at its limit,
 without decompression (a few bytes that unpack to gigabytes are refused, not unpacked). Redirects are followed a few
@@ -138,8 +138,10 @@ class RegistryName:
         return f"{self.host}/{self.repo}:{self.tag}"
 
 
-async def plan(name: RegistryName, *, models_folder: Path, client: httpx2.AsyncClient) -> RemotePlan:
-    """What the registry has under that name. Nothing is written.
+async def plan(
+    name: RegistryName, *, models_folder: Path, client: httpx2.AsyncClient, without_projector: bool = False
+) -> RemotePlan:
+    """What the registry has under that name, perhaps without its projector. Nothing is written.
 
     Raises ModelNotFound, SourceRefused (private, or any other refusal), and DownloadFailed for a registry that cannot
     be reached or sends what no registry should.
@@ -166,17 +168,19 @@ async def plan(name: RegistryName, *, models_folder: Path, client: httpx2.AsyncC
         for layer in layers
         if layer.kind == kind
     )
+    left = [file for file in files if without_projector and file.stored.role is Role.PROJECTOR]
     revision = f"sha256:{hashlib.sha256(content).hexdigest()}"
     repo = f"{name.host}/{name.repo}"
     return RemotePlan(
         repo=repo,
         revision=revision,
-        files=files,
+        files=tuple(file for file in files if file not in left),
         source=Source(kind="registry", repo=repo, revision=revision, file=name.tag, url=url),
         licence_text=ollama_manifest.joined(texts["license"]),
         parameters=parameters,
         system=ollama_manifest.joined(texts["system"]),
         messages=messages,
+        left_projector=left[0].item.name if left else "",
     )
 
 

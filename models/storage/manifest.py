@@ -1,4 +1,4 @@
-"""Manifests: what a model's name stands for when it is more than one GGUF file in the models folder.
+"""Manifests: what a model's name stands for when it is more than one GGUF file in the models folder, and an adapter's.
 
 A manifest lists the files of a model and what goes with them (parameters, system prompt, messages, template, licence,
 where they came from). It is one JSON file, `manifests/<host>/<owner>/<name>/<tag>.json` below the models folder, and is
@@ -99,7 +99,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     """See the module. `name` is how the model is called, with the letters' case as it was first written.
 
     `parameters` are Ollama's option names, and `speculation`, with JSON values; `template` is a Jinja text, "" for the
-    GGUF's own. `draft` is the name or the path of a smaller model that drafts for this one.
+    GGUF's own. `draft` is the name or the path of a smaller model that drafts for this one. `no_projector` is a clause
+    that says why its projector is not among the files, where it was left out.
     """
 
     name: str
@@ -113,7 +114,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     licence_text: str = ""
     requires: str = ""
     draft: str = ""
+    no_projector: str = ""
     version: int = VERSION
+
+    @property
+    def main(self) -> StoredFile:
+        """The model's first file; of an adapter that has a name of its own the adapter."""
+        return (self.of_role(Role.MODEL) or self.of_role(Role.ADAPTER))[0]
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it is an adapter that has a name of its own, and no model."""
+        return not self.of_role(Role.MODEL)
 
     def of_role(self, role: Role) -> tuple[StoredFile, ...]:
         return tuple(file for file in self.files if file.role is role)
@@ -293,7 +305,8 @@ def _read(path: Path, key: Key) -> Manifest | None:
 def _check(manifest: Manifest) -> None:
     if len(manifest.files) > MAX_FILES:
         raise BadModelFile(f"it names {len(manifest.files)} files; the limit is {MAX_FILES}")
-    if not manifest.of_role(Role.MODEL):
+    roles = [file.role for file in manifest.files if file.role is not Role.LICENCE]
+    if Role.MODEL not in roles and roles != [Role.ADAPTER]:
         raise BadModelFile("it names no model file")
     for file in manifest.files:
         _check_file(file)

@@ -9,7 +9,6 @@ Does not: read weights, or know names of models.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,10 +16,13 @@ from typing import NamedTuple
 
 from localrun.errors import BadModelFile
 from localrun.models.gguf import reader
-from localrun.models.gguf.header import Header
+from localrun.models.gguf.adapter_header import facts_of
+from localrun.models.gguf.header import ADAPTERS, Header
 from localrun.models.gguf.reader import shard_of
+from localrun.models.projector_choice import is_projector
 
 SUFFIX = ".gguf"
+NAMED = "named"
 # How deep, and how many entries, a foreign folder is searched: LM Studio keeps owner/repository/file.
 MAX_DEPTH = 3
 MAX_ENTRIES = 20_000
@@ -28,16 +30,19 @@ MAX_ENTRIES = 20_000
 # Files whose headers are remembered; a header takes some hundred kilobytes at most.
 _MAX_KNOWN = 512
 _LAST_SECOND = datetime.max.replace(tzinfo=UTC).timestamp() - 1
-_PROJECTOR = re.compile(r"(.*[-_.])?mmproj([-_.].*)?", re.IGNORECASE)
 
 
 class ModelFile(NamedTuple):
-    """A sound file."""
+    """A sound file, of a model or of an adapter."""
 
     path: Path
     size_bytes: int
     modified_at: datetime
     header: Header
+
+    @property
+    def is_adapter(self) -> bool:
+        return self.header.kind in ADAPTERS
 
 
 class _Stamp(NamedTuple):
@@ -54,10 +59,11 @@ class ModelFiles:
 
     def __init__(self) -> None:
         # Each entry is replaced as a whole: two threads that meet a new file both parse it, which is harmless.
-        self._known: dict[Path, tuple[_Stamp, ModelFile | BadModelFile]] = {}
+        self._known: dict[tuple[Path, str], tuple[_Stamp, ModelFile | BadModelFile]] = {}
 
-    def load(self, path: Path) -> ModelFile | None:
-        """The file at `path`, from memory when it is still the same; None when there is none.
+    def load(self, path: Path, kind: str = NAMED) -> ModelFile | None:
+        """The file at `path`, from memory when it is still the same; None when there is none. `kind` is what it has to
+        be, as in `reader.read_header`; `NAMED` is what can have a name, a model or an adapter.
 
         Raises BadModelFile, from memory as well: a hostile header is not parsed again for every listing.
         """
@@ -69,10 +75,10 @@ class ModelFiles:
             raise BadModelFile(f"{path.name} cannot be read: {error.strerror or error}") from error
         later = tuple(_changed_at_ns(shard) for shard in reader.later_shards(path))
         stamp = _Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns, later)
-        known = self._known.get(path)
+        known = self._known.get((path, kind))
         if known is None or known[0] != stamp:
-            known = (stamp, _inspect(path, status.st_mtime))
-            self._known[path] = known
+            known = (stamp, _inspect(path, kind, status.st_mtime))
+            self._known[path, kind] = known
             while len(self._known) > _MAX_KNOWN:
                 self._known.pop(next(iter(self._known)), None)
         if isinstance(known[1], BadModelFile):
@@ -133,7 +139,7 @@ def is_part(name: str) -> bool:
     """Whether a GGUF file of this name is no model by itself: a later shard of one, or the projector of one that sees,
     by the customs of the hub."""
     shard = shard_of(name)
-    return (shard is not None and shard.number != 1) or _PROJECTOR.fullmatch(name[: -len(SUFFIX)]) is not None
+    return (shard is not None and shard.number != 1) or is_projector(name)
 
 
 def _stem(name: str) -> str:
@@ -150,9 +156,11 @@ def _changed_at_ns(path: Path) -> int:
         return 0
 
 
-def _inspect(path: Path, modified_at_s: float) -> ModelFile | BadModelFile:
+def _inspect(path: Path, kind: str, modified_at_s: float) -> ModelFile | BadModelFile:
     try:
-        header = reader.read_header(path)
+        header = reader.read_named(path) if kind == NAMED else reader.read_header(path, kind=kind)
+        if header.kind in ADAPTERS:
+            facts_of(header)
     except BadModelFile as error:
         return error
     # File systems store times that datetime cannot express.

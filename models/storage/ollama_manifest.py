@@ -2,7 +2,7 @@
 
 Pure. A manifest comes from somebody else and is checked whole before anything is made of it: the digests become file
 names, so each is 64 hex digits or the manifest is refused; names in it are not used at all. The template is Go's and is
-left out: the model file brings its own, in Jinja. So is the projector, as no model here reads images.
+left out: the model file brings its own, in Jinja.
 
 Does not: read or fetch layers.
 """
@@ -26,11 +26,11 @@ MAX_TEXT_BYTES = 1024 * 1024
 # No file of a model is larger; what a hostile manifest claims beyond it would only fail later.
 MAX_FILE_BYTES = 1 << 44
 
-FILE_ROLES = {"model": Role.MODEL, "adapter": Role.ADAPTER}
+FILE_ROLES = {"model": Role.MODEL, "projector": Role.PROJECTOR, "adapter": Role.ADAPTER}
 TEXTS = frozenset({"params", "system", "messages", "license"})
 
 _LAYER_PREFIX = "application/vnd.ollama.image."
-_IGNORED = frozenset({"template", "prompt", "embed", "projector"})
+_IGNORED = frozenset({"template", "prompt", "embed"})
 # Deep nesting is the one way in which JSON fails that msgspec leaves to Python.
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 

@@ -1,4 +1,5 @@
-"""The models on this machine: the built-in one, those with a manifest, and GGUF files as they lie.
+"""The models on this machine: the built-in one, those with a manifest, and GGUF files as they lie; and the adapters,
+which are named in the same way.
 
 Owned by the daemon; safe to call from several threads. Everything is read anew on every call, so a file that is copied
 in or deleted is seen at once (headers alone are remembered, see model_files.py). A name means, in this order: the
@@ -17,140 +18,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import operator
 import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from enum import StrEnum
-from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import NamedTuple
 
-import msgspec
-
-from localrun.errors import BadModelFile, BadRequest, LocalrunError, ModelNotFound
-from localrun.models import builtin
-from localrun.models.gguf import architectures
-from localrun.models.gguf.header import Header
+from localrun.errors import BadModelFile, BadRequest, LocalrunError, ModelNotFound, NotFound
+from localrun.models import builtin, projector_choice
+from localrun.models.gguf import architectures, projectors
+from localrun.models.gguf.header import FileKind, Header
 from localrun.models.name import BUILT_IN, DEFAULT_TAG, Kind, ModelName
 from localrun.models.storage import hub_cache, manifest, model_files
 from localrun.models.storage.blobs import Blobs
-from localrun.models.storage.manifest import Key, Manifest, Message, Place, Role, Source, StoredFile
-from localrun.models.storage.model_files import SUFFIX, ModelFile, ModelFiles
+from localrun.models.storage.manifest import Key, Manifest, Place, Role, StoredFile
+from localrun.models.storage.model import Evidence, Model, Origin, stamp_of
+from localrun.models.storage.model_files import NAMED, SUFFIX, ModelFile, ModelFiles
+from localrun.models.storage.named_adapter import NamedAdapter, content_sha256
 from localrun.models.storage.other_programs import OLLAMA, Folder, OllamaStore, OtherPrograms, name_in_ollama
 
-_DIGEST_CHUNK_BYTES = 1024 * 1024
-
-
-class Origin(StrEnum):
-    """How the store came to a model. `foreign` files lie in a folder that somebody else keeps, `path` ones anywhere."""
-
-    BUILT_IN = "built-in"
-    PATH = "path"
-    FOLDER = "folder"
-    FOREIGN = "foreign"
-    MANIFEST = "manifest"
-
-
-@dataclass(frozen=True, eq=False)
-class Model:
-    """A sound model. `name` is canonical: whatever way the model was asked for, this is what it is called.
-
-    `path` is the file to load, of a model in several shards the first; `size_bytes` counts all of its files. `program`
-    is the one that keeps a foreign model, "" where that is not known.
-    """
-
-    name: str
-    path: Path
-    size_bytes: int
-    modified_at: datetime
-    header: Header
-    origin: Origin = Origin.PATH
-    manifest: Manifest | None = None
-    adapters: tuple[Path, ...] = ()
-    program: str = ""
-
-    @cached_property
-    def digest(self) -> str:
-        """64 hex digits that tell this model from another.
-
-        An id, not a content hash. Of a file: sha256 over its size, modification time and header, which costs the
-        header's bytes (some megabytes) and not the weights' gigabytes. With a manifest: sha256 over what it says, so
-        that copies have one id. Raises BadModelFile when the file is gone.
-        """
-        if self.manifest is None:
-            return _file_digest(self)
-        digest = hashlib.sha256()
-        if not all(file.digest for file in self.manifest.files):
-            digest.update(_file_digest(self).encode())
-        # Who brought a file says nothing about what is in it.
-        files = [msgspec.structs.replace(file, adopted=False) for file in self.manifest.files]
-        digest.update(msgspec.json.encode(files, order="sorted"))
-        for field in ("parameters", "system", "template", "messages", "licence_text"):
-            digest.update(msgspec.json.encode(getattr(self.manifest, field), order="sorted"))
-        digest.update(self.draft.encode())
-        return digest.hexdigest()
-
-    @property
-    def adapter_bytes(self) -> int:
-        """Size of its adapters' files."""
-        files = self.manifest.files if self.manifest else ()
-        return sum(file.size_bytes for file in files if file.role is Role.ADAPTER)
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """Ollama's option names with the values that requests to this model have by default."""
-        return self.manifest.parameters if self.manifest else {}
-
-    @property
-    def draft(self) -> str:
-        """Name or path of the smaller model that drafts for it; "" for none."""
-        return self.manifest.draft if self.manifest else ""
-
-    @property
-    def speculates(self) -> bool | None:
-        """Whether its requests draft that do not say so themselves; None leaves it to the daemon."""
-        value = self.parameters.get("speculation")
-        return value if isinstance(value, bool) else None
-
-    @property
-    def system(self) -> str:
-        """The system prompt of conversations that bring none."""
-        return self.manifest.system if self.manifest else ""
-
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        """What every conversation begins with."""
-        return self.manifest.messages if self.manifest else ()
-
-    @cached_property
-    def template(self) -> str:
-        """The Jinja template of the chat, the manifest's or the file's; "" when neither has one."""
-        return (self.manifest.template if self.manifest else "") or self.header.chat_template or ""
-
-    @property
-    def source(self) -> Source:
-        """Where it came from. A file that was not pulled came from itself."""
-        if self.manifest:
-            return self.manifest.source
-        return Source(kind=self.origin.value, repo=self.program, file=str(self.path))
-
-
-class Evidence(NamedTuple):
-    """What tells that a name may have come to mean another file: what `paths` were like when it was looked up. A file
-    itself is not looked at."""
-
-    paths: Sequence[Path]
-    stamps: Sequence[tuple[int, int] | None]
-
-    def holds(self) -> bool:
-        """Whether all is as it was: a few looks at the disk, cheap enough for an event loop."""
-        return all(map(operator.eq, map(_stamp, self.paths), self.stamps))
+# The GGUF files of folders, while all of a folder's models are looked at.
+Listings = dict[Path, Sequence[str]]
 
 
 class FoundFile(NamedTuple):
@@ -169,33 +58,23 @@ class DamagedFile(NamedTuple):
     problem: str
 
 
-# A header lives as long as the store remembers its file.
-_digests: WeakKeyDictionary[Header, str] = WeakKeyDictionary()
+class _Projection(NamedTuple):
+    """A model's projector, if it has one that can be used; else why not, where there is anything to say."""
+
+    path: Path | None = None
+    header: Header | None = None
+    problem: str = ""
 
 
-def _file_digest(model: Model) -> str:
-    known = _digests.get(model.header)
-    if known is None:
-        known = _digests[model.header] = _read_digest(model)
-    return known
-
-
-def _read_digest(model: Model) -> str:
-    left = model.header.data_offset
-    try:
-        with model.path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            digest = hashlib.sha256(f"{status.st_size} {status.st_mtime_ns} ".encode())
-            while left > 0 and (chunk := file.read(min(left, _DIGEST_CHUNK_BYTES))):
-                digest.update(chunk)
-                left -= len(chunk)
-    except OSError as error:
-        raise BadModelFile(f"{model.path.name} cannot be read: {error.strerror or error}") from error
-    return digest.hexdigest()
+# What `Model.no_projector` may end with: the way to a projector.
+_BESIDE = "put its projector (mmproj) into the same folder, or name it in a Modelfile (a second FROM)"
 
 
 class Store:
-    """`models_folder` and the others need not exist: then only the built-in model and paths are found."""
+    """`models_folder` and the others need not exist: then only the built-in model and paths are found.
+
+    `no_projectors` is a clause that says why no projector is used here at all; "" where they are.
+    """
 
     def __init__(
         self,
@@ -204,6 +83,7 @@ class Store:
         model_dirs: Sequence[Path] = (),
         hub_cache_folder: Path | None = None,
         others: OtherPrograms | None = None,
+        no_projectors: str = "",
     ) -> None:
         self.folder = models_folder
         self.others = OtherPrograms() if others is None else others
@@ -216,13 +96,44 @@ class Store:
         self._held_hub_paths: Counter[str] = Counter()
         self._held_lock = threading.Lock()
         self._files = ModelFiles()
+        self._no_projectors = no_projectors
 
     def resolve(self, name: str) -> Model:
         """The model that a client means by `name`.
 
-        Raises BadRequest for a malformed name, ModelNotFound, and BadModelFile for a file that is there but unusable.
+        Raises BadRequest for a malformed name and for an adapter's, ModelNotFound, and BadModelFile for a file that is
+        there but unusable.
         """
+        found = self.find(name)
+        if isinstance(found, NamedAdapter):
+            raise BadRequest(
+                f"'{found.name}' is no model but {_described(found)}, and runs with a model only: ask for "
+                f"MODEL+{found.name}",
+                field="model",
+            )
+        return found
+
+    def adapter(self, name: str, *, field: str) -> NamedAdapter:
+        """The adapter that a client means by `name`, in the field `field`. Raises NotFound, BadRequest for a malformed
+        name and for a model's, and BadModelFile."""
+        # What stands in the model's name needs no other; not every API's errors have a place for the field.
+        where = "" if field == "model" else f"{field}: "
+        try:
+            found = self.find(name)
+        except ModelNotFound:
+            text = f"{where}adapter '{name[:200]}' not found; `localrun list` shows what is here"
+            raise NotFound(text, field=field) from None
+        except BadRequest as error:
+            text = error.message.replace("the model name", "the adapter's name")
+            raise BadRequest(f"{where}{text}", field=field) from None
+        if isinstance(found, Model):
+            raise BadRequest(f"{where}'{found.name}' is no adapter but a model", field=field)
+        return found
+
+    def find(self, name: str) -> Model | NamedAdapter:
+        """The model or the adapter of that name. Raises as `resolve` does."""
         parsed = ModelName.parse(name)
+        found: Model | NamedAdapter | None
         if parsed.kind is Kind.BUILT_IN:
             found = self._load(builtin.model_path(), BUILT_IN, Origin.BUILT_IN)
         elif parsed.kind is Kind.PATH:
@@ -238,27 +149,41 @@ class Store:
     def evidence(self, name: str) -> Evidence:
         """To be asked for before `resolve`; as long as it holds, the name means the same. Raises BadRequest for a
         malformed name."""
-        if ModelName.parse(name).kind is not Kind.STORED:
-            return Evidence((), ())
+        parsed = ModelName.parse(name)
+        if parsed.kind is not Kind.STORED:
+            # Besides the file itself it means the projector in its folder.
+            folders = [Path(os.path.abspath(parsed.text)).parent] if parsed.kind is Kind.PATH else []
+            return Evidence(folders, [stamp_of(path) for path in folders])
         key = Key.of(name)
         theirs = [store.usual_path(key) for store in self._ollama]
         folders = [folder.path for folder in self._foreign]
         paths = (key.path(self.folder), self.folder, *theirs, *folders)
-        return Evidence(paths, [_stamp(path) for path in paths])
+        return Evidence(paths, [stamp_of(path) for path in paths])
 
     def list(self) -> list[Model]:
         """All sound models: the built-in one first, then the others by name. Unusable files are left out."""
         return [model for model in self.survey() if isinstance(model, Model)]
 
+    def adapters(self) -> Sequence[NamedAdapter]:
+        """All sound adapters that have names, oldest first, so that a new one changes nobody's place."""
+        found = [adapter for adapter in self.survey() if isinstance(adapter, NamedAdapter)]
+        return sorted(found, key=lambda adapter: (adapter.modified_at, adapter.name))
+
     def damaged(self) -> Sequence[DamagedFile]:
         """The files and manifests that `list` leaves out, and why."""
         return [file for file in self.survey() if isinstance(file, DamagedFile)]
 
-    def sound_file(self, path: Path) -> ModelFile:
-        """A GGUF file anywhere. Raises BadModelFile when it is not sound, or not there."""
-        file = self._files.load(path)
+    def sound_file(self, path: Path, kind: str = FileKind.MODEL) -> ModelFile:
+        """A GGUF file anywhere, a model or a part for one. Raises BadModelFile when it is none, not sound, or not
+        there."""
+        is_adapter = kind == FileKind.ADAPTER
+        file = self._files.load(path, NAMED if is_adapter or kind == FileKind.MODEL else kind)
         if file is None:
             raise BadModelFile(f"there is no file {path}")
+        if file.is_adapter and kind == FileKind.MODEL:
+            raise BadModelFile(f"{path.name} is not a language model but a part for one ({file.header.kind})")
+        if is_adapter and not file.is_adapter:
+            raise BadModelFile(f"{path.name} is no adapter but a {file.header.kind}")
         return file
 
     def path_of(self, file: StoredFile) -> Path:
@@ -286,15 +211,20 @@ class Store:
         with self._held_lock:
             return 0 if self._held_hub_paths[file.path] else hub_cache.remove(self.hub_cache_folder, file.path)
 
+    def adapter_sha256(self, file: StoredFile) -> str:
+        """64 hex digits of the content of an adapter that a manifest names. Raises BadModelFile."""
+        path = self.path_of(file)
+        return content_sha256(file, path, self.sound_file(path, FileKind.ADAPTER).header)
+
     def model_of(self, said: Manifest) -> Model:
         """The model that a manifest describes. Raises BadModelFile when a file of it is gone or damaged."""
-        first = said.of_role(Role.MODEL)[0]
-        path = self.path_of(first)
+        path = self.path_of(said.main)
         file = self._file_of(said, path)
-        # Without its licence or its projector, which nobody here reads, a model answers all the same.
+        # Without its licence or its projector a model answers to text all the same.
         for other in (*said.of_role(Role.MODEL), *said.of_role(Role.ADAPTER)):
             if not self.path_of(other).is_file():
                 raise _gone(said, self.path_of(other))
+        projection = self._projection_of(said, file.header)
         return Model(
             name=said.name,
             path=path,
@@ -305,15 +235,74 @@ class Store:
             origin=Origin.MANIFEST,
             manifest=said,
             adapters=tuple(self.path_of(other) for other in said.of_role(Role.ADAPTER)),
+            projector=projection.path,
+            projector_header=projection.header,
+            no_projector=projection.problem,
         )
+
+    # --- projectors ----------------------------------------------------------------------------------------------
+
+    def projector_beside(self, path: Path, listings: Listings | None = None) -> Path | None:
+        """The projector in a model file's folder that belongs to it, sound or not. `listings` keeps what the folders
+        have, for whoever asks for all of their files."""
+        folder = path.parent
+        names = None if listings is None else listings.get(folder)
+        if names is None:
+            try:
+                names = [name for name in os.listdir(folder) if name.lower().endswith(SUFFIX)]
+            except OSError:
+                names = []
+            if listings is not None:
+                listings[folder] = names
+        found = projector_choice.in_folder(path.name, names)
+        return None if found is None else folder / found
+
+    def projector_for(self, path: Path, model: Header) -> Header | None:
+        """That of the projector in a model file's folder, if there is one that can be used."""
+        return self._projection_beside(path, model, None).header
+
+    def _projection_of(self, said: Manifest, model: Header) -> _Projection:
+        """What a manifest says of it."""
+        files = said.of_role(Role.PROJECTOR)
+        again = said.source.kind in ("hub", "registry")
+        if files:
+            path = self.path_of(files[0])
+            if path.is_file():
+                return self._projection(path, model)
+            way_out = f"`localrun pull {said.name}` gets it again" if again else "create the model again"
+            return _Projection(problem=f"its projector {path} is gone; {way_out}")
+        if said.no_projector:
+            return _Projection(problem=said.no_projector)
+        if said.source.kind == Origin.FOREIGN or not projectors.sees(model):
+            return _Projection()
+        way_out = f"`localrun pull {said.name}` again gets it if its repository has one" if again else _BESIDE
+        return _Projection(problem=_is_missing(model, way_out))
+
+    def _projection_beside(self, path: Path, model: Header, listings: Listings | None) -> _Projection:
+        """What lies in the folder of a model file."""
+        found = self.projector_beside(path, listings)
+        if found is not None:
+            return self._projection(found, model)
+        return _Projection(problem=_is_missing(model, _BESIDE)) if projectors.sees(model) else _Projection()
+
+    def _projection(self, path: Path, model: Header) -> _Projection:
+        if self._no_projectors:
+            return _Projection(problem=self._no_projectors)
+        try:
+            header = self.sound_file(path, "projector").header
+        except BadModelFile as error:
+            return _Projection(problem=f"its projector cannot be used: {error.message}")
+        if problem := projectors.fit_problem(header, model):
+            return _Projection(problem=f"its projector cannot be used: {path.name} {problem}")
+        return _Projection(path, header)
 
     # --- finding -------------------------------------------------------------------------------------------------
 
-    def _find(self, wanted: ModelName) -> Model | None:
+    def _find(self, wanted: ModelName) -> Model | NamedAdapter | None:
         """A manifest by that name, else a file: letter for letter if there is one, else whatever the case."""
         said = manifest.read(self.folder, wanted.text)
         if said is not None:
-            return self.model_of(said)
+            return self._of_manifest(said)
         found = self._named(wanted, self._own_files())
         if found is None:
             for store, path in self.ollama_named(wanted):
@@ -353,18 +342,18 @@ class Store:
             for path, name in model_files.below_folder(folder):
                 yield FoundFile(path, name, Origin.FOREIGN, program)
 
-    def survey(self) -> Iterator[Model | DamagedFile]:
-        """What `list` and `damaged` tell apart, by one look at the disk."""
+    def survey(self) -> Iterator[Model | NamedAdapter | DamagedFile]:
+        """What `list`, `adapters` and `damaged` tell apart, by one look at the disk."""
         built_in = self._surveyed(builtin.model_path(), BUILT_IN, Origin.BUILT_IN)
         if built_in is not None:
             yield built_in
-        known: dict[str, Model] = {}
+        known: dict[str, Model | NamedAdapter] = {}
         unusable: list[DamagedFile] = []
         survey = manifest.read_all(self.folder)
         unusable += [DamagedFile(path, problem) for path, problem in survey.damaged]
         for key, said in survey.manifests.items():
             try:
-                known[said.name] = self.model_of(said)
+                known[said.name] = self._of_manifest(said)
             except BadModelFile as error:
                 unusable.append(DamagedFile(key.path(self.folder), error.message))
         unusable += self._survey_files(self._own_files(), survey.manifests, known)
@@ -379,9 +368,10 @@ class Store:
         yield from sorted(unusable)
 
     def _survey_files(
-        self, files: Iterator[FoundFile], manifests: Mapping[Key, Manifest], known: dict[str, Model]
+        self, files: Iterator[FoundFile], manifests: Mapping[Key, Manifest], known: dict[str, Model | NamedAdapter]
     ) -> Iterator[DamagedFile]:
         """Adds the sound ones to `known`."""
+        listings: Listings = {}
         for file in files:
             path, name = file.path, file.name
             try:
@@ -391,17 +381,17 @@ class Store:
                 continue
             hiding = self._hiding(name, manifests, known)
             if hiding is None:
-                found = self._surveyed(*file)
-                if isinstance(found, Model):
-                    known[name] = found
-                elif found is not None:
+                found = self._surveyed(*file, listings)
+                if isinstance(found, DamagedFile):
                     yield found
+                elif found is not None:
+                    known[name] = found
             elif hiding != path:
                 way_out = "use its path" if file.program else "rename it"
                 yield DamagedFile(path, f"{path.name} is hidden by another model of its name; {way_out}")
 
     def _survey_ollama(
-        self, store: OllamaStore, manifests: Mapping[Key, Manifest], known: dict[str, Model]
+        self, store: OllamaStore, manifests: Mapping[Key, Manifest], known: dict[str, Model | NamedAdapter]
     ) -> Iterator[DamagedFile]:
         """Adds the sound ones to `known`. What is here under its name already needs no second mention."""
         for _, path in store.manifests():
@@ -413,27 +403,72 @@ class Store:
                 else:
                     known[found.name] = found
 
-    def _hiding(self, name: str, manifests: Mapping[Key, Manifest], known: Mapping[str, Model]) -> Path | None:
+    def _hiding(
+        self, name: str, manifests: Mapping[Key, Manifest], known: Mapping[str, Model | NamedAdapter]
+    ) -> Path | None:
         """The file of the model that is meant by a file's name instead of that file."""
         said = manifests.get(Key.of(name))
         if said is not None:
-            return self.path_of(said.of_role(Role.MODEL)[0])
+            return self.path_of(said.main)
         return known[name].path if name in known else None
 
-    def _surveyed(self, path: Path, name: str, origin: Origin, program: str = "") -> Model | DamagedFile | None:
+    def _surveyed(
+        self,
+        path: Path,
+        name: str,
+        origin: Origin,
+        program: str = "",
+        listings: Listings | None = None,
+    ) -> Model | NamedAdapter | DamagedFile | None:
         try:
-            return self._load(path, name, origin, program)
+            return self._load(path, name, origin, program, listings)
         except BadModelFile as error:
             return DamagedFile(path, error.message)
 
     # --- loading -------------------------------------------------------------------------------------------------
 
-    def _load(self, path: Path, name: str, origin: Origin, program: str = "") -> Model | None:
-        """The model at `path`; None when there is no file. Raises BadModelFile."""
+    def _load(
+        self,
+        path: Path,
+        name: str,
+        origin: Origin,
+        program: str = "",
+        listings: Listings | None = None,
+    ) -> Model | NamedAdapter | None:
+        """The model or adapter at `path`; None when there is no file. `listings` as in `projector_beside`. Raises
+        BadModelFile."""
         file = self._files.load(path)
         if file is None:
             return None
-        return Model(name, file.path, file.size_bytes, file.modified_at, file.header, origin, program=program)
+        if file.is_adapter:
+            return NamedAdapter(
+                name, file.path, file.size_bytes, file.modified_at, file.header, origin, program=program
+            )
+        projection = _Projection()
+        if origin is not Origin.BUILT_IN:
+            projection = self._projection_beside(path, file.header, listings)
+        return Model(
+            name=name,
+            path=file.path,
+            size_bytes=file.size_bytes + (0 if projection.header is None else projection.header.size_bytes),
+            modified_at=file.modified_at,
+            header=file.header,
+            origin=origin,
+            program=program,
+            projector=projection.path,
+            projector_header=projection.header,
+            no_projector=projection.problem,
+        )
+
+    def _of_manifest(self, said: Manifest) -> Model | NamedAdapter:
+        """Raises BadModelFile when a file of it is gone or damaged."""
+        if not said.is_adapter:
+            return self.model_of(said)
+        path = self.path_of(said.main)
+        file = self._file_of(said, path)
+        return NamedAdapter(
+            said.name, path, file.size_bytes, said.created_at, file.header, Origin.MANIFEST, manifest=said
+        )
 
     def _model_of_ollama(self, store: OllamaStore, path: Path) -> Model:
         """The model of one of Ollama's manifests. Raises BadModelFile, also for one that no engine here can load."""
@@ -451,15 +486,19 @@ class Store:
             raise BadModelFile(f"model '{said.name}' cannot be used: {error.message}") from None
         if file is None:
             raise _gone(said, path)
+        if file.is_adapter != said.is_adapter:
+            raise BadModelFile(f"'{said.name}' cannot be used: {path} is the file of another kind of thing now")
         return file
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_ctime_ns
+def _described(adapter: NamedAdapter) -> str:
+    architecture = adapter.facts.architecture
+    article = "an" if adapter.facts.kind.startswith("a") else "a"
+    return f"{article} {adapter.facts.kind}" + (f" for {architecture} models" if architecture else "")
+
+
+def _is_missing(model: Header, way_out: str) -> str:
+    return f"models like this one ({model.architecture}) take images with a projector, which is not here: {way_out}"
 
 
 def _gone(said: Manifest, path: Path) -> BadModelFile:

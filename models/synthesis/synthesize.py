@@ -8,7 +8,7 @@ for the probe have no vocabulary; all matrices of one have one type, so that wha
 Memory stays below about 300 MiB for any shape: tensors are streamed from small pools of random blocks, which are tiled
 (see `random_blocks`). The file appears under its name only when it is whole.
 
-Does not: make mixtures of experts, encoders or models that see; only the architectures that `tensor_plan` names.
+Does not: make mixtures of experts, encoders or projectors; only the architectures that `tensor_plan` names.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _add_attention(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_rope_freq_base(shape.rope_freq_base)
     if shape.n_window:
         writer.add_sliding_window(shape.n_window)
-    if shape.architecture == "qwen35":
+    if shape.architecture in ("qwen35", "qwen2vl"):
         # Positions in time, height, width; the fourth is not used. Together they are the rotated pairs of a head.
         third = shape.head_dim // 2 // 3
         writer.add_rope_dimension_sections([shape.head_dim // 2 - 2 * third, third, third, 0])

@@ -99,6 +99,11 @@ SHAPES: dict[str, Shape] = {
             attention_every=4, recurrence=Recurrence(n_conv=4, n_state=32, n_inner=128, n_rank=4, n_groups=2),
             n_nextn=1,
         ),
+        # Positions in parts. It has biases, and so differs from a llama with the same tensors.
+        Shape(
+            name="tiny-qwen2vl", architecture="qwen2vl", n_layers=4, n_embd=256, n_heads=4, n_heads_kv=2, head_dim=64,
+            n_ff=768, n_vocab=2048, n_ctx_train=4096, rope_freq_base=10_000.0, tied=True,
+        ),
         # Attention in every third layer, short convolutions in the others.
         Shape(
             name="tiny-lfm2", architecture="lfm2", n_layers=6, n_embd=256, n_heads=4, n_heads_kv=2, head_dim=64,
@@ -204,6 +209,9 @@ def plan_tensors(shape: Shape, file_type: str) -> Iterator[TensorPlan]:
                 yield from _mamba_layer(plan)
             case "qwen35":
                 yield from _qwen35_layer(plan, is_recurrent=shape.is_recurrent(layer))
+            case "qwen2vl":
+                yield from _llama_layer(plan)
+                yield from _attention_biases(plan)
             case "lfm2":
                 yield from _lfm2_layer(plan, is_recurrent=shape.is_recurrent(layer))
             case _:
@@ -304,6 +312,11 @@ def _attention(plan: _Planner, *, query_parts: int = 1) -> Iterator[TensorPlan]:
     yield plan.matrix("attn_k", shape.n_embd, kv_width)
     yield plan.matrix("attn_v", shape.n_embd, kv_width, sensitive=True)
     yield plan.matrix("attn_output", q_width, shape.n_embd)
+
+
+def _attention_biases(plan: _Planner) -> Iterator[TensorPlan]:
+    for name, n_heads in (("q", plan.shape.n_heads), ("k", plan.shape.n_heads_kv), ("v", plan.shape.n_heads_kv)):
+        yield plan.constant(f"attn_{name}.bias", 0.0, n_heads * plan.shape.head_dim)
 
 
 def _head_norms(plan: _Planner) -> Iterator[TensorPlan]:

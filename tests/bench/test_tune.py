@@ -10,7 +10,7 @@ from localrun.config import Settings
 from localrun.engine.cache.disk_files import library_build
 from localrun.engine.native.library import library_folder
 from localrun.errors import EngineFailed
-from localrun.models.storage.store import Model
+from localrun.models.storage.model import Model
 from localrun.models.synthesis.synthesize import synthesize
 from localrun.processors import Processors
 from localrun.thread_choice import Shape, Threads

@@ -66,6 +66,7 @@ class FakeDaemon(ThreadingHTTPServer):
         self.refusal: tuple[int, dict[str, Any], dict[str, str]] | None = None
         self.hold = False
         self.answers: dict[str, object] = {}
+        self.shown: dict[str, object] = SHOWN
         self.left = threading.Event()
         self.is_gone = False
 
@@ -128,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/api/chat":
             self._chat()
         elif self.path == "/api/show":
-            self._answer(200, SHOWN, {})
+            self._answer(200, self.server.shown, {})
         elif self.path == "/localrun/v1/shutdown":
             self._answer(200, {"status": "stopping"}, {"Connection": "close"})
             threading.Thread(target=self._end).start()

@@ -12,7 +12,7 @@ from localrun import thread_choice
 from localrun.bench.tune import STREAMS, Measured, Tuning
 from localrun.cli import exits
 from localrun.cli.root import run
-from localrun.models.storage.store import Model
+from localrun.models.storage.model import Model
 from localrun.processors import Processors, usable
 from localrun.thread_choice import Shape, Threads
 

@@ -28,6 +28,28 @@ def test_the_card_names_the_draft_model():
     assert "  draft model         small\n" in model_card(SHOWN | {"localrun": {"draft": "small"}})
 
 
+def test_the_card_describes_the_projector_or_says_why_there_is_none():
+    projector = {
+        "path": "/there/mmproj.gguf", "size": 851_000_000, "takes": ["vision", "audio"],
+        "types": ["qwen2.5vl_merger", "qwen2a"], "quantization": "F16",
+    }  # fmt: skip
+    card = model_card(SHOWN | {"localrun": {"projector": projector}})
+    assert (
+        "Projector\n"
+        "  takes               vision, audio\n"
+        "  type                qwen2.5vl_merger, qwen2a F16, 851 MB\n"
+        "  file                /there/mmproj.gguf\n"
+    ) in card
+    gone = model_card({"localrun": {"projector": None, "no_projector": "it is gone"}})
+    assert "Projector\n  none: it is gone" in gone
+    assert "Projector" not in model_card({"localrun": {"projector": None, "no_projector": ""}})
+
+
+def test_the_card_shows_how_the_model_is_loaded():
+    card = model_card(SHOWN | {"localrun": {"load": {"num_ctx": 8192, "kv_type": "q8_0"}}})
+    assert "Load settings\n  num_ctx             8192\n  kv_type             q8_0" in card
+
+
 def test_a_bare_answer_is_no_error():
     assert model_card({"details": None, "model_info": None, "capabilities": None}) == ""
 

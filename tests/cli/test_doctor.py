@@ -39,8 +39,8 @@ def known_kernels(environment: dict[str, str]) -> None:
 
 
 CHECKS = {
-    *("python", "packages", "settings", "daemon", "llama.cpp", "cpu", "gpu", "memory", "disk", "folders", "models"),
-    *("digests", "cache", "kernels", "network", "threads"),
+    *("python", "packages", "settings", "daemon", "llama.cpp", "media", "cpu", "gpu", "memory", "disk", "folders"),
+    *("models", "digests", "cache", "kernels", "network", "threads"),
 }
 
 

@@ -19,9 +19,11 @@ from localrun.cli import exits
 from localrun.cli.pull import PullMeter
 from localrun.client import PullPiece
 from localrun.models import builtin
+from localrun.models.gguf.reader import read_header
 from tests.daemon import Daemon, running_daemon
 from tests.hub.repository import Repository
 from tests.hub.server import Hub
+from tests.projector_file import write_projector
 from tests.registry import Layer, Registry
 
 pytestmark = pytest.mark.skipif(not builtin.model_path().is_file(), reason="the built-in model's file is not there")
@@ -58,6 +60,25 @@ def test_pull_without_a_terminal(localrun, real_daemon: Daemon, registry: Regist
     percents = [int(found[1]) for line in said if (found := re.match(r" *(\d+)%", line))]
     assert percents == sorted(percents)
     assert percents[-1] == 100
+
+
+def test_a_pull_without_the_projector_and_then_with_it(
+    localrun, real_daemon: Daemon, registry: Registry, tmp_path: Path
+):
+    width = read_header(builtin.model_path()).n_embd
+    projector = write_projector(tmp_path / "mmproj.gguf", width=width).read_bytes()
+    name = registry.add("library/owl", Layer("model", GGUF), Layer("projector", projector))
+    assert localrun("pull", name, "--projector", "none", port=real_daemon.port).returncode == 0
+    assert (
+        "none: library/owl:latest (projector) was left out as asked"
+        in localrun("show", name, port=real_daemon.port).stdout
+    )
+    assert localrun("pull", name, port=real_daemon.port).returncode == 0
+    shown = localrun("show", name, port=real_daemon.port).stdout
+    assert re.search(r"takes +vision\n +type +gemma3 F32", shown), shown
+    assert "the projector sha256-" in localrun("show", name, "--fit", port=real_daemon.port).stdout
+    refused = localrun("pull", name, "--projector", "F16", port=real_daemon.port)
+    assert (refused.returncode, "projector: a model of a registry" in refused.stderr) == (1, True), refused.stderr
 
 
 def test_an_interrupted_pull_says_how_to_go_on_and_does(localrun, environment, real_daemon: Daemon, registry: Registry):

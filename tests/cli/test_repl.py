@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import select
@@ -238,24 +239,27 @@ def test_lines_are_remembered_for_the_user_alone(conversation, environment):
     assert history.stat().st_mode & 0o077 == 0
 
 
+ONE, TWO = ({"role": "user", "content": text} for text in ("one", "two"))
+
+
 def test_the_whole_conversation_is_sent():
     session = Session(model="tiny", system="Be brief.")
-    session.remember("one", "first")
-    assert session.messages("two") == [
+    session.remember(ONE, "first")
+    assert session.messages(TWO) == [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "one"},
+        ONE,
         {"role": "assistant", "content": "first"},
-        {"role": "user", "content": "two"},
+        TWO,
     ]
 
 
 def test_a_turn_without_an_answer_is_forgotten_and_clear_keeps_the_system_message():
     session = Session(model="tiny", system="S")
-    session.remember("one", "")
-    assert len(session.messages("two")) == 2
-    session.remember("one", "stopped half")
+    session.remember(ONE, "")
+    assert len(session.messages(TWO)) == 2
+    session.remember(ONE, "stopped half")
     session.clear()
-    assert session.messages("two") == [{"role": "system", "content": "S"}, {"role": "user", "content": "two"}]
+    assert session.messages(TWO) == [{"role": "system", "content": "S"}, TWO]
 
 
 def test_set():
@@ -292,3 +296,30 @@ def test_values_get_the_types_that_the_api_takes():
 def test_wrong_ones_are_explained(assignment, words):
     with pytest.raises(BadRequest, match=words):
         parse_options([assignment])
+
+
+def test_a_dropped_picture_is_sent_with_its_message_and_again_with_the_next(conversation, daemon, tmp_path: Path):
+    daemon.shown = daemon.shown | {"capabilities": ["completion", "vision"]}
+    path = tmp_path / "a fox.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\npicture")
+    conversation.say(f"{tmp_path}/a\\ fox.png what is this?")
+    conversation.wait_for("5 tokens")
+    conversation.say("and now?")
+    conversation.wait_for("5 tokens")
+    conversation.say(f"{tmp_path}/none.txt is a text")
+    conversation.wait_for("5 tokens")
+    image = base64.b64encode(path.read_bytes()).decode()
+    assert [message for message in daemon.chats[-1]["messages"] if message["role"] == "user"] == [
+        {"role": "user", "content": "a fox.png what is this?", "images": [image]},
+        {"role": "user", "content": "and now?"},
+        {"role": "user", "content": f"{tmp_path}/none.txt is a text"},
+    ]
+
+
+def test_the_oldest_media_are_left_out_when_a_request_cannot_carry_all():
+    session = Session(model="m")
+    for number in range(20):
+        session.remember({"role": "user", "content": str(number), "images": ["aGk="]}, "answer")
+    assert session.leave_out({"role": "user", "content": "next", "images": ["aGk=", "aGk="]}) == 6
+    assert [len(message["images"]) for message in session.history[::2]] == [0] * 6 + [1] * 14
+    assert session.leave_out({"role": "user", "content": "text"}) == 0

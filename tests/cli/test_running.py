@@ -39,6 +39,15 @@ def test_it_says_where_the_layers_lie(localrun, daemon):
     assert [re.split(r"\s{2,}", row)[-2] for row in rows] == list(expected.values())
 
 
+def test_it_says_what_the_model_was_loaded_with(localrun, daemon):
+    engines = [ENGINE | {"load": load} for load in ({}, {"num_ctx": 65536, "kv_type": "q8_0"})]
+    daemon.answers["/localrun/v1/snapshot"] = SNAPSHOT | {"engines": engines}
+    header, plain, asked = localrun("ps", port=daemon.port).stdout.splitlines()
+    start = header.index("LOADED WITH")
+    assert plain[start:].startswith("- ")
+    assert asked[start:].startswith("num_ctx=65536 kv_type=q8_0 ")
+
+
 def test_json_has_the_pid(localrun, daemon):
     (row,) = json.loads(localrun("ps", "--json", port=daemon.port).stdout)
     assert row["pid"] == 4242

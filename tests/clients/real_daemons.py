@@ -1,8 +1,8 @@
 """The two daemons that every real client speaks with.
 
-The first has the built-in model `tiny`, an encoder `bert`, and `caller`: `tiny` with a template that knows tools. The
-second has the same models on fake engines that write what a prompt tells them (`SAY[[text]]`), slowly enough to be
-cancelled.
+The first has the built-in model `tiny`, an encoder `bert`, `caller`: `tiny` with a template that knows tools, and
+`gemma3` that sees and `ultravox` that hears. The second has the first three on fake engines that write what a prompt
+tells them (`SAY[[text]]`), slowly enough to be cancelled.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.daemon import Daemon, running_daemon
+from tests.engine.native.media import make_pair
 from tests.models.synthesize_embedding import synthesize_embedding
 
 TOOL_TEMPLATE = """\
@@ -45,6 +46,8 @@ def real_daemons(folder: Path) -> Iterator[tuple[Daemon, Daemon]]:
     for each in models:
         each.mkdir()
         synthesize_embedding("tiny-bert", each / "bert.gguf")
+    for kind in ("gemma3", "ultravox"):
+        make_pair(models[0], kind).projector.rename(models[0] / f"mmproj-{kind}.gguf")
     with (
         running_daemon(fake=False, LOCALRUN_MODELS=str(models[0])) as real,
         running_daemon(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ import pydantic
 import pytest
 
 from tests.daemon import Daemon
+from tests.server.media import making
 
 MESSAGES: Any = [{"role": "user", "content": "Hello! Who are you?"}]
 # The client knows these fields no more; models do.
@@ -133,7 +135,10 @@ def test_errors_are_the_sdk_s_own(client: anthropic.Anthropic) -> None:
         client.messages.create(
             model="tiny", messages=MESSAGES, max_tokens=5, thinking={"type": "enabled", "budget_tokens": 1024}
         )
-    image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+    image: Any = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": base64.b64encode(making.png()).decode()},
+    }
     with pytest.raises(anthropic.BadRequestError, match="images") as caught:
         client.messages.create(model="tiny", messages=[{"role": "user", "content": [image]}], max_tokens=5)
     body: Any = caught.value.body

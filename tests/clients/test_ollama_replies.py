@@ -10,6 +10,7 @@ import pydantic
 import pytest
 
 from tests.daemon import Daemon
+from tests.server.media import making
 
 ASKED = {"role": "user", "content": "Is it warm in Paris?"}
 OPTIONS = {"temperature": 0, "num_predict": 300}
@@ -89,7 +90,7 @@ def test_thinking_and_images_are_refused_where_there_are_none(client: ollama.Cli
     assert caught.value.status_code == 400
     assert client.chat("tiny", [ASKED], think=False, options=FEW).message.thinking is None
     with pytest.raises(ollama.ResponseError, match="does not support images"):
-        client.generate("tiny", "What is it?", images=[b"not a picture"])
+        client.generate("tiny", "What is it?", images=[making.png()])
     with pytest.raises(ollama.ResponseError, match="suffix"):
         client.generate("tiny", "def f(", suffix="return x")
 

@@ -6,6 +6,7 @@ each check is a test here. Skipped unless asked for, since it installs packages 
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -20,9 +21,12 @@ import pytest
 
 from tests.clients import environments
 from tests.clients.real_daemons import real_daemons
+from tests.server.media import making
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT_TIMEOUT_S = 300
+PICTURE = base64.b64encode(making.png(64, 48)).decode()
+SOUND = base64.b64encode(making.wave(making.tone(8000))).decode()
 _CHECK = {"python": r"^(?:async )?def check_(\w+)\(", "node": r'^check\("([\w-]+)"'}
 _SUFFIX = {"python": "py", "node": "mjs"}
 
@@ -60,6 +64,7 @@ def results(kind: str, client: str, url: str, fake_url: str) -> tuple[dict[str, 
     # Whatever points a client elsewhere is left out: accounts, proxies, other servers.
     inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "SYSTEMROOT", "TMPDIR")}
     own = {"LOCALRUN_TEST_URL": url, "LOCALRUN_TEST_FAKE_URL": fake_url, "HOME": str(folder)}
+    own |= {"LOCALRUN_TEST_PICTURE": PICTURE, "LOCALRUN_TEST_SOUND": SOUND}
     done = subprocess.run(
         command, cwd=folder, env=inherited | own, stdin=subprocess.DEVNULL, capture_output=True, text=True,
         timeout=SCRIPT_TIMEOUT_S, check=False,

@@ -17,6 +17,7 @@ from localrun.doctor.llama_build import (
     check_build,
     check_cpu,
     check_kernels,
+    check_media,
     cpu_flags,
     judge,
     rebuild,
@@ -43,6 +44,17 @@ def report(*features: str) -> BuildReport:
         version="0.3.36", library="/lib", backends=("CUDA", "CPU"), gpu_offload=True, cpu_features=features, devices=(),
         ggml="1.2",
     )  # fmt: skip
+
+
+def test_the_library_for_images_and_audio() -> None:
+    assert check_media().level is Level.OK
+    for script, said in (("raise OSError('libmtmd.so: not found')", "not found"), ("import os; os.abort()", "status")):
+        found = check_media((sys.executable, "-c", script))
+        assert (found.check, found.level) == ("media", Level.WARN)
+        assert said in found.text
+        assert "native_build" in found.remedy
+    found = check_media((sys.executable, "-c", "import time; time.sleep(60)"), timeout_s=0.2)
+    assert "more than 0.2 s" in found.text
 
 
 def test_the_real_build_reports_itself():

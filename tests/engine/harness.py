@@ -3,17 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from functools import partial
+from typing import Any
 
-from localrun.engine.backend import Backend, MemoryKind
+from localrun.engine.backend import AdapterSet, Backend, MemoryKind
 from localrun.engine.cache.cells import PoolCells
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.fake import IM_END, FakeBackend, digest_after, next_token
+from localrun.engine.fake import (
+    IM_END,
+    FakeBackend,
+    FakeProjector,
+    contents_of,
+    digest_after,
+    fake_rows,
+    next_token,
+)  # fmt: skip
+from localrun.engine.request import Placed, Prompt, Request
+from localrun.engine.sample.media import prompt_of
 from localrun.engine.speculate.speculation import Speculation
-from localrun.wire import ChosenLogprob, Delta, Finish, Grammar, Lane, Sampling, Step, Submit
+from localrun.wire import (
+    Adapter,
+    ChosenLogprob,
+    Delta,
+    Finish,
+    Grammar,
+    Lane,
+    Resume,
+    Sampling,
+    Segment,
+    Step,
+    Submit,
+)
 
 GREEDY = Sampling(temperature=0)
+
+
+class AtOnce(Executor):
+    """No threads: what is submitted is done before that returns."""
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(call(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 class Harness:
@@ -36,6 +72,8 @@ class Harness:
         disk: DiskTier | None = None,
         wrap: Callable[[FakeBackend], FakeBackend] = lambda backend: backend,
         speculation: Callable[[FakeBackend, Callable[[], float]], Speculation] | None = None,
+        adapters: Sequence[Adapter] = (),
+        projector: FakeProjector | None = None,
     ) -> None:
         self.now_s = 0.0
         fake = FakeBackend(
@@ -46,12 +84,24 @@ class Harness:
             n_slots=n_slots if is_split else 0,
             n_background_seqs=n_background_seqs,
             background_looks=background_looks,
+            projector=projector,
         )
         self.backend = wrap(fake)
         limits = Limits(n_slots, max_queue, target_itl_s, ram_cache_bytes)
         # Without drafts, so that a step is a token, unless a test is about them.
         drafting = speculation or partial(Speculation, is_on=False)
-        self.engine = Engine(self.backend, limits, self._clock, disk, speculation=drafting(self.backend, self._clock))
+        own = AdapterSet.of(adapters)
+        for adapter in own.adapters:
+            self.backend.load_adapter(adapter)
+        self.engine = Engine(
+            self.backend,
+            limits,
+            self._clock,
+            disk,
+            speculation=drafting(self.backend, self._clock),
+            adapters=own,
+            loader=AtOnce(),
+        )
         self.steps: list[Step] = []
         self.texts: dict[int, str] = {}
         self.tokens: dict[int, list[int]] = {}
@@ -65,7 +115,7 @@ class Harness:
     def submit(
         self,
         request_id: int,
-        prompt: str | list[int],
+        prompt: str | list[int] | tuple[Segment, ...],
         *,
         n_predict: int = 16,
         stop: tuple[str, ...] = (),
@@ -79,8 +129,14 @@ class Harness:
         grammar: Grammar | None = None,
         show_control: bool = False,
         prediction: Sequence[int] = (),
+        adapters: Sequence[Adapter] | None = None,
+        resume: Resume | None = None,
     ) -> None:
-        tokens = self.backend.tokenize(prompt, parse_special=True) if isinstance(prompt, str) else list(prompt)
+        chunks: tuple[Placed, ...] = ()
+        if isinstance(prompt, tuple):
+            tokens, chunks = prompt_of(self.backend, Submit(id=request_id, segments=prompt))
+        else:
+            tokens = self.backend.tokenize(prompt, parse_special=True) if isinstance(prompt, str) else list(prompt)
         submit = Submit(
             id=request_id,
             sampling=sampling,
@@ -96,8 +152,10 @@ class Harness:
             n_probs=n_probs or 0,
             grammar=grammar,
             show_control=show_control,
+            adapters=None if adapters is None else tuple(adapters),
+            resume=resume,
         )
-        self.engine.submit(submit, tokens, prediction)
+        self.engine.submit(submit, tokens, prediction, chunks)
 
     def step(self) -> Step | None:
         step = self.engine.step()
@@ -132,7 +190,7 @@ class Harness:
         for request in self.engine.scheduler.running:
             assert request.seq is not None
             held = self.backend.tokens_of(request.seq)
-            assert held == request.tokens[: request.n_computed], "a sequence does not hold its own tokens"
+            assert held == _contents(self.backend, request), "a sequence does not hold its own tokens"
         for seq in range(self.backend.n_seqs + n_seqs_away(self.backend)):
             if (
                 isinstance(cache.cells, PoolCells) and self.backend.cuts_states
@@ -148,18 +206,59 @@ def n_seqs_away(backend: Backend) -> int:
     return backend.background.n_seqs if backend.background else 0
 
 
-def expected_output(prompt: list[int], n_output: int, *, ignore_eos: bool = True) -> list[int]:
+def _contents(backend: FakeBackend, request: Request) -> list[int]:
+    """What must be in the cells of a running request."""
+    contents = list(request.tokens)
+    for start, chunk, _ in request.chunks:
+        assert backend.projector is not None
+        rows = fake_rows(backend.projector.fingerprint, chunk)
+        contents[start : start + chunk.n_tokens] = contents_of(chunk, rows)
+    return contents[: request.n_computed]
+
+
+def expected_media_output(
+    prompt: Prompt, projector: FakeProjector, n_output: int, adapters: Sequence[Adapter] = ()
+) -> list[int]:
+    """What a request with media must generate, whose positions are counted one by one here."""
+    state = number = position = 0
+    realm = AdapterSet.of(adapters).realm
+
+    def see(token: int, at: int) -> None:
+        nonlocal state, number
+        state, number = digest_after(state, token, number - at, realm), number + 1
+
+    chunks = {placed.start: placed.chunk for placed in prompt.chunks}
+    while number < len(prompt.tokens):
+        chunk = chunks.get(number)
+        if chunk is None:
+            see(prompt.tokens[number], position)
+            position += 1
+            continue
+        for row, content in enumerate(contents_of(chunk, fake_rows(projector.fingerprint, chunk))):
+            see(content, position + (row if chunk.n_pos == chunk.n_tokens else 0))
+        position += chunk.n_pos
+    output: list[int] = []
+    while len(output) < n_output:
+        output.append(next_token(state, ignore_eos=True))
+        see(output[-1], position)
+        position += 1
+    return output
+
+
+def expected_output(
+    prompt: list[int], n_output: int, *, ignore_eos: bool = True, adapters: Sequence[Adapter] = ()
+) -> list[int]:
     """What a request must generate, computed without an engine."""
-    state = 0
+    state, realm = 0, AdapterSet.of(adapters).realm
     for token in prompt:
-        state = digest_after(state, token)
+        state = digest_after(state, token, 0, realm)
     output: list[int] = []
     while len(output) < n_output:
         token = next_token(state, ignore_eos=ignore_eos)
         if token == IM_END and not ignore_eos:
             break
         output.append(token)
-        state = digest_after(state, token)
+        state = digest_after(state, token, 0, realm)
     return output
 
 

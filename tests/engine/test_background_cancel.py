@@ -168,7 +168,10 @@ def test_in_llama_cpp_too(split: LlamaBackend):
     engine.cache.tiers.recompute_s = lambda _start, n_tokens: float(n_tokens)
     submit(engine, 1, one)
     submit(engine, 2, other)
-    while len(n_rows_of(split)) < 2:
+    # On a busy machine batches may be so small that what the first ones compute is not worth keeping.
+    engine.step()
+    first = engine.scheduler.running[0]
+    while len(n_rows_of(split)) < 2 or first.n_computed + n_rows_of(split)[first.seq] < 64:
         engine.step()
     engine.cancel(1)
     tokens, finals = run_all(engine)

@@ -22,7 +22,21 @@ from localrun.engine.engine import Engine, Limits
 from localrun.engine.fake import FakeBackend
 from localrun.engine.pipes import LONG_CHARACTERS, Inbox, Outbox, Tokenizing, run_steps
 from localrun.engine.process import spare_time
-from localrun.wire import Cancel, Count, Counted, Finish, Open, OpenFailed, Ready, Sampling, Segment, Step, Submit
+from localrun.wire import (
+    Cancel,
+    Count,
+    Counted,
+    Finish,
+    Media,
+    MediaKind,
+    Open,
+    OpenFailed,
+    Ready,
+    Sampling,
+    Segment,
+    Step,
+    Submit,
+)  # fmt: skip
 from tests.engine.harness import Harness, expected_output
 from tests.engine.memory_disk import MemoryDisk
 
@@ -341,6 +355,34 @@ class Unreadable(FakeBackend):
             self.may_read.wait()
             text = text[:100]
         return super().tokenize(text, parse_special=parse_special)
+
+
+def test_pictures_go_from_the_pipe_to_an_answer():
+    picture = Segment("", media=Media(MediaKind.IMAGE, "/no/file", b"digest", width=96, height=80))
+    segments = (Segment("look: "), picture, Segment("?"))
+    opened = replace(OPEN, projector_path="/projector.gguf")
+    with child() as engine:
+        engine.send(opened)
+        ready = engine.receive()
+        assert isinstance(ready, Ready)
+        assert (ready.media, ready.audio_rate_hz) == ((MediaKind.IMAGE, MediaKind.AUDIO), 16_000)
+        engine.send(Count(id=1, segments=segments))
+        counted = engine.receive()
+        assert isinstance(counted, Counted)
+        assert len(counted.tokens) == len("look: <>?") + 30
+        engine.send(Submit(id=2, segments=segments, n_predict=3, ignore_eos=True))
+        final = engine.finals(1)[2]
+        assert final.usage is not None
+        assert (final.finish, final.usage.n_prompt, final.usage.n_media) == (Finish.LENGTH, 39, 30)
+        engine.send(Submit(id=3, tokens=(1, -5, 2)))
+        assert "not in the vocabulary" in (engine.finals(1)[3].error_message or "")
+    with child() as engine:
+        engine.send(OPEN)
+        engine.receive()
+        engine.send(Submit(id=2, segments=segments), Count(id=3, segments=segments))
+        answers = [engine.receive(), engine.receive()]
+        said = [one.error if isinstance(one, Counted) else one.deltas[0].error_message for one in answers]
+        assert all("takes text only" in one for one in said)
 
 
 def test_a_text_that_cannot_be_tokenized_fails_its_own_request_only(reader: Reader):

@@ -224,7 +224,9 @@ def test_fault_26_every_damaged_header_is_refused_with_its_reason(daemon: Daemon
             model.write_bytes(content)
             for answer in (complete(daemon, model), daemon.post("/api/show", model=str(model))):
                 message = refusal(answer, status=422, code="bad_model_file")
-                assert reason.replace("model.bin", model.name) in message, fault
+                # By name an adapter may be meant, so there is more to say about it.
+                said = "is an adapter of a kind" if fault == "an adapter" else reason
+                assert said.replace("model.bin", model.name) in message, fault
         model.write_bytes(VALID)
         assert complete(daemon, model).status_code == 200
 

@@ -27,6 +27,7 @@ from localrun.models.fit import (
 from localrun.models.gguf.header import Header, TensorInfo, Value
 from localrun.models.memory import estimate
 from tests.depth import DEPTH
+from tests.projector_file import parts_of
 
 weights_sizes = st.integers(0, 1000 * 1024**3)
 
@@ -70,6 +71,15 @@ def make_header(*, tied: bool = False, **changed: Value) -> Header:
     )  # fmt: skip
 
 
+def make_projector() -> Header:
+    """About that of a small model: 12 layers, 200 MB."""
+    parts = parts_of("gemma3", 4096, n_embd=768, n_ff=3072, n_layers=12, n_heads=12, patch=16, image=512)
+    return Header(
+        path=Path("mmproj.gguf"), size_bytes=0, version=3, architecture="clip", metadata=dict(parts.entries),
+        tensors=(TensorInfo("v.all.weight", (100_000_000,), "F16", 0, 200_000_000),), data_offset=0,
+    )  # fmt: skip
+
+
 HEADER = make_header()
 sizes = st.integers(0, 64 * GIB)
 gpus = st.lists(st.builds(Gpu, st.just("GPU"), sizes, st.booleans()), max_size=3).map(tuple)
@@ -81,7 +91,10 @@ wishes = st.builds(
     kv_type=st.sampled_from([AUTO, "f16", "q8_0", "q4_0"]),
     n_gpu_layers=st.sampled_from([-1, -1, 0, 7, 99]),
     n_ubatch=st.sampled_from([32, 512, 2048]),
+    projector=st.sampled_from([None, make_projector()]),
     draft=st.sampled_from([None, make_header(block_count=2)]),
+    n_ctx=st.sampled_from([0, 0, 5_000, 131_072, 200_000]),
+    n_roomy_cells=st.sampled_from([0, 0, 70_000]),
 )
 
 
@@ -99,10 +112,10 @@ def test_what_is_chosen_fits_every_device_and_is_what_was_asked_for(machine: Mac
     assert 1 <= fit.n_slots <= wish.n_slots
     step = CELL_STEP if fit.n_gpu_layers else CELL_STEP * fit.n_slots  # on a CPU every slot has a stream of its own
     assert fit.n_kv_cells % step == 0
-    if wish.n_kv_cells:
-        assert 0 <= fit.n_kv_cells - wish.n_kv_cells < step
-    else:
-        assert FLOOR_CELLS <= fit.n_kv_cells < DEFAULT_POOL_CELLS + step
+    least = max(wish.n_ctx, wish.n_kv_cells or FLOOR_CELLS)
+    most = max(wish.n_ctx, wish.n_kv_cells or DEFAULT_POOL_CELLS, wish.n_roomy_cells)
+    assert least <= fit.n_kv_cells < most + step
+    assert fit.n_ctx == min(fit.n_kv_cells, max(HEADER.n_ctx_train, wish.n_ctx))
     assert fit.kv_type in ({"f16", "q8_0"} if wish.kv_type == AUTO else {wish.kv_type})
     if wish.n_gpu_layers >= 0 and machine.gpus:
         assert fit.n_gpu_layers == min(wish.n_gpu_layers, N_LAYERS + 1)
@@ -120,7 +133,8 @@ def test_nothing_is_lost_between_the_devices(machine: Machine, wish: Wish) -> No
     assert sum(use.kv_bytes for use in fit.devices) == fit.estimate.kv_bytes
     n_holders = 1 + sum(use.n_layers > 0 for use in fit.devices[1:])
     other_bytes = fit.estimate.process_bytes + fit.estimate.staging_bytes + n_holders * wish.adapter_bytes
-    other_bytes += fit.estimate.draft_bytes
+    other_bytes += fit.estimate.draft_bytes + fit.estimate.projector_bytes
+    assert (fit.estimate.projector_bytes > 200_000_000) == (wish.projector is not None)
     assert sum(use.other_bytes for use in fit.devices) == other_bytes
     for use in fit.devices[1:]:
         assert (use.compute_bytes > 0) == (use.n_layers > 0)

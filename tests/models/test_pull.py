@@ -105,7 +105,6 @@ def test_a_registry_s_model_comes_with_all_that_belongs_to_it(machine: Machine, 
         "library/fox",
         Layer("model", GGUF),
         Layer("template", b"{{ .Prompt }}"),
-        Layer("projector", b"read by nobody here"),
         Layer("system", b"Du bist ein Fuchs."),
         Layer(
             "params", b'{"temperature": 0.5, "stop": ["<a>", "<b>"], "num_gqa": 8, "top_k": "many", "use_mmap": true}'
@@ -360,7 +359,7 @@ def test_every_spelling_finds_the_same_file(tmp_path: Path, hub: LoopbackHub, na
     assert machine.store.resolve(shown).path.read_bytes() == GGUF
 
 
-def test_all_shards_come_along_and_what_nobody_reads_does_not(tmp_path: Path, hub: LoopbackHub):
+def test_all_shards_come_along_and_a_broken_projector_does_not(tmp_path: Path, hub: LoopbackHub):
     machine = Machine(tmp_path, hub.endpoint)
     said = machine.pull("org/big:Q8_0")
     assert [file.role for file in said.files] == [Role.MODEL] * N_SHARDS

@@ -74,8 +74,8 @@ def decoded(folder: Path, *emulator: str) -> dict[str, Any]:
 
 
 def test_each_library_goes_in_once_and_without_what_only_compilers_need(native_wheel: ModuleType):
-    wanted = ("llama_cpp/lib/libllama.so", "llama_cpp/lib/libggml-cpu-zen4.so", "llama_cpp/llama_cpp.py",
-              "llama_cpp_python-1.dist-info/METADATA")  # fmt: skip
+    wanted = ("llama_cpp/lib/libllama.so", "llama_cpp/lib/libggml-cpu-zen4.so", "llama_cpp/lib/libmtmd.so",
+              "llama_cpp/llama_cpp.py", "llama_cpp_python-1.dist-info/METADATA")  # fmt: skip
     unwanted = ("lib/libllama.so", "include/llama.h", "bin/convert.py", "llama_cpp/lib/libllama.so.0",
                 "llama_cpp/lib/libggml.so.0.25.3", "lib/cmake/ggml/ggml-config.cmake")  # fmt: skip
     assert [path for path in (*wanted, *unwanted) if native_wheel.is_wanted(path)] == list(wanted)
@@ -137,6 +137,7 @@ def test_a_wheel_says_truly_what_is_in_it(wheel: Path):
     modules = sorted(Path(name).name for name in names if name.startswith("llama_cpp/lib/libggml-cpu-"))
     assert record["modules"] == modules
     assert record["portable"]
+    assert "llama_cpp/lib/libmtmd.so" in names
     assert not [name for name in names if name.endswith(".h") or name.startswith(("lib/", "include/", "bin/"))]
 
 

@@ -22,6 +22,7 @@ from localrun.engine.request import Request
 from localrun.engine.speculate.choice import Choice
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import Delta, DraftSource, Finish, Open, Sampling, Submit, Usage
+from tests.engine.speculate.drafters import always
 
 GREEDY = Sampling(temperature=0)
 RAM_CACHE_BYTES = 1 << 29
@@ -93,7 +94,7 @@ class Runner:
         speculation = Speculation(self.backend, time.monotonic, is_on=False)
         if draft is not None:
             speculation = Speculation(
-                self.backend, time.monotonic, drafter_of=lambda request: draft, choose=draft.choose
+                self.backend, time.monotonic, drafter_of=lambda request: draft, policy=always(draft.choose)
             )
         self.engine = Engine(self.backend, limits, time.monotonic, disk, speculation=speculation)
         self.usages: dict[int, Usage] = {}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.config import Folders, Settings, env_name
+from localrun.config import FIELDS, Folders, env_name
 from localrun.errors import BadRequest
 from localrun.service.plan import ServicePlan, left_out, make_plan, taken_over
 
@@ -27,7 +27,7 @@ def test_only_flags_that_were_given_become_flags():
 
 
 def test_every_setting_has_its_variable_taken_over():
-    assert {env_name(field) for field in Settings.__struct_fields__} <= set(taken_over())
+    assert {env_name(field) for field in FIELDS} <= set(taken_over())
     environ = {
         "LOCALRUN_SLOTS": "3",
         "HF_HUB_OFFLINE": "1",

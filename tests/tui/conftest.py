@@ -64,6 +64,7 @@ class FakeDaemon:
             {"name": "tiny:latest", "size": 5_400_000, "details": {"parameter_size": "2.4M"}},
             {"name": "qwen3:0.6b", "size": 640_000_000, "details": {"quantization_level": "Q8_0"}},
         ]
+        self.capabilities = ["completion", "tools"]
         self.templates: dict[str, str | LocalrunError] = {}
         self.n_shown = 0
         self._pieces: asyncio.Queue[ChatPiece | Exception] = asyncio.Queue()
@@ -187,7 +188,7 @@ class FakeDaemon:
             "template": template,
             "details": {"parameter_size": "2.4M", "quantization_level": "Q8_0"},
             "model_info": {"general.architecture": "llama", "llama.context_length": 4096},
-            "capabilities": ["completion", "tools"],
+            "capabilities": self.capabilities,
             "license": "MIT",
         }
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from localrun.attachments import Attachment, Kind
 from localrun.tui.conversation import Conversation
 from localrun.tui.history import History
+from localrun.tui.media import examined, extra_of
 
 
 @pytest.fixture
@@ -30,7 +32,9 @@ def _said(conversation: Conversation) -> list[str]:
 def test_what_is_sent_is_the_system_prompt_the_branch_and_the_question(history: History):
     conversation = _conversation(history)
     conversation.configure(system="Be brief.")
-    conversation.asked("one", {"images": ["aGk="]})
+    fox = examined(Attachment("fox.png", Kind.PICTURE, b"hi"))
+    conversation.keep([fox])
+    conversation.asked("one", extra_of([fox.medium]))
     conversation.answered("first", {"thinking": "hm", "caption": "3 tokens"})
     assert conversation.to_send("two", {}) == [
         {"role": "system", "content": "Be brief."},

@@ -162,7 +162,7 @@ def test_a_chat_of_thousands_of_messages_can_be_deleted_and_restored(history: Hi
 
 def test_a_restored_chat_has_its_branches_and_disturbs_no_other(history: History):
     chat = history.begin("tiny", now_s=1.0, system="Be brief.", parameters={"top_k": 3})
-    first = history.add(chat.id, None, "user", "one", now_s=2.0, extra={"images": ["aGk="]})
+    first = history.add(chat.id, None, "user", "one", now_s=2.0, extra={"shown": "one!"})
     history.add(chat.id, first.id, "assistant", "answer to one", now_s=3.0)
     history.add(chat.id, None, "user", "two", now_s=4.0)
     deleted = history.delete(chat.id)
@@ -172,7 +172,7 @@ def test_a_restored_chat_has_its_branches_and_disturbs_no_other(history: History
     assert restored._replace(id=0, leaf_id=0) == deleted.chat._replace(id=0, leaf_id=0)
     (shown,) = history.branch(restored.id)
     siblings = history.siblings(shown)
-    assert [(message.content, message.extra) for message in siblings] == [("one", {"images": ["aGk="]}), ("two", {})]
+    assert [(message.content, message.extra) for message in siblings] == [("one", {"shown": "one!"}), ("two", {})]
     history.show(siblings[0])
     assert [message.content for message in history.branch(restored.id)] == ["one", "answer to one"]
     assert [message.content for message in history.branch(other.id)] == ["somebody else's"]

@@ -44,6 +44,11 @@ class Terminal:
     def type(self, text: str) -> None:
         self._tmux("send-keys", "-l", text)
 
+    def drop(self, path: Path) -> None:
+        """A file, which a terminal types as a pasted path."""
+        self._tmux("set-buffer", f"'{path}'")
+        self._tmux("paste-buffer", "-p")
+
     def resize(self, width: int, height: int) -> None:
         self._tmux("resize-window", "-x", str(width), "-y", str(height))
 
@@ -109,6 +114,19 @@ def test_ask_look_at_the_monitor_resize_and_leave(daemon: Daemon, tmp_path: Path
         terminal.press("C-q")
         terminal.see_it_end()
         assert "Traceback" not in terminal.pane
+    finally:
+        terminal.close()
+
+
+def test_a_picture_dropped_on_a_model_that_cannot_see_is_text(daemon: Daemon, tmp_path: Path) -> None:
+    picture = tmp_path / "fox.png"
+    picture.write_bytes(b"\x89PNG\r\n\x1a\n")
+    terminal = _terminal(daemon, tmp_path, size=(160, 40))
+    try:
+        terminal.see("● ready")
+        terminal.drop(picture)
+        terminal.see("fox.png: tiny cannot see pictures")
+        terminal.see("fox.png'")  # the end of its path, in the prompt
     finally:
         terminal.close()
 

@@ -8,10 +8,11 @@ Does not: read answers (`conversation_view.py`), or know what a slash command do
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
@@ -23,14 +24,16 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Footer
 
+from localrun.attachments import check_amount, check_kind
 from localrun.errors import LocalrunError
 from localrun.snapshot import Snapshot
 from localrun.tui import short_text, slash
 from localrun.tui.answer_progress import Fact
 from localrun.tui.conversation import Conversation
-from localrun.tui.files import Attachment, Question, edited
+from localrun.tui.files import Question, attached, edited
 from localrun.tui.history import Message
 from localrun.tui.keys import bind
+from localrun.tui.media import Attached
 from localrun.tui.screens.chat_commands import carry_out
 from localrun.tui.screens.chats import ChatsScreen
 from localrun.tui.session import Session
@@ -219,6 +222,8 @@ class ChatScreen(Screen[None]):
         if view.welcome:
             is_offer = isinstance(view.welcome.marked, Offer)
             placeholder = "Enter chats with the marked model" if is_offer else "Enter asks the marked question"
+        if self._attachments.files:
+            placeholder = "Ask something about it; Backspace takes the last file away"
         self.prompt.placeholder = "Answering… Esc stops it" if view.is_answering else placeholder
         if view.is_answering != self._was_answering:
             self._was_answering = view.is_answering
@@ -283,7 +288,7 @@ class ChatScreen(Screen[None]):
             self.session.choose(choice.model)
 
     def _ask(self, question: str) -> None:
-        if not question:
+        if not question and not any(attached.medium for attached in self._attachments.files):
             return
         if self._refuse_while_answering():
             return
@@ -296,12 +301,49 @@ class ChatScreen(Screen[None]):
     def _put(self, question: Question) -> None:
         """Into the prompt, with its files."""
         self.prompt.put(question.text)
-        for file in question.attachments:
-            self._attachments.add(file)
+        self._attachments.add(*question.attachments)
+        self._show_status()
 
-    def attach(self, file: Attachment) -> None:
-        """Send a file with the next question."""
-        self._attachments.add(file)
+    async def attach(self, paths: Sequence[Path]) -> None:
+        """Send these files with the next question; all of them or, with the reason raised as LocalrunError, none."""
+        files = [await asyncio.to_thread(attached, path) for path in paths]
+        await self.attach_files(files)
+
+    async def attach_files(self, files: Sequence[Attached]) -> None:
+        """As `attach`, for files that were read."""
+        model, media = self.view.conversation.model, [file.medium for file in files if file.medium is not None]
+        if media:
+            taken = await self.session.taken_kinds(model)
+            for medium in media:
+                check_kind(model, taken, medium.kind, medium.name)
+            there = [file.medium for file in self._attachments.files if file.medium is not None]
+            check_amount([medium.size_bytes for medium in (*there, *media)])
+        self._attachments.add(*files)
+        self._show_status()
+
+    @on(Prompt.Dropped)
+    async def _attach_dropped(self, event: Prompt.Dropped) -> None:
+        """What cannot be attached is text, as everything else that is pasted."""
+        try:
+            await self.attach(event.paths)
+        except LocalrunError as error:
+            self.prompt.insert(event.text)
+            self.notify(line(str(error)), severity="warning", markup=False)
+
+    def detach(self, name: str) -> str:
+        """The file of this name, or the last one, does not go with the question: its name. Raises KeyError."""
+        names = [each.file.name for each in self._attachments.files]
+        if not names or (name and name not in names):
+            raise KeyError(name)
+        index = names.index(name) if name else len(names) - 1
+        self._attachments.action_detach(index)
+        self._show_status()
+        return names[index]
+
+    @on(Prompt.Emptied)
+    def _detach_last(self) -> None:
+        if self._attachments.files:
+            self.detach("")
 
     async def edit(self, message: Message) -> None:
         """Take a question back into the prompt; what is asked instead begins another branch. What stood in the prompt
@@ -312,7 +354,7 @@ class ChatScreen(Screen[None]):
             self._drafts.append(Question(self.prompt.text, self._attachments.take()))
         self.view.conversation.back_to(message)
         await self.view.reload()
-        self._put(Question.of(message))
+        self._put(Question.of(message, self.session.history.files.get))
         self.prompt.focus()
 
     async def retry(self, message: Message) -> None:
@@ -321,7 +363,7 @@ class ChatScreen(Screen[None]):
             return
         self.view.conversation.back_to(message)
         await self.view.reload()
-        self.view.ask(Question.of(message))
+        self.view.ask(Question.of(message, self.session.history.files.get))
 
     def _refuse_while_answering(self) -> bool:
         if self.view.is_answering:

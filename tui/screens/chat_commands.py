@@ -7,16 +7,18 @@ Does not: parse them (`slash.py`).
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from localrun import attachments
 from localrun.errors import LocalrunError
 from localrun.tui import slash
 from localrun.tui.conversation import Conversation
-from localrun.tui.files import BadAttachment, code_blocks, read_attachment, to_json, to_markdown
-from localrun.tui.history import Message
+from localrun.tui.files import code_blocks, in_clipboard, to_json, to_markdown
+from localrun.tui.history import History, Message
 from localrun.tui.short_text import line
 from localrun.tui.slash import Slash
 
@@ -42,7 +44,7 @@ async def carry_out(screen: ChatScreen, command: Slash) -> None:
     except KeyError:
         screen.notify("This chat was deleted in another window.", severity="warning")
         return
-    except (_RefusedError, BadAttachment, LocalrunError, OSError, sqlite3.Error) as error:
+    except (_RefusedError, LocalrunError, OSError, sqlite3.Error) as error:
         screen.notify(line(str(error)), severity="warning", markup=False)
         return
     if slash.parse(screen.prompt.text.strip()) == command:
@@ -150,7 +152,18 @@ async def _beside(screen: ChatScreen, argument: str) -> None:
 async def _attach(screen: ChatScreen, argument: str) -> None:
     if not argument:
         raise _RefusedError("/attach needs a file")
-    screen.attach(read_attachment(Path(argument.strip("'\""))))
+    await screen.attach(attachments.named(argument))
+
+
+async def _paste(screen: ChatScreen, argument: str) -> None:
+    await screen.attach_files([await asyncio.to_thread(in_clipboard)])
+
+
+async def _detach(screen: ChatScreen, argument: str) -> None:
+    try:
+        screen.detach(argument)
+    except KeyError:
+        raise _RefusedError(f"{argument or 'nothing'} is not attached") from None
 
 
 async def _copy(screen: ChatScreen, argument: str) -> None:
@@ -165,16 +178,16 @@ async def _code(screen: ChatScreen, argument: str) -> None:
 async def _export(screen: ChatScreen, argument: str) -> str:
     if not screen.view.conversation.messages:
         raise _RefusedError("there is nothing to export yet")
-    return f"Written to {_write(screen.view.conversation, argument)}"
+    return f"Written to {_write(screen.view.conversation, argument, screen.session.history)}"
 
 
-def _write(conversation: Conversation, argument: str) -> Path:
+def _write(conversation: Conversation, argument: str, history: History) -> Path:
     """The new file; one that is there already is never overwritten. Raises OSError."""
     title, model, system = conversation.title, conversation.model, conversation.system
     name = "".join(character if character.isalnum() else "-" for character in title).strip("-").lower()
     path = Path(argument or f"{name[:_NAME_CHARACTERS] or 'chat'}.md").expanduser().absolute()
     if path.suffix == ".json":
-        text = to_json(title, model, system, conversation.parameters, conversation.messages)
+        text = to_json(title, model, system, conversation.parameters, conversation.messages, history.files.get)
     else:
         text = to_markdown(title, model, system, conversation.messages)
     with path.open("x", encoding="utf-8") as file:
@@ -209,6 +222,8 @@ _ACTIONS: dict[str, Callable[[ChatScreen, str], Awaitable[str | None]]] = {
     "branch": _branch,
     "beside": _beside,
     "attach": _attach,
+    "paste": _paste,
+    "detach": _detach,
     "copy": _copy,
     "code": _code,
     "export": _export,

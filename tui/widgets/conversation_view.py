@@ -22,13 +22,16 @@ from textual.message import Message as Event
 from textual.widget import Widget
 from textual.worker import Worker
 
+from localrun.attachments import MAX_MEDIA, MAX_MEDIA_BYTES, Kind, check_kind
 from localrun.errors import Cancelled, LocalrunError
 from localrun.snapshot import Snapshot
 from localrun.tui.answer_progress import AnswerProgress
 from localrun.tui.conversation import Conversation
 from localrun.tui.files import Question
 from localrun.tui.history import Message
+from localrun.tui.media import media_of
 from localrun.tui.session import Session
+from localrun.tui.widgets.gallery import Gallery
 from localrun.tui.widgets.messages import AnswerMessage, Notice, UserMessage
 from localrun.tui.widgets.welcome import Welcome
 
@@ -82,6 +85,7 @@ class ConversationView(VerticalScroll):
         self._n_hidden = max(0, len(conversation.messages) - PAGE)
         self._is_paging = False
         self._has_told_trouble = False
+        self._n_left_out = 0
 
     def compose(self) -> ComposeResult:
         if not self.conversation.messages:
@@ -158,12 +162,16 @@ class ConversationView(VerticalScroll):
     def _widget(self, message: Message) -> Widget:
         if message.role == "user":
             shown = str(message.extra.get("shown", message.content))
-            return UserMessage(shown, message, self.conversation.versions(message))
+            return UserMessage(shown, message, self.conversation.versions(message), self._gallery(message.extra))
         answer = AnswerMessage(message.content, str(message.extra.get("thinking", "")), message)
         answer.call_after_refresh(answer.show_caption, str(message.extra.get("caption", "")))
         if message.extra.get("tool_calls"):
             answer.call(message.extra["tool_calls"])
         return answer
+
+    def _gallery(self, extra: dict[str, Any]) -> Gallery | None:
+        media = media_of(extra)
+        return Gallery(media, self._session.thumbnails, self._session.history.files.get) if media else None
 
     async def _show_earlier(self) -> None:
         """A page more at the top; what is on the screen stays where it is."""
@@ -184,7 +192,10 @@ class ConversationView(VerticalScroll):
     async def _run(self, question: Question, progress: AnswerProgress) -> None:
         await self.query(Welcome).remove()
         shown = str(question.extra.get("shown", question.text))
-        exchange = _Exchange(question, UserMessage(shown), AnswerMessage())
+        if question.media:
+            await asyncio.to_thread(self.conversation.keep, question.attachments)
+        asked = UserMessage(shown, gallery=self._gallery(question.extra))
+        exchange = _Exchange(question, asked, AnswerMessage())
         self._answer = exchange.answer
         await self.mount(exchange.asked, exchange.answer)
         self.anchor(self.is_anchored)
@@ -215,7 +226,7 @@ class ConversationView(VerticalScroll):
         options = {name: value for name, value in conversation.parameters.items() if name != _THINK}
         pieces = self._session.daemon.chat(
             conversation.model,
-            conversation.to_send(exchange.question.content, exchange.question.extra),
+            await self._messages(exchange.question),
             options=options or None,
             think=conversation.parameters.get(_THINK),
             lane="interactive",
@@ -244,6 +255,28 @@ class ConversationView(VerticalScroll):
                 if piece.done:
                     cancelled = piece.done_reason == "cancelled"
                     progress.finish("stopped" if cancelled else "done", piece.done_reason, piece.metrics)
+
+    async def _messages(self, question: Question) -> list[dict[str, Any]]:
+        """What the daemon is sent. Raises BadRequest for a file that the model does not take."""
+        conversation, media = self.conversation, media_of(question.extra)
+        if not media and not conversation.has_media:
+            return conversation.to_send(question.content, question.extra)
+        taken = await self._session.taken_kinds(conversation.model)
+        for medium in media:
+            check_kind(conversation.model, taken, medium.kind, medium.name)
+        n_left_out = conversation.n_left_out(question.extra, taken)
+        if n_left_out != self._n_left_out:
+            self._n_left_out = n_left_out
+            self._tell_left_out(taken)
+        return await asyncio.to_thread(conversation.to_send, question.content, question.extra, taken)
+
+    def _tell_left_out(self, taken: frozenset[Kind]) -> None:
+        if self._n_left_out:
+            files = "pictures and sounds" if self._n_left_out > 1 else "picture or sound"
+            reason = f"one request carries {MAX_MEDIA}, of {MAX_MEDIA_BYTES // 10**6} MB together"
+            if taken != frozenset(Kind):
+                reason += ", of those that the model takes"
+            self.notify(f"{self._n_left_out} earlier {files} of this chat are not sent again: {reason}.")
 
     def _keep(self, exchange: _Exchange, progress: AnswerProgress) -> None:
         """The answer belongs to the chat from now on, with what there is to say of it."""

@@ -30,11 +30,12 @@ from localrun.tui.files import code_blocks
 from localrun.tui.history import Message
 from localrun.tui.keys import bind
 from localrun.tui.short_text import block, line
+from localrun.tui.widgets.gallery import Gallery
 
 
-class UserMessage(Static, can_focus=True):
-    """What the person said, verbatim: no Markdown, no markup. `message` is None until it belongs to the chat. Of
-    several versions the caption says which one this is."""
+class UserMessage(Vertical, can_focus=True):
+    """What the person said, verbatim: no Markdown, no markup; below it the pictures and sounds, if any. `message` is
+    None until it belongs to the chat. Of several versions the caption says which one this is."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("message.edit", "want('edit')"),
@@ -50,23 +51,36 @@ class UserMessage(Static, can_focus=True):
         message: Message | None
         what: str
 
-    def __init__(self, text: str, message: Message | None = None, version: tuple[int, int] = (1, 1)) -> None:
+    def __init__(
+        self,
+        text: str,
+        message: Message | None = None,
+        version: tuple[int, int] = (1, 1),
+        gallery: Gallery | None = None,
+    ) -> None:
         super().__init__()
-        self.text = text
         self.message = message
-        self._version = version
+        self._text = Static(Content(block(text)))
+        self._text.display = bool(text)
+        self._gallery = gallery
+        self._version = Static(classes="caption")
+        self._show_version(version)
+
+    def compose(self) -> ComposeResult:
+        yield self._text
+        if self._gallery is not None:
+            yield self._gallery
+        yield self._version
 
     def belong(self, message: Message, version: tuple[int, int]) -> None:
         """It is part of the chat from now on."""
-        self.message, self._version = message, version
-        self.refresh(layout=True)
+        self.message = message
+        self._show_version(version)
 
-    def render(self) -> Content:
-        text = Content(block(self.text))
-        number, n_versions = self._version
-        if n_versions < 2:
-            return text
-        return Content.assemble(text, "\n", Content.styled(f"version {number} of {n_versions}", "$foreground 50%"))
+    def _show_version(self, version: tuple[int, int]) -> None:
+        number, n_versions = version
+        self._version.update(f"version {number} of {n_versions}")
+        self._version.display = n_versions > 1
 
     def action_want(self, what: str) -> None:
         self.post_message(self.Wanted(self.message, what))

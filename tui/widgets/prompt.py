@@ -9,20 +9,23 @@ brings back what was sent before, older with each press. Page up and page down s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.content import Content
+from textual.geometry import Size
 from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
 from textual.widgets import TextArea
 
+from localrun.attachments import Kind, dropped
 from localrun.tui import short_text, slash
 from localrun.tui.answer_progress import Fact, fit_facts
-from localrun.tui.files import Attachment
-from localrun.tui.short_text import fit, line
+from localrun.tui.media import Attached
+from localrun.tui.short_text import fit
 
 
 class Prompt(TextArea):
@@ -42,6 +45,17 @@ class Prompt(TextArea):
         """Up (-1) or down (1) was pressed where there is nothing to move in or to bring back."""
 
         step: int
+
+    @dataclass
+    class Dropped(Message):
+        """Nothing but the paths of these pictures and sounds was pasted, which is what a terminal makes of files that
+        are dropped on it. The box does not hold `text`."""
+
+        text: str
+        paths: tuple[Path, ...]
+
+    class Emptied(Message):
+        """Backspace was pressed where there is nothing to delete."""
 
     def __init__(self) -> None:
         super().__init__(show_line_numbers=False, tab_behavior="focus", compact=True, highlight_cursor_line=False)
@@ -69,11 +83,23 @@ class Prompt(TextArea):
             event.stop()
             event.prevent_default()
             self.insert("\n")
+        elif event.key == "backspace" and not self.text:
+            event.stop()
+            event.prevent_default()
+            self.post_message(self.Emptied())
         elif event.key in ("up", "down") and self._browse(-1 if event.key == "up" else 1):
             event.stop()
             event.prevent_default()
         else:
             await super()._on_key(event)
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        paths = dropped(event.text)
+        if not paths:
+            return  # the base class's own handler follows
+        event.stop()
+        event.prevent_default()
+        self.post_message(self.Dropped(event.text, paths))
 
     def _browse(self, step: int) -> bool:
         """Moves through what was sent. False when the key should move the cursor instead."""
@@ -104,40 +130,70 @@ class Prompt(TextArea):
 
 
 _MAX_COMMANDS = 6
+_MAX_FILE_LINES = 3
+_NAME_WIDTH = 30
 
 
 class Attachments(Widget):
     """The files that go with the next question, or the commands that fit what is typed. Takes no room while there is
-    nothing to show."""
+    nothing to show. A click on the cross of a file removes it."""
 
     commands: reactive[list[str]] = reactive([], layout=True)
-    files: reactive[tuple[Attachment, ...]] = reactive((), layout=True)
+    files: reactive[tuple[Attached, ...]] = reactive((), layout=True)
 
-    def add(self, file: Attachment) -> None:
-        self.files = (*self.files, file)
+    def add(self, *files: Attached) -> None:
+        self.files = (*self.files, *files)
 
-    def take(self) -> tuple[Attachment, ...]:
+    def take(self) -> tuple[Attached, ...]:
         """The files, which are no longer here."""
         files, self.files = self.files, ()
         return files
 
     def watch_commands(self) -> None:
-        self._show()
+        self.display = bool(self.commands or self.files)
 
     def watch_files(self) -> None:
-        self._show()
-
-    def _show(self) -> None:
         self.display = bool(self.commands or self.files)
-        self.styles.height = min(_MAX_COMMANDS, max(1, len(self.commands)))
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        if self.commands:
+            return min(_MAX_COMMANDS, len(self.commands))
+        return len(self._file_lines(width))
 
     def render(self) -> Content:
         if self.commands:
             return Content("\n").join([_command(name, self.size.width) for name in self.commands[:_MAX_COMMANDS]])
-        names = ", ".join(f"{file.name} ({short_text.size(file.size_bytes)})" for file in self.files)
-        return Content.assemble(
-            Content.styled("with ", "$foreground 60%"), fit(line(names), max(8, self.size.width - 5))
-        )
+        return Content("\n").join(self._file_lines(self.size.width))
+
+    def action_detach(self, index: int) -> None:
+        """The file with this number does not go with the question."""
+        self.files = self.files[:index] + self.files[index + 1 :]
+
+    def _file_lines(self, width: int) -> list[Content]:
+        """As many files in a line as fit, and how many more there are where the lines do not suffice."""
+        lines: list[Content] = []
+        for index, attached in enumerate(self.files):
+            chip = _chip(attached, index, width)
+            if lines and lines[-1].cell_length + 1 + chip.cell_length <= width:
+                lines[-1] = Content.assemble(lines[-1], " ", chip)
+            elif len(lines) < _MAX_FILE_LINES:
+                lines.append(chip)
+            else:
+                n_more = len(self.files) - index
+                lines[-1] = Content.assemble(lines[-1].truncate(width - 10), f" +{n_more} more")
+                break
+        return lines
+
+
+def _chip(attached: Attached, index: int, width: int) -> Content:
+    file, medium = attached
+    size = short_text.size(len(file.data))
+    mark = "≡" if medium is None else "♪" if medium.kind is Kind.SOUND else "▣"
+    return Content.from_markup(
+        "[$foreground on $panel] [$primary]$mark[/] $name [$foreground 60%]$size[/] "
+        f"[@click=detach({index})]✕[/] [/]",
+        mark=mark, name=fit(file.name, min(_NAME_WIDTH, max(8, width - 16))), size=size,
+    )  # fmt: skip
 
 
 def _command(name: str, width: int) -> Content:

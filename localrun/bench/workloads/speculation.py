@@ -74,7 +74,11 @@ def _prose(chosen: random.Random) -> Wish:
     body = {
         "messages": [{"role": "user", "content": text}],
         "max_tokens": N_OUTPUT,
+        # Spelled out, because servers have different defaults.
         "temperature": 1.0,
+        "top_k": 40,
+        "top_p": 0.95,
+        "min_p": 0.0,
         "seed": chosen.randrange(2**31),
         "ignore_eos": True,
     }

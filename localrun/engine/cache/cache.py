@@ -19,6 +19,9 @@ When a request outgrows its stream, the layout becomes one pool for all; what th
 the native context is rebuilt. The cells are split again once no such request is left and either nothing runs or some
 time has passed.
 
+A chunk of media is one piece to the cache: sequences are cut, copied and kept before it or behind it. What a running
+request has computed of half a chunk is its own.
+
 Invariant: for every sequence, the backend, the book of cells and the tree agree on its tokens (`check_integrity`).
 Does not: decide who runs (`scheduler.py`), or what to evict when memory is short (`tiers.py`). Its clock is passed in.
 """
@@ -30,7 +33,7 @@ from typing import NamedTuple
 
 from localrun.engine.backend import Backend
 from localrun.engine.cache import copies
-from localrun.engine.cache.cells import Cells, Layout, OnePool, PoolCells, Streams, Wholes
+from localrun.engine.cache.cells import Cells, Chunks, Layout, OnePool, PoolCells, Streams, Wholes
 from localrun.engine.cache.checkpoints import Checkpoints, next_stop
 from localrun.engine.cache.copies import Copies, Saving
 from localrun.engine.cache.tiers import Tiers
@@ -155,8 +158,9 @@ class Cache:
 
     # --- a sequence's life ---------------------------------------------------------------------------------------
 
-    def acquire(self, key: Key) -> Lease | None:
-        """A sequence that already holds as much of a prompt as the cache has. None if no sequence is left.
+    def acquire(self, key: Key, chunks: Chunks = ()) -> Lease | None:
+        """A sequence that already holds as much of a prompt as the cache has. None if no sequence is left. `chunks` are
+        those of the key's atoms.
 
         The key's list belongs to the request and may grow; the cache reads it as long as the sequence runs.
         """
@@ -173,11 +177,12 @@ class Cache:
         if not goes_on:
             self._vacate(seq)
         self._free.discard(seq)
+        self._layout.set_chunks(seq, chunks)
         n_cached = found.n_cells if goes_on else self._fill(seq, key)
         stops: list[int] = []
         if not self._layout.can_cut:
             n_common = key.floor(self.tiers.match(key, len(key.tokens) - 1).n_tokens)
-            stops = self._checkpoints.stops(key.tokens, n_cached, n_common)
+            stops = self._checkpoints.stops(key, n_cached, n_common)
         self._running[seq] = stops
         self._keys[seq] = key
         self._grow(seq, n_cached)
@@ -220,13 +225,14 @@ class Cache:
 
     def grow(self, seq: int, n_tokens: int) -> None:
         """A running sequence now holds `n_tokens` of its tokens, which others may reuse."""
-        self._grow(seq, n_tokens)
+        self._grow(seq, self._keys[seq].floor(n_tokens))
         if n_tokens in self._running[seq]:
             self._copies.save_whole(seq, self._keys[seq])
 
     def rewind(self, seq: int, n_tokens: int) -> int:
         """A step failed half way: cut a running sequence back to its first `n_tokens`, or to fewer if it cannot be cut
         there. Returns how many it holds."""
+        n_tokens = self._keys[seq].floor(n_tokens)
         if not self._layout.cut(seq, n_tokens):
             self._layout.cut(seq, 0)
             n_tokens = self._copies.restore_whole(seq, self._keys[seq], n_tokens, self.make_room)
@@ -242,6 +248,10 @@ class Cache:
         """A request is done with its sequence, which holds `n_tokens` of its tokens. They are kept if that pays."""
         del self._running[seq]
         self.coming.pop(seq, None)
+        n_whole = self._keys[seq].floor(n_tokens)
+        if n_whole < n_tokens and not self._layout.cut(seq, n_whole):
+            n_whole = 0
+        n_tokens = n_whole
         if not n_tokens:
             self._clear(seq)
             return
@@ -287,8 +297,9 @@ class Cache:
         if not self.coming:
             return None
         seq, most = next(iter(self.coming.items()))
-        wanted = min(most, self.cells.length(seq) + self._n_brought)
-        n_tokens = self._restore(seq, self._keys[seq], wanted)
+        key = self._keys[seq]
+        wanted = min(most, key.cut_after(self.cells.length(seq), self._n_brought))
+        n_tokens = self._restore(seq, key, wanted)
         if n_tokens in (most, self.tiers.tree.length(seq)) or n_tokens < wanted:
             del self.coming[seq]
         self._grow(seq, n_tokens)
@@ -399,7 +410,8 @@ class Cache:
     def _start(self, key: Key) -> _Start:
         found = self._find(key)
         n_found = max(found.n_cells, found.n_saved)
-        is_away = not self._is_busy and self._takes(len(key.tokens) - n_found, n_found)
+        n_last = len(key.tokens) - key.floor(len(key.tokens) - 1)  # computed among the streams, for their logits
+        is_away = not self._is_busy and self._takes(len(key.tokens) - n_found - n_last + 1, n_found)
         if self._goes_on(found, is_away=is_away):
             return _Start(found, found.seq, True)
         return _Start(found, self._next_seq(is_away=is_away, spare=found.seq), False)
@@ -448,7 +460,7 @@ class Cache:
             self._give(found, seq)
         n_saved = found.n_saved
         if brings_saved and self._layout.can_share and self._free and self._running:
-            n_now = self.cells.length(seq) + self._n_brought
+            n_now = key.cut_after(self.cells.length(seq), self._n_brought)
             if n_now < n_saved:
                 self.coming[seq], n_saved = n_saved, n_now
         if brings_saved and not self._restore(seq, key, n_saved):
@@ -586,6 +598,7 @@ class Cache:
     def _clear(self, seq: int) -> None:
         """Empty a sequence and mark it as free."""
         self._layout.cut(seq, 0)
+        self._layout.set_chunks(seq, ())
         self.tiers.tree.leave(seq)
         del self._keys[seq]
         self._free.add(seq)

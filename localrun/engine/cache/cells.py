@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.backend import Backend, State
+from localrun.engine.backend import Backend, MediaChunk, State
 
 # A span this much longer than the used cells is worth a move: the moves take as long as a few steps lose by it.
 COMPACT_RATIO, COMPACT_CELLS = 1.5, 1024
@@ -27,6 +27,7 @@ MOVE_TOKENS = 512
 _GROW = 256
 
 Piece = tuple[State, int, int, int]
+Chunks = tuple[tuple[int, MediaChunk], ...]
 
 
 class Cells(Protocol):
@@ -77,6 +78,19 @@ class Layout:
         self.n_main = backend.n_seqs
         self.n_seqs = backend.n_seqs + n_away
         self._backend = backend
+        self._chunks: dict[int, Chunks] = {}  # of sequences that have any
+
+    def set_chunks(self, seq: int, chunks: Chunks) -> None:
+        """A sequence is used for a prompt with these chunks of media from now on."""
+        if chunks or seq in self._chunks:
+            self._backend.set_chunks(seq, chunks)
+            self._chunks[seq] = chunks
+            if not chunks:
+                del self._chunks[seq]
+
+    def lend_chunks(self, seq: int, target: int) -> None:
+        """What a sequence holds is about to be in `target`, too."""
+        self.set_chunks(target, self._chunks.get(seq, ()))
 
     def cut(self, seq: int, n_tokens: int) -> bool:
         """Keep the first `n_tokens` of a sequence. False, with nothing changed, if the memory type refuses that."""
@@ -130,11 +144,13 @@ class OnePool(Layout):
         if spare is None or not ranges:
             yield from super().save(seq, ranges, spare)
             return
+        self.lend_chunks(seq, spare)
         self._backend.seq_share(seq, spare, ranges[0][0], ranges[-1][1])
         try:
             yield from self._backend.state_slices(spare, ranges)
         finally:
             self._backend.seq_remove(spare, 0)
+            self.set_chunks(spare, ())
 
     def load(self, seq: int, pieces: list[Piece], spare: int | None) -> bool:
         """The library replaces a whole sequence, so pieces are appended through the spare one."""
@@ -142,12 +158,14 @@ class OnePool(Layout):
         if start == 0:
             return super().load(seq, pieces, spare)
         assert spare is not None
-        if not self._backend.state_set(spare, self._backend.state_join(spare, pieces)):
-            return False
-        self._backend.seq_share(spare, seq, start, end)
-        self._backend.seq_remove(spare, 0)
-        self.pool.fill(seq, end)
-        return True
+        self.lend_chunks(seq, spare)
+        is_set = self._backend.state_set(spare, self._backend.state_join(spare, pieces))
+        if is_set:
+            self._backend.seq_share(spare, seq, start, end)
+            self._backend.seq_remove(spare, 0)
+            self.pool.fill(seq, end)
+        self.set_chunks(spare, ())
+        return is_set
 
     @property
     def is_loose(self) -> bool:
@@ -159,6 +177,12 @@ class OnePool(Layout):
         their numbers and what they share. `spare` is an empty sequence."""
         cells, backend = self.pool, self._backend
         seqs, start, end = cells.held_alike(cells.span - 1, MOVE_TOKENS)
+        for first, chunk in self._chunks.get(seqs[0], ()):
+            if first < end and start < first + chunk.n_tokens:
+                start, end = min(start, first), max(end, first + chunk.n_tokens)
+        if end > cells.length(seqs[0]):
+            return  # in the middle of a chunk, which moves as a whole: later
+        self.lend_chunks(seqs[0], spare)
         backend.seq_share(seqs[0], spare, start, end)
         (data,) = backend.state_slices(spare, [(start, end)])
         for seq in (spare, *seqs):
@@ -168,6 +192,7 @@ class OnePool(Layout):
         for seq in seqs:
             backend.seq_share(spare, seq, start, end)
         backend.seq_remove(spare, 0)
+        self.set_chunks(spare, ())
         cells.move(seqs, start, end)
 
 
@@ -189,6 +214,7 @@ class Streams(Layout):
     def move(self, seq: int, target: int) -> None:
         """Move a sequence to an empty stream."""
         n_tokens = self.cells.length(seq)
+        self.lend_chunks(seq, target)
         if n_tokens:
             if not self._backend.seq_copy(seq, target):
                 raise RuntimeError(f"stream {target} refused the state of stream {seq}")

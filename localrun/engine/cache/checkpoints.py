@@ -6,6 +6,7 @@ therefore saved as a *checkpoint* where a later prompt is likely to continue or 
 * after the first message (the system prompt, which conversations share);
 * after the last two messages that the prompt holds (an edited or dropped answer);
 * where it diverges from an earlier prompt (a third prompt may share that prefix too);
+* after its last picture or recording (another question about it);
 * before its last token (the same prompt again);
 * at the end of the request (the next turn).
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 
 from localrun.engine.cache.tiers import Cost, Tiers
-from localrun.engine.cache.tree import Block
+from localrun.engine.cache.tree import Block, Key
 
 # The least distance between checkpoints, however fast copies are: a step that ends early has a cost, too.
 CHECKPOINT_GAP_TOKENS = 32
@@ -45,13 +46,14 @@ class Checkpoints:
             return False
         return self._tiers.recompute_s(start, end - start) >= self.save.seconds + self.restore.seconds
 
-    def stops(self, tokens: list[int], n_cached: int, n_common: int) -> list[int]:
+    def stops(self, key: Key, n_cached: int, n_common: int) -> list[int]:
         """Where to save a state while computing a prompt with `n_cached` tokens in the cache, which shares its first
         `n_common` tokens with an earlier one."""
-        last = len(tokens) - 1
-        ends = [at for at, token in enumerate(tokens[:last], 1) if token in self._eog_tokens]
+        last = key.floor(len(key.tokens) - 1)
+        ends = [at for at, token in enumerate(key.tokens[:last], 1) if token in self._eog_tokens]
         # Only a few words of the template follow the last message, so one checkpoint there is enough.
         wanted = {*ends[:1], n_common, *(end for end in ends[-2:] if last - end >= CHECKPOINT_GAP_TOKENS), last}
+        wanted.update(end for _, end in key.atoms[-1:] if end < last)
         stops: list[int] = []
         for stop in sorted(wanted):
             if self.pays(stops[-1] if stops else n_cached, stop):

@@ -89,19 +89,23 @@ class Copies:
         tiers = self._tiers
         n_fitting = tiers.most_bytes // self._backend.state_token_bytes
         is_all = n_tokens <= n_fitting
-        n_tokens = min(n_tokens, n_fitting)
+        n_tokens = key.floor(min(n_tokens, n_fitting))
         saved = tiers.match(key._replace(atoms=()), n_tokens).saved()
         tiers.touch(saved.blocks)
         start = saved.n_tokens
         parent = saved.blocks[-1] if saved.pieces else None
         if n_tokens - start < GAIN_TOKENS and (parent or not n_tokens or not is_all):
             return Missing(parent, None, [], is_all)
+        if key.floor(start) < start:
+            return Missing(parent, None, [], False)  # two chunks of media whose first tokens happen to be the same
         crumb = None
         if parent and parent.end == start and not parent.children and parent.n_tokens < BLOCK_TOKENS // 2:
             start, crumb, parent = parent.start, parent, parent.parent
-        end = min(n_tokens, start + most_tokens)
-        ranges = list(pairwise([*range(start, end, BLOCK_TOKENS), end]))
-        return Missing(parent, crumb, ranges, is_all if end == n_tokens else None)
+        end = min(n_tokens, key.cut_after(start, most_tokens))
+        bounds = [start]
+        while bounds[-1] < end:
+            bounds.append(min(end, key.cut_after(bounds[-1], BLOCK_TOKENS)))
+        return Missing(parent, crumb, list(pairwise(bounds)), is_all if end == n_tokens else None)
 
     def begin(self, seq: int, key: Key, n_tokens: int) -> Saving | None:
         """Start to read a stream, which a thread cuts into blocks; None if all of it is saved already."""

@@ -463,13 +463,12 @@ def open_disk(opened: Open, backend: Backend, library_build: Callable[[], str]) 
     if not opened.disk_cache_bytes or not opened.kv_folder:
         return None
     parameters = {"kv_type": opened.kv_type, "memory": backend.memory_kind.value, "backend": backend.name}
+    if any(opened.rope):
+        parameters["rope"] = " ".join(map(str, opened.rope))
     if not opened.use_extra_bufts:  # what the fast kernels saved may be wrong
         parameters["kernels"] = "plain"
     try:
         build = library_build()
-        if opened.adapters:
-            files = [fingerprint(Path(path), build=build, parameters={}) for path in opened.adapters]
-            parameters["adapters"] = " ".join(file.hex() for file in files)
         return KvDisk(
             Path(opened.kv_folder),
             fingerprint=fingerprint(Path(opened.model_path), build=build, parameters=parameters),

@@ -52,6 +52,12 @@ class Key(NamedTuple):
         """The largest length up to `n_tokens` that does not end inside an atom."""
         return next((start for start, end in self.atoms if start < n_tokens < end), n_tokens)
 
+    def cut_after(self, start: int, n_tokens: int) -> int:
+        """Where to cut up to `n_tokens` off that begin at `start`, which is in no atom; more of them if they begin with
+        a longer atom."""
+        end = self.floor(start + n_tokens)
+        return end if end > start else next(end for first, end in self.atoms if first == start)
+
 
 @dataclass(eq=False, slots=True)
 class Node:
@@ -149,10 +155,12 @@ class Path:
             if (block := node.block) is None:
                 break
             start = pieces.pop()[1] if pieces and pieces[-1][0] is block else node.start
-            n_tokens = self.key.floor(min(node.end, self.n_tokens))
-            if start < n_tokens:
-                pieces.append((block, start, n_tokens))
-        return Saved(n_tokens, pieces)
+            n_tokens = min(node.end, self.n_tokens)
+            pieces.append((block, start, n_tokens))
+        n_whole = self.key.floor(n_tokens)
+        if n_whole < n_tokens:
+            pieces = [(block, start, min(end, n_whole)) for block, start, end in pieces if start < n_whole]
+        return Saved(n_whole, pieces)
 
     def states(self) -> list[Block]:
         """The whole states on the path, shortest first."""

@@ -2,7 +2,8 @@
 
 Owner: the engine's main thread. A `Worker` computes one batch at a time, in sequences numbered from `first_seq` on, and
 pauses while streams are decoded. It computes all but the last token of a prompt; that one's logits are wanted in the
-main context, where the request goes on.
+main context, where the request goes on. Rows of media make a batch of their own, a chunk's or a part of it, in turn
+with those of text.
 
 Invariant: while `is_busy`, nobody touches the background's sequences. Who leaves meanwhile leaves its sequence to the
 batch, and it comes back with that (`Done.left`).
@@ -12,13 +13,18 @@ Does not: compute or pause (`worker.py`), decide when streams have their turn (`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from localrun.engine.backend import Batch, DecodeFailed, NoRoom
-from localrun.engine.request import Request
+import numpy as np
+from numpy.typing import NDArray
+
+from localrun.engine.backend import AdapterSet, Batch, DecodeFailed, MediaChunk, NoRoom
+from localrun.engine.request import Placed, Request
 from localrun.engine.schedule.budget import TILE_ROWS, CostModel, best_size, untried_rows
 from localrun.engine.schedule.policy import Want, deal
-from localrun.engine.schedule.scheduler import Grant, fill_batch
+from localrun.engine.schedule.rounds import Ring
+from localrun.engine.schedule.scheduler import Grant, fill_batch, first_of
 
 # Waiting for the background ends this soon, so that newcomers and cancels are not kept waiting.
 POLL_S = 0.02
@@ -30,6 +36,9 @@ BRING_HOME_S = 0.025
 BATCH_S = 2.0
 BATCH_TARGETS = 10
 
+# The rows of a chunk; None as long as they are not encoded.
+RowsOf = Callable[[Placed], NDArray[np.float32] | None]
+
 
 class Worker(Protocol):
     """Computes one batch at a time beside everything else. `computed_s` is how long the last one took, without pauses.
@@ -40,12 +49,24 @@ class Worker(Protocol):
     batch: Batch
     first_seq: int
     n_seqs: int
-    is_busy: bool
-    computed_s: float
+
+    @property
+    def is_busy(self) -> bool: ...
+
+    @property
+    def computed_s(self) -> float: ...
+
+    def use(self, adapters: AdapterSet) -> None:
+        """What is started from now on is computed with these adapters; never while it `is_busy`."""
 
     def start(self, n_rows: int) -> None:
         """Begin to compute the first rows of `batch`, none of which may want logits. Raises ValueError, and nothing has
-        begun, for a number out of range."""
+        begun, for a number out of range, or rows for other adapters."""
+
+    def start_media(
+        self, seq: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32], first: int, n_rows: int
+    ) -> None:
+        """Begin to compute rows of a chunk, without logits (`Backend.decode_media`), instead of a batch."""
 
     def is_over(self, timeout_s: float = 0.0) -> bool:
         """Whether what was started is over, after waiting for that at most so long."""
@@ -86,9 +107,12 @@ class Background:
         self.worker = worker
         self._cost = cost
         self._requests: dict[Request, None] = {}
+        self._ring = Ring()
+        self._realm, self._switches = b"", False
         self._grants: tuple[Grant, ...] = ()
         self._left: list[Left] = []
         self.seqs: list[int] = []  # of each row of the batch under way
+        self._was_media = False
         self._depth = 0.0
 
     @property
@@ -109,7 +133,8 @@ class Background:
     @property
     def completes(self) -> list[Request]:
         """Whose prompts are done with this batch, but for their last tokens: taking one home is a copy."""
-        return [grant.request for grant in self._grants if grant.request.n_pending == grant.n_tokens + 1]
+        ends = ((request, request.n_computed + n_tokens) for request, n_tokens, _ in self._grants)
+        return [request for request, end in ends if end == request.last_start]
 
     def __contains__(self, request: Request) -> bool:
         return request in self._requests
@@ -124,23 +149,66 @@ class Background:
         self._requests[request] = None
         request.is_away = True
 
-    def begin(self, target_s: float | None) -> bool:
+    def begin(self, target_s: float | None, rows_of: RowsOf = lambda placed: None) -> bool:
         """Begin the next batch, unless there is one or nobody needs it. The rows are those that streams with this
-        target have patience for; 0 or None: there are none in a hurry. Whether one was begun."""
+        target have patience for; 0 or None: there are none in a hurry. They are prompts with the same adapters, and the
+        sets of adapters take turns. Whether one was begun."""
         if self.is_busy or not self._requests:
             return False
-        prompts = sorted(self._requests, key=lambda request: request.seq or 0)
+        realm = self._ring.order(dict.fromkeys(request.adapters.realm for request in self._requests))[0]
+        self._ring.took(realm)
+        mine = [request for request in self._requests if request.adapters.realm == realm]
+        prompts = sorted(mine, key=lambda request: request.seq or 0)
+        seeing = [request for request in prompts if request.chunks and request.next_chunk is not None]
+        if seeing:
+            prompts = [request for request in prompts if request not in seeing]
+            if not (self._was_media and prompts) and self._begin_media(seeing, target_s, rows_of):
+                return True
+            if not prompts:
+                return False
         depth = sum(request.n_computed for request in prompts) / len(prompts)
-        wants = [Want(request.n_pending - 1, request.client, request.rank) for request in prompts]
+        wants = [
+            Want(min(request.last_start - request.n_computed, request.n_grantable), request.client, request.rank)
+            for request in prompts
+        ]
         given = deal(wants, self._n_rows(depth, target_s))
         grants = [Grant(request, n_rows) for request, n_rows in zip(prompts, given, strict=True) if n_rows]
         if not grants:
             return False
         seqs = fill_batch(self.worker.batch, grants, wants_logits=False)
+        self.worker.use(prompts[0].adapters)
         self.worker.start(len(seqs))
-        self._grants, self.seqs = tuple(grants), seqs
-        self._depth = sum(grant.request.n_computed * grant.n_tokens for grant in grants) / len(seqs)
+        self._note(grants, seqs)
+        self._was_media = False
         return True
+
+    def _begin_media(self, seeing: list[Request], target_s: float | None, rows_of: RowsOf) -> bool:
+        """Begin a batch for the next chunk of one of these requests, if one of them is encoded."""
+        ready = [request for request in seeing if (placed := request.next_chunk) and rows_of(placed) is not None]
+        if not ready:
+            return False
+        request = first_of(ready)
+        placed = request.next_chunk
+        assert placed is not None
+        assert request.seq is not None
+        rows = rows_of(placed)
+        assert rows is not None
+        n_rows, first = request.n_grantable, request.n_computed - placed.start
+        if placed.chunk.is_causal:
+            n_rows = min(n_rows, self._n_rows(request.n_computed, target_s))
+        self.worker.batch.realm = request.adapters.realm
+        self.worker.use(request.adapters)
+        self.worker.start_media(request.seq, placed.start, placed.chunk, rows, first, n_rows)
+        self._note([Grant(request, n_rows)], [request.seq] * n_rows)
+        self._was_media = True
+        return True
+
+    def _note(self, grants: list[Grant], seqs: list[int]) -> None:
+        """A batch was begun."""
+        self._grants, self.seqs = tuple(grants), seqs
+        realm = grants[0].request.adapters.realm
+        self._switches, self._realm = realm != self._realm, realm
+        self._depth = sum(grant.request.n_computed * grant.n_tokens for grant in grants) / len(seqs)
 
     def collect(self) -> Done:
         """End the batch that is over."""
@@ -151,7 +219,7 @@ class Background:
             return self._end(is_computed=False, error=DecodeFailed(f"{error} in the background", is_fatal=True))
         except DecodeFailed as error:
             return self._end(is_computed=False, error=error)
-        self._cost.observe(len(self.seqs), self._depth, self.worker.computed_s)
+        self._cost.observe(len(self.seqs), self._depth, self.worker.computed_s, switches=self._switches)
         return self._end(is_computed=True)
 
     def halt(self) -> Done | None:

@@ -22,28 +22,70 @@ import ctypes
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.backend import Batch, DecodeFailed, MemoryKind, NoRoom, State, first_undoable
+from localrun.engine.backend import (
+    BASE,
+    AdapterSet,
+    Batch,
+    DecodeFailed,
+    MediaChunk,
+    MemoryKind,
+    NoRoom,
+    State,
+    first_undoable,
+)
+from localrun.engine.native.adapters import LlamaAdapters
 from localrun.engine.native.library import Threadpools, last_problem, native
 from localrun.engine.native.pages import Memory, StateBuffer, give_back, grown, memory_of_cells
+from localrun.engine.native.positions import Positions
 from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads
+from localrun.engine.sample.constraint import DEAD_END
 from localrun.engine.speculate.choice import MOST_DRAFTS
 from localrun.errors import EngineFailed
 from localrun.thread_choice import Threads
 
 GGML_TYPES = {"f16": native.GGML_TYPE_F16, "q8_0": native.GGML_TYPE_Q8_0, "q4_0": native.GGML_TYPE_Q4_0}
+_ROPE_SCALINGS = {
+    "": native.LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED,
+    "none": native.LLAMA_ROPE_SCALING_TYPE_NONE,
+    "linear": native.LLAMA_ROPE_SCALING_TYPE_LINEAR,
+    "yarn": native.LLAMA_ROPE_SCALING_TYPE_YARN,
+}
 # A step of more rows is a prompt's: it computes more than it reads.
 STREAM_ROWS = 16
 # As many of the likeliest tokens of a row come from the device, where that is enough for its sampler.
 DEVICE_TOP_K = 64
 # Calls something in another thread.
 Help = Callable[[Callable[[], Any]], Future[Any]]
+# The parts (t, y, x, z) of each row's position, of a chunk that begins at this one.
+Places = Callable[[MediaChunk, int], NDArray[np.int32]]
+# Of models whose positions have such parts (M-RoPE).
+_ROPES_IN_PARTS = (native.LLAMA_ROPE_TYPE_MROPE, native.LLAMA_ROPE_TYPE_IMROPE)
+_NO_CHUNKS = Positions()
+
+
+class Rope(NamedTuple):
+    """How positions are embedded, as in `wire.Open`; 0 and "" are the model's own way."""
+
+    frequency_base: float = 0.0
+    frequency_scale: float = 0.0
+    scaling: str = ""
+    yarn_orig_ctx: int = 0
+
+    def apply(self, params: Any) -> None:
+        """To a native context's parameters."""
+        params.rope_freq_base, params.rope_freq_scale = self.frequency_base, self.frequency_scale
+        params.rope_scaling_type, params.yarn_orig_ctx = _ROPE_SCALINGS[self.scaling], self.yarn_orig_ctx
+
+
+OWN_ROPE = Rope()
 
 
 @dataclass(frozen=True)
@@ -64,6 +106,7 @@ class ContextShape:
     samples_on_device: bool = False
     n_draft_rows: int = 0
     n_snapshots: int = 0
+    rope: Rope = OWN_ROPE
 
     @property
     def n_outputs(self) -> int:
@@ -73,8 +116,10 @@ class ContextShape:
 
 class LlamaContext:
     """See the module. `cb_eval` is asked about the nodes of every graph, and called between pieces of it. With a native
-    context that it `drafts_for` it computes only the model's layer for that (`mtp.py`).
+    context that it `drafts_for` it computes only the model's layer for that (`mtp.py`). `places` is a projector's.
+    Without the model's `adapters` it computes the bare model.
 
+    Callers count tokens; where the model numbers positions in another way, they are looked up here (`positions.py`).
     `n_rollback`: of a sequence's rows in the last decode `seq_remove` can take so many off again (`_note_snapshots`).
 
     Raises EngineFailed when llama.cpp cannot make the context.
@@ -91,8 +136,12 @@ class LlamaContext:
         n_vocab: int,
         cb_eval: Any = None,
         drafts_for: Any = None,
+        adapters: LlamaAdapters | None = None,
+        places: Places | None = None,
     ) -> None:
         self.kind = kind
+        self._adapters, self._used = adapters, BASE
+        self._lays_out = True
         self.n_seqs = shape.n_seqs
         self.n_outputs = shape.n_outputs
         self._n_window = n_window
@@ -112,7 +161,8 @@ class LlamaContext:
             params.cb_eval = cb_eval
         if drafts_for is not None:
             params.ctx_type, params.ctx_other = native.LLAMA_CONTEXT_TYPE_MTP, drafts_for
-        self.native = native.llama_init_from_model(model, params)
+        with adapters.gate.laying_out() if adapters is not None else nullcontext():
+            self.native = native.llama_init_from_model(model, params)
         if not self.native:
             self._free_chains()
             raise EngineFailed(f"llama.cpp cannot make a context of {shape.n_cells} KV cells: {last_problem()}")
@@ -123,6 +173,13 @@ class LlamaContext:
         self.n_cells = int(native.llama_n_ctx(self.native))
         self.batch = Batch(int(native.llama_n_batch(self.native)))
         self._native_batch, self._batch_memory = native_batch(self.batch)
+        self._n_embd = int(native.llama_model_n_embd_inp(model))
+        self._places = places
+        self._has_parts = native.llama_model_rope_type(model) in _ROPES_IN_PARTS
+        self._positions = np.zeros(4 * self.batch.capacity, np.int32)
+        if self._has_parts:
+            self._native_batch.pos = self._positions.ctypes.data_as(ctypes.POINTER(native.llama_pos))
+        self._tables = [_NO_CHUNKS] * shape.n_seqs
         self.buffer = StateBuffer()
         self._cells_memory: list[Memory] = []
         self._n_touched = [0] * shape.n_seqs
@@ -135,45 +192,145 @@ class LlamaContext:
         self._threads = threads
         self._fewer = fewer
 
+    def use(self, adapters: AdapterSet) -> None:
+        """See `Backend.use`."""
+        if adapters.realm == self._used.realm:
+            return
+        if self._adapters is None:
+            raise ValueError("this context computes the bare model")
+        self._adapters.check(adapters)
+        self._adapters.apply(self.native, adapters, self._used)
+        self._used, self._lays_out = adapters, True
+
+    def uses(self, digest: bytes) -> bool:
+        """Whether its rows are computed with this adapter."""
+        return any(adapter.digest == digest for adapter in self._used.adapters)
+
     def decode(self, n_rows: int) -> None:
         """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed."""
         n_wanted = self.check_rows(n_rows)
+        if self._has_parts:
+            self._find_positions(n_rows)
         self._native_batch.n_tokens = n_rows
         self._n_snapshots[:] = 0
-        fewer = self._fewer
-        n_threads = self._threads.decode if n_rows <= STREAM_ROWS else self._threads.prompt
-        if fewer is None:
-            self._use_threads(n_threads)
-            code = native.llama_decode(self.native, self._native_batch)
-        elif n_wanted == n_rows:
-            code = self._decode_streams(n_rows, fewer)
+        if self._fewer is not None and n_wanted == n_rows:
+            code = self._decode_streams(n_rows, self._fewer)
         else:
-            # A helper is done long before a batch of prompts, which therefore leaves it no processor.
-            self._use_threads(fewer.prompts.choose(n_threads))
-            code = native.llama_decode(self.native, self._native_batch)
+            code = self._decode_prompts(self._native_batch)
+        _check(code, n_rows)
+        if self._has_states:
+            self._note_snapshots(n_rows)
+
+    def decode_media(
+        self,
+        seq: int,
+        start: int,
+        chunk: MediaChunk,
+        rows: NDArray[np.float32],
+        first: int,
+        n_rows: int,
+        wants_logits: bool,
+    ) -> None:
+        """See `Backend.decode_media`."""
+        self.check_media(seq, start, chunk, rows, first, n_rows)
+        batch, positions = self.batch, self._positions
+        batch.seq[:n_rows], batch.wants_logits[:n_rows] = seq, 0
+        batch.wants_logits[n_rows - 1] = wants_logits
+        begin = self._tables[seq].at(start)
+        if self._has_parts:
+            assert self._places is not None
+            # Part by part, each as long as this call.
+            positions[: 4 * n_rows] = self._places(chunk, begin)[:, first : first + n_rows].ravel()
+        else:
+            positions[:n_rows] = np.arange(begin + first, begin + first + n_rows)
+        fields, own = native.llama_batch(), self._native_batch
+        fields.n_tokens, fields.n_seq_id, fields.seq_id, fields.logits = n_rows, own.n_seq_id, own.seq_id, own.logits
+        fields.pos = positions.ctypes.data_as(ctypes.POINTER(native.llama_pos))
+        fields.embd = rows[first:].ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        self._n_snapshots[:] = 0
+        try:
+            if not chunk.is_causal:
+                native.llama_set_causal_attn(self.native, False)
+            _check(self._decode_prompts(fields), n_rows)
+        finally:
+            if not chunk.is_causal:
+                native.llama_set_causal_attn(self.native, True)
+
+    def check_media(
+        self, seq: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32], first: int, n_rows: int
+    ) -> None:
+        """Raises ValueError unless these rows of a chunk can be computed."""
+        self._check_seq(seq)
+        self._check_adapters()
+        if not 0 < n_rows <= self.batch.capacity:
+            raise ValueError(f"{n_rows} rows in a batch of {self.batch.capacity}")
+        if not 0 <= first <= chunk.n_tokens - n_rows or not 0 <= start <= self.n_cells - chunk.n_tokens:
+            raise ValueError(f"rows [{first}, {first + n_rows}) of a chunk of {chunk.n_tokens} at index {start}")
+        if not chunk.is_causal and n_rows < chunk.n_tokens:
+            raise ValueError(f"{n_rows} of {chunk.n_tokens} rows that attend to each other")
+        if rows.shape != (chunk.n_tokens, self._n_embd) or rows.dtype != np.float32 or not rows.flags.c_contiguous:
+            raise ValueError(f"rows are {rows.dtype}{rows.shape} instead of float32{(chunk.n_tokens, self._n_embd)}")
+        if self._has_parts:
+            if self._places is None:
+                raise ValueError("without a projector nobody knows where the rows stand")
+            table = self._tables[seq]
+            self._check_follows(seq, start + chunk.n_tokens if table.is_inside(start + first) else start + first)
+
+    def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
+        """See `Backend.set_chunks`."""
+        self._check_seq(seq)
+        self._tables[seq] = Positions(chunks, has_parts=self._has_parts)
+
+    def _find_positions(self, n_rows: int) -> None:
+        """Those of the first rows of `batch`. Of tokens that leave a gap, llama.cpp would say nothing here."""
+        seqs, indices = self.batch.seq[:n_rows], self.batch.pos[:n_rows]
+        self._positions[:n_rows] = indices
+        for seq in np.unique(seqs).tolist():
+            is_here = seqs == seq
+            own = indices[is_here]
+            self._check_follows(seq, int(own[0]))
+            if table := self._tables[seq]:
+                self._positions[:n_rows][is_here] = table.of_rows(own)
+
+    def _check_follows(self, seq: int, index: int) -> None:
+        """Raises ValueError unless a row at this index follows the last one of its sequence, if that has any."""
+        position = int(native.llama_memory_seq_pos_max(self._memory, seq))
+        n_held = self._tables[seq].index_after(position)
+        if position >= 0 and n_held != index:
+            raise ValueError(f"sequence {seq} has {n_held} tokens, and cannot go on at index {index}")
+
+    def _decode_prompts(self, rows: Any) -> int:
+        """The rows of a native batch, unless all are of streams."""
+        fewer = self._fewer
+        n_threads = self._threads.decode if rows.n_tokens <= STREAM_ROWS else self._threads.prompt
+        # A helper is done long before a batch of prompts, which therefore leaves it no processor.
+        self._use_threads(n_threads if fewer is None else fewer.prompts.choose(n_threads))
+        code = self._call(rows)
+        if fewer is not None:
             fewer.prompts.note_batch(time.perf_counter())
-        if code == 0:
-            if self._has_states:
-                self._note_snapshots(n_rows)
-            return
-        if code == 1:
-            raise NoRoom(f"no {n_rows} free cells")
-        raise DecodeFailed(f"llama_decode returned {code}", is_fatal=code != -1)
+        return code
 
     def _decode_streams(self, n_rows: int, fewer: FewerThreads) -> int:
-        """Every row is a stream's. What a helper disturbed says nothing about numbers of threads, and drafts come and
-        go: steps with some are computed as those without."""
-        n_begun, is_alone = fewer.helpers.n_begun, not fewer.helpers.n_busy
-        n_streams = 1 + int(np.count_nonzero(np.diff(self.batch.seq[:n_rows]))) if n_rows > 1 else 1
-        n_threads = fewer.steps.choose(n_streams, fewer.prompts.limit(self._threads.decode))
+        """Every row is a stream's. What a helper disturbed says nothing about numbers of threads, nor does a graph that
+        is laid out anew."""
+        n_begun, is_alone = fewer.helpers.n_begun, not (fewer.helpers.n_busy or self._lays_out)
+        n_threads = fewer.steps.choose(n_rows, fewer.prompts.limit(self._threads.decode))
         self._use_threads(fewer.helpers.leave(n_threads))
         began_at_s = time.perf_counter()
-        code = int(native.llama_decode(self.native, self._native_batch))
+        code = self._call(self._native_batch)
         ended_at_s = time.perf_counter()
-        if n_streams == n_rows and is_alone and n_begun == fewer.helpers.n_begun:
+        if is_alone and n_begun == fewer.helpers.n_begun:
             fewer.steps.note(n_rows, ended_at_s - began_at_s)
         fewer.prompts.note_step(ended_at_s)
         return code
+
+    def _call(self, rows: Any) -> int:
+        """What `llama_decode` returns, which lays out a graph anew where something has changed."""
+        if not self._lays_out or self._adapters is None:
+            return int(native.llama_decode(self.native, rows))
+        self._lays_out = False
+        with self._adapters.gate.laying_out():
+            return int(native.llama_decode(self.native, rows))
 
     def _note_snapshots(self, n_rows: int) -> None:
         """A decode leaves a snapshot of the state before each of a sequence's last rows, but not before its first. What
@@ -192,6 +349,7 @@ class LlamaContext:
         batch = self.batch
         if not 0 < n_rows <= batch.capacity:
             raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
+        self._check_adapters()
         check_range("token", batch.token[:n_rows], self._n_vocab)
         check_range("sequence", batch.seq[:n_rows], self.n_seqs)
         check_range("position", batch.pos[:n_rows], self.n_cells)
@@ -226,7 +384,7 @@ class LlamaContext:
         has the graph built anew."""
         self._check_seq(seq)
         if self._device_chains and is_whole != self._is_whole[seq]:
-            self._is_whole[seq] = is_whole
+            self._is_whole[seq], self._lays_out = is_whole, True
             if is_whole:
                 native.llama_set_sampler(self.native, seq, None)
                 return
@@ -239,15 +397,25 @@ class LlamaContext:
         """The first look at a decode's outputs puts them in order, for all threads."""
         native.llama_get_logits_ith(self.native, row)
 
+    def has_numbers(self, row: int) -> bool:
+        """Whether a row of the last decode can be drawn from."""
+        return are_numbers(self.logits(row) if self._is_whole[self.batch.seq[row]] else self._left_logits(row))
+
     def likeliest(self, row: int) -> int:
-        """The token with the highest logit of a row of the last decode."""
-        if self._is_whole[self.batch.seq[row]]:
-            return int(self.logits(row).argmax())
+        """The token with the highest logit of a row of the last decode; `DEAD_END` if they are no numbers."""
+        is_whole = self._is_whole[self.batch.seq[row]]
+        logits = self.logits(row) if is_whole else self._left_logits(row)
+        best = int(logits.argmax())  # of numbers that are none the first, if there is one
+        if not np.isfinite(logits[best]):
+            return DEAD_END
+        return best if is_whole else int(native.llama_get_sampled_candidates_ith(self.native, row)[best])
+
+    def _left_logits(self, row: int) -> NDArray[np.float32]:
+        """Those that the device left of a row."""
         n_found = native.llama_get_sampled_logits_count_ith(self.native, row)
         if not n_found:
             raise ValueError(f"row {row} has no logits")
-        logits = np.ctypeslib.as_array(native.llama_get_sampled_logits_ith(self.native, row), (n_found,))
-        return int(native.llama_get_sampled_candidates_ith(self.native, row)[int(logits.argmax())])
+        return np.ctypeslib.as_array(native.llama_get_sampled_logits_ith(self.native, row), (n_found,))
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """The logits of a row of the last decode, as a view of native memory. Raises ValueError if it has none."""
@@ -267,13 +435,18 @@ class LlamaContext:
             raise ValueError(f"positions [{start}, {end}) are not within [0, {self.n_cells})")
         if self.kind is not MemoryKind.ATTENTION or self.n_streams > 1:
             raise ValueError(f"sequences of {self.kind} memory in {self.n_streams} streams share no cells")
-        native.llama_memory_seq_cp(self._memory, source, target, start, end)
+        table = self._tables[source]
+        native.llama_memory_seq_cp(self._memory, source, target, table.at(start), table.at(end, behind=True))
 
     def seq_remove(self, seq: int, start: int, end: int = -1) -> bool:
         """See `Backend.seq_remove`."""
         self._check_seq(seq)
         if not 0 <= start <= self.n_cells or not -1 <= end <= self.n_cells:
             raise ValueError(f"positions [{start}, {end}) are not within [0, {self.n_cells})")
+        table = self._tables[seq]
+        if table.is_inside(start) or table.is_inside(end):
+            return False
+        start, end = table.at(start), table.at(end) if end > 0 else end
         if start > 0 and self.kind is MemoryKind.WINDOW:
             # llama.cpp would do it, also where the cells that position `start` looks back at are gone.
             oldest = native.llama_memory_seq_pos_min(self._memory, seq)
@@ -299,12 +472,13 @@ class LlamaContext:
         """See `Backend.state_slices`."""
         size = self.state_bytes(seq)
         buffer = self.buffer.get(size)
-        return self._slices(layout, buffer[: self._save(seq, buffer, size)], ranges)
+        state, first = buffer[: self._save(seq, buffer, size)], self._first_index(seq)
+        return self._slices(layout, state, ranges, first)
 
     def save(self, layout: StateLayout, seq: int, ranges: list[tuple[int, int]], help_with: Help) -> StateCopy:
         """See `Backend.save`."""
         self._check_seq(seq)
-        n_tokens = int(native.llama_memory_seq_pos_max(self._memory, seq)) + 1
+        n_tokens = self._tables[seq].index_after(int(native.llama_memory_seq_pos_max(self._memory, seq)))
         if not ranges or any(not 0 <= start < end <= n_tokens for start, end in ranges):
             raise ValueError(f"sequence {seq} has {n_tokens} tokens, and not all of {ranges}")
         return StateCopy(self, layout, seq, ranges, help_with)
@@ -358,16 +532,26 @@ class LlamaContext:
             self._n_threads = n_threads
             self._pools.use(self.native, n_threads)
 
-    def _slices(self, layout: StateLayout, state: NDArray[np.uint8], ranges: list[tuple[int, int]]) -> Iterator[State]:
+    def _first_index(self, seq: int) -> int:
+        """A spare sequence may have a part of another one."""
+        return self._tables[seq].first_index(max(0, int(native.llama_memory_seq_pos_min(self._memory, seq))))
+
+    def _slices(
+        self, layout: StateLayout, state: NDArray[np.uint8], ranges: list[tuple[int, int]], first: int
+    ) -> Iterator[State]:
         try:
             for start, end in ranges:
-                yield layout.slice(state, start, end)
+                yield layout.slice(state, start, end, first=first)
         finally:
             self.buffer.trim()
 
     def _save(self, seq: int, target: bytearray | NDArray[np.uint8], size: int) -> int:
         buffer = np.frombuffer(target, np.uint8).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         return int(native.llama_state_seq_get_data(self.native, buffer, size, seq))
+
+    def _check_adapters(self) -> None:
+        if self.batch.realm != self._used.realm:
+            raise ValueError("the rows are for other adapters than those in use")
 
     def _check_seq(self, seq: int) -> None:
         if not 0 <= seq < self.n_seqs:
@@ -416,6 +600,14 @@ def _touched(buffer: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     return buffer
 
 
+def _check(code: int, n_rows: int) -> None:
+    """What llama_decode returned."""
+    if code == 1:
+        raise NoRoom(f"no {n_rows} free cells")
+    if code != 0:
+        raise DecodeFailed(f"llama_decode returned {code}", is_fatal=code != -1)
+
+
 def _params(shape: ContextShape, kind: MemoryKind) -> Any:
     params = native.llama_context_default_params()
     params.n_ctx = shape.n_cells
@@ -431,6 +623,7 @@ def _params(shape: ContextShape, kind: MemoryKind) -> Any:
     params.kv_unified = not shape.is_split
     params.swa_full = kind is not MemoryKind.WINDOW
     params.no_perf = True
+    shape.rope.apply(params)
     return params
 
 
@@ -461,3 +654,8 @@ def check_range(what: str, values: NDArray[np.int32], limit: int) -> None:
     """Raises ValueError unless all of some batch's values are within [0, limit)."""
     if values.min() < 0 or values.max() >= limit:
         raise ValueError(f"a {what} of the batch is not within [0, {limit})")
+
+
+def are_numbers(logits: NDArray[np.float32]) -> bool:
+    """Whether there is no NaN among them, and no infinity at their top: weights or adapters may compute such."""
+    return bool(np.isfinite(logits.max()))

@@ -46,7 +46,7 @@ class Target:
     is_on_gpu: bool
     use_extra_bufts: bool
     pools: Threadpools
-    alone: Callable[[], AbstractContextManager[None]]
+    alone: Callable[[], AbstractContextManager[bool]]
     threads: Callable[[], tuple[Threads, FewerThreads | None]]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from localrun.engine.backend import Batch, DecodeFailed, NoRoom
 from localrun.engine.embedding.inputs import FloatVector, PairFormat
-from localrun.engine.native.context import GGML_TYPES, check_range, native_batch
+from localrun.engine.native.context import GGML_TYPES, OWN_ROPE, Rope, check_range, native_batch
 from localrun.engine.native.library import Threadpools, last_problem, log_callback, native
 from localrun.engine.native.model import LlamaVocabulary, load_model
 from localrun.errors import EngineFailed
@@ -37,7 +37,8 @@ _NO_TOKEN = -1
 
 
 class LlamaEmbedder:
-    """See the module. Inputs have up to `n_ctx` tokens, or what the model was trained for if that is less.
+    """See the module. Inputs have up to `n_ctx` tokens, or what the model was trained for if that is less, or
+    `n_ctx_most` if that is more.
 
     Raises BadModelFile when llama.cpp refuses the file and EngineFailed when it cannot make a context.
     """
@@ -53,6 +54,8 @@ class LlamaEmbedder:
         n_gpu_layers: int = 0,
         kv_type: str = "f16",
         use_extra_bufts: bool = True,
+        rope: Rope = OWN_ROPE,
+        n_ctx_most: int = 0,
     ) -> None:
         native.llama_log_set(log_callback, None)
         native.llama_backend_init()
@@ -61,7 +64,7 @@ class LlamaEmbedder:
         self.pooling = pooling
         self.n_vocab = self._vocabulary.n_tokens
         self.n_ctx_train = int(native.llama_model_n_ctx_train(self._model))
-        self.n_ctx = min(n_ctx, self.n_ctx_train)
+        self.n_ctx = min(n_ctx, max(self.n_ctx_train, n_ctx_most))
         self.n_rows = n_rows
         self.n_threads, self.n_gpu_layers = n_threads, n_gpu_layers
         self.model_size_bytes = int(native.llama_model_size(self._model))
@@ -70,7 +73,7 @@ class LlamaEmbedder:
         self.tokenize = self._vocabulary.tokenize
         is_stateful = native.llama_model_is_recurrent(self._model) or native.llama_model_is_hybrid(self._model)
         self.n_seqs = MAX_RECURRENT_SEQUENCES if is_stateful else MAX_SEQUENCES
-        self._context = self._open(kv_type)
+        self._context = self._open(kv_type, rope)
         self._pools = Threadpools(native._lib)
         self._pools.use(self._context, n_threads)
         self._memory = native.llama_get_memory(self._context)
@@ -118,7 +121,7 @@ class LlamaEmbedder:
 
     # --- opening -----------------------------------------------------------------------------------------------
 
-    def _open(self, kv_type: str) -> Any:
+    def _open(self, kv_type: str, rope: Rope) -> Any:
         """A context in which the longest input of an encoder is one micro-batch; where the model reads from left to
         right, one with cells for a step and for an input that goes on. Which of the two it is, a context has to tell:
         a first one, as small as they come, is asked."""
@@ -128,6 +131,7 @@ class LlamaEmbedder:
         params.n_threads = params.n_threads_batch = self.n_threads
         params.type_k = params.type_v = GGML_TYPES[kv_type]
         params.kv_unified = params.swa_full = params.no_perf = True
+        rope.apply(params)
         params.n_ctx = params.n_batch = params.n_ubatch = params.n_seq_max = 1
         first = self._new_context(params)
         is_whole = not native.llama_get_memory(first) or not native.llama_get_causal_attn(first)

@@ -14,8 +14,13 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from localrun.errors import EngineFailed
 
 # OpenMP threads spin at every barrier of the graph, for milliseconds by default. When anything else wants a core, the
 # spinning thread keeps it from the very thread it waits for. Spinning briefly and then sleeping costs nothing on a free
@@ -26,15 +31,28 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 _package = importlib.util.find_spec("llama_cpp")
-if _package is not None and "llama_cpp" not in sys.modules:
-    # Without what the package itself imports, chat formats and all: that is a quarter of the time that an engine takes
-    # to start, and streams wait for it when it takes the place of one that died.
-    sys.modules["llama_cpp"] = _bare = ModuleType("llama_cpp")
-    _bare.__path__ = list(_package.submodule_search_locations or ())
-    import llama_cpp.llama_cpp as native
 
-    del sys.modules["llama_cpp"]
-else:
+
+@contextmanager
+def _bare_package() -> Iterator[None]:
+    """Inside of this, modules of the package come without what the package itself imports, chat formats and all: that
+    is a quarter of the time that an engine takes to start, and streams wait for it when it takes the place of one that
+    died."""
+    if _package is None or "llama_cpp" in sys.modules:
+        yield
+        return
+    sys.modules["llama_cpp"] = bare = ModuleType("llama_cpp")
+    bare.__path__ = list(_package.submodule_search_locations or ())
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("llama_cpp."):
+            setattr(bare, name.removeprefix("llama_cpp."), module)
+    try:
+        yield
+    finally:
+        del sys.modules["llama_cpp"]
+
+
+with _bare_package():
     import llama_cpp.llama_cpp as native
 
 __all__ = [
@@ -46,6 +64,7 @@ __all__ = [
     "library_folder",
     "loaded_modules",
     "log_callback",
+    "mtmd",
     "native",
     "skipped_modules",
 ]
@@ -53,8 +72,10 @@ __all__ = [
 log = logging.getLogger("localrun.llama")
 
 _GGML_LOG_WARN, _GGML_LOG_ERROR = 3, 4
-# llama.cpp takes the pool of all slots for one sequence's context; no sequence here goes beyond what was trained.
-_POOL_WARNING = "possible training context overflow"
+# Warnings about nothing. llama.cpp takes the pool of all slots for one sequence's context; no sequence here goes beyond
+# what was trained. It wonders about positions behind a picture, which are fewer than its rows. And it says of every
+# weight with quick kernels that a LoRA for it has plain ones.
+_EXPECTED = ("possible training context overflow", "non-consecutive token position", "cannot use buft")
 
 _problems: list[str] = []
 
@@ -64,15 +85,31 @@ def library_folder() -> Path:
     return Path(native._lib._name).parent
 
 
+def mtmd() -> Any:
+    """The bare functions of libmtmd, which makes rows of pictures and sound. Raises EngineFailed where there is none.
+
+    It must lie beside the library: one that lies elsewhere would bring a llama.cpp of its own."""
+    os.environ["MTMD_CPP_LIB"] = str(library_folder())
+    try:
+        with _bare_package():
+            import llama_cpp.mtmd_cpp as bindings
+    except (OSError, RuntimeError, ImportError) as error:
+        raise EngineFailed(
+            f"pictures and sound need libmtmd, which this build of llama.cpp does not have in {library_folder()} "
+            f"({error}); install llama-cpp-python without LLAVA_BUILD=OFF, or use the model without its projector"
+        ) from None
+    return bindings
+
+
 def last_problem() -> str:
     """The last warning or error that llama.cpp logged."""
     return _problems[-1] if _problems else "it gave no reason"
 
 
-def _take_log_line(level: int, text: bytes, _data: object) -> None:
+def _take_log_line(level: int, data: bytes, _data: object) -> None:
     """llama.cpp's own log lines: problems go to our log and are kept for the next error message."""
-    line = text.decode("utf-8", "replace").strip()
-    if level in (_GGML_LOG_WARN, _GGML_LOG_ERROR) and line and _POOL_WARNING not in line:
+    line = data.decode("utf-8", "replace").strip()
+    if level in (_GGML_LOG_WARN, _GGML_LOG_ERROR) and line and not any(text in line for text in _EXPECTED):
         _problems[:] = [*_problems[-20:], line]
         log.warning("%s", line)
 

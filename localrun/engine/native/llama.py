@@ -17,25 +17,29 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from localrun import processors
-from localrun.engine.backend import SNAPSHOTS, Copy, MemoryKind, Sampler, State
+from localrun.engine.backend import BASE, SNAPSHOTS, AdapterSet, Copy, MediaChunk, MemoryKind, Sampler, State
+from localrun.engine.native.adapters import LlamaAdapters
 from localrun.engine.native.background import Background
-from localrun.engine.native.context import ContextShape, LlamaContext
+from localrun.engine.native.context import OWN_ROPE, ContextShape, LlamaContext, Rope
 from localrun.engine.native.draft import MOST_ROWS, LlamaDraft, Target
 from localrun.engine.native.library import Threadpools, log_callback, native
-from localrun.engine.native.model import LlamaAdapters, LlamaVocabulary, load_model
+from localrun.engine.native.media import LlamaProjector
+from localrun.engine.native.model import LlamaVocabulary, load_model
 from localrun.engine.native.mtp import Heads, has_heads
 from localrun.engine.native.pages import touch
 from localrun.engine.native.sampler import LlamaSampler, SamplingThreads
 from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads, Helpers, PromptThreads, StepThreads, Usage
-from localrun.engine.native.worker import LlamaWorker
+from localrun.engine.native.worker import LlamaWorker, Turns
 from localrun.engine.sample import chain as stages
+from localrun.engine.sample.constraint import DEAD_END
 from localrun.engine.schedule.budget import CostModel
-from localrun.errors import EngineFailed
+from localrun.errors import EngineFailed, LocalrunError
 from localrun.thread_choice import Threads
-from localrun.wire import Sampling, TokenLogprob
+from localrun.wire import Adapter, Sampling, TokenLogprob
 
 T = TypeVar("T")
 
@@ -55,9 +59,12 @@ LONG_TEXT = 10_000
 class LlamaBackend:
     """See the module. `n_seqs` sequences for requests, and `n_spare_seqs` for kept prefixes where they are shared.
     Without `may_split` the KV cache is one pool in any case. `samples_on_device` is what GPUs do unless told otherwise.
-    With `may_draft` the model's layers for drafts are loaded, if it has some, and hybrid models keep snapshots.
+    With `may_draft` the model's layers for drafts are loaded, if it has some, and hybrid models keep snapshots. The
+    file at `projector_path` makes rows of pictures and sound. A sequence may have as many tokens as the model was
+    trained for, or `n_ctx` if that is more.
 
-    Raises BadModelFile when llama.cpp refuses the file or an adapter and EngineFailed when it cannot make a context.
+    Raises BadModelFile when llama.cpp refuses the file, EngineFailed when it cannot make a context, and what
+    `LlamaProjector` does.
     """
 
     def __init__(
@@ -72,10 +79,12 @@ class LlamaBackend:
         kv_type: str,
         n_spare_seqs: int = 0,
         may_split: bool = True,
-        adapters: Sequence[str] = (),
         use_extra_bufts: bool = True,
         samples_on_device: bool | None = None,
         may_draft: bool = True,
+        projector_path: str = "",
+        n_ctx: int = 0,
+        rope: Rope = OWN_ROPE,
     ) -> None:
         native.llama_log_set(log_callback, None)
         native.llama_backend_init()
@@ -83,10 +92,11 @@ class LlamaBackend:
         self._use_extra_bufts = use_extra_bufts
         self._has_heads = may_draft and has_heads(path)
         self._model = load_model(path, n_gpu_layers, use_extra_bufts=use_extra_bufts, with_heads=self._has_heads)
-        self._adapters = LlamaAdapters(self._model, adapters)
+        self._adapters = LlamaAdapters(self._model, path)
         self._vocabulary = LlamaVocabulary(self._model)
         self.n_vocab = self._vocabulary.n_tokens
         self.n_ctx_train = int(native.llama_model_n_ctx_train(self._model))
+        self._n_ctx_most, self._rope = max(n_ctx, self.n_ctx_train), rope
         self._n_window = int(native.llama_model_n_swa(self._model))
         self.memory_kind = self._kind_of_memory(n_cells)
         is_attention = self.memory_kind is MemoryKind.ATTENTION
@@ -108,7 +118,11 @@ class LlamaBackend:
         self._threads = Threads(n_threads, n_threads)
         self._fewer: FewerThreads | None = None
         self._pools = Threadpools(native._lib)
+        self.turns = Turns()
         self._helpers = Helpers(processors.usable().most_threads)
+        self.projector: LlamaProjector | None = None
+        if projector_path:
+            self._open_projector(projector_path)
         self._copying = ThreadPoolExecutor(1, "copies")
         self._warming: Future[None] | None = None
         has_snapshots = may_draft and self.memory_kind is MemoryKind.HYBRID
@@ -121,7 +135,7 @@ class LlamaBackend:
         if self.can_split and not self.cuts_states:
             self.can_split = False
             self.rebuild(split=False)
-        self.n_ctx = min(self.n_cells, self.n_ctx_train)
+        self.n_ctx = min(self.n_cells, self._n_ctx_most)
         self.model_size_bytes = int(native.llama_model_size(self._model))
         self.name = "llama.cpp " + ("GPU" if self.n_gpu_layers else "CPU")
         self.eog_tokens, self.control_tokens = self._vocabulary.eog_tokens, self._vocabulary.control_tokens
@@ -140,13 +154,49 @@ class LlamaBackend:
     # --- computing ---------------------------------------------------------------------------------------------
 
     def decode(self, n_rows: int) -> None:
-        if self._worker is None:
+        with self.turns.step() as is_alone, nullcontext() if is_alone else self._helpers:
             self.main.decode(n_rows)
-            if self.overlaps:
-                self.meanwhile()
-            return
-        with self._worker.paused():
-            self.main.decode(n_rows)
+        if self.overlaps:
+            self.meanwhile()
+
+    def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
+        context, seq = self._place(seq)
+        context.set_chunks(seq, chunks)
+
+    def decode_media(
+        self,
+        seq: int,
+        start: int,
+        chunk: MediaChunk,
+        rows: NDArray[np.float32],
+        first: int,
+        n_rows: int,
+        wants_logits: bool,
+    ) -> None:
+        if seq >= self.n_seqs:
+            raise ValueError(f"sequence {seq} is the background's, whose worker computes it")
+        with self.turns.step():
+            self.main.decode_media(seq, start, chunk, rows, first, n_rows, wants_logits)
+
+    def use(self, adapters: AdapterSet) -> None:
+        self.main.use(adapters)
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        with self._helpers:
+            self._adapters.load(adapter)
+
+    def leave_adapter(self, digest: bytes) -> bool:
+        background = self._worker
+        if background is not None and background.context.uses(digest):
+            if background.is_busy:
+                return False
+            background.use(BASE)
+        if self.main.uses(digest):
+            self.main.use(BASE)
+        return True
+
+    def free_adapter(self, digest: bytes) -> None:
+        self._adapters.free(digest)
 
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> LlamaSampler:
         banned = np.array(sorted(self.eog_tokens) if ignore_eos else [], np.int64)
@@ -168,9 +218,12 @@ class LlamaBackend:
         return self.main.logits(row)
 
     def draw(self, chain: Any | None, row: int) -> int:
-        """The next token by a native chain, which remembers it; the likeliest one without a chain."""
+        """The next token by a native chain, which remembers it; the likeliest one without a chain. `DEAD_END` if the
+        logits are no numbers."""
         if chain is None:
             return self.main.likeliest(row)
+        if not self.main.has_numbers(row):
+            return DEAD_END
         return int(native.llama_sampler_sample(chain, self.main.native, row))
 
     def logprobs(self, row: int, token: int, n_top: int) -> tuple[float, tuple[TokenLogprob, ...]]:
@@ -204,7 +257,9 @@ class LlamaBackend:
         """An empty context for whoever wants to measure; it must end before the backend."""
         shape = ContextShape(n_cells, n_seqs, n_batch, n_threads, self._kv_type, is_split=False)
         kind, window = self.memory_kind, self._n_window
-        context = LlamaContext(self._model, shape, self._pools, kind=kind, n_window=window, n_vocab=self.n_vocab)
+        context = LlamaContext(
+            self._model, shape, self._pools, kind=kind, n_window=window, n_vocab=self.n_vocab, adapters=self._adapters
+        )
         try:
             yield context
         finally:
@@ -221,7 +276,7 @@ class LlamaBackend:
             is_on_gpu=self.n_gpu_layers > native.llama_model_n_layer(self._model),
             use_extra_bufts=self._use_extra_bufts,
             pools=self._pools,
-            alone=lambda: self._worker.paused() if self._worker is not None else nullcontext(),
+            alone=self.turns.step,
             threads=lambda: (self._threads, self._fewer),
         )
         with self._helpers:
@@ -287,8 +342,7 @@ class LlamaBackend:
         self._sampling.close()
         self._copying.shutdown()
         self._close_contexts()
-        self._pools.close()
-        native.llama_model_free(self._model)
+        self._close_model()
 
     # --- opening -----------------------------------------------------------------------------------------------
 
@@ -321,7 +375,7 @@ class LlamaBackend:
         if native.llama_model_is_hybrid(self._model):
             return MemoryKind.HYBRID
         # A window that no sequence can outgrow hides nothing.
-        if 0 < self._n_window < min(n_cells, self.n_ctx_train):
+        if 0 < self._n_window < min(n_cells, self._n_ctx_most):
             return MemoryKind.WINDOW
         return MemoryKind.ATTENTION
 
@@ -329,8 +383,9 @@ class LlamaBackend:
         self.is_split = split
         self.n_seqs = self._n_slots + (0 if split else self._n_spare)
         try:
+            n_batch = self._n_batch if split else self._n_prompt_rows
             self.main = self._new_context(
-                self._n_cells, self.n_seqs, self._n_batch, split=split, n_draft_rows=self.n_draft_rows
+                self._n_cells, self.n_seqs, n_batch, split=split, n_draft_rows=self.n_draft_rows
             )
             self.n_cells, self.batch = self.main.n_cells, self.main.batch
             self.n_rollback = self.main.n_rollback
@@ -339,14 +394,32 @@ class LlamaBackend:
                 n_background = min(self._n_slots, BACKGROUND_SEQUENCES)
                 cells = self.n_cells // self._n_slots * n_background
                 self._worker = LlamaWorker(
-                    lambda cb_eval: self._new_context(cells, n_background, self._n_batch, split=True, cb_eval=cb_eval),
+                    lambda cb_eval: self._new_context(
+                        cells, n_background, self._n_prompt_rows, split=True, cb_eval=cb_eval
+                    ),
                     first_seq=self.n_seqs,
+                    turns=self.turns,
                 )
                 self.background = Background(self._worker, self._background_cost)
         except EngineFailed:
-            self._pools.close()
-            native.llama_model_free(self._model)
+            self._close_model()
             raise
+
+    def _open_projector(self, path: str) -> None:
+        tokenize, n_threads = self._vocabulary.tokenize, self._threads.most
+        try:
+            self.projector = LlamaProjector(
+                path, self._model, tokenize, n_threads=n_threads, uses_gpu=self.mixes_rows, turns=self.turns,
+                helping=self._helpers,
+            )  # fmt: skip
+        except LocalrunError:
+            self._close_model()
+            raise
+
+    @property
+    def _n_prompt_rows(self) -> int:
+        """Rows of a batch of the context that computes prompts."""
+        return max(self._n_batch, self.projector.max_chunk_tokens if self.projector is not None else 0)
 
     def _new_context(
         self, n_cells: int, n_seqs: int, n_batch: int, *, split: bool, cb_eval: Any = None, n_draft_rows: int = 0
@@ -361,24 +434,35 @@ class LlamaBackend:
             samples_on_device=self._samples_on_device and not split,
             n_draft_rows=n_draft_rows,
             n_snapshots=self._n_snapshots,
+            rope=self._rope,
         )
         kind, window = self.memory_kind, self._n_window
         context = LlamaContext(
-            self._model, shape, self._pools, kind=kind, n_window=window, n_vocab=self.n_vocab, cb_eval=cb_eval
-        )
+            self._model, shape, self._pools, kind=kind, n_window=window, n_vocab=self.n_vocab, cb_eval=cb_eval,
+            places=self.projector.places if self.projector is not None else None, adapters=self._adapters,
+        )  # fmt: skip
         context.set_threads(self._threads, self._fewer)
         if not self.n_gpu_layers:
             context.give_back_cells()
-        self._adapters.apply(context.native)
         return context
 
     def _open_heads(self) -> Heads | None:
         is_split = self.main.n_streams > 1
-        shape = ContextShape(self.n_cells, self.n_seqs, self._n_batch, self._threads.most, self._kv_type, is_split)
+        n_threads = self._threads.most
+        shape = ContextShape(
+            self.n_cells, self.n_seqs, self._n_batch, n_threads, self._kv_type, is_split, rope=self._rope
+        )
         kind, target = MemoryKind.ATTENTION, self.main.native
         try:
             context = LlamaContext(
-                self._model, shape, self._pools, kind=kind, n_window=0, n_vocab=self.n_vocab, drafts_for=target
+                self._model,
+                shape,
+                self._pools,
+                kind=kind,
+                n_window=0,
+                n_vocab=self.n_vocab,
+                drafts_for=target,
+                adapters=self._adapters,
             )
         except EngineFailed as error:
             log.warning("the model's layer for drafts is not used: %s", error)
@@ -396,6 +480,12 @@ class LlamaBackend:
             self.heads.close()
             self.heads = None
         self.main.close()
+
+    def _close_model(self) -> None:
+        if self.projector is not None:
+            self.projector.close()
+        self._pools.close()
+        native.llama_model_free(self._model)
 
     def _affordable_snapshots(self) -> int:
         """How many snapshots of every sequence's state are not too large."""

@@ -1,4 +1,4 @@
-"""A model file in llama.cpp: its handle, its vocabulary, its adapters.
+"""A model file in llama.cpp: its handle and its vocabulary.
 
 Owner: the engine's main thread; `tokenize` alone may run in another, for it only reads.
 Does not: make contexts, or know what the model is to be used for.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from localrun.engine.native.library import last_problem, native
-from localrun.errors import BadModelFile, EngineFailed
+from localrun.errors import BadModelFile
 
 # These do not generate a text from left to right.
 UNSUPPORTED_KINDS = {
@@ -139,35 +139,3 @@ class LlamaVocabulary:
             if native.llama_vocab_is_control(self._vocab, token):
                 control[token] = native.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
         return frozenset(eog), control
-
-
-SCALE = 1.0
-
-
-class LlamaAdapters:
-    """The LoRA adapters at `paths`, for `model`: loaded once, in effect in every context of it. Native memory of an
-    adapter goes with its model. Whether one belongs to the model is judged by llama.cpp, which compares their tensors.
-
-    Raises BadModelFile when llama.cpp refuses one."""
-
-    def __init__(self, model: Any, paths: Sequence[str]) -> None:
-        self._adapters = [_load(model, path) for path in paths]
-
-    def apply(self, context: Any) -> None:
-        """Puts them into effect in a native context. Raises EngineFailed."""
-        if not self._adapters:
-            return
-        n_adapters = len(self._adapters)
-        handles = (native.llama_adapter_lora_p_ctypes * n_adapters)(
-            *(ctypes.cast(adapter, native.llama_adapter_lora_p_ctypes) for adapter in self._adapters)
-        )
-        scales = (ctypes.c_float * n_adapters)(*[SCALE] * n_adapters)
-        if native.llama_set_adapters_lora(context, handles, n_adapters, scales) != 0:
-            raise EngineFailed(f"llama.cpp cannot apply the model's adapters: {last_problem()}")
-
-
-def _load(model: Any, path: str) -> Any:
-    adapter = native.llama_adapter_lora_init(model, path.encode())
-    if not adapter:
-        raise BadModelFile(f"llama.cpp cannot load the adapter {path}: {last_problem()}")
-    return adapter

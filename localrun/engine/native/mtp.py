@@ -7,6 +7,9 @@ here, too, in one layer instead of all (`decoded`). Rows that did not come by, c
 from a state, leave a hole: the layer then begins anew behind it. That can only make drafts worse, and so can a wrong
 hidden state; the tests therefore want that drafts are right where they must be.
 
+The layer itself is computed without adapters, so that a change of them costs nothing here. It reads hidden states that
+the model computed with them, which is most of what they do: LoRAs are made for the layers before it.
+
 The functions that give hidden states out are C++ and not promised to anybody. They are looked up by their names in the
 one version that this was tried with; without them there are no such drafts.
 
@@ -28,6 +31,7 @@ from localrun.engine.backend import DecodeFailed, NoRoom
 from localrun.engine.native.context import LlamaContext
 from localrun.engine.native.library import ggml, native
 from localrun.engine.request import Request
+from localrun.engine.sample.constraint import DEAD_END
 from localrun.engine.speculate.choice import MOST_DRAFTS
 from localrun.thread_choice import Threads
 from localrun.wire import DraftSource
@@ -179,7 +183,10 @@ class Heads:
                 break
             left: list[int] = []
             for row, index in enumerate(going):
-                drafts[index].append(self.context.likeliest(row))
+                token = self.context.likeliest(row)
+                if token == DEAD_END:
+                    continue
+                drafts[index].append(token)
                 if len(drafts[index]) < min(wanted[index][1], self.n_most):
                     self._vectors[len(left)] = self._view(self._get_row(self.context.native, row), 1)[0]
                     left.append(index)

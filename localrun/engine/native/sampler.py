@@ -16,19 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import Sampler
-from localrun.engine.native.context import DEVICE_TOP_K
+from localrun.engine.native.context import DEVICE_TOP_K, are_numbers
 from localrun.engine.native.library import native
 from localrun.engine.sample import chain as stages
 from localrun.engine.sample.chain import Adjustments
 from localrun.engine.sample.constraint import DEAD_END, Constraint
-from localrun.engine.sample.draws import Mirostat, bits_at, fraction, native_seed
+from localrun.engine.sample.draws import Mirostat, Nucleus, bits_at, fraction, native_seed
 
 # llama_token_data
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 
 class LlamaSampler:
-    """A native sampler chain; an argmax in its place where the chain would be nothing else, or Mirostat.
+    """A native sampler chain, where one begins with top-k or locally typical tokens. In its place there is an argmax
+    where the chain would be nothing else, and what `draws.py` has for the others.
 
     The native stage that draws is made anew for every token, with a seed of its own (5 us): then what is drawn for a
     token depends on its position alone (`draws.py`).
@@ -62,10 +63,13 @@ class LlamaSampler:
         self._seed = 0 if isinstance(last, stages.Greedy) else _seed_of(last)
         self._n_seen = self._bits = self._n_draws = 0
         self._mirostat: Mirostat | None = None
+        self._draws: Mirostat | Nucleus | None = None  # in the place of a chain
         if isinstance(last, stages.Mirostat):
-            self._mirostat = Mirostat(
+            self._draws = self._mirostat = Mirostat(
                 last.version, tau=last.tau, eta=last.eta, temperature=last.temperature, n_vocab=n_vocab
             )
+        elif isinstance(last, stages.Draw) and not isinstance(first, stages.TopK | stages.Typical):
+            self._draws = _nucleus(native_stages)
         elif not self.is_greedy:
             self._chain = native.llama_sampler_chain_init(native.llama_sampler_chain_default_params())
             for stage in native_stages:
@@ -101,6 +105,8 @@ class LlamaSampler:
 
     def _sample_constrained(self, logits: NDArray[np.float32]) -> int:
         assert self._constraint is not None
+        if not are_numbers(logits):
+            return DEAD_END
         self._begin_token()
         with self._adjustments.applied(logits):
             token = self._constraint.choose(lambda allowed: self._choose(logits, allowed), tries_first=self._takes_best)
@@ -116,7 +122,8 @@ class LlamaSampler:
             # The row is changed in place, so that native stages see it too, and put back for whoever reads logprobs.
             with self._adjustments.applied(self._logits(row)):
                 token = self._draw_from(row)
-        self._end_token(token)
+        if token != DEAD_END:
+            self._end_token(token)
         return token
 
     def _begin_token(self) -> None:
@@ -135,16 +142,17 @@ class LlamaSampler:
             self._mirostat.accept()
 
     def _draw_from(self, row: int) -> int:
-        if self._mirostat is not None:
-            return self._choose(self._logits(row), None)
+        if self._draws is not None:
+            logits = self._logits(row)
+            return self._choose(logits, None) if are_numbers(logits) else DEAD_END
         return self._draw(self._chain, row)
 
     def _choose(self, logits: NDArray[np.float32], allowed: NDArray[np.int64] | None) -> int:
         """A token out of `allowed` (all if None). The chain sees no others, so the fewer
         there are the less time it takes, and is not told which one it was."""
-        if self._mirostat is not None:
+        if self._draws is not None:
             self._n_draws += 1
-            found = self._mirostat.draw(
+            found = self._draws.draw(
                 logits if allowed is None else logits[allowed], fraction(self._bits, self._n_draws)
             )
             return found if allowed is None else int(allowed[found])
@@ -175,6 +183,19 @@ def _seed_of(last: stages.Stage) -> int:
     return last.seed
 
 
+def _nucleus(chain: Sequence[stages.Stage]) -> Nucleus:
+    top_p, min_p, temperature = 1.0, 0.0, 1.0
+    for stage in chain:
+        match stage:
+            case stages.TopP(p):
+                top_p = p
+            case stages.MinP(p):
+                min_p = p
+            case stages.Temperature(value):
+                temperature = value
+    return Nucleus(top_p=top_p, min_p=min_p, temperature=temperature)
+
+
 def _native_stage(stage: stages.Stage, n_vocab: int) -> Any:
     match stage:
         case stages.TopK(k):
@@ -199,8 +220,8 @@ class SamplingThreads:
     """Samples several rows at once, on threads where that pays.
 
     A native chain walks over the whole vocabulary, without the interpreter lock. Measured for 8 rows on two cores, one
-    thread and two: top-k 0.30 and 0.20 ms with 49,000 tokens, 0.80 and 0.45 with 152,000; top-p without top-k 68 and
-    34, which is as much as the decode itself. An argmax takes 0.07 ms for all rows, less than handing it over.
+    thread and two: top-k 0.30 and 0.20 ms with 49,000 tokens, 0.80 and 0.45 with 152,000. An argmax takes 0.07 ms for
+    all rows, less than handing it over.
 
     Owner: the engine's main thread, which takes its share of the rows. Does not: know what a sampler does.
 

@@ -9,13 +9,17 @@ The format is that of the pinned llama.cpp (`llama_kv_cache::state_write`), litt
 
     magic u32 | sequence i32 | streams u32
     per stream: cells u32, and if there are any
-        per cell: position i32 | sequences u32 (1) | sequence i32
+        per cell: position i32 | sequences u32 (1) | extra | sequence i32
         values transposed u32 (0) | layers u32
         per layer: key type i32 | bytes per row u64 | rows
         per layer: value type i32 | bytes per row u64 | rows
 
+`extra` is empty but for models whose positions have several parts (M-RoPE): there it is x i32 | y i32 | token i32. All
+rows of a picture stand at one position and differ in x and y, so what is called a position here is an *index* then: the
+rank of the row by position, y and x. A slice of such a state begins with what its cells say, 16 bytes for each.
+
 It is not promised to anybody, so nothing is assumed: `StateLayout.of` checks every field and the total length of a real
-state, and a state that differs (transposed values, extra cell data) has no layout, which callers must allow for.
+state, and a state that differs (transposed values) has no layout, which callers must allow for.
 
 Does not: know tokens, or call the library.
 """
@@ -33,6 +37,9 @@ Bytes = NDArray[np.uint8]
 
 _HEAD = struct.Struct("=IiI")
 _CELL = np.dtype([("pos", "<i4"), ("n_seqs", "<u4"), ("seq", "<i4")])
+_WIDE_CELL = np.dtype([("pos", "<i4"), ("n_seqs", "<u4"), ("x", "<i4"), ("y", "<i4"), ("token", "<i4"), ("seq", "<i4")])
+# What a slice says of a wide cell.
+_PLACE = np.dtype([(name, "<i4") for name in ("pos", "x", "y", "token")])
 _LAYERS = struct.Struct("=II")
 _TENSOR = struct.Struct("=iQ")
 
@@ -40,30 +47,41 @@ _TENSOR = struct.Struct("=iQ")
 @dataclass(frozen=True)
 class StateLayout:
     """What is the same in all states of one context: `magic`, and type and bytes per row of each key and value tensor,
-    keys first."""
+    keys first. `is_wide`: its cells have the extra fields."""
 
     magic: int
     tensors: tuple[tuple[int, int], ...]
+    is_wide: bool = False
 
     @property
     def token_bytes(self) -> int:
         """Bytes of one position in a slice."""
-        return sum(row_bytes for _, row_bytes in self.tensors)
+        return self._place_bytes + sum(row_bytes for _, row_bytes in self.tensors)
+
+    @property
+    def _place_bytes(self) -> int:
+        return _PLACE.itemsize if self.is_wide else 0
+
+    @property
+    def _cell(self) -> np.dtype[np.void]:
+        return _WIDE_CELL if self.is_wide else _CELL
 
     @classmethod
     def of(cls, state: bytes | bytearray | memoryview) -> StateLayout | None:
         """The layout of a real state that is not empty; None for one that cannot be cut."""
-        try:
-            return cls._read(state)
-        except (struct.error, ValueError):
-            return None
+        for is_wide in (False, True):
+            try:
+                return cls._read(state, is_wide=is_wide)
+            except (struct.error, ValueError):
+                continue
+        return None
 
     @classmethod
-    def _read(cls, state: bytes | bytearray | memoryview) -> StateLayout:
+    def _read(cls, state: bytes | bytearray | memoryview, *, is_wide: bool) -> StateLayout:
         magic, _, n_streams = _HEAD.unpack_from(state)
         at, n_cells = _skip_to_cells(state, n_streams)
         n_rest = 4 * n_streams - (at - _HEAD.size)  # the streams after this one, all empty
-        cells = np.frombuffer(state, _CELL, n_cells, at)
+        cells = np.frombuffer(state, _WIDE_CELL if is_wide else _CELL, n_cells, at)
         if not (cells["n_seqs"] == 1).all():
             raise ValueError("cells are not as expected")
         at += cells.nbytes
@@ -80,18 +98,21 @@ class StateLayout:
             tensors.append((kind, row_bytes))
         if len(state) - at != n_rest or any(bytes(state[at:])):
             raise ValueError("the length is not as expected")
-        return cls(magic, tuple(tensors))
+        return cls(magic, tuple(tensors), is_wide)
 
-    def slice(self, state: bytearray | Bytes, start: int, end: int) -> Bytes:
-        """The rows of positions [start, end) of a state of this layout. Raises ValueError if it has not all of them."""
+    def slice(self, state: bytearray | Bytes, start: int, end: int, *, first: int = 0) -> Bytes:
+        """The rows of positions [start, end) of a state of this layout. The rank of rows counts from index `first`.
+        Raises ValueError if it has not all of them."""
         data = np.frombuffer(state, np.uint8)
         _, _, n_streams = _HEAD.unpack(data[: _HEAD.size].tobytes())
         at, n_cells = _skip_to_cells(data, n_streams)
-        positions = np.frombuffer(data, _CELL, n_cells, at)["pos"]
-        rows = _rows_of(positions, start, end)
-        at += n_cells * _CELL.itemsize + _LAYERS.size
+        cells = np.frombuffer(data, self._cell, n_cells, at)
+        rows = _ranked(cells, start - first, end - first) if self.is_wide else _rows_of(cells["pos"], start, end)
+        at += cells.nbytes + _LAYERS.size
         result = np.empty((end - start) * self.token_bytes, np.uint8)
-        to = 0
+        to = (end - start) * self._place_bytes
+        if self.is_wide:
+            result[:to].view(_PLACE)[:] = cells[rows][list(_PLACE.names or ())]
         for _, row_bytes in self.tensors:
             at += _TENSOR.size
             block = data[at : at + n_cells * row_bytes].reshape(n_cells, row_bytes)
@@ -109,7 +130,7 @@ class StateLayout:
         end = size - (4 * n_before - (at - _HEAD.size))
         begin = at - 4 - _HEAD.size
         _HEAD.pack_into(buffer.data, begin, self.magic, 0, n_streams)
-        np.frombuffer(buffer.data, _CELL, n_cells, at)["seq"] = 0
+        np.frombuffer(buffer.data, self._cell, n_cells, at)["seq"] = 0
         n_rest = 4 * (n_streams - 1)
         buffer[end : end + n_rest] = 0  # the other streams have no cells
         return buffer[begin : end + n_rest]
@@ -121,7 +142,7 @@ class StateLayout:
 
     def size_bytes(self, n_cells: int, *, n_streams: int) -> int:
         """Bytes of a joined state."""
-        size = _HEAD.size + 4 * n_streams + n_cells * _CELL.itemsize + _LAYERS.size
+        size = _HEAD.size + 4 * n_streams + n_cells * self._cell.itemsize + _LAYERS.size
         return size + sum(_TENSOR.size + n_cells * row_bytes for _, row_bytes in self.tensors)
 
     def join(
@@ -144,13 +165,20 @@ class StateLayout:
         _HEAD.pack_into(state, 0, self.magic, 0, n_streams)
         struct.pack_into("=I", state, _HEAD.size, n_cells)
         at = _HEAD.size + 4
-        cells = np.frombuffer(state, _CELL, n_cells, at)
-        cells["pos"], cells["n_seqs"], cells["seq"] = np.arange(begin, begin + n_cells), 1, 0
+        cells = np.frombuffer(state, self._cell, n_cells, at)
+        cells["n_seqs"], cells["seq"] = 1, 0
+        if self.is_wide:
+            for data, first, start, end in parts:
+                places = data[: data.size // self.token_bytes * _PLACE.itemsize].view(_PLACE)
+                for name in _PLACE.names or ():
+                    cells[name][start - begin : end - begin] = places[name][start - first : end - first]
+        else:
+            cells["pos"] = np.arange(begin, begin + n_cells)
         at += cells.nbytes
         _LAYERS.pack_into(state, at, 0, len(self.tensors) // 2)
         at += _LAYERS.size
-        before = [0] * len(parts)  # where the tensor at hand begins in each slice
         widths = [data.size // self.token_bytes for data, *_ in parts]
+        before = [width * self._place_bytes for width in widths]  # where the tensor at hand begins in each slice
         for kind, row_bytes in self.tensors:
             _TENSOR.pack_into(state, at, kind, row_bytes)
             at += _TENSOR.size
@@ -175,6 +203,17 @@ def _skip_to_cells(state: bytes | bytearray | memoryview | Bytes, n_streams: int
         if n_cells:
             return at, n_cells
     raise ValueError("an empty state")
+
+
+def _ranked(cells: NDArray[np.void], start: int, end: int) -> slice | NDArray[np.intp]:
+    """Where the rows of ranks [start, end) lie, by position, y and x: a plain slice where they are in order."""
+    if not 0 <= start <= end <= cells.size:
+        raise ValueError(f"the state has {cells.size} rows, not all of [{start}, {end})")
+    positions, (y, x) = cells["pos"], (cells[name].astype(np.int64) for name in ("y", "x"))
+    further = np.diff(positions)
+    if ((further > 0) | (further == 0) & (np.diff((y << 32) + x) > 0)).all():
+        return slice(start, end)
+    return np.lexsort((x, y, positions))[start:end]
 
 
 def _rows_of(positions: NDArray[np.int32], start: int, end: int) -> slice | NDArray[np.intp]:

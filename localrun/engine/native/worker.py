@@ -1,38 +1,116 @@
-"""Computes long prompts in a context of their own, in a thread of their own, in a way that can be paused.
+"""Graphs that are computed beside the streams, piece by piece, each in a thread of its own: those of long prompts, in a
+context of their own, and those of pictures and sound (`media.py`).
 
 A prompt is computed fastest in large batches, and a large batch is a long time without a token for everybody else. So
-the graph of a batch is computed piece by piece (llama.cpp's evaluation callback), and between two pieces the worker
-waits while streams are being decoded. A stream waits for one piece, some milliseconds, and not for hundreds of rows,
-and the batch is as large as the kernels like it.
+a graph is computed piece by piece (llama.cpp's evaluation callback), and between two pieces its thread waits while
+streams are being decoded. A stream waits for one piece, some milliseconds, and not for hundreds of rows, and the batch
+is as large as the kernels like it.
 
 Between two pieces no thread is inside of the graph, so that none waits for another at a barrier: ggml's barriers spin,
-and a thread that spins keeps a processor from the streams for as long as the batch is paused. For the same reason both
+and a thread that spins keeps a processor from the streams for as long as the batch is paused. For the same reason
 contexts may share their threads (`library.py`).
 
-Two threads: the engine's main thread calls everything here, the *worker* is inside `llama_decode`.
+Threads: the engine's main thread calls everything here; each `GraphThread` is inside of its native call.
 
-Invariants: the context belongs to the worker between `start` and `finish`, and to the main thread otherwise. Who pauses
-resumes: nothing else waits for anything.
+Invariants: a worker's context belongs to its thread between `start` and `finish`, and to the main thread otherwise. No
+two graphs of contexts are computed at once (`Turns`), for they share threads. Who has the turn waits for nobody.
 Does not: choose rows (`background.py`) or moments (the engine).
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from localrun.engine.backend import DecodeFailed
+import numpy as np
+from numpy.typing import NDArray
+
+from localrun.engine.backend import AdapterSet, DecodeFailed, MediaChunk
 from localrun.engine.native.context import LlamaContext
 from localrun.engine.native.library import native
 
 # A piece takes about this long: cutting costs some 20 us, and streams wait for half a piece on average.
 PIECE_S = 0.004
+PATIENCE_S = 2 * PIECE_S
+# Of what computes beside others, so that they get the processors.
+NICENESS = 10
 _go_on = native.ggml_abort_callback()
 _give_up = native.ggml_abort_callback(lambda _data: True)
+
+
+class Turns:
+    """Whose graph is computed. A step waits for the piece at hand; after it whoever waits longest computes a piece.
+
+    Some graphs are computed *beside* others, with threads of their own. They wait as all do before a piece. But one
+    of their operations may take seconds, and nobody waits for it longer than `PATIENCE_S`: it goes on meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._holder: object = None
+        self._is_beside = False  # a piece of a graph beside others is being computed
+        self._n_steps = 0  # that wait
+        self._line: deque[object] = deque()
+
+    @contextmanager
+    def step(self) -> Iterator[bool]:
+        """Nothing else begins inside of this. The value is whether nothing else is computed."""
+        with self._changed:
+            self._n_steps += 1
+            self._changed.wait_for(lambda: self._holder is None)
+            self._n_steps -= 1
+            self._holder = self
+            is_alone = self._wait_for_those_beside()
+        try:
+            yield is_alone
+        finally:
+            self.leave()
+
+    def take(self, *, beside: bool = False) -> None:
+        """Wait for a turn."""
+        place = object()
+        with self._changed:
+            self._line.append(place)
+            self._hand_on()
+            self._changed.wait_for(lambda: self._holder is place)
+            if not beside:
+                self._wait_for_those_beside()
+                return
+            self._is_beside, self._holder = True, None
+            self._hand_on()
+            self._changed.notify_all()
+
+    def leave(self, *, beside: bool = False) -> None:
+        """The turn is over."""
+        with self._changed:
+            is_step = not beside and self._holder is self
+            if beside:
+                self._is_beside = False
+            else:
+                self._holder = None
+            self._hand_on(is_after_step=is_step)
+            self._changed.notify_all()
+
+    def is_wanted(self, *, beside: bool = False) -> bool:
+        """Whether somebody waits, or computes beside this one."""
+        return bool(self._n_steps or self._line or (beside and self._holder is not None))
+
+    def _hand_on(self, *, is_after_step: bool = False) -> None:
+        """Not only free it: who is woken by that would find that the next step has overtaken it."""
+        if self._holder is None and self._line and (is_after_step or not self._n_steps):
+            self._holder = self._line.popleft()
+            self._changed.notify_all()
+
+    def _wait_for_those_beside(self) -> bool:
+        return self._changed.wait_for(lambda: not self._is_beside, PATIENCE_S)
 
 
 class Pieces:
@@ -54,122 +132,179 @@ class Pieces:
         self._n_asked = 0
 
 
-class LlamaWorker:
-    """See the module and `background.Worker`. `open_context` makes the context, with this evaluation callback."""
+class GraphThread:
+    """A thread that does one job after another, and computes the graphs of a job in pieces, in turn with others.
 
-    def __init__(self, open_context: Callable[[Any], LlamaContext], first_seq: int) -> None:
+    `callback` belongs into the parameters of the native context that computes them. Where `stop` says True that goes on
+    after a job was given up or failed, because it was told by other means to stop; else the graph ends there, and
+    nobody tells it from one that was computed: whoever has the result must look at `is_stopped`. `computed_s` is how
+    long the last job computed, without pauses. See `Turns` about graphs `beside` others.
+    """
+
+    def __init__(self, name: str, turns: Turns, stop: Callable[[], bool], *, beside: bool = False) -> None:
         # Native code holds a bare pointer to it.
-        self._callback = native.ggml_backend_sched_eval_callback(self._between_pieces)
-        self.context = open_context(self._callback)
-        self.batch, self.n_seqs, self.first_seq = self.context.batch, self.context.n_seqs, first_seq
-        self.computed_s = self._paused_s = 0.0
-        self._pieces = Pieces()
-        self._piece_began_at_s = 0.0
+        self.callback = native.ggml_backend_sched_eval_callback(self._between_pieces)
         self.is_busy = False
-        self._work: SimpleQueue[int | None] = SimpleQueue()
+        self.computed_s = 0.0
+        self._turns, self._stop, self._beside = turns, stop, beside
+        self._paused_s = self._piece_began_at_s = 0.0
+        self._pieces = Pieces()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._done = threading.Event()
-        self._paused = threading.Event()
-        # Held while a batch ends and while one begins: a late "paused" of the one would answer for the other.
-        self._ending = threading.Lock()
-        # One for each answer to a pause. With a flag a worker that is slow to look would sleep through it, for ever.
-        self._may_run = threading.Semaphore(0)
-        self._is_pause_wanted = False
         self._is_halt_wanted = False
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._serve, name="background", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
-    def start(self, n_rows: int) -> None:
-        assert not self.is_busy, "one batch at a time"
-        batch = self.batch
-        if batch.wants_logits[: max(0, n_rows)].any():
-            raise ValueError("the background computes no logits")
-        batch.seq[: max(0, n_rows)] -= self.first_seq
-        self.context.check_rows(n_rows)
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the job at hand was given up, or failed."""
+        return self._is_halt_wanted or self._error is not None
+
+    def start(self, job: Callable[[], None]) -> None:
+        """Do this; what computes a graph in it does so in `computing`."""
+        assert not self.is_busy, "one job at a time"
         self.is_busy = True
         self._is_halt_wanted = False
         self._error = None
-        with self._ending:
-            self._done.clear()
-        self._work.put(n_rows)
+        self._done.clear()
+        self._jobs.put(job)
 
     def is_over(self, timeout_s: float = 0.0) -> bool:
+        """Whether the job is over, after waiting for that at most so long."""
         return self._done.wait(timeout_s)
 
     def finish(self) -> None:
+        """Wait for the end of the job. Raises what it raised."""
         self._done.wait()
         self.is_busy = False
         if self._error is not None:
             raise self._error
 
-    def halt(self) -> None:
-        """Ends after the piece at hand."""
+    def give_up(self) -> None:
+        """The job ends after the piece at hand."""
         self._is_halt_wanted = True
+
+    def halt(self) -> None:
+        """Give the job up, and wait for that."""
+        self.give_up()
         self._done.wait()
         self.is_busy = False
 
+    def close(self) -> None:
+        """End the thread."""
+        if self.is_busy:
+            self.halt()
+        self._jobs.put(None)
+        self._thread.join()
+
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """The worker computes nothing inside of this."""
-        if not self.is_busy or self._done.is_set():
-            yield
-            return
-        self._paused.clear()
-        self._is_pause_wanted = True
-        if self._done.is_set():  # ended in between: nobody will answer
-            self._paused.set()
-        self._paused.wait()
+    def computing(self) -> Iterator[None]:
+        """This thread: it computes graphs inside of this."""
+        self._turns.take(beside=self._beside)
+        began_at_s = self._piece_began_at_s = time.perf_counter()
+        self._paused_s = 0.0
         try:
             yield
         finally:
-            self._is_pause_wanted = False
-            if not self._done.is_set():  # else the batch ended instead
-                self._may_run.release()
-
-    def close(self) -> None:
-        """End the thread and free the context."""
-        if self.is_busy:
-            self.halt()
-        self._work.put(None)
-        self._thread.join()
-        self.context.close()
+            self.computed_s = time.perf_counter() - began_at_s - self._paused_s
+            self._turns.leave(beside=self._beside)
 
     def _serve(self) -> None:
-        """Worker thread."""
-        while (n_rows := self._work.get()) is not None:
-            began_at_s = self._piece_began_at_s = time.perf_counter()
-            self._paused_s = 0.0
+        """This thread."""
+        if self._beside and sys.platform == "linux":  # where a thread, and those that it starts, have one of their own
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while (job := self._jobs.get()) is not None:
             try:
-                self.context.decode(n_rows)
+                job()
             except Exception as error:
                 self._error = self._error or error
-            self.computed_s = time.perf_counter() - began_at_s - self._paused_s
-            if self._is_halt_wanted or self._error is not None:
-                native.llama_set_abort_callback(self.context.native, _go_on, None)
-            with self._ending:
-                self._done.set()
-                self._paused.set()
+            del job
+            self._done.set()
 
     def _between_pieces(self, _tensor: object, is_question: bool, _data: object) -> bool:
-        """Worker thread, from native code: whether a piece ends with this node, and then, once it was computed."""
+        """This thread, from native code: whether a piece ends with this node, and then, once it was computed."""
         if is_question:
             return self._pieces.is_end()
         try:
             self._end_piece()
         except Exception as error:
             # ctypes would print it and go on with half of a graph.
-            self._error = DecodeFailed(f"the background failed between two pieces: {error!r}", is_fatal=True)
-        if self._is_halt_wanted or self._error is not None:
-            # A graph that stops here would pass for one that was computed; the next operation gives up instead.
-            native.llama_set_abort_callback(self.context.native, _give_up, None)
+            self._error = DecodeFailed(f"computing failed between two pieces: {error!r}", is_fatal=True)
+        goes_on = not self.is_stopped or self._stop()
         self._piece_began_at_s = time.perf_counter()
-        return True
+        return goes_on
 
     def _end_piece(self) -> None:
-        """Wait if streams want a step."""
-        self._pieces.note(time.perf_counter() - self._piece_began_at_s)
-        if self._is_pause_wanted:
-            paused_at_s = time.perf_counter()
-            self._paused.set()
-            self._may_run.acquire()
-            self._paused_s += time.perf_counter() - paused_at_s
+        """Wait if others want to compute."""
+        ended_at_s = time.perf_counter()
+        self._pieces.note(ended_at_s - self._piece_began_at_s)
+        if self._turns.is_wanted(beside=self._beside):
+            self._turns.leave(beside=self._beside)
+            self._turns.take(beside=self._beside)
+            self._paused_s += time.perf_counter() - ended_at_s
+
+
+class LlamaWorker:
+    """Computes long prompts: see the module and `background.Worker`. `open_context` makes the context, with this
+    evaluation callback."""
+
+    def __init__(self, open_context: Callable[[Any], LlamaContext], first_seq: int, turns: Turns) -> None:
+        self._thread = GraphThread("background", turns, self._stop)
+        try:
+            self.context = open_context(self._thread.callback)
+        except Exception:
+            self._thread.close()
+            raise
+        self.batch, self.n_seqs, self.first_seq = self.context.batch, self.context.n_seqs, first_seq
+        self.is_over, self.finish, self.halt = self._thread.is_over, self._thread.finish, self._thread.halt
+
+    @property
+    def is_busy(self) -> bool:
+        return self._thread.is_busy
+
+    @property
+    def computed_s(self) -> float:
+        return self._thread.computed_s
+
+    def use(self, adapters: AdapterSet) -> None:
+        assert not self.is_busy, "its context is computing"
+        self.context.use(adapters)
+
+    def start(self, n_rows: int) -> None:
+        batch = self.batch
+        if batch.wants_logits[: max(0, n_rows)].any():
+            raise ValueError("the background computes no logits")
+        batch.seq[: max(0, n_rows)] -= self.first_seq
+        self.context.check_rows(n_rows)
+        self._thread.start(lambda: self._compute(lambda: self.context.decode(n_rows)))
+
+    def start_media(
+        self, seq: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32], first: int, n_rows: int
+    ) -> None:
+        seq -= self.first_seq
+        self.context.check_media(seq, start, chunk, rows, first, n_rows)
+        self._thread.start(
+            lambda: self._compute(lambda: self.context.decode_media(seq, start, chunk, rows, first, n_rows, False))
+        )
+
+    def close(self) -> None:
+        """End the thread and free the context."""
+        self._thread.close()
+        self.context.close()
+
+    def _compute(self, decode: Callable[[], None]) -> None:
+        """Worker thread."""
+        try:
+            with self._thread.computing():
+                decode()
+        finally:
+            if self._thread.is_stopped:
+                native.llama_set_abort_callback(self.context.native, _go_on, None)
+
+    def _stop(self) -> bool:
+        """Worker thread. A graph that stops here would pass for one that was computed; the next operation gives up
+        instead."""
+        native.llama_set_abort_callback(self.context.native, _give_up, None)
+        return True

@@ -31,9 +31,14 @@ def tokenize(backend: Backend, segments: Sequence[Segment]) -> list[int]:
     tokens: list[int] = []
     for segment in segments:
         tokens += backend.tokenize(segment.text, parse_special=segment.trusted)
-    if backend.bos_token is not None and (not tokens or tokens[0] != backend.bos_token):
+    if backend.bos_token is not None and lacks_bos(backend, tokens):
         tokens.insert(0, backend.bos_token)
     return tokens
+
+
+def lacks_bos(backend: Backend, tokens: Sequence[int]) -> bool:
+    """Whether a prompt that begins with these tokens needs the BOS token in front."""
+    return backend.bos_token is not None and (not tokens or tokens[0] != backend.bos_token)
 
 
 class TextStream:

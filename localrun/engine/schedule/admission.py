@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from localrun.engine.backend import Backend
+from localrun.engine.backend import BASE, AdapterSet, Backend
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.tree import Key
-from localrun.engine.request import Request, check, new_request
+from localrun.engine.request import Prompt, Request, check, new_request
 from localrun.engine.schedule.scheduler import SHARED_PREFIX_TOKENS, Scheduler
 from localrun.wire import Submit
 
@@ -43,25 +43,32 @@ class _Reason(NamedTuple):
 
 
 class Admission:
-    """See the module. `target_itl_s` is the latency target of requests that do not name their own."""
+    """See the module. `target_itl_s` and `adapters` are those of requests that do not name their own."""
 
     def __init__(
-        self, backend: Backend, scheduler: Scheduler, preempt: Callable[[Request], None], *, target_itl_s: float
+        self,
+        backend: Backend,
+        scheduler: Scheduler,
+        preempt: Callable[[Request], None],
+        *,
+        target_itl_s: float,
+        adapters: AdapterSet = BASE,
     ) -> None:
         self._backend = backend
         self._scheduler = scheduler
         self._preempt = preempt
         self._target_itl_s = target_itl_s
+        self._adapters = adapters
         self._passed_over: dict[Request, _Reason] = {}
 
-    def take(self, submit: Submit, tokens: list[int], match: Callable[[Key], int], *, now_s: float) -> Request:
+    def take(self, submit: Submit, prompt: Prompt, match: Callable[[Key], int], *, now_s: float) -> Request:
         """Take a new request, which waits from now on. Raises BadRequest, ContextExceeded or QueueFull if it may not.
         `match` says how much of a prompt the cache has."""
-        check(submit, tokens, self._backend)
+        check(submit, prompt, self._backend)
         is_resumed = submit.resume is not None
         if not is_resumed:
             self._scheduler.check_queue()
-        request = new_request(submit, tokens, self._backend, target_itl_s=self._target_itl_s)
+        request = new_request(submit, prompt, self._backend, target_itl_s=self._target_itl_s, adapters=self._adapters)
         late = None if is_resumed else self._scheduler.too_late(request, submit.deadline_s, match, now_s=now_s)
         if late is not None:
             request.sampler.close()
@@ -89,7 +96,7 @@ class Admission:
         if not self._scheduler.waiting:
             return
         for request in self._scheduler.next_up(now_s):
-            if request.awaits_grammar or request.is_away or not self._scheduler.can_start(request):
+            if request.awaits_something or request.is_away or not self._scheduler.can_start(request):
                 continue
             reason = reasons.get(request)
             if reason is None or not self._holds(reason, request):
@@ -99,7 +106,7 @@ class Admission:
                 continue
             # Later ones do not overtake it: it waits only for a copy.
             is_next = self._make_way(request, cache) and cache.is_ready(request.key)
-            lease = cache.acquire(request.key) if is_next else None
+            lease = cache.acquire(request.key, request.chunk_table) if is_next else None
             if lease is None:
                 break
             is_first = not request.was_started
@@ -136,7 +143,7 @@ class Admission:
         return (
             background is not None
             and background.is_busy
-            and self.goes_to_background(request.n_tokens - n_matched, n_matched)
+            and self.goes_to_background(request.last_start + 1 - n_matched, n_matched)
         )
 
     def _make_way(self, request: Request, cache: Cache) -> bool:

@@ -10,6 +10,8 @@ Does not: divide the rows among prompts (`policy.py`).
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,18 +24,20 @@ FEW_ROWS = (8, 4, 2, 1)
 # Before so many batches were seen, the guess is worthless.
 _WARM_UP = 4
 _FORGETTING = 0.98
+_GROWTH = 1.01  # of what is known of the shortest step, in each step: the machine may have become slower
 _LATEST = 0.2  # weight of the latest measurement in an average or a factor
 _DEPTH_UNIT = 1024
 _PRIOR_VARIANCE = 1e3
 _LEAST_S = 1e-6
-_LEAST_WEIGHTS = np.array([-np.inf, 0.0, 0.0])
+_LEAST_WEIGHTS = np.array([-np.inf, 0.0, 0.0, 0.0])
 
 
 class CostModel:
     """How long prompt rows take to compute, learned at run time.
 
     The time of a batch is modelled as a + b * rows + c * rows * depth, where depth is how far into their prompts the
-    rows begin: attention costs more the longer the prompt before the rows is. The three coefficients are learned online
+    rows begin: attention costs more the longer the prompt before the rows is. A batch whose adapters are not those of
+    the batch before it `switches`, which costs s more. The four coefficients are learned online
     by recursive least squares, because they depend on this machine, this model and this moment. Forgetting is
     directional (Kulhavy, "Restricted exponential forgetting in real-time identification", Automatica 23, 1987): a batch
     replaces only what is known about batches like it. With plain forgetting, an hour of short prompts would erase what
@@ -45,8 +49,8 @@ class CostModel:
     Learns from `observe`, answers `predict_s` once `is_warm`."""
 
     def __init__(self) -> None:
-        self._weights = np.zeros(3)
-        self._covariance = np.eye(3) * _PRIOR_VARIANCE
+        self._weights = np.zeros(4)
+        self._covariance = np.eye(4) * _PRIOR_VARIANCE
         self._factors: dict[int, float] = {}
         self._n_seen = 0
         self._deepest = 0.0
@@ -63,8 +67,13 @@ class CostModel:
         """Whether a prediction at this depth is worth something."""
         return self.is_warm and self.has_seen(depth)
 
+    @property
+    def switch_s(self) -> float:
+        """Seconds that a change of adapters is expected to cost."""
+        return float(self._line()[3])
+
     def predict_s(self, n_rows: int, depth: float) -> float:
-        """Seconds that `n_rows` from `depth` on are expected to take; always positive."""
+        """Seconds that `n_rows` from `depth` on are expected to take, without a switch; always positive."""
         return max(_LEAST_S, float(_features(n_rows, depth) @ self._line())) * self._factors.get(n_rows, 1.0)
 
     def efficiency(self, n_rows: int, depth: float) -> float:
@@ -73,9 +82,9 @@ class CostModel:
         features = _features(n_rows, depth)
         return max(_LEAST_S, float(features[1:] @ self._line()[1:])) / self.predict_s(n_rows, depth)
 
-    def observe(self, n_rows: int, depth: float, seconds: float) -> None:
+    def observe(self, n_rows: int, depth: float, seconds: float, *, switches: bool = False) -> None:
         """`n_rows` rows from `depth` on took `seconds`."""
-        features = _features(n_rows, depth)
+        features = _features(n_rows, depth, switches)
         guess_s = float(features @ self._weights)
         direction = self._covariance @ features
         spread = float(features @ direction)
@@ -108,10 +117,10 @@ def sizes(limit: int) -> list[int]:
     return [n_rows for n_rows in fitting if n_rows <= limit] or [limit]
 
 
-def _features(n_rows: int, depth: float) -> NDArray[np.float64]:
+def _features(n_rows: int, depth: float, switches: bool = False) -> NDArray[np.float64]:
     """All of the order of 1; otherwise the squares would be badly conditioned."""
     tiles = n_rows / TILE_ROWS
-    return np.array([1.0, tiles, tiles * (depth + n_rows / 2) / _DEPTH_UNIT])
+    return np.array([1.0, tiles, tiles * (depth + n_rows / 2) / _DEPTH_UNIT, float(switches)])
 
 
 # Sizes within this share of the best efficiency count as equally good. Beside streams the largest of them is taken. In
@@ -131,17 +140,29 @@ class Budget:
 
     def __init__(self, *, batch_rows: int, mixes_rows: bool) -> None:
         self.batch_rows = batch_rows
-        self._mixes_rows = mixes_rows
+        self.mixes_rows = mixes_rows
         self._beside = CostModel()
         self._last_rows = 0
         self._decode_s = 0.0
+        self._shortest_s = math.inf  # of the steps that switched to other adapters, or somewhat longer
 
-    def observe(self, *, n_decode: int, n_prefill: int, depth: float, step_s: float) -> None:
-        """A step with these decode and prompt rows took `step_s` seconds; its prompt rows began `depth` tokens deep."""
+    @property
+    def switch_s(self) -> float:
+        """Seconds by which a step is longer whose adapters are not those of the step before it; no more than the whole
+        of any such step takes."""
+        return min(self._beside.switch_s, self._shortest_s)
+
+    def observe(self, *, n_decode: int, n_prefill: int, depth: float, step_s: float, switches: bool = False) -> None:
+        """A step with these decode and prompt rows took `step_s` seconds; its prompt rows began `depth` tokens deep. It
+        `switches` to other adapters."""
+        if switches:
+            self._shortest_s = min(step_s, self._shortest_s * _GROWTH)
         if n_prefill == 0:
-            self._decode_s += _LATEST * (step_s - self._decode_s) if self._decode_s else step_s
+            plain_s = max(0.0, step_s - self.switch_s) if switches else step_s
+            self._decode_s += _LATEST * (plain_s - self._decode_s) if self._decode_s else plain_s
             return
-        self._beside.observe(n_prefill, depth, max(0.0, step_s - (self._decode_s if n_decode else 0.0)))
+        prompts_s = max(0.0, step_s - (self._decode_s if n_decode else 0.0))
+        self._beside.observe(n_prefill, depth, prompts_s, switches=switches)
         self._last_rows = n_prefill
 
     def recompute_s(self, start: int, n_tokens: int) -> float:
@@ -151,7 +172,7 @@ class Budget:
     def prefill_rows(self, *, n_decode: int, depth: float, target_s: float) -> int:
         """Prompt rows that may join `n_decode` running streams, which want a token every `target_s` seconds (0: no
         limit). Without streams, the number that finishes the first prompts soonest."""
-        limit = self.batch_rows - (n_decode if self._mixes_rows else 0)
+        limit = self.batch_rows - (n_decode if self.mixes_rows else 0)
         if target_s == 0 and (n_decode or not self._beside.is_warm):
             return limit
         if not self._beside.is_warm:

@@ -3,7 +3,10 @@
 Every request has computed tokens that catch up with its known tokens. A step grants each running request some of what
 is pending. Chunked prefill, prefix cache hits and the return from preemption are all this one rule. Decodes always come
 first; then the prompts share the budget (`policy.py`). The step's latency target is the smallest among the streams that
-have one.
+have one. All rows of a step have the same adapters (`rounds.py`).
+
+Rows of media never share a step with rows of text: a chunk is a prompt's turn of its own, and the turns of chunks, of
+other prompts and of streams alternate. A chunk that is not causal is computed whole, however long that takes.
 
 Invariant: a request is in exactly one of `waiting` and `running`, or ended.
 Does not: order or weigh requests itself (`policy.py`), or predict (`waits.py`).
@@ -17,16 +20,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from localrun.engine.backend import Batch
+from localrun.engine.backend import BASE, AdapterSet, Batch
 from localrun.engine.cache.tree import Key, common_prefix
 from localrun.engine.request import Request
 from localrun.engine.schedule.budget import TILE_ROWS, Budget
 from localrun.engine.schedule.policy import LANE_RANKS, Policy, Want, deal
+from localrun.engine.schedule.rounds import Ring, Rounds
 from localrun.engine.schedule.waits import Waits
 from localrun.errors import QueueFull
 
 # A shared prefix below this is just a template's first words: computing it twice is cheaper than waiting a step.
 SHARED_PREFIX_TOKENS = 32
+# Where rounds take longer than their target, which must not be taken for none.
+_LEAST_TARGET_S = 1e-6
 # While the queue does not change, expected waits are reported this often.
 QUEUE_NEWS_S = 0.5
 
@@ -43,14 +49,17 @@ class Grant(NamedTuple):
 @dataclass(frozen=True)
 class StepPlan:
     """Grants in row order. `n_prefill_rows`, `n_decode_rows`, one for each stream, and `n_draft_rows` add up to all
-    rows. `is_steady`: every running request has one token, and none is the first of its answer, so the next plan is
-    the same if nothing changes, but for its drafts."""
+    rows, which have these `adapters`. `is_steady`: every running request has one token, and none is the first of its
+    answer, so the next plan for these adapters is the same if nothing changes, but for its drafts. `is_media`: the only
+    grant is rows of a chunk."""
 
     grants: tuple[Grant, ...]
     n_prefill_rows: int
     n_decode_rows: int
     is_steady: bool = False
     n_draft_rows: int = 0
+    adapters: AdapterSet = BASE
+    is_media: bool = False
 
     @property
     def n_rows(self) -> int:
@@ -71,10 +80,12 @@ def fill_batch(batch: Batch, grants: Sequence[Grant], *, wants_logits: bool = Tr
     """Fill in the rows of `grants`, one after another from row 0. Returns the sequence of each row.
 
     With `wants_logits`, the last row of each request that catches up in this batch wants its logits, and so does every
-    draft.
+    draft. All requests have the same adapters.
     """
     row, rows = 0, []
+    batch.realm = grants[0].request.adapters.realm if grants else b""
     for request, n_tokens, drafts in grants:
+        assert request.adapters.realm == batch.realm, "rows of two sets of adapters in one batch"
         n_rows, first = n_tokens + len(drafts), request.n_computed
         end = row + n_rows
         assert request.seq is not None
@@ -131,9 +142,12 @@ class Scheduler:
         self._has_queue_changed = False
         self._queue_due_s = 0.0
         self._is_prompts_turn = False
-        self._steady: StepPlan | None = None
-        # The last step with streams in it.
-        self._step_s, self._step_ended_at_s = 0.0, -math.inf
+        self._was_media = False
+        self._rounds = Rounds()
+        self._prompts = Ring()
+        self._realms: Counter[bytes] = Counter()  # of running requests
+        self._realm = b""  # of the last step
+        self._steady: dict[bytes, StepPlan] = {}
 
     @property
     def has_free_slot(self) -> bool:
@@ -218,7 +232,8 @@ class Scheduler:
         """A waiting request runs from now on in `seq`, which holds its first `n_cached` tokens."""
         self.waiting.remove(request)
         self.running.append(request)
-        self._steady = None
+        self._realms[request.adapters.realm] += 1
+        self._steady = {}
         request.seq = seq
         request.slot = self._free_slots.pop()
         request.n_computed = n_cached
@@ -237,7 +252,7 @@ class Scheduler:
     def move(self, request: Request, seq: int) -> None:
         """A running request continues in another sequence."""
         request.seq = seq
-        self._steady = None
+        self._steady = {}
 
     def charge_outputs(self, clients: Iterable[str]) -> None:
         """Charge one token of output to each of these clients, once per request."""
@@ -277,20 +292,21 @@ class Scheduler:
         """
         limit = request.n_tokens - 1
         for other in self.running:
-            if not other.is_prefilling or other.n_computed >= limit:
+            if not other.is_prefilling or other.n_computed >= limit or other.adapters.realm != request.adapters.realm:
                 continue
-            shared = common_prefix(other.tokens, request.tokens, 0, limit)
+            shared = request.key.floor(common_prefix(other.tokens, request.tokens, 0, limit))
             if shared >= SHARED_PREFIX_TOKENS and n_matched < shared and other.n_computed < shared:
                 return other, shared
         return None
 
     def steady_plan(self) -> StepPlan | None:
         """The previous plan, if it still holds: all running requests are streams in it and wait for one token each.
-        None otherwise."""
-        plan = self._steady
-        if plan is None or any(
-            len(request.tokens) - request.n_computed != 1 or request.is_away for request, _, _ in plan.grants
-        ):
+        With several sets of adapters, the previous plan of the one whose turn it is. None otherwise."""
+        plans = self._steady
+        if not plans:
+            return None
+        plan = next(iter(plans.values())) if len(plans) == 1 else plans[self._rounds.next(plans)]
+        if any(len(request.tokens) - request.n_computed != 1 or request.is_away for request, _, _ in plan.grants):
             return None
         return plan
 
@@ -304,33 +320,96 @@ class Scheduler:
         """
         decoding: list[Request] = []
         prefilling: list[Request] = []
+        seeing: list[Request] = []
         for request in self.running:
-            if not request.is_away:
+            if request.is_away:
+                continue
+            if request.chunks and request.next_chunk is not None:
+                seeing.append(request)
+            else:
                 (decoding if request.n_pending == 1 else prefilling).append(request)
+        if seeing:
+            others = prefilling if left_s is not None else [*prefilling, *decoding]
+            plan = self._media_plan(seeing, decoding, n_free, left_s) if not (self._was_media and others) else None
+            if plan is not None:
+                return plan
         decoding.sort(key=_by_seq)
-        streams = [Grant(request, 1) for request in decoding[:n_free]]
-        n_decode = len(streams)
-        if not prefilling:
-            is_steady = 0 < n_decode == len(self.running) and all(request.n_output for request in decoding)
-            plan = StepPlan(tuple(streams), 0, n_decode, is_steady)
-            self._steady = plan if is_steady else None
-            return plan
         prefilling.sort(key=_by_seq)
+        if not prefilling:
+            return self._streams_plan(decoding, n_free)
+        here, prompts = decoding, prefilling
+        if len(self._realms) > 1:
+            if left_s is None:
+                here, prompts = self._of_turn(decoding, prefilling)
+            else:
+                here, prompts = self._of_turn(decoding)[0], self._of_gap(prefilling, has_streams=bool(decoding))
+        streams = [Grant(request, 1) for request in here[:n_free]]
+        n_decode = len(streams)
+        if not prompts:
+            return _plan_of(streams, 0, n_decode)
         is_together = left_s is None and n_decode > 0
-        rows = self._prompt_rows(decoding, prefilling, left_s)
-        given = deal(_wants(prefilling), min(rows, n_free - n_decode))
+        rows = self._prompt_rows(decoding, prompts, left_s)
+        given = deal(_wants(prompts), min(rows, n_free - n_decode))
         if not is_together:
-            given = _whole(prefilling, given)
+            given = _whole(prompts, given)
             if any(given):
                 streams, n_decode = [], 0
-        grants = [Grant(request, n_rows) for request, n_rows in zip(prefilling, given, strict=True) if n_rows]
-        return StepPlan((*streams, *grants), sum(given), n_decode)
+        grants = [Grant(request, n_rows) for request, n_rows in zip(prompts, given, strict=True) if n_rows]
+        return _plan_of([*streams, *grants], sum(given), n_decode)
+
+    def _streams_plan(self, decoding: list[Request], n_free: int) -> StepPlan:
+        """A plan without prompts, which may be steady."""
+        groups = _by_realm(decoding) if len(self._realms) > 1 else {b"": decoding}
+        is_steady = 0 < len(decoding) == len(self.running) and all(request.n_output for request in decoding)
+        plans = {}
+        for realm, group in groups.items():
+            streams = [Grant(request, 1) for request in group[:n_free]]
+            plans[realm] = _plan_of(streams, 0, len(streams), is_steady=is_steady and len(streams) == len(group))
+        self._steady = plans if all(plan.is_steady for plan in plans.values()) else {}
+        return plans[self._rounds.next(plans)] if plans else NOTHING
+
+    def _of_turn(
+        self, decoding: list[Request], prefilling: Sequence[Request] = ()
+    ) -> tuple[list[Request], list[Request]]:
+        """Those of the set of adapters whose turn it is."""
+        realms = dict.fromkeys(request.adapters.realm for request in (*decoding, *prefilling))
+        if not realms:
+            return [], []
+        realm = self._rounds.next(realms)
+        streams, prompts = ([r for r in group if r.adapters.realm == realm] for group in (decoding, prefilling))
+        return streams, prompts
+
+    def _of_gap(self, prefilling: list[Request], *, has_streams: bool) -> list[Request]:
+        """The prompts that have the time until the streams' next round. They are of one set of adapters, for a change
+        takes time, and in the next gap of another."""
+        groups = _by_realm(prefilling)
+        goes_on = has_streams and not self._is_prompts_turn and self._realm in groups
+        return groups[self._realm if goes_on else self._prompts.order(groups)[0]]
+
+    def _media_plan(
+        self, seeing: list[Request], decoding: list[Request], n_free: int, left_s: float | None
+    ) -> StepPlan | None:
+        """A step for the next chunk of one of these requests; None if it is not the time, or there is no room."""
+        request = first_of(seeing)
+        placed = request.next_chunk
+        assert placed is not None
+        n_rows, allowed = request.n_grantable, self._prompt_rows(decoding, [request], left_s)
+        if placed.chunk.is_causal:
+            n_rows = min(n_rows, allowed, n_free)
+        elif n_rows > n_free or (decoding and n_rows > allowed and not self._is_prompts_turn):
+            n_rows = 0
+        if not n_rows:
+            return None
+        return StepPlan((Grant(request, n_rows),), n_rows, 0, is_media=True, adapters=request.adapters)
 
     def _prompt_rows(self, decoding: list[Request], prefilling: list[Request], left_s: float | None) -> int:
         """Prompt rows of this step; without `left_s` they join the streams' rows."""
         depth = sum(request.n_computed for request in prefilling) / len(prefilling)
+        if left_s is not None and prefilling[0].adapters.realm != self._realm:
+            left_s -= self.budget.switch_s
         if left_s is None or not decoding:
-            rows = self.budget.prefill_rows(n_decode=len(decoding), depth=depth, target_s=_target_s(decoding))
+            target_s = self._part_s(_target_s(decoding))
+            rows = self.budget.prefill_rows(n_decode=len(decoding), depth=depth, target_s=target_s)
         else:
             rows = self.budget.rows_until(depth=depth, left_s=left_s) or (
                 self.budget.least_rows(depth) if self._is_prompts_turn else 0
@@ -349,19 +428,46 @@ class Scheduler:
     @property
     def target_s(self) -> float | None:
         """The inter-token time that streams want, in seconds; 0 if none has a target, None without streams."""
-        streams = [request for request in self.running if request.n_pending == 1 and not request.is_away]
+        streams = [request for request in self.running if _is_stream(request)]
         return _target_s(streams) if streams else None
 
-    def due_in_s(self, now_s: float) -> float:
+    def due_in_s(self, now_s: float, *, most_s: float = math.inf) -> float:
         """Seconds until streams should have their next step, early enough for their next token. Prompts without streams
-        take turns with the background. Infinite if no stream has a target, and if no request takes part in steps.
+        take turns with the background. Infinite if no request takes part in steps; if no stream has a target, they have
+        a step every `most_s`.
 
-        Two steps are always at least one step's duration apart, because a shorter target would starve all others.
+        Two rounds are always at least one round's duration apart, because a shorter target would starve all others.
         """
         target_s = self.target_s
-        if target_s == 0 or all(request.is_away for request in self.running):
+        if all(request.is_away for request in self.running):
             return math.inf
-        return self._step_ended_at_s + max((target_s or 0.0) - self._step_s, self._step_s) - now_s
+        took_s, ended_at_s = self._rounds.took_s, self._rounds.ended_at_s
+        if target_s == 0:
+            return ended_at_s + most_s - now_s
+        if len(self._realms) > 1 and self._rounds.is_open(self._due_realms):
+            return 0.0
+        return ended_at_s + max((target_s or 0.0) - took_s, took_s) - now_s
+
+    @property
+    def step_target_s(self) -> float:
+        """How long a step may take so that streams have their tokens in time; 0 if none has a target."""
+        return self._part_s(self.target_s or 0.0)
+
+    def _part_s(self, target_s: float) -> float:
+        """The part of a target that one set of adapters has for its rows."""
+        n_sets = len(self._realms)
+        if not target_s or n_sets <= 1:
+            return target_s
+        return max(_LEAST_TARGET_S, target_s / n_sets - self.budget.switch_s)
+
+    @property
+    def _due_realms(self) -> dict[bytes, None]:
+        """Sets of adapters that take part in rounds: those of streams, and of prompts where these share their steps."""
+        return dict.fromkeys(
+            request.adapters.realm
+            for request in self.running
+            if _is_stream(request) or (self.budget.mixes_rows and not request.is_away)
+        )
 
     def is_turn_near(self, now_s: float, within_s: float) -> bool:
         """Whether streams with a target have a step so soon that work of `within_s` would make them late."""
@@ -369,13 +475,23 @@ class Scheduler:
 
     def observe(self, plan: StepPlan, *, depth: float, step_s: float, ended_at_s: float) -> None:
         """A planned step took `step_s` seconds; its prompt rows began `depth` tokens deep."""
-        n_prefill, n_decode = plan.n_prefill_rows, plan.n_decode_rows
+        n_prefill, n_decode, realm = plan.n_prefill_rows, plan.n_decode_rows, plan.adapters.realm
+        switches, self._realm = realm != self._realm, realm
+        round_s: float | None = None  # while it lasts, and of prompts alone
+        if n_decode or self.budget.mixes_rows:
+            if len(self._realms) > 1:
+                round_s = self._rounds.note(realm, self._due_realms, step_s, ended_at_s)
+            else:
+                round_s = self._rounds.note_only(realm, step_s, ended_at_s)
+        if n_prefill:
+            self._prompts.took(realm)
         if not plan.n_draft_rows:  # such a step says little about others, for it gives more tokens and takes longer
-            self.budget.observe(n_decode=n_decode, n_prefill=n_prefill, depth=depth, step_s=step_s)
-            self.waits.observe_step(n_decode=n_decode, n_prefill=n_prefill, step_s=step_s)
-        self._is_prompts_turn = n_decode > 0
-        if n_decode:
-            self._step_s, self._step_ended_at_s = step_s, ended_at_s
+            self.budget.observe(n_decode=n_decode, n_prefill=n_prefill, depth=depth, step_s=step_s, switches=switches)
+            if n_prefill:
+                self.waits.observe_step(n_decode=0, n_prefill=n_prefill, step_s=step_s)
+            if n_decode and round_s is not None:
+                self.waits.observe_step(n_decode=n_decode, n_prefill=0, step_s=round_s)
+        self._is_prompts_turn, self._was_media = round_s is not None and n_decode > 0, plan.is_media
 
     def observe_background(self, *, n_rows: int, seconds: float) -> None:
         """A batch of the background took `seconds`, without pauses."""
@@ -384,12 +500,16 @@ class Scheduler:
     def is_short(self, plan: StepPlan) -> bool:
         """Whether `plan` leaves out a stream, or everyone, for lack of cells."""
         here = [request for request in self.running if not request.is_away]
-        n_decoding = 0 if plan.n_prefill_rows and not plan.n_decode_rows else sum(r.n_pending == 1 for r in here)
+        n_decoding = sum(_is_stream(r) and r.adapters.realm == plan.adapters.realm for r in here)
+        if plan.n_prefill_rows and not plan.n_decode_rows:
+            n_decoding = 0
         return plan.n_decode_rows < n_decoding or (plan.n_rows == 0 and bool(here))
 
     def _leave_slot(self, request: Request) -> None:
         self.running.remove(request)
-        self._steady = None
+        self._realms[request.adapters.realm] -= 1
+        self._realms += Counter()  # without those that nobody has
+        self._steady = {}
         assert request.slot is not None
         self._free_slots.append(request.slot)
         request.slot = None
@@ -397,6 +517,29 @@ class Scheduler:
 
     def _waits_s(self, order: list[Request]) -> list[float] | None:
         return self.waits.first_tokens_s(self.running, order, n_free_slots=len(self._free_slots), known_rows={})
+
+
+def _plan_of(grants: Sequence[Grant], n_prefill: int, n_decode: int, *, is_steady: bool = False) -> StepPlan:
+    adapters = grants[0].request.adapters if grants else BASE
+    return StepPlan(tuple(grants), n_prefill, n_decode, is_steady, adapters=adapters)
+
+
+def _by_realm(requests: Sequence[Request]) -> dict[bytes, list[Request]]:
+    groups: dict[bytes, list[Request]] = {}
+    for request in requests:
+        groups.setdefault(request.adapters.realm, []).append(request)
+    return groups
+
+
+def first_of(seeing: Iterable[Request]) -> Request:
+    """Of requests whose next rows are a chunk's the one that goes first: it finishes all of its chunk."""
+    return min(seeing, key=lambda request: (request.rank, request.arrived_at_s, request.id))
+
+
+def _is_stream(request: Request) -> bool:
+    """Whether it takes part in steps with its last token."""
+    is_last = request.n_pending == 1 and not request.is_away
+    return is_last and not (request.chunks and request.next_chunk is not None)
 
 
 def _by_seq(request: Request) -> int:

@@ -13,9 +13,10 @@ Does not: know tokens, or requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from localrun.engine.speculate.costs import RowCosts
 
@@ -70,11 +71,21 @@ class Limits:
     may_be_uneven: bool = True
 
 
-def more_rows(n_streams: int, *, is_even: bool) -> tuple[int, ...]:
+def _more_rows(n_streams: int, *, is_even: bool) -> tuple[int, ...]:
     """Numbers of rows beside the streams' own that a step can have; of those with a second pass only the first."""
     if is_even and n_streams > 1:
         return (1, *(n_streams * n_each for n_each in EVEN_DRAFTS))
     return tuple(size - n_streams for size in SIZES if size > n_streams)
+
+
+def may_pay(n_streams: int, promise: float, costs: RowCosts, *, is_even: bool) -> bool:
+    """Whether drafts that are expected to give `promise` tokens, at most, could be worth their rows: most steps are
+    done with the question here."""
+    least = LEAST_GAIN * n_streams
+    return any(
+        n_streams + min(promise, n_more) >= least * costs.ratio(n_streams + n_more, n_streams)
+        for n_more in _more_rows(n_streams, is_even=is_even)
+    )
 
 
 def choose(streams: Sequence[Stream], costs: RowCosts, limits: Limits) -> Choice | None:
@@ -159,6 +170,16 @@ def _judged(
     if slowdown > MOST_SLOWDOWN or (limits.target_s and plain_s * slowdown > max(limits.target_s, plain_s)):
         return Choice(way, ratio, 0.0)
     return Choice(way, ratio, sum(expected))
+
+
+class Policy(NamedTuple):
+    """The two questions of a step with drafts, the quick one and the whole one. Tests have others."""
+
+    may_pay: Callable[..., bool]
+    choose: Callable[[Sequence[Stream], RowCosts, Limits], Choice | None]
+
+
+BY_COST = Policy(may_pay, choose)
 
 
 def is_one_pass(way: Sequence[int], *, is_even: bool) -> bool:

@@ -35,17 +35,23 @@ _LATEST = 0.06  # weight of the latest token in a chance
 _PROMISE_EVERY = 16  # after so many tokens the promises are computed anew
 # A long prompt is indexed over several steps, so many tokens at a time: 4 ms.
 INDEX_TOKENS = 8192
-# Between the prediction and the request's tokens: no token.
+# Between the prediction and the request's tokens, and in the place of media: no token.
 _BREAK = -1
 _TOKEN_BITS = 20
 
 
 class Lookup:
-    """See the module. `tokens` belongs to the request and grows; `follow` takes note of it."""
+    """See the module. `tokens` belongs to the request and grows; `follow` takes note of it. With `has_media` some of
+    the prompt's are below 0."""
 
-    def __init__(self, tokens: list[int], n_prompt: int, prediction: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokens: list[int], n_prompt: int, prediction: Sequence[int] = (), *, has_media: bool = False
+    ) -> None:
         self._tokens = tokens
-        self._text = [*prediction, _BREAK, *tokens[:n_prompt]] if prediction else tokens[:n_prompt]
+        prompt = tokens[:n_prompt]
+        if has_media:
+            prompt = [max(token, _BREAK) for token in prompt]
+        self._text = [*prediction, _BREAK, *prompt] if prediction else prompt
         self._n_prediction = len(prediction)
         self._n_seen = n_prompt
         self._chances = list(_PRIOR_CHANCES)

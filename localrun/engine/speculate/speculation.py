@@ -21,7 +21,7 @@ from localrun.engine.cache.cells import Cells
 from localrun.engine.request import Request
 from localrun.engine.schedule.scheduler import StepPlan
 from localrun.engine.speculate import choice
-from localrun.engine.speculate.choice import Choice, Limits, Stream
+from localrun.engine.speculate.choice import Choice, Limits, Policy, Stream
 from localrun.engine.speculate.costs import RowCosts
 from localrun.engine.speculate.drafter import Drafter
 from localrun.engine.speculate.lookup import Lookup
@@ -119,7 +119,7 @@ class Drafting:
         enough to see that nothing is worth a row."""
         request = self._request
         if self._lookup is None:
-            self._lookup = Lookup(request.tokens, request.n_prompt, self._prediction)
+            self._lookup = Lookup(request.tokens, request.n_prompt, self._prediction, has_media=bool(request.chunks))
         promise = self._lookup.follow()
         if request.constraint is None:
             return promise
@@ -176,12 +176,9 @@ class Drafting:
                     self._pause_steps = _FIRST_PAUSE_STEPS
 
 
-Choose = Callable[[Sequence[Stream], RowCosts, Limits], Choice | None]
-
-
 class Speculation:
     """See the module. `is_on` is for requests that do not say whether they draft. `drafter_of` names what computes
-    drafts for a request, if anything does; `choose` is replaced by tests."""
+    drafts for a request, if anything does; `policy` decides what is worth its rows."""
 
     def __init__(
         self,
@@ -190,7 +187,7 @@ class Speculation:
         *,
         is_on: bool = True,
         drafter_of: Callable[[Request], Drafter | None] | None = None,
-        choose: Choose = choice.choose,
+        policy: Policy = choice.BY_COST,
     ) -> None:
         self.costs = RowCosts()
         self.counts = Counts()
@@ -198,9 +195,9 @@ class Speculation:
         self._clock = clock
         self._is_on = is_on
         self._drafter_of = drafter_of
-        self._choose = choose
+        self._policy = policy
         self._draft_s = 0.0
-        self._ended_at_s = 0.0  # of the last step, if that was steady
+        self._ended_at_s, self._realm = 0.0, b""  # of the last step; its end only if that was steady
         # Of the step at hand.
         self._parts: dict[int, list[Part]] = {}
         self._ratio = 1.0
@@ -221,7 +218,7 @@ class Speculation:
             if request.drafting is not None:
                 promise += request.drafting.promise()
                 may_draw = may_draw or self._drafter(request) is not None
-        if not may_draw and not self._may_pay(n_streams, promise):
+        if not may_draw and not self._policy.may_pay(n_streams, promise, self.costs, is_even=self._is_even):
             return plan
         self._parts, self._ratio = {}, 1.0
         backend = self._backend
@@ -240,17 +237,19 @@ class Speculation:
             for grant, guess in zip(plan.grants, guesses, strict=True)
         ]
         limits = Limits(most_each, most_rows, target_s(), self._is_even, self._draft_s, may_be_uneven=backend.is_split)
-        chosen = self._choose(streams, self.costs, limits)
+        chosen = self._policy.choose(streams, self.costs, limits)
         if any(stream.is_drawn for stream in streams):
             guesses = self._drawn(plan, guesses, chosen)
             streams = [Stream(stream.seq, guess.chances) for stream, guess in zip(streams, guesses, strict=True)]
-            chosen = self._choose(streams, self.costs, limits) if chosen is not None else None
+            chosen = self._policy.choose(streams, self.costs, limits) if chosen is not None else None
         return plan if chosen is None else self._with_drafts(plan, guesses, chosen)
 
     def computed(self, plan: StepPlan, ended_at_s: float) -> None:
-        """A step was computed. What counts is how long after the one before it: that is what a token takes."""
+        """A step was computed. What counts is how long after the one before it: that is what a token takes. A change of
+        adapters takes time that no row does."""
         began_at_s, self._ended_at_s = self._ended_at_s, ended_at_s if plan.is_steady else 0.0
-        if not (plan.is_steady and began_at_s):
+        is_same, self._realm = plan.adapters.realm == self._realm, plan.adapters.realm
+        if not (plan.is_steady and began_at_s and is_same):
             return
         if choice.is_one_pass([len(grant.drafts) for grant in plan.grants], is_even=self._is_even):
             self.costs.observe(plan.n_rows, ended_at_s - began_at_s, ended_at_s)
@@ -272,7 +271,9 @@ class Speculation:
         """The backend has decoded this plan. The model's heads compute its rows, too, unless nobody is going to ask
         them for drafts soon."""
         heads = self._backend.heads
-        if heads is not None and any(r.drafting is not None and r.drafting.asks_soon for r, _, _ in plan.grants):
+        if heads is None or plan.is_media:
+            return
+        if any(r.drafting is not None and r.drafting.asks_soon for r, _, _ in plan.grants):
             heads.decoded(plan.n_rows)
 
     def drop(self, request: Request) -> None:
@@ -281,23 +282,15 @@ class Speculation:
         if drafter is not None:
             drafter.drop(request)
 
-    def _may_pay(self, n_streams: int, promise: float) -> bool:
-        """Whether drafts that are expected to give so many tokens, at most, could be worth their rows: most steps are
-        done with the question here."""
-        if self._choose is not choice.choose:
-            return True
-        least = choice.LEAST_GAIN * n_streams
-        return any(
-            n_streams + min(promise, n_more) >= least * self.costs.ratio(n_streams + n_more, n_streams)
-            for n_more in choice.more_rows(n_streams, is_even=self._is_even)
-        )
-
     @property
     def _is_even(self) -> bool:
         """Whether the library computes only equal numbers of rows of each sequence together."""
         return self._backend.is_split or self._backend.memory_kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)
 
     def _drafter(self, request: Request) -> Drafter | None:
+        """What computes drafts for a request; nothing that has not seen its media."""
+        if request.chunks:
+            return None
         named = self._drafter_of(request) if self._drafter_of is not None else None
         return named or self._backend.heads
 

@@ -24,6 +24,7 @@ from localrun.server.http.fields import SamplingFields
 from localrun.server.prompting.ask import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    Attachments,
     ChatAsk,
     Function,
     Tool,
@@ -137,7 +138,8 @@ class CountBody(SamplingFields, frozen=True, kw_only=True):
 
     def ask(self) -> ChatAsk:
         """The conversation and what is wanted next; an assistant's last message is gone on with. Raises BadRequest."""
-        messages = conversation.conversation_of(self.system, self.messages)
+        media = Attachments()
+        messages = conversation.conversation_of(self.system, self.messages, media)
         tools = tools_of(self.tools or ())
         choice = choice_of(self.tool_choice, tools)
         continues = messages[-1]["role"] == "assistant"
@@ -155,6 +157,7 @@ class CountBody(SamplingFields, frozen=True, kw_only=True):
             response_grammar=self._answer_grammar(),
             think=self._think(),
             continue_last=continues,
+            media=media.all(),
         )
 
     @property

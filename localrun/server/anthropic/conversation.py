@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from localrun.errors import BadRequest
-from localrun.server.prompting.ask import Message, assistant, called
+from localrun.server.prompting.ask import Attachments, Message, assistant, called, joined
+from localrun.wire import MediaKind
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,30 +38,44 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 Content = str | list[Block]
 
 
-def text_of(content: Content | None, where: str) -> str:
-    """The text of blocks that are text or hold it. Raises BadRequest naming any other."""
+def text_of(content: Content | None, where: str, media: Attachments | None = None) -> str:
+    """The text of blocks that are text or hold it. Pictures go into `media`, where there is one. Raises BadRequest
+    naming any other."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n\n".join(block_text(block, f"{where}[{index}]") for index, block in enumerate(content))
+    return joined([block_text(block, f"{where}[{index}]", media) for index, block in enumerate(content)], "\n\n")
 
 
-def block_text(block: Block, where: str) -> str:
-    """Of one block. Raises BadRequest for one that no text model can read."""
+def block_text(block: Block, where: str, media: Attachments | None = None) -> str:
+    """Of one block. Raises BadRequest for one that no model can read."""
     if block.type == "text":
         return str(required(block.text, f"{where}.text"))
     if block.type == "document":
-        return _joined(block.title, block.context, _document(block.source, where))
+        return _lines(block.title, block.context, _document(block.source, where))
     if block.type == "search_result":
         source = block.source if isinstance(block.source, str) else None
-        return _joined(block.title, source, text_of(block.content, f"{where}.content"))
+        return _lines(block.title, source, text_of(block.content, f"{where}.content"))
     if block.type == "tool_reference":  # names a tool that is among the tools
         return ""
     if block.type == "image":
-        raise BadRequest(f"{where}: this model does not support images; send text", field=where)
+        if media is None:
+            raise BadRequest(f"{where}: no image can stand here; put it into a message or a tool_result", field=where)
+        return _picture(block.source, f"{where}.source", media)
     raise BadRequest(
         f"{where}.type: {block.type[:40]!r} blocks are not supported here; send text, or leave the block out",
         field=f"{where}.type",
     )
+
+
+def _picture(source: Any, where: str, media: Attachments) -> str:
+    """Its `media_type` does not count: the bytes say what it is."""
+    kind = source.get("type") if isinstance(source, dict) else None
+    name = {"base64": "data", "url": "url"}.get(kind) if isinstance(kind, str) else None
+    if name is None:
+        raise BadRequest(f"{where}.type: use base64, with data, or url", field=f"{where}.type")
+    if not isinstance(source.get(name), str):
+        raise BadRequest(f"{where}.{name}: a text is required", field=f"{where}.{name}")
+    return media.add(source[name], f"{where}.{name}", MediaKind.IMAGE)
 
 
 def _document(source: Any, where: str) -> str:
@@ -77,7 +92,7 @@ def _document(source: Any, where: str) -> str:
     )
 
 
-def _joined(*texts: str | None) -> str:
+def _lines(*texts: str | None) -> str:
     return "\n".join(text for text in texts if text)
 
 
@@ -90,7 +105,7 @@ def required(value: Any, field: str) -> Any:
 
 def joined_texts(texts: Sequence[str]) -> str:
     """Texts of neighbouring blocks as one."""
-    return "\n\n".join(text for text in texts if text)
+    return joined([text for text in texts if text], "\n\n")
 
 
 # Claude Code puts a line for its maker's accounts before the system prompt. It is another one in every request, is not
@@ -105,8 +120,8 @@ class AskedMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: Content
 
 
-def conversation_of(system: Content | None, messages: Sequence[AskedMessage]) -> list[Message]:
-    """Raises BadRequest naming the message or the block."""
+def conversation_of(system: Content | None, messages: Sequence[AskedMessage], media: Attachments) -> list[Message]:
+    """Pictures go into `media`. Raises BadRequest naming the message or the block."""
     if not messages:
         raise BadRequest("messages: at least one message is required", field="messages")
     result: list[Message] = []
@@ -114,7 +129,7 @@ def conversation_of(system: Content | None, messages: Sequence[AskedMessage]) ->
     if told:
         result.append({"role": "system", "content": told})
     for index, message in enumerate(messages):
-        result += _made(message, f"messages[{index}]")
+        result += _made(message, f"messages[{index}]", media)
     return result
 
 
@@ -127,7 +142,7 @@ def system_text(system: Content | None, where: str) -> str:
     return system or ""
 
 
-def _made(message: AskedMessage, where: str) -> list[Message]:
+def _made(message: AskedMessage, where: str, media: Attachments) -> list[Message]:
     if message.role == "system":
         return [{"role": "system", "content": system_text(message.content, f"{where}.content")}]
     if message.role not in ("user", "assistant"):
@@ -137,11 +152,11 @@ def _made(message: AskedMessage, where: str) -> list[Message]:
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     if message.role == "assistant":
-        return [_assistant(message.content, f"{where}.content")]
-    return _user(message.content, f"{where}.content")
+        return [_assistant(message.content, f"{where}.content", media)]
+    return _user(message.content, f"{where}.content", media)
 
 
-def _user(blocks: Sequence[Block], where: str) -> list[Message]:
+def _user(blocks: Sequence[Block], where: str, media: Attachments) -> list[Message]:
     result: list[Message] = []
     texts: list[str] = []
 
@@ -153,11 +168,11 @@ def _user(blocks: Sequence[Block], where: str) -> list[Message]:
     for index, block in enumerate(blocks):
         at = f"{where}[{index}]"
         if block.type != "tool_result":
-            texts.append(block_text(block, at))
+            texts.append(block_text(block, at, media))
             continue
         flush()
         answered = required(block.tool_use_id, f"{at}.tool_use_id")
-        said = text_of(block.content, f"{at}.content")
+        said = text_of(block.content, f"{at}.content", media)
         # No template has a place for it.
         text = f"Error: {said}" if block.is_error else said
         result.append({"role": "tool", "tool_call_id": answered, "name": "", "content": text})
@@ -165,7 +180,7 @@ def _user(blocks: Sequence[Block], where: str) -> list[Message]:
     return result or [{"role": "user", "content": ""}]
 
 
-def _assistant(blocks: Sequence[Block], where: str) -> Message:
+def _assistant(blocks: Sequence[Block], where: str, media: Attachments) -> Message:
     texts: list[str] = []
     thoughts: list[str] = []
     calls = []
@@ -179,5 +194,5 @@ def _assistant(blocks: Sequence[Block], where: str) -> Message:
             name = required(block.name, f"{at}.name")
             calls.append(called(name, block.input or {}, required(block.id, f"{at}.id")))
         else:
-            texts.append(block_text(block, at))
+            texts.append(block_text(block, at, media))
     return assistant(joined_texts(texts), thinking=joined_texts(thoughts), calls=calls)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 
 import msgspec
 from starlette.routing import Route
@@ -76,7 +76,10 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(CountBody)
     ask = body.ask()
     who = ask_of(exchange, body.model, body)
-    async with exchange.while_connected(), runtime.job(who) as job:
+    async with exchange.while_connected(), AsyncExitStack() as stack:
+        if ask.media:
+            await runtime.read_media(body.model, ask.media)
+        job = await stack.enter_async_context(runtime.job(who))
         prepared, headers = await prepared_of(runtime, job, ask, body)
         tokens = await job.count(prepared.segments)
         await exchange.answer_json(CountedTokens(input_tokens=len(tokens)), headers=headers)
@@ -88,7 +91,10 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
     body.check_supported()
     ask = body.ask()
     who = ask_of(exchange, body.model, body)
-    async with exchange.while_connected(), runtime.job(who) as job:
+    async with exchange.while_connected(), AsyncExitStack() as stack:
+        if ask.media:
+            await runtime.read_media(body.model, ask.media)
+        job = await stack.enter_async_context(runtime.job(who))
         prepared, headers = await prepared_of(runtime, job, ask, body)
         plan = streaming.plan(
             body,

@@ -18,10 +18,11 @@ import asyncio
 import logging
 from pathlib import Path
 
-from localrun.config import Settings
+from localrun.config import NOTHING_ASKED, LoadSettings, Settings
 from localrun.errors import BadRequest, CannotFit
 from localrun.models import draft
-from localrun.models.storage.store import Model, Store
+from localrun.models.storage.model import Model
+from localrun.models.storage.store import Store
 from localrun.server.engines.resident import Draft, Resident
 from localrun.server.engines.room import Room
 
@@ -30,7 +31,18 @@ _log = logging.getLogger(__name__)
 
 def speculates(settings: Settings, model: Model) -> bool:
     """Whether requests to a model draft that do not say so themselves."""
-    return settings.speculation == "on" if model.speculates is None else model.speculates
+    if model.speculates is not None:
+        return model.speculates
+    return (_table(settings, model).speculation or settings.speculation) == "on"
+
+
+def own_draft(settings: Settings, model: Model) -> str:
+    """The draft model that a model's own settings name, or else its table in the settings file; "" for none."""
+    return model.draft or _table(settings, model).draft or ""
+
+
+def _table(settings: Settings, model: Model) -> LoadSettings:
+    return settings.of_model(model.name) if settings.models else NOTHING_ASKED
 
 
 class Drafts:
@@ -47,11 +59,12 @@ class Drafts:
     async def choose_own(self, resident: Resident) -> None:
         """Finds the draft model that an engine is to be opened with (`resident.draft`), before there is room for it."""
         model = resident.model
-        if resident.pooling is not None or not model.draft or not self.speculates(model):
+        name = own_draft(self._settings, model)
+        if resident.pooling is not None or not name or not self.speculates(model):
             return
-        resident.settled_drafts.add(model.draft)
+        resident.settled_drafts.add(name)
         try:
-            resident.draft = await self._find(model, model.draft)
+            resident.draft = await self._find(model, name)
         except BadRequest as error:
             self.leave_out(resident, draft.problem_of(error))
 
@@ -76,13 +89,14 @@ class Drafts:
                 await self._find(model, name)
                 return speculates, ""
             return speculates, await self._path(resident, model, name)
-        if not does or not model.draft or model.draft in resident.settled_drafts:
+        own_name = own_draft(self._settings, model)
+        if not does or not own_name or own_name in resident.settled_drafts:
             return speculates, ""
         try:
-            return speculates, await self._path(resident, model, model.draft)
+            return speculates, await self._path(resident, model, own_name)
         except (BadRequest, CannotFit) as error:
             _warn(model, draft.problem_of(error))
-            resident.settled_drafts.add(model.draft)
+            resident.settled_drafts.add(own_name)
             return speculates, ""
 
     def leave_out(self, resident: Resident, why: str) -> None:

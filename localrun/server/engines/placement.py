@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from localrun.config import Settings
+from localrun.config import AUTO_KV_TYPE, Settings
 from localrun.errors import CannotFit
 from localrun.models import memory
 from localrun.models.fit import CELL_STEP, FLOOR_CELLS, USABLE_RAM, Fit, Machine, Wish, choose, in_gb, wanted_cells
 from localrun.models.gguf.header import Header
 from localrun.models.memory import MemoryEstimate
-from localrun.models.storage.store import Model
+from localrun.models.storage.model import Model
 
 
 class Estimate(Protocol):
@@ -43,7 +43,7 @@ class Placement(NamedTuple):
     """What to load with: `n_kv_cells` cells of `kv_bytes` together, expected to take `needed_bytes` of RAM in all.
 
     What is not chosen here (empty, 0, None) is as the settings say. The weights and cells
-    of the model's draft model take `draft_bytes` if it fits, too.
+    of the model's draft model take `draft_bytes` if it fits, too, and its projector `projector_bytes`.
     """
 
     n_kv_cells: int
@@ -53,6 +53,7 @@ class Placement(NamedTuple):
     n_slots: int = 0
     n_gpu_layers: int | None = None
     draft_bytes: int = 0
+    projector_bytes: int = 0
 
 
 def place(
@@ -73,8 +74,9 @@ def place(
     floor = cells if kv_cells else min(cells, _whole_steps(min(n_ctx_train, FLOOR_CELLS)))
     while (needed := estimate(cells)).total_bytes > budget_bytes:
         if cells <= floor:
-            fitting_cells = _largest_fitting(estimate, cells, budget_bytes)
-            raise CannotFit(_refusal(name, needed, cells, available_bytes, fitting_cells))
+            raise CannotFit(
+                _refusal(name, needed, cells, available_bytes, _largest_fitting(estimate, cells, budget_bytes))
+            )
         cells = max(floor, _whole_steps(cells // 2))
     return Placement(cells, needed.kv_bytes, needed.total_bytes)
 
@@ -93,28 +95,29 @@ def _largest_fitting(estimate: Callable[[int], Estimate], cells: int, budget_byt
 
 
 def _refusal(name: str, needed: Estimate, cells: int, available_bytes: int, fitting_cells: int) -> str:
+    fewer = f"use fewer KV cells (--kv-cells {fitting_cells} would fit)" if fitting_cells else ""
     return (
         f"model '{name}' needs {in_gb(needed.total_bytes)} of memory (weights {in_gb(needed.weights_bytes)}, KV cache "
         f"of {cells} cells {in_gb(needed.kv_bytes)}, compute {in_gb(needed.compute_bytes)}, the process "
         f"{in_gb(needed.process_bytes)}) but {in_gb(available_bytes)} is available, of which {USABLE_RAM:.0%} may "
-        f"be used; {_ways_out(fitting_cells)}"
+        f"be used; {_ways_out(fewer)}"
     )
 
 
-def _ways_out(fitting_cells: int) -> str:
-    """What would help; `fitting_cells` would fit, 0 if nothing does."""
+def _ways_out(best: str) -> str:
+    """What would help, `best` first; "" where only another model would fit."""
     ways = ["close other programs", "stop other models (localrun stop)"]
-    if fitting_cells:
-        ways.insert(0, f"use fewer KV cells (--kv-cells {fitting_cells} would fit)")
+    if best:
+        ways.insert(0, best)
     else:
         ways.append("take a smaller model or a stronger quantization")
     return f"{', '.join(ways[:-1])}, or {ways[-1]}"
 
 
-def place_embeddings(model: Model, settings: Settings, available_bytes: int) -> Placement:
+def place_embeddings(model: Model, settings: Settings, available_bytes: int, *, n_ctx: int = 0) -> Placement:
     """The placement by the rule above; `n_kv_cells` is the longest input. Raises CannotFit."""
     header = model.header
-    most = memory.most_embedding_tokens(header, settings.kv_cells)
+    most = max(n_ctx, memory.most_embedding_tokens(header, settings.kv_cells))
 
     def estimate(n_cells: int) -> MemoryEstimate:
         return memory.embedding_estimate(
@@ -133,8 +136,17 @@ def place_embeddings(model: Model, settings: Settings, available_bytes: int) -> 
     return placement._replace(n_kv_cells=min(placement.n_kv_cells, most))
 
 
-def wish_of(settings: Settings, *, adapter_bytes: int = 0, draft: Header | None = None) -> Wish:
-    """What the settings leave open, and what they do not, for a model with so much in adapters, and its draft model."""
+def wish_of(
+    settings: Settings,
+    *,
+    n_ctx: int = 0,
+    n_roomy_cells: int = 0,
+    adapter_bytes: int = 0,
+    projector: Header | None = None,
+    draft: Header | None = None,
+) -> Wish:
+    """What the settings leave open, and what they do not, for a model with so much in adapters, its projector and its
+    draft model."""
     return Wish(
         n_slots=settings.slots,
         n_kv_cells=settings.kv_cells,
@@ -142,28 +154,22 @@ def wish_of(settings: Settings, *, adapter_bytes: int = 0, draft: Header | None 
         n_gpu_layers=settings.gpu_layers,
         n_ubatch=settings.batch_tokens,
         adapter_bytes=adapter_bytes,
+        projector=projector,
         draft=draft,
+        n_ctx=n_ctx,
+        n_roomy_cells=n_roomy_cells,
     )
 
 
-def place_text(
-    name: str,
-    header: Header,
-    settings: Settings,
-    machine: Machine,
-    *,
-    adapter_bytes: int = 0,
-    draft: Header | None = None,
-) -> Placement:
-    """The placement of a model on a machine, with its draft model if there is room for both.
+def place_text(name: str, header: Header, machine: Machine, wish: Wish) -> Placement:
+    """The placement of a model on a machine with its projector, and with its draft model if there is room for both.
 
     Without known GPUs the number of layers there is left to the engine. Raises CannotFit with both sides of the
     comparison, and what would help.
     """
-    wish = wish_of(settings, adapter_bytes=adapter_bytes, draft=draft)
     fit = choose(header, machine, wish)
     if not fit.fits:
-        raise CannotFit(refusal(name, fit, machine, _fitting_cells(header, machine, wish)))
+        raise CannotFit(refusal(name, header, fit, machine, wish))
     draft_needed = fit.estimate.draft
     return Placement(
         n_kv_cells=fit.n_kv_cells,
@@ -173,25 +179,41 @@ def place_text(
         n_slots=fit.n_slots,
         n_gpu_layers=fit.n_gpu_layers if machine.gpus else wish.n_gpu_layers,
         draft_bytes=0 if draft_needed is None else draft_needed.weights_bytes + draft_needed.kv_bytes,
+        projector_bytes=fit.estimate.projector_bytes,
     )
 
 
-def refusal(name: str, fit: Fit, machine: Machine, fitting_cells: int) -> str:
-    """Why `fit` is none, as a sentence. `fitting_cells` would fit; 0 if nothing does."""
+def refusal(name: str, header: Header, fit: Fit, machine: Machine, wish: Wish) -> str:
+    """Why `fit`, the choice for this wish, is none, as a sentence with the ways out."""
     needed = fit.estimate
     rest_bytes = needed.staging_bytes + needed.process_bytes + needed.adapter_bytes
+    seeing = f", its projector {in_gb(needed.projector_bytes)}" if needed.projector_bytes else ""
     on_gpus = "".join(f", and {in_gb(gpu.free_bytes)} on {gpu.name}" for gpu in machine.gpus)
     return (
         f"model '{name}' needs {in_gb(needed.total_bytes)} of memory (weights {in_gb(needed.weights_bytes)}, KV cache "
         f"of {fit.n_kv_cells} cells {in_gb(needed.kv_bytes)}, compute {in_gb(needed.compute_bytes)}, the process and "
-        f"long prompts in the background {in_gb(rest_bytes)}) but {in_gb(machine.ram_bytes)} is available, of which "
-        f"{USABLE_RAM:.0%} may be used{on_gpus}; {_ways_out(fitting_cells)}"
+        f"long prompts in the background {in_gb(rest_bytes)}{seeing}) but {in_gb(machine.ram_bytes)} is available, of "
+        f"which {USABLE_RAM:.0%} may be used{on_gpus}; {_ways_out_of(header, machine, wish)}"
     )
 
 
-def _fitting_cells(header: Header, machine: Machine, wish: Wish) -> int:
-    """Cells that would fit instead of those asked for; 0 when none would, or none were asked for."""
-    if not wish.n_kv_cells:
-        return 0
-    fit = choose(header, machine, wish._replace(n_kv_cells=0))
-    return fit.n_kv_cells if fit.fits and fit.n_kv_cells < wish.n_kv_cells else 0
+def _ways_out_of(header: Header, machine: Machine, wish: Wish) -> str:
+    """Of what was asked for, that which is too much by itself comes first."""
+    if wish.n_kv_cells:
+        fit = choose(header, machine, wish._replace(n_kv_cells=0))
+        if fit.fits and fit.n_kv_cells < wish.n_kv_cells:
+            return _ways_out(f"use fewer KV cells (--kv-cells {fit.n_kv_cells} would fit)")
+    if wish.n_ctx:
+        fit = choose(header, machine, wish._replace(n_ctx=0))
+        if fit.fits:
+            return _ways_out(f"use a smaller num_ctx than {wish.n_ctx} ({fit.n_ctx} would fit)")
+    if wish.kv_type == "f16" and choose(header, machine, wish._replace(kv_type=AUTO_KV_TYPE)).fits:
+        return _ways_out("leave kv_type f16 out (q8_0 would fit)")
+    if wish.n_gpu_layers > 0:
+        fit = choose(header, machine, wish._replace(n_gpu_layers=-1))
+        if fit.fits:
+            return _ways_out(
+                f"put fewer layers on the GPU than {wish.n_gpu_layers} (num_gpu, gpu_layers: {fit.n_gpu_layers} "
+                f"would fit)"
+            )
+    return _ways_out("")

@@ -2,7 +2,8 @@
 
 Owner: the supervisor, on the daemon's event loop. A resident is keyed by its resolved file path, so a model that is
 called by several names is one engine. An engine either generates or computes vectors; a model that is asked for both
-has two engines, of which the second one shares the weights' pages with the first.
+has two engines, of which the second one shares the weights' pages with the first. So has a model that is asked for with
+load settings that exclude each other (loads.py).
 
 Invariants: it is idle exactly when nobody holds or awaits a lease; only idle residents are evicted; `ended` is set once
 the process is reaped, never before.
@@ -15,14 +16,17 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from localrun import wire
+from localrun.config import LoadSettings, Settings
 from localrun.errors import BadRequest
+from localrun.models.adapters import Adapted, InEffect
 from localrun.models.gguf.header import RANK, Header
-from localrun.models.storage.store import Model
+from localrun.models.storage.model import Model
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.placement import Placement
 from localrun.snapshot import EngineRow
@@ -67,6 +71,11 @@ def pooling_for(model: Model, use: Use) -> Pooling | None:
     return None
 
 
+def on_wire(adapters: Sequence[InEffect]) -> tuple[wire.Adapter, ...]:
+    """As engines are told of them."""
+    return tuple(wire.Adapter(str(each.path), bytes.fromhex(each.sha256), each.scale) for each in adapters)
+
+
 # Longer than this is for ever: timers are not made for it.
 LONGEST_KEEP_ALIVE_S = 1e9
 
@@ -78,16 +87,18 @@ class ResidentState(StrEnum):
 
 
 class FileStamp(NamedTuple):
-    """Tells that a file is not the one that was loaded. Raises OSError when made of a file that is not there."""
+    """Tells that a file, or a part that was loaded with it (an adapter, the projector), is not the one that was loaded.
+    Raises OSError when made of a file that is not there."""
 
     inode: int
     size_bytes: int
     modified_ns: int
+    parts: tuple[FileStamp, ...] = ()
 
     @classmethod
-    def of(cls, path: Path) -> FileStamp:
+    def of(cls, path: Path, *parts: Path) -> FileStamp:
         status = os.stat(path)
-        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns, tuple(map(cls.of, parts)))
 
 
 class Draft(NamedTuple):
@@ -110,10 +121,14 @@ class ExtraDraft(NamedTuple):
 class Resident:
     """See the module. `placement` is None while it waits for room, and it takes no room until then.
 
-    With `pooling` its engine computes vectors, else it generates. `draft` is opened with it, and `extra_draft` was
-    loaded for a request since. The draft models of settings that are in `settled_drafts` are its own, or were found
-    not to do: nothing is to be done about them for a request. `n_waiting` requests wait for its load and will use
+    With `pooling` its engine computes vectors, else it generates. `projector` and `draft` are opened with it, and
+    `extra_draft` was loaded for a request since, as were `extra_adapters`, by their files, with their sizes in bytes
+    and the last one used at the end. The draft models of settings that are in `settled_drafts` are its own, or were
+    found not to do: nothing is to be done about them for a request. `n_waiting` requests wait for its load and will use
     it; `n_behind` wait for its end, to load it anew.
+
+    `asked` is what the request wanted that it is loaded for, `load` that and what the engine had that it `replaces`,
+    which has too little room, and `settings` are all settings with that.
     """
 
     loading: asyncio.Task[None]
@@ -125,19 +140,28 @@ class Resident:
         model: Model,
         stamp: FileStamp,
         link: EngineLink,
-        keep_alive_s: float,
+        asked: LoadSettings,
+        load: LoadSettings,
+        settings: Settings,
         pooling: Pooling | None = None,
+        replaces: Resident | None = None,
     ) -> None:
         self.key = key
         self.pooling = pooling
+        self.asked = asked
+        self.load = load
+        self.settings = settings
+        self.replaces = replaces
         self.model = model
         self.stamp = stamp
         self.link = link
-        self.keep_alive_s = keep_alive_s
+        self.keep_alive_s = settings.keep_alive_s
         self.state = ResidentState.LOADING
         self.placement: Placement | None = None
+        self.projector = model.projector if pooling is None else None
         self.draft: Draft | None = None
         self.extra_draft: ExtraDraft | None = None
+        self.extra_adapters: dict[Path, int] = {}
         self.settled_drafts: set[str] = set()
         # Whether it was opened with the quick kernels.
         self.is_quick = True
@@ -158,7 +182,21 @@ class Resident:
     def needed_bytes(self) -> int:
         """What it was promised of RAM."""
         placed_bytes = 0 if self.placement is None else self.placement.needed_bytes
-        return placed_bytes + (0 if self.extra_draft is None else self.extra_draft.ram_bytes)
+        extra_bytes = 0 if self.extra_draft is None else self.extra_draft.ram_bytes
+        return placed_bytes + extra_bytes + sum(self.extra_adapters.values())
+
+    @property
+    def n_roomy_cells(self) -> int:
+        """Twice what the engine had that it replaces, as far as one request can use it: clients that ask for a little
+        more room each time have it loaded seldom."""
+        if self.replaces is None:
+            return 0
+        return min(2 * self.replaces.link.ready.n_kv_cells, max(self.model.header.n_ctx_train, self.load.num_ctx or 0))
+
+    @property
+    def kv_type(self) -> str:
+        """The type of its KV cache, as soon as there is a placement."""
+        return (self.placement and self.placement.kv_type) or self.settings.plain_kv_type
 
     @property
     def headers(self) -> tuple[Header, ...]:
@@ -172,6 +210,10 @@ class Resident:
     @property
     def is_loaded(self) -> bool:
         return self.state is ResidentState.READY
+
+    @property
+    def takes_requests(self) -> bool:
+        return self.state is ResidentState.READY and not self.is_draining
 
     @property
     def can_be_evicted(self) -> bool:
@@ -203,15 +245,17 @@ class Resident:
         row = EngineRow(model=self.model.name, pid=self.link.pid, state=self.state.value)
         row.expires_in_s = self._expires_in_s()
         row.target_itl_s = target_itl_s or None
+        row.load = self.load.said
         if self.placement is not None:
             row.kv_cells = self.placement.n_kv_cells
+            row.kv_type = self.kv_type
             row.size_bytes = self.placement.needed_bytes
         if self.loaded_at_s is not None:
             ready = self.link.ready
             row.n_ctx = ready.n_ctx
             row.slots = ready.n_slots
             row.kv_cells = ready.n_kv_cells
-            row.size_bytes = ready.model_size_bytes + ready.kv_size_bytes + self._draft_bytes
+            row.size_bytes = ready.model_size_bytes + ready.kv_size_bytes + self._draft_bytes + self._projector_bytes
             row.backend = ready.backend
             row.gpu_layers = ready.n_gpu_layers
             row.layers = self.model.header.n_layers
@@ -242,6 +286,10 @@ class Resident:
         own = 0 if self.draft is None or self.placement is None else self.placement.draft_bytes
         return own + (0 if self.extra_draft is None else self.extra_draft.size_bytes)
 
+    @property
+    def _projector_bytes(self) -> int:
+        return 0 if self.projector is None or self.placement is None else self.placement.projector_bytes
+
     def _expires_in_s(self) -> float | None:
         """While it is in use, the whole keep-alive time is still to come."""
         if self._expiry is not None:
@@ -249,8 +297,9 @@ class Resident:
         return self.keep_alive_s if 0 <= self.keep_alive_s < LONGEST_KEEP_ALIVE_S else None
 
 
-# `Drafts.of_request`.
+# `Drafts.of_request`, and `Room.make_for_adapters`.
 SpeculationOf = Callable[[Resident, Model, bool | None, str], Awaitable[tuple[bool | None, str]]]
+RoomForAdapters = Callable[[Resident, Sequence[InEffect]], Awaitable[None]]
 
 
 class EngineLease:
@@ -268,12 +317,14 @@ class EngineLease:
         keep_alive_s: float,
         waited_s: float,
         speculation: SpeculationOf,
+        room: RoomForAdapters,
         released: Callable[[Resident], None],
     ) -> None:
         self.model = model
         self._resident = resident
         self._keep_alive_s = keep_alive_s
         self._speculation = speculation
+        self._room = room
         self._released = released
         self._is_held = True
         self.waited_s = waited_s
@@ -287,14 +338,26 @@ class EngineLease:
         return self._resident.link
 
     @property
+    def load(self) -> LoadSettings:
+        """What was asked for when it was loaded."""
+        return self._resident.load
+
+    @property
     def identity(self) -> tuple[object, ...]:
         """Tells which files were loaded, and what they were like."""
-        return self._resident.key, self._resident.model.adapters, self._resident.stamp
+        return self._resident.key, self._resident.model.parts, self._resident.stamp, self._resident.load.rope
 
     async def speculation(self, speculates: bool | None, draft: str) -> tuple[bool | None, str]:
         """`Submit.speculates` and `draft_model_path` for a request that asks for this. Raises BadRequest and CannotFit
         for a draft model that does not do."""
         return await self._speculation(self._resident, self.model, speculates, draft)
+
+    async def adapters(self, adapted: Adapted) -> tuple[wire.Adapter, ...] | None:
+        """`Submit.adapters` for a request. Raises CannotFit where there is no memory for them."""
+        if adapted.adapters is None:
+            return None
+        await self._room(self._resident, adapted.adapters)
+        return on_wire(adapted.adapters)
 
     def release(self) -> None:
         """Gives it back; the keep-alive time of whoever gives back last is the one that counts."""

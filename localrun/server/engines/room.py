@@ -1,9 +1,10 @@
 """Makes room for a model that is to be loaded: counts, compares with the memory, evicts, waits.
 
 Runs in the daemon's event loop. Newcomers stand in one line and are served in order. The first in line takes its room
-at once if there is some, else evicts idle models, least recently used first, else waits for a busy one to become idle.
-A busy model that keeps others waiting for `DRAIN_AFTER_S` is drained: its running requests end in peace, new ones wait
-until it was unloaded, behind those who waited longer. Requests for models that are loaded never stand in this line.
+at once if there is some, else evicts idle models, least recently used first (but before them the engine that it
+replaces), else waits for a busy one to become idle. A busy model that keeps others waiting for `DRAIN_AFTER_S` is
+drained: its running requests end in peace, new ones wait until it was unloaded, behind those who waited longer.
+Requests for models that are loaded never stand in this line.
 
 Invariants: a model with running or waiting requests is never evicted; nothing is evicted for a model that would not fit
 even so; both the line and the waiting are bounded.
@@ -19,11 +20,13 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from localrun.config import Settings
 from localrun.errors import CannotFit, LocalrunError, QueueFull, Unavailable
+from localrun.models.adapters import InEffect
 from localrun.models.fit import Gpu, Machine, in_gb
 from localrun.models.memory import draft_estimate
+from localrun.models.name import MAX_ADAPTERS
 from localrun.server.engines import machine
 from localrun.server.engines.machine import installed_gpus
-from localrun.server.engines.placement import Placement, place_embeddings, place_text
+from localrun.server.engines.placement import Placement, place_embeddings, place_text, wish_of
 from localrun.server.engines.resident import Draft, ExtraDraft, Resident, ResidentState
 
 MAX_IN_LINE = 32
@@ -86,14 +89,14 @@ class Room:
                 return offer
             idle = [resident for resident in others if resident.can_be_evicted]
             if idle:
-                await self._end(min(idle, key=_last_used))
+                await self._end(_first_to_go(idle, newcomer))
                 continue
             now_s = time.monotonic()
             if now_s >= deadline_s:
                 raise offer
             drain_at_s = began_s + DRAIN_AFTER_S
             if now_s >= drain_at_s:
-                _drain_one(others)
+                _drain_one(others, newcomer)
                 drain_at_s = deadline_s
             await self._wait(min(deadline_s, drain_at_s) - now_s)
 
@@ -109,7 +112,7 @@ class Room:
         private = {resident: _private_bytes(resident) for resident in others}
         best = self._place(newcomer, available + sum(private.values()), tuple(gpu.emptied for gpu in gpus))
         limit = self._settings.max_models
-        if limit and len(others) >= limit:
+        if limit and sum(resident is not newcomer.replaces for resident in others) >= limit:
             names = ", ".join(sorted(resident.model.name for resident in others))
             return Unavailable(
                 f"{limit} models may be loaded at once (setting max_models) and all are busy: {names}; try again "
@@ -125,12 +128,16 @@ class Room:
         return now
 
     def _place(self, newcomer: Resident, available_bytes: int, gpus: tuple[Gpu, ...]) -> Placement:
-        settings, model = self._settings, newcomer.model
+        settings, model, n_ctx = newcomer.settings, newcomer.model, newcomer.load.num_ctx or 0
         if newcomer.pooling is not None:
-            return place_embeddings(model, settings, max(0, available_bytes))
+            return place_embeddings(model, settings, max(0, available_bytes), n_ctx=n_ctx)
         here = Machine(max(0, available_bytes), gpus)
         draft = newcomer.draft.header if newcomer.draft is not None else None
-        return place_text(model.name, model.header, settings, here, adapter_bytes=model.adapter_bytes, draft=draft)
+        wish = wish_of(
+            settings, n_ctx=n_ctx, n_roomy_cells=newcomer.n_roomy_cells, adapter_bytes=model.adapter_bytes,
+            projector=model.projector_header, draft=draft,
+        )  # fmt: skip
+        return place_text(model.name, model.header, here, wish)
 
     async def make_for_draft(self, resident: Resident, draft: Draft) -> None:
         """Takes room for a draft model that a request asks for, in place of the one before (`resident.extra_draft`).
@@ -140,8 +147,8 @@ class Room:
             return
         ready = resident.link.ready
         needed = draft_estimate(
-            draft.header, n_kv_cells=ready.n_kv_cells, n_slots=ready.n_slots, n_ubatch=self._settings.batch_tokens,
-            kv_type=(resident.placement and resident.placement.kv_type) or self._settings.plain_kv_type,
+            draft.header, n_kv_cells=ready.n_kv_cells, n_slots=ready.n_slots, n_ubatch=resident.settings.batch_tokens,
+            kv_type=resident.kv_type,
         )  # fmt: skip
         is_on_gpu = ready.n_gpu_layers > resident.model.header.n_layers
         if is_on_gpu:
@@ -149,8 +156,7 @@ class Room:
             free_bytes = gpu.free_bytes + before.gpu_bytes
             fits = gpu._replace(free_bytes=free_bytes).usable_bytes >= needed.total_bytes
         else:
-            owed = sum(max(0, r.needed_bytes - _private_bytes(r)) for r in self._residents())
-            free_bytes = max(0, self._available_bytes() - owed + before.ram_bytes)
+            free_bytes = max(0, self._unpromised_bytes() + before.ram_bytes)
             fits = Machine(free_bytes).usable_ram_bytes >= needed.total_bytes
         if not fits:
             raise CannotFit(
@@ -162,6 +168,37 @@ class Room:
             )
         ram_bytes, gpu_bytes = (0, needed.total_bytes) if is_on_gpu else (needed.total_bytes, 0)
         resident.extra_draft = ExtraDraft(draft.path, needed.weights_bytes + needed.kv_bytes, ram_bytes, gpu_bytes)
+
+    async def make_for_adapters(self, resident: Resident, adapters: Sequence[InEffect]) -> None:
+        """Takes room for the adapters that a request asks for and the engine has not loaded yet, in RAM and, where the
+        model has layers on GPUs, there as well: each takes its share, and none is known. Raises CannotFit; nothing is
+        evicted for it. Like the engine it forgets those that were used longest ago beyond `MAX_ADAPTERS`."""
+        loaded = resident.extra_adapters
+        wanted = {each.path: each.size_bytes for each in adapters if each.path not in resident.model.adapters}
+        new_bytes = sum(size_bytes for path, size_bytes in wanted.items() if path not in loaded)
+        if new_bytes:
+            free_bytes = max(0, self._unpromised_bytes())
+            fits = Machine(free_bytes).usable_ram_bytes >= new_bytes
+            if fits and resident.link.ready.n_gpu_layers:
+                gpus = await self._gpus()
+                free_bytes = sum(gpu.free_bytes for gpu in gpus)
+                fits = sum(gpu.usable_bytes for gpu in gpus) >= new_bytes
+            if not fits:
+                raise CannotFit(
+                    f"the adapters need {in_gb(new_bytes)} of memory beside '{resident.model.name}' but "
+                    f"{in_gb(free_bytes)} is available, of which a part stays free; ask for fewer, or stop other "
+                    f"models (localrun stop)",
+                    field="model",
+                )
+        for path, size_bytes in wanted.items():
+            loaded.pop(path, None)
+            loaded[path] = size_bytes
+        while len(loaded) > MAX_ADAPTERS:
+            del loaded[next(iter(loaded))]
+
+    def _unpromised_bytes(self) -> int:
+        """Of RAM, beside what was promised to all that are loaded."""
+        return self._available_bytes() - sum(max(0, r.needed_bytes - _private_bytes(r)) for r in self._residents())
 
     async def _wait(self, timeout_s: float) -> None:
         try:
@@ -185,8 +222,9 @@ def _free_bytes(gpu: Gpu) -> int:
     return gpu.free_bytes
 
 
-def _last_used(resident: Resident) -> float:
-    return resident.last_used_s
+def _first_to_go(residents: Sequence[Resident], newcomer: Resident) -> Resident:
+    """The one that the newcomer replaces, else the least recently used."""
+    return min(residents, key=lambda resident: (resident is not newcomer.replaces, resident.last_used_s))
 
 
 def _private_bytes(resident: Resident) -> int:
@@ -194,11 +232,12 @@ def _private_bytes(resident: Resident) -> int:
     return 0 if pid is None else machine.private_bytes(pid)
 
 
-def _drain_one(others: Sequence[Resident]) -> None:
-    """Closes the least recently used busy model to new requests, unless one is on its way out already."""
+def _drain_one(others: Sequence[Resident], newcomer: Resident) -> None:
+    """Closes the busy model that is replaced, or else the least recently used, to new requests, unless one is on its
+    way out already."""
     if any(resident.is_draining or resident.state is ResidentState.STOPPING for resident in others):
         return
     busy = [resident for resident in others if resident.state is ResidentState.READY]
     if busy:
-        victim = min(busy, key=_last_used)
+        victim = _first_to_go(busy, newcomer)
         victim.is_draining = victim.unload_when_idle = True

@@ -3,9 +3,14 @@
 Runs in the daemon's event loop. A model is loaded once however many wait for it; the load belongs to nobody, so a
 waiter that leaves does not end it for the others, and a failing load fails all its waiters alike.
 
-Invariants: at most one resident per resolved file path, adapters and way of use (text, or vectors); a resident in
-`_residents` has a process or is about to; nothing is unloaded while leased; an engine's death removes its resident
-before any task runs that was told of it, so that whoever was told can ask again at once.
+A request is given any engine that serves its load settings (loads.py). Where none does for lack of room, a larger one
+is loaded, and requests go on on the smaller one until it is there; then that ends when it is idle, and the larger one
+serves all. Where settings exclude each other there are several engines, like those of several models.
+
+Invariants: at most one resident per resolved file path, own adapters and projector, way of use (text, or vectors) and
+load settings that were asked for, whatever adapters its requests ask for; a resident in `_residents` has a process or
+is about to; nothing is unloaded while leased; an engine's death removes its resident before any task runs that was told
+of it, so that whoever was told can ask again at once.
 
 Does not: talk to engines (link.py), weigh memory (room.py), or see requests (job.py).
 """
@@ -15,31 +20,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 from localrun import wire
-from localrun.config import Settings
-from localrun.errors import LocalrunError, ModelNotFound, QueueFull, Unavailable, by_code
+from localrun.config import NOTHING_ASKED, LoadSettings, Settings
+from localrun.errors import BadRequest, LocalrunError, ModelNotFound, QueueFull, Unavailable, by_code
 from localrun.kernels import Verdict
-from localrun.models.storage.store import Evidence, Model, Store
+from localrun.models import adapters
+from localrun.models.adapters import Adapted, Wanted
+from localrun.models.load_settings import check
+from localrun.models.storage.model import Evidence, Model
+from localrun.models.storage.store import Store
 from localrun.server.engines import machine
 from localrun.server.engines.drafts import Drafts, path_to_open
 from localrun.server.engines.faults import EARLY_S, MAX_KILLED_LOADS, Breaker, StallWatch
 from localrun.server.engines.kernels import Kernels, is_allowed
 from localrun.server.engines.link import EngineLink, engine_command
+from localrun.server.engines.loads import Loads, grown, lacks_only_room, serves
 from localrun.server.engines.placement import Placement
-from localrun.server.engines.resident import EngineLease, FileStamp, Resident, ResidentState, Use, pooling_for
+from localrun.server.engines.resident import EngineLease, FileStamp, Resident, ResidentState, Use, on_wire, pooling_for
 from localrun.server.engines.room import Room
 from localrun.snapshot import EngineRow
 
 _log = logging.getLogger(__name__)
 
-# The file, resolved; the adapters in effect; the way of use.
-Key = tuple[Path, tuple[Path, ...], wire.Pooling | None]
-# What a name means: the model, its file resolved, and what that file was like.
-Found = tuple[Model, Path, FileStamp]
+# The file, resolved; the model's own adapters and its projector; the way of use; the load settings asked for.
+Key = tuple[Path, tuple[Path, ...], wire.Pooling | None, LoadSettings]
+# What a name means: the model, its file resolved, what that file was like, and the load settings that it has by itself.
+Found = tuple[Model, Path, FileStamp, LoadSettings]
 # Names whose meaning is remembered; one model can be called by any number.
 MAX_FOUND = 256
 
@@ -83,6 +93,7 @@ class Supervisor:
         self._suspects: dict[tuple[Key, FileStamp], str] = {}
         self._proven: set[tuple[Key, FileStamp]] = set()
         self._room = Room(settings, residents=self.residents, end=self._end, available_bytes=available_bytes)
+        self._loads = Loads(settings)
         self._drafts = Drafts(settings, store, self._room)
         self._stalls = StallWatch(lambda: [r.link for r in self.residents() if r.state is not ResidentState.STOPPING])
         self._kernels = Kernels(kernels_folder, is_quiet=self._is_quiet, on_found=self._on_kernels_found)
@@ -118,40 +129,68 @@ class Supervisor:
         """A row for every engine that is loading, ready or stopping, in order of loading."""
         return [resident.row(self._settings.target_itl_s) for resident in self.residents()]
 
-    def lend(self, name: str, keep_alive_s: float | None, use: Use = Use.TEXT) -> EngineLease | None:
-        """A lease at once of a model that is loaded for `use` and stays so; None when there is anything to wait for or
-        to refuse, which `acquire` does."""
+    async def adapted(self, name: str, lora: Sequence[Wanted], use: Use = Use.TEXT) -> Adapted:
+        """The model of `model+a+b`, which is the name to borrow, and the adapters that are to be in effect.
+
+        Raises what the store raises for the names, and BadRequest for adapters that do not fit, or where there is no
+        text to generate.
+        """
+        found = await asyncio.to_thread(adapters.resolve, self._store, name, lora)
+        if found.adapters is not None and use is not Use.TEXT:
+            raise BadRequest(
+                f"adapters are for requests that generate text; ask for '{found.model.name}' alone",
+                field="lora" if lora else "model",
+            )
+        return found
+
+    def asked(self, model: Model) -> LoadSettings:
+        """The load settings of a request that says nothing itself. Raises BadModelFile."""
+        return self._loads.asked(model, NOTHING_ASKED)
+
+    def lend(
+        self, name: str, keep_alive_s: float | None, use: Use = Use.TEXT, load: LoadSettings = NOTHING_ASKED
+    ) -> EngineLease | None:
+        """A lease at once of a model that is loaded for `use`, and so that it serves `load`, and stays so; None when
+        there is anything to wait for or to refuse, which `acquire` does."""
         found = self._found_before(name)
         if found is None or self._is_closed:
             return None
-        model, key, stamp = found
-        resident = self._residents.get((key, model.adapters, pooling_for(model, use)))
-        if resident is None or resident.state is not ResidentState.READY or resident.is_draining:
-            return None
-        if resident.stamp != stamp:
+        model, path, stamp, own = found
+        asked = own if load == NOTHING_ASKED else self._loads.asked(model, load)
+        resident = self._serving((path, model.parts, pooling_for(model, use), asked))
+        if resident is None or not resident.takes_requests or resident.stamp != stamp:
             return None
         resident.is_unwanted = False
         return self._lease(resident, model, keep_alive_s)
 
     async def acquire(
-        self, name: str, keep_alive_s: float | None, use: Use = Use.TEXT, *, is_resumed: bool = False
+        self,
+        name: str,
+        keep_alive_s: float | None,
+        use: Use = Use.TEXT,
+        load: LoadSettings = NOTHING_ASKED,
+        *,
+        is_resumed: bool = False,
     ) -> EngineLease:
-        """A lease of the model, loaded for `use` if need be; no line is too long for a request whose engine died.
+        """A lease of the model, loaded for `use` and so that it serves `load` if need be; no line is too long for a
+        request whose engine died.
 
-        Raises what the store raises for the name, BadRequest for a model of no such use, what loading raises, QueueFull
-        when too many wait for this load, and Unavailable when the daemon is stopping.
+        Raises what the store raises for the name, BadRequest for a model of no such use and for settings that it cannot
+        be loaded with, what loading raises, QueueFull when too many wait for this load, and Unavailable when the daemon
+        is stopping.
         """
         began_s = time.monotonic()
         has_waited = False
         while True:
             found = self._found_before(name)
-            model, key, stamp = await asyncio.to_thread(self._look_up, name) if found is None else found
+            model, path, stamp, own = await asyncio.to_thread(self._look_up, name) if found is None else found
             if self._is_closed:
                 raise Unavailable("localrun is shutting down")
-            pooling = pooling_for(model, use)
-            resident = self._residents.get((key, model.adapters, pooling))
+            asked = own if load == NOTHING_ASKED else self._loads.asked(model, load)
+            key = path, model.parts, pooling_for(model, use), asked
+            resident = self._serving(key)
             if resident is None:
-                resident = self._start_loading(model, key, stamp, pooling)
+                resident = self._start_loading(model, key, stamp)
             elif resident.state is ResidentState.READY and resident.stamp != stamp:
                 # The file was replaced: the next idle moment is the time to take the new one.
                 resident.unload_when_idle = True
@@ -159,11 +198,17 @@ class Supervisor:
             resident.is_unwanted = False
             if resident.state is ResidentState.LOADING:
                 has_waited = True
-                await self._join(resident, is_resumed=is_resumed)
+                try:
+                    await self._join(resident, is_resumed=is_resumed)
+                except LocalrunError:
+                    # What others asked for may be why it cannot be loaded.
+                    if resident.asked == asked or not resident.ended.is_set():
+                        raise
+                    continue
             elif resident.state is ResidentState.STOPPING or resident.is_draining:
                 has_waited = True
                 await self._outwait(resident, is_resumed=is_resumed)
-            if resident.state is ResidentState.READY and not resident.is_draining:
+            if resident.takes_requests and serves(resident, asked):
                 waited_s = time.monotonic() - began_s if has_waited else 0.0
                 return self._lease(resident, model, keep_alive_s, waited_s)
 
@@ -174,7 +219,7 @@ class Supervisor:
             keep_alive_s = self._settings.keep_alive_s
         return EngineLease(
             resident, model=model, keep_alive_s=keep_alive_s, waited_s=waited_s, speculation=self._drafts.of_request,
-            released=self._if_idle,
+            room=self._room.make_for_adapters, released=self._if_idle,
         )  # fmt: skip
 
     async def unload(self, name: str) -> bool:
@@ -184,8 +229,8 @@ class Supervisor:
         False when it is not loaded. Raises ModelNotFound for a name that is neither loaded nor in the store.
         """
         try:
-            model, key, _ = await asyncio.to_thread(self._look_up, name)
-            residents = [r for r in self.residents() if (r.key, r.model.adapters) == (key, model.adapters)]
+            model, key, *_ = await asyncio.to_thread(self._look_up, name)
+            residents = [r for r in self.residents() if (r.key, r.model.parts) == (key, model.parts)]
         except ModelNotFound:
             residents = [r for r in self.residents() if r.model.name == name]
             if not residents:
@@ -203,7 +248,8 @@ class Supervisor:
         evidence = self._store.evidence(name)
         model = self._store.resolve(name)
         try:
-            found = model, model.path.resolve(), FileStamp.of(model.path)
+            stamp = FileStamp.of(model.path, *model.parts)
+            found = model, model.path.resolve(), stamp, self.asked(model)
         except OSError:
             raise ModelNotFound(name) from None
         if len(self._found) >= MAX_FOUND:
@@ -217,24 +263,44 @@ class Supervisor:
         if name not in self._found:
             return None
         evidence, found = self._found[name]
-        model, path, stamp = found
-        if all(path != key for key, _, _ in self._residents):
+        model, path, stamp, _ = found
+        if all(path != key for key, *_ in self._residents):
             return None
         try:
-            is_same = FileStamp.of(model.path) == stamp and evidence.holds()
+            is_same = FileStamp.of(model.path, *model.parts) == stamp and evidence.holds()
         except OSError:
             return None
         return found if is_same else None
 
-    def _start_loading(self, model: Model, key: Path, stamp: FileStamp, pooling: wire.Pooling | None) -> Resident:
-        breaker = self._breakers.get(((key, model.adapters, pooling), stamp))
+    def _serving(self, key: Key) -> Resident | None:
+        """An engine that serves the load settings of `key`: best one that takes requests (opened for just these
+        settings, and not about to be replaced), else one that loads and may do, else one that has to end first."""
+        same = self._residents.get(key)
+        if same is not None and same.takes_requests and not same.unload_when_idle:
+            return same
+        *files, asked = key
+        serving = [r for r in self.residents() if [*_key(r)[:3]] == files and serves(r, asked) is not False]
+        return min(serving, key=lambda r: (_rank(r), r.unload_when_idle, r.load != asked), default=None)
+
+    def _start_loading(self, model: Model, key: Key, stamp: FileStamp) -> Resident:
+        """A resident for a key that none serves; a larger one where one only lacks room. Raises BadRequest for settings
+        that the model cannot be loaded with."""
+        path, parts, pooling, asked = key
+        check(model.header, asked, model.name)
+        smaller = next((r for r in self.residents() if _key(r)[:3] == key[:3] and r.takes_requests
+                        and lacks_only_room(r, asked)), None)  # fmt: skip
+        load = asked if smaller is None else grown(asked, smaller)
+        key = path, parts, pooling, load
+        breaker = self._breakers.get((key, stamp))
         if breaker is not None:
             _check_closed(model.name, breaker)
         resident = Resident(
-            key=key, pooling=pooling, model=model, stamp=stamp, link=self._new_link(model),
-            keep_alive_s=self._settings.keep_alive_s,
+            key=path, pooling=pooling, model=model, stamp=stamp, link=self._new_link(model), asked=asked, load=load,
+            settings=self._settings.with_load(load), replaces=smaller,
         )  # fmt: skip
-        self._residents[key, model.adapters, pooling] = resident
+        if said := ", ".join(f"{name} {value}" for name, value in load.said.items()):
+            _log.info("%s is loaded with %s%s", model.name, said, " in place of a smaller one" if smaller else "")
+        self._residents[key] = resident
         delay_s = breaker.delay_s(time.monotonic()) if breaker is not None else 0.0
         resident.loading = self._spawn(self._load(resident, delay_s))
         return resident
@@ -272,7 +338,7 @@ class Supervisor:
             resident.n_behind -= 1
 
     def _check_line(self, resident: Resident, n_waiting: int) -> None:
-        limit = self._settings.max_queue + self._settings.slots
+        limit = self._settings.max_queue + resident.settings.slots
         if n_waiting >= limit:
             name = resident.model.name
             usual_s = self._load_s.get(_key(resident))
@@ -310,30 +376,45 @@ class Supervisor:
             resident.model.name, ready.load_s, ready.n_kv_cells, ready.n_ctx, resident.link.pid,
         )  # fmt: skip
         self._on_loaded(resident.link)
+        if (smaller := resident.replaces) is not None:
+            resident.replaces = None
+            smaller.unload_when_idle = True
+            self._if_idle(smaller)
         self._if_idle(resident)
 
     async def _open(self, resident: Resident, placement: Placement) -> None:
-        """Starts the engine; again if others end it, once more without the quick kernels if they may be why it crashes,
-        and once more without its draft model, which may be why it cannot be loaded."""
+        """Starts the engine; again if others end it, once more without its projector, without the quick kernels if they
+        may be why it crashes, and without its draft model, each of which may be why it cannot be loaded."""
         n_killed = 0
+        doubted: Path | None = None
         while True:
             try:
-                await resident.link.open(self._open_message(resident, placement), self._settings.load_timeout_s)
+                own = await asyncio.to_thread(adapters.own, self._store, resident.model)
+                message = self._open_message(resident, placement, on_wire(own))
+                await resident.link.open(message, self._settings.load_timeout_s)
                 return
             except LocalrunError as error:
                 n_killed += resident.link.was_killed
                 if resident.link.was_killed and n_killed <= MAX_KILLED_LOADS:
                     _log.warning("%s; it is started once more", error.message.partition("; most likely")[0])
-                elif self._suspects_kernels(resident):
-                    resident.is_quick = False
-                elif resident.draft is not None and not resident.link.was_killed:
-                    self._drafts.leave_out(resident, f"with it the model cannot be loaded: {error.message}")
+                elif resident.projector is not None and doubted is None and not resident.link.was_killed:
+                    _log.warning(
+                        "%s is used without its projector %s, for text only: with it the model cannot be loaded: %s",
+                        resident.model.name, resident.projector.name, error.message,
+                    )  # fmt: skip
+                    doubted, resident.projector = resident.projector, None
                 else:
-                    raise
+                    resident.projector = doubted  # it was not that
+                    if self._suspects_kernels(resident):
+                        resident.is_quick = False
+                    elif resident.draft is not None and not resident.link.was_killed:
+                        self._drafts.leave_out(resident, f"with it the model cannot be loaded: {error.message}")
+                    else:
+                        raise
             resident.link = self._new_link(resident.model)
 
-    def _open_message(self, resident: Resident, placement: Placement) -> wire.Open:
-        settings = self._settings
+    def _open_message(self, resident: Resident, placement: Placement, own: tuple[wire.Adapter, ...]) -> wire.Open:
+        settings, load = resident.settings, resident.load
         return wire.Open(
             model_path=str(path_to_open(resident.model, resident.key)),
             n_slots=placement.n_slots or settings.slots,
@@ -341,7 +422,7 @@ class Supervisor:
             n_batch=settings.batch_tokens,
             n_threads=settings.threads,
             n_gpu_layers=settings.gpu_layers if placement.n_gpu_layers is None else placement.n_gpu_layers,
-            kv_type=placement.kv_type or settings.plain_kv_type,
+            kv_type=resident.kv_type,
             target_itl_s=settings.target_itl_s,
             ram_cache_bytes=settings.ram_cache_bytes,
             max_queue=settings.max_queue,
@@ -353,11 +434,17 @@ class Supervisor:
             disk_cache_bytes=settings.disk_cache_bytes,
             kv_folder=str(self._kv_folder) if self._kv_folder is not None else "",
             pooling=resident.pooling,
-            adapters=tuple(str(path) for path in resident.model.adapters),
+            adapters=own,
             threads_file=str(self._threads_file or ""),
             use_extra_bufts=resident.is_quick,
             speculates=self._drafts.speculates(resident.model),
             draft_model_path=str(resident.draft.path) if resident.draft is not None else "",
+            projector_path=str(resident.projector or ""),
+            n_ctx=load.num_ctx or 0,
+            rope_frequency_base=load.rope_frequency_base or 0.0,
+            rope_frequency_scale=load.rope_frequency_scale or 0.0,
+            rope_scaling=load.rope_scaling or "",
+            yarn_orig_ctx=load.yarn_orig_ctx or 0,
         )
 
     # --- kernels that are wrong ----------------------------------------------------------------------------------
@@ -471,7 +558,11 @@ class Supervisor:
 
 
 def _key(resident: Resident) -> Key:
-    return resident.key, resident.model.adapters, resident.pooling
+    return resident.key, resident.model.parts, resident.pooling, resident.load
+
+
+def _rank(resident: Resident) -> int:
+    return 0 if resident.takes_requests else 1 if resident.state is ResidentState.LOADING else 2
 
 
 def _file(resident: Resident) -> tuple[Key, FileStamp]:

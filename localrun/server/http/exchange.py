@@ -59,9 +59,14 @@ PING_AFTER_S = 10.0
 
 # From here on the values of a body may be so many that the event loop had better not wait until they are looked at.
 LARGE_BYTES = 256 * 1024
-# The next key or brace of a JSON text, and what comes before: not more of it at once than takes a millisecond.
-_TEXT = r'(?:[^"\\]++|\\.)*+'
-_PART = re.compile(rf'(?:[^"{{}}]{{1,1024}}+|"{_TEXT}"(?!\s*+:)){{0,64}}+(?:"({_TEXT})"\s*+:|([{{}}]))?+')
+# The next key or brace of a JSON text, or the beginning of a long text, and what comes before: not more of it at
+# once than takes a millisecond.
+_TEXT = rb'(?:[^"\\]{1,256}+|\\.){0,16}+'
+_PART = re.compile(
+    rb'(?:[^"{}]{1,1024}+|"%(text)b"(?!\s*+:)){0,64}+(?:"(%(text)b)"\s*+:|([{}])|("))?+' % {b"text": _TEXT}
+)
+_MORE_TEXT = re.compile(rb'(?:[^"\\]{1,1024}+|\\.){0,64}+')
+_COLON = re.compile(rb"\s*+:")
 
 _MAX_SAID = 200  # msgspec quotes a wrong value of an enumeration, however long it is
 _AT = re.compile(r" - at `(?P<kind>key in )?\$(?P<path>[^`]*)`$")
@@ -263,7 +268,9 @@ def decode_body(body: bytes, type_: type[Body]) -> Body:
         if len(body) < LARGE_BYTES:
             json.loads(body, object_pairs_hook=_refuse_duplicates)
         else:
-            _walk(body.decode())
+            if not body.isascii():
+                body.decode()  # raises for what is no UTF-8
+            _walk(body)
     except msgspec.ValidationError as error:
         raise _out_of_shape(str(error)) from None
     except ValueError as error:  # msgspec.DecodeError, UnicodeDecodeError, an integer of thousands of digits
@@ -289,21 +296,42 @@ def _twice(key: str) -> BadRequest:
     return BadRequest(f"the key {key[:80]!r} occurs twice in one object", field=key[:80])
 
 
-def _walk(text: str) -> None:
+def _walk(text: bytes) -> None:
     """As parsing `text`, which is JSON, with `_refuse_duplicates`, but never long without letting other threads run:
     Python's parser holds them up until the last value, seconds for a large body of many."""
     inside: list[set[str]] = []
-    for part in _PART.finditer(text):
-        key, brace = part.groups()
-        if brace == "{":
+    at = 0
+    while at < len(text):
+        part = _PART.match(text, at)
+        assert part is not None
+        key, brace, quote = part.groups()
+        at = part.end()
+        if quote is not None:
+            end = _end_of_text(text, at)
+            colon = _COLON.match(text, end + 1)
+            key = text[at:end] if colon is not None else None
+            at = end + 1 if colon is None else colon.end()
+        if brace == b"{":
             inside.append(set())
-        elif brace == "}":
+        elif brace == b"}":
             inside.pop()
         elif key is not None:
-            key = json.loads(f'"{key}"') if "\\" in key else key
-            if key in inside[-1]:
-                raise _twice(key)
-            inside[-1].add(key)
+            name = str(json.loads(b'"%b"' % key)) if b"\\" in key else key.decode()
+            if name in inside[-1]:
+                raise _twice(name)
+            inside[-1].add(name)
+
+
+def _end_of_text(text: bytes, at: int) -> int:
+    """Where the quotation mark is that ends a JSON text. A picture in base64 is one look; others go piece by piece."""
+    end = text.find(b'"', at)
+    if text.find(b"\\", at, end) < 0:
+        return end
+    while text[at : at + 1] != b'"':
+        more = _MORE_TEXT.match(text, at)
+        assert more is not None
+        at = more.end()
+    return at
 
 
 def _out_of_shape(message: str) -> BadRequest:

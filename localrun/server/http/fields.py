@@ -22,10 +22,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from localrun.config import ConfigError, latency_target_s
+from localrun.config import NOTHING_ASKED, ConfigError, LoadSettings, latency_target_s
 from localrun.errors import BadModelFile, BadRequest
-from localrun.models.name import MAX_PATH_BYTES
-from localrun.models.storage.store import Model
+from localrun.models.adapters import Wanted
+from localrun.models.name import MAX_ADAPTERS, MAX_PATH_BYTES, MAX_SCALE
+from localrun.models.storage.model import Model
 from localrun.server.engines.resident import Use
 from localrun.server.http.exchange import Exchange
 from localrun.server.jobs.job import Ask
@@ -62,6 +63,14 @@ DraftName = Annotated[str, Meta(max_length=MAX_PATH_BYTES)]
 
 # Which texts, `speculates` says itself.
 Speculation = bool | Annotated[str, Meta(extra_json_schema={"enum": ["on", "off"]})]
+
+
+class LoraEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One of `lora`. `id` is a name, a path, a digest, or a place in `GET /lora-adapters`, which is all that
+    llama-server has."""
+
+    id: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | Annotated[str, Meta(min_length=1, max_length=MAX_PATH_BYTES)]
+    scale: Annotated[float, Meta(ge=-MAX_SCALE, le=MAX_SCALE)] = 1.0
 
 
 class ServiceFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +156,7 @@ class SamplingFields(Parameters, frozen=True, kw_only=True):
     keep_alive: float | str | None = None
     speculation: Speculation | None = None
     draft: DraftName | None = None
+    lora: Annotated[list[LoraEntry], Meta(max_length=MAX_ADAPTERS)] | None = None
 
     def stop_strings(self, defaults: ModelDefaults) -> tuple[str, ...]:
         """The request's stop strings, else the model's."""
@@ -215,6 +225,7 @@ def ask_of(
     wanted: ServiceFields | SamplingFields,
     *,
     use: Use = Use.TEXT,
+    load: LoadSettings = NOTHING_ASKED,
 ) -> Ask:
     """What to ask the runtime for. Raises BadRequest for a lane, a latency, a deadline, a duration or a switch that is
     none."""
@@ -228,8 +239,14 @@ def ask_of(
         keep_alive_s=keep_alive_s(wanted.keep_alive),
         speculates=speculates(exchange, wanted.speculation),
         draft=wanted.draft or "",
+        lora=_lora(wanted) if isinstance(wanted, SamplingFields) else (),
         use=use,
+        load=load,
     )
+
+
+def _lora(fields: SamplingFields) -> tuple[Wanted, ...]:
+    return tuple(Wanted(entry.id, entry.scale, f"lora[{at}]") for at, entry in enumerate(fields.lora or ()))
 
 
 def lane(exchange: Exchange, field: str | None = None) -> Lane:

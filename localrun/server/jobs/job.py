@@ -15,6 +15,7 @@ Does not: render prompts, format answers, or decide when a model is unloaded (su
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -25,7 +26,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from localrun import wire
+from localrun.config import NOTHING_ASKED, LoadSettings
 from localrun.errors import Cancelled, EngineDied, LocalrunError
+from localrun.models.adapters import Wanted
 from localrun.server.engines.faults import DEATHS_TO_OPEN
 from localrun.server.engines.resident import Use
 from localrun.server.jobs.buffer import DeltaBuffer
@@ -34,7 +37,8 @@ from localrun.server.jobs.transcript import Transcript
 from localrun.snapshot import RequestState
 
 if TYPE_CHECKING:
-    from localrun.models.storage.store import Model
+    from localrun.models.adapters import Adapted
+    from localrun.models.storage.model import Model
     from localrun.server.engines.link import EngineLink
 
 # So many engines in a row may die before a new token of a request, if nothing else can be the cause of the last one.
@@ -56,8 +60,8 @@ _FINISHED_STATES = {
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Who wants what. `keep_alive_s` None takes the setting, negative is for ever, 0 unloads the model afterwards.
     `target_itl_s` None takes the setting, 0 is no limit. `deadline_s` counts from the job's arrival. `speculates` None
-    takes the model's setting, and so does `draft` "", else the name of a draft model. `use` is what the model is loaded
-    for."""
+    takes the model's setting, and so does `draft` "", else the name of a draft model. `lora` are adapters besides those
+    in the model's name. `use` is what the model is loaded for, and `load` how."""
 
     model: str
     api: str
@@ -68,31 +72,42 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_s: float | None = None
     speculates: bool | None = None
     draft: str = ""
+    lora: tuple[Wanted, ...] = ()
     use: Use = Use.TEXT
+    load: LoadSettings = NOTHING_ASKED
+
+    @property
+    def may_have_adapters(self) -> bool:
+        """Whether it takes more than the model's name to know what is to be in effect."""
+        return bool(self.lora) or "+" in self.model
 
 
 class Lease(Protocol):
     """The right to use a loaded model. While it is held, the model is not unloaded. `identity` tells which files were
-    loaded."""
+    loaded, `load` how; a request goes on on an engine that was loaded like the one before."""
 
     @property
     def model(self) -> Model: ...
     @property
     def identity(self) -> Hashable: ...
     @property
+    def load(self) -> LoadSettings: ...
+    @property
     def link(self) -> EngineLink: ...
     @property
     def waited_s(self) -> float: ...
     async def speculation(self, speculates: bool | None, draft: str) -> tuple[bool | None, str]: ...
+    async def adapters(self, adapted: Adapted) -> tuple[wire.Adapter, ...] | None: ...
     def release(self) -> None: ...
 
 
 class Lender(Protocol):
     """Who gives leases: the supervisor."""
 
-    def lend(self, name: str, keep_alive_s: float | None, use: Use = Use.TEXT) -> Lease | None: ...
+    async def adapted(self, name: str, lora: Sequence[Wanted], use: Use = Use.TEXT) -> Adapted: ...
+    def lend(self, name: str, keep_alive_s: float | None, use: Use, load: LoadSettings) -> Lease | None: ...
     async def acquire(
-        self, name: str, keep_alive_s: float | None, use: Use = Use.TEXT, *, is_resumed: bool = False
+        self, name: str, keep_alive_s: float | None, use: Use, load: LoadSettings, *, is_resumed: bool = False
     ) -> Lease: ...
 
 
@@ -105,13 +120,16 @@ class Observer(Protocol):
 
 
 class Job:
-    """See the module. Not reusable; at most one `submit`. Without `resumes` the death of its engine is its end."""
+    """See the module. Not reusable; at most one `submit`. Without `resumes` the death of its engine is its end. `media`
+    are the decoded pictures and recordings of its prompt; what is on `held` is given back at its end."""
 
     model: Model
     n_ctx: int
     n_vocab: int
     n_embd: int
     control_tokens: tuple[str, ...]
+    media_kinds: tuple[wire.MediaKind, ...]
+    audio_rate_hz: int
     load_s: float
 
     def __init__(self, job_id: str, ask: Ask, *, lender: Lender, observer: Observer, resumes: bool = True) -> None:
@@ -119,10 +137,14 @@ class Job:
         self.ask = ask
         self.arrived_at_s = time.monotonic()
         self.load_s = 0.0
+        self.media: dict[str, wire.Media] = {}
+        self.held = contextlib.ExitStack()
         self.record = RequestRecord(job_id, ask.api, ask.client, ask.lane, ask.model, self.arrived_at_s)
         self._lender = lender
         self._observer = observer
         self._lease: Lease | None = None
+        self._model = ask.model  # without adapters, once they are known
+        self._adapted: Adapted | None = None
         self._cancel_asked = asyncio.Event()
         self._deltas = DeltaBuffer()
         self._resumes = resumes
@@ -154,6 +176,8 @@ class Job:
         self.n_vocab = lease.link.ready.n_vocab
         self.n_embd = lease.link.ready.n_embd
         self.control_tokens = lease.link.ready.control_tokens
+        self.media_kinds = lease.link.ready.media
+        self.audio_rate_hz = lease.link.ready.audio_rate_hz
         self.record.loaded(lease.model.name)
         return self
 
@@ -171,16 +195,22 @@ class Job:
         else:
             self._end(RequestState.CANCELLED)
         self._deltas.clear()
+        self.held.close()
         if self._lease is not None:
             self._lease.release()
             self._lease = None
 
     async def _acquire(self) -> Lease:
+        ask = self.ask
+        if ask.may_have_adapters:
+            self._adapted = await self._lender.adapted(ask.model, ask.lora, ask.use)
+            self._model = self._adapted.model.name
+            self.record.adapters = self._adapted.shown
         if not self._cancel_asked.is_set():
-            lease = self._lender.lend(self.ask.model, self.ask.keep_alive_s, self.ask.use)
+            lease = self._lender.lend(self._model, ask.keep_alive_s, ask.use, ask.load)
             if lease is not None:
                 return lease
-        acquiring = asyncio.ensure_future(self._lender.acquire(self.ask.model, self.ask.keep_alive_s, self.ask.use))
+        acquiring = asyncio.ensure_future(self._lender.acquire(self._model, ask.keep_alive_s, ask.use, ask.load))
         try:
             if await self._is_done_before_a_cancel(acquiring):
                 return acquiring.result()
@@ -216,8 +246,9 @@ class Job:
     ) -> None:
         """Sends `asked` to the engine with this prompt, as answer number `choice` to it: with one seed for all, all
         would be the same. What the engine refuses is raised by the iteration. Raises EngineDied, and what is wrong with
-        the draft model that was asked for."""
+        the draft model that was asked for, or of memory for the adapters."""
         speculates, draft_path = await self._leased().speculation(self.ask.speculates, self.ask.draft)
+        adapters = None if self._adapted is None else await self._leased().adapters(self._adapted)
         link = await self._ready_to_send()
         if link is None:
             return
@@ -240,6 +271,7 @@ class Job:
             arrived_at_s=now_s,
             speculates=speculates,
             draft_model_path=draft_path,
+            adapters=adapters,
         )
         self._transcript.ask(message)
         self._send(link, message)
@@ -432,7 +464,7 @@ class Job:
             n_loads += 1
             try:
                 self._lease = await self._lender.acquire(
-                    self.ask.model, self.ask.keep_alive_s, self.ask.use, is_resumed=True
+                    self._model, self.ask.keep_alive_s, self.ask.use, old.load, is_resumed=True
                 )
             except EngineDied:
                 if n_loads == MAX_LOADS:

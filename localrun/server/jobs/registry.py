@@ -57,6 +57,7 @@ class RequestRecord:
         self.state = RequestState.LOADING
         self.was_loaded = False
         self.engine_request_id: int | None = None
+        self.adapters: tuple[str, ...] = ()
         self.slot: int | None = None
         self.n_prompt: int | None = None
         self.n_cached: int | None = None
@@ -156,6 +157,7 @@ class RequestRecord:
             client=self.client,
             api=self.api,
             model=self.model,
+            adapters=list(self.adapters),
             lane=self.lane.value,
             state=self.state,
             slot=self.slot,

@@ -142,6 +142,17 @@ class Metrics:
             "How many times as fast answers with drafts were as without, by what their steps took.",
             model, buckets=SPEEDUP_BUCKETS, registry=registry,
         )  # fmt: skip
+        self.media_chunks = Counter(
+            "localrun_media_chunks", "Chunks of pictures and sound, by where their rows came from (encoded, kept).",
+            ("model", "rows"), registry=registry,
+        )  # fmt: skip
+        self.media_tokens = Counter(
+            "localrun_media_tokens", "Prompt tokens of pictures and sound that were computed.", model, registry=registry
+        )
+        self.media_seconds = Counter(
+            "localrun_media_encode_seconds", "Time that encoding pictures and sound took, with pauses.",
+            model, registry=registry,
+        )  # fmt: skip
         self._models: dict[str, _ModelMetrics] = {}
         registry.register(_LiveCollector(requests, engine_rows))
         ProcessCollector(registry=registry)
@@ -227,6 +238,7 @@ class _EngineMeter:
         self.ram_restored_total = 0
         self.disk_restored_total = 0
         self.drafts: tuple[wire.DraftCounts, ...] = ()
+        self.media = wire.MediaCounts()
 
 
 class Telemetry:
@@ -319,6 +331,9 @@ class Telemetry:
         if stats.drafts != meter.drafts:
             self._count_drafts(link.model, stats.drafts, {one.source: one for one in meter.drafts})
             meter.drafts = stats.drafts
+        if stats.media != meter.media:
+            self._count_media(link.model, stats.media, meter.media)
+            meter.media = stats.media
         if stats.n_prefill_rows or stats.n_decode_rows:
             self.metrics.of(link.model).step.observe(stats.step_s)
 
@@ -337,6 +352,14 @@ class Telemetry:
             metrics.draft_tokens.labels(*labels).inc(n_drafted)
             metrics.accepted_tokens.labels(*labels).inc(n_accepted)
             metrics.draft_seconds.labels(*labels).inc(counts.seconds - last.seconds)
+
+    def _count_media(self, model: str, now: wire.MediaCounts, before: wire.MediaCounts) -> None:
+        """What came since the last step of an engine. Both are totals."""
+        metrics = self.metrics
+        metrics.media_chunks.labels(model, "encoded").inc(now.n_encoded - before.n_encoded)
+        metrics.media_chunks.labels(model, "kept").inc(now.n_reused - before.n_reused)
+        metrics.media_tokens.labels(model).inc(now.n_tokens - before.n_tokens)
+        metrics.media_seconds.labels(model).inc(now.encode_s - before.encode_s)
 
     def engine_ended(self, link: EngineLink) -> None:
         self._meters.pop(link, None)

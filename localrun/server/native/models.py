@@ -14,14 +14,17 @@ The answer of `fit`:
 
     {"model", "fits", "slots", "kv_cells", "kv_type", "context", "gpu_layers", "layers", "devices": [...],
      "total_bytes", "resident_bytes", "process_bytes", "background_bytes", "prefix_cache_bytes", "idle_bytes",
-     "draft", "notes": [...], "problem"}
+     "projector", "draft", "load": {...}, "notes": [...], "problem"}
 
 A device is `{"name", "layers", "weights_bytes", "kv_bytes", "compute_bytes", "other_bytes", "total_bytes",
 "usable_bytes", "free_bytes"}`, RAM first; its `other_bytes` are those of the process and of long prompts in the
-background. `idle_bytes` is what idle models hold of RAM; they would give way, so it is counted as free. `draft` is the
+background. `idle_bytes` is what idle models hold of RAM; they would give way, so it is counted as free. `projector` is
+what makes rows of images or audio for the model, `{"name", "device", "weights_bytes", "compute_bytes", "total_bytes"}`,
+with the largest picture that it takes, part of its device's `other_bytes`; null for none. `draft` is the
 draft model and what it takes of all that, `{"model", "device", "weights_bytes", "kv_bytes", "compute_bytes",
 "other_bytes", "total_bytes"}`, part of its device's `other_bytes`; null for none. `&draft=NAME` asks what another one
-would take. `problem` is the refusal that a request would get, or null. The rule is the one that models are loaded by.
+would take. `load` are the load settings that the model's parameters or its table in the settings file ask for.
+`problem` is the refusal that a request would get, or null. The rule is the one that models are loaded by.
 
 Runs in the daemon's event loop; files are read in a thread. `/api/pull` itself is Ollama's.
 Does not: load anything, rank search results (the hub does), or know what garbage is (models/naming.py).
@@ -39,16 +42,17 @@ from msgspec import Meta
 from starlette.routing import Route
 
 from localrun.errors import BadRequest, DownloadFailed, Unavailable
-from localrun.models import catalog, naming
+from localrun.models import adapters, catalog, load_settings, naming
 from localrun.models.catalog import Entry
 from localrun.models.draft import find, problem_of
 from localrun.models.fit import DeviceUse, Fit, Machine, choose
 from localrun.models.name import ModelName
+from localrun.models.projector_memory import projector_memory
 from localrun.models.sources import huggingface
 from localrun.models.sources.huggingface import HubHit
-from localrun.models.storage.store import Model
+from localrun.models.storage.model import Model
 from localrun.server.engines import machine
-from localrun.server.engines.drafts import speculates
+from localrun.server.engines.drafts import own_draft, speculates
 from localrun.server.engines.machine import installed_gpus
 from localrun.server.engines.placement import refusal, wish_of
 from localrun.server.engines.resident import Use, pooling_for
@@ -114,7 +118,9 @@ class FitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     background_bytes: int
     prefix_cache_bytes: int
     idle_bytes: int
+    projector: dict[str, Any] | None
     draft: dict[str, Any] | None
+    load: dict[str, Any]
     notes: list[str]
     problem: str | None
 
@@ -210,14 +216,23 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
     name = parameter(exchange, "model")
     if not name:
         raise BadRequest("model is missing: /localrun/v1/fit?model=NAME", field="model")
-    model = await asyncio.to_thread(runtime.store.resolve, name)
+    adapted = await asyncio.to_thread(adapters.resolve, runtime.store, name)
+    model = adapted.model
     # Raises for models that only make vectors: they have no slots or cells to choose.
     pooling_for(model, Use.TEXT)
     idle_bytes = _idle_bytes(runtime, model.name)
     here = Machine(machine.available_bytes() + idle_bytes, await installed_gpus())
     draft, left_out = await asyncio.to_thread(_draft, runtime, model, parameter(exchange, "draft"))
     header = None if draft is None else draft.header
-    wish = wish_of(runtime.settings, adapter_bytes=model.adapter_bytes, draft=header)
+    adapter_bytes = model.adapter_bytes
+    if adapted.adapters is not None:
+        adapter_bytes = sum(adapter.size_bytes for adapter in adapted.adapters)
+    load = runtime.supervisor.asked(model)
+    load_settings.check(model.header, load, model.name)
+    wish = wish_of(
+        runtime.settings.with_load(load), n_ctx=load.num_ctx or 0, adapter_bytes=adapter_bytes,
+        projector=model.projector_header, draft=header,
+    )  # fmt: skip
     fit = await asyncio.to_thread(choose, model.header, here, wish)
     return FitAnswer(
         model=model.name,
@@ -235,9 +250,11 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
         background_bytes=fit.estimate.staging_bytes,
         prefix_cache_bytes=runtime.settings.ram_cache_bytes,
         idle_bytes=idle_bytes,
+        projector=_projector_part(model, fit),
         draft=None if draft is None else _draft_part(draft.name, fit),
+        load=load.said,
         notes=[*fit.notes, *left_out],
-        problem=None if fit.fits else refusal(model.name, fit, here, 0),
+        problem=None if fit.fits else refusal(model.name, model.header, fit, here, wish),
     )
 
 
@@ -246,12 +263,26 @@ def _draft(runtime: Runtime, model: Model, asked: str) -> tuple[Model | None, li
     own. Raises BadRequest for one that was asked for."""
     if asked:
         return find(runtime.store, asked, model=model.name, target=model.header), []
-    if not model.draft or not speculates(runtime.settings, model):
+    name = own_draft(runtime.settings, model)
+    if not name or not speculates(runtime.settings, model):
         return None, []
     try:
-        return find(runtime.store, model.draft, model=model.name, target=model.header), []
+        return find(runtime.store, name, model=model.name, target=model.header), []
     except BadRequest as error:
         return None, [f"without its draft model: {problem_of(error)}"]
+
+
+def _projector_part(model: Model, fit: Fit) -> dict[str, Any] | None:
+    if model.projector_header is None:
+        return None
+    needed = projector_memory(model.projector_header)
+    return {
+        "name": model.projector_header.path.name,
+        "device": next((use.name for use in fit.devices[1:] if use.n_layers), fit.devices[0].name),
+        "weights_bytes": needed.weights_bytes,
+        "compute_bytes": needed.compute_bytes,
+        "total_bytes": needed.total_bytes,
+    }
 
 
 def _draft_part(name: str, fit: Fit) -> dict[str, Any] | None:

@@ -21,10 +21,11 @@ from localrun.server.http.failures import Headers
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.jobs.registry import RequestRecord
+from localrun.server.media.places import shown
 from localrun.server.ollama.bodies import Options, PromptFields
 from localrun.server.ollama.fitting import Fitted, Tokens
 from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Piece, ReplyParser, Thinking
-from localrun.wire import ChosenLogprob, Delta, Finish, Submit, Usage
+from localrun.wire import ChosenLogprob, Delta, Finish, Segment, Submit, Usage
 
 _encode = msgspec.json.Encoder().encode
 
@@ -73,10 +74,11 @@ class Lines:
         """The last line, or with `said` the only one."""
         return self._with_fields(said or Said(), {"done": True, "done_reason": reason} | fields)
 
-    def rendered(self, prompt: str) -> bytes:
+    def rendered(self, segments: Sequence[Segment]) -> bytes:
         """The answer to who only wants to see the prompt."""
-        shown = {"rendered_template": prompt, "image_count": 0}
-        return self._with_fields(Said(), {"done": False, "_debug_info": shown})
+        prompt, n_media = shown(segments)
+        told = {"rendered_template": prompt, "image_count": n_media}
+        return self._with_fields(Said(), {"done": False, "_debug_info": told})
 
     def _with_fields(self, said: Said, fields: Fields) -> bytes:
         beside: Fields = {}
@@ -215,7 +217,7 @@ async def answer(
     line has it and the generated tokens. Raises what the engine refuses."""
     prepared = fitted.prepared
     if body.debug_render_only:
-        await exchange.answer(lines.rendered("".join(segment.text for segment in prepared.segments)))
+        await exchange.answer(lines.rendered(prepared.segments))
         return
     asked = Submit(
         id=0,

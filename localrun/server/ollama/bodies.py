@@ -1,8 +1,8 @@
 """Bodies of POST /api/chat and /api/generate, and their `options`.
 
 Unknown fields are ignored. What is known and cannot be done is refused with its name, while the empty values that
-clients send by habit (`tools: []`, `format: ""`) pass. Options that decide how Ollama loads a model are checked for
-their type and otherwise ignored: the daemon's settings decide, and a loaded model is never loaded again for a request.
+clients send by habit (`tools: []`, `format: ""`) pass. Of the options that decide how Ollama loads a model those count
+that a request can need (`Options.load`); the others are checked for their type and otherwise ignored.
 Does not: know the model, but for its parameters, which are defaults below a request's options; what only the model can
 tell (does it think) is found out by the routes.
 """
@@ -14,13 +14,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from localrun.config import CHOICES, KV_TYPES, NOTHING_ASKED, ROPE_SCALINGS, LoadSettings, RopeBase, RopeScale
 from localrun.errors import BadModelFile, BadRequest
 from localrun.models.creation import refuse_go
-from localrun.models.storage.store import Model
+from localrun.models.storage.model import Model
 from localrun.server import structured
 from localrun.server.http import fields
 from localrun.server.prompting.ask import (
     MAX_MESSAGES,
+    Attachments,
     ChatAsk,
     ChatTools,
     Choice,
@@ -56,6 +58,26 @@ class Options(fields.Parameters, frozen=True, kw_only=True):
     use_mmap: bool | None = None
     speculation: fields.Speculation | None = None
     draft: fields.DraftName | None = None
+    kv_type: Annotated[str, Meta(extra_json_schema={"enum": list(KV_TYPES)})] | None = None
+    slots: Annotated[float, Meta(ge=1, le=256)] | None = None
+    kv_cells: _Count | None = None
+    rope_scaling: Annotated[str, Meta(extra_json_schema={"enum": list(ROPE_SCALINGS)})] | None = None
+    rope_frequency_base: RopeBase | None = None
+    rope_frequency_scale: RopeScale | None = None
+    yarn_orig_ctx: _Count | None = None
+
+    def load(self) -> LoadSettings:
+        """What a request needs of the engine: numbers of slots, cells and threads are no request's business. Raises
+        BadRequest."""
+        return LoadSettings(
+            num_ctx=int(self.num_ctx or 0) or None,
+            gpu_layers=None if self.num_gpu is None else int(self.num_gpu),
+            kv_type=_word("kv_type", self.kv_type),
+            rope_scaling=_word("rope_scaling", self.rope_scaling),
+            rope_frequency_base=self.rope_frequency_base,
+            rope_frequency_scale=self.rope_frequency_scale,
+            yarn_orig_ctx=int(self.yarn_orig_ctx or 0) or None,
+        )
 
     @property
     def n_predict(self) -> int:
@@ -89,6 +111,14 @@ class Options(fields.Parameters, frozen=True, kw_only=True):
         return fields.sampling((self,), _DEFAULT)
 
 
+def _word(name: str, text: str | None) -> str | None:
+    if text is not None and text not in CHOICES[name]:
+        raise BadRequest(
+            f"options.{name}: {text[:40]!r} is not one of {', '.join(CHOICES[name])}", field=f"options.{name}"
+        )
+    return text
+
+
 # Templates know three levels at most; the highest of them stands for what is above.
 _LEVELS = {"low": "low", "medium": "medium", "high": "high", "max": "high"}
 
@@ -115,6 +145,11 @@ class PromptFields(fields.ServiceFields, frozen=True, kw_only=True):
             return self
         speculation = self.options.speculation if self.speculation is None else self.speculation
         return msgspec.structs.replace(self, speculation=speculation, draft=self.draft or self.options.draft)
+
+    @property
+    def load(self) -> LoadSettings:
+        """How the model is to be loaded for the request. Raises BadRequest."""
+        return NOTHING_ASKED if self.options is None else self.options.load()
 
     def answer_grammar(self) -> Grammar | None:
         """None for free text. Raises BadRequest naming a keyword of a schema that nothing can be held to."""
@@ -157,12 +192,18 @@ class ModelBody(msgspec.Struct, frozen=True, kw_only=True):
         return name
 
 
-def refuse_images(images: list[Any] | None, field: str, model: str) -> None:
-    """Raises BadRequest where there are images: no model here sees."""
-    if images:
-        raise BadRequest(
-            f"{field}: '{model[:80]}' does not support images; send text, or describe the picture in it", field=field
-        )
+Images = list[str]
+_PLACE = "[img]"
+
+
+def with_images(text: str, images: Images | None, field: str, media: Attachments) -> str:
+    """The text with what is in `images`, pictures and recordings alike: at the places that the text has for them
+    (`[img]`), the others in front of it."""
+    markers = [media.add(image, f"{field}[{index}]") for index, image in enumerate(images or ())]
+    pieces = text.split(_PLACE, len(markers))
+    n_placed = len(pieces) - 1
+    inside = [part for marker, piece in zip(markers, pieces[1:], strict=False) for part in (marker, piece)]
+    return "".join((*markers[n_placed:], pieces[0], *inside))
 
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -175,7 +216,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: str | None = None
     thinking: str | None = None
     reasoning_content: str | None = None
-    images: list[Any] | None = None
+    images: Images | None = None
     tool_calls: list[ToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -191,7 +232,8 @@ class ChatBody(PromptFields, frozen=True, kw_only=True):
     def ask(self) -> ChatAsk:
         """The conversation and what is wanted next; an assistant's last message is gone on with. Raises BadRequest."""
         tools, choice = choose_tools(self.tool_choice, tools_of_chat(self.tools or ()))
-        messages = [self._message(message, f"messages[{at}]") for at, message in enumerate(self.messages or [])]
+        media = Attachments()
+        messages = [self._message(message, f"messages[{at}]", media) for at, message in enumerate(self.messages or [])]
         continues = bool(messages) and messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
         if continues:
             check_goes_on(choice)
@@ -202,16 +244,16 @@ class ChatBody(PromptFields, frozen=True, kw_only=True):
             response_grammar=self.answer_grammar(),
             think=self.thinking(),
             continue_last=continues,
+            media=media.all(),
         )
 
-    def _message(self, message: ChatMessage, where: str) -> Message:
+    def _message(self, message: ChatMessage, where: str, media: Attachments) -> Message:
         role = _ROLES.get(message.role)
         if role is None:
             raise BadRequest(
                 f"{where}.role: {message.role[:40]!r} is not a role; use {', '.join(_ROLES)}", field=f"{where}.role"
             )
-        refuse_images(message.images, f"{where}.images", self.model)
-        content = message.content or ""
+        content = with_images(message.content or "", message.images, f"{where}.images", media)
         if role == "assistant":
             calls = []
             for at, call in enumerate(message.tool_calls or ()):
@@ -234,7 +276,7 @@ class GenerateBody(PromptFields, frozen=True, kw_only=True):
     template: str | None = None
     context: list[fields.TokenId] | None = None
     raw: bool | None = None
-    images: list[Any] | None = None
+    images: Images | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -243,7 +285,10 @@ class GenerateBody(PromptFields, frozen=True, kw_only=True):
 
     def check_supported(self) -> None:
         """Raises BadRequest for what cannot be done, and for fields that contradict each other."""
-        refuse_images(self.images, "images", self.model)
+        if self.images and (self.suffix or self.context):
+            other = "suffix" if self.suffix else "context"
+            raise BadRequest(f"images: not together with {other}; use /api/chat, or leave one of them out",
+                             field="images")  # fmt: skip
         if self.template:
             refuse_go(self.template)
         if self.is_plain:
@@ -259,10 +304,13 @@ class GenerateBody(PromptFields, frozen=True, kw_only=True):
     def ask(self) -> ChatAsk:
         """The prompt as a conversation of one message, after `system`. Raises BadRequest."""
         messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
-        messages.append({"role": "user", "content": self.prompt or ""})
+        media = Attachments()
+        prompt = with_images(self.prompt or "", self.images, "images", media)
+        messages.append({"role": "user", "content": prompt})
         return ChatAsk(
             messages=messages,
             response_grammar=self.answer_grammar(),
             think=self.thinking(),
             template=self.template or None,
+            media=media.all(),
         )

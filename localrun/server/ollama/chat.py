@@ -3,7 +3,7 @@
 A conversation goes through the model's chat template, and what the model writes through the parser of its format; one
 that is too long loses its oldest messages (see `fitting.py`), unless `truncate` is false. The prompt of `generate` is
 one user message, after `system`; with `raw` it goes to the model as it is, control tokens included; with `suffix` the
-model fills in between the two. `context` of an earlier answer continues it.
+model fills in between the two. `context` of an earlier answer continues it; answers to pictures and sound have none.
 
 No messages or no prompt at all is a request to load the model, or with `keep_alive` 0 to unload it.
 """
@@ -15,13 +15,16 @@ import time
 import msgspec
 
 from localrun.errors import BadRequest
+from localrun.models.name import split_adapters
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import ask_of
 from localrun.server.jobs.job import Ask, Job
+from localrun.server.media.places import placed
 from localrun.server.ollama import fitting
 from localrun.server.ollama.answer import Kind, Lines, answer, metrics
 from localrun.server.ollama.bodies import ChatBody, GenerateBody, Options
 from localrun.server.ollama.fitting import Fitted, Tokens
+from localrun.server.prompting.ask import ChatAsk
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
@@ -32,12 +35,14 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(ChatBody)
     ask = body.ask()
-    who = ask_of(exchange, body.model, body.service)
+    who = ask_of(exchange, body.model, body.service, load=body.load)
     lines = Lines(body.model, Kind.CHAT)
     async with exchange.while_connected():
         if not ask.messages:
             await load_or_unload(runtime, exchange, who, lines)
             return
+        if ask.media:
+            await runtime.read_media(body.model, ask.media)
         async with runtime.job(who) as job:
             options = (body.options or Options()).over(job.model)
             ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
@@ -51,32 +56,40 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(GenerateBody)
     body.check_supported()
     # Refused before the model is loaded, as is all that can be.
-    body.ask()
-    who = ask_of(exchange, body.model, body.service)
+    ask = body.ask()
+    who = ask_of(exchange, body.model, body.service, load=body.load)
     lines = Lines(body.model, Kind.GENERATE)
     async with exchange.while_connected():
-        if not body.prompt and not body.suffix:
+        if not body.prompt and not body.suffix and not body.images:
             await load_or_unload(runtime, exchange, who, lines)
             return
+        if ask.media:
+            await runtime.read_media(body.model, ask.media)
         async with runtime.job(who) as job:
             options = (body.options or Options()).over(job.model)
-            fitted = await _fitted(runtime, job, body, options)
+            fitted = await _fitted(runtime, job, body, ask, options)
             context = None if body.is_plain else fitted.tokens
             await answer(exchange, job, body, options, fitted, lines, context=context)
 
 
-async def _fitted(runtime: Runtime, job: Job, body: GenerateBody, options: Options) -> Fitted:
+async def _fitted(runtime: Runtime, job: Job, body: GenerateBody, ask: ChatAsk, options: Options) -> Fitted:
     may_cut = body.truncate is not False
     if body.suffix:
         grammar = body.answer_grammar()
         return await fitting.fit_infill(job, body.prompt or "", body.suffix, grammar, options, may_cut=may_cut)
     if body.raw:
-        prepared = fitting.plain((Segment(body.prompt or ""),), body.answer_grammar())
+        prompt: tuple[Segment, ...] = (Segment(ask.messages[-1]["content"]),)
+        if ask.media:
+            media = await runtime.media.attach(job, ask.media)
+            prompt = placed(prompt, ask.media, media, ask.messages)
+        prepared = fitting.plain(prompt, body.answer_grammar())
     else:
-        ask = fitting.thinks_by_default(job, body.ask())
+        ask = fitting.thinks_by_default(job, ask)
         if not body.context:  # what it continues began with the model's own messages already
             ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
         prepared = await prepare(runtime, job, ask)
+    if ask.media:  # token ids do not say what is in a picture: such a prompt goes as it is, and is never cut
+        return Fitted(prepared)
     tokens = await job.count(prepared.segments)
     if body.context:
         tokens = _after(job, body.context, tokens)
@@ -103,7 +116,7 @@ _NOTHING = Usage(n_prompt=0, n_cached=0, n_output=0, queued_s=0.0, prefill_s=0.0
 async def load_or_unload(runtime: Runtime, exchange: Exchange, ask: Ask, lines: Lines) -> None:
     """Loads the model and answers when it is there; with `keep_alive_s` 0 unloads it. Raises what loading raises."""
     if ask.keep_alive_s == 0:
-        await runtime.supervisor.unload(ask.model)
+        await runtime.supervisor.unload(split_adapters(ask.model).model)
         await exchange.answer(lines.end("unload", metrics(_NOTHING, load_s=0.0, total_s=0.0)))
         return
     async with runtime.job(ask) as job:

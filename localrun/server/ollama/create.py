@@ -1,4 +1,5 @@
-"""POST /api/create: a new model from an existing one, from a file (used in place), or from uploaded blobs.
+"""POST /api/create: a new model from an existing one, from a file (used in place), or from uploaded blobs; and a name
+for an adapter.
 
 Clients say what they want in Ollama's fields, or as the text of a Modelfile (`modelfile`, with `modelfile_folder` for
 what is relative in it, and `quantize` beside it); the command line does the latter, so that errors name a line.
@@ -22,9 +23,9 @@ from typing import Any
 import msgspec
 
 from localrun.errors import BadRequest, BadTemplate
-from localrun.models import creation, modelfile, naming
+from localrun.models import creation, load_settings, modelfile, naming, projector_choice
 from localrun.models.creation import Base, Changes
-from localrun.models.storage.manifest import Message, StoredFile
+from localrun.models.storage.manifest import Manifest, Message, StoredFile
 from localrun.models.storage.store import Store
 from localrun.server.http.exchange import Exchange, decode_body
 from localrun.server.ollama.bodies import Options
@@ -70,13 +71,15 @@ class CreateBody(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What to make. The base is `base` (FROM), or the uploaded `files`; `adapters` are digests or paths,
-    and `draft` a model's name or a path: "" for none, None for the base's."""
+    """What to make. The base is `base` (FROM), or the uploaded `files`; without either it is one adapter that gets a
+    name. `adapters` are digests, paths or names; `projector` is a digest or a path, or "none"; `draft` is a model's
+    name or a path: "" for none. None means the base's."""
 
     name: str
     base: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     adapters: tuple[str, ...] = ()
+    projector: str | None = None
     folder: Path | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     system: str | None = None
@@ -101,7 +104,7 @@ def order_of(body: CreateBody) -> Order:
         creation.quantization_number(quantize)
     if body.modelfile:
         return _of_modelfile(name, modelfile.parse(body.modelfile), _folder(body.modelfile_folder), quantize)
-    if bool(body.from_) == bool(body.files):
+    if bool(body.from_) == bool(body.files) and (body.from_ or not body.adapters):
         raise BadRequest(
             "from: give either from (the name of a model that is here, or a path) or files (uploaded ones)",
             field="from",
@@ -135,8 +138,9 @@ def _of_modelfile(name: str, said: modelfile.Modelfile, folder: Path | None, qua
         _at(said.template.number, creation.refuse_go, said.template.text)
     return Order(
         name=name,
-        base=said.base.text,
+        base=said.base.text if said.base else "",
         adapters=tuple(line.text for line in said.adapters),
+        projector=said.projector.text if said.projector else None,
         folder=folder,
         parameters=asked,
         system=said.system.text if said.system else None,
@@ -214,10 +218,18 @@ async def _steps(runtime: Runtime, body: CreateBody) -> AsyncGenerator[Status, N
     await asyncio.to_thread(naming.check_free, store, order.name)
     if order.template:
         await check_template(runtime, order.template)
-    said = (order.base, *order.adapters, *order.files.values())
+    said = (order.base, order.projector or "", *order.adapters, *order.files.values())
     with store.blobs.held([match[1] for text in said if (match := _DIGEST.fullmatch(text))]):
+        adapter = await asyncio.to_thread(_adapter_alone, store, order)
+        if adapter is not None:
+            yield {"status": "writing manifest"}
+            await asyncio.to_thread(naming.point, store, order.name, adapter)
+            yield {"status": "success"}
+            return
         base = await asyncio.to_thread(_base, store, order)
+        check_load(base, order.parameters)
         adapters = await asyncio.to_thread(_adapters, store, base, order)
+        projector = await asyncio.to_thread(_projector, store, base, order)
         draft = order.draft
         if draft:
             draft = await asyncio.to_thread(creation.draft_name, store, base, draft, order.folder)
@@ -239,6 +251,7 @@ async def _steps(runtime: Runtime, body: CreateBody) -> AsyncGenerator[Status, N
             requires=order.requires or None,
             draft=draft,
             adapters=adapters,
+            projector=projector,
         )
         made = creation.assemble(base, changes, now=datetime.now(UTC), quantized=quantized)
         # Its blob belongs to nobody until the manifest is there.
@@ -280,6 +293,17 @@ def check_requires(requires: str) -> None:
         )
 
 
+def check_load(base: Base, parameters: Mapping[str, Any]) -> None:
+    """Raises BadRequest when the model cannot be loaded as the parameters say, which may be the base's in part."""
+    if any(name in modelfile.LOAD_PARAMETERS for name in parameters):
+        try:
+            said = modelfile.load_settings({**base.manifest.parameters, **parameters})
+        except ValueError as error:
+            raise BadRequest(f"parameters.{error}", field="parameters") from None
+        load_settings.check(base.header, said, base.name)
+        load_settings.check_context(base.header, said, base.name)
+
+
 async def check_template(runtime: Runtime, template: str) -> None:
     """Raises BadTemplate for a template that is broken. One that only refuses this conversation is a good one."""
     variables = {
@@ -304,7 +328,34 @@ def _base(store: Store, order: Order) -> Base:
 
 
 def _adapters(store: Store, base: Base, order: Order) -> tuple[StoredFile, ...]:
-    return tuple(creation.adapter(store, base, text, order.folder) for text in order.adapters)
+    return creation.adapters(store, base, order.adapters, order.folder) if order.adapters else ()
+
+
+def _projector(store: Store, base: Base, order: Order) -> tuple[StoredFile, ...] | None:
+    """None for the base's."""
+    if order.projector is None:
+        return None
+    if order.projector.lower() == projector_choice.NONE:
+        return ()
+    return (creation.projector(store, base, order.projector, order.folder),)
+
+
+def _adapter_alone(store: Store, order: Order) -> Manifest | None:
+    """The manifest of an adapter that gets a name of its own; None for a model. Raises BadRequest for what an adapter
+    does not have, and what reading it raises."""
+    files = (*order.files.values(), *([order.base] if order.base else []))
+    text = files[0] if len(files) == 1 else ""
+    if files and not (text and creation.is_adapter(store, text, order.folder)):
+        return None
+    own = ("parameters", "system", "template", "messages", "projector", "draft", "quantize")
+    for name in own if not files else ("adapters", *own):
+        if getattr(order, name):
+            raise BadRequest(f"{name}: this is an adapter without a model, which has none; leave it out", field=name)
+    if not files and len(order.adapters) > 1:
+        raise BadRequest("adapters: give from or files, or one adapter to be named by itself", field="adapters")
+    return creation.named_adapter(
+        store, text or order.adapters[0], order.folder, licence_text=order.licence_text, now=datetime.now(UTC)
+    )
 
 
 def _numbers(version: re.Match[str]) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ A chat loses its oldest messages, never the system messages, the last user's mes
 fits with room for an answer. First whole turns go, so that what then begins, after the system messages, is a user's
 message wherever there is one, because many templates refuse anything else; then the oldest calls of the last turn, each
 with its results. A plain prompt, and what is too long even so, lose tokens: the first `num_keep` stay, and as many of
-the last as fit.
+the last as fit. A prompt with pictures or sound loses whole messages only.
 
 Runs in the task of the request. How long a prompt is the engine is asked only where it may matter.
 Does not: make templates' prompts (`prompting/prepare.py`).
@@ -131,7 +131,8 @@ async def fit_chat(runtime: Runtime, job: Job, ask: ChatAsk, options: Options, *
     prepared = await prepare(runtime, job, ask)
     limit = limit_tokens(job.n_ctx, options.n_predict)
     # No tokenizer makes more tokens than bytes, but for a BOS and a leading space: most chats need no count.
-    if not may_cut or sum(len(segment.text.encode()) for segment in prepared.segments) + 8 <= limit:
+    n_bytes = sum(len(segment.text.encode()) for segment in prepared.segments)
+    if not may_cut or (n_bytes + 8 <= limit and not ask.media):
         return Fitted(prepared)
 
     async def tokens_of(part: Sequence[Message]) -> Tokens:
@@ -144,6 +145,8 @@ async def fit_chat(runtime: Runtime, job: Job, ask: ChatAsk, options: Options, *
     n_cut = len(ask.messages) - len(kept)
     if n_cut:
         prepared = await prepare(runtime, job, msgspec.structs.replace(ask, messages=kept))
+    if any(segment.media is not None for segment in prepared.segments):  # which token ids do not say
+        return Fitted(prepared, n_cut=n_cut)
     fitting = cut_tokens(tokens, limit=limit, n_keep=options.n_keep)
     return Fitted(prepared, fitting, n_cut or len(tokens) - len(fitting))
 

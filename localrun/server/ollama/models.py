@@ -22,17 +22,25 @@ from msgspec import UNSET, UnsetType
 
 from localrun.config import Settings
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound
-from localrun.models import memory, modelfile
+from localrun.models import adapters, memory, modelfile
+from localrun.models.adapters import Adapted
+from localrun.models.gguf import projectors
 from localrun.models.gguf.header import Header
-from localrun.models.storage.store import DamagedFile, Model, Origin, Store
+from localrun.models.name import split_adapters
+from localrun.models.projector_memory import projector_memory
+from localrun.models.storage.model import Model, Origin
+from localrun.models.storage.named_adapter import NamedAdapter
+from localrun.models.storage.store import DamagedFile, Store
+from localrun.server.engines.drafts import own_draft
 from localrun.server.http.exchange import Exchange
+from localrun.server.ollama.adapters import AdapterTag, modelfile_of, more_of, tag_of
 from localrun.server.ollama.answer import rfc3339
 from localrun.server.ollama.bodies import ModelBody
 from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
 from localrun.snapshot import EngineRow
 
-# A model's file, resolved, and its adapters.
+# A model's file, resolved, and its adapters and projector.
 Files = tuple[Path, tuple[Path, ...]]
 # What Ollama shows for a model that never expires: a date that every client can parse.
 _FOR_EVER_S = 100 * 365 * 24 * 3600.0
@@ -73,9 +81,10 @@ class UnusableFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tags(msgspec.Struct, frozen=True, kw_only=True):
-    """The models that are here."""
+    """The models that are here, and the adapters that can be asked for with them (`model+adapter`)."""
 
     models: list[TagRow]
+    adapters: list[AdapterTag]
     unusable: list[UnusableFile]
 
 
@@ -114,8 +123,9 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Show(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of a model. `model_info` is the metadata of its file under its own keys; `localrun` has its
-    path, types of tensors and the memory that it needs at several contexts."""
+    """All that is known of a model. `model_info` is the metadata of its file under its own keys, and `projector_info`
+    that of its projector; `localrun` has its path, types of tensors and the memory that it needs at several contexts.
+    """
 
     license: str
     modelfile: str
@@ -129,6 +139,7 @@ class Show(msgspec.Struct, frozen=True, kw_only=True):
     modified_at: str
     requires: str
     localrun: dict[str, Any]
+    projector_info: dict[str, Any] | UnsetType = UNSET
     tensors: list[Tensor] | UnsetType = UNSET
 
 
@@ -136,9 +147,8 @@ async def tags(runtime: Runtime, exchange: Exchange) -> None:
     """GET /api/tags."""
     # By their files: a model that has several names runs once.
     residents = [resident for resident in runtime.supervisor.residents() if resident.is_loaded]
-    loaded = {(resident.key, resident.model.adapters) for resident in residents}
-    rows, unusable = await asyncio.to_thread(_tags_rows, runtime.store, loaded)
-    await exchange.answer_json(Tags(models=rows, unusable=unusable))
+    loaded = {(resident.key, resident.model.parts) for resident in residents}
+    await exchange.answer_json(await asyncio.to_thread(_tags, runtime.store, loaded))
 
 
 async def ps(runtime: Runtime, exchange: Exchange) -> None:
@@ -147,17 +157,20 @@ async def ps(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.answer_json(Ps(models=await asyncio.to_thread(_ps_rows, runtime.store, engines)))
 
 
-def _tags_rows(store: Store, loaded: set[Files]) -> tuple[list[TagRow], list[UnusableFile]]:
-    """In a thread: reads the folders, and new headers. Rows of the models, and what cannot be used, with the reason."""
-    rows, unusable = [], []
+def _tags(store: Store, loaded: set[Files]) -> Tags:
+    """In a thread: reads the folders, and new headers. What cannot be used comes with the reason."""
+    rows, named, unusable = list[TagRow](), list[AdapterTag](), list[UnusableFile]()
     for found in store.survey():
+        if isinstance(found, NamedAdapter):
+            named.append(tag_of(found, _source(found)))
+            continue
         # A file that goes away between the listing and its digest is not worth an error.
         if isinstance(found, DamagedFile):
             unusable.append(UnusableFile(path=str(found.path), problem=found.problem))
             continue
         with suppress(BadModelFile):
-            rows.append(_tags_row(found, is_loaded=(found.path.resolve(), found.adapters) in loaded))
-    return rows, unusable
+            rows.append(_tags_row(found, is_loaded=(found.path.resolve(), found.parts) in loaded))
+    return Tags(models=rows, adapters=named, unusable=unusable)
 
 
 def _ps_rows(store: Store, engines: list[EngineRow]) -> list[PsRow]:
@@ -186,7 +199,7 @@ def _tags_row(model: Model, *, is_loaded: bool) -> TagRow:
     )
 
 
-def _source(model: Model) -> str:
+def _source(model: Model | NamedAdapter) -> str:
     """Where it came from, in a few words."""
     source = model.source
     if source.kind == Origin.FOREIGN:
@@ -224,7 +237,8 @@ def details(model: Model) -> Details:
         parent_model=model.source.file if model.source.kind == "create" else "",
         format="gguf",
         family=header.architecture,
-        families=[header.architecture],
+        # Ollama's name for a projector's family, and the architecture in its file.
+        families=[header.architecture, *(["clip"] if model.projector else [])],
         parameter_size=parameter_size(header.n_params),
         quantization_level=header.quantization,
         context_length=header.n_ctx_train,
@@ -259,12 +273,17 @@ async def show(runtime: Runtime, exchange: Exchange) -> None:
 
 
 def _shown(runtime: Runtime, body: ModelBody, loaded: dict[str, int]) -> Show:
-    """In a thread: reads the store."""
-    model = runtime.store.resolve(body.model_name)
+    """In a thread: reads the store. Of `model+adapter` the model, with the adapter among its own."""
+    name = body.model_name
+    if not split_adapters(name).adapters:
+        found = runtime.store.find(name)
+        if isinstance(found, NamedAdapter):
+            return _shown_adapter(found, is_verbose=bool(body.verbose))
+    adapted = adapters.resolve(runtime.store, name)
+    model = adapted.model
     header, said = model.header, model.manifest
-    licence = (said.licence_text if said else "") or _text(header, "general.license.text")
-    licence = licence or _text(header, "general.license")
-    tensors = [Tensor(name=tensor.name, type=tensor.type_name, shape=list(tensor.shape)) for tensor in header.tensors]
+    licence = _licence(model)
+    tensors = _tensors(header) if body.verbose else UNSET
     return Show(
         license=licence,
         modelfile=_modelfile(model, licence),
@@ -277,9 +296,49 @@ def _shown(runtime: Runtime, body: ModelBody, loaded: dict[str, int]) -> Show:
         capabilities=capabilities(model),
         modified_at=model.modified_at.isoformat(),
         requires=said.requires if said else "",
-        localrun=_more(runtime.settings, model),
-        tensors=tensors if body.verbose else UNSET,
+        localrun=_more(runtime, adapted),
+        projector_info=UNSET if model.projector_header is None else _model_info(model.projector_header),
+        tensors=tensors,
     )
+
+
+def _shown_adapter(adapter: NamedAdapter, *, is_verbose: bool) -> Show:
+    """An adapter in the same form. It has no capabilities: nothing can be asked of it alone."""
+    header = adapter.header
+    family = adapter.facts.architecture
+    return Show(
+        license=_licence(adapter),
+        modelfile=modelfile_of(adapter),
+        parameters="",
+        template="",
+        system="",
+        details=Details(
+            parent_model=adapter.facts.base,
+            format="gguf",
+            family=family,
+            families=[family] if family else [],
+            parameter_size=parameter_size(header.n_params),
+            quantization_level=header.quantization,
+            context_length=0,
+            embedding_length=0,
+        ),
+        messages=[],
+        model_info=_model_info(header),
+        capabilities=(),
+        modified_at=adapter.modified_at.isoformat(),
+        requires="",
+        localrun=more_of(adapter),
+        tensors=_tensors(header) if is_verbose else UNSET,
+    )
+
+
+def _licence(found: Model | NamedAdapter) -> str:
+    own = found.manifest.licence_text if found.manifest else ""
+    return own or _text(found.header, "general.license.text") or _text(found.header, "general.license")
+
+
+def _tensors(header: Header) -> list[Tensor]:
+    return [Tensor(name=tensor.name, type=tensor.type_name, shape=list(tensor.shape)) for tensor in header.tensors]
 
 
 def _template(model: Model) -> str:
@@ -301,6 +360,7 @@ def _parameters(model: Model, n_ctx: int | None) -> str:
 def _modelfile(model: Model, licence: str) -> str:
     return modelfile.write(
         base=str(model.path),
+        projector=str(model.projector or ""),
         adapters=[str(path) for path in model.adapters],
         draft=model.draft,
         template=model.template,
@@ -331,8 +391,9 @@ def _plain(value: object) -> object:
     return None
 
 
-def _more(settings: Settings, model: Model) -> dict[str, Any]:
-    header = model.header
+def _more(runtime: Runtime, adapted: Adapted) -> dict[str, Any]:
+    model, header = adapted.model, adapted.model.header
+    settings, load = runtime.settings, runtime.supervisor.asked(model)
     n_tensors: Counter[str] = Counter()
     weights: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
@@ -346,20 +407,39 @@ def _more(settings: Settings, model: Model) -> dict[str, Any]:
         "size": model.size_bytes,
         "digest": model.digest,
         "source": msgspec.to_builtins(model.source),
-        "adapters": [str(path) for path in model.adapters],
-        "draft": model.draft,
+        "adapters": [str(path) for path in (*model.adapters, *(adapter.path for adapter in adapted.named))],
+        "projector": _projector(model),
+        "no_projector": model.no_projector,
+        "draft": own_draft(settings, model),
+        "load": load.said,
         "tensor_types": [
             {"type": kind, "tensors": n_tensors[kind], "parameters": count, "size": sizes[kind]}
             for kind, count in weights.most_common()
         ],
-        "memory": _memory(settings, header),
+        "memory": _memory(settings.with_load(load), model, load.num_ctx or 0),
     }
 
 
-def _memory(settings: Settings, header: Header) -> list[dict[str, int]]:
+def _projector(model: Model) -> dict[str, Any] | None:
+    header = model.projector_header
+    if header is None:
+        return None
+    return {
+        "path": str(header.path),
+        "size": header.size_bytes,
+        "takes": list(model.media),
+        "types": [projectors.type_of(header.metadata, encoder) for encoder in model.media],
+        "quantization": header.quantization,
+    }
+
+
+def _memory(settings: Settings, model: Model, asked_ctx: int) -> list[dict[str, int]]:
     """Bytes at each context, for one request that uses all of it."""
-    rows = []
-    for n_ctx in sorted({min(context, header.n_ctx_train) for context in (*CONTEXTS, header.n_ctx_train)}):
+    header, rows = model.header, []
+    projector = model.projector_header
+    projector_bytes = 0 if projector is None else projector_memory(projector).total_bytes
+    most = max(header.n_ctx_train, asked_ctx)
+    for n_ctx in sorted({min(context or most, most) for context in (*CONTEXTS, asked_ctx, most)}):
         needed = memory.estimate(
             header, n_kv_cells=n_ctx, n_slots=1, n_ubatch=settings.batch_tokens, kv_type=settings.plain_kv_type
         )
@@ -369,7 +449,8 @@ def _memory(settings: Settings, header: Header) -> list[dict[str, int]]:
                 "weights": needed.weights_bytes,
                 "kv_cache": needed.kv_bytes,
                 "compute": needed.compute_bytes,
-                "total": needed.total_bytes,
+                "projector": projector_bytes,
+                "total": needed.total_bytes + projector_bytes,
             }
         )
     return rows

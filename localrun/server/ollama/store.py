@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from localrun.errors import BadModelFile, BadRequest, DiskFull, ModelNotFound, NotFound, NotSupported
-from localrun.models import naming
-from localrun.models.name import Kind, ModelName
+from localrun.models import adapters, naming
+from localrun.models.name import Kind, ModelName, split_adapters
 from localrun.models.naming import Removed
 from localrun.models.storage.blobs import BlobWriter
 from localrun.models.storage.manifest import check_digest
@@ -57,10 +57,12 @@ _PULLED = frozenset(("hub", "registry"))
 
 
 class PullBody(ModelBody, frozen=True, kw_only=True):
-    """`insecure` allows plain http to a registry that is not on this machine. Ollama's `username` and `password` are
-    not read: localrun signs in to no registry."""
+    """`insecure` allows plain http to a registry that is not on this machine. `projector` is the name or the type of
+    the projector to fetch with the model, or none. Ollama's `username` and `password` are not read: localrun signs in
+    to no registry."""
 
     insecure: bool | None = None
+    projector: str | None = None
 
 
 async def pull(runtime: Runtime, exchange: Exchange) -> None:
@@ -73,17 +75,22 @@ async def pull(runtime: Runtime, exchange: Exchange) -> None:
         if is_own:
             await send_statuses(exchange, _success(), stream=stream)
             return
-        with runtime.pulls.joined(name, is_insecure=bool(body.insecure)) as progress:
+        wanted = runtime.pulls.joined(name, is_insecure=bool(body.insecure), projector=body.projector or "")
+        with wanted as progress:
             await send_statuses(exchange, progress.statuses(), stream=stream)
 
 
 def _is_own(store: Store, name: str) -> bool:
-    """Whether a model is here that did not come from a source that could have a newer one.
+    """Whether a model or an adapter is here that did not come from a source that could have a newer one. So is a model
+    with adapters, if all of them are here.
 
-    Raises ModelNotFound for the path of a file that is not there, and BadRequest.
+    Raises NotFound for an adapter that is not, ModelNotFound for the path of a file that is not there, and BadRequest.
     """
+    if split_adapters(name).adapters:
+        adapters.resolve(store, name)
+        return True
     try:
-        model = store.resolve(name)
+        model = store.find(name)
     except (BadModelFile, ModelNotFound):
         if ModelName.parse(name).kind is Kind.STORED:
             return False

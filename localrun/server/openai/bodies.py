@@ -16,8 +16,17 @@ from localrun.errors import BadRequest
 from localrun.server import structured
 from localrun.server.http import fields
 from localrun.server.http.fields import MaxTokens, SamplingFields
-from localrun.server.prompting.ask import CalledFunction, Message, ToolCall, arguments_of, assistant, called
-from localrun.wire import Grammar
+from localrun.server.prompting.ask import (
+    Attachments,
+    CalledFunction,
+    Message,
+    ToolCall,
+    arguments_of,
+    assistant,
+    called,
+    joined,
+)
+from localrun.wire import Grammar, MediaKind
 
 _KINDS = "text, json_object or json_schema"
 
@@ -138,33 +147,33 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     prefix: bool | None = None
 
 
-def for_template(messages: Sequence[ChatMessage]) -> list[Message]:
-    """Raises BadRequest naming the message."""
+def for_template(messages: Sequence[ChatMessage], media: Attachments | None = None) -> list[Message]:
+    """Their pictures and sound go into `media`, where there is one. Raises BadRequest naming the message."""
     if not messages:
         raise BadRequest("messages: at least one message is required", field="messages")
     result: list[Message] = []
     names: dict[str, str] = {}
     for index, message in enumerate(messages):
-        result.append(_for_template(message, f"messages[{index}]", names))
+        result.append(_for_template(message, f"messages[{index}]", names, media))
     return result
 
 
-def text_of(content: str | Sequence[dict[str, Any]] | None, where: str) -> str:
-    """Templates of text models take one text; llama-server and vLLM join parts in the same way. Raises BadRequest for
-    a part that is not text."""
+def text_of(content: str | Sequence[dict[str, Any]] | None, where: str, media: Attachments | None = None) -> str:
+    """Templates take one text; llama-server joins parts in the same way. Pictures and sound go into `media`, where
+    there is one. Raises BadRequest for a part that is neither."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(_part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
+    return joined([_part_text(part, f"{where}[{index}]", media) for index, part in enumerate(content)], "\n")
 
 
-def _for_template(message: ChatMessage, where: str, names: dict[str, str]) -> Message:
+def _for_template(message: ChatMessage, where: str, names: dict[str, str], media: Attachments | None) -> Message:
     """`names` of the calls so far, by id: a tool's answer is told which function it answers for."""
     role = _ROLES.get(message.role)
     if role is None:
         raise BadRequest(
             f"{where}.role: {message.role[:40]!r} is not a role; use {', '.join(_ROLES)}", field=f"{where}.role"
         )
-    content = text_of(message.content, f"{where}.content")
+    content = text_of(message.content, f"{where}.content", media)
     if role == "assistant":
         return _assistant(message, content, where, names)
     made: Message = {"role": role, "content": content}
@@ -189,11 +198,42 @@ def _assistant(message: ChatMessage, content: str, where: str, names: dict[str, 
     return assistant(content, thinking=message.reasoning_content or message.reasoning, calls=made)
 
 
-def _part_text(part: dict[str, Any], where: str) -> str:
+# Pictures with little detail are shrunk to this.
+_LOW_DETAIL_SIDE = 512
+
+
+def _part_text(part: dict[str, Any], where: str, media: Attachments | None) -> str:
     kind = part.get("type")
+    if media is not None and kind in ("image_url", "input_image"):
+        return _picture(part, where, media)
+    if media is not None and kind == "input_audio":
+        return media.add(_text(part.get("input_audio"), "data", f"{where}.input_audio"), f"{where}.input_audio.data",
+                         MediaKind.AUDIO)  # fmt: skip
     text = part.get("text") if kind in _TEXT_PARTS else part.get("refusal") if kind == "refusal" else None
     if kind not in (*_TEXT_PARTS, "refusal"):
-        raise BadRequest(f"{where}: {str(kind)[:40]!r} parts are not supported by this model; send text", field=where)
+        takes = "text" if media is None else "text, image_url or input_audio"
+        raise BadRequest(f"{where}: {str(kind)[:40]!r} parts are not supported; send {takes}", field=where)
     if not isinstance(text, str):
         raise BadRequest(f"{where}.text: expected a text", field=f"{where}.text")
+    return text
+
+
+def _picture(part: dict[str, Any], where: str, media: Attachments) -> str:
+    """In chat's form, an object with a URL, or in that of responses, the URL itself; clients send both to both."""
+    field, given = f"{where}.image_url", part.get("image_url")
+    if given is None and part.get("file_id") is not None:
+        raise BadRequest(f"{where}.file_id: no files are kept here; send image_url", field=f"{where}.file_id")
+    detail = part.get("detail")
+    if isinstance(given, dict):
+        detail = given.get("detail", detail)
+        given, field = _text(given, "url", field), f"{field}.url"
+    if not isinstance(given, str):
+        raise BadRequest(f"{field}: expected a data URI, or an object with one as url", field=field)
+    return media.add(given, field, MediaKind.IMAGE, max_side=_LOW_DETAIL_SIDE if detail == "low" else 0)
+
+
+def _text(holder: Any, name: str, where: str) -> str:
+    text = holder.get(name) if isinstance(holder, dict) else None
+    if not isinstance(text, str):
+        raise BadRequest(f"{where}.{name}: expected a text", field=f"{where}.{name}")
     return text

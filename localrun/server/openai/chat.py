@@ -23,6 +23,7 @@ from localrun.server.openai.bodies import ChatMessage, CommonFields, for_templat
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting.ask import (
     MAX_MESSAGES,
+    Attachments,
     ChatAsk,
     ChatTools,
     Choice,
@@ -91,7 +92,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
     def check_supported(self) -> None:
         """Raises BadRequest for what this build does not do, and for fields that contradict each other."""
         if self.audio is not None or any(modality != "text" for modality in self.modalities or ()):
-            raise BadRequest("modalities: only text is supported; leave modalities and audio out", field="modalities")
+            raise BadRequest("modalities: answers are text only; leave modalities and audio out", field="modalities")
         if self.top_logprobs and not self.logprobs:
             raise BadRequest("top_logprobs: needs logprobs to be true", field="top_logprobs")
         if self.functions and self.tools:
@@ -102,7 +103,8 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         tools, choice = self._tools()
         field = "function_call" if self.uses_functions else "tool_choice"
         allowed, wanted = choose_tools(choice, tools, field=field)
-        messages = for_template(self.messages)
+        media = Attachments()
+        messages = for_template(self.messages, media)
         continues = self._continues()
         if continues:
             check_goes_on(wanted, field=field)
@@ -117,6 +119,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
             documents=self.documents or (),
             template_variables=self._template_variables(),
             continue_last=continues,
+            media=media.all(),
         )
 
     def _tools(self) -> tuple[tuple[Tool, ...], Choice | None]:
@@ -184,6 +187,8 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
     ask = body.ask()
     prediction = body.prediction.text if body.prediction is not None else ""
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if ask.media:
+            await runtime.read_media(body.model, ask.media)
         jobs = await streaming.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=body.n_choices)
         messages = begun(jobs[0].model, ask.messages)
         with naming("messages"):

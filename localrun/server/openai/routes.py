@@ -1,4 +1,4 @@
-"""OpenAI's API: `/v1/*`, and beside it llama-server's `/infill`; and its lists of models.
+"""OpenAI's API: `/v1/*`, and beside it llama-server's `/infill` and `/lora-adapters`; and its lists of models.
 
 Models are told of from file headers, nothing is loaded. The other routes' logic is in modules of their own.
 """
@@ -9,34 +9,41 @@ import asyncio
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.routing import Route
 
-from localrun.models.storage.store import Model
+from localrun.models import adapters
+from localrun.models.storage.model import Model
+from localrun.models.storage.store import Store
 from localrun.server.http.exchange import Exchange, route
 from localrun.server.openai.chat import chat
 from localrun.server.openai.completions import complete
 from localrun.server.openai.fim import complete_fim, complete_infill
+from localrun.server.openai.lora import change_adapters, list_adapters
 from localrun.server.openai.responses import create
+from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
 
 
 class OpenAIModelMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the model's file, as llama-server has it."""
+    """Of the model's file, as llama-server has it; `capabilities` as in `/api/tags`."""
 
     n_ctx_train: int
     n_params: int
     n_vocab: int
     size: int
+    capabilities: tuple[str, ...]
 
 
 class OpenAIModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is here."""
+    """A model that is here; with `parent` a model with an adapter that fits it, as vLLM lists them."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     meta: OpenAIModelMeta
+    parent: str | UnsetType = UNSET
 
 
 class OpenAIModels(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,25 +62,33 @@ def routes(runtime: Runtime) -> list[Route]:
         route("/v1/completions", runtime, complete, methods=["POST"]),
         route("/v1/fim/completions", runtime, complete_fim, methods=["POST"]),
         route("/infill", runtime, complete_infill, methods=["POST"]),
+        route("/lora-adapters", runtime, list_adapters, methods=["GET"]),
+        route("/lora-adapters", runtime, change_adapters, methods=["POST"]),
         *create.response_routes(runtime),
     ]
 
 
 async def list_models(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/models."""
-    models = await asyncio.to_thread(runtime.store.list)
-    rows = [_row(model, model.name) for model in models]
-    await exchange.answer_json(OpenAIModels(object="list", data=rows))
+    await exchange.answer_json(OpenAIModels(object="list", data=await asyncio.to_thread(_rows, runtime.store)))
 
 
 async def one_model(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/models/{id}."""
     name: str = exchange.scope["path_params"]["id"]
-    model = await asyncio.to_thread(runtime.store.resolve, name)
-    await exchange.answer_json(_row(model, name))
+    found = await asyncio.to_thread(adapters.resolve, runtime.store, name)
+    parent = UNSET if found.adapters is None else found.model.name
+    await exchange.answer_json(_row(found.model, name, parent))
 
 
-def _row(model: Model, name: str) -> OpenAIModel:
+def _rows(store: Store) -> list[OpenAIModel]:
+    """In a thread. The models, and after them those with an adapter: one each, for more could be in any number."""
+    alone, adapted = adapters.models_and_pairs(store)
+    rows = [_row(model, model.name) for model in alone]
+    return rows + [_row(model, f"{model.name}+{adapter.name}", model.name) for model, adapter in adapted]
+
+
+def _row(model: Model, name: str, parent: str | UnsetType = UNSET) -> OpenAIModel:
     header = model.header
     return OpenAIModel(
         id=name,
@@ -81,6 +96,11 @@ def _row(model: Model, name: str) -> OpenAIModel:
         created=int(model.modified_at.timestamp()),
         owned_by="localrun",
         meta=OpenAIModelMeta(
-            n_ctx_train=header.n_ctx_train, n_params=header.n_params, n_vocab=header.n_vocab, size=model.size_bytes
+            n_ctx_train=header.n_ctx_train,
+            n_params=header.n_params,
+            n_vocab=header.n_vocab,
+            size=model.size_bytes,
+            capabilities=capabilities(model),
         ),
+        parent=parent,
     )

@@ -22,7 +22,8 @@ _SERVICE = {
     "that is here, or the path of a GGUF file. Its vocabulary must be the model's. It changes how fast the answer "
     "comes, not what it says, but for rounding. Empty is the model's own. On Ollama's routes also among the options. "
     "Embeddings have no drafts.",
-    "model": "The model's name, as `localrun list` shows it, or the path of a GGUF file.",
+    "model": "The model's name, as `localrun list` shows it, or the path of a GGUF file. Requests for text may add "
+    "adapters, each with a scale if it is not 1: `model+adapter`, `model+a+b=0.5`.",
     "stream": "Whether the answer comes in pieces. Ollama's routes stream unless it is false, the others only if it is "
     "true.",
 }
@@ -45,6 +46,11 @@ _SAMPLING = {
     "mirostat_eta": "Mirostat's rate of learning.",
     "seed": "Same seed, same prompt: same answer, but for rounding. -1 is random.",
     "stop": "A text or up to 16, at which the answer ends; they are not part of it.",
+    "lora": "Adapters for this request, up to 8: LoRA files and control vectors. They count over those in the model's "
+    "name, and the model's own stay in effect unless they are listed with another scale.",
+    "LoraEntry.id": "A place in `GET /lora-adapters`, as llama-server has it; or the adapter's name, its digest "
+    "(`sha256:...`) or the path of its file.",
+    "LoraEntry.scale": "Its strength, from -100 to 100; 0 is without it.",
     "ignore_eos": "Whether to go on after the model's own end, up to the limit. For measurements.",
 }
 
@@ -55,7 +61,8 @@ _TEXT = {
     "max_output_tokens": "Most tokens to generate, thinking included.",
     "stream_options": "What else the stream tells.",
     "StreamOptions.include_usage": "Whether the last chunk has the usage.",
-    "messages": "The conversation, oldest first. An assistant's last message is gone on with on Ollama's and "
+    "messages": "The conversation, oldest first. Pictures and sound stand among the parts of its content, with models "
+    "that take them. An assistant's last message is gone on with on Ollama's and "
     "Anthropic's routes, and with `prefix` on OpenAI's.",
     "prompt": "What the answer is to.",
     "CompletionBody.prompt": "A text, several, token ids, or several lists of them; each gets `n` answers, up to 64 in "
@@ -81,8 +88,8 @@ _TEXT = {
     "function_call": "The older form of `tool_choice`: auto, none, or an object that names a function.",
     "reasoning_effort": "How much to think: none, minimal, low, medium, high, xhigh or max. Only with models that "
     "think.",
-    "modalities": "Only text is possible.",
-    "audio": "Refused: there is no sound.",
+    "modalities": "Only text is possible: what an answer is made of.",
+    "audio": "Refused: answers are text. What a model is to hear is an `input_audio` part of a message.",
     "prediction": "A text that much of the answer is expected to be like, such as the file that is to be edited: its "
     "tokens are drafts, so the answer comes faster where it repeats them.",
     "continue_final_message": "Whether the answer goes on where the last message, the assistant's, ends; vLLM's.",
@@ -115,23 +122,34 @@ _OLLAMA = {
     "template": "A Jinja chat template instead of the model's own; Go templates are refused.",
     "context": "The `context` of the former answer, whose conversation goes on.",
     "raw": "Whether the prompt goes to the model as it is, without a template. Special tokens in it count.",
-    "images": "Refused: no model here sees.",
+    "images": "Pictures (PNG, JPEG, GIF, BMP, WebP) and recordings (WAV, FLAC, OGG, MP3) in base64, with or without "
+    "`data:...;base64,` before; up to 16 in a request. Only with models that have a projector for them. They stand "
+    "before the text, or where it says `[img]`.",
     "num_predict": "Most tokens to generate; negative until the model ends.",
     "num_keep": "How many tokens from the start stay when a prompt is cut; -1 all.",
-    "num_ctx": "Has no effect: every request has the whole context that the model was loaded with. `/api/show` says "
-    "how much that is.",
+    "num_ctx": "Tokens that the request has room for at least. If the loaded model has less, it is loaded anew, and "
+    "requests that run end first. Never more than the model was trained for, unless positions are scaled.",
     "num_batch": "Has no effect; `--batch-tokens` of the daemon.",
-    "num_gpu": "Has no effect; `--gpu-layers` of the daemon.",
+    "num_gpu": "Layers on the GPU; -1 as many as fit. A loaded model with another number stays for other requests.",
     "main_gpu": "Has no effect.",
-    "num_thread": "Has no effect; `--threads` of the daemon.",
+    "num_thread": "Has no effect in a request; as a model's own parameter, the threads that it is loaded with.",
+    "kv_type": "Type of the KV cache. A loaded model with another type stays for other requests.",
+    "slots": "Has no effect in a request; as a model's own parameter, how many requests run at once.",
+    "kv_cells": "Has no effect in a request; as a model's own parameter, the cells that its slots share.",
+    "rope_scaling": "How positions beyond the trained context are brought within it.",
+    "rope_frequency_base": "Base of the rotary position embedding; 0 is the model's own.",
+    "rope_frequency_scale": "How much closer positions are moved together; 0 is the model's own.",
+    "yarn_orig_ctx": "With yarn: the context of the first training; 0 is the model's own.",
     "draft_num_predict": "Has no effect: how much is drafted is decided for each step, by what it is worth.",
     "use_mmap": "Has no effect.",
     "insecure": "Whether plain http to a registry elsewhere is allowed.",
+    "projector": "The projector to fetch with the model, by its file name or type; none leaves it out.",
     "source": "The model's name.",
     "destination": "The second name.",
-    "from": "The model or the path of the file that it is made of.",
+    "from": "The model or the path of the file that it is made of. An adapter's gives it another name.",
     "files": "Uploaded files, by name: their digests.",
-    "adapters": "Uploaded adapters (LoRA), by name: their digests.",
+    "adapters": "Uploaded adapters (LoRA or control vectors), by name: their digests. One without `from` and `files` "
+    "gets a name of its own.",
     "parameters": "Parameters that count where a request says nothing.",
     "CreateBody.messages": "Messages that every conversation begins with.",
     "license": "The licence's text, or several.",
@@ -183,7 +201,7 @@ NOTES: dict[str, str] = _SERVICE | _SAMPLING | _TEXT | _OLLAMA | _OTHERS
 # What many routes take; readers look for a route's own fields first.
 COMMON = (_SERVICE.keys() | _SAMPLING.keys()) - {"model", "stream"}
 # Structs inside bodies whose fields are explained by their own text.
-INNER = frozenset({"Options", "StreamOptions"})
+INNER = frozenset({"LoraEntry", "Options", "StreamOptions"})
 
 
 def note_of(struct: str, field: str) -> str:

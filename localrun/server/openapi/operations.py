@@ -35,6 +35,7 @@ from localrun.server.ollama.store import CopyBody, DeletedModel, PullBody
 from localrun.server.openai.chat import ChatBody
 from localrun.server.openai.completions import CompletionBody, FimBody
 from localrun.server.openai.fim import InfillBody
+from localrun.server.openai.lora import AdapterRow
 from localrun.server.openai.responses.body import ResponsesBody
 from localrun.server.openai.responses.create import ResponseDeleted, ResponseItems
 from localrun.server.openai.routes import OpenAIModel, OpenAIModels
@@ -68,11 +69,12 @@ _OLLAMA = (
     ),
     Operation(method="GET", path="/api/version", summary="The version of the API",
               answer=OllamaVersion),
-    Operation(method="GET", path="/api/tags", summary="The models that are here", answer=Tags),
+    Operation(method="GET", path="/api/tags", summary="The models and adapters that are here", answer=Tags),
     Operation(method="GET", path="/api/ps", summary="The models that are loaded", answer=Ps),
     Operation(
         method="POST", path="/api/show", summary="All about one model", body=ModelBody,
-        answer=Show, errors=(404, 422), example=_TINY, description="Never loads the model.",
+        answer=Show, errors=(404, 422), example=_TINY,
+        description="Never loads the model. Also of an adapter, which has its facts under `localrun`.",
     ),
     Operation(
         method="POST", path="/api/chat", summary="The next message of a conversation", body=OllamaChatBody,
@@ -101,7 +103,10 @@ _OLLAMA = (
     ),
     Operation(
         method="POST", path="/api/create", summary="Make a model of another, or of uploaded files",
-        body=CreateBody, description="Streams unless `stream` is false.", answer=Status, stream=_TASK,
+        body=CreateBody,
+        description="Streams unless `stream` is false. An adapter alone, as `from`, in `files` or in `adapters`, gets "
+        "a name of its own.",
+        answer=Status, stream=_TASK,
         errors=(404, 409, 422, 500, 507),
         example={"model": "fox", "from": "tiny", "system": "You tell stories about foxes."},
     ),
@@ -135,6 +140,12 @@ _ASK = [{"role": "user", "content": "What is 3 + 4?"}]
 _RESPONSE = path_parameter("id", "The response's id")
 
 
+def _model(description: str, *, is_required: bool = False) -> Parameter:
+    """Empty is as if it were left out."""
+    schema: dict[str, Any] = {"type": "string"} | ({"minLength": 1} if is_required else {})
+    return Parameter(name="model", schema=schema, description=description, is_required=is_required)
+
+
 def _events(item: object, what: str) -> Stream:
     return Stream(content_type=SSE, item=item, description=what)
 
@@ -143,7 +154,9 @@ _CHUNKS = "With `stream`: server-sent events, each with a chunk as its data; the
 
 _OPENAI = (
     Operation(method="GET", path="/v1/models", summary="The models that are here",
-              answer=OpenAIModels),
+              answer=OpenAIModels,
+              description="After the models come those with an adapter that fits, as `model+adapter` with the model "
+              "as `parent`, up to 256."),
     Operation(method="GET", path="/v1/models/{id}", summary="One model", answer=OpenAIModel,
               parameters=(path_parameter("id", "The model's name; it may have slashes"),), errors=(400, 404, 422)),
     Operation(
@@ -183,6 +196,18 @@ _OPENAI = (
         stream=_events(InfillAnswer,
                        "With `stream`: server-sent events, each with a piece of `content`."),
         example={"model": "a-model-with-fim-tokens", "input_prefix": "def add(a, b):\n    ", "input_suffix": ""},
+    ),
+    Operation(
+        method="GET", path="/lora-adapters", summary="The adapters that are here, as llama-server has it",
+        answer=list[AdapterRow], parameters=(_model("Those that fit this model, under the same ids"),),
+        errors=(400, 404, 422),
+        description="LoRA files and control vectors, oldest first. Requests name them in `lora`, or in the model's "
+        "name: `model+adapter=0.5`.",
+    ),
+    Operation(
+        method="POST", path="/lora-adapters", status=501, is_body_required=False,
+        summary="Not supported: scales for all requests",
+        description="Always 501: they would change other clients' answers. Say them in the request.",
     ),
 )  # fmt: skip
 
@@ -233,12 +258,6 @@ _EMBEDDING = (
 
 
 _ID = path_parameter("id", "The request's id, as answers have it in `X-Localrun-Request`")
-
-
-def _model(description: str, *, is_required: bool = False) -> Parameter:
-    """Empty is as if it were left out."""
-    schema: dict[str, Any] = {"type": "string"} | ({"minLength": 1} if is_required else {})
-    return Parameter(name="model", schema=schema, description=description, is_required=is_required)
 
 
 _HZ: dict[str, Any] = {"type": "number", "minimum": MIN_HZ, "maximum": MAX_HZ}

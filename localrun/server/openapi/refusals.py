@@ -15,6 +15,8 @@ _MESSAGES = [{"role": "user", "content": "Hi"}]
 _CHAT = {"model": "tiny", "messages": _MESSAGES}
 _TEXT = {"model": "tiny", "prompt": "Hi"}
 _RESPONSE = {"model": "tiny", "input": "Hi"}
+# One white pixel.
+_PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4//8/AAX+Av4N70a4AAAAAElFTkSuQmCC"
 _CLAUDE: dict[str, Any] = {"model": "tiny", "max_tokens": 8, "messages": _MESSAGES}
 
 
@@ -43,7 +45,12 @@ def _anthropic(what: str, why: str, body: dict[str, Any], named: str) -> Refusal
 
 
 REFUSALS = (
-    _ollama("`images`", "no model here sees; send text", "/api/generate", _TEXT | {"images": ["aGk="]}, "images"),
+    _ollama("`images` with pictures or sound", "only with models that have a projector for them (an mmproj file)",
+            "/api/generate", _TEXT | {"images": [_PNG]}, "images[0]"),
+    _ollama("`images` with an address", "nothing is fetched unless the daemon was started with `--fetch-images on`",
+            "/api/generate", _TEXT | {"images": ["https://example.com/a.png"]}, "images[0]"),
+    _ollama("`images` with `context` or `suffix`", "token ids do not say what is in a picture; use `/api/chat`",
+            "/api/generate", _TEXT | {"images": [_PNG], "suffix": "x"}, "images"),
     _ollama("`template` in Go's language", "templates are Jinja; leave it out, and the model's own counts",
             "/api/generate", _TEXT | {"template": "{{ .Prompt }}"}, "template"),
     _ollama("`system`, `template`, `context` or `think` with `raw` or `suffix`", "these prompts have no template",
@@ -58,8 +65,19 @@ REFUSALS = (
             "/api/create", {"model": "new", "from": "tiny", "renderer": "x"}, "renderer"),
     _ollama("`/api/push`, `/api/experimental/*`", "501: nothing is uploaded, no service elsewhere is used",
             "/api/push", {"model": "tiny"}, "push"),
-    _openai("`audio`, `modalities` other than text, parts of content that are not text", "text models only",
-            "/v1/chat/completions", _CHAT | {"modalities": ["audio"]}, "modalities"),
+    _openai("`lora` with an adapter that does not fit the model, is listed twice, or is a model",
+            "adapters are for models of one shape; one that is not here is a 404", "/v1/chat/completions",
+            _CHAT | {"lora": [{"id": "tiny"}]}, "lora[0]"),
+    _openai("`audio`, `modalities` other than text", "answers are text only", "/v1/chat/completions",
+            _CHAT | {"modalities": ["audio"]}, "modalities"),
+    _openai("parts of content other than text, `image_url`, `input_image` and `input_audio`",
+            "files and video are not read", "/v1/chat/completions",
+            {"model": "tiny", "messages": [{"role": "user", "content": [{"type": "file"}]}]},
+            "messages[0].content[0]"),
+    _openai("pictures and sound", "only with models that have a projector for them (an mmproj file)",
+            "/v1/responses", {"model": "tiny", "input": [{"role": "user", "content": [
+                {"type": "input_image", "image_url": f"data:image/png;base64,{_PNG}"}]}]},
+            "input[0].content[0].image_url"),
     _openai("`echo` with `logprobs`", "the log-probabilities of a prompt are not computed", "/v1/completions",
             _TEXT | {"echo": True, "logprobs": 1}, "echo"),
     _openai("`echo` and `suffix` with a prompt of token ids", "they need its text", "/v1/completions",
@@ -88,9 +106,13 @@ REFUSALS = (
             "chat_template_kwargs.bos_token"),
     _openai("`suffix`, `/v1/fim/completions`, `/infill`", "only with models that have FIM tokens",
             "/v1/fim/completions", _TEXT, "model"),
-    _anthropic("`image` blocks; `document` blocks other than text", "text models only",
-               {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-               "messages[0].content[0]"),
+    _anthropic("`image` blocks", "only with models that have a projector for them (an mmproj file)",
+               {"messages": [{"role": "user", "content": [
+                   {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": _PNG}}]}]},
+               "messages[0].content[0].source.data"),
+    _anthropic("`document` blocks other than text", "send the document's text",
+               {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
+               "messages[0].content[0].source"),
     _anthropic("`tools` with a `type` other than `custom` (`bash_...`, `web_search_...`)",
                "they are Anthropic's own, and there is nobody to run them; describe a tool with an `input_schema`",
                {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),

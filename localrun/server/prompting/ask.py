@@ -2,6 +2,9 @@
 
 Function tools have three spellings: chat's (`{"type": "function", "function": {...}}`), the older `functions` of chat,
 and that of responses (`{"type": "function", "name": ...}`). All become the same `Tool`.
+
+Pictures and sound stand in the text of messages as markers, which are random for each request: no text that a client
+writes can be one. What is behind them is in `media/`.
 Pure. Does not: know a model, put tools into a prompt, or constrain a call.
 """
 
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -16,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from localrun.errors import BadRequest
-from localrun.wire import Grammar
+from localrun.wire import Grammar, MediaKind
 
 # {"role": "system" | "user" | "assistant" | "tool", "content": str}; for an assistant also `thinking` and `tool_calls`
 # (arguments as objects), for a tool `tool_call_id` and `name`.
@@ -37,6 +41,61 @@ def assistant(content: str, *, thinking: str | None = None, calls: Sequence[dict
     if calls:
         made["tool_calls"] = list(calls)
     return made
+
+
+# More are more than any context holds of most models.
+MAX_MEDIA = 16
+
+
+class Marker(str):
+    """A text that stands for a picture or sound."""
+
+    __slots__ = ()
+
+
+class Attached(msgspec.Struct, eq=False):
+    """A picture or sound that a message's text has `marker` for. `source` is what the client sent as the body's
+    `field`: base64, a data URI or a URL. `kind` is what belongs there, None if both do. A picture is shrunk to
+    `max_side`, if that is not 0. `content` is what the source turned out to hold, once it was read
+    (`media/decoder.py`)."""
+
+    marker: Marker
+    field: str
+    source: str
+    kind: MediaKind | None = None
+    max_side: int = 0
+    content: Any = None
+
+
+class Attachments:
+    """Collects those of one request."""
+
+    def __init__(self) -> None:
+        self._found: list[Attached] = []
+        self._nonce = ""
+
+    def add(self, source: str, field: str, kind: MediaKind | None = None, *, max_side: int = 0) -> Marker:
+        """What to write into the text. Raises BadRequest beyond `MAX_MEDIA`."""
+        if len(self._found) == MAX_MEDIA:
+            raise BadRequest(f"{field}: the limit is {MAX_MEDIA} pictures and recordings; send fewer", field=field)
+        self._nonce = self._nonce or secrets.token_hex(16)
+        marker = Marker(f"media{self._nonce}n{len(self._found):02d}")
+        self._found.append(Attached(marker, field, source, kind, max_side))
+        return marker
+
+    def all(self) -> tuple[Attached, ...]:
+        """Those that were added, in their order."""
+        return tuple(self._found)
+
+
+def joined(parts: Sequence[str], separator: str) -> str:
+    """The parts of a message as one text. Nothing stands beside a picture: that is how models have seen them."""
+    text, after_media = "", True
+    for part in parts:
+        is_media = isinstance(part, Marker)
+        text += part if is_media or after_media else separator + part
+        after_media = is_media
+    return text
 
 
 class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +147,7 @@ class ChatAsk(msgspec.Struct, frozen=True, kw_only=True):
     `think` None leaves it to the template; a text is an effort ("low", "medium",
     "high"). With `continue_last` the last message is an assistant's, and the reply goes on where it ends.
     `response_grammar` is what the content must match; thinking before it is free. `template` is one to use instead of
-    the model's own.
+    the model's own. `media` is what markers in the messages stand for.
     """
 
     messages: Sequence[Message]
@@ -101,6 +160,7 @@ class ChatAsk(msgspec.Struct, frozen=True, kw_only=True):
     template_variables: Mapping[str, Any] = {}
     continue_last: bool = False
     template: str | None = None
+    media: tuple[Attached, ...] = ()
 
 
 MAX_TOOLS = 512

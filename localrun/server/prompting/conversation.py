@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from localrun.models.storage.store import Model
+from localrun.models.storage.model import Model
 from localrun.server.parsing import formats
 from localrun.server.parsing.json_calls import dump_json
 from localrun.server.parsing.parser import CallFormat, Written

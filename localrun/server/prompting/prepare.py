@@ -2,7 +2,7 @@
 
 Runs in the daemon's event loop; the template itself runs in its worker process. One pass: look up what the template
 says, fit the conversation to it, render, look at how the prompt ends, and with that how the reply begins (with thinking
-or without, with a call, or in mid-sentence), choose the grammar and the parser.
+or without, with a call, or in mid-sentence), choose the grammar and the parser, put pictures and sound in their places.
 
 A template that refuses a conversation is offered milder forms of it; one that silently leaves a system message out
 gets it as a user message in the same place.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,6 +24,7 @@ import msgspec
 from localrun.errors import BadRequest, BadTemplate
 from localrun.models.gguf.header import Header, special_token_text
 from localrun.server.jobs.job import Job
+from localrun.server.media.places import placed
 from localrun.server.parsing import formats
 from localrun.server.parsing.parser import CallFormat, ParserPlan, ThinkingTags
 from localrun.server.parsing.pieces import PlainParser, ReplyParser
@@ -55,10 +56,12 @@ class Prepared(msgspec.Struct, frozen=True):
 
 async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
     """Raises BadTemplate, and BadRequest for a conversation that the template refuses, for tools that contradict each
-    other or the tool choice, and for thinking that the model does not know."""
+    other or the tool choice, for thinking that the model does not know, and for media that it does not take or that
+    cannot be decoded."""
     template = template_of(job, ask.template)
     profile = profile_of(template)
     _check(ask, thinks=profile.thinks)
+    media = await runtime.media.attach(job, ask.media) if ask.media else {}
     tools = () if ask.tool_choice == "none" else ask.tools
     call_format, tags = profile.call_format or formats.HERMES, profile.tags
     segments = await render_chat(runtime, job, ask, template, profile)
@@ -66,6 +69,8 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
         ending = await asyncio.to_thread(ended, segments, ask, tools, call_format, tags, job.control_tokens)
     else:
         ending = ended(segments, ask, tools, call_format, tags, job.control_tokens)
+    if ask.media:
+        ending = replace(ending, segments=placed(ending.segments, ask.media, media, ask.messages))
     if not tools and not profile.marks_replies:
         return Prepared(ending.segments, ending.grammar, show_control=False, stop=(), new_parser=PlainParser)
     plan = ParserPlan(

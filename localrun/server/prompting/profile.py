@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from localrun.errors import BadModelFile
 from localrun.models.gguf.header import Header
-from localrun.models.storage.store import Model
+from localrun.models.storage.model import Model
 from localrun.server.parsing import formats
 from localrun.server.parsing.parser import CallFormat, ThinkingTags
 from localrun.server.prompting.infill import fim_tokens
@@ -179,7 +179,7 @@ def _quotes(template: str, word: str) -> bool:
 
 
 def capabilities(model: Model) -> tuple[str, ...]:
-    """Of "completion", "tools", "thinking", "insert" and "embedding", those that apply.
+    """Of "completion", "tools", "thinking", "insert", "embedding", "vision" and "audio", those that apply.
 
     "tools" is for models whose own template knows them; others can be given tools all the same.
     """
@@ -187,7 +187,8 @@ def capabilities(model: Model) -> tuple[str, ...]:
     known = _known.setdefault(model.header, {})
     if template not in known:
         known[template] = _capabilities(model.header, template)
-    return known[template]
+    own = known[template]
+    return (*own, *model.media) if model.header.generates else own
 
 
 _known: WeakKeyDictionary[Header, dict[str, tuple[str, ...]]] = WeakKeyDictionary()

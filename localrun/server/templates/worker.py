@@ -12,14 +12,13 @@ undefined names that print as nothing. Data passed in, which is a copy, can be c
 attribute that starts with an underscore is an error.
 
 Frames of `wire.RenderRequest` come on stdin, those of `wire.RenderReply` go to stdout. Ends when stdin ends. Imports
-nothing of the daemon but `errors`, `framing`, `wire` and `marks`; the daemon never imports this module, so
-that it never loads Jinja.
+nothing of the daemon but `errors`, `framing`, `wire`, `marks` and `worker_limits`; the daemon never imports this
+module, so that it never loads Jinja.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import signal
 import sys
 from collections.abc import Iterator
@@ -37,10 +36,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from localrun import framing
 from localrun.errors import BadRequest, BadTemplate, LocalrunError
 from localrun.server.templates.marks import mark, split
+from localrun.server.worker_limits import allow_cpu, close_limits
 from localrun.wire import RenderReply, RenderRequest
-
-if sys.platform != "win32":  # which has no resource limits; the daemon's time cap and the output cap remain
-    import resource
 
 MEMORY_BYTES = 1024 * 1024 * 1024
 MAX_MESSAGE_CHARACTERS = 500
@@ -148,7 +145,7 @@ def main() -> None:
     """Serve until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the daemon's terminal is the daemon's to handle
     answer(RenderRequest(template=_WARM_UP, variables={"messages": []}, control_tokens=(), output_bytes=1000, cpu_s=1))
-    close_limits()
+    close_limits(memory_bytes=MEMORY_BYTES)
     _send(RenderReply())
     while (body := framing.read_body(sys.stdin.buffer)) is not None:
         _send(_answer_body(body))
@@ -185,7 +182,7 @@ def _answer_body(body: bytes) -> RenderReply:
         request = framing.decode_to_renderer(body)
     except (MemoryError, RecursionError):
         return RenderReply(error_code=BadRequest.code, error_message="the messages are too large or nest too deeply")
-    _allow_cpu(request.cpu_s)
+    allow_cpu(request.cpu_s)
     return answer(request)
 
 
@@ -206,30 +203,6 @@ def _refusal(message: str) -> RenderReply:
 def _short(message: str) -> str:
     shown = message if len(message) <= MAX_MESSAGE_CHARACTERS else message[:MAX_MESSAGE_CHARACTERS] + "..."
     return shown.encode("utf-8", "replace").decode()
-
-
-def close_limits() -> None:
-    """Bound memory and forbid new descriptors, processes, file writes and core dumps, for good. A limit that a system
-    does not know, or does not let us lower, is left."""
-    if sys.platform == "win32":
-        return
-    limits = {"RLIMIT_AS": MEMORY_BYTES, "RLIMIT_NOFILE": 0, "RLIMIT_NPROC": 0, "RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0}
-    for name, value in limits.items():
-        kind = getattr(resource, name, None)
-        if kind is not None:
-            try:
-                resource.setrlimit(kind, (value, value))
-            except (ValueError, OSError):
-                continue
-
-
-def _allow_cpu(cpu_s: int) -> None:
-    """Let this render use `cpu_s` seconds from now; beyond them the system ends the process."""
-    if sys.platform == "win32":
-        return
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used.ru_utime + used.ru_stime) + cpu_s, hard))
 
 
 if __name__ == "__main__":

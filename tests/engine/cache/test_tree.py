@@ -223,6 +223,23 @@ def test_a_match_ends_where_an_atom_begins_that_it_does_not_have_as_a_whole():
     assert path.ended({1}) == (0, -1)
 
 
+def test_an_atom_may_be_longer_than_the_blocks_that_hold_it():
+    tree = Tree()
+    tokens = [1, 2, -5, -6, -7, -8, 3, 4]
+    first = tree.graft(None, 0, tokens[:4])
+    second = tree.graft(first, 4, tokens[4:7])
+    key = Key(tokens, atoms=((2, 6),))
+    assert tree.match(key, 8).saved() == (7, [(first, 0, 4), (second, 4, 7)])
+    for limit in (3, 5):
+        assert tree.match(key, limit).saved() == (2, [(first, 0, 2)])
+
+
+def test_where_to_cut_is_never_inside_an_atom():
+    key = Key([0] * 30, atoms=((4, 20),))
+    assert [key.cut_after(0, n) for n in (3, 4, 5, 19, 21)] == [3, 4, 4, 4, 21]
+    assert [key.cut_after(4, n) for n in (1, 16, 18)] == [20, 20, 22]
+
+
 def test_realms_have_nothing_in_common():
     tree = Tree()
     grow(tree, 1, [1, 2, 3])

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from localrun.engine.backend import Batch, DecodeFailed, NoRoom
+from localrun.engine.backend import AdapterSet, Batch, DecodeFailed, NoRoom
 from localrun.engine.fake import FakeBackend, FakeWorker
 from localrun.engine.native.background import BATCH_S, Background
 from localrun.engine.request import Request
@@ -155,6 +155,9 @@ class Unlimited:
         self.batch = Batch(1024)
         self.first_seq, self.n_seqs = 0, N_PLACES
         self.is_busy, self.computed_s = False, 0.0
+
+    def use(self, adapters: AdapterSet) -> None:
+        pass
 
     def start(self, n_rows: int) -> None:
         self.is_busy = True

@@ -6,6 +6,7 @@ every partial removal from a window, while llama.cpp allows those of which it st
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,17 +16,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localrun.engine.backend import DecodeFailed, MemoryKind, NoRoom
+from localrun.engine.backend import BASE, AdapterSet, DecodeFailed, MemoryKind, NoRoom
 from localrun.engine.fake import FakeBackend
 from localrun.engine.native.background import Worker
 from localrun.engine.native.llama import LlamaBackend
+from localrun.errors import BadModelFile
 from localrun.models.synthesis.synthesize import synthesize
-from localrun.wire import Sampling
+from localrun.wire import Adapter, Sampling
 from tests.engine.conftest import n_held
 from tests.engine.harness import n_seqs_away
+from tests.lora_file import write_vector
 
 N_SLOTS, N_SPARE, N_BATCH = 4, 2, 64
-REFUSALS = (ValueError, NoRoom, DecodeFailed)
+REFUSALS = (ValueError, NoRoom, DecodeFailed, BadModelFile)
 Subject = FakeBackend | LlamaBackend
 
 
@@ -695,3 +698,72 @@ def test_a_stream_gets_warm_beside_the_steps(both: Both):
     assert both.result(gets_warm) is True
     for seq in (-1, both.n_seqs + both.n_away):
         both.refuses(ValueError, lambda backend, seq: backend.warm(seq, 10), (seq, seq))
+
+
+# --- adapters ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def adapter(both: Both, opened: tuple[Case, LlamaBackend], models: Callable[[str], Path]) -> Iterator[AdapterSet]:
+    """A set of one control vector, which neither backend has loaded."""
+    model = models(opened[0].model)
+    path = write_vector(model, model.with_suffix(".vector"))
+    digest = hashlib.sha256(path.read_bytes()).digest()
+    yield AdapterSet.of([Adapter(str(path), digest)])
+    both.real.use(BASE)
+    both.real.batch.realm = b""
+    both.real.free_adapter(digest)
+
+
+def test_rows_are_computed_with_the_adapters_in_use_or_not_at_all(both: Both, adapter: AdapterSet):
+    def decode(backend: Subject, realm: bytes) -> None:
+        backend.batch.realm = realm
+        rows(0, 4)(backend)
+
+    both.refuses(ValueError, lambda backend: backend.use(adapter))
+    both.do(lambda backend: backend.load_adapter(adapter.adapters[0]))
+    both.do(lambda backend: backend.load_adapter(adapter.adapters[0]))
+    both.do(lambda backend: backend.use(adapter))
+    both.refuses(ValueError, decode, (b"",) * 2)
+    both.refuses(ValueError, decode, (b"another",) * 2)
+    assert both.result(decode, (adapter.realm,) * 2) is None
+    both.do(lambda backend: backend.seq_remove(0, 0))
+    both.do(lambda backend: backend.use(BASE))
+    both.refuses(ValueError, decode, (adapter.realm,) * 2)
+    assert both.result(decode, (b"",) * 2) is None
+
+
+def test_an_adapter_that_is_left_is_not_in_use(both: Both, adapter: AdapterSet):
+    both.do(lambda backend: backend.load_adapter(adapter.adapters[0]))
+    both.do(lambda backend: backend.use(adapter))
+    assert both.result(lambda backend: backend.leave_adapter(adapter.adapters[0].digest)) is True
+    assert both.result(rows(0, 4)) is None
+    both.do(lambda backend: backend.free_adapter(adapter.adapters[0].digest))
+    both.refuses(ValueError, lambda backend: backend.use(adapter))
+    both.refuses(BadModelFile, lambda backend: backend.load_adapter(Adapter("/nowhere/broken", b"?" * 32)))
+
+
+def test_the_background_keeps_to_its_own_adapters(both: Both, adapter: AdapterSet):
+    if not both.n_away:
+        pytest.skip("there is none here")
+    both.do(lambda backend: backend.load_adapter(adapter.adapters[0]))
+
+    def compute(backend: Subject, realm: bytes) -> bool:
+        """Whether the adapter could be freed meanwhile."""
+        worker = backend.background.worker
+        fill(worker.batch, worker.first_seq, 8)
+        worker.batch.realm = realm
+        worker.start(8)
+        could_leave = backend.leave_adapter(adapter.adapters[0].digest)
+        while not worker.is_over(1.0):
+            pass
+        worker.finish()
+        return could_leave
+
+    both.do(lambda backend: backend.background.worker.use(adapter))
+    both.refuses(ValueError, compute, (b"",) * 2)
+    assert both.result(compute, (adapter.realm,) * 2) is False
+    assert both.result(lambda backend: backend.leave_adapter(adapter.adapters[0].digest)) is True
+    both.refuses(ValueError, compute, (adapter.realm,) * 2)
+    for backend in (both.fake, both.real):
+        backend.background.worker.batch.realm = b""

@@ -90,7 +90,7 @@ def test_answers_are_the_same_with_drafts(backend: LlamaBackend, sampling: str):
         for number in range(N_STREAMS)
     ]  # fmt: skip
     plain = answers(backend, Speculation(backend, time.monotonic, is_on=False), submits)
-    drafted = answers(backend, Speculation(backend, time.monotonic, choose=any_rows(3)), submits, plain)
+    drafted = answers(backend, Speculation(backend, time.monotonic, policy=any_rows(3)), submits, plain)
     n_same = sum(check_alike(drafted[number], plain[number]) for number in plain)
     assert n_same > N_STREAMS * N_TOKENS / 3
     assert sum(answer.n_drafted for answer in drafted.values()) > N_TOKENS / 4
@@ -100,7 +100,7 @@ def test_logits_that_stay_on_the_device_are_enough_for_drafts(tiny_gguf: Path):
     backend = open_tiny(tiny_gguf, n_cells=2048, n_seqs=4, samples_on_device=True)
     submits = [Submit(id=number, sampling=SAMPLINGS["greedy"], n_predict=N_TOKENS) for number in range(N_STREAMS)]
     plain = answers(backend, Speculation(backend, time.monotonic, is_on=False), submits)
-    drafted = answers(backend, Speculation(backend, time.monotonic, choose=any_rows(3)), submits, plain)
+    drafted = answers(backend, Speculation(backend, time.monotonic, policy=any_rows(3)), submits, plain)
     n_same = sum(drafted[number].tokens == was.tokens for number, was in plain.items())
     backend.close()
     assert n_same >= N_STREAMS - 1
@@ -115,7 +115,7 @@ def test_a_grammar_forces_drafts_and_the_answer_stays_its_own(backend: LlamaBack
         for number in range(N_STREAMS)
     ]  # fmt: skip
     plain = answers(backend, Speculation(backend, time.monotonic, is_on=False), submits)
-    drafted = answers(backend, Speculation(backend, time.monotonic, choose=any_rows(4)), submits)
+    drafted = answers(backend, Speculation(backend, time.monotonic, policy=any_rows(4)), submits)
     for number, was in plain.items():
         now = drafted[number]
         check_alike(now, was)

@@ -15,6 +15,7 @@ SAMPLINGS = {
     "kept": {"top_k": N_KEPT},
     "top-p": {"top_k": 0, "top_p": 0.05},
     "min-p": {"top_k": 0, "min_p": 0.5},
+    "mirostat": {"top_k": 0, "mirostat": 2, "mirostat_tau": 1.5},
     "penalized": {"top_k": N_KEPT, "repeat_penalty": 1.5, "penalty_last_n": 64},
 }
 
@@ -31,6 +32,11 @@ def shares(logits: np.ndarray, sampling: Sampling, seen: list[int]) -> np.ndarra
         order = np.argsort(logits)[::-1]
         sums = np.cumsum(np.exp(logits[order]) / np.exp(logits).sum())
         logits[order[1 + int(np.searchsorted(sums, sampling.top_p)) :]] = -np.inf
+    if sampling.mirostat:
+        logits = logits / sampling.temperature
+        surprises = np.log2(np.exp(logits - logits.max()).sum()) - (logits - logits.max()) / np.log(2)
+        logits[surprises > 2 * sampling.mirostat_tau] = -np.inf
+        return np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
     if sampling.min_p:
         logits[logits < logits.max() + np.log(sampling.min_p)] = -np.inf
     weights = np.exp((logits - logits.max()) / sampling.temperature)

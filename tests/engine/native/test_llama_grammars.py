@@ -193,7 +193,7 @@ def test_while_a_grammar_waits_for_its_trigger_the_vocabulary_is_listed_once(
         return list_all(*given)
 
     monkeypatch.setattr(np, "delete", counted)
-    sampler = backend.sampler(Sampling(temperature=1.0, seed=3), ignore_eos=True)
+    sampler = backend.sampler(Sampling(temperature=1.0, top_k=40, seed=3), ignore_eos=True)
     sampler.constrain(constraint(compiled(backend, GrammarKind.REGEX, "[a-e]+"), triggers=("no such text",)))
     for _ in range(5):
         assert sampler.sample(ROW) not in backend.eog_tokens

@@ -33,6 +33,7 @@ from localrun.models.synthesis.tensor_plan import SHAPES, plan_tensors
 from localrun.wire import DraftCounts, DraftSource, Sampling, Submit
 from tests.engine.conftest import saved_state
 from tests.engine.native.test_drafts import answers, check_alike
+from tests.engine.speculate.drafters import always
 
 N_SEQS, N_BATCH, N_CELLS = 4, 64, 512
 SHAPE = SHAPES["tiny-qwen35-nextn"]
@@ -349,7 +350,7 @@ def test_an_engine_answers_with_them(rigged: LlamaBackend):
         rigged,
         engine_module.Limits(N_SEQS, 8, 0.0, 0),
         lambda: 0.0,
-        speculation=Speculation(rigged, lambda: 0.0, choose=as_many_as_possible),
+        speculation=Speculation(rigged, lambda: 0.0, policy=always(as_many_as_possible)),
     )
     prompts = {number: list(range(400 * number + 300, 400 * number + 320 + 50 * number)) for number in range(3)}
     texts: dict[int, list[int]] = {number: [] for number in prompts}
@@ -380,7 +381,7 @@ def test_wrong_drafts_change_no_answer(random: LlamaBackend):
         for number in range(3)
     ]  # fmt: skip
     plain = answers(random, Speculation(random, lambda: 0.0, is_on=False), submits)
-    drafted = answers(random, Speculation(random, lambda: 0.0, choose=as_many_as_possible), submits)
+    drafted = answers(random, Speculation(random, lambda: 0.0, policy=always(as_many_as_possible)), submits)
     for number, answer in drafted.items():
         assert answer.n_drafted > 40
         check_alike(answer, plain[number])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -151,3 +152,37 @@ def test_slices_of_an_array_and_of_a_bytearray_are_the_same():
     state = blob([1, 0, 2])
     layout = layout_of(state)
     assert np.array_equal(layout.slice(np.frombuffer(state, np.uint8), 0, 3), layout.slice(state, 0, 3))
+
+
+# A prompt of two tokens, a picture of 2 x 3 rows at one position, and a token: position, x, y, token.
+PLACES = [(0, 0, 0, 7), (1, 1, 1, 8), *((2, 2 + x, 2 + y, -1) for y in range(2) for x in range(3)), (5, 5, 5, 9)]
+
+
+def wide_blob(order: list[int], *, n_streams: int = 1) -> bytearray:
+    """As `blob`, with places that are not told apart by their positions."""
+    state = bytearray(struct.pack("=IiI", MAGIC, 5, n_streams))
+    state += struct.pack("=I", len(order))
+    for index in order:
+        position, x, y, token = PLACES[index]
+        state += struct.pack("=iIiiii", position, 1, x, y, token, 5)
+    state += struct.pack("=II", 0, len(TENSORS) // 2)
+    for tensor, (kind, row_bytes) in enumerate(TENSORS):
+        state += struct.pack("=iQ", kind, row_bytes)
+        state += b"".join(row(tensor, index) for index in order)
+    return state + bytes(4 * (n_streams - 1))
+
+
+@given(st.permutations(range(len(PLACES))), st.integers(0, len(PLACES)), st.integers(0, len(PLACES)))
+@settings(max_examples=100)
+def test_rows_of_a_picture_are_cut_by_their_places(order: list[int], one: int, other: int):
+    state, n_rows = wide_blob(order), len(PLACES)
+    layout = layout_of(state)
+    assert (layout.is_wide, layout.token_bytes) == (True, 28 + 16)
+    ordered = wide_blob(list(range(n_rows)))
+    cuts = sorted({0, one, other, n_rows})
+    pieces = [(bytes(layout.slice(state, start, end)), start, start, end) for start, end in pairwise(cuts)]
+    joined = joined_by(layout, pieces, n_streams=2)
+    for start, end in pairwise(cuts):
+        expected = bytes(layout.slice(ordered, start, end))
+        assert bytes(layout.slice(state, start, end)) == bytes(layout.slice(joined, start, end)) == expected
+        assert bytes(layout.slice(state, start + 30, end + 30, first=30)) == expected

@@ -177,10 +177,11 @@ def test_steps_that_take_longer_are_no_reason_for_more_threads():
     assert run(threads, lambda n: 3 * contended(n), LONGEST_PAUSE).count(2) <= before
 
 
-def test_a_new_kind_of_steps_begins_with_what_its_neighbours_know():
+def test_fewer_rows_begin_with_the_threads_of_more_and_more_rows_with_all():
     threads = StepThreads(2)
     run(threads, contended, 4 * FIRST_PAUSE, n_rows=4)
-    assert (threads.choose(2), threads.choose(16)) == (1, 1)
+    assert (threads.choose(2), threads.choose(16)) == (1, 2)
+    assert threads.choose(32, limit=1) == 1
 
 
 def test_two_numbers_that_are_as_good_are_not_tried_all_the_time():

@@ -12,7 +12,7 @@ import pytest
 
 from localrun.engine.backend import DecodeFailed
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.native.worker import PIECE_S, LlamaWorker, Pieces
+from localrun.engine.native.worker import PIECE_S, LlamaWorker, Pieces, Turns
 from tests.engine.conftest import compute, open_tiny
 
 PATIENCE_S = 60.0
@@ -103,6 +103,7 @@ def test_a_failure_between_two_pieces_is_an_error_and_no_answer(backend: LlamaBa
     def fail(*_: object) -> None:
         raise MemoryError
 
+    monkeypatch.setattr(Pieces, "is_end", lambda _: True)
     monkeypatch.setattr(Pieces, "note", fail)
     begin(backend, PROMPT[:-1])
     with pytest.raises(DecodeFailed, match="MemoryError"):
@@ -142,7 +143,7 @@ def test_the_end_of_one_batch_does_not_answer_for_a_pause_of_the_next(
         backend.seq_remove(backend.n_seqs, 0)
         for start in (0, 90):
             begin(backend, PROMPT[:90], start=start)
-            with worker.paused():
+            with backend.turns.step():
                 n_nodes = len(nodes)
                 time.sleep(0.01)
                 assert len(nodes) == n_nodes, "the background computes while it is paused"
@@ -157,7 +158,7 @@ def test_a_worker_that_is_slow_to_wait_answers_the_next_pause_too(backend: Llama
     backend.rebuild(split=True)  # a new worker begins with short pieces
     begin(backend, PROMPT[:-1])
     for _ in range(10):
-        with worker_of(backend).paused():
+        with backend.turns.step():
             pass
     finish(backend)
 
@@ -220,3 +221,75 @@ def test_one_quick_piece_at_most_doubles_the_next():
     pieces.is_end()
     pieces.note(0.0)
     assert pieces_of(pieces, 6, 0.0) == [2, 4]
+
+
+def test_turns_exclude_each_other_and_come_to_everybody():
+    turns, n_each = Turns(), 200
+    inside: list[str] = []
+    wrong: list[str] = []
+    done: dict[str, int] = {}
+
+    def compute(name: str) -> None:
+        inside.append(name)
+        if sum(other != "beside" for other in inside) > 1:
+            wrong.append(name)
+        time.sleep(0)
+        inside.remove(name)
+        done[name] = done.get(name, 0) + 1
+
+    def pieces(name: str) -> None:
+        beside = name == "beside"
+        for _ in range(n_each):
+            turns.take(beside=beside)
+            compute(name)
+            turns.leave(beside=beside)
+
+    def steps() -> None:
+        for _ in range(n_each):
+            with turns.step() as is_alone:
+                if is_alone and inside:
+                    wrong.append("not alone")
+                compute("step")
+
+    threads = [threading.Thread(target=pieces, args=(name,), daemon=True) for name in ("one", "other", "beside")]
+    threads.append(threading.Thread(target=steps, daemon=True))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert wrong == []
+    assert done == dict.fromkeys(("one", "other", "beside", "step"), n_each)
+
+
+def test_a_long_operation_beside_holds_up_nobody():
+    turns = Turns()
+    turns.take(beside=True)
+    with turns.step() as is_alone:
+        assert not is_alone
+        assert turns.is_wanted(beside=True)
+    turns.take()
+    assert not turns.is_wanted()
+    turns.leave()
+    turns.leave(beside=True)
+    with turns.step() as is_alone:
+        assert is_alone
+
+
+def test_a_piece_goes_before_the_next_step():
+    turns, order, has_taken = Turns(), [], threading.Event()
+
+    def piece() -> None:
+        turns.take()
+        order.append("piece")
+        turns.leave()
+
+    with turns.step():
+        thread = threading.Thread(target=piece)
+        thread.start()
+        while not turns.is_wanted():
+            has_taken.wait(0.001)
+    with turns.step():
+        order.append("step")
+    thread.join()
+    assert order == ["piece", "step"]

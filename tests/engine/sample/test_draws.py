@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from localrun.engine.sample.draws import Mirostat, bits_at, fraction, native_seed
+from localrun.engine.sample.draws import Mirostat, Nucleus, bits_at, fraction, native_seed
 
 
 def test_neighbouring_seeds_and_positions_have_nothing_in_common():
@@ -48,3 +48,52 @@ def test_mirostat_never_draws_what_is_banned():
     for version in (1, 2):
         mirostat = Mirostat(version, tau=5.0, eta=0.1, temperature=0.5, n_vocab=50)
         assert {mirostat.draw(logits, at) for at in (0.0, 0.5, 1 - 2**-53)} == {7}
+
+
+def chances(logits: np.ndarray, *, top_p: float, min_p: float, temperature: float) -> np.ndarray:
+    """By the definitions: what is left after top-p and min-p, at this temperature."""
+    scaled = logits.astype(np.float64) - logits.max()
+    weights = np.exp(scaled)
+    order = np.argsort(-weights, kind="stable")
+    n_kept = int(np.searchsorted(np.cumsum(weights[order]) / weights.sum(), top_p)) + 1 if top_p < 1 else logits.size
+    kept = np.zeros(logits.size, bool)
+    kept[order[:n_kept]] = True
+    kept &= weights >= min(min_p, 1.0)
+    made = np.where(kept, np.exp(scaled / temperature), 0.0)
+    return made / made.sum()
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 4.0])
+@pytest.mark.parametrize("n_tokens", [1, 2, 511, 513, 3000])
+@pytest.mark.parametrize(
+    ("top_p", "min_p", "temperature"),
+    [
+        (1.0, 0.0, 1.0), (1.0, 0.0, 0.3), (0.9, 0.0, 1.0), (0.9, 0.05, 0.7), (1.0, 0.1, 2.0), (0.0, 0.0, 1.0),
+        (0.5, 2.0, 1.0),
+    ],
+)  # fmt: skip
+def test_as_much_of_a_line_falls_to_each_token_as_it_is_likely(
+    spread: float, n_tokens: int, top_p: float, min_p: float, temperature: float
+):
+    logits = np.random.default_rng(n_tokens).normal(-3, spread, n_tokens).astype(np.float32)
+    logits[1:4] = logits[0]  # equally likely ones
+    nucleus = Nucleus(top_p=top_p, min_p=min_p, temperature=temperature)
+    places = (np.arange(4000) + 0.5) / 4000
+    drawn = np.bincount([nucleus.draw(logits, float(at)) for at in places], minlength=n_tokens) / 4000
+    expected = chances(logits, top_p=top_p, min_p=min_p, temperature=temperature)
+    # One token at the border may be in or out, by rounding.
+    assert np.abs(drawn - expected).sum() < 2 * expected[expected > 0].min() + 2 * np.count_nonzero(expected) / 4000
+    assert np.count_nonzero(drawn[expected == 0]) <= 1
+
+
+@pytest.mark.parametrize("how", [{}, {"top_p": 0.99}, {"min_p": 0.01}, {"temperature": 1e-6}])
+def test_the_ends_of_the_line_are_tokens_that_may_be_drawn(how: dict[str, float]):
+    logits = np.full(2000, -np.inf, np.float32)
+    logits[[3, 700]] = 5.0, 4.9
+    nucleus = Nucleus(**{"top_p": 1.0, "min_p": 0.0, "temperature": 1.0} | how)
+    for at in (0.0, 0.25, 0.75, 1 - 2**-53):
+        assert nucleus.draw(logits, at) in (3, 700)
+        assert nucleus.draw(logits[700:701], at) == 0  # fewer, as with a grammar
+    logits[:] = -np.inf
+    logits[1999] = -1e30
+    assert nucleus.draw(logits, 1 - 2**-53) == 1999

@@ -173,3 +173,16 @@ def test_a_few_tokens_at_the_end_of_a_long_prompt_go_to_the_background():
     budget = deep_machine().budget
     assert budget.direct_tokens(0.14, 0) == TILE_ROWS
     assert budget.direct_tokens(0.14, 4096) < SMALL_ROWS[0]
+
+
+def test_what_a_change_of_adapters_costs_is_learned_and_never_more_than_a_whole_step():
+    budget = Budget(batch_rows=512, mixes_rows=False)
+    assert budget.switch_s == 0.0
+    for index in range(40):
+        n_rows, switches = (64, 128, 192)[index % 3], index % 2 == 0
+        budget.observe(
+            n_decode=0, n_prefill=n_rows, depth=0.0, step_s=n_rows * 1e-3 + 0.02 * switches, switches=switches
+        )
+    assert budget.switch_s == pytest.approx(0.02, rel=0.1)
+    budget.observe(n_decode=2, n_prefill=0, depth=0.0, step_s=0.015, switches=True)
+    assert budget.switch_s == pytest.approx(0.015)

@@ -7,7 +7,7 @@ from random import Random
 
 from localrun.engine.fake import FakeBackend, digest_after, next_token
 from localrun.engine.request import Request
-from localrun.engine.speculate.choice import Choice, Limits, Stream
+from localrun.engine.speculate.choice import Choice, Limits, Policy, Stream
 from localrun.engine.speculate.costs import RowCosts
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import DraftSource
@@ -49,7 +49,12 @@ class Oracle:
         pass
 
 
-def any_rows(seed: int) -> Callable[[Sequence[Stream], RowCosts, Limits], Choice | None]:
+def always(choose: Callable[[Sequence[Stream], RowCosts, Limits], Choice | None]) -> Policy:
+    """This choice, in every step."""
+    return Policy(may_pay=lambda *_, is_even: True, choose=choose)
+
+
+def any_rows(seed: int) -> Policy:
     """A choice at random within the limits, whatever it costs."""
     random = Random(seed)
 
@@ -60,10 +65,10 @@ def any_rows(seed: int) -> Callable[[Sequence[Stream], RowCosts, Limits], Choice
             n_left -= n_rows[-1]
         return Choice(tuple(n_rows), 1.5, float(len(streams)))
 
-    return choose
+    return always(choose)
 
 
 def drafting(seed: int, share_right: float) -> Callable[[FakeBackend, Callable[[], float]], Speculation]:
     """For a `Harness`: an oracle whose drafts get any number of rows."""
     oracle = Oracle(seed, share_right)
-    return lambda backend, clock: Speculation(backend, clock, drafter_of=lambda request: oracle, choose=any_rows(seed))
+    return lambda backend, clock: Speculation(backend, clock, drafter_of=lambda request: oracle, policy=any_rows(seed))

@@ -22,6 +22,7 @@ from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import DraftSource, Sampling, Submit
 from tests.engine.conftest import open_tiny
 from tests.engine.harness import Harness
+from tests.engine.speculate.drafters import always
 from tests.engine.speculate.fake_draft import FakeDraftContext
 
 N_TOKENS = 24
@@ -40,7 +41,7 @@ def eager(streams: Sequence[Stream], costs: RowCosts, limits: choice.Limits) -> 
 
 def drafting(open_draft: Callable[[], DraftModel]) -> Callable[[FakeBackend, Callable[[], float]], Speculation]:
     models = DraftModels(lambda path, is_wanted: open_draft(), "own")
-    return lambda backend, clock: Speculation(backend, clock, drafter_of=models.drafter_for, choose=eager)
+    return lambda backend, clock: Speculation(backend, clock, drafter_of=models.drafter_for, policy=always(eager))
 
 
 def without_drafts(prompt: list[int], n_tokens: int) -> list[int]:
@@ -106,7 +107,7 @@ def test_a_real_model_drafts_for_itself(tiny_gguf: Path, may_split: bool):
         lambda path, is_wanted: DraftModel(backend.open_draft(path, is_wanted), time.perf_counter, least_chance=0.0),
         str(tiny_gguf),
     )
-    speculation = Speculation(backend, time.perf_counter, drafter_of=models.drafter_for, choose=eager)
+    speculation = Speculation(backend, time.perf_counter, drafter_of=models.drafter_for, policy=always(eager))
     engine = Engine(backend, Limits(4, 16, 0.0, 1 << 20), time.perf_counter, speculation=speculation)
     greedy = Sampling(temperature=0)
     for number in range(4):

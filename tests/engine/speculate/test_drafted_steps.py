@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -13,8 +14,9 @@ from localrun.engine.sample.constraint import Constraint
 from localrun.engine.speculate.choice import Choice
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import Finish, Grammar, GrammarKind, Lane
+from tests.engine.disk_harness import flushed, tier
 from tests.engine.harness import Harness, expected_output
-from tests.engine.speculate.drafters import Oracle, any_rows, drafting
+from tests.engine.speculate.drafters import Oracle, always, any_rows, drafting
 
 PROMPT = list(b"tell me a story")
 KINDS = [MemoryKind.ATTENTION, MemoryKind.WINDOW, MemoryKind.HYBRID]
@@ -43,7 +45,7 @@ class Noting(Oracle):
 
 def with_drafter(oracle: Oracle):
     return lambda backend, clock: Speculation(
-        backend, clock, drafter_of=lambda request: oracle, choose=any_rows(1)
+        backend, clock, drafter_of=lambda request: oracle, policy=any_rows(1)
     )  # fmt: skip
 
 
@@ -111,7 +113,7 @@ def test_a_choice_is_told_what_can_be_computed_together(
     oracle = Oracle(1, 1.0)
     harness = Harness(
         n_cells=512, memory_kind=kind, is_split=is_split, n_batch=n_batch,
-        speculation=partial(Speculation, drafter_of=lambda request: oracle, choose=choose),
+        speculation=partial(Speculation, drafter_of=lambda request: oracle, policy=always(choose)),
     )  # fmt: skip
     harness.submit(0, PROMPT, n_predict=5)
     harness.submit(1, PROMPT[::-1], n_predict=5)
@@ -193,3 +195,24 @@ def test_what_is_kept_of_an_answer_with_drafts_is_right(kind: MemoryKind, is_spl
         harness.submit(2 * turn + 1, other[turn:], n_predict=40)
         harness.run()
     assert n_cached > 100
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_drafts_left_on_disk_is_what_was_said(kind: MemoryKind, tmp_path: Path):
+    said: list[list[int]] = []
+    for restart in range(3):
+        disk = tier(tmp_path)
+        harness = Harness(n_cells=512, memory_kind=kind, disk=disk, speculation=drafting(restart, 0.5))
+        for number in range(3):
+            prompt = said[number] if restart else [*PROMPT, number]
+            harness.submit(number, [*prompt, 65 + restart], n_predict=40)
+        harness.run()
+        for number in range(3):
+            prompt = [*(said[number] if restart else [*PROMPT, number]), 65 + restart]
+            assert harness.tokens[number] == expected_output(prompt, 40)
+            said[number : number + 1] = [[*prompt, *harness.tokens[number]]]
+            if restart:
+                assert harness.finals[number].usage.n_cached > 16, "the last answer was computed again"
+        assert sum(count.n_drafted - count.n_accepted for count in harness.engine.totals.drafts.by_source()) > 5
+        harness.engine.close()
+        flushed(disk).close()

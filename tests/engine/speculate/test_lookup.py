@@ -111,3 +111,15 @@ def test_a_long_prompt_is_indexed_over_several_calls():
     assert drafted(lookup, 4) == [], "that far it has not been read"
     grown(tokens, lookup, 100_003, 100_004, *last)
     assert drafted(lookup, 4) == prompt[-10:-6]
+
+
+def test_media_are_never_drafted_and_a_draft_ends_before_them():
+    tokens = [1, 2, 3, 4, -7, -8, 5, 6, 1, 2, 3]
+    lookup = Lookup(tokens, len(tokens), has_media=True)
+    assert drafted(lookup, 5) == [4]
+    grown(tokens, lookup, 4)
+    assert drafted(lookup, 5) == []
+    grown(tokens, lookup, 5, 6)
+    assert all(token >= 0 for token in drafted(lookup, 5))
+    only_media = [-7] * 9
+    assert drafted(Lookup(only_media, 9, has_media=True), 5) == []

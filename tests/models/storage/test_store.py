@@ -14,7 +14,8 @@ import pytest
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound
 from localrun.models import builtin, naming
 from localrun.models.gguf import reader
-from localrun.models.storage.store import DamagedFile, Origin, Store
+from localrun.models.storage.model import Origin
+from localrun.models.storage.store import DamagedFile, Store
 
 
 @pytest.fixture
@@ -132,8 +133,8 @@ def test_headers_are_parsed_once_while_a_file_stays_the_same(
     models: Store, folder: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[str] = []
-    read_header = reader.read_header
-    monkeypatch.setattr(reader, "read_header", lambda path: parsed.append(path.name) or read_header(path))
+    read_named = reader.read_named
+    monkeypatch.setattr(reader, "read_named", lambda path: parsed.append(path.name) or read_named(path))
     put(tiny_gguf, folder, "good.gguf")
     (folder / "bad.gguf").write_bytes(b"GGUF")
     for _ in range(3):

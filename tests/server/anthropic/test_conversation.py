@@ -104,7 +104,9 @@ def test_documents_and_search_results_are_read_where_they_are_text() -> None:
 @pytest.mark.parametrize(
     ("content", "field"),
     [
-        ([{"type": "image", "source": {"type": "base64", "data": "aGk="}}], "messages[0].content[0]"),
+        ([{"type": "image", "source": {"type": "base64"}}], "messages[0].content[0].source.data"),
+        ([{"type": "image", "source": {"type": "file", "file_id": "f"}}], "messages[0].content[0].source.type"),
+        ([{"type": "search_result", "content": [{"type": "image"}]}], "messages[0].content[0].content[0]"),
         ([text("a"), {"type": "video"}], "messages[0].content[1].type"),
         ([{"type": "text"}], "messages[0].content[0].text"),
         ([{"type": "tool_result", "content": "x"}], "messages[0].content[0].tool_use_id"),
@@ -112,7 +114,7 @@ def test_documents_and_search_results_are_read_where_they_are_text() -> None:
         ([{"type": "document", "source": "x"}], "messages[0].content[0].source"),
         (
             [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}],
-            "messages[0].content[0].content[0]",
+            "messages[0].content[0].content[0].source.type",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from localrun.errors import CannotFit
 from localrun.models.fit import CELL_STEP, USABLE_RAM, Gpu, Machine
 from localrun.models.gguf.header import Header
 from localrun.models.gguf.reader import read_header
-from localrun.server.engines.placement import Placement, place, place_text
+from localrun.server.engines.placement import Placement, place, place_text, wish_of
 
 WEIGHTS_BYTES = 1_000_000
 CELL_BYTES = 1_000
@@ -106,7 +106,7 @@ def header(small_model: Path) -> Header:
 
 def placed_text(header: Header, ram_mib: int, *gpu_mib: int, **settings: Any) -> Placement:
     gpus = tuple(Gpu("GPU", mib * MIB) for mib in gpu_mib)
-    return place_text("m", header, Settings(**settings), Machine(ram_mib * MIB, gpus))
+    return place_text("m", header, Machine(ram_mib * MIB, gpus), wish_of(Settings(**settings)))
 
 
 def test_plenty_of_memory_gives_what_the_settings_say(header: Header) -> None:
@@ -153,3 +153,38 @@ def test_a_gpu_takes_the_layers_and_leaves_little_in_ram(header: Header) -> None
     assert placement.n_gpu_layers == header.n_layers + 1
     assert placement.needed_bytes < placed_text(header, 1000).needed_bytes
     assert placed_text(header, 1000, 4000, gpu_layers=2).n_gpu_layers == 2
+
+
+def test_a_context_is_kept_or_refused_with_what_would_fit(header: Header) -> None:
+    def placed(ram_mib: int, n_ctx: int, **settings: Any) -> Placement:
+        wish = wish_of(Settings(**{"slots": 2, **settings}), n_ctx=n_ctx)
+        return place_text("m", header, Machine(ram_mib * MIB), wish)
+
+    assert placed(64_000, 100_000).n_kv_cells == 100_352
+    assert placed(64_000, 100_000, kv_cells=512).n_kv_cells == 100_352
+    assert placed(64_000, 100_000, kv_cells=120_000).n_kv_cells == 120_320
+    assert placed(64_000, 300).n_kv_cells == 2 * 4096, "no less than without"
+    with pytest.raises(CannotFit, match=r"use a smaller num_ctx than 1000000 \(\d+ would fit\)"):
+        placed(300, 1_000_000)
+
+
+def test_what_was_asked_for_is_named_in_a_refusal(header: Header) -> None:
+    f16, q8_0 = (
+        placed_text(header, 64_000, kv_cells=200_000, kv_type=kv_type).needed_bytes for kv_type in ("f16", "q8_0")
+    )
+    between_mib = int((f16 + q8_0) / 2 / 0.8 / MIB)
+    with pytest.raises(CannotFit, match=r"--kv-cells \d+ would fit"):
+        placed_text(header, between_mib, kv_cells=200_000, kv_type="f16")
+    with pytest.raises(CannotFit, match=r"put fewer layers on the GPU than 5 .*gpu_layers: 0 would fit"):
+        placed_text(header, 4000, 1, gpu_layers=5)
+
+
+def test_a_type_that_is_too_large_is_named_in_a_refusal(header: Header) -> None:
+    messages = []
+    for ram_mib in range(400, 60, -1):
+        try:
+            placed_text(header, ram_mib, kv_type="f16")
+        except CannotFit as refusal:
+            messages.append(refusal.message)
+    assert "leave kv_type f16 out (q8_0 would fit)" in messages[0]
+    assert "take a smaller model" in messages[-1]

@@ -11,7 +11,7 @@ import pytest
 
 from localrun.config import Settings, latency_target_s
 from localrun.errors import BadRequest, CannotFit
-from localrun.models.storage.store import Model
+from localrun.models.storage.model import Model
 from localrun.server.engines.placement import place_embeddings
 from localrun.server.engines.resident import FileStamp, Use, pooling_for
 from localrun.wire import Pooling

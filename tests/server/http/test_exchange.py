@@ -429,7 +429,12 @@ def test_a_key_twice_is_found_in_large_bodies_as_in_small_ones(value: Any, ascii
     assert bool(said_of(text)) == bool(said_of(text + " " * LARGE_BYTES))
 
 
-@pytest.mark.parametrize("piece", ["1,", "[],", '"text",', " ", '{"a": [1, 2]}, '])
+LONG_TEXT = '"' + "abc\\/" * (LARGE_BYTES // 5) + '",'
+
+
+@pytest.mark.parametrize(
+    "piece", ["1,", "[],", '"text",', " ", '{"a": [1, 2]}, ', LONG_TEXT], ids=lambda piece: piece[:6]
+)
 def test_a_large_body_is_looked_at_in_short_steps(piece: str) -> None:
     """Threads take turns between lines of Python, not within a call of C that reads it all."""
     text = f"[{piece * (LARGE_BYTES * 4 // len(piece))}1]"
@@ -447,6 +452,18 @@ def test_a_large_body_is_looked_at_in_short_steps(piece: str) -> None:
     finally:
         sys.settrace(tracing)
     assert n_lines > len(text) / 65_536
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 5000, 'a\\"' * 3000, "a\\\\" * 3000, "é" * 3000, "a" * 5000 + "\\\\", "{" * 5000, '"' * 50]
+)
+def test_long_texts_are_passed_over_and_long_keys_are_seen(text: str) -> None:
+    key = json.dumps(text)
+    for made in (f'{{"x": {key}, "y": {key}}}', f'{{{key}: 1, "x": {{{key}: 1}}}}', f'{{"x": [{key}, {{}}, {key}]}}'):
+        assert said_of(made + " " * LARGE_BYTES) == said_of(made) == ""
+    twice = f'{{{key} : 1, "x": {key}, {key}: 2}}'
+    assert "occurs twice" in said_of(twice + " " * LARGE_BYTES)
+    assert said_of(twice + " " * LARGE_BYTES) == said_of(twice)
 
 
 async def test_a_large_body_is_looked_at_beside_the_event_loop() -> None:

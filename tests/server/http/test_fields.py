@@ -11,7 +11,7 @@ import pytest
 
 from localrun.config import latency_target_s
 from localrun.errors import BadModelFile, BadRequest
-from localrun.models.storage.store import Model
+from localrun.models.storage.model import Model
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, decode_body
 from localrun.server.http.failures import Shape

@@ -273,3 +273,17 @@ async def test_openmetrics_for_those_who_ask_for_it(running: Any) -> None:
         page, content_type = runtime.telemetry.metrics.page("application/openmetrics-text; version=1.0.0")
         assert content_type.startswith("application/openmetrics-text")
         assert page.endswith(b"# EOF\n")
+
+
+async def test_what_became_of_media_is_counted(running: Any, generate: Any) -> None:
+    async with running() as runtime:
+        await generate(runtime)
+        (resident,) = runtime.supervisor.residents()
+        for media in (wire.MediaCounts(1, 0, 256, 0.5), wire.MediaCounts(2, 3, 1280, 1.25, 4096)):
+            stats = replace(resident.link.stats, media=media)
+            runtime.telemetry.engine_step(resident.link, wire.Step(sent_at_s=0.0, deltas=[], stats=stats))
+        samples = _samples(runtime)
+        assert samples[_key("localrun_media_chunks_total", model="alpha", rows="encoded")] == 2
+        assert samples[_key("localrun_media_chunks_total", model="alpha", rows="kept")] == 3
+        assert samples[_key("localrun_media_tokens_total", model="alpha")] == 1280
+        assert samples[_key("localrun_media_encode_seconds_total", model="alpha")] == 1.25

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from localrun.config import NOTHING_ASKED, LoadSettings
 from localrun.errors import BadRequest
 from localrun.server.http.exchange import decode_body
 from localrun.server.ollama.bodies import ChatBody, GenerateBody, ModelBody, Options
@@ -44,6 +45,21 @@ def test_options_become_sampling_parameters() -> None:
 def test_a_number_with_a_fraction_is_cut_as_ollama_does() -> None:
     """litellm computes num_ctx with a fraction."""
     assert options(num_ctx=8192 * 1.25 + 0.5, num_predict=12.9).n_predict == 12
+
+
+def test_what_a_request_says_of_loading() -> None:
+    said = options(num_ctx=8192.5, num_gpu=-1.0, kv_type="q8_0", rope_frequency_scale=0.5, rope_scaling="yarn",
+                   yarn_orig_ctx=2048.0, num_thread=3, num_batch=64, slots=2, kv_cells=9000).load()  # fmt: skip
+    assert said == LoadSettings(
+        num_ctx=8192, gpu_layers=-1, kv_type="q8_0", rope_frequency_scale=0.5, rope_scaling="yarn", yarn_orig_ctx=2048
+    )
+    assert options(num_ctx=0, temperature=1).load() == NOTHING_ASKED
+
+
+@pytest.mark.parametrize("name", ["kv_type", "rope_scaling"])
+def test_a_word_that_is_none_is_refused_with_all_there_are(name: str) -> None:
+    with pytest.raises(BadRequest, match=rf"options\.{name}: 'x' is not one of .*, "):
+        options(**{name: "x"}).load()
 
 
 @pytest.mark.parametrize(
@@ -128,7 +144,8 @@ def test_empty_values_pass() -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"images": ["aGVsbG8="]}, "images"),
+        ({"images": ["aGVsbG8="], "suffix": "x"}, "images"),
+        ({"images": ["aGVsbG8="], "context": [1]}, "images"),
         ({"template": "{{ .Prompt }}"}, "template"),
         ({"template": "{% for message in messages %}{% endfor %}", "raw": True}, "template"),
         ({"system": "be brief", "raw": True}, "system"),
@@ -224,7 +241,7 @@ def test_calls_and_their_results() -> None:
     ("turn", "field"),
     [
         ({"role": "robot", "content": "x"}, "messages[1].role"),
-        ({"role": "user", "content": "x", "images": ["aGk="]}, "messages[1].images"),
+        ({"role": "user", "content": "x", "images": ["aGk="] * 17}, "messages[1].images[16]"),
         (
             {"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": "[1]"}}]},
             "messages[1].tool_calls[0].function.arguments",

@@ -253,12 +253,13 @@ def test_an_answer_that_was_begun_goes_on(daemon: Daemon) -> None:
 
 
 def test_images_are_refused_with_the_way_out(daemon: Daemon) -> None:
-    picture = [{"role": "user", "content": "what is it?", "images": ["aGk="]}]
+    png = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4//8/AAX+Av4N70a4AAAAAElFTkSuQmCC"
+    picture = [{"role": "user", "content": "what is it?", "images": [png]}]
     for error in (
         refused(daemon, "/api/chat", messages=picture),
-        refused(daemon, "/api/generate", prompt="x", images=["aGk="]),
+        refused(daemon, "/api/generate", prompt="x", images=[png]),
     ):
-        assert "'tiny' does not support images" in error
+        assert "'tiny' does not support images; send text, or pull a repository with a projector" in error
 
 
 def test_a_long_agent_s_turn_keeps_its_question(daemon: Daemon) -> None:

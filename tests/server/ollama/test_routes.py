@@ -233,7 +233,7 @@ def test_without_truncation_too_long_is_an_error_with_both_numbers(daemon: Daemo
 
 def test_a_smaller_context_never_loads_the_model_again(daemon: Daemon) -> None:
     chat(daemon, stream=False, options={"num_predict": 1})
-    for num_ctx in (16, 512.5, 1_000_000):
+    for num_ctx in (16, 512.5, N_CTX):
         answer = chat(daemon, stream=False, options={"num_predict": 1, "num_ctx": num_ctx})
         assert answer.json()["load_duration"] == 0
         assert answer.json()["prompt_eval_count"] == N_HELLO

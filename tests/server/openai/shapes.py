@@ -159,6 +159,7 @@ class ModelMeta(Strict):
     n_params: int
     n_vocab: int
     size: int
+    capabilities: list[str]
 
 
 class Model(Strict):

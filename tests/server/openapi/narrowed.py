@@ -30,6 +30,14 @@ MODELS = {
 PATHS = ("from", "source", "modelfile", "modelfile_folder")
 # A long answer is no better test than a short one.
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict", "n_predict")
+# Every other one is an engine of its own, which takes longer to start than to use.
+LOADS = {
+    "num_ctx": [1, 3000, 2**31 - 1],
+    "rope_frequency_base": [0, 1e6],
+    "rope_frequency_scale": [0, 1],
+    "yarn_orig_ctx": [0],
+    "rope_scaling": ["yarn"],
+}
 
 
 def finite(document: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +57,7 @@ def narrowed(document: dict[str, Any]) -> dict[str, Any]:
         properties = schema["properties"]
         models = MODELS.get(name, ["tiny"])
         narrow = {"model": models, "name": models, "destination": ["copied"]}
-        narrow |= {path: ["tiny", "missing"] for path in PATHS} | {length: [1, 8, 16] for length in LENGTHS}
+        narrow |= {path: ["tiny", "missing"] for path in PATHS} | {length: [1, 8, 16] for length in LENGTHS} | LOADS
         for field, values in narrow.items():
             if field in properties:
                 properties[field] = {"enum": values}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from localrun.models.storage.manifest import Message
-from localrun.models.storage.store import Model
+from localrun.models.storage.model import Model
 from localrun.server.prompting import conversation as messages
 from localrun.server.prompting.profile import profile_of
 

@@ -11,7 +11,7 @@ import pytest
 
 from localrun.models import creation
 from localrun.models.gguf.reader import read_header
-from localrun.models.storage.store import Model
+from localrun.models.storage.model import Model
 from localrun.server.prompting.profile import capabilities, profile_of
 
 

@@ -150,7 +150,8 @@ async def test_a_command_that_makes_no_sense_says_why_and_stays(desk: Any) -> No
             ("/retry", "nothing was asked yet"),
             ("/export", "nothing to export yet"),
             ("/think maybe", "takes one of on, off"),
-            ("/attach /nowhere/at/all", "cannot be read"),
+            ("/attach /nowhere/at/all", "was not found"),
+            ("/detach a.png", "a.png is not attached"),
             ("/title x", "once something was said"),
             ("/set temperature 9x", "temperature is '9x'"),
             ("/set top_p 1.5", "top_p is '1.5'"),
@@ -182,7 +183,7 @@ async def test_a_file_goes_with_the_next_question_only(desk: Any, tmp_path: Path
     (tmp_path / "notes.txt").write_text("seven apples")
     async with desk.open(SIZE) as pilot:
         await _type(desk, pilot, f"/attach {tmp_path / 'notes.txt'}")
-        await desk.see(pilot, "with notes.txt (12 B)")
+        await desk.see(pilot, "≡ notes.txt 12 B ✕")
         await _talk(desk, pilot, "how many", "seven")
         assert "seven apples" in _sent(desk)[0]
         await desk.see(pilot, "[with notes.txt]")
@@ -278,9 +279,10 @@ async def test_a_question_that_failed_waits_for_what_was_typed_since(desk: Any) 
 async def test_an_image_is_sent_again_with_its_question(desk: Any, tmp_path: Path) -> None:
     image = tmp_path / "fox.png"
     image.write_bytes(b"\x89PNG\r\n\x1a\nfox")
+    desk.daemon.capabilities.append("vision")
     async with desk.open(SIZE) as pilot:
         await _type(desk, pilot, f"/attach {image}")
-        await desk.see(pilot, "with fox.png")
+        await desk.see(pilot, "▣ fox.png 11 B ✕")
         await _talk(desk, pilot, "what is this", "A fox.")
         first = desk.daemon.questions[-1][1][-1]
         await _ask_again(desk, pilot, "r")
@@ -289,7 +291,7 @@ async def test_an_image_is_sent_again_with_its_question(desk: Any, tmp_path: Pat
         desk.daemon.end_answer()
         await desk.until(pilot, lambda: not desk.app.screen.view.is_answering)
         await _ask_again(desk, pilot, "e")
-        await desk.see(pilot, "with fox.png (")
+        await desk.see(pilot, "▣ fox.png 11 B ✕")
         await _talk(desk, pilot, " please", "A fox.")
     assert first["images"]
     assert [messages[-1] for _, messages in desk.daemon.questions] == [

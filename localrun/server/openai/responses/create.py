@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Literal
 
@@ -32,7 +33,7 @@ from localrun.server.openai.responses.kept import KeptResponses
 from localrun.server.openai.responses.output import Events, Output
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting import conversation as beginning
-from localrun.server.prompting.ask import ChatAsk, choose_tools
+from localrun.server.prompting.ask import Attachments, ChatAsk, choose_tools
 from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
 from localrun.wire import Delta, Finish, Sampling, Usage
@@ -158,19 +159,24 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
         before = kept.get(body.previous_response_id, field="previous_response_id").conversation
     sent = response_items.items_of(body.input, kept.item)
     # Checked as what was sent, so that an error names the item of this body.
-    response_items.messages_of(None, sent)
+    response_items.messages_of(None, sent, Attachments())
     conversation = [*before, *sent]
     tools, choice = choose_tools(body.tool_choice, body.function_tools())
+    media = Attachments()
     ask = ChatAsk(
-        messages=response_items.messages_of(body.instructions, conversation),
+        messages=response_items.messages_of(body.instructions, conversation, media),
         tools=tools,
         tool_choice=choice,
         parallel_calls=body.parallel_tool_calls is not False,
         response_grammar=body.answer_grammar(),
         think=think_of(body.effort),
+        media=media.all(),
     )
     who = ask_of(exchange, body.model, body)
-    async with exchange.while_connected(), runtime.job(who) as job:
+    async with exchange.while_connected(), AsyncExitStack() as stack:
+        if ask.media:
+            await runtime.read_media(body.model, ask.media)
+        job = await stack.enter_async_context(runtime.job(who))
         messages = beginning.begun(job.model, ask.messages)
         with naming("input", effort="reasoning.effort"):
             prepared = await prepare(runtime, job, msgspec.structs.replace(ask, messages=messages))

@@ -15,7 +15,7 @@ from typing import Any
 
 from localrun.errors import BadRequest
 from localrun.server.openai.bodies import text_of
-from localrun.server.prompting.ask import Message, arguments_of, assistant, called
+from localrun.server.prompting.ask import Attachments, Message, arguments_of, assistant, called
 
 Item = dict[str, Any]
 
@@ -37,8 +37,9 @@ def items_of(sent: str | Sequence[Item], find: Callable[[str], Item | None]) -> 
     return [_item(item, f"input[{index}]", find) for index, item in enumerate(sent)]
 
 
-def messages_of(instructions: str | None, items: Sequence[Item]) -> list[Message]:
-    """What the template is given. Raises BadRequest naming the item."""
+def messages_of(instructions: str | None, items: Sequence[Item], media: Attachments | None = None) -> list[Message]:
+    """What the template is given; pictures and sound go into `media`, where there is one. Raises BadRequest naming the
+    item."""
     messages: list[Message] = [] if not instructions else [{"role": "system", "content": instructions}]
     turn = _Turn()
     names: dict[str, str] = {}
@@ -53,10 +54,10 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[Message
             turn.thinking.append(_reasoning_text(item))
         elif kind == "message" and item["role"] == "assistant":
             messages += turn.before_content()
-            turn.content.append(text_of(item["content"], f"{where}.content"))
+            turn.content.append(text_of(item["content"], f"{where}.content", media))
         else:
             messages += turn.end()
-            messages.append(_outside(item, where, names))
+            messages.append(_outside(item, where, names, media))
     return [*messages, *turn.end()]
 
 
@@ -145,12 +146,12 @@ def _reasoning_text(item: Item) -> str:
     return ""
 
 
-def _outside(item: Item, where: str, names: dict[str, str]) -> Message:
+def _outside(item: Item, where: str, names: dict[str, str], media: Attachments | None) -> Message:
     """A message that is not the assistant's."""
     if item["type"] == "message":
         return {
             "role": _ROLES[item["role"]],
-            "content": text_of(item["content"], f"{where}.content"),
+            "content": text_of(item["content"], f"{where}.content", media),
         }
     output = item.get("output")
     if not isinstance(output, str | list) or (
@@ -159,7 +160,7 @@ def _outside(item: Item, where: str, names: dict[str, str]) -> Message:
         raise BadRequest(f"{where}.output: must be a text or a list of parts", field=f"{where}.output")
     return {
         "role": "tool",
-        "content": text_of(output, f"{where}.output"),
+        "content": text_of(output, f"{where}.output", media),
         "tool_call_id": item["call_id"],
         "name": names.get(item["call_id"], ""),
     }

@@ -5,6 +5,9 @@ import { strict as assert } from "node:assert";
 
 export const BASE = process.env.LOCALRUN_TEST_URL;
 export const FAKE_BASE = process.env.LOCALRUN_TEST_FAKE_URL;
+// A PNG for the model `gemma3` and a WAV for `ultravox`, in base64. Both models are at `BASE`.
+export const PICTURE = process.env.LOCALRUN_TEST_PICTURE;
+export const SOUND = process.env.LOCALRUN_TEST_SOUND;
 export const QUESTION = "Hello! Who are you?";
 export const SCHEMA = {
   type: "object",

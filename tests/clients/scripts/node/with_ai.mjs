@@ -4,7 +4,7 @@ import { strict as assert } from "node:assert";
 import { embedMany, generateText, jsonSchema, Output, stepCountIs, streamText, tool } from "ai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { createOllama } from "ollama-ai-provider-v2";
-import { assertCancelled, BASE, check, FAKE_BASE, longReply, QUESTION, says, saysCall, SCHEMA } from "./checks.mjs";
+import { assertCancelled, BASE, check, FAKE_BASE, longReply, PICTURE, QUESTION, says, saysCall, SCHEMA } from "./checks.mjs";
 
 const ollama = (url) => createOllama({ baseURL: `${url}/api` });
 const openai = (url) =>
@@ -62,6 +62,16 @@ async function structuredOutput(way) {
   assert.deepEqual(Object.keys(answer.output).sort(), ["city", "warm"]);
 }
 
+async function picture(way) {
+  const ask = (content) =>
+    generateText({ ...quiet, model: way(BASE)("gemma3"), messages: [{ role: "user", content }], maxOutputTokens: 4 });
+  const what = { type: "text", text: "what?" };
+  // The provider for Ollama sends bytes as an object of numbers, and base64 as it is.
+  const image = { type: "image", image: PICTURE, mediaType: "image/png" };
+  const [blind, seeing] = [await ask([what]), await ask([what, image])];
+  assert.ok(seeing.usage.inputTokens > blind.usage.inputTokens);
+}
+
 async function embeddings(model) {
   const { embeddings } = await embedMany({ ...quiet, model, values: ["the cat", "the dog"] });
   assert.deepEqual(embeddings.map((vector) => vector.length), [64, 64]);
@@ -92,6 +102,7 @@ check("ollama-stream", () => stream(ollama));
 check("ollama-tools", () => tools(ollama));
 check("ollama-streamed-tools", () => streamedTools(ollama));
 check("ollama-structured-output", () => structuredOutput(ollama));
+check("ollama-picture", () => picture(ollama));
 check("ollama-cancel", () => cancel(ollama));
 check("ollama-errors", () => errors(ollama));
 check("ollama-embeddings", () => embeddings(ollama(BASE).embedding("bert")));
@@ -100,6 +111,7 @@ check("openai-stream", () => stream(openai));
 check("openai-tools", () => tools(openai));
 check("openai-streamed-tools", () => streamedTools(openai));
 check("openai-structured-output", () => structuredOutput(openai));
+check("openai-picture", () => picture(openai));
 check("openai-cancel", () => cancel(openai));
 check("openai-errors", () => errors(openai));
 check("openai-embeddings", () => embeddings(openai(BASE).textEmbeddingModel("bert")));

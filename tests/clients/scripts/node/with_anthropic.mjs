@@ -2,7 +2,7 @@
 
 import { strict as assert } from "node:assert";
 import Anthropic from "@anthropic-ai/sdk";
-import { assertCancelled, BASE, check, FAKE_BASE, longReply, QUESTION, says, saysCall, SCHEMA } from "./checks.mjs";
+import { assertCancelled, BASE, check, FAKE_BASE, longReply, PICTURE, QUESTION, says, saysCall, SCHEMA } from "./checks.mjs";
 
 const real = new Anthropic({ baseURL: BASE, apiKey: "unused", maxRetries: 0 });
 const fake = new Anthropic({ baseURL: FAKE_BASE, apiKey: "unused", maxRetries: 0 });
@@ -55,4 +55,14 @@ check("errors", async () => {
     real.messages.create({ model: "tiny", max_tokens: 0.5, messages: user("x") }),
     Anthropic.BadRequestError,
   );
+});
+
+check("picture", async () => {
+  const source = { type: "base64", media_type: "image/png", data: PICTURE };
+  const messages = user([{ type: "image", source }, { type: "text", text: "what?" }]);
+  const { usage } = await real.messages.create({ model: "gemma3", max_tokens: 4, messages });
+  const { input_tokens } = await real.messages.countTokens({ model: "gemma3", messages });
+  assert.equal(usage.input_tokens + usage.cache_read_input_tokens, input_tokens);
+  const blind = await real.messages.countTokens({ model: "gemma3", messages: user("what?") });
+  assert.ok(input_tokens > blind.input_tokens);
 });

@@ -2,7 +2,7 @@
 
 import { strict as assert } from "node:assert";
 import { Ollama } from "ollama";
-import { assertCancelled, BASE, check, FAKE_BASE, longReply, QUESTION, says, saysCall, SCHEMA } from "./checks.mjs";
+import { assertCancelled, BASE, check, FAKE_BASE, longReply, PICTURE, QUESTION, says, saysCall, SCHEMA, SOUND } from "./checks.mjs";
 
 const real = new Ollama({ host: BASE });
 const fake = new Ollama({ host: FAKE_BASE });
@@ -65,4 +65,18 @@ check("cancel", async () => {
 check("errors", async () => {
   await assert.rejects(real.chat({ model: "nowhere", messages: user("x") }), { status_code: 404 });
   await assert.rejects(real.chat({ model: "tiny", messages: user("x"), options: { top_p: 7 } }), { status_code: 400 });
+});
+
+check("picture", async () => {
+  const ask = (images) =>
+    real.chat({ model: "gemma3", messages: [{ role: "user", content: "what?", images }], options: { num_predict: 4 } });
+  const [blind, seeing] = [await ask([]), await ask([new Uint8Array(Buffer.from(PICTURE, "base64"))])];
+  assert.ok(seeing.prompt_eval_count > blind.prompt_eval_count);
+});
+
+check("sound", async () => {
+  const answer = await real.generate({
+    model: "ultravox", prompt: "what?", images: [SOUND], options: { num_predict: 4 },
+  });
+  assert.ok(answer.prompt_eval_count > 375);
 });

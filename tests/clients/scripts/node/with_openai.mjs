@@ -2,7 +2,7 @@
 
 import { strict as assert } from "node:assert";
 import OpenAI from "openai";
-import { assertCancelled, BASE, check, FAKE_BASE, longReply, QUESTION, says, saysCall, SCHEMA } from "./checks.mjs";
+import { assertCancelled, BASE, check, FAKE_BASE, longReply, PICTURE, QUESTION, says, saysCall, SCHEMA, SOUND } from "./checks.mjs";
 
 const real = new OpenAI({ baseURL: `${BASE}/v1`, apiKey: "unused", maxRetries: 0 });
 const fake = new OpenAI({ baseURL: `${FAKE_BASE}/v1`, apiKey: "unused", maxRetries: 0 });
@@ -87,4 +87,21 @@ check("errors", async () => {
     real.chat.completions.create({ model: "tiny", messages: user("x"), temperature: -1 }),
     (error) => error instanceof OpenAI.BadRequestError && error.param === "temperature",
   );
+});
+
+check("picture", async () => {
+  const what = { type: "text", text: "what?" };
+  const url = `data:image/png;base64,${PICTURE}`;
+  const ask = (content) => real.chat.completions.create({ model: "gemma3", messages: user(content), max_tokens: 4 });
+  const [blind, seeing] = [await ask([what]), await ask([what, { type: "image_url", image_url: { url } }])];
+  assert.ok(seeing.usage.prompt_tokens > blind.usage.prompt_tokens);
+  const parts = [{ type: "input_text", text: "what?" }, { type: "input_image", image_url: url, detail: "auto" }];
+  const response = await real.responses.create({ model: "gemma3", input: user(parts), max_output_tokens: 4 });
+  assert.equal(response.usage.input_tokens, seeing.usage.prompt_tokens);
+});
+
+check("sound", async () => {
+  const heard = [{ type: "input_audio", input_audio: { data: SOUND, format: "wav" } }];
+  const { usage } = await real.chat.completions.create({ model: "ultravox", messages: user(heard), max_tokens: 4 });
+  assert.ok(usage.prompt_tokens > 375);
 });

@@ -18,6 +18,9 @@ from typing import Any
 
 URL = os.environ["LOCALRUN_TEST_URL"]
 FAKE_URL = os.environ["LOCALRUN_TEST_FAKE_URL"]
+# A PNG for the model `gemma3` and a WAV for `ultravox`, in base64. Both models are at `URL`.
+PICTURE, SOUND = os.environ["LOCALRUN_TEST_PICTURE"], os.environ["LOCALRUN_TEST_SOUND"]
+PICTURE_URI = f"data:image/png;base64,{PICTURE}"
 QUESTION = "Hello! Who are you?"
 SCHEMA = {
     "type": "object",

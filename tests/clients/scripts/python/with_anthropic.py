@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import anthropic
-from checks import FAKE_URL, QUESTION, SCHEMA, URL, assert_cancelled, long_reply, raises, run, says, says_call
+from checks import FAKE_URL, PICTURE, QUESTION, SCHEMA, URL, assert_cancelled, long_reply, raises, run, says, says_call
 
 real = anthropic.Anthropic(base_url=URL, api_key="unused", max_retries=0)
 fake = anthropic.Anthropic(base_url=FAKE_URL, api_key="unused", max_retries=0)
@@ -133,6 +133,15 @@ async def check_async() -> None:
     ):
         text = "".join([piece async for piece in stream.text_stream])
     assert text == "two words"
+
+
+def check_picture() -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": PICTURE}
+    messages = user([{"type": "image", "source": source}, {"type": "text", "text": "what?"}])
+    answer = real.messages.create(model="gemma3", max_tokens=4, messages=messages)
+    counted = real.messages.count_tokens(model="gemma3", messages=messages).input_tokens
+    assert answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0) == counted
+    assert counted > real.messages.count_tokens(model="gemma3", messages=user("what?")).input_tokens
 
 
 if __name__ == "__main__":

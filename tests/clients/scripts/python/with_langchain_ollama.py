@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Literal
 
 import ollama
-from checks import FAKE_URL, QUESTION, URL, assert_cancelled, long_reply, raises, run, says, says_call
+from checks import FAKE_URL, PICTURE_URI, QUESTION, URL, assert_cancelled, long_reply, raises, run, says, says_call
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_ollama import ChatOllama, OllamaEmbeddings, OllamaLLM
@@ -113,6 +113,17 @@ def check_errors() -> None:
     with raises(ollama.ResponseError) as bad:
         real(top_p=7).invoke("x")
     assert "top_p" in bad[0].error
+
+
+def check_picture() -> None:
+    model = ChatOllama(model="gemma3", base_url=URL, num_predict=4)
+    picture = {"type": "image_url", "image_url": {"url": PICTURE_URI}}
+    blind, seeing = (
+        model.invoke([HumanMessage([{"type": "text", "text": "what?"}, *pictures])]) for pictures in ([], [picture])
+    )
+    assert blind.usage_metadata is not None
+    assert seeing.usage_metadata is not None
+    assert seeing.usage_metadata["input_tokens"] > blind.usage_metadata["input_tokens"]
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Literal
 
 import openai
-from checks import FAKE_URL, QUESTION, URL, assert_cancelled, long_reply, raises, run, says, says_call
+from checks import FAKE_URL, PICTURE_URI, QUESTION, URL, assert_cancelled, long_reply, raises, run, says, says_call
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
@@ -98,6 +98,18 @@ def check_errors() -> None:
     with raises(openai.BadRequestError) as bad:
         real(temperature=-1).invoke("x")
     assert bad[0].param == "temperature"
+
+
+def check_picture() -> None:
+    picture = {"type": "image_url", "image_url": {"url": PICTURE_URI}}
+    for more in ({}, {"use_responses_api": True}):
+        model = ChatOpenAI(model="gemma3", base_url=f"{URL}/v1", api_key="unused", max_retries=0, max_tokens=4, **more)
+        blind, seeing = (
+            model.invoke([HumanMessage([{"type": "text", "text": "what?"}, *pictures])]) for pictures in ([], [picture])
+        )
+        assert blind.usage_metadata is not None
+        assert seeing.usage_metadata is not None
+        assert seeing.usage_metadata["input_tokens"] > blind.usage_metadata["input_tokens"]
 
 
 if __name__ == "__main__":

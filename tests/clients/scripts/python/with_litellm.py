@@ -13,6 +13,7 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 import litellm
 from checks import (
     FAKE_URL,
+    PICTURE_URI,
     QUESTION,
     SCHEMA,
     URL,
@@ -35,7 +36,7 @@ WAYS: dict[str, dict[str, str]] = {
 }
 
 
-def ask(way: str, model: str, content: str, *, url: str = FAKE_URL, **fields: Any) -> Any:
+def ask(way: str, model: str, content: Any, *, url: str = FAKE_URL, **fields: Any) -> Any:
     target = dict(WAYS[way])
     return litellm.completion(
         model=way + model, api_base=url + target.pop("path"), messages=[{"role": "user", "content": content}],
@@ -145,6 +146,16 @@ def check_errors() -> None:
         ask("openai/", "tiny", "x", url=URL, temperature=-1)
     with raises(litellm.ContextWindowExceededError):
         ask("openai/", "tiny", "many words " * 9000, url=URL)
+
+
+def check_picture() -> None:
+    what = {"type": "text", "text": "what?"}
+    picture = {"type": "image_url", "image_url": {"url": PICTURE_URI}}
+    for way in WAYS:
+        blind, seeing = (
+            ask(way, "gemma3", content, url=URL, max_tokens=4, temperature=0) for content in ([what], [what, picture])
+        )
+        assert seeing.usage.prompt_tokens > blind.usage.prompt_tokens, way
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 
-from checks import FAKE_URL, QUESTION, SCHEMA, URL, assert_cancelled, long_reply, raises, run, says, says_call
+from checks import FAKE_URL, PICTURE, QUESTION, SCHEMA, URL, assert_cancelled, long_reply, raises, run, says, says_call
 
 os.environ["OLLAMA_HOST"] = FAKE_URL
 os.environ["LLM_USER_PATH"] = os.path.join(os.environ["HOME"], "llm")
@@ -83,6 +84,15 @@ def check_errors() -> None:
     with raises(Exception) as bad:
         model("tiny", URL).prompt("x", top_p=0.5, num_ctx=-5).text()
     assert "num_ctx" in str(bad[0])
+
+
+def check_picture() -> None:
+    picture = llm.Attachment(type="image/png", content=base64.b64decode(PICTURE))
+    blind, seeing = (
+        model("gemma3", URL).prompt("what?", attachments=attachments, stream=False, temperature=0, num_predict=4)
+        for attachments in ([], [picture])
+    )
+    assert seeing.usage().input > blind.usage().input
 
 
 if __name__ == "__main__":

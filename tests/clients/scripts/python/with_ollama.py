@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
 import ollama
-from checks import FAKE_URL, QUESTION, SCHEMA, URL, assert_cancelled, long_reply, raises, run, says, says_call
+from checks import (
+    FAKE_URL,
+    PICTURE,
+    QUESTION,
+    SCHEMA,
+    SOUND,
+    URL,
+    assert_cancelled,
+    long_reply,
+    raises,
+    run,
+    says,
+    says_call,
+)
 
 real, fake = ollama.Client(URL), ollama.Client(FAKE_URL)
 GREEDY = {"temperature": 0, "num_predict": 16}
@@ -122,6 +136,23 @@ async def check_async() -> None:
     client = ollama.AsyncClient(FAKE_URL)
     parts = [part async for part in await client.chat("caller", user(says("two words")), stream=True)]
     assert "".join(part.message.content or "" for part in parts) == "two words"
+
+
+def check_picture() -> None:
+    assert "vision" in (real.show("gemma3").capabilities or ())
+    blind, seeing = (
+        real.chat("gemma3", [{"role": "user", "content": "what?", "images": images}], options=GREEDY)
+        for images in ([], [base64.b64decode(PICTURE)])
+    )
+    assert (seeing.prompt_eval_count or 0) > (blind.prompt_eval_count or 0)
+    generated = real.generate("gemma3", "what?", images=[PICTURE], options=GREEDY)
+    assert generated.prompt_eval_count == seeing.prompt_eval_count
+
+
+def check_sound() -> None:
+    assert "audio" in (real.show("ultravox").capabilities or ())
+    answer = real.generate("ultravox", "what?", images=[base64.b64decode(SOUND)], options=GREEDY)
+    assert (answer.prompt_eval_count or 0) > 375
 
 
 if __name__ == "__main__":

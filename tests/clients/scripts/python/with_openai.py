@@ -7,7 +7,19 @@ from typing import Any, Literal
 
 import openai
 import pydantic
-from checks import FAKE_URL, QUESTION, URL, assert_cancelled, long_reply, raises, run, says, says_call
+from checks import (
+    FAKE_URL,
+    PICTURE_URI,
+    QUESTION,
+    SOUND,
+    URL,
+    assert_cancelled,
+    long_reply,
+    raises,
+    run,
+    says,
+    says_call,
+)
 
 real = openai.OpenAI(base_url=f"{URL}/v1", api_key="unused", max_retries=0)
 fake = openai.OpenAI(base_url=f"{FAKE_URL}/v1", api_key="unused", max_retries=0)
@@ -23,7 +35,7 @@ class Look(pydantic.BaseModel):
 TOOL: Any = openai.pydantic_function_tool(Look, name="look")
 
 
-def user(content: str) -> list[Any]:
+def user(content: Any) -> list[Any]:
     return [{"role": "user", "content": content}]
 
 
@@ -137,6 +149,29 @@ async def check_async() -> None:
         stream = await client.chat.completions.create(model="caller", messages=user(says("two words")), stream=True)
         text = "".join([choice.delta.content or "" async for chunk in stream for choice in chunk.choices])
     assert text == "two words"
+
+
+def check_picture() -> None:
+    what: Any = [{"type": "text", "text": "what?"}]
+    picture: Any = [{"type": "image_url", "image_url": {"url": PICTURE_URI}}]
+    blind, seeing = (
+        real.chat.completions.create(model="gemma3", messages=user(content), max_tokens=4, temperature=0)
+        for content in (what, what + picture)
+    )
+    assert blind.usage is not None
+    assert seeing.usage is not None
+    assert seeing.usage.prompt_tokens > blind.usage.prompt_tokens
+    parts: Any = [{"type": "input_text", "text": "what?"}, {"type": "input_image", "image_url": PICTURE_URI}]
+    response = real.responses.create(model="gemma3", input=user(parts), max_output_tokens=4, temperature=0)
+    assert response.usage is not None
+    assert response.usage.input_tokens == seeing.usage.prompt_tokens
+
+
+def check_sound() -> None:
+    heard: Any = [{"type": "input_audio", "input_audio": {"data": SOUND, "format": "wav"}}]
+    answer = real.chat.completions.create(model="ultravox", messages=user(heard), max_tokens=4)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens > 375
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 from pathlib import Path
 from typing import Any
 
-from checks import FAKE_URL, QUESTION, URL, assert_cancelled, long_reply, raises, run, says, says_call
+from checks import FAKE_URL, PICTURE, QUESTION, URL, assert_cancelled, long_reply, raises, run, says, says_call
 
 os.environ["OLLAMA_URL"] = URL
 os.environ["OTERM_DATA_DIR"] = str(Path(os.environ["HOME"]) / "oterm")
@@ -16,7 +17,7 @@ from oterm.agent import get_agent
 from oterm.config import envConfig
 from oterm.providers import ollama as provider
 from oterm.providers.capabilities import get_capabilities
-from pydantic_ai import Tool
+from pydantic_ai import BinaryContent, Tool
 from pydantic_ai.exceptions import ModelHTTPError
 
 
@@ -102,6 +103,15 @@ async def check_the_app() -> None:
                 break
         assert said[-1:] == ["hello"], said
         await pilot.press("ctrl+q")
+
+
+async def check_picture() -> None:
+    envConfig.OLLAMA_URL = URL
+    assert get_capabilities("ollama", "gemma3").supports_vision
+    picture = BinaryContent(base64.b64decode(PICTURE), media_type="image/png")
+    agent = get_agent(model="gemma3", parameters={"temperature": 0.0, "max_tokens": 4})
+    blind, seeing = await agent.run(["what?"]), await agent.run(["what?", picture])
+    assert seeing.usage.input_tokens > blind.usage.input_tokens
 
 
 if __name__ == "__main__":

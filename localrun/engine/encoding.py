@@ -1,0 +1,191 @@
+"""Rows of pictures and sound: made beside the steps, one chunk at a time, and kept for those who need them again.
+
+A running request whose next rows are those of a chunk sits out until they are there. Requests that need the same chunk
+wait for one encoding. It computes while streams need no step, as the background does (`engine.py`).
+
+Owner: the engine's main thread; the work is in the projector's. Time is passed in.
+Invariant: kept rows take at most `limit_bytes`, and what running requests are about to compute.
+Does not: end a request, or know which rows are in cells (`cache.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localrun.engine.backend import DecodeFailed, Encoding, Projector
+from localrun.engine.request import Placed, Request
+from localrun.errors import EngineFailed, LocalrunError
+from localrun.wire import MediaCounts, MediaKind
+
+log = logging.getLogger("localrun.engine")
+
+# Nobody is told when an encoding is over, so it is asked this often.
+POLL_S = 0.005
+
+
+@dataclass
+class _Job:
+    """An encoding under way, for the request that asked for it first; None if that one left, and others may need it."""
+
+    placed: Placed
+    encoding: Encoding
+    began_at_s: float
+    request: Request | None
+    is_halted: bool = False
+
+
+class Encodings:
+    """See the module. Without a projector nothing is ever wanted."""
+
+    def __init__(self, projector: Projector | None, limit_bytes: int, clock: Callable[[], float]) -> None:
+        self._projector = projector
+        self._limit_bytes = limit_bytes
+        self._clock = clock
+        self._kept: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()  # used longest ago first
+        self._kept_bytes = 0
+        self._unused: set[bytes] = set()  # nobody has computed with them yet
+        self._wanted: dict[bytes, list[Request]] = {}
+        self._job: _Job | None = None
+        self._failed: list[tuple[Request, LocalrunError]] = []
+        self._n_encoded = self._n_reused = self._n_tokens = 0
+        self._encode_s = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a chunk is being encoded."""
+        return self._job is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether an encoding can be collected."""
+        return self._job is not None and self._job.encoding.is_over
+
+    @property
+    def counts(self) -> MediaCounts:
+        """Since the start."""
+        return MediaCounts(self._n_encoded, self._n_reused, self._n_tokens, self._encode_s, self._kept_bytes)
+
+    def rows(self, placed: Placed) -> NDArray[np.float32] | None:
+        """The rows of a chunk; None if they are not there."""
+        rows = self._kept.get(placed.key)
+        if rows is not None:
+            self._kept.move_to_end(placed.key)
+        return rows
+
+    def want(self, wanted: Sequence[tuple[Request, Placed]]) -> None:
+        """Running requests, each with the chunk that it needs next; nothing else is needed. Begins to encode the first
+        one that is not there."""
+        if not (wanted or self._wanted):
+            return
+        self._wanted = {}
+        for request, placed in wanted:
+            self._wanted.setdefault(placed.key, []).append(request)
+        self._trim()
+        if self._job is None:
+            for request, placed in wanted:
+                if placed.key not in self._kept and not self._has_failed(request):
+                    self._begin(request, placed)
+                    return
+
+    def collect(self) -> list[tuple[Request, LocalrunError]]:
+        """Take what is over. Returns the requests whose media cannot be encoded, and why."""
+        if self._job is not None and self._job.encoding.is_over:
+            job, self._job = self._job, None
+            if not job.is_halted:
+                self._take(job)
+        failed, self._failed = self._failed, []
+        return failed
+
+    def computed(self, placed: Placed, n_rows: int, *, is_last: bool) -> None:
+        """Rows of a chunk are in cells now, the last of it with `is_last`."""
+        self._n_tokens += n_rows
+        if is_last and placed.key in self._unused:
+            self._unused.remove(placed.key)
+        elif is_last:
+            self._n_reused += 1
+
+    def drop(self, request: Request) -> None:
+        """A request is over. What is encoded for nobody else is given up."""
+        self._failed = [failed for failed in self._failed if failed[0] is not request]
+        for requests in self._wanted.values():
+            if request in requests:
+                requests.remove(request)
+        job = self._job
+        if job is None or job.is_halted:
+            return
+        if job.request is request:
+            job.request = None
+        if job.request is None and not self._wanted.get(job.placed.key):
+            self._halt(job)
+
+    def wait(self, timeout_s: float) -> None:
+        """Let it compute for so long at most, and never long."""
+        if self._job is not None and not self._job.encoding.is_over:
+            time.sleep(min(timeout_s, POLL_S))
+
+    def clear(self) -> None:
+        """Forget all rows but those that somebody is about to compute."""
+        self._trim(0)
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        if self._job is not None and not self._job.is_halted:
+            self._halt(self._job)
+
+    def _halt(self, job: _Job) -> None:
+        job.is_halted = True
+        job.encoding.halt()
+
+    def _begin(self, request: Request, placed: Placed) -> None:
+        assert self._projector is not None
+        try:
+            encoding = self._projector.begin(placed.chunk)
+        except Exception as error:
+            self._failed.append((request, _problem(placed, error)))
+            return
+        self._job = _Job(placed, encoding, self._clock(), request)
+
+    def _take(self, job: _Job) -> None:
+        try:
+            rows = job.encoding.result()
+            if len(rows) != job.placed.chunk.n_tokens:
+                raise DecodeFailed(f"{len(rows)} rows instead of {job.placed.chunk.n_tokens}", is_fatal=False)
+        except Exception as error:
+            if job.request is not None:  # else whoever needs it tries for itself, with its own file
+                self._failed.append((job.request, _problem(job.placed, error)))
+            return
+        self._n_encoded += 1
+        self._encode_s += self._clock() - job.began_at_s
+        key = job.placed.key
+        self._kept[key] = rows
+        self._kept_bytes += rows.nbytes
+        self._unused.add(key)
+        self._trim()
+
+    def _has_failed(self, request: Request) -> bool:
+        return any(failed is request for failed, _ in self._failed)
+
+    def _trim(self, limit_bytes: int | None = None) -> None:
+        """Forget the rows used longest ago until the others fit."""
+        limit_bytes = self._limit_bytes if limit_bytes is None else limit_bytes
+        for key in [key for key in self._kept if not self._wanted.get(key)]:
+            if self._kept_bytes <= limit_bytes:
+                return
+            self._kept_bytes -= self._kept.pop(key).nbytes
+            self._unused.discard(key)
+
+
+def _problem(placed: Placed, error: Exception) -> LocalrunError:
+    """What a request hears whose chunk cannot be encoded."""
+    if isinstance(error, LocalrunError):
+        return error
+    kind = "picture" if placed.chunk.media.kind is MediaKind.IMAGE else "recording"
+    log.error("a %s cannot be encoded: %s", kind, error)
+    return EngineFailed(f"a {kind} of the prompt cannot be encoded: {error}")

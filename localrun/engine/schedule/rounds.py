@@ -1,0 +1,75 @@
+"""Which set of adapters a step computes with, where running requests have several. Pure; time is an argument.
+
+A native call has one set, and a change of it has llama.cpp build its graphs anew (`budget.py` learns what that costs).
+So the rows of a step are those of one set, as many as are due, and the sets take turns: in a *round* each of them has
+one step. Between two steps of a stream every other set has at most one, so nobody waits for more than a round, and if
+rounds take longer than the streams' target, all intervals grow alike. A single set's step is a round of its own.
+
+Does not: know requests or rows, or choose among prompts of the same set (`policy.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+
+# Sets with the longest memory of their last turn; of the others it is forgotten, and they go first.
+_MOST_SETS = 256
+
+
+class Ring:
+    """Whose turn it is: the set's whose last one is the longest ago, and among new ones the first one's."""
+
+    def __init__(self) -> None:
+        self._turns: dict[bytes, int] = {}
+        self._n_turns = 0
+
+    def order(self, realms: Iterable[bytes]) -> list[bytes]:
+        """The sets with these names, in the order of their next turns."""
+        return sorted(realms, key=lambda realm: self._turns.get(realm, 0))
+
+    def took(self, realm: bytes) -> None:
+        """A set had its turn."""
+        self._n_turns += 1
+        self._turns.pop(realm, None)
+        self._turns[realm] = self._n_turns
+        if len(self._turns) > _MOST_SETS:
+            del self._turns[next(iter(self._turns))]
+
+
+class Rounds:
+    """See the module. The last whole round took `took_s` and ended at `ended_at_s`."""
+
+    def __init__(self) -> None:
+        self.took_s, self.ended_at_s = 0.0, -math.inf
+        self._ring = Ring()
+        self._left: list[bytes] = []
+        self._so_far_s = 0.0
+
+    def next(self, realms: Collection[bytes]) -> bytes:
+        """The set whose turn it is, of those that have something to compute."""
+        return next((realm for realm in self._left if realm in realms), self._ring.order(realms)[0])
+
+    def is_open(self, realms: Collection[bytes]) -> bool:
+        """Whether some of these sets still have their step of the round under way."""
+        return any(realm in realms for realm in self._left)
+
+    def note_only(self, realm: bytes, step_s: float, ended_at_s: float) -> float:
+        """The only set that is left had its step, which is a round. Returns how long it took."""
+        self._ring.took(realm)
+        self._left = []
+        self.took_s, self.ended_at_s = step_s, ended_at_s
+        return step_s
+
+    def note(self, realm: bytes, realms: Collection[bytes], step_s: float, ended_at_s: float) -> float | None:
+        """A set had its step; `realms` are those that will have something to compute now. Returns how long the round
+        took if that was the last of it."""
+        if realm not in self._left:
+            self._left, self._so_far_s = self._ring.order(dict.fromkeys([realm, *realms])), 0.0
+        self._so_far_s += step_s
+        self._ring.took(realm)
+        self._left = [other for other in self._left if other in realms and other != realm]
+        if self._left:
+            return None
+        self.took_s, self.ended_at_s = self._so_far_s, ended_at_s
+        return self.took_s

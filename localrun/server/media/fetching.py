@@ -1,0 +1,127 @@
+"""Fetching pictures by their URLs, for daemons that were started with `--fetch-images on`.
+
+A daemon that fetches what a request names can be made to ask the machine's own network: routers, other services on
+loopback, a cloud's metadata. So a name is resolved once, every address of it must be a public one, and the connection
+goes to that very address, whatever the name resolves to a moment later. Redirects are not followed, proxies are not
+used, no cookie or header of anybody's is sent, and size and time are bounded.
+
+Runs in the daemon's event loop. Does not: look into what came (`headers.py` does), or cache it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import httpx2
+
+from localrun.errors import BadRequest, TooLarge
+
+MAX_BYTES = 24 * 1024 * 1024
+TIMEOUT_S = 10.0
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+# Addresses that carry an IPv4 address, which is where a packet to them may end: NAT64, and the old "compatible" ones.
+_EMBEDDING = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("::/96"))
+
+
+def is_public(address: Address) -> bool:
+    """Whether it is one that everybody on the internet reaches."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.scope_id is not None:
+            return False
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
+        if inner is None and any(address in network for network in _EMBEDDING):
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+        if inner is not None:
+            return is_public(inner)
+    return address.is_global and not address.is_multicast
+
+
+class Fetcher:
+    """See the module. `is_allowed` says which addresses may be asked."""
+
+    def __init__(
+        self,
+        *,
+        is_allowed: Callable[[Address], bool] = is_public,
+        max_bytes: int = MAX_BYTES,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._is_allowed = is_allowed
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+
+    async def fetch(self, url: str, field: str) -> bytes:
+        """What is at the URL. Raises BadRequest for one that is not to be fetched or does not answer, and TooLarge."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._fetch(url, field)
+        except TimeoutError:
+            raise BadRequest(
+                f"{field}: the address did not answer within {self._timeout_s:g} s; send the file as a data URI",
+                field=field,
+            ) from None
+        except (httpx2.HTTPError, OSError) as error:
+            said = str(error)[:200] or type(error).__name__
+            raise BadRequest(
+                f"{field}: fetching the address failed: {said}; send the file as a data URI", field=field
+            ) from None
+
+    async def _fetch(self, url: str, field: str) -> bytes:
+        try:
+            target = httpx2.URL(url)
+            _ = urlsplit(url).port  # raises for one that is none
+        except (httpx2.InvalidURL, ValueError, TypeError):
+            raise BadRequest(f"{field}: not a valid URL; use https://host/path", field=field) from None
+        if target.userinfo or not target.host:
+            raise BadRequest(f"{field}: a URL without a host, or with a password; use https://host/path", field=field)
+        address = await self._resolved(target.host, field)
+        port = "" if target.port is None else f":{target.port}"
+        host = f"[{target.host}]" if ":" in target.host else target.host
+        headers = {"Host": f"{host}{port}", "Accept": "image/*, audio/*", "Accept-Encoding": "identity"}
+        async with (
+            httpx2.AsyncClient(trust_env=False, follow_redirects=False, timeout=self._timeout_s) as client,
+            client.stream(
+                "GET",
+                target.copy_with(host=str(address), fragment=None),
+                headers=headers,
+                extensions={"sni_hostname": target.host},
+            ) as answer,
+        ):
+            if answer.is_redirect:
+                raise BadRequest(
+                    f"{field}: the address leads to another one, which is not followed; send that one", field=field
+                )
+            if answer.status_code != 200 or answer.headers.get("content-encoding", "identity") != "identity":
+                raise BadRequest(
+                    f"{field}: the address answered with status {answer.status_code}; send the file as a data URI",
+                    field=field,
+                )
+            data = bytearray()
+            async for piece in answer.aiter_raw():
+                data += piece
+                if len(data) > self._max_bytes:
+                    raise TooLarge(
+                        f"{field}: the file at this address is larger than {self._max_bytes} bytes; send a smaller one",
+                        field=field,
+                    )
+        return bytes(data)
+
+    async def _resolved(self, host: str, field: str) -> Address:
+        """Raises BadRequest unless all addresses of the host may be asked: which of them is used is chance."""
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            addresses = [ipaddress.ip_address(str(info[4][0])) for info in found]
+        except (OSError, UnicodeError, ValueError):
+            raise BadRequest(f"{field}: the host {host[:80]!r} is not known; send a data URI", field=field) from None
+        if not addresses or not all(self._is_allowed(address) for address in addresses):
+            raise BadRequest(
+                f"{field}: the host {host[:80]!r} is on this machine or its own network, where nothing is fetched; "
+                f"send the file as a data URI",
+                field=field,
+            )
+        return addresses[0]

@@ -1,0 +1,138 @@
+"""Which adapters a request has in effect: those of the model's name, those that it lists besides, and the model's own.
+
+    model+style            the model, with the adapter `style` at its whole strength
+    model+style+terse=0.5  and with half of `terse`; negative scales turn an adapter round
+    lora: [{"id": 0, "scale": 0.5}, {"id": "terse"}]
+
+A model's own adapters (ADAPTER of its Modelfile) are part of it and stay in effect; an entry that names one of them
+changes its scale, and 0 takes it out. An entry of the list counts over the name. `id` is a name, a path, a digest
+(`sha256:` and 64 hexadecimal digits), or a place in `Store.adapters`, whose order is that of their coming: a place
+stays as long as no older adapter goes.
+
+Every adapter is compared with the model's header (`gguf/adapter_header.py`) before an engine hears of it.
+
+Runs in the daemon's threads: reads headers, and hashes files whose digest nobody knows, once.
+Does not: load anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from localrun.errors import BadModelFile, BadRequest, Conflict, NotFound
+from localrun.models.name import MAX_ADAPTERS, split_adapters
+from localrun.models.storage.manifest import Role
+from localrun.models.storage.model import Model
+from localrun.models.storage.named_adapter import NamedAdapter
+from localrun.models.storage.store import Store
+
+# Pairs of a model and an adapter that a list of models has at most.
+MAX_PAIRS = 256
+
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
+
+
+class Wanted(NamedTuple):
+    """An adapter that a request lists; `field` names the entry in errors."""
+
+    id: int | str
+    scale: float
+    field: str
+
+
+class InEffect(NamedTuple):
+    """A file and its strength. `sha256` is 64 hex digits of its content."""
+
+    path: Path
+    sha256: str
+    size_bytes: int
+    scale: float
+
+
+class Adapted(NamedTuple):
+    """`model` is the one without adapters. `adapters` are all that are to be in effect, its own among them; None where
+    nothing was asked for, and it has what it was opened with. `named` are those that were asked for, and `shown` says
+    so for people, as in a name: `style`, `terse=0.5`."""
+
+    model: Model
+    adapters: tuple[InEffect, ...] | None = None
+    named: tuple[NamedAdapter, ...] = ()
+    shown: tuple[str, ...] = ()
+
+
+def resolve(store: Store, name: str, wanted: Sequence[Wanted] = ()) -> Adapted:
+    """What `model+a+b=0.5` and a list of adapters mean together.
+
+    Raises what the store raises for the model; of the adapters NotFound, and BadRequest for one that does not fit the
+    model, is asked for twice, and for too many. The field is `model` or the entry's.
+    """
+    asked = split_adapters(name)
+    model = store.resolve(asked.model)
+    if not asked.adapters and not wanted:
+        return Adapted(model)
+    by_name = [(store.adapter(text, field="model"), scale, "model") for text, scale in asked.adapters]
+    listed = [(_listed(store, each), each.scale, each.field) for each in wanted]
+    in_effect = {each.sha256: each for each in own(store, model)}
+    for group in (by_name, listed):
+        seen: set[str] = set()
+        for adapter, scale, field in group:
+            what = f"the adapter '{adapter.name}'" if field == "model" else f"{field}: the adapter '{adapter.name}'"
+            if problem := adapter.misfit(model.header):
+                raise BadRequest(f"{what} cannot be used with '{model.name}': it {problem}", field=field)
+            if adapter.sha256 in seen:
+                raise BadRequest(f"{what} is asked for twice", field=field)
+            seen.add(adapter.sha256)
+            in_effect[adapter.sha256] = InEffect(adapter.path, adapter.sha256, adapter.size_bytes, scale)
+    adapters = tuple(each for each in in_effect.values() if each.scale)
+    if len(adapters) > MAX_ADAPTERS:
+        raise BadRequest(
+            f"{len(adapters)} adapters are asked for, those of the model included; the limit is {MAX_ADAPTERS}",
+            field=listed[0][2] if listed else "model",
+        )
+    named = {adapter.sha256: (adapter, scale) for adapter, scale, _ in (*by_name, *listed)}
+    shown = [adapter.name if scale == 1 else f"{adapter.name}={scale:g}" for adapter, scale in named.values()]
+    return Adapted(model, adapters, tuple(adapter for adapter, _ in named.values()), tuple(shown))
+
+
+def models_and_pairs(store: Store) -> tuple[list[Model], list[tuple[Model, NamedAdapter]]]:
+    """All models, and those that generate once more with each adapter that fits; at most `MAX_PAIRS` of these."""
+    found = list(store.survey())
+    models = [each for each in found if isinstance(each, Model)]
+    adapters = [each for each in found if isinstance(each, NamedAdapter)]
+    fitting = (
+        (model, adapter)
+        for model in models
+        if adapters and model.header.generates
+        for adapter in adapters
+        if not adapter.misfit(model.header)
+    )
+    return models, list(islice(fitting, MAX_PAIRS))
+
+
+def own(store: Store, model: Model) -> list[InEffect]:
+    """The model's own, at their whole strength. Raises BadModelFile."""
+    files = model.manifest.of_role(Role.ADAPTER) if model.manifest else ()
+    return [InEffect(store.path_of(file), store.adapter_sha256(file), file.size_bytes, 1.0) for file in files]
+
+
+def _listed(store: Store, wanted: Wanted) -> NamedAdapter:
+    if isinstance(wanted.id, int):
+        adapters = store.adapters()
+        if wanted.id >= len(adapters):
+            there = f"the last one is {len(adapters) - 1}" if adapters else "there is none"
+            raise NotFound(f"{wanted.field}: no adapter has the id {wanted.id}; {there} (GET /lora-adapters)",
+                           field=wanted.field)  # fmt: skip
+        return adapters[wanted.id]
+    digest = _DIGEST.fullmatch(wanted.id)
+    if digest is None:
+        return store.adapter(wanted.id, field=wanted.field)
+    for adapter in store.adapters():
+        with suppress(BadModelFile, Conflict):  # gone, or written to, since it was listed
+            if adapter.sha256 == digest[1].lower():
+                return adapter
+    raise NotFound(f"{wanted.field}: no adapter has the digest {wanted.id}", field=wanted.field)

@@ -1,0 +1,195 @@
+"""A model as the store knows it, with a manifest or without: its files, what they say, and whether its name still
+means it.
+
+Does not: find models (store.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from localrun.config import LoadSettings
+from localrun.errors import BadModelFile
+from localrun.models.gguf import projectors
+from localrun.models.gguf.header import Header
+from localrun.models.modelfile import load_settings
+from localrun.models.storage.manifest import Manifest, Message, Role, Source
+
+_DIGEST_CHUNK_BYTES = 1024 * 1024
+
+
+class Origin(StrEnum):
+    """How the store came to a model. `foreign` files lie in a folder that somebody else keeps, `path` ones anywhere."""
+
+    BUILT_IN = "built-in"
+    PATH = "path"
+    FOLDER = "folder"
+    FOREIGN = "foreign"
+    MANIFEST = "manifest"
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A sound model. `name` is canonical: whatever way the model was asked for, this is what it is called.
+
+    `path` is the file to load, of a model in several shards the first; `size_bytes` counts all of its files. `program`
+    is the one that keeps a foreign model, "" where that is not known. `projector` is the file that makes rows of images
+    or audio for it; without one `no_projector` says why, as a clause, where there is anything to say.
+    """
+
+    name: str
+    path: Path
+    size_bytes: int
+    modified_at: datetime
+    header: Header
+    origin: Origin = Origin.PATH
+    manifest: Manifest | None = None
+    adapters: tuple[Path, ...] = ()
+    program: str = ""
+    projector: Path | None = None
+    projector_header: Header | None = None
+    no_projector: str = ""
+
+    @cached_property
+    def digest(self) -> str:
+        """64 hex digits that tell this model from another.
+
+        An id, not a content hash. Of a file: sha256 over its size, modification time and header, which costs the
+        header's bytes (some megabytes) and not the weights' gigabytes. With a manifest: sha256 over what it says, so
+        that copies have one id. Raises BadModelFile when the file is gone.
+        """
+        if self.manifest is None:
+            own = _file_digest(self.path, self.header)
+            if self.projector is None or self.projector_header is None:
+                return own
+            return hashlib.sha256((own + _file_digest(self.projector, self.projector_header)).encode()).hexdigest()
+        digest = hashlib.sha256()
+        if not all(file.digest for file in self.manifest.files):
+            digest.update(_file_digest(self.path, self.header).encode())
+        # Who brought a file says nothing about what is in it.
+        files = [msgspec.structs.replace(file, adopted=False) for file in self.manifest.files]
+        digest.update(msgspec.json.encode(files, order="sorted"))
+        for field in ("parameters", "system", "template", "messages", "licence_text"):
+            digest.update(msgspec.json.encode(getattr(self.manifest, field), order="sorted"))
+        digest.update(self.draft.encode())
+        return digest.hexdigest()
+
+    @property
+    def parts(self) -> tuple[Path, ...]:
+        """The files that an engine opens besides the model's own: adapters, and the projector."""
+        return self.adapters if self.projector is None else (*self.adapters, self.projector)
+
+    @property
+    def media(self) -> tuple[str, ...]:
+        """Of "vision" and "audio", what it takes besides text."""
+        return () if self.projector_header is None else projectors.encoders(self.projector_header.metadata)
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Size of its adapters' files."""
+        files = self.manifest.files if self.manifest else ()
+        return sum(file.size_bytes for file in files if file.role is Role.ADAPTER)
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """Ollama's option names with the values that requests to this model have by default."""
+        return self.manifest.parameters if self.manifest else {}
+
+    @property
+    def draft(self) -> str:
+        """Name or path of the smaller model that drafts for it; "" for none."""
+        return self.manifest.draft if self.manifest else ""
+
+    @property
+    def speculates(self) -> bool | None:
+        """Whether its requests draft that do not say so themselves; None leaves it to the daemon."""
+        value = self.parameters.get("speculation")
+        return value if isinstance(value, bool) else None
+
+    @cached_property
+    def load(self) -> LoadSettings:
+        """How its own parameters want it to be loaded. Raises BadModelFile naming one that is out of range."""
+        try:
+            return load_settings(self.parameters)
+        except ValueError as error:
+            raise BadModelFile(f"a parameter of model '{self.name}' is out of range: {error}", field="model") from None
+
+    @property
+    def system(self) -> str:
+        """The system prompt of conversations that bring none."""
+        return self.manifest.system if self.manifest else ""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """What every conversation begins with."""
+        return self.manifest.messages if self.manifest else ()
+
+    @cached_property
+    def template(self) -> str:
+        """The Jinja template of the chat, the manifest's or the file's; "" when neither has one."""
+        return (self.manifest.template if self.manifest else "") or self.header.chat_template or ""
+
+    @property
+    def source(self) -> Source:
+        """Where it came from. A file that was not pulled came from itself."""
+        if self.manifest:
+            return self.manifest.source
+        return Source(kind=self.origin.value, repo=self.program, file=str(self.path))
+
+
+class Evidence(NamedTuple):
+    """What tells that a name may have come to mean another file: what `paths` were like when it was looked up. A file
+    itself is not looked at."""
+
+    paths: Sequence[Path]
+    stamps: Sequence[tuple[int, int] | None]
+
+    def holds(self) -> bool:
+        """Whether all is as it was: a few looks at the disk, cheap enough for an event loop."""
+        return all(map(operator.eq, map(stamp_of, self.paths), self.stamps))
+
+
+def stamp_of(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is replaced, or an entry of a folder; None when there is nothing."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime_ns
+
+
+# A header lives as long as the store remembers its file.
+_digests: WeakKeyDictionary[Header, str] = WeakKeyDictionary()
+
+
+def _file_digest(path: Path, header: Header) -> str:
+    known = _digests.get(header)
+    if known is None:
+        known = _digests[header] = _read_digest(path, header)
+    return known
+
+
+def _read_digest(path: Path, header: Header) -> str:
+    left = header.data_offset
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            digest = hashlib.sha256(f"{status.st_size} {status.st_mtime_ns} ".encode())
+            while left > 0 and (chunk := file.read(min(left, _DIGEST_CHUNK_BYTES))):
+                digest.update(chunk)
+                left -= len(chunk)
+    except OSError as error:
+        raise BadModelFile(f"{path.name} cannot be read: {error.strerror or error}") from error
+    return digest.hexdigest()

@@ -1,0 +1,53 @@
+"""Worker processes on the event loops that daemons have; the rest is tested with the workers themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from localrun import framing
+from localrun.server.worker_process import WorkerProcess
+from localrun.wire import RenderReply, RenderRequest, Segment
+from tests.server.waiting import until
+
+LOOPS: list[Callable[[], Any]] = [asyncio.new_event_loop]
+if sys.platform != "win32":
+    import uvloop
+
+    LOOPS.append(uvloop.new_event_loop)
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+@pytest.mark.parametrize("notices", [False, True])
+def test_a_worker_that_died_while_nobody_asked_is_replaced(new_loop: Callable[[], Any], notices: bool) -> None:
+    """`notices`: whether the event loop has seen its end by the next request."""
+    request = RenderRequest(template="hi", variables={}, control_tokens=(), output_bytes=10, cpu_s=9)
+
+    async def main() -> None:
+        worker: WorkerProcess[RenderReply] = WorkerProcess(
+            "localrun.server.templates.worker", framing.decode_from_renderer, name="template", timeout_s=20
+        )
+        await worker.start()
+        try:
+            for _ in range(2):
+                assert worker.pid is not None
+                os.kill(worker.pid, signal.SIGKILL)
+                if notices:
+                    await until(lambda: _has_ended(worker))
+                assert (await worker.ask(framing.encode(request))).segments == (Segment("hi"),)
+        finally:
+            await worker.stop()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
+def _has_ended(worker: WorkerProcess[RenderReply]) -> bool:
+    process = worker._worker
+    return process is not None and process.returncode is not None
