@@ -15,7 +15,8 @@ from tests.daemon import Daemon, running_daemon
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with running_daemon() as running:
+    # A step has a price, so that a copy of a prompt is worth it.
+    with running_daemon(LOCALRUN_FAKE_STEP_MS="2") as running:
         yield running
 
 
@@ -34,8 +35,8 @@ def test_a_repeated_prompt_is_reported_as_cached(daemon: Daemon) -> None:
         prompt = [first_token, *range(32, 131)]
         return [asyncio.run(stream_all(daemon.url, "tiny", [prompt], 4))[0].n_cached for _ in range(2)]
 
-    # An engine may find it quicker to compute a prompt again.
-    assert any(n_cached(200 + n) == [0, 99] for n in range(10))
+    # Where a copy was slow, the engine may find it quicker to compute a prompt again, for a while.
+    assert any(n_cached(200 + n) == [0, 99] for n in range(20))
 
 
 def test_a_refusal_is_an_error_with_the_server_s_reason(daemon: Daemon) -> None:

@@ -257,6 +257,8 @@ class Cache:
             return
         self._grow(seq, n_tokens)
         is_saved = self._copies.is_worth_saving(n_tokens) if self._layout.can_cut else self.tiers.is_on
+        if not is_saved:
+            self._copies.passed_over(n_tokens)
         self.tiers.park(seq, self.cells.n_placed if is_saved else None)
         if self._layout.can_share and not is_saved and self.tiers.is_on and not self._backend.n_gpu_layers:
             self._unpark(seq)

@@ -77,6 +77,13 @@ class Copies:
         copy_s = n_tokens * self._tiers.copy_s_per_token
         return self._tiers.is_on and n_tokens >= GAIN_TOKENS and self._tiers.recompute_s(0, n_tokens) > copy_s
 
+    def passed_over(self, n_tokens: int) -> None:
+        """So many tokens were not worth saving. What a copy costs fades, so that one slow copy does not rule out all
+        later ones."""
+        if n_tokens >= GAIN_TOKENS:
+            self._tiers.save.fade()
+            self._tiers.restore.fade()
+
     def is_quick(self, n_tokens: int) -> bool:
         """Whether nobody notices that so many tokens are copied at once."""
         return n_tokens * self._backend.state_token_bytes <= QUICK_BYTES

@@ -181,6 +181,21 @@ def test_saving_is_worth_it_where_copies_are_faster_than_computing():
     assert not Bench(limit_bytes=0).copies.is_worth_saving(len(SYSTEM))
 
 
+def test_one_slow_copy_does_not_rule_out_all_later_ones():
+    bench = Bench()
+    bench.tick_s = 2.0
+    bench.save(SYSTEM)
+    bench.tick_s = 1e-6
+    assert not bench.copies.is_worth_saving(len(OTHER))
+    n_passed_over = 0
+    while not bench.saved(OTHER).n_tokens:
+        park(bench, OTHER)
+        bench.cache.retire()
+        n_passed_over += 1
+        assert n_passed_over < 50
+    assert n_passed_over > 1
+
+
 def park(bench: Bench, tokens: list[int]) -> None:
     """A request for `tokens` comes and ends."""
     lease = bench.cache.acquire(Key(tokens))
