@@ -40,7 +40,16 @@ ALLOWED = {
     "localrun.models": (CONFIG, ERRORS),
     "localrun.tui": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, SNAPSHOT, SOUND_HEADERS),
     "localrun.cli": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, KV_FOLDERS, PROCESSORS, SNAPSHOT, THREAD_CHOICE),
-    "localrun.bench": (CLIENT, CONFIG, ERRORS, PROCESSORS, SNAPSHOT, THREAD_CHOICE, "localrun.models"),
+    "localrun.bench": (
+        CLIENT,
+        CONFIG,
+        ERRORS,
+        PROCESSORS,
+        SNAPSHOT,
+        THREAD_CHOICE,
+        "localrun.models",
+        "localrun.native_build",
+    ),
     "localrun.service": (CONFIG, ERRORS),
     "localrun.doctor": (
         *(CONFIG, ERRORS, KERNEL_PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSORS, THREAD_CHOICE),

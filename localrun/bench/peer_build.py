@@ -24,6 +24,8 @@ from pathlib import Path
 
 from localrun import config
 from localrun.errors import LocalrunError
+from localrun.native_build.machine import Machine
+from localrun.native_build.plan import make_plan
 
 PACKAGE = "llama-cpp-python"
 _SOURCE_IN_PACKAGE = ("vendor", "llama.cpp")
@@ -63,7 +65,8 @@ def build_llama_server(folder: Path, on_progress: OnProgress) -> Path:
     source = _source(folder, on_progress)
     log_path = folder / "build.log"
     on_progress(f"configuring llama.cpp, log in {log_path}")
-    configure = [cmake, "-S", str(source), "-B", str(folder / "build"), *_CONFIGURATION, *_backend_flags()]
+    configure = [cmake, "-S", str(source), "-B", str(folder / "build")]
+    configure += [*_CONFIGURATION, *_compiler_flags(), *_backend_flags()]
     _step("cmake could not configure llama.cpp", configure, log_path, on_progress)
     on_progress("compiling llama-server; this takes minutes")
     compile_ = [cmake, "--build", str(folder / "build"), "--config", "Release", "--target", "llama-server"]
@@ -152,6 +155,13 @@ def _cmake() -> str:
     if sys.platform != "win32" and not any(shutil.which(name) for name in compilers if name):
         raise LocalrunError(f"building llama-server needs a C++ compiler (g++ or clang++); install one, {_OTHERWISE}")
     return cmake
+
+
+def _compiler_flags() -> list[str]:
+    """What the package's own build tells the compiler, which may be wrong about a part of this processor."""
+    flags = make_plan(Machine()).flags
+    given = {"C": os.environ.get("CFLAGS", ""), "CXX": os.environ.get("CXXFLAGS", "")}
+    return [f"-DCMAKE_{language}_FLAGS={' '.join([own, *flags]).strip()}" for language, own in given.items() if flags]
 
 
 def _backend_flags() -> list[str]:

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from localrun.bench import peer_build
 from localrun.bench.peer_build import build_folder, build_llama_server, percent_done, run_logged
 from localrun.errors import LocalrunError
+from localrun.native_build.plan import Plan
 
 VERSION = importlib.metadata.version("llama-cpp-python")
 PACKAGE = f"llama_cpp_python-{VERSION}"
@@ -109,6 +111,17 @@ def test_the_source_package_of_the_installed_version_is_fetched_unpacked_configu
     assert compile_[-4:] == ["--target", "llama-server", "--parallel", "3"]
     assert (bench.folder / "source" / "src" / "llama.cpp").is_file()
     assert not (bench.folder / "source" / "README.md").exists()
+
+
+def test_what_the_compiler_makes_wrongly_is_left_out_as_in_the_package_s_own_build(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    plan = Plan(backend="cpu", flags={"-mno-amx-int8": "crashes"})
+    monkeypatch.setattr(peer_build, "make_plan", lambda machine: plan)
+    monkeypatch.setenv("CFLAGS", "-pipe")
+    monkeypatch.delenv("CXXFLAGS", raising=False)
+    bench.build()
+    assert {"-DCMAKE_C_FLAGS=-pipe -mno-amx-int8", "-DCMAKE_CXX_FLAGS=-mno-amx-int8"} <= set(bench.calls[1])
 
 
 def test_progress_is_told_from_step_to_step_and_every_tenth_of_the_build(bench: Bench):
