@@ -31,8 +31,10 @@ _PREDICTION_MATCH = 9
 # 16, 32, and more. A guess that each request corrects for itself.
 _PRIOR_CHANCES = (0.6, 0.35, 0.55, 0.8, 0.92, 0.96)
 _KINDS = (0,) * N_GRAM + (1,) * 2 + (2,) * 4 + (3,) * 8 + (4,) * 16 + (5,)
-_LATEST = 0.06  # weight of the latest token in a chance
-_PROMISE_EVERY = 16  # after so many tokens the promises are computed anew
+# A prior counts like so many tokens, and the latest token for at least this much of a chance. Replayed on 48 answers of a
+# 135M model, a fixed weight of 0.06 was 2 to 4 % slower where answers repeat their prompts.
+_PRIOR_TOKENS, _LATEST = 4, 0.04
+_PROMISE_EVERY = 8  # after so many tokens the promises are computed anew
 # A long prompt is indexed over several steps, so many tokens at a time: 4 ms.
 INDEX_TOKENS = 8192
 # Between the prediction and the request's tokens, and in the place of media: no token.
@@ -63,7 +65,7 @@ class Lookup:
         self._n_matched = _PREDICTION_MATCH if prediction else 0
         # Where the text that was followed last differed, -1 for nowhere, and how many tokens ago.
         self._parted_at, self._n_since = -1, 0
-        self._n_learned = 0
+        self._n_learned = [0] * len(_PRIOR_CHANCES)
         self._promises = self._new_promises()
         self._index(INDEX_TOKENS)
         if self._at < 0:
@@ -116,9 +118,10 @@ class Lookup:
                 self._at, self._n_matched = self._longest(self._earlier[-1], text)
 
     def _learn(self, kind: int, is_right: bool) -> None:
-        self._chances[kind] += _LATEST * (is_right - self._chances[kind])
-        self._n_learned += 1
-        if self._n_learned % _PROMISE_EVERY == 0:
+        self._n_learned[kind] += 1
+        weight = max(_LATEST, 1 / (_PRIOR_TOKENS + self._n_learned[kind]))
+        self._chances[kind] += weight * (is_right - self._chances[kind])
+        if sum(self._n_learned) % _PROMISE_EVERY == 0:
             self._promises = self._new_promises()
 
     def _new_promises(self) -> list[float]:
