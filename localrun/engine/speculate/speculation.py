@@ -211,7 +211,8 @@ class Speculation:
         """A new request."""
         wants = self._is_on if submit.speculates is None else submit.speculates
         if wants and self._backend.n_rollback:
-            request.drafting = Drafting(request, prediction, self.counts)
+            # No answer is longer than the context, and what is behind that much of a prediction costs steps to index.
+            request.drafting = Drafting(request, prediction[: self._backend.n_ctx], self.counts)
 
     def extend(self, plan: StepPlan, cells: Cells, target_s: Callable[[], float]) -> StepPlan:
         """A plan of streams alone with the drafts that are worth their rows, if any: as far as there are free cells,
