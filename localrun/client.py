@@ -423,7 +423,8 @@ class Client:
         return await self._daemon.json("GET", "/api/tags")
 
     async def remove(self, model: str) -> dict[str, Any]:
-        """Remove a model: `freed_bytes`, the `deleted` files, and those `kept` with the reason. Raises its refusal."""
+        """Remove a model: `freed_bytes`, the `deleted` files, those `kept` with the reason, and `notes`. Raises its
+        refusal."""
         return await self._daemon.json("DELETE", "/api/delete", {"model": model})
 
     async def copy(self, source: str, destination: str) -> None:

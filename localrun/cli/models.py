@@ -140,6 +140,8 @@ async def _remove(base_url: str, models: tuple[str, ...]) -> None:
             print(f"deleted '{visible(model)}', freed {size(removed['freed_bytes'])}")
             for kept in removed["kept"]:
                 print(f"  kept {visible(kept['path'])}: {visible(kept['reason'])}")
+            for note in removed["notes"]:
+                print(f"  {visible(note)}")
 
 
 @click.command("push")

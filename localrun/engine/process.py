@@ -29,6 +29,7 @@ from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial, plan_threads
 from localrun.engine.pipes import BROKEN_PIPE, Text, Tokenizing
 from localrun.engine.pipes import Inbox as EngineInbox
+from localrun.engine.request import Prompt
 from localrun.engine.sample import media
 from localrun.engine.speculate.draft_model import DraftModel
 from localrun.engine.speculate.draft_models import DraftModels
@@ -99,12 +100,12 @@ def main(argv: list[str]) -> int:
     except Exception as error:
         return pipes.refuse(frames_out, error)
     pipes.send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))
-    tokenizing = Tokenizing(max_texts=first.n_slots + first.max_queue)
+    tokenizing, prompts = Tokenizing(max_texts=first.n_slots + first.max_queue), Prompts(backend)
     exit_code = pipes.serve(
         engine,
         frames_in,
         frames_out,
-        lambda message, inbox, outbox: take(message, backend, tokenizing, inbox, outbox),
+        lambda message, inbox, outbox: take(message, prompts, tokenizing, inbox, outbox),
         spare_time(engine, trial),
     )
     if trial is not None:
@@ -132,13 +133,39 @@ def spare_time(engine: Engine, trial: pipes.SpareTime | None) -> pipes.SpareTime
     return spend
 
 
-def take(message: wire.ToEngine, backend: Backend, tokenizing: Tokenizing, inbox: Inbox, outbox: pipes.Sink) -> None:
+class Prompts:
+    """From text to tokens. The last prompt is remembered for the `n` answers to one request, which have the same; but
+    only for its own client, since how long this takes must not tell one client what another one asked.
+
+    Owner: the threads that read texts; two at once may read the same text twice, and no more than that.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self._last: tuple[object, Prompt, list[int]] | None = None
+
+    def read(self, submit: wire.Submit, prediction: str) -> tuple[Prompt, list[int]]:
+        """The tokens of a prompt, which may grow, and those of its prediction, which may not. Raises what
+        `media.prompt_of` and the vocabulary raise."""
+        said = submit.client, submit.segments, submit.tokens, prediction
+        last = self._last
+        if last is not None and last[0] == said:
+            _, prompt, predicted = last
+        else:
+            prompt = media.prompt_of(self.backend, submit)
+            predicted = self.backend.tokenize(prediction, parse_special=False)
+            if not prompt.chunks:  # whose pseudo tokens may be those of one request alone
+                self._last = said, prompt, predicted
+        return Prompt(list(prompt.tokens), prompt.chunks), predicted
+
+
+def take(message: wire.ToEngine, prompts: Prompts, tokenizing: Tokenizing, inbox: Inbox, outbox: pipes.Sink) -> None:
     """One message from the daemon. A text that cannot be tokenized fails its own request and nothing else."""
     if isinstance(message, wire.Submit):
         submit = message
         prediction = "" if submit.speculates is False else submit.prediction
         length = pipes.length_of(submit.segments) + len(prediction)
-        read = partial(_read_prompt, backend, submit, prediction)
+        read = partial(_read_prompt, prompts, submit, prediction)
         try:
             text = Text(submit.id, submit.client, length, read, inbox.put)
             tokenizing.put(text, is_resumed=submit.resume is not None)
@@ -151,16 +178,15 @@ def take(message: wire.ToEngine, backend: Backend, tokenizing: Tokenizing, inbox
         else:
             inbox.put(lambda engine: engine.cancel(cancelled))
     elif isinstance(message, wire.Count):
-        pipes.count(message, partial(media.count, backend, message.segments), tokenizing, outbox)
+        pipes.count(message, partial(media.count, prompts.backend, message.segments), tokenizing, outbox)
     elif isinstance(message, wire.ClearCache):
         inbox.put(_clearing(message, outbox))
 
 
-def _read_prompt(backend: Backend, submit: wire.Submit, prediction: str) -> Callable[[Engine], None]:
+def _read_prompt(prompts: Prompts, submit: wire.Submit, prediction: str) -> Callable[[Engine], None]:
     """What the engine is to do with a request once its prompt and its prediction are tokens."""
     try:
-        tokens, chunks = media.prompt_of(backend, submit)
-        predicted = backend.tokenize(prediction, parse_special=False)
+        (tokens, chunks), predicted = prompts.read(submit, prediction)
     except LocalrunError as error:
         return _refusal(submit.id, error)
     except Exception as error:

@@ -312,11 +312,11 @@ class Reader:
         self.backend = backend
         self.engine = Engine(backend, Limits(2, 8, 0.0, 0), time.monotonic)
         self.inbox, self.sent = process.Inbox(), Sent()
-        self.tokenizing = Tokenizing(max_texts=8)
+        self.tokenizing, self.prompts = Tokenizing(max_texts=8), process.Prompts(backend)
 
     def take(self, *messages: wire.ToEngine) -> None:
         for message in messages:
-            process.take(message, self.backend, self.tokenizing, self.inbox, self.sent)
+            process.take(message, self.prompts, self.tokenizing, self.inbox, self.sent)
 
     def finals(self, count: int) -> dict[int, wire.Delta]:
         found: dict[int, wire.Delta] = {}
@@ -346,11 +346,13 @@ class Unreadable(FakeBackend):
     def __init__(self, **options: int) -> None:
         super().__init__(**options)
         self.may_read, self.is_reading = threading.Event(), threading.Event()
+        self.n_long = 0
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         if text == "poison":
             raise OverflowError("a text of a kind that nobody thought of")
         if len(text) >= LONG_CHARACTERS:
+            self.n_long += 1
             self.is_reading.set()
             self.may_read.wait()
             text = text[:100]
@@ -502,3 +504,18 @@ def test_an_idle_engine_writes_what_a_slow_disk_could_not_take():
     os.close(writer)
     assert len(pauses) > 2
     assert disk.records
+
+
+def test_what_several_answers_have_in_common_is_read_once(reader: Reader):
+    reader.backend.may_read.set()
+    first = replace(submit(1), prediction=LONG)
+    reader.take(first, *(replace(first, id=number) for number in range(2, 9)))
+    finals = reader.finals(8)
+    assert reader.backend.n_long == 1
+    assert all(final.finish is Finish.LENGTH for final in finals.values())
+    reader.take(replace(first, id=9, client="another"))
+    reader.finals(1)
+    assert reader.backend.n_long == 2, "another client is not told by the time that it takes"
+    reader.take(replace(first, id=10, client="another", segments=(Segment("something else"),)))
+    assert reader.finals(1)[10].usage.n_prompt == len("something else")
+    assert reader.backend.n_long == 3

@@ -117,3 +117,22 @@ def test_fit_says_why_the_draft_model_would_be_left_out(daemon: Daemon) -> None:
     answer = daemon.http.get("/localrun/v1/fit?model=left").json()
     assert (answer["fits"], answer["draft"]) == (True, None)
     assert "without its draft model: 'leaving' is not here" in answer["notes"][-1]
+
+
+def test_who_removes_a_draft_model_is_told_who_misses_it(daemon: Daemon) -> None:
+    by_path = _file(daemon, "useful")
+    shutil.copy(builtin.model_path(), by_path)
+    create(daemon, model="by-name", draft="Useful:latest", **{"from": "tiny"})
+    create(daemon, model="by-its-path", draft=str(by_path), **{"from": "tiny"})
+    create(daemon, model="of-another", draft="small", **{"from": "tiny"})
+    create(daemon, model="of-nobody", **{"from": "tiny"})
+
+    def removed(model: str) -> list[str]:
+        return daemon.http.request("DELETE", "/api/delete", json={"model": model}).json()["notes"]
+
+    notes = removed("useful")
+    assert sorted(note.split("'")[1] for note in notes) == ["by-its-path", "by-name"]
+    assert "runs without its draft model 'Useful:latest' from its next load on; give it another one" in str(notes)
+    assert removed("of-nobody") == []
+    for model in ("by-name", "by-its-path", "of-another"):
+        assert removed(model) == []

@@ -31,6 +31,8 @@ TEXT: dict[str, Any] = {"model": "alpha", "prompt": "hello"}
 PREDICTION = {"type": "content", "content": "once"}
 # Both sources together.
 N_DRAFTED, N_ACCEPTED = 10, 7
+# Of the prediction alone.
+N_PREDICTED, N_PREDICTED_ACCEPTED = 4, 3
 # What the engine that died had drafted comes on top.
 N_DRAFTED_TWICE, N_ACCEPTED_TWICE = 14, 10
 
@@ -161,8 +163,8 @@ async def test_a_prediction_that_is_none(serving: Serving, prediction: Any, name
 
 def _check_openai(answer: dict[str, Any], *, n_answers: int = 1) -> None:
     details = answer["usage"]["completion_tokens_details"]
-    assert details["accepted_prediction_tokens"] == n_answers * N_ACCEPTED
-    assert details["rejected_prediction_tokens"] == n_answers * (N_DRAFTED - N_ACCEPTED)
+    assert details["accepted_prediction_tokens"] == n_answers * N_PREDICTED_ACCEPTED
+    assert details["rejected_prediction_tokens"] == n_answers * (N_PREDICTED - N_PREDICTED_ACCEPTED)
     if n_answers == 1:
         assert (answer["timings"]["draft_n"], answer["timings"]["draft_n_accepted"]) == (N_DRAFTED, N_ACCEPTED)
 
@@ -189,11 +191,7 @@ async def test_openai_s_answers(serving: Serving) -> None:
             timings = json.loads(text.strip().split("\n")[-1].removeprefix("data: "))["timings"]
             assert (timings["draft_n"], timings["draft_n_accepted"]) == (N_DRAFTED, N_ACCEPTED)
         answer = await served.post("/v1/responses", {"model": "alpha", "input": "hello"})
-        assert answer["usage"]["output_tokens_details"] == {
-            "reasoning_tokens": 0,
-            "accepted_prediction_tokens": N_ACCEPTED,
-            "rejected_prediction_tokens": N_DRAFTED - N_ACCEPTED,
-        }
+        assert answer["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}
 
 
 async def test_ollama_s_answers(serving: Serving) -> None:
@@ -224,9 +222,8 @@ async def test_what_two_engines_drafted_adds_up(serving: Serving) -> None:
     """The second one counts from 0."""
     async with serving as served:
         answer = await served.post("/v1/completions", TEXT | {"prompt": "die"})
-        details = answer["usage"]["completion_tokens_details"]
-        assert details["accepted_prediction_tokens"] == N_ACCEPTED_TWICE
-        assert details["rejected_prediction_tokens"] == N_DRAFTED_TWICE - N_ACCEPTED_TWICE
+        timings = answer["timings"]
+        assert (timings["draft_n"], timings["draft_n_accepted"]) == (N_DRAFTED_TWICE, N_ACCEPTED_TWICE)
         row = await served.row()
         assert (row["resumed"], row["state"]) == (1, RequestState.DONE)
         assert (row["drafted_tokens"], row["accepted_tokens"]) == (N_DRAFTED_TWICE, N_ACCEPTED_TWICE)

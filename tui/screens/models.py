@@ -278,7 +278,8 @@ class ModelsScreen(Picker[str]):
             self._say(line(error.message))
             return
         await self._load()
-        self._say(line(f"Deleted {name}; {short_text.size(freed.get('freed_bytes', 0))} are free again."))
+        said = f"Deleted {name}; {short_text.size(freed.get('freed_bytes', 0))} are free again."
+        self._say(line("; ".join([said, *freed.get("notes", ())])))
 
 
 def _hit(hit: dict[str, Any]) -> Option:

@@ -12,6 +12,7 @@ Owner: the engine's main thread. Does not: verify drafts (`answers.py`), or take
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -48,12 +49,14 @@ class Part(NamedTuple):
 
 @dataclass
 class Guess:
-    """The tokens of a draft with their chances, in parts by source. `drafter` would have to compute them first."""
+    """The tokens of a draft with their chances, in parts by source. `drafter` would have to compute them first; where
+    it does not, `free` is what is known all the same."""
 
     tokens: list[int] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     drafter: Drafter | None = None
+    free: Guess | None = None
 
     def add(self, tokens: list[int], chances: list[float], source: DraftSource) -> None:
         """Append what a source has."""
@@ -148,7 +151,7 @@ class Drafting:
             return guess
         if n_most <= 0 or sum(choice.expected_gains(guess.chances)) >= chance / (1 - min(chance, 0.99)):
             return guess
-        return Guess([], [chance] * n_most, [], drafter)
+        return Guess([], [chance] * n_most, [], drafter, guess)
 
     def declined(self) -> None:
         """A drafter's guess was not worth its cost."""
@@ -197,6 +200,7 @@ class Speculation:
         self._drafter_of = drafter_of
         self._policy = policy
         self._draft_s = 0.0
+        self._drawn_s = 0.0  # what drafters took since the last step
         self._ended_at_s, self._realm = 0.0, b""  # of the last step; its end only if that was steady
         # Of the step at hand.
         self._parts: dict[int, list[Part]] = {}
@@ -207,7 +211,8 @@ class Speculation:
         """A new request."""
         wants = self._is_on if submit.speculates is None else submit.speculates
         if wants and self._backend.n_rollback:
-            request.drafting = Drafting(request, prediction, self.counts)
+            # No answer is longer than the context, and what is behind that much of a prediction costs steps to index.
+            request.drafting = Drafting(request, prediction[: self._backend.n_ctx], self.counts)
 
     def extend(self, plan: StepPlan, cells: Cells, target_s: Callable[[], float]) -> StepPlan:
         """A plan of streams alone with the drafts that are worth their rows, if any: as far as there are free cells,
@@ -241,18 +246,19 @@ class Speculation:
         if any(stream.is_drawn for stream in streams):
             guesses = self._drawn(plan, guesses, chosen)
             streams = [Stream(stream.seq, guess.chances) for stream, guess in zip(streams, guesses, strict=True)]
-            chosen = self._policy.choose(streams, self.costs, limits) if chosen is not None else None
+            chosen = self._policy.choose(streams, self.costs, limits)
         return plan if chosen is None else self._with_drafts(plan, guesses, chosen)
 
     def computed(self, plan: StepPlan, ended_at_s: float) -> None:
-        """A step was computed. What counts is how long after the one before it: that is what a token takes. A change of
-        adapters takes time that no row does."""
+        """A step was computed. What counts is how long after the one before it: that is what a token takes. What its
+        drafts took is no time of its rows, and a change of adapters takes time that no row does."""
+        drawn_s, self._drawn_s = self._drawn_s, 0.0
         began_at_s, self._ended_at_s = self._ended_at_s, ended_at_s if plan.is_steady else 0.0
         is_same, self._realm = plan.adapters.realm == self._realm, plan.adapters.realm
         if not (plan.is_steady and began_at_s and is_same):
             return
         if choice.is_one_pass([len(grant.drafts) for grant in plan.grants], is_even=self._is_even):
-            self.costs.observe(plan.n_rows, ended_at_s - began_at_s, ended_at_s)
+            self.costs.observe(plan.n_rows, ended_at_s - began_at_s - drawn_s, ended_at_s)
 
     def begin_step(self, requests: Iterable[Request]) -> None:
         """A step with drafts was computed, and nothing was drawn yet."""
@@ -305,13 +311,13 @@ class Speculation:
         return guess if drafter is None else drafting.ask(drafter, guess, n_most)
 
     def _drawn(self, plan: StepPlan, guesses: list[Guess], chosen: Choice | None) -> list[Guess]:
-        """The guesses, with those of drafters made as long as they were chosen."""
-        drawn = list(guesses)
+        """The guesses, with those of drafters made as long as they were chosen. What a drafter takes too long for, or
+        has nothing of, is what is known for free."""
+        drawn = [guess.free or guess for guess in guesses]
         wanted: dict[Drafter, list[tuple[int, int]]] = {}
         for index, guess in enumerate(guesses):
             if guess.drafter is None:
                 continue
-            drawn[index] = _NOTHING
             n_wanted = 0 if chosen is None else min(chosen.n_rows[index], len(guess.chances))
             if n_wanted:
                 wanted.setdefault(guess.drafter, []).append((index, n_wanted))
@@ -322,14 +328,15 @@ class Speculation:
             began_s = self._clock()
             tokens = drafter.propose([(plan.grants[index].request, n_wanted) for index, n_wanted in asked])
             seconds = self._clock() - began_s
+            self._drawn_s += seconds
             n_longest = max(map(len, tokens))
             if n_longest:  # otherwise it was catching up with prompts
                 position_s = seconds / n_longest
                 self._draft_s += _LATEST * (position_s - self._draft_s) if self._draft_s else position_s
             for (index, _), own in zip(asked, tokens, strict=True):
-                guess = Guess()
-                guess.add(own, guesses[index].chances[: len(own)], drafter.source)
-                drawn[index] = guess
+                if own:
+                    drawn[index] = guess = Guess()
+                    guess.add(own, guesses[index].chances[: len(own)], drafter.source)
                 drafting = plan.grants[index].request.drafting
                 assert drafting is not None
                 drafting.counts.add(drafter.source, seconds=seconds / len(asked))
@@ -347,6 +354,7 @@ class Speculation:
         is_one_pass = choice.is_one_pass(chosen.n_rows, is_even=self._is_even)
         n_streams = len(grants)
         self._ratio = self.costs.measured(n_streams + n_rows, n_streams) if is_one_pass else chosen.ratio
+        self._ratio += self._drawn_s / (self.costs.seconds(n_streams) or math.inf)
         return replace(plan, grants=tuple(grants), n_draft_rows=n_rows)
 
 

@@ -19,7 +19,7 @@ import logging
 from pathlib import Path
 
 from localrun.config import NOTHING_ASKED, LoadSettings, Settings
-from localrun.errors import BadRequest, CannotFit
+from localrun.errors import BadRequest, CannotFit, LocalrunError
 from localrun.models import draft
 from localrun.models.storage.model import Model
 from localrun.models.storage.store import Store
@@ -39,6 +39,20 @@ def speculates(settings: Settings, model: Model) -> bool:
 def own_draft(settings: Settings, model: Model) -> str:
     """The draft model that a model's own settings name, or else its table in the settings file; "" for none."""
     return model.draft or _table(settings, model).draft or ""
+
+
+def missing(settings: Settings, store: Store) -> dict[str, str]:
+    """Models that run without their own draft model because it is not here, with its name. In a thread: reads the
+    disk."""
+    found = {}
+    for model in store.list():
+        name = own_draft(settings, model)
+        try:
+            if name:
+                store.resolve(name)
+        except LocalrunError:
+            found[model.name] = name
+    return found
 
 
 def _table(settings: Settings, model: Model) -> LoadSettings:

@@ -28,6 +28,7 @@ from localrun.models.naming import Removed
 from localrun.models.storage.blobs import BlobWriter
 from localrun.models.storage.manifest import check_digest
 from localrun.models.storage.store import Store
+from localrun.server.engines import drafts
 from localrun.server.http.exchange import Exchange
 from localrun.server.ollama.bodies import ModelBody
 from localrun.server.runtime import Runtime
@@ -117,11 +118,12 @@ class KeptFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeletedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What the removal freed and kept."""
+    """What the removal freed and kept. `notes` say which models miss what was removed."""
 
     freed_bytes: int
     deleted: list[str]
     kept: list[KeptFile]
+    notes: list[str]
 
 
 async def copy(runtime: Runtime, exchange: Exchange) -> None:
@@ -139,8 +141,16 @@ async def delete(runtime: Runtime, exchange: Exchange) -> None:
     # A model whose file is damaged or gone is not loaded under this name, and may be removed all the same.
     with suppress(ModelNotFound, BadModelFile, BadRequest):
         await runtime.supervisor.unload(name)
+    missed = await asyncio.to_thread(drafts.missing, runtime.settings, runtime.store)
     removed = await asyncio.to_thread(naming.remove, runtime.store, name)
-    await exchange.answer_json(_shown(removed))
+    misses = await asyncio.to_thread(drafts.missing, runtime.settings, runtime.store)
+    notes = [
+        f"'{model}' runs without its draft model '{draft}' from its next load on; give it another one, or none, with "
+        f"DRAFT in a Modelfile (localrun create)"
+        for model, draft in misses.items()
+        if model not in missed
+    ]
+    await exchange.answer_json(_shown(removed, notes))
 
 
 async def push(_: Runtime, exchange: Exchange) -> None:
@@ -152,11 +162,12 @@ async def push(_: Runtime, exchange: Exchange) -> None:
     )
 
 
-def _shown(removed: Removed) -> DeletedModel:
+def _shown(removed: Removed, notes: list[str]) -> DeletedModel:
     return DeletedModel(
         freed_bytes=removed.freed_bytes,
         deleted=[str(path) for path in removed.files],
         kept=[KeptFile(path=str(kept.path), reason=kept.reason) for kept in removed.kept],
+        notes=notes,
     )
 
 

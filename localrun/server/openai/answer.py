@@ -28,7 +28,7 @@ from localrun.server.http.failures import Headers
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Reply, Thinking
-from localrun.wire import ChosenLogprob, Delta, Finish, TokenLogprob, Usage
+from localrun.wire import ChosenLogprob, Delta, DraftSource, Finish, TokenLogprob, Usage
 
 DONE = b"data: [DONE]\n\n"
 
@@ -252,8 +252,8 @@ class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """`reasoning_tokens` of the output were thinking, and `accepted_prediction_tokens` had been drafted.
-    `rejected_prediction_tokens` were drafted in vain, and are no part of the output."""
+    """`reasoning_tokens` of the output were thinking, and `accepted_prediction_tokens` came from the client's
+    `prediction`. `rejected_prediction_tokens` of it were verified in vain, and are no part of the output."""
 
     reasoning_tokens: int
     accepted_prediction_tokens: int
@@ -285,11 +285,10 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     draft_n_accepted: int | UnsetType = UNSET
 
 
-def usage_of(
-    prompts: Sequence[Usage], choices: Sequence[Usage], *, n_thinking: int = 0, n_drafted: int = 0, n_accepted: int = 0
-) -> OpenAIUsage:
+def usage_of(prompts: Sequence[Usage], choices: Sequence[Usage], *, n_thinking: int = 0) -> OpenAIUsage:
     """`prompts` has one entry per prompt, `choices` one per answer: a prompt with several answers counts once.
-    `n_thinking` of the answers' tokens were thinking; of `n_drafted` for all answers `n_accepted` are part of them."""
+    `n_thinking` of the answers' tokens were thinking."""
+    predicted = [counts for one in choices for counts in one.drafts if counts.source is DraftSource.PREDICTION]
     n_prompt = sum(one.n_prompt for one in prompts)
     n_output = sum(one.n_output for one in choices)
     return OpenAIUsage(
@@ -299,8 +298,8 @@ def usage_of(
         prompt_tokens_details=PromptDetails(cached_tokens=sum(one.n_cached for one in prompts)),
         completion_tokens_details=OutputDetails(
             reasoning_tokens=n_thinking,
-            accepted_prediction_tokens=n_accepted,
-            rejected_prediction_tokens=n_drafted - n_accepted,
+            accepted_prediction_tokens=sum(counts.n_accepted for counts in predicted),
+            rejected_prediction_tokens=sum(counts.n_drafted - counts.n_accepted for counts in predicted),
         ),
     )
 
@@ -402,13 +401,7 @@ class Answer:
     def _counts(self) -> Fields:
         by_index = [self._usages[index] for index in range(len(self._jobs))]
         n_thinking = sum(self._chunks.n_thinking(index) for index in range(len(self._jobs)))
-        counts = usage_of(
-            by_index[:: self._n_per_prompt],
-            by_index,
-            n_thinking=n_thinking,
-            n_drafted=sum(job.record.n_drafted for job in self._jobs),
-            n_accepted=sum(job.record.n_accepted for job in self._jobs),
-        )
+        counts = usage_of(by_index[:: self._n_per_prompt], by_index, n_thinking=n_thinking)
         return {"usage": counts} | self._timings()
 
     def _timings(self) -> Fields:

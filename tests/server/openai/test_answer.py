@@ -9,24 +9,28 @@ import msgspec
 import pytest
 
 from localrun.server.openai.answer import ChatChunks, timings_of, usage_of
-from localrun.wire import ChosenLogprob, Finish, TokenLogprob, Usage
+from localrun.wire import ChosenLogprob, DraftCounts, DraftSource, Finish, TokenLogprob, Usage
 from tests.server.openai.stub_parser import delta, reply
 
 
-def test_a_prompt_counts_once() -> None:
+def test_a_prompt_counts_once_and_of_drafts_the_prediction_alone() -> None:
+    drafts = DraftCounts(DraftSource.PREDICTION, 1, 3, 2), DraftCounts(DraftSource.LOOKUP, 4, 40, 30)
+
     def used(n_cached: int) -> Usage:
-        return Usage(n_prompt=10, n_cached=n_cached, n_output=3, queued_s=0, prefill_s=0.5, decode_s=0.25)
+        return Usage(
+            n_prompt=10, n_cached=n_cached, n_output=3, queued_s=0, prefill_s=0.5, decode_s=0.25, drafts=drafts
+        )  # fmt: skip
 
     choices = [used(4), used(9), used(2), used(9)]
-    assert msgspec.to_builtins(usage_of(choices[::2], choices, n_thinking=5, n_drafted=9, n_accepted=7)) == {
+    assert msgspec.to_builtins(usage_of(choices[::2], choices, n_thinking=5)) == {
         "prompt_tokens": 20,
         "completion_tokens": 12,
         "total_tokens": 32,
         "prompt_tokens_details": {"cached_tokens": 6},
         "completion_tokens_details": {
             "reasoning_tokens": 5,
-            "accepted_prediction_tokens": 7,
-            "rejected_prediction_tokens": 2,
+            "accepted_prediction_tokens": 8,
+            "rejected_prediction_tokens": 4,
         },
     }
 

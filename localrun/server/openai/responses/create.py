@@ -23,7 +23,6 @@ from localrun.server.http.exchange import Exchange, route
 from localrun.server.http.fields import ask_of, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
-from localrun.server.jobs.registry import RequestRecord
 from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming
 from localrun.server.openai.chat import think_of
 from localrun.server.openai.responses import items as response_items
@@ -123,18 +122,14 @@ def failed_response(response: Fields, output: Sequence[Fields], error: LocalrunE
     }
 
 
-def _usage(usage: Usage, n_thinking: int, record: RequestRecord) -> ResponseUsage:
+def _usage(usage: Usage, n_thinking: int) -> ResponseUsage:
     # What was computed is kept as a prefix for the next request.
     n_written = usage.n_prompt - usage.n_cached
     return ResponseUsage(
         input_tokens=usage.n_prompt,
         input_tokens_details={"cached_tokens": usage.n_cached, "cache_write_tokens": n_written},
         output_tokens=usage.n_output,
-        output_tokens_details={
-            "reasoning_tokens": n_thinking,
-            "accepted_prediction_tokens": record.n_accepted,
-            "rejected_prediction_tokens": record.n_drafted - record.n_accepted,
-        },
+        output_tokens_details={"reasoning_tokens": n_thinking},
         total_tokens=usage.n_prompt + usage.n_output,
     )
 
@@ -259,7 +254,7 @@ class _Run:
             return told
         finish, usage = ended(delta)
         told += self._output.finish(status="incomplete" if finish is Finish.LENGTH else "completed")
-        counts = _usage(usage, self._reply.n_thinking, self._job.record)
+        counts = _usage(usage, self._reply.n_thinking)
         self._response = ended_response(self._response, self._output.items, finish, counts)
         if self._kept is not None:
             self._kept.add(self._response, self._conversation)

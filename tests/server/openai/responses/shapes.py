@@ -60,8 +60,6 @@ class InputDetails(Strict):
 
 class OutputDetails(Strict):
     reasoning_tokens: int
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
 
 
 class Usage(Strict):
