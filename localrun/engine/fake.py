@@ -314,7 +314,7 @@ class FakeBackend:
         n_background_seqs: int = 0,
         background_looks: int = 2,
         worker: type[FakeWorker] | None = None,
-        n_draft_rows: int = 32,
+        n_draft_rows: int = 64,
         projector: FakeProjector | None = None,
     ) -> None:
         self.memory_kind = memory_kind

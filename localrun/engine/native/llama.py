@@ -47,9 +47,8 @@ log = logging.getLogger("localrun.llama")
 
 # Long prompts that are computed at once, in the background. More of them share one batch; each has a stream of cells.
 BACKGROUND_SEQUENCES = 4
-# Drafted tokens of all streams that a step verifies. A row of logits is 0.6 MB with 150,000 tokens, and on a CPU more
-# rows than this take as many times longer.
-DRAFT_ROWS, GPU_DRAFT_ROWS = 32, 64
+# Drafted tokens of all streams that a step verifies. A row of logits is 0.6 MB with 150,000 tokens.
+DRAFT_ROWS = 64
 # What the snapshots of all sequences' states may take; where these are too large there are fewer.
 SNAPSHOTS_BYTES = 512 << 20
 # A text of fewer characters becomes tokens in less time than a step takes.
@@ -105,7 +104,7 @@ class LlamaBackend:
         self._n_cells, self._n_batch, self._kv_type = n_cells, n_batch, kv_type
         self.mixes_rows = n_gpu_layers > 0
         self._samples_on_device = self.mixes_rows if samples_on_device is None else samples_on_device
-        self.n_draft_rows = GPU_DRAFT_ROWS if self.mixes_rows else DRAFT_ROWS
+        self.n_draft_rows = DRAFT_ROWS
         self.heads: Heads | None = None
         # A GPU is given its graph, and waited for when somebody asks for logits.
         self.overlaps = self.mixes_rows

@@ -98,7 +98,7 @@ def test_every_delta_says_how_far_its_request_is():
         (MemoryKind.HYBRID, False, True),
     ],
 )
-@pytest.mark.parametrize(("n_batch", "most_rows"), [(16, 14), (64, 32)])
+@pytest.mark.parametrize(("n_batch", "most_rows"), [(16, 14), (64, 62), (128, 64)])
 def test_a_choice_is_told_what_can_be_computed_together(
     kind: MemoryKind, is_split: bool, is_even: bool, n_batch: int, most_rows: int
 ):
