@@ -32,8 +32,8 @@ _PREDICTION_MATCH = 9
 _PRIOR_CHANCES = (0.6, 0.35, 0.55, 0.8, 0.92, 0.96)
 _KINDS = (0,) * N_GRAM + (1,) * 2 + (2,) * 4 + (3,) * 8 + (4,) * 16 + (5,)
 _FIRSTS = (1, *(_KINDS.index(kind) for kind in range(1, len(_PRIOR_CHANCES))))  # where each kind begins
-# A prior counts like so many tokens, and the latest token for at least this much of a chance. Replayed on 48 answers of a
-# 135M model, a fixed weight of 0.06 was 2 to 4 % slower where answers repeat their prompts.
+# A prior counts like so many tokens, and the latest token for at least this much of a chance. Replayed on 48 answers of
+# a 135M model, a fixed weight of 0.06 was 2 to 4 % slower where answers repeat their prompts.
 _PRIOR_TOKENS, _LATEST = 4, 0.05
 _PROMISE_EVERY = 8  # after so many tokens the promises are computed anew
 # A long prompt is indexed over several steps, so many tokens at a time: 4 ms.
