@@ -333,6 +333,11 @@ class Backend(Protocol):
         """A request begins in this sequence: `sampler` chooses its tokens, and perhaps `logprobs` is asked about them.
         Logits that nobody will look at may stay where they were computed."""
 
+    def has_numbers(self, row: int) -> bool:
+        """Whether the logits of this row of the last decode are numbers. Weights and adapters may compute others (NaN,
+        infinity), and then all later rows of the sequence have none either. Such cells can spoil those of others, also
+        after their sequence was removed: `rebuild` makes new ones."""
+
     def sample(self, wanted: Sequence[tuple[Sampler, int]]) -> list[int]:
         """The next token of each (sampler, row of the last decode)."""
 

@@ -208,6 +208,9 @@ class LlamaBackend:
             assert isinstance(sampler, LlamaSampler)
             self.main.expect(seq, is_whole=wants_logprobs or sampler.needs_all_logits)
 
+    def has_numbers(self, row: int) -> bool:
+        return self.main.has_numbers(row)
+
     def sample(self, wanted: Sequence[tuple[Sampler, int]]) -> list[int]:
         if wanted:
             self.main.sort_outputs(wanted[0][1])
