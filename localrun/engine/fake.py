@@ -337,6 +337,7 @@ class FakeBackend:
         self.n_draft_rows = n_draft_rows
         self.projector = projector
         self.heads: Drafter | None = None
+        self.realm = b""
         self.digests: dict[int, int] = {}
         self.scripted: dict[int, int | None] = {}
         self._joined = bytearray()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -191,10 +192,21 @@ def test_one_adapter_too_many_waits_until_another_is_not_needed():
     harness.run()
     assert harness.tokens[100] == expected_output(list(b"hello"), 3, adapters=[adapter("new")])
     assert harness.tokens[101] == expected_output(list(b"hello"), 3, adapters=[adapter("7")])
-    many = [adapter(f"{number}") for number in range(MOST_LOADED + 1)]
-    harness.submit(102, "hello", adapters=many)
+
+
+@pytest.mark.parametrize(
+    ("n_own", "n_more", "said"),
+    [
+        (0, MOST_LOADED + 1, "needs 9 adapters; an engine has at most 8 loaded at once; use fewer"),
+        (MOST_LOADED, 1, "needs 1 adapters and the model has 8 of its own .* or a model with fewer of its own"),
+    ],
+)
+def test_who_needs_more_than_can_be_loaded_is_told_the_limit_and_the_way_out(n_own: int, n_more: int, said: str):
+    harness = Harness(n_cells=1024, adapters=[adapter(f"own {number}") for number in range(n_own)])
+    harness.submit(1, "hello", adapters=[adapter(f"{number}") for number in range(n_more)])
     harness.run()
-    assert harness.finals[102].error_code == "bad_request"
+    assert harness.finals[1].error_code == "bad_request"
+    assert re.search(said, harness.finals[1].error_message or "")
 
 
 def test_a_cancelled_request_lets_go_of_its_adapters():
