@@ -6,11 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrun.engine.backend import MemoryKind
 from localrun.wire import Adapter, Finish
+from tests.depth import DEPTH
 from tests.engine.harness import Harness, expected_output
 from tests.engine.memory_disk import MemoryDisk
 
@@ -104,6 +105,7 @@ def test_who_was_doubted_is_computed_with_the_others_again():
         check_fine(harness, request_id, prompt(request_id), 200, [])
 
 
+@settings(max_examples=40 * DEPTH, deadline=None)
 @given(
     layout=st.sampled_from(list(LAYOUTS)),
     requests=st.lists(
