@@ -176,7 +176,9 @@ BAD_LORAS: dict[str, tuple[dict[str, np.ndarray], str]] = {
     "embeddings": (
         {"token_embd.weight.lora_a": f32(1024, 4), "token_embd.weight.lora_b": f32(256, 4)}, "token_embd",
     ),
-    "nan": ({f"{Q}.lora_a": f32(4, 256), f"{Q}.lora_b": np.full((256, 4), np.inf, np.float32)}, rf"none .*in '{Q}.lora_b'"),
+    "infinity": (
+        {f"{Q}.lora_a": f32(4, 256), f"{Q}.lora_b": np.inf * f32(256, 4)}, rf"none .*in '{Q}.lora_b'",
+    ),
     "integers": (
         {f"{Q}.lora_a": np.ones((4, 256), np.int32), f"{Q}.lora_b": np.ones((256, 4), np.int32)}, "in I32",
     ),
