@@ -23,6 +23,7 @@ from localrun.models import draft, naming
 from localrun.models.gguf import projectors, reader
 from localrun.models.gguf.adapter_header import misfit
 from localrun.models.gguf.bounded_reader import open_regular
+from localrun.models.gguf.finite import check_finite
 from localrun.models.gguf.ggml_types import FILE_TYPES, QUANT_ALIASES, by_name
 from localrun.models.gguf.header import FileKind, Header
 from localrun.models.gguf.reader import shard_of
@@ -130,10 +131,12 @@ def base_of_blob(store: Store, digest: str, name: str) -> Base:
 
 
 def adapter(store: Store, base: Base, text: str, folder: Path | None) -> StoredFile:
-    """An adapter of a model, as `adapter_file` finds it. Raises BadModelFile also when it does not fit the model."""
+    """An adapter of a model, as `adapter_file` finds it. Raises BadModelFile also when it does not fit the
+    model, or has numbers that are none."""
     file, header = adapter_file(store, text, folder)
     if problem := misfit(header, base.header):
         raise BadModelFile(f"{header.path.name} cannot be used with '{base.name}': it {problem}")
+    check_finite(header)
     return file
 
 
@@ -167,8 +170,10 @@ def adapter_file(store: Store, text: str, folder: Path | None) -> tuple[StoredFi
 
 
 def named_adapter(store: Store, text: str, folder: Path | None, *, licence_text: str | None, now: datetime) -> Manifest:
-    """The manifest of an adapter that gets a name of its own. Raises what `adapter_file` raises."""
+    """The manifest of an adapter that gets a name of its own. Raises what `adapter_file` raises, and BadModelFile for
+    numbers that are none."""
     file, header = adapter_file(store, text, folder)
+    check_finite(header)
     source = Source(kind="create", file=text[:MAX_NAME_CHARS] if file.place is Place.BLOB else str(header.path))
     return Manifest(
         name=header.path.stem, files=(file,), created_at=now, source=source, licence_text=licence_text or ""

@@ -30,6 +30,7 @@ from localrun.models.download.fetch import fetch, first_bytes
 from localrun.models.download.plan import FetchLimits, Item, RemotePlan
 from localrun.models.gguf import architectures, projectors
 from localrun.models.gguf.adapter_header import facts_of, misfit
+from localrun.models.gguf.finite import check_finite
 from localrun.models.gguf.header import ADAPTERS, FileKind, Header, kind_of
 from localrun.models.gguf.reader import first_entries, read_header, read_named
 from localrun.models.name import DEFAULT_TAG, Kind, ModelName
@@ -249,12 +250,14 @@ def _check(plan: RemotePlan, paths: Sequence[Path]) -> Header:
             model = read_named(path) if len(plan.files) == 1 else read_header(path)
             if model.kind in ADAPTERS:
                 facts_of(model)
+                check_finite(model)
             elif problem := architectures.problem(model.metadata):
                 raise BadModelFile(f"'{plan.repo}' {problem}. {_way_out(plan)}")
         elif role is Role.ADAPTER:
             header = read_header(path, kind=FileKind.ADAPTER)
             if model is not None and (problem := misfit(header, model)):
                 raise BadModelFile(f"the adapter of '{plan.repo}' {problem}")
+            check_finite(header)
     if model is None:
         raise BadModelFile(f"'{plan.repo}' has no model file")
     return model

@@ -67,7 +67,7 @@ class AdapterQueue:
                     self._hold(request)
                 elif self._n_needed(request) > n_most:
                     self._waiting.remove(request)
-                    yield request, BadRequest(f"more than {n_most} adapters cannot be loaded at once", field="adapters")
+                    yield request, self._too_many(request)
                 elif self._loading is None and not self._begin(missing, request):
                     self._lacks_room = True
                     break
@@ -94,6 +94,12 @@ class AdapterQueue:
     def _missing(self, request: Request) -> Iterator[Adapter]:
         known = (self._loaded, self._own)
         return (adapter for adapter in request.adapters.adapters if not any(adapter.digest in some for some in known))
+
+    def _too_many(self, request: Request) -> BadRequest:
+        has = f"the model has {len(self._own)} of its own (ADAPTER), which stay loaded" if self._own else ""
+        text = f"the request needs {self._n_needed(request)} adapters" + (f" and {has}" if has else "")
+        way_out = "use fewer, or a model with fewer of its own" if has else "use fewer"
+        return BadRequest(f"{text}; an engine has at most {MOST_LOADED} loaded at once; {way_out}", field="adapters")
 
     def _n_needed(self, request: Request) -> int:
         return sum(adapter.digest not in self._own for adapter in request.adapters.adapters)

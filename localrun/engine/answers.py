@@ -36,6 +36,12 @@ class Row(NamedTuple):
     drafts: tuple[int, ...] = ()
 
 
+def no_numbers(request: Request) -> BadModelFile:
+    """Why a request ends whose logits are none."""
+    way_out = "with these adapters; give them less strength" if request.adapters.adapters else "for this prompt"
+    return BadModelFile(f"what the model computes are no numbers (NaN) {way_out}")
+
+
 class Answers:
     """See the module. Whoever is told of an `Over` ends that request before asking for the next one."""
 
@@ -126,9 +132,7 @@ class Answers:
         if token == DEAD_END:
             if constraint is not None and constraint.problem:
                 return Over(request, Finish.ERROR, now_s, BadRequest(constraint.problem))
-            way_out = "with these adapters; give them less strength" if request.adapters.adapters else "for this prompt"
-            problem = f"what the model computes are no numbers (NaN) {way_out}"
-            return Over(request, Finish.ERROR, now_s, BadModelFile(problem))
+            return Over(request, Finish.ERROR, now_s, no_numbers(request))
         if request.ends_at_eog and token in self._backend.eog_tokens:
             return Over(request, Finish.STOP, now_s)
         request.append(token, now_s)

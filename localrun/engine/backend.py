@@ -241,6 +241,8 @@ class Backend(Protocol):
     `decode` computes without the caller's thread, and calls `meanwhile` in it. `background` computes long prompts
     beside the steps, in sequences numbered from `n_seqs` on: nobody may touch these while it is busy, and a `decode`
     makes it pause. None where there is none; `rebuild` replaces it.
+    `realm` is what else the context's states depend on that `rebuild` may change, as `Key.realm`: some models embed
+    positions in one of two ways, by how long a sequence may get in the layout.
     `n_rollback`: `seq_remove` can take the last so many rows of a decode off their sequence again, but not its first
     row there; once, and before anything else is decoded. 0 where it cannot, and nothing is drafted. Of HYBRID it can if
     all sequences had as many rows, or those with more came later (`first_undoable`). A decode may have `n_draft_rows`
@@ -270,6 +272,7 @@ class Backend(Protocol):
     control_tokens: tuple[str, ...]
     bos_token: int | None
     background: Background | None
+    realm: bytes
     n_rollback: int
     n_draft_rows: int
 
@@ -332,6 +335,11 @@ class Backend(Protocol):
     def expect(self, seq: int, sampler: Sampler, *, wants_logprobs: bool) -> None:
         """A request begins in this sequence: `sampler` chooses its tokens, and perhaps `logprobs` is asked about them.
         Logits that nobody will look at may stay where they were computed."""
+
+    def has_numbers(self, row: int) -> bool:
+        """Whether the logits of this row of the last decode are numbers. Weights and adapters may compute others (NaN,
+        infinity), and then all later rows of the sequence have none either. Such cells can spoil those of others, also
+        after their sequence was removed: `rebuild` makes new ones."""
 
     def sample(self, wanted: Sequence[tuple[Sampler, int]]) -> list[int]:
         """The next token of each (sampler, row of the last decode)."""

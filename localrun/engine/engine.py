@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from localrun.engine.adapters import AdapterQueue, Loader
-from localrun.engine.answers import Answers, Row
+from localrun.engine.answers import Answers, Row, no_numbers
 from localrun.engine.backend import BASE, AdapterSet, Backend, DecodeFailed, NoRoom
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
@@ -28,7 +28,7 @@ from localrun.engine.report import Beside, Report, at_once
 from localrun.engine.request import Placed, Prompt, Request
 from localrun.engine.schedule.admission import Admission
 from localrun.engine.schedule.budget import Budget
-from localrun.engine.schedule.scheduler import NOTHING, Grant, Rows, Scheduler, StepPlan
+from localrun.engine.schedule.scheduler import NOTHING, Grant, Rows, Scheduler, StepPlan, without_numbers
 from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import EngineFailed, LocalrunError
 from localrun.wire import Finish, KvRun, Step, Submit
@@ -260,6 +260,11 @@ class Engine:
             return
         self._n_failed_steps = 0
         self.cache.cells.place(seqs)
+        lacking = without_numbers(plan.grants, self._backend.has_numbers)
+        if lacking:
+            self._take_back(plan.grants, None)
+            self._doubt(lacking)
+            return
         self._speculation.decoded(plan)
         self._advance(plan.grants, is_steady=plan.is_steady, has_drafts=plan.n_draft_rows > 0)
         ended_s = self._clock()
@@ -283,9 +288,9 @@ class Engine:
         assert request.seq is not None
         rows = self._encodings.rows(placed)
         assert rows is not None, "a chunk is to be computed that is not encoded"
-        first, wants_logits = request.n_computed - placed.start, n_rows == request.n_pending
+        first = request.n_computed - placed.start
         self._backend.batch.realm = request.adapters.realm
-        self._backend.decode_media(request.seq, placed.start, placed.chunk, rows, first, n_rows, wants_logits)
+        self._backend.decode_media(request.seq, placed.start, placed.chunk, rows, first, n_rows, True)
         return [request.seq] * n_rows
 
     def _encode(self) -> None:
@@ -308,7 +313,7 @@ class Engine:
         """A steady plan with what is worth drafting for its streams. Nobody drafts while prompts want the processors,
         and nothing is evicted for a draft."""
         background = self._backend.background
-        if self._encodings.is_busy or (background and background.is_busy):
+        if self._encodings.is_busy or (background and background.is_busy) or plan.grants[0].request.doubted_until:
             return plan
         return self._speculation.extend(plan, self.cache.cells, lambda: self.scheduler.step_target_s)
 
@@ -362,6 +367,8 @@ class Engine:
             self.cache.release(seq, n_after if batch.is_computed else self.cache.rewind(seq, n_before))
         if not batch.is_computed:
             self._take_back(batch.grants, batch.error)
+            if batch.lacking is not None:
+                self._doubt(batch.lacking)
             return
         self._n_failed_steps = 0
         self._advance(batch.grants)
@@ -406,6 +413,8 @@ class Engine:
                 is_last = request.n_computed + n_tokens == placed.end
                 self._encodings.computed(placed, n_tokens, is_last=is_last)
             request.n_computed += n_tokens
+            if 0 < request.doubted_until <= request.n_computed:
+                self.scheduler.trust(request)
             if is_prefilling:
                 assert request.seq is not None
                 self.cache.grow(request.seq, request.n_computed)
@@ -462,6 +471,25 @@ class Engine:
         self._speculation.drop(request)
         self.scheduler.preempt(request, self._clock())
         self._report.preempted(request)
+
+    def _doubt(self, lacking: dict[Request, int]) -> None:
+        """A call, which was taken back, gave these requests logits that are no numbers (`without_numbers`). Whoever of
+        them was computed alone is to blame and ends. The others are computed alone until they are as far, all in new
+        cells.
+
+        What is no number stays in a cell when its sequence is gone, and spoils others' rows, though it is masked for
+        them: kernels multiply it by 0. So no other row may be computed in these cells. What they hold of others was
+        computed before, and waits in memory for the new ones.
+        """
+        self._halt_background()
+        for request in lacking:
+            if request.doubted_until:
+                self._end(request, Finish.ERROR, self._clock(), no_numbers(request))
+        for request in list(self.scheduler.running):
+            self._preempt(request)
+        for request, end in lacking.items():
+            request.doubted_until = end
+        self.cache.change(split=self._backend.is_split)
 
     def _note_failure(self, error: Exception) -> None:
         """After `MAX_FAILED_STEPS` in a row the process gives up, since only a new context can help."""

@@ -50,7 +50,7 @@ from localrun.engine.backend import (
     first_undoable,
 )
 from localrun.engine.native.background import Background
-from localrun.engine.sample.constraint import Constraint
+from localrun.engine.sample.constraint import DEAD_END, Constraint
 from localrun.engine.sample.draws import bits_at
 from localrun.engine.schedule.budget import CostModel
 from localrun.engine.speculate.choice import MOST_DRAFTS
@@ -169,8 +169,8 @@ class FakeSampler:
         return self.hold(row)()
 
     def hold(self, row: int) -> Callable[[], int]:
-        if row not in self._backend.digests:
-            raise ValueError(f"row {row} has no logits")
+        if not self._backend.has_numbers(row):
+            return lambda: DEAD_END
         salt = 0
         if self._seed is not None:
             salt = bits_at(self._seed, self._n_seen) ^ crc32(f"{sorted(self._recent)} {self.mu}".encode())
@@ -219,8 +219,6 @@ class FakeWorker:
 
     def start(self, n_rows: int) -> None:
         assert not self.is_busy, "one batch at a time"
-        if self.batch.wants_logits[: max(0, n_rows)].any():
-            raise ValueError("the background computes no logits")
         backend = self._backend
         n_cells = backend.n_cells // backend.n_seqs * self.n_seqs
         backend._check_rows(self.batch, n_rows, self._seqs, n_cells, self.adapters.realm)
@@ -236,7 +234,7 @@ class FakeWorker:
 
         def compute(n_rows: int) -> None:
             if chunk.is_causal or n_rows == chunk.n_tokens:
-                backend._compute_media(seq, start + first, contents[:n_rows], realm, wants_logits=False)
+                backend._compute_media(seq, start + first, contents[:n_rows], realm, wants_logits=True)
 
         self._begin(n_rows, compute)
 
@@ -247,6 +245,9 @@ class FakeWorker:
     def _begin(self, n_rows: int, compute: Callable[[int], None]) -> None:
         self.is_busy = True
         self._compute, self._n_rows, self.n_looks_left = compute, n_rows, self._backend.background_looks
+
+    def has_numbers(self, row: int) -> bool:
+        return self._backend.has_numbers(row)
 
     def is_over(self, timeout_s: float = 0.0) -> bool:
         self.n_looks_left -= 1
@@ -336,11 +337,16 @@ class FakeBackend:
         self.n_draft_rows = n_draft_rows
         self.projector = projector
         self.heads: Drafter | None = None
+        self.realm = b""
         self.digests: dict[int, int] = {}
         self.scripted: dict[int, int | None] = {}
         self._joined = bytearray()
         self.n_open_samplers = 0
         self.adapters: dict[bytes, Adapter] = {}  # loaded
+        # What is computed of these tokens, or with adapters whose files end with "nan", are no numbers.
+        self.nan_tokens: set[int] = set()
+        self._nan_realms: set[bytes] = set()
+        self._nan_rows: set[int] = set()
         self.used: list[bytes] = []  # the sets of all decodes
         self.n_rows_computed = self.n_media_rows_computed = 0
         self.meanwhile: Callable[[], None] = lambda: None
@@ -386,6 +392,8 @@ class FakeBackend:
         for adapter in adapters.adapters:
             if adapter.digest not in self.adapters:
                 raise ValueError(f"the adapter {adapter.path} is not loaded")
+            if adapter.path.endswith("nan"):
+                self._nan_realms.add(adapters.realm)
 
     def decode(self, n_rows: int) -> None:
         self._check_rows(self.batch, n_rows, range(self.n_seqs), self.n_cells, self._adapters.realm)
@@ -449,9 +457,26 @@ class FakeBackend:
                 self.digests[row] = cell.digest
                 if self._takes_scripts:
                     self.scripted[row] = scripted_token(self.tokens_of(seq), start=IM_START, end=IM_END)
+        for seq, token in zip(seqs, tokens, strict=True):
+            self._note_nan(seq, token, realm)
+        # Also of rows that cannot see them.
+        self._nan_rows = {row for row, seq in enumerate(seqs) if self._pool_of(seq) in self._spoiled}
         self._occupy(free)
         self._n_undoable = self._undoable(Counter(seqs))
         self.n_rows_computed += len(seqs)
+
+    def has_numbers(self, row: int) -> bool:
+        if row not in self.digests:
+            raise ValueError(f"row {row} has no logits")
+        return row not in self._nan_rows
+
+    def _note_nan(self, seq: int, token: int, realm: bytes) -> None:
+        """A token's cell spoils all rows that are computed in its pool, or its stream, until that is made anew."""
+        if token in self.nan_tokens or realm in self._nan_realms:
+            self._spoiled.add(self._pool_of(seq))
+
+    def _pool_of(self, seq: int) -> int:
+        return seq if self.is_split else 0
 
     def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
         self._check_seq(seq)
@@ -593,6 +618,7 @@ class FakeBackend:
             self._cells[index] = cell = _Cell(pos, token, before, saved.realm, {seq}, *shift)
             assert cell.shift == self._shift(seq, pos), f"a state with other chunks than those of sequence {seq}"
             self._at[seq][pos] = index
+            self._note_nan(seq, token, saved.realm)
             before = cell.digest
         return True
 
@@ -677,6 +703,7 @@ class FakeBackend:
         self._at: list[dict[int, int]] = [{} for _ in range(n_seqs)]
         self._n_warm: dict[int, int] = {}
         self._chunks: dict[int, tuple[tuple[int, MediaChunk], ...]] = {}
+        self._spoiled: set[int] = set()
 
     def close(self) -> None:
         pass

@@ -54,7 +54,8 @@ class Request:
     drawn beside the steps, or the rows of its next chunk are not encoded yet. `rank`, `waited_s`, `n_preempted` and
     `requeued_at_s` are the policy's: the rank that a running request started with, what it waited until then, how often
     and when it last gave up a slot. `drafting` is
-    None for one that does not draft.
+    None for one that does not draft. Until it has `doubted_until` tokens in cells it is computed alone, for its logits,
+    or those of others in the same call, were no numbers (`Engine._doubt`).
     """
 
     id: int
@@ -83,6 +84,7 @@ class Request:
     n_computed: int = 0
     next_stop: int | None = None
     is_away: bool = False
+    doubted_until: int = 0
     n_cached: int = 0
     started_at_s: float | None = None
     first_token_at_s: float | None = None
@@ -104,6 +106,11 @@ class Request:
     def awaits_something(self) -> bool:
         """Whether it cannot start yet: its grammar is being compiled, or its adapters loaded."""
         return self.awaits_grammar or self.awaits_adapters
+
+    @property
+    def company(self) -> bytes:
+        """Requests are computed together if this is the same: they have the same adapters, and none is doubted."""
+        return self.adapters.realm if not self.doubted_until else self.adapters.realm + b"%d" % self.id
 
     @property
     def key(self) -> Key:

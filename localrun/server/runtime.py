@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from localrun import kernels, kv_folders, thread_choice
 from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import LocalrunError, Unavailable
+from localrun.models.name import split_adapters
 from localrun.models.storage import other_programs
 from localrun.models.storage.store import Store
 from localrun.server.cache import Cache
@@ -101,7 +102,7 @@ class Runtime:
         and BadRequest for what the model does not take."""
         await self.media.read(attached)
         try:
-            model = await asyncio.to_thread(self.store.resolve, name)
+            model = await asyncio.to_thread(self.store.resolve, split_adapters(name).model)
         except LocalrunError:
             return  # which loading it says as well
         check_taken(model, kinds_of(model), attached)

@@ -27,8 +27,9 @@ NAMED = "named"
 MAX_DEPTH = 3
 MAX_ENTRIES = 20_000
 
-# Files whose headers are remembered; a header takes some hundred kilobytes at most.
-_MAX_KNOWN = 512
+# Files whose headers are remembered; a header takes some hundred kilobytes at most. With more files than this every
+# list reads all of them again.
+_MAX_KNOWN = 2048
 _LAST_SECOND = datetime.max.replace(tzinfo=UTC).timestamp() - 1
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 from localrun.models import builtin
 from tests.daemon import Daemon
 from tests.lora_file import write_lora, write_vector
+from tests.server.media import making
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +73,80 @@ def test_a_file_that_is_gone_is_the_request_s_error(adapted: Daemon, tmp_path: P
     assert refused.status_code == 422
     assert "is gone" in refused.json()["error"]["message"]
     assert answer(adapted, "tiny")
+
+
+def test_a_stream_keeps_the_adapter_that_is_removed_meanwhile(adapted: Daemon, tmp_path: Path) -> None:
+    path = write_lora(builtin.model_path(), tmp_path / "leaving.gguf", seed=6)
+    create(adapted, "leaving", f"FROM {path}")
+    whole = answer(adapted, "tiny+leaving", max_tokens=200)
+    body = {"model": "tiny+leaving", "prompt": "Tell me a story about", "max_tokens": 200, "temperature": 0}
+    texts: list[str] = []
+    with adapted.http.stream("POST", "/v1/completions", json=body | {"stream": True, "ignore_eos": True}) as stream:
+        lines = (line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: {"))
+        texts.append(json.loads(next(lines))["choices"][0]["text"])
+        assert adapted.http.request("DELETE", "/api/delete", json={"model": "leaving"}).status_code == 200
+        for line in lines:
+            texts += [choice["text"] for choice in json.loads(line)["choices"]]
+    assert "".join(texts) == whole
+    assert adapted.post("/v1/completions", model="tiny+leaving", prompt="Hello").status_code == 404
+    assert answer(adapted, "tiny")
+
+
+def test_a_file_that_is_replaced_under_its_name_is_another_adapter(adapted: Daemon, tmp_path: Path) -> None:
+    path = write_lora(builtin.model_path(), tmp_path / "changing.gguf", seed=7)
+    create(adapted, "changing", f"FROM {path}")
+    before = answer(adapted, "tiny+changing")
+    write_lora(builtin.model_path(), tmp_path / "next.gguf", seed=8).replace(path)
+    after = answer(adapted, "tiny+changing")
+    assert after not in (before, answer(adapted, "tiny"))
+    write_lora(builtin.model_path(), tmp_path / "next.gguf", seed=7).replace(path)
+    assert answer(adapted, "tiny+changing") == before
+
+
+def test_numbers_that_are_none_are_refused_where_they_come_in(adapted: Daemon, tmp_path: Path) -> None:
+    path = write_lora(builtin.model_path(), tmp_path / "spoiled.gguf", strength=math.nan)
+    refused = adapted.post("/api/create", model="spoiled", modelfile=f"FROM {path}", stream=False)
+    assert "numbers that are none" in refused.json()["error"]
+    by_path = adapted.post("/v1/completions", model="tiny", prompt="Hello", lora=[{"id": str(path)}])
+    assert by_path.status_code in (404, 422), by_path.text
+
+
+def test_a_picture_for_a_model_with_an_adapter_is_refused_as_for_the_model_alone(adapted: Daemon) -> None:
+    picture = base64.b64encode(making.png(64, 48)).decode()
+    texts = []
+    for name in ("tiny", "tiny+style"):
+        said = adapted.post("/api/chat", model=name, messages=[{"role": "user", "content": "?", "images": [picture]}])
+        assert said.status_code == 400
+        texts.append(said.json()["error"])
+    assert texts[0] == texts[1]
+
+
+def test_a_base_that_is_removed_leaves_its_stream_and_the_adapter(adapted: Daemon) -> None:
+    create(adapted, "mine", "FROM tiny\nPARAMETER num_ctx 2048")
+    whole = answer(adapted, "mine+style", max_tokens=200)
+    body = {"model": "mine+style", "prompt": "Tell me a story about", "max_tokens": 200, "temperature": 0}
+    texts: list[str] = []
+    with adapted.http.stream("POST", "/v1/completions", json=body | {"stream": True, "ignore_eos": True}) as stream:
+        lines = (line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: {"))
+        texts.append(json.loads(next(lines))["choices"][0]["text"])
+        assert adapted.http.request("DELETE", "/api/delete", json={"model": "mine"}).status_code == 200
+        for line in lines:
+            texts += [choice["text"] for choice in json.loads(line)["choices"]]
+    assert "".join(texts) == whole
+    assert adapted.post("/v1/completions", model="mine+style", prompt="Hello").status_code == 404
+    ids = {row["id"] for row in adapted.http.get("/v1/models").json()["data"]}
+    assert {"tiny", "tiny+style"} <= ids
+    assert not any(name.startswith("mine") for name in ids)
+
+
+def test_an_adapter_with_drafts_and_a_grammar_says_what_it_says_without_drafts(adapted: Daemon) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string", "maxLength": 20}},
+              "required": ["a", "b"], "additionalProperties": False}  # fmt: skip
+    said = []
+    for more in ({"speculation": "off"}, {}):
+        body = {"model": "tiny+style", "prompt": "JSON:", "stream": False, "format": schema,
+                "options": {"temperature": 0, "num_predict": 60} | more}  # fmt: skip
+        reply = adapted.post("/api/generate", body)
+        assert reply.status_code == 200, reply.text
+        said.append(reply.json()["response"])
+    assert said[0] == said[1]

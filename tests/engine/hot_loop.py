@@ -37,6 +37,9 @@ class NoBackend(FakeBackend):
     def decode(self, n_rows: int) -> None:
         pass
 
+    def has_numbers(self, row: int) -> bool:
+        return True
+
     def sample(self, wanted: Sequence[tuple[Sampler, int]]) -> list[int]:
         return self._random.choices(range(97, 123), k=len(wanted))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from localrun.engine.adapters import MOST_LOADED
@@ -14,6 +15,7 @@ from localrun.engine.fake import PATCH_PIXELS, FakeBackend, FakeProjector
 from localrun.engine.sample.media import prompt_of
 from localrun.errors import BadRequest
 from localrun.wire import Adapter, Finish, Lane, Media, MediaKind, Segment, Submit
+from tests.depth import DEPTH
 from tests.engine.harness import Harness, expected_media_output, expected_output
 from tests.engine.memory_disk import MemoryDisk
 
@@ -191,10 +193,21 @@ def test_one_adapter_too_many_waits_until_another_is_not_needed():
     harness.run()
     assert harness.tokens[100] == expected_output(list(b"hello"), 3, adapters=[adapter("new")])
     assert harness.tokens[101] == expected_output(list(b"hello"), 3, adapters=[adapter("7")])
-    many = [adapter(f"{number}") for number in range(MOST_LOADED + 1)]
-    harness.submit(102, "hello", adapters=many)
+
+
+@pytest.mark.parametrize(
+    ("n_own", "n_more", "said"),
+    [
+        (0, MOST_LOADED + 1, "needs 9 adapters; an engine has at most 8 loaded at once; use fewer"),
+        (MOST_LOADED, 1, "needs 1 adapters and the model has 8 of its own .* or a model with fewer of its own"),
+    ],
+)
+def test_who_needs_more_than_can_be_loaded_is_told_the_limit_and_the_way_out(n_own: int, n_more: int, said: str):
+    harness = Harness(n_cells=1024, adapters=[adapter(f"own {number}") for number in range(n_own)])
+    harness.submit(1, "hello", adapters=[adapter(f"{number}") for number in range(n_more)])
     harness.run()
-    assert harness.finals[102].error_code == "bad_request"
+    assert harness.finals[1].error_code == "bad_request"
+    assert re.search(said, harness.finals[1].error_message or "")
 
 
 def test_a_cancelled_request_lets_go_of_its_adapters():
@@ -210,6 +223,7 @@ def test_a_cancelled_request_lets_go_of_its_adapters():
     assert harness.tokens[100] == expected_output(list(b"hello"), 4, adapters=[adapter("new")])
 
 
+@settings(max_examples=40 * DEPTH, deadline=None)
 @given(
     sets=st.lists(st.integers(0, 3), min_size=2, max_size=8),
     target_s=st.sampled_from([0.0, 0.003, 0.05]),
@@ -225,7 +239,7 @@ def test_between_two_tokens_of_a_stream_every_other_set_has_one_step_at_most(
     harness = Harness(**{**LAYOUTS[layout], "n_cells": 4096}, n_slots=12, n_seqs=24, target_itl_s=target_s)
     steps: list[tuple[bytes, set[int], bool]] = []  # the set, who got a token, whether one had some
     for index, which in enumerate(sets):
-        harness.submit(index, [10 + index, 20, 30], n_predict=16, adapters=adapters[which])
+        harness.submit(index, [10 + index, 20, 30], n_predict=8, adapters=adapters[which])
     sent = sorted(prompts, reverse=True)
     for number in range(3000):
         if harness.engine.is_idle and not sent:
@@ -241,7 +255,7 @@ def test_between_two_tokens_of_a_stream_every_other_set_has_one_step_at_most(
     assert len(harness.finals) == len(sets) + len(prompts)
     mixes = harness.backend.mixes_rows
     for index, which in enumerate(sets):
-        assert harness.tokens[index] == expected_output([10 + index, 20, 30], 16, adapters=adapters[which])
+        assert harness.tokens[index] == expected_output([10 + index, 20, 30], 8, adapters=adapters[which])
         its = [at for at, (_, got, _) in enumerate(steps) if index in got]
         for begin, end in pairwise(its):
             between = [realm for realm, _, is_streams in steps[begin + 1 : end] if is_streams or mixes]

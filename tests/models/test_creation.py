@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -157,6 +158,13 @@ def test_adapters_must_be_for_the_model(store: Store, tmp_path: Path, tiny_gguf:
     assert (by_digest.place, by_digest.digest) == (Place.BLOB, digest)
     with pytest.raises(BadModelFile, match=r"'tiny': it is for qwen2.*llama"):
         creation.adapter(store, base, str(other), None)
+    spoiled = write_lora(tiny_gguf, tmp_path / "spoiled.gguf", strength=math.inf)
+    for refused in (
+        lambda: creation.adapter(store, base, str(spoiled), None),
+        lambda: creation.named_adapter(store, str(spoiled), None, licence_text=None, now=NOW),
+    ):
+        with pytest.raises(BadModelFile, match=r"spoiled\.gguf has numbers that are none .*\.lora_b"):
+            refused()
     with pytest.raises(BadModelFile, match="is no adapter but a model"):
         creation.adapter(store, base, str(tiny_gguf), None)
     with pytest.raises(NotFound):

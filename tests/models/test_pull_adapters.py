@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -57,12 +58,16 @@ def test_a_repository_of_adapters(tmp_path: Path, lora: bytes) -> None:
 
 def test_a_registry_s_model_with_an_adapter(tmp_path: Path, lora: bytes) -> None:
     wrong = write_lora(builtin.model_path(), tmp_path / "wrong.gguf", architecture="gemma").read_bytes()
+    spoiled = write_lora(builtin.model_path(), tmp_path / "spoiled.gguf", strength=math.nan).read_bytes()
     machine = Machine(tmp_path / "machine")
     with Registry() as registry:
         machine.pull(tuned := registry.add("library/tuned", Layer("model", GGUF), Layer("adapter", lora)))
         assert len(machine.store.resolve(tuned).adapters) == 1
         name = registry.add("library/broken", Layer("model", GGUF), Layer("adapter", wrong))
         with pytest.raises(BadModelFile, match="is for gemma, and the model is llama"):
+            machine.pull(name)
+        name = registry.add("library/spoiled", Layer("model", GGUF), Layer("adapter", spoiled))
+        with pytest.raises(BadModelFile, match=r"numbers that are none .*\.lora_b"):
             machine.pull(name)
         with pytest.raises(BadRequest, match="is no adapter but a model"):
             machine.store.adapter(tuned, field="model")

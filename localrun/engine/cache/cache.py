@@ -130,13 +130,13 @@ class Cache:
 
     def match(self, key: Key) -> int:
         """How many leading tokens an `acquire` would get without computing. The last token is never among them."""
-        found = self._find(key)
+        found = self._find(self._here(key))
         return max(found.n_cells, found.n_saved)
 
     def follow(self, seq: int, key: Key, n_matched: int) -> bool:
         """Whether a request with `n_matched` cached tokens gains by waiting for the running `seq`, which is computing
         more of the same prefix."""
-        ahead = self._keys[seq]
+        ahead, key = self._keys[seq], self._here(key)
         if ahead.realm != key.realm:
             return False
         if self._layout.can_share:
@@ -153,7 +153,7 @@ class Cache:
             return copies.UNCOUNTED  # it gets its own stream, whatever the others hold
         n_shared = 0
         if self._layout.can_share:
-            n_shared, _ = self.tiers.match(key, len(key.tokens) - 1).held(self._running.keys())
+            n_shared, _ = self.tiers.match(self._here(key), len(key.tokens) - 1).held(self._running.keys())
         return self.cells.n_cells - self._n_running_cells() + n_shared
 
     # --- a sequence's life ---------------------------------------------------------------------------------------
@@ -164,6 +164,7 @@ class Cache:
 
         The key's list belongs to the request and may grow; the cache reads it as long as the sequence runs.
         """
+        key = self._here(key)
         found, seq, goes_on = self._start(key)
         if goes_on and seq is not None:
             self._continue(seq, key, found.n_cells)
@@ -193,6 +194,7 @@ class Cache:
         the steps: ask again after the next one."""
         if not self._running or not isinstance(self._layout, Streams):
             return True
+        key = self._here(key)
         found, seq, goes_on = self._start(key)
         if seq is None:
             return True
@@ -397,6 +399,11 @@ class Cache:
             assert self._n_running_cells() == len(held), "cells of running sequences are counted twice or not at all"
 
     # --- how a sequence begins -----------------------------------------------------------------------------------
+
+    def _here(self, key: Key) -> Key:
+        """The key of states as this layout computes them."""
+        realm = self._backend.realm
+        return key._replace(realm=key.realm + realm) if realm else key
 
     def _find(self, key: Key) -> _Found:
         path = self.tiers.match(key, len(key.tokens) - 1)

@@ -83,6 +83,7 @@ class LlamaAdapters:
         """See `Backend.load_adapter`."""
         # Late: most engines never need them.
         from localrun.models.gguf.adapter_header import misfit
+        from localrun.models.gguf.finite import check_finite
         from localrun.models.gguf.header import FileKind
         from localrun.models.gguf.reader import read_header
 
@@ -94,6 +95,7 @@ class LlamaAdapters:
         if problem := misfit(header, self._header):
             raise BadModelFile(f"the adapter {header.path} {problem}")
         _check_content(adapter)
+        check_finite(header)
         if header.kind == FileKind.CONTROL_VECTOR:
             self._vectors[adapter.digest] = self._read_vector(header)
         else:
@@ -149,8 +151,6 @@ class LlamaAdapters:
         for tensor in header.tensors:
             layer = int(tensor.name.rpartition(".")[2])
             vector[layer - 1] = np.fromfile(header.path, "<f4", n_embd, offset=tensor.offset)
-        if not np.isfinite(vector).all():
-            raise BadModelFile(f"the adapter {header.path} has numbers that are none")
         return vector
 
 

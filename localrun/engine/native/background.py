@@ -24,7 +24,7 @@ from localrun.engine.request import Placed, Request
 from localrun.engine.schedule.budget import TILE_ROWS, CostModel, best_size, untried_rows
 from localrun.engine.schedule.policy import Want, deal
 from localrun.engine.schedule.rounds import Ring
-from localrun.engine.schedule.scheduler import Grant, fill_batch, first_of
+from localrun.engine.schedule.scheduler import Grant, fill_batch, first_of, without_numbers
 
 # Waiting for the background ends this soon, so that newcomers and cancels are not kept waiting.
 POLL_S = 0.02
@@ -60,19 +60,23 @@ class Worker(Protocol):
         """What is started from now on is computed with these adapters; never while it `is_busy`."""
 
     def start(self, n_rows: int) -> None:
-        """Begin to compute the first rows of `batch`, none of which may want logits. Raises ValueError, and nothing has
-        begun, for a number out of range, or rows for other adapters."""
+        """Begin to compute the first rows of `batch`. Raises ValueError, and nothing has begun, for a number out of
+        range, or rows for other adapters."""
 
     def start_media(
         self, seq: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32], first: int, n_rows: int
     ) -> None:
-        """Begin to compute rows of a chunk, without logits (`Backend.decode_media`), instead of a batch."""
+        """Begin to compute rows of a chunk (`Backend.decode_media`), with the logits of the last one, instead of a
+        batch."""
 
     def is_over(self, timeout_s: float = 0.0) -> bool:
         """Whether what was started is over, after waiting for that at most so long."""
 
     def finish(self) -> None:
         """End what was started, once it is over. Raises NoRoom or DecodeFailed."""
+
+    def has_numbers(self, row: int) -> bool:
+        """As `Backend.has_numbers`, of a row that wanted logits, after `finish`."""
 
     def halt(self) -> None:
         """Give up what was started, soon. What was computed of it may be there or not."""
@@ -89,7 +93,8 @@ class Left(NamedTuple):
 class Done(NamedTuple):
     """A batch that is over. Unless `is_computed`, nobody knows how much of it was; `error` may say why.
 
-    `grants` are the requests that are still there, `seqs` has the sequence of each row, whoever it was for.
+    `grants` are the requests that are still there, `seqs` has the sequence of each row, whoever it was for. If
+    somebody's logits are no numbers the batch is not computed, and `lacking` are whose, of those that are still there.
     """
 
     grants: tuple[Grant, ...]
@@ -98,6 +103,7 @@ class Done(NamedTuple):
     seconds: float
     is_computed: bool
     error: DecodeFailed | None = None
+    lacking: dict[Request, int] | None = None
 
 
 class Background:
@@ -110,6 +116,7 @@ class Background:
         self._ring = Ring()
         self._realm, self._switches = b"", False
         self._grants: tuple[Grant, ...] = ()
+        self._begun: tuple[Grant, ...] = ()
         self._left: list[Left] = []
         self.seqs: list[int] = []  # of each row of the batch under way
         self._was_media = False
@@ -155,9 +162,9 @@ class Background:
         sets of adapters take turns. Whether one was begun."""
         if self.is_busy or not self._requests:
             return False
-        realm = self._ring.order(dict.fromkeys(request.adapters.realm for request in self._requests))[0]
-        self._ring.took(realm)
-        mine = [request for request in self._requests if request.adapters.realm == realm]
+        company = self._ring.order(dict.fromkeys(request.company for request in self._requests))[0]
+        self._ring.took(company)
+        mine = [request for request in self._requests if request.company == company]
         prompts = sorted(mine, key=lambda request: request.seq or 0)
         seeing = [request for request in prompts if request.chunks and request.next_chunk is not None]
         if seeing:
@@ -175,7 +182,7 @@ class Background:
         grants = [Grant(request, n_rows) for request, n_rows in zip(prompts, given, strict=True) if n_rows]
         if not grants:
             return False
-        seqs = fill_batch(self.worker.batch, grants, wants_logits=False)
+        seqs = fill_batch(self.worker.batch, grants)
         self.worker.use(prompts[0].adapters)
         self.worker.start(len(seqs))
         self._note(grants, seqs)
@@ -205,7 +212,8 @@ class Background:
 
     def _note(self, grants: list[Grant], seqs: list[int]) -> None:
         """A batch was begun."""
-        self._grants, self.seqs = tuple(grants), seqs
+        self._grants = self._begun = tuple(grants)
+        self.seqs = seqs
         realm = grants[0].request.adapters.realm
         self._switches, self._realm = realm != self._realm, realm
         self._depth = sum(grant.request.n_computed * grant.n_tokens for grant in grants) / len(seqs)
@@ -220,6 +228,10 @@ class Background:
         except DecodeFailed as error:
             return self._end(is_computed=False, error=error)
         self._cost.observe(len(self.seqs), self._depth, self.worker.computed_s, switches=self._switches)
+        lacking = without_numbers(self._begun, self.worker.has_numbers)
+        if lacking:
+            here = {grant.request: lacking[grant.request] for grant in self._grants if grant.request in lacking}
+            return self._end(is_computed=False)._replace(lacking=here)
         return self._end(is_computed=True)
 
     def halt(self) -> Done | None:

@@ -9,6 +9,7 @@ meant. On a GPU there is one pool, and prompts and streams go into one batch.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ from localrun.engine.native.context import OWN_ROPE, ContextShape, LlamaContext,
 from localrun.engine.native.draft import MOST_ROWS, LlamaDraft, Target
 from localrun.engine.native.library import Threadpools, log_callback, native
 from localrun.engine.native.media import LlamaProjector
-from localrun.engine.native.model import LlamaVocabulary, load_model
+from localrun.engine.native.model import LlamaVocabulary, load_model, tensors_of
 from localrun.engine.native.mtp import Heads, has_heads
 from localrun.engine.native.pages import touch
 from localrun.engine.native.sampler import LlamaSampler, SamplingThreads
@@ -89,13 +90,16 @@ class LlamaBackend:
         native.llama_backend_init()
         self.n_gpu_layers = n_gpu_layers
         self._use_extra_bufts = use_extra_bufts
-        self._has_heads = may_draft and has_heads(path)
+        tensors = tensors_of(path)
+        self._has_heads = may_draft and has_heads(tensors)
         self._model = load_model(path, n_gpu_layers, use_extra_bufts=use_extra_bufts, with_heads=self._has_heads)
         self._adapters = LlamaAdapters(self._model, path)
         self._vocabulary = LlamaVocabulary(self._model)
         self.n_vocab = self._vocabulary.n_tokens
         self.n_ctx_train = int(native.llama_model_n_ctx_train(self._model))
         self._n_ctx_most, self._rope = max(n_ctx, self.n_ctx_train), rope
+        has_factors = any("rope_factors_long" in name for name in tensors.names)
+        self._n_short = self._original_context(tensors.architecture) if has_factors else 0
         self._n_window = int(native.llama_model_n_swa(self._model))
         self.memory_kind = self._kind_of_memory(n_cells)
         is_attention = self.memory_kind is MemoryKind.ATTENTION
@@ -106,6 +110,7 @@ class LlamaBackend:
         self._samples_on_device = self.mixes_rows if samples_on_device is None else samples_on_device
         self.n_draft_rows = DRAFT_ROWS
         self.heads: Heads | None = None
+        self.realm = b""
         # A GPU is given its graph, and waited for when somebody asks for logits.
         self.overlaps = self.mixes_rows
         self.meanwhile: Callable[[], None] = lambda: None
@@ -206,6 +211,9 @@ class LlamaBackend:
         if self._samples_on_device:
             assert isinstance(sampler, LlamaSampler)
             self.main.expect(seq, is_whole=wants_logprobs or sampler.needs_all_logits)
+
+    def has_numbers(self, row: int) -> bool:
+        return self.main.has_numbers(row)
 
     def sample(self, wanted: Sequence[tuple[Sampler, int]]) -> list[int]:
         if wanted:
@@ -378,6 +386,13 @@ class LlamaBackend:
             return MemoryKind.WINDOW
         return MemoryKind.ATTENTION
 
+    def _original_context(self, architecture: str) -> int:
+        """Where a context for longer sequences takes other factors for its positions (LongRoPE)."""
+        text = ctypes.create_string_buffer(32)
+        key = f"{architecture}.rope.scaling.original_context_length"
+        n_chars = native.llama_model_meta_val_str(self._model, key.encode(), text, len(text))
+        return int(text.value) if n_chars > 0 else self.n_ctx_train
+
     def _open(self, *, split: bool) -> None:
         self.is_split = split
         self.n_seqs = self._n_slots + (0 if split else self._n_spare)
@@ -387,6 +402,9 @@ class LlamaBackend:
                 self._n_cells, self.n_seqs, n_batch, split=split, n_draft_rows=self.n_draft_rows
             )
             self.n_cells, self.batch = self.main.n_cells, self.main.batch
+            if self._n_short:
+                is_long = native.llama_n_ctx_seq(self.main.native) > self._n_short
+                self.realm = b"long factors" if is_long else b"short factors"
             self.n_rollback = self.main.n_rollback
             self.heads = self._open_heads() if self._has_heads and self.n_rollback else None
             if split:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from localrun.engine.native.library import last_problem, native
+from localrun.engine.native.library import ggml, last_problem, native
 from localrun.errors import BadModelFile
 
 # These do not generate a text from left to right.
@@ -47,6 +47,46 @@ def load_model(
             native.llama_model_free(model)
             raise BadModelFile(f"{path} is {kind} model, which localrun does not run yet; choose a decoder-only one")
     return model
+
+
+class Tensors(NamedTuple):
+    """The names of a file's tensors, and its architecture; nothing where it cannot be read."""
+
+    architecture: str = ""
+    names: tuple[str, ...] = ()
+
+
+def tensors_of(path: str) -> Tensors:
+    """Of a model's file, or its first shard."""
+    library = ggml()
+    for name, result, *arguments in _GGUF_FUNCTIONS:
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    file = library.gguf_init_from_file(path.encode(), _GgufParams(no_alloc=True, context=None))
+    if not file:
+        return Tensors()
+    key = library.gguf_find_key(file, b"general.architecture")
+    is_text = key >= 0 and library.gguf_get_kv_type(file, key) == _GGUF_STRING
+    architecture = library.gguf_get_val_str(file, key) if is_text else b""
+    names = [library.gguf_get_tensor_name(file, index) for index in range(library.gguf_get_n_tensors(file))]
+    library.gguf_free(file)
+    return Tensors(architecture.decode("utf-8", "replace"), tuple(name.decode("utf-8", "replace") for name in names))
+
+
+class _GgufParams(ctypes.Structure):
+    _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
+
+
+_GGUF_STRING = 8
+_GGUF_FUNCTIONS: tuple[tuple[Any, ...], ...] = (
+    ("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, _GgufParams),
+    ("gguf_find_key", ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p),
+    ("gguf_get_kv_type", ctypes.c_int, ctypes.c_void_p, ctypes.c_int64),
+    ("gguf_get_val_str", ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64),
+    ("gguf_get_n_tensors", ctypes.c_int64, ctypes.c_void_p),
+    ("gguf_get_tensor_name", ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64),
+    ("gguf_free", None, ctypes.c_void_p),
+)
 
 
 _PIECE_BYTES = 64

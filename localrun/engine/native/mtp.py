@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 
 from localrun.engine.backend import DecodeFailed, NoRoom
 from localrun.engine.native.context import LlamaContext
-from localrun.engine.native.library import ggml, native
+from localrun.engine.native.library import native
+from localrun.engine.native.model import Tensors
 from localrun.engine.request import Request
 from localrun.engine.sample.constraint import DEAD_END
 from localrun.engine.speculate.choice import MOST_DRAFTS
@@ -56,41 +57,11 @@ class Hidden(NamedTuple):
     rows: NDArray[np.float32]
 
 
-def has_heads(path: str) -> bool:
+def has_heads(tensors: Tensors) -> bool:
     """Whether a file has one such layer, which can be used. It must be known before the model is loaded: llama.cpp
     leaves the layer's tensors out unless it is asked for them, and aborts when the layer is computed without."""
-    library = ggml()
-    for name, result, *arguments in _GGUF_FUNCTIONS:
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    file = library.gguf_init_from_file(path.encode(), _GgufParams(no_alloc=True, context=None))
-    if not file:
-        return False
-    key = library.gguf_find_key(file, b"general.architecture")
-    is_known = (
-        key >= 0
-        and library.gguf_get_kv_type(file, key) == _GGUF_STRING
-        and library.gguf_get_val_str(file, key).decode("utf-8", "replace") in ARCHITECTURES
-    )
-    names = [library.gguf_get_tensor_name(file, index) for index in range(library.gguf_get_n_tensors(file))]
-    library.gguf_free(file)
-    return is_known and sum(name.endswith(b".nextn.eh_proj.weight") for name in names) == 1 and _is_tried()
-
-
-class _GgufParams(ctypes.Structure):
-    _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
-
-
-_GGUF_STRING = 8
-_GGUF_FUNCTIONS: tuple[tuple[Any, ...], ...] = (
-    ("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, _GgufParams),
-    ("gguf_find_key", ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p),
-    ("gguf_get_kv_type", ctypes.c_int, ctypes.c_void_p, ctypes.c_int64),
-    ("gguf_get_val_str", ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64),
-    ("gguf_get_n_tensors", ctypes.c_int64, ctypes.c_void_p),
-    ("gguf_get_tensor_name", ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64),
-    ("gguf_free", None, ctypes.c_void_p),
-)
+    n_layers = sum(name.endswith(".nextn.eh_proj.weight") for name in tensors.names)
+    return tensors.architecture in ARCHITECTURES and n_layers == 1 and _is_tried()
 
 
 def _is_tried() -> bool:

@@ -274,8 +274,6 @@ class LlamaWorker:
 
     def start(self, n_rows: int) -> None:
         batch = self.batch
-        if batch.wants_logits[: max(0, n_rows)].any():
-            raise ValueError("the background computes no logits")
         batch.seq[: max(0, n_rows)] -= self.first_seq
         self.context.check_rows(n_rows)
         self._thread.start(lambda: self._compute(lambda: self.context.decode(n_rows)))
@@ -286,8 +284,11 @@ class LlamaWorker:
         seq -= self.first_seq
         self.context.check_media(seq, start, chunk, rows, first, n_rows)
         self._thread.start(
-            lambda: self._compute(lambda: self.context.decode_media(seq, start, chunk, rows, first, n_rows, False))
+            lambda: self._compute(lambda: self.context.decode_media(seq, start, chunk, rows, first, n_rows, True))
         )
+
+    def has_numbers(self, row: int) -> bool:
+        return self.context.has_numbers(row)
 
     def close(self) -> None:
         """End the thread and free the context."""

@@ -62,6 +62,11 @@ class StepPlan:
     is_media: bool = False
 
     @property
+    def company(self) -> bytes:
+        """Of all of its requests."""
+        return self.grants[0].request.company if self.grants else b""
+
+    @property
     def n_rows(self) -> int:
         return self.n_prefill_rows + self.n_decode_rows + self.n_draft_rows
 
@@ -76,11 +81,11 @@ class StepPlan:
 NOTHING = StepPlan((), 0, 0)
 
 
-def fill_batch(batch: Batch, grants: Sequence[Grant], *, wants_logits: bool = True) -> list[int]:
+def fill_batch(batch: Batch, grants: Sequence[Grant]) -> list[int]:
     """Fill in the rows of `grants`, one after another from row 0. Returns the sequence of each row.
 
-    With `wants_logits`, the last row of each request that catches up in this batch wants its logits, and so does every
-    draft. All requests have the same adapters.
+    The last row of each request wants its logits, and so does every draft: from those one draws, and those of a part of
+    a prompt tell whether what was computed are numbers (`without_numbers`). All requests have the same adapters.
     """
     row, rows = 0, []
     batch.realm = grants[0].request.adapters.realm if grants else b""
@@ -93,10 +98,20 @@ def fill_batch(batch: Batch, grants: Sequence[Grant], *, wants_logits: bool = Tr
         batch.pos[row:end] = range(first, first + n_rows)
         batch.seq[row:end] = request.seq
         batch.wants_logits[row:end] = 0
-        batch.wants_logits[row + n_tokens - 1 : end] = wants_logits and n_tokens == request.n_pending
+        batch.wants_logits[row + n_tokens - 1 : end] = 1
         rows += [request.seq] * n_rows
         row = end
     return rows
+
+
+def without_numbers(grants: Iterable[Grant], has_numbers: Callable[[int], bool]) -> dict[Request, int]:
+    """The requests of a computed batch whose last row has no numbers, and how many tokens they would have now."""
+    row, found = -1, {}
+    for request, n_tokens, drafts in grants:
+        row += n_tokens + len(drafts)
+        if not has_numbers(row):
+            found[request] = request.n_computed + n_tokens
+    return found
 
 
 class Rows:
@@ -145,8 +160,8 @@ class Scheduler:
         self._was_media = False
         self._rounds = Rounds()
         self._prompts = Ring()
-        self._realms: Counter[bytes] = Counter()  # of running requests
-        self._realm = b""  # of the last step
+        self._companies: Counter[bytes] = Counter()  # of running requests
+        self._company = b""  # of the last step
         self._steady: dict[bytes, StepPlan] = {}
 
     @property
@@ -232,7 +247,7 @@ class Scheduler:
         """A waiting request runs from now on in `seq`, which holds its first `n_cached` tokens."""
         self.waiting.remove(request)
         self.running.append(request)
-        self._realms[request.adapters.realm] += 1
+        self._companies[request.company] += 1
         self._steady = {}
         request.seq = seq
         request.slot = self._free_slots.pop()
@@ -252,6 +267,14 @@ class Scheduler:
     def move(self, request: Request, seq: int) -> None:
         """A running request continues in another sequence."""
         request.seq = seq
+        self._steady = {}
+
+    def trust(self, request: Request) -> None:
+        """A running request that was computed alone is computed with others again."""
+        self._companies[request.company] -= 1
+        request.doubted_until = 0
+        self._companies[request.company] += 1
+        self._companies += Counter()
         self._steady = {}
 
     def charge_outputs(self, clients: Iterable[str]) -> None:
@@ -338,7 +361,7 @@ class Scheduler:
         if not prefilling:
             return self._streams_plan(decoding, n_free)
         here, prompts = decoding, prefilling
-        if len(self._realms) > 1:
+        if len(self._companies) > 1:
             if left_s is None:
                 here, prompts = self._of_turn(decoding, prefilling)
             else:
@@ -359,12 +382,12 @@ class Scheduler:
 
     def _streams_plan(self, decoding: list[Request], n_free: int) -> StepPlan:
         """A plan without prompts, which may be steady."""
-        groups = _by_realm(decoding) if len(self._realms) > 1 else {b"": decoding}
+        groups = _by_company(decoding) if len(self._companies) > 1 else {b"": decoding}
         is_steady = 0 < len(decoding) == len(self.running) and all(request.n_output for request in decoding)
         plans = {}
-        for realm, group in groups.items():
+        for company, group in groups.items():
             streams = [Grant(request, 1) for request in group[:n_free]]
-            plans[realm] = _plan_of(streams, 0, len(streams), is_steady=is_steady and len(streams) == len(group))
+            plans[company] = _plan_of(streams, 0, len(streams), is_steady=is_steady and len(streams) == len(group))
         self._steady = plans if all(plan.is_steady for plan in plans.values()) else {}
         return plans[self._rounds.next(plans)] if plans else NOTHING
 
@@ -372,19 +395,19 @@ class Scheduler:
         self, decoding: list[Request], prefilling: Sequence[Request] = ()
     ) -> tuple[list[Request], list[Request]]:
         """Those of the set of adapters whose turn it is."""
-        realms = dict.fromkeys(request.adapters.realm for request in (*decoding, *prefilling))
-        if not realms:
+        companies = dict.fromkeys(request.company for request in (*decoding, *prefilling))
+        if not companies:
             return [], []
-        realm = self._rounds.next(realms)
-        streams, prompts = ([r for r in group if r.adapters.realm == realm] for group in (decoding, prefilling))
+        company = self._rounds.next(companies)
+        streams, prompts = ([r for r in group if r.company == company] for group in (decoding, prefilling))
         return streams, prompts
 
     def _of_gap(self, prefilling: list[Request], *, has_streams: bool) -> list[Request]:
         """The prompts that have the time until the streams' next round. They are of one set of adapters, for a change
         takes time, and in the next gap of another."""
-        groups = _by_realm(prefilling)
-        goes_on = has_streams and not self._is_prompts_turn and self._realm in groups
-        return groups[self._realm if goes_on else self._prompts.order(groups)[0]]
+        groups = _by_company(prefilling)
+        goes_on = has_streams and not self._is_prompts_turn and self._company in groups
+        return groups[self._company if goes_on else self._prompts.order(groups)[0]]
 
     def _media_plan(
         self, seeing: list[Request], decoding: list[Request], n_free: int, left_s: float | None
@@ -405,7 +428,7 @@ class Scheduler:
     def _prompt_rows(self, decoding: list[Request], prefilling: list[Request], left_s: float | None) -> int:
         """Prompt rows of this step; without `left_s` they join the streams' rows."""
         depth = sum(request.n_computed for request in prefilling) / len(prefilling)
-        if left_s is not None and prefilling[0].adapters.realm != self._realm:
+        if left_s is not None and prefilling[0].company != self._company:
             left_s -= self.budget.switch_s
         if left_s is None or not decoding:
             target_s = self._part_s(_target_s(decoding))
@@ -444,7 +467,7 @@ class Scheduler:
         took_s, ended_at_s = self._rounds.took_s, self._rounds.ended_at_s
         if target_s == 0:
             return ended_at_s + most_s - now_s
-        if len(self._realms) > 1 and self._rounds.is_open(self._due_realms):
+        if len(self._companies) > 1 and self._rounds.is_open(self._due_companies):
             return 0.0
         return ended_at_s + max((target_s or 0.0) - took_s, took_s) - now_s
 
@@ -455,16 +478,16 @@ class Scheduler:
 
     def _part_s(self, target_s: float) -> float:
         """The part of a target that one set of adapters has for its rows."""
-        n_sets = len(self._realms)
+        n_sets = len(self._companies)
         if not target_s or n_sets <= 1:
             return target_s
         return max(_LEAST_TARGET_S, target_s / n_sets - self.budget.switch_s)
 
     @property
-    def _due_realms(self) -> dict[bytes, None]:
+    def _due_companies(self) -> dict[bytes, None]:
         """Sets of adapters that take part in rounds: those of streams, and of prompts where these share their steps."""
         return dict.fromkeys(
-            request.adapters.realm
+            request.company
             for request in self.running
             if _is_stream(request) or (self.budget.mixes_rows and not request.is_away)
         )
@@ -475,16 +498,16 @@ class Scheduler:
 
     def observe(self, plan: StepPlan, *, depth: float, step_s: float, ended_at_s: float) -> None:
         """A planned step took `step_s` seconds; its prompt rows began `depth` tokens deep."""
-        n_prefill, n_decode, realm = plan.n_prefill_rows, plan.n_decode_rows, plan.adapters.realm
-        switches, self._realm = realm != self._realm, realm
+        n_prefill, n_decode, company = plan.n_prefill_rows, plan.n_decode_rows, plan.company
+        switches, self._company = company != self._company, company
         round_s: float | None = None  # while it lasts, and of prompts alone
         if n_decode or self.budget.mixes_rows:
-            if len(self._realms) > 1:
-                round_s = self._rounds.note(realm, self._due_realms, step_s, ended_at_s)
+            if len(self._companies) > 1:
+                round_s = self._rounds.note(company, self._due_companies, step_s, ended_at_s)
             else:
-                round_s = self._rounds.note_only(realm, step_s, ended_at_s)
+                round_s = self._rounds.note_only(company, step_s, ended_at_s)
         if n_prefill:
-            self._prompts.took(realm)
+            self._prompts.took(company)
         if not plan.n_draft_rows:  # such a step says little about others, for it gives more tokens and takes longer
             self.budget.observe(n_decode=n_decode, n_prefill=n_prefill, depth=depth, step_s=step_s, switches=switches)
             if n_prefill:
@@ -500,15 +523,15 @@ class Scheduler:
     def is_short(self, plan: StepPlan) -> bool:
         """Whether `plan` leaves out a stream, or everyone, for lack of cells."""
         here = [request for request in self.running if not request.is_away]
-        n_decoding = sum(_is_stream(r) and r.adapters.realm == plan.adapters.realm for r in here)
+        n_decoding = sum(_is_stream(r) and r.company == plan.company for r in here)
         if plan.n_prefill_rows and not plan.n_decode_rows:
             n_decoding = 0
         return plan.n_decode_rows < n_decoding or (plan.n_rows == 0 and bool(here))
 
     def _leave_slot(self, request: Request) -> None:
         self.running.remove(request)
-        self._realms[request.adapters.realm] -= 1
-        self._realms += Counter()  # without those that nobody has
+        self._companies[request.company] -= 1
+        self._companies += Counter()  # without those that nobody has
         self._steady = {}
         assert request.slot is not None
         self._free_slots.append(request.slot)
@@ -524,10 +547,10 @@ def _plan_of(grants: Sequence[Grant], n_prefill: int, n_decode: int, *, is_stead
     return StepPlan(tuple(grants), n_prefill, n_decode, is_steady, adapters=adapters)
 
 
-def _by_realm(requests: Sequence[Request]) -> dict[bytes, list[Request]]:
+def _by_company(requests: Sequence[Request]) -> dict[bytes, list[Request]]:
     groups: dict[bytes, list[Request]] = {}
     for request in requests:
-        groups.setdefault(request.adapters.realm, []).append(request)
+        groups.setdefault(request.company, []).append(request)
     return groups
 
 

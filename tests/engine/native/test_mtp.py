@@ -22,6 +22,7 @@ from localrun.engine.backend import DecodeFailed
 from localrun.engine.engine import Engine
 from localrun.engine.native import mtp
 from localrun.engine.native.llama import LlamaBackend
+from localrun.engine.native.model import tensors_of
 from localrun.engine.native.mtp import MOST_TOKENS, Heads, has_heads
 from localrun.engine.request import Request
 from localrun.engine.speculate.choice import Choice, Limits, Stream
@@ -233,17 +234,17 @@ def generate(
 
 def test_a_file_has_it_or_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = random_file(tmp_path)
-    assert has_heads(str(path))
+    assert has_heads(tensors_of(str(path)))
     monkeypatch.setattr(mtp, "_TRIED_VERSION", "0.3.99")
-    assert not has_heads(str(path))
-    assert not has_heads(str(tmp_path / "no such file"))
+    assert not has_heads(tensors_of(str(path)))
+    assert not has_heads(tensors_of(str(tmp_path / "no such file")))
 
 
 def test_another_architecture_with_such_tensors_runs_without(tmp_path: Path):
     path = tmp_path / "llama.gguf"
     shape = replace(SHAPES["tiny"], n_nextn=1)
     write_model(path, shape, list(plan_tensors(shape, "F16")), "F16", make_vocabulary(shape.n_vocab), 0)
-    assert not has_heads(str(path))
+    assert not has_heads(tensors_of(str(path)))
 
 
 # --- drafts that are right -----------------------------------------------------------------------------------------

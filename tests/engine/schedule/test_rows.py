@@ -25,7 +25,7 @@ def batch_of_seven_dirty_rows() -> Batch:
     return batch
 
 
-def test_each_grant_is_a_run_of_rows_and_only_who_catches_up_wants_logits():
+def test_each_grant_is_a_run_of_rows_whose_last_one_wants_logits():
     batch = batch_of_seven_dirty_rows()
     part = Grant(request(4, [10, 11, 12, 13, 14], n_computed=1), 2)
     stream = Grant(request(0, [20, 21, 22], n_computed=2), 1)
@@ -34,14 +34,8 @@ def test_each_grant_is_a_run_of_rows_and_only_who_catches_up_wants_logits():
     assert batch.token[:5].tolist() == [11, 12, 22, 30, 31]
     assert batch.pos[:5].tolist() == [1, 2, 2, 0, 1]
     assert batch.seq[:5].tolist() == [4, 4, 0, 2, 2]
-    assert batch.wants_logits[:5].tolist() == [0, 0, 1, 0, 1]
+    assert batch.wants_logits[:5].tolist() == [0, 1, 1, 0, 1]
     assert batch.token[5:].tolist() == [99, 99], "rows of nobody were written"
-
-
-def test_rows_for_the_background_never_want_logits():
-    batch = batch_of_seven_dirty_rows()
-    assert fill_batch(batch, [Grant(request(3, [1, 2, 3]), 3)], wants_logits=False) == [3, 3, 3]
-    assert batch.wants_logits[:3].tolist() == [0, 0, 0]
 
 
 def streams(*requests: Request) -> StepPlan:

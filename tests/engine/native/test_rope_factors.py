@@ -1,0 +1,96 @@
+"""LongRoPE in llama.cpp: a context for long sequences embeds positions in another way than one for short ones. When the
+layout changes, so does the way, and nothing that was computed in the one is used in the other."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from localrun.engine.cache.disk_record import DiskTier
+from localrun.engine.engine import Engine, Limits
+from localrun.engine.native.llama import LlamaBackend
+from localrun.wire import Delta, Finish, Sampling, Submit
+from tests.engine.memory_disk import MemoryDisk
+
+# Of 4 streams with 512 cells each, or one pool of 2048.
+ORIGINAL = 1024
+PROMPT = [300 + at * 7 % 200 for at in range(620)]
+
+
+@pytest.fixture
+def model(tiny_gguf: Path, tmp_path: Path) -> Path:
+    """The tiny model with factors for short and for long contexts."""
+    reader, out = gguf.GGUFReader(tiny_gguf), tmp_path / "long.gguf"
+    writer = gguf.GGUFWriter(out, "llama")
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            kind = field.types[0]
+            sub_type = field.types[-1] if kind is gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), kind, sub_type)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+    writer.add_rope_scaling_orig_ctx_len(ORIGINAL)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    n_rot = int(reader.fields["llama.rope.dimension_count"].contents())
+    for which, factor in (("short", 1.0), ("long", 4.0)):
+        writer.add_tensor(f"rope_factors_{which}.weight", np.full(n_rot // 2, factor, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+class Work:
+    def __init__(self, model: Path, *, may_split: bool, disk: DiskTier | None = None) -> None:
+        self.backend = LlamaBackend(
+            str(model), n_cells=2048, n_seqs=4, n_spare_seqs=4, n_batch=256, n_threads=1, n_gpu_layers=0,
+            kv_type="f16", may_split=may_split,
+        )  # fmt: skip
+        self.engine = Engine(self.backend, Limits(4, 64, 0.0, 1 << 28), time.monotonic, disk)
+        self.said: list[int] = []
+
+    def ask(self, tokens: list[int]) -> Delta:
+        sampling = Sampling(temperature=0)
+        self.engine.submit(Submit(id=1, sampling=sampling, n_predict=6, ignore_eos=True), list(tokens))
+        self.said, final = [], None
+        while not self.engine.is_idle:
+            step = self.engine.step()
+            for delta in step.deltas if step is not None else ():
+                self.said += delta.tokens
+                final = delta if delta.finish is not None else final
+        assert final is not None
+        assert final.finish is Finish.LENGTH, final.error_message
+        return final
+
+    def close(self) -> None:
+        self.engine.close()
+        self.engine.cache.tiers.flush(10.0, time.monotonic)
+        self.backend.close()
+
+
+def n_cached(final: Delta) -> int:
+    assert final.usage is not None
+    return final.usage.n_cached
+
+
+def test_states_of_one_way_are_not_used_in_the_other(model: Path) -> None:
+    disk = MemoryDisk()
+    pool, split = Work(model, may_split=False), Work(model, may_split=True, disk=disk)
+    assert (pool.backend.realm, split.backend.realm) == (b"long factors", b"short factors")
+    pool.ask(PROMPT)
+    expected = pool.said
+    pool.close()
+    split.ask(PROMPT[:400])
+    assert n_cached(split.ask(PROMPT[:410])) > 300
+    assert n_cached(split.ask(PROMPT)) == 0
+    assert split.said == expected
+    split.close()
+    for may_split, n_tokens, reused in ((False, 410, 400), (True, 410, 300)):
+        again = Work(model, may_split=may_split, disk=disk)
+        assert n_cached(again.ask(PROMPT[:n_tokens])) >= reused
+        again.close()
