@@ -198,8 +198,10 @@ class Encodings:
 
 def _problem(placed: Placed, error: Exception) -> LocalrunError:
     """What a request hears whose chunk cannot be encoded."""
+    where = f"{placed.field}: " if placed.field else ""
     if isinstance(error, LocalrunError):
+        error.message = where + error.message
         return error
     kind = "picture" if placed.chunk.media.kind is MediaKind.IMAGE else "recording"
     log.error("a %s cannot be encoded: %s", kind, error)
-    return EngineFailed(f"a {kind} of the prompt cannot be encoded: {error}")
+    return EngineFailed(f"{where}a {kind} of the prompt cannot be encoded: {error}")
