@@ -69,7 +69,8 @@ def read(path: Path) -> Attachment:
         if not path.exists():
             raise BadRequest(f"{path} was not found")
         if not path.is_file():  # a pipe or a device might never end
-            raise BadRequest(f"{path} is not a file")
+            what = "a folder" if path.is_dir() else "a pipe, a socket or a device"
+            raise BadRequest(f"{path} is {what}, not a file")
         with path.open("rb") as file:
             data = file.read(MAX_MEDIA_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -80,6 +81,8 @@ def read(path: Path) -> Attachment:
 
 def of_bytes(name: str, data: bytes) -> Attachment:
     """As `read`, for what is in memory."""
+    if not data:
+        raise BadRequest(f"{name} is empty; send a file with something in it")
     kind = media_kind(data)
     if kind is not None:
         if len(data) > MAX_MEDIA_BYTES:
@@ -204,9 +207,20 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def is_meant_as_file(word: str) -> bool:
-    """Whether a single word can only be a picture's or a sound's path, which is missed when it does not exist."""
-    return not re.search(r"\s", word) and word.lower().endswith(_SUFFIXES)
+def is_meant_as_file(word: str, *, is_alone: bool = False) -> bool:
+    """Whether a single word can only be a path: that of a picture or a sound, which is missed when it does not exist,
+    or, unless it is the whole prompt, of a folder, a pipe or a device that is named with a folder."""
+    if re.search(r"\s", word):
+        return False
+    has_folder = any(separator in word for separator in ("/", os.sep))
+    return word.lower().endswith(_SUFFIXES) or (has_folder and not is_alone and _exists(path_of(word)))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 # --- a question with files ---

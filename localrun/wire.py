@@ -119,12 +119,13 @@ class Media(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of a prompt: text, or `media` in its place. Only in a trusted segment does the text of a control token
-    become that token."""
+    """A piece of a prompt: text, or `media` in its place, which came by the request's `field`. Only in a trusted
+    segment does the text of a control token become that token."""
 
     text: str
     trusted: bool = True
     media: Media | None = None
+    field: str = ""
 
 
 class Adapter(msgspec.Struct, frozen=True, array_like=True):

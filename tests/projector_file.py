@@ -2,12 +2,13 @@
 any of them can be left out or be another.
 
 There is one of each way in which rows differ: `gemma3` (they attend to each other), `idefics3` (pictures in tiles, with
-texts between), `qwen2vl_merger` (positions in parts) and `ultravox` (sound). The same arguments give the same bytes.
+texts between), `qwen2vl_merger` (positions in parts) and `ultravox` (sound). `another` makes the other types out of
+these. The same arguments give the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,8 +103,89 @@ def _add_ultravox(entries: dict[str, Any], tensors: dict[str, Shape], width: int
     tensors |= {"mm.a.norm_mid.weight": (n_embd,), "mm.a.mlp.2.weight": (width, n_embd)}
 
 
-def write_parts(path: Path, parts: Parts, *, seed: int = 0, is_half: bool = False) -> Path:
-    """The file. Matrices are F16 with `is_half`, all else F32."""
+def another(kind: str, width: int) -> Parts:
+    """A projector of any type whose tensors' shapes are known (`projector_shapes.KINDS`), as small as they get."""
+    if kind in ("gemma3", "idefics3", "qwen2vl_merger", "ultravox"):
+        return parts_of(kind, width)
+    n_embd, n_hidden = 32, 48
+    sounds = {"glma", "meralion", "musicflamingo", "qwen2a", "voxtral"}
+    like = "ultravox" if kind in sounds else "qwen2vl_merger" if kind.startswith("qwen") else "idefics3"
+    entries, old, _ = parts_of(like, width)
+    entries["clip.projector_type"] = kind
+    tensors = old if kind == "qwen2.5vl_merger" else {k: shape for k, shape in old.items() if not k.startswith("mm.")}
+
+    def linear(name: str, n_in: int, n_out: int) -> dict[str, Shape]:
+        return {f"{name}.weight": (n_out, n_in), f"{name}.bias": (n_out,)}
+
+    def norm(name: str, n: int) -> dict[str, Shape]:
+        return {f"{name}.weight": (n,), f"{name}.bias": (n,)}
+
+    if kind == "glma":
+        tensors |= norm("mm.a.norm_pre", n_embd) | linear("mm.a.mlp.1", 4 * n_embd, n_hidden)
+        tensors |= linear("mm.a.mlp.2", n_hidden, width) | {"v.boi": (width,), "v.eoi": (width,)}
+    elif kind == "meralion":
+        tensors |= norm("mm.a.norm_pre", 4 * n_embd) | linear("mm.a.mlp.0", 4 * n_embd, n_hidden)
+        tensors |= linear("mm.a.mlp.1", n_hidden, 56) | linear("mm.a.mlp.2", n_hidden, 56)
+        tensors |= linear("mm.a.mlp.3", 56, width)
+    elif kind == "musicflamingo":
+        tensors |= linear("mm.a.mlp.1", n_embd, n_hidden) | linear("mm.a.mlp.2", n_hidden, width)
+    elif kind == "qwen2a":
+        tensors |= linear("mm.a.fc", n_embd, width)
+    elif kind == "voxtral":
+        entries["clip.audio.projector.stack_factor"] = 2
+        tensors |= {"mm.a.mlp.1.weight": (n_hidden, 2 * n_embd), "mm.a.mlp.2.weight": (width, n_hidden)}
+    elif kind == "qwen2.5vl_merger":
+        entries["clip.vision.n_wa_pattern"] = 2
+    elif kind == "qwen3vl_merger":
+        for part in ("q", "k", "v"):
+            del tensors[f"v.blk.0.attn_{part}.weight"], tensors[f"v.blk.0.attn_{part}.bias"]
+        tensors |= linear("v.blk.0.attn_qkv", n_embd, 3 * n_embd) | {"v.patch_embd.bias": (n_embd,)}
+        tensors |= {"v.position_embd.weight": (16, n_embd)}
+        tensors |= linear("mm.0", 4 * n_embd, n_hidden) | linear("mm.2", n_hidden, width)
+    else:
+        del entries["clip.vision.preproc_image_size"], entries["clip.vision.projector.scale_factor"]
+        _add_pictures(kind, entries, tensors, width, n_embd, linear, norm)
+    return Parts(entries, tensors, set())
+
+
+def _add_pictures(
+    kind: str, entries: dict[str, Any], tensors: dict[str, Shape], width: int, n_embd: int,
+    linear: Callable[[str, int, int], dict[str, Shape]], norm: Callable[[str, int], dict[str, Shape]],
+) -> None:  # fmt: skip
+    n_hidden = 48
+    if kind in ("internvl", "mlp"):
+        tensors |= {"v.class_embd": (n_embd,), "v.position_embd.weight": (17, n_embd)}
+    if kind in ("internvl", "lfm2"):
+        entries["clip.vision.projector.scale_factor"] = 2
+    if kind == "internvl":
+        tensors |= norm("mm.model.mlp.0", 4 * n_embd) | linear("mm.model.mlp.1", 4 * n_embd, n_hidden)
+        tensors |= linear("mm.model.mlp.3", n_hidden, width)
+    elif kind == "lfm2":
+        tensors |= norm("mm.input_norm", 4 * n_embd) | linear("mm.1", 4 * n_embd, n_hidden)
+        tensors |= linear("mm.2", n_hidden, width)
+    elif kind in ("pixtral", "lightonocr"):
+        entries["clip.vision.spatial_merge_size"] = 2
+        del tensors["v.position_embd.weight"]
+        tensors |= {"mm.input_norm.weight": (n_embd,), "mm.patch_merger.weight": (n_embd, 4 * n_embd)}
+        tensors |= {"v.token_embd.img_break": (width,)} | linear("mm.1", n_embd, n_hidden)
+        tensors |= linear("mm.2", n_hidden, width)
+    elif kind == "mlp_norm":
+        entries["clip.projector_type"] = "mlp"
+        tensors |= linear("mm.0", n_embd, n_hidden) | norm("mm.1", n_hidden)
+        tensors |= linear("mm.3", n_hidden, width) | norm("mm.4", width)
+    elif kind == "janus_pro":
+        tensors |= linear("mm.0", n_embd, n_hidden) | linear("mm.1", n_hidden, width)
+    else:
+        assert kind in ("mlp", "phi4"), kind
+        if kind == "phi4":
+            entries |= {"clip.vision.image_min_pixels": 1024, "clip.vision.image_max_pixels": 16_384}
+        tensors |= linear("mm.0", n_embd, n_hidden) | linear("mm.2", n_hidden, width)
+
+
+def write_parts(
+    path: Path, parts: Parts, *, seed: int = 0, is_half: bool = False, types: Mapping[str, type[np.generic]] = {}
+) -> Path:
+    """The file. Matrices are F16 with `is_half`, all else F32, or what `types` says of a tensor."""
     writer = gguf.GGUFWriter(path, "clip")
     for key, value in parts.entries.items():
         if key == "general.architecture":
@@ -128,7 +210,8 @@ def write_parts(path: Path, parts: Parts, *, seed: int = 0, is_half: bool = Fals
         if len(shape) == 1 and name.endswith(".weight"):
             content = np.ones(shape, dtype=np.float32)
         is_matrix = has_rows and name.endswith(".weight") and "position" not in name
-        writer.add_tensor(name, content.astype(np.float16) if is_half and is_matrix else content)
+        default = np.float16 if is_half and is_matrix else np.float32
+        writer.add_tensor(name, content.astype(types.get(name, default)))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -90,8 +90,8 @@ def _whole_question(words: tuple[str, ...]) -> Question:
         path = _file(word, is_alone=len(words) == 1)
         if path is not None:
             files.append(attachments.read(path))
-        elif attachments.is_meant_as_file(word):
-            raise BadRequest(f"{word} was not found")
+        elif attachments.is_meant_as_file(word, is_alone=len(words) == 1):
+            attachments.read(attachments.path_of(word))  # says what is wrong with it
         else:
             texts.append(word)
     data, piped = _piped(), ""

@@ -42,10 +42,18 @@ class _Job:
 
 
 class Encodings:
-    """See the module. Without a projector nothing is ever wanted."""
+    """See the module. Without a projector nothing is ever wanted. `on_encoded` hears of every chunk's rows, and of the
+    seconds that they took with pauses."""
 
-    def __init__(self, projector: Projector | None, limit_bytes: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        projector: Projector | None,
+        limit_bytes: int,
+        clock: Callable[[], float],
+        on_encoded: Callable[[int, float], None] = lambda _n_rows, _seconds: None,
+    ) -> None:
         self._projector = projector
+        self._on_encoded = on_encoded
         self._limit_bytes = limit_bytes
         self._clock = clock
         self._kept: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()  # used longest ago first
@@ -71,6 +79,10 @@ class Encodings:
     def counts(self) -> MediaCounts:
         """Since the start."""
         return MediaCounts(self._n_encoded, self._n_reused, self._n_tokens, self._encode_s, self._kept_bytes)
+
+    def has(self, placed: Placed) -> bool:
+        """Whether the rows of a chunk are there."""
+        return placed.key in self._kept
 
     def rows(self, placed: Placed) -> NDArray[np.float32] | None:
         """The rows of a chunk; None if they are not there."""
@@ -162,7 +174,9 @@ class Encodings:
                 self._failed.append((job.request, _problem(job.placed, error)))
             return
         self._n_encoded += 1
-        self._encode_s += self._clock() - job.began_at_s
+        took_s = self._clock() - job.began_at_s
+        self._encode_s += took_s
+        self._on_encoded(len(rows), took_s)
         key = job.placed.key
         self._kept[key] = rows
         self._kept_bytes += rows.nbytes
@@ -184,8 +198,10 @@ class Encodings:
 
 def _problem(placed: Placed, error: Exception) -> LocalrunError:
     """What a request hears whose chunk cannot be encoded."""
+    where = f"{placed.field}: " if placed.field else ""
     if isinstance(error, LocalrunError):
+        error.message = where + error.message
         return error
     kind = "picture" if placed.chunk.media.kind is MediaKind.IMAGE else "recording"
     log.error("a %s cannot be encoded: %s", kind, error)
-    return EngineFailed(f"a {kind} of the prompt cannot be encoded: {error}")
+    return EngineFailed(f"{where}a {kind} of the prompt cannot be encoded: {error}")

@@ -94,7 +94,9 @@ class Engine:
         self._puts_off = False
         self._is_checked = True
         self._answers = Answers(backend, self._report, clock)
-        self._encodings = Encodings(backend.projector, encoded_bytes, clock)
+        waits = self.scheduler.waits
+        self._encodings = Encodings(backend.projector, encoded_bytes, clock, waits.observe_encoding)
+        waits.is_encoded = self._encodings.has
         self._speculation = speculation or Speculation(backend, clock)
         self.totals.drafts = self._speculation.counts
 

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
 
 class Placed(NamedTuple):
-    """A chunk that begins at token `start` of a prompt. `key` names its rows."""
+    """A chunk that begins at token `start` of a prompt. `key` names its rows, `field` where the client put it."""
 
     start: int
     chunk: MediaChunk
     key: bytes
+    field: str = ""
 
     @property
     def end(self) -> int:
@@ -212,11 +213,12 @@ def check(submit: Submit, prompt: Prompt, backend: Backend) -> None:
     if len(tokens) >= backend.n_ctx:
         raise ContextExceeded(len(tokens), backend.n_ctx)
     limit = backend.batch.capacity
-    for _, chunk, _ in chunks:
+    for _, chunk, _, field in chunks:
         if not chunk.is_causal and chunk.n_tokens > limit:
             kind = "picture" if chunk.media.kind is MediaKind.IMAGE else "recording"
+            where = f"{field}: " if field else ""
             raise BadRequest(
-                f"a {kind} of the prompt has {chunk.n_tokens} tokens that must be computed at once, and at most "
+                f"{where}a {kind} of the prompt has {chunk.n_tokens} tokens that must be computed at once, and at most "
                 f"{limit} can be; send a smaller one, or give localrun serve more --batch-tokens"
             )
     chain.check(submit.sampling, n_vocab=backend.n_vocab)

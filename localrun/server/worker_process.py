@@ -156,19 +156,25 @@ class WorkerProcess(Generic[Reply]):
         return self._decode(await worker.stdout.readexactly(framing.body_length(prefix)))
 
     async def _spawn(self) -> Process:
+        """A worker that is ready; another one once if something ends the first while it starts, as the system does
+        where memory is short. Raises Unavailable."""
         environment = {
             name: value for name, value in os.environ.items() if name in _ENVIRONMENT or name.startswith("PYTHON")
         }
-        worker = await asyncio.create_subprocess_exec(
-            *self._command, stdin=PIPE, stdout=PIPE, env=environment | dict(self._environment)
-        )
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                await self._read_reply(worker)
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, framing.FrameError):
-            await _end(worker)
-            raise errors.Unavailable(f"the {self._name} worker did not start; the daemon's log says why") from None
-        return worker
+        for _ in range(2):
+            worker = await asyncio.create_subprocess_exec(
+                *self._command, stdin=PIPE, stdout=PIPE, env=environment | dict(self._environment)
+            )
+            try:
+                async with asyncio.timeout(START_TIMEOUT_S):
+                    await self._read_reply(worker)
+                return worker
+            except TimeoutError:
+                await _end(worker)
+                break
+            except (asyncio.IncompleteReadError, ConnectionError, framing.FrameError):
+                await _end(worker)
+        raise errors.Unavailable(f"the {self._name} worker did not start; the daemon's log says why")
 
     async def _discard(self) -> None:
         worker, self._worker = self._worker, None

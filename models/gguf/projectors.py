@@ -5,16 +5,17 @@ type than it expects, and for many a tensor that it uses without having looked w
 keys that it reads are checked while the header is read (`KEY_TYPES`), and what every projector and each type of them
 needs besides in `problem`.
 
-Does not: check all shapes (projector_layers.py does so for plain towers). What is wrong besides is found out when an
-engine process opens the file.
+Does not: check shapes (projector_shapes.py does so, for most types). What is wrong besides is found out when an engine
+process opens the file.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from localrun.models.gguf import projector_layers
+from localrun.models.gguf import projector_shapes
 from localrun.models.gguf.architectures import LLAMA_CPP_PYTHON
 from localrun.models.gguf.header import MAX_LAYERS, MAX_WIDTH, ArraySummary, Header, TensorInfo, Value
 
@@ -193,10 +194,36 @@ SPEAKERS: Final = frozenset({"qwen3tts_spkenc", "qwen3tts_gen", "pockettts_spken
 _WITHOUT_LAYERS = frozenset({"gemma3nv"})
 # They divide by how many positions make a row.
 _STACKED = frozenset({"ultravox", "voxtral", "meralion", "glma"})
-# Projectors whose first tensor cuts the picture into patches of the size that the file states.
-_WITH_PATCHES = frozenset(
-    {"gemma3", "idefics3", "pixtral", "qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger", "mlp"}
-)
+
+
+class _Merge(NamedTuple):
+    """How many patches of a side, or frames, make a row: where the file says it, what it is if it does not, and what
+    the graph can do."""
+
+    key: str
+    default: int
+    least: int
+    most: int
+
+
+_SCALE, _SIDE = "projector.scale_factor", "spatial_merge_size"
+_MERGES: Final[Mapping[str, _Merge]] = {
+    "gemma3": _Merge(_SCALE, 4, 1, 64),
+    "idefics3": _Merge(_SCALE, 1, 2, 64),
+    "internvl": _Merge(_SCALE, 1, 1, 64),
+    "lfm2": _Merge(_SCALE, 1, 2, 64),
+    "pixtral": _Merge(_SIDE, 1, 1, 64),
+    "lightonocr": _Merge(_SIDE, 1, 1, 64),
+    **dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger"), _Merge(_SIDE, 2, 2, 2)),
+}
+# Pictures of one size only: as many patches as there are positions.
+_SQUARE = frozenset({"gemma3", "idefics3", "internvl", "janus_pro", "mlp"})
+# Positions turn pairs of numbers, in two directions.
+_TURNED = frozenset({"pixtral", "lightonocr", "qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger"})
+# Patches attend to those in a window of so many pixels, but for every `n_wa_pattern`-th layer.
+_WINDOWED, _WINDOW = "qwen2.5vl_merger", 112
+# Of libmtmd's recordings, before and after its convolutions.
+_N_FRAMES, _N_POSITIONS = 3_000, 1_500
 
 
 def type_of(metadata: Mapping[str, Value], encoder: str) -> str:
@@ -289,8 +316,10 @@ def _number_problem(metadata: Mapping[str, Value], encoder: str, name: str) -> s
         value = metadata.get(full_key, default)
         if value is None:
             return f"lacks '{full_key}'"
-        is_right = isinstance(value, int) and least <= value <= most
-        return "" if is_right else f"has '{full_key}' = {str(value)[:40]}, which is not a number from {least} to {most}"
+        if isinstance(value, int) and least <= value <= most:
+            return ""
+        needed = f"which is not a number from {least} to {most}" if least < most else f"which must be {least}"
+        return f"has '{full_key}' = {str(value)[:40]}, {needed}"
 
     limits = [
         count("embedding_length", 1, MAX_WIDTH),
@@ -301,33 +330,104 @@ def _number_problem(metadata: Mapping[str, Value], encoder: str, name: str) -> s
         count("attention.head_count_kv", 0, MAX_WIDTH, 0),
         count("attention.head_dim", 0, MAX_WIDTH, 0),
     ]
-    if f"clip.{encoder}.attention.layer_norm_epsilon" not in metadata:
+    epsilon = metadata.get(f"clip.{encoder}.attention.layer_norm_epsilon")
+    if epsilon is None:
         limits.append(f"lacks 'clip.{encoder}.attention.layer_norm_epsilon'")
+    elif not (isinstance(epsilon, float) and 0 <= epsilon < 1):
+        limits.append(f"has 'clip.{encoder}.attention.layer_norm_epsilon' = {epsilon}, which is not from 0 to 1")
     if encoder == VISION:
         limits += [
             count("image_size", 0, MAX_IMAGE_SIDE),
             count("patch_size", 1, MAX_PATCH_SIDE),
             count("spatial_merge_size", 1, MAX_PATCH_SIDE, 1),
             count("projector.scale_factor", 1, MAX_PATCH_SIDE, 1),
+            count("preproc_image_size", 1, MAX_IMAGE_SIDE, 1),
         ]
+        if (merge := _MERGES.get(name)) is not None:
+            limits.append(count(merge.key, merge.least, merge.most, merge.default))
         for key in ("image_mean", "image_std"):
             values = metadata.get(f"clip.vision.{key}")
             if not isinstance(values, tuple) or isinstance(values, ArraySummary) or len(values) < 3:
                 limits.append(f"lacks the three numbers of 'clip.vision.{key}'")
+            elif not all(isinstance(each, float) and math.isfinite(each) for each in values):
+                limits.append(f"has 'clip.vision.{key}' = {str(values)[:80]}, which are not all numbers")
+            elif key == "image_std" and 0 in values:
+                limits.append("has a 0 in 'clip.vision.image_std', by which pixels are divided")
     else:
         limits.append(count("num_mel_bins", 0, MAX_PATCH_SIDE))
-        limits.append(count("projector.stack_factor", int(name in _STACKED), MAX_PATCH_SIDE, 1))
+        is_stacked = name in _STACKED
+        limits.append(count("projector.stack_factor", int(is_stacked), MAX_PATCH_SIDE, None if is_stacked else 1))
     if found := next(filter(None, limits), ""):
         return found
     n_embd, n_heads, n_layers = (
         _number(metadata, encoder, key) for key in ("embedding_length", "attention.head_count", "block_count")
     )
-    if not n_layers and name in projector_layers.PLAIN:
+    if not n_layers and name in projector_shapes.KINDS:
         return "has no layers"
     has_layers = n_layers > 0 and name not in _WITHOUT_LAYERS
     if has_layers and not _number(metadata, encoder, "attention.head_dim") and (not n_heads or n_embd % n_heads):
         return f"has {n_heads} attention heads for a width of {n_embd}, which they do not divide"
+    return _grid_problem(metadata, encoder, name) if name in projector_shapes.KINDS else ""
+
+
+def _grid_problem(metadata: Mapping[str, Value], encoder: str, name: str) -> str:
+    """What is wrong with the numbers of heads, patches and frames, by how libmtmd counts with them."""
+    sizes = _sizes(metadata, encoder, name)
+    n_heads, n_kv = sizes["Q"] // sizes["D"], sizes["K"] // sizes["D"]
+    if not n_heads or n_heads % n_kv:
+        return f"has {n_heads} attention heads for queries and {n_kv} for keys, which do not divide them"
+    if name in _TURNED and sizes["D"] % 4:
+        return f"has attention heads of {sizes['D']} numbers, where a multiple of 4 is needed"
+    if name == "qwen3vl_merger" and sizes["Q"] != sizes["E"]:
+        return f"has {n_heads} attention heads of {sizes['D']} numbers for a width of {sizes['E']}"
+    if name == _WINDOWED and (pattern := _number(metadata, VISION, "n_wa_pattern")) == 1:
+        return f"has 'clip.vision.n_wa_pattern' = {pattern}, where 0 or at least 2 is needed"
+    if name == _WINDOWED and sizes["S"] > _WINDOW // 2:
+        return f"has patches of {sizes['S']} a side, where windows have {_WINDOW}"
+    if encoder == VISION:
+        merge, n_side = math.isqrt(sizes["F"]), _number(metadata, VISION, "image_size") // sizes["S"]
+        if name in _SQUARE and (not n_side or n_side % merge):
+            return (
+                f"has pictures ('clip.vision.image_size') of {n_side} patches ('clip.vision.patch_size') a side, where "
+                f"a multiple of {merge} is needed"
+            )
+        return ""
+    n_frames = sizes["F"]
+    stride = sizes["E"] * n_frames
+    n_positions = _N_POSITIONS // (2 if name == "voxtral" else 1)
+    # libmtmd pads to the stride as if that were a power of two.
+    n_rows = ((n_positions * sizes["E"] + stride - 1) & ~(stride - 1)) // stride if n_frames > 1 else n_positions
+    n_counted = n_positions // n_frames
+    if name != "glma":
+        n_counted = -(-_N_FRAMES // n_frames) * n_positions // _N_FRAMES
+    if n_rows != n_counted:
+        return (
+            f"has 'clip.audio.projector.stack_factor' = {n_frames}, with which {_N_POSITIONS} positions make {n_rows} "
+            f"rows and are counted as {n_counted}"
+        )
     return ""
+
+
+def _sizes(metadata: Mapping[str, Value], encoder: str, name: str) -> projector_shapes.Sizes:
+    """The numbers of a file that were checked."""
+    n_embd, n_heads, n_kv, head_dim = (
+        _number(metadata, encoder, key)
+        for key in ("embedding_length", "attention.head_count", "attention.head_count_kv", "attention.head_dim")
+    )
+    head_dim = head_dim or n_embd // max(1, n_heads)
+    sizes = {"E": n_embd, "D": head_dim, "Q": n_heads * head_dim, "K": (n_kv or n_heads) * head_dim, "L": 1}
+    if encoder == AUDIO:
+        n_frames = _number(metadata, AUDIO, "projector.stack_factor") if name in _STACKED else 1
+        return {**sizes, "F": n_frames, "M": _number(metadata, AUDIO, "num_mel_bins")}
+    merge = _MERGES.get(name)
+    side = metadata.get(f"clip.vision.{merge.key}", merge.default) if merge is not None else 1
+    patch = _number(metadata, VISION, "patch_size")
+    layers = metadata.get("clip.vision.feature_layer")
+    if isinstance(layers, tuple) and not isinstance(layers, ArraySummary):
+        sizes["L"] = len({layer for layer in layers if isinstance(layer, int) and layer >= 0}) or 1
+    n_patches = (_number(metadata, VISION, "image_size") // patch) ** 2
+    sizes["W"] = _number(metadata, VISION, "projection_dim")
+    return {**sizes, "S": patch, "N": n_patches, "F": side**2 if isinstance(side, int) else 1}
 
 
 def _tensor_problem(metadata: Mapping[str, Value], encoder: str, name: str, tensors: Mapping[str, TensorInfo]) -> str:
@@ -345,19 +445,8 @@ def _tensor_problem(metadata: Mapping[str, Value], encoder: str, name: str, tens
         for each in wanted:
             if f"{prefix}.blk.{layer}.{each}.weight" not in tensors:
                 return f"lacks the tensor '{prefix}.blk.{layer}.{each}.weight'"
-    if name in projector_layers.PLAIN:
-        sizes = ("block_count", "embedding_length", "attention.head_count", "attention.head_count_kv",
-                 "attention.head_dim")  # fmt: skip
-        tower = projector_layers.Tower(prefix, *(_number(metadata, encoder, key) for key in sizes))
-        if found := projector_layers.problem(name, tower, tensors):
-            return found
-    if name in _WITH_PATCHES and (patches := tensors.get("v.patch_embd.weight")) is not None:
-        side, n_embd = _number(metadata, VISION, "patch_size"), _number(metadata, VISION, "embedding_length")
-        if patches.shape != (side, side, 3, n_embd):
-            return (
-                f"has the tensor 'v.patch_embd.weight' of the shape {patches.shape}, but patches of {side} and a width "
-                f"of {n_embd}"
-            )
+    if name in projector_shapes.KINDS:
+        return projector_shapes.problem(name, prefix, n_layers, _sizes(metadata, encoder, name), tensors)
     return ""
 
 

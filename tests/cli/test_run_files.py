@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import os
+import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +95,33 @@ def test_a_path_is_text_to_a_model_for_text(localrun, daemon, folder: Path):
 def test_a_path_in_a_piped_text_is_no_file(localrun, daemon, folder: Path):
     localrun("run", "m", "sum up", stdin=f"a log line about {folder}/a.png", port=daemon.port)
     assert _asked(daemon) == {"role": "user", "content": f"sum up\n\na log line about {folder}/a.png"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pipes and devices with names")
+def test_what_is_no_file_or_has_nothing_in_it_is_refused_at_once(localrun, daemon, folder: Path):
+    os.mkfifo(folder / "pipe.png")
+    (folder / "empty.png").touch()
+    (folder / "empty.txt").touch()
+    with (folder / "huge.bin").open("wb") as huge:
+        huge.truncate(10**12)
+    (folder / "huge.png").write_bytes(PNG)
+    os.truncate(folder / "huge.png", 10**12)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(folder / "s.png"))
+    for path, said in (
+        ("/dev/zero", "a device"), ("./", "is a folder"), ("pipe.png", "is a pipe"), ("s.png", "a socket"),
+        ("empty.png", "is empty"), ("empty.txt", "is empty"), ("huge.bin", "larger than 1 MB"),
+        ("huge.png", "larger than 24 MB"), ("none.png", "was not found"),
+    ):  # fmt: skip
+        ended = localrun("run", "m", "what is this?", path, port=daemon.port, cwd=folder)
+        assert ended.returncode != 0, path
+        assert path.rstrip("/").lstrip("./") in ended.stderr, path
+        assert said in ended.stderr, (path, ended.stderr)
+    assert not daemon.chats
+    listening.close()
+
+
+def test_a_folder_s_name_may_be_a_word_of_the_prompt(localrun, daemon, folder: Path):
+    (folder / "src").mkdir()
+    localrun("run", "m", "explain", "src", port=daemon.port, cwd=folder)
+    assert _asked(daemon) == {"role": "user", "content": "explain src"}

@@ -209,7 +209,7 @@ def n_seqs_away(backend: Backend) -> int:
 def _contents(backend: FakeBackend, request: Request) -> list[int]:
     """What must be in the cells of a running request."""
     contents = list(request.tokens)
-    for start, chunk, _ in request.chunks:
+    for start, chunk, *_ in request.chunks:
         assert backend.projector is not None
         rows = fake_rows(backend.projector.fingerprint, chunk)
         contents[start : start + chunk.n_tokens] = contents_of(chunk, rows)

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 
 import pytest
+from msgspec import structs
 
 from localrun.engine import encoding
 from localrun.engine.backend import DecodeFailed, MemoryKind
@@ -255,6 +256,26 @@ def test_an_encoding_that_fails_ends_its_request_alone(layout: dict, problem: Ex
     assert says in harness.finals[0].error_message
     assert harness.tokens[1] == alone(harness, prompt)
     assert harness.tokens[2] == expected_output([*b"text"], 16)
+
+
+def test_what_is_wrong_with_a_picture_names_its_field(layout: dict):
+    projector = FakeProjector()
+    harness = big(layout, projector)
+    cat, dog = picture("cat", 9, 8), picture("dog", 9, 8)
+    named = [structs.replace(each, field=f"images[{at}]") for at, each in enumerate((cat, dog))]
+    tokenize, projector.problems = projector.tokenize, [BadRequest("it is empty")]
+
+    def without_dogs(segments):
+        if any(segment.media == dog.media for segment in segments):
+            raise BadRequest("a picture of 36 x 32 pixels: no dogs")
+        return tokenize(segments)
+
+    harness.submit(0, (Segment("look"), named[0], Segment("?")))
+    harness.run()
+    assert harness.finals[0].error_message == "images[0]: it is empty"
+    projector.tokenize = without_dogs
+    with pytest.raises(BadRequest, match=r"^images\[1\]: a picture of 36 x 32 pixels: no dogs"):
+        prompt_of(harness.backend, Submit(id=1, segments=(*named,)))
 
 
 def test_a_projector_that_refuses_to_begin_ends_the_request(layout: dict):

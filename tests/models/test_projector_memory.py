@@ -11,7 +11,7 @@ from localrun.models.builtin import model_path
 from localrun.models.gguf.reader import read_header
 from localrun.models.projector_memory import MOST_PATCHES, most_patches, projector_memory
 from tests.models.projector_rss import CASES, Case, measure
-from tests.projector_file import changed, parts_of, write_parts
+from tests.projector_file import another, changed, parts_of, write_parts
 
 SMALL = Case("small", "gemma3", {"n_embd": 256, "n_ff": 1024, "n_layers": 1, "patch": 16, "image": 1024, "scale": 4},
              (640, 480))  # fmt: skip
@@ -32,14 +32,10 @@ def test_the_largest_picture_is_bounded(tmp_path: Path) -> None:
     parts = parts_of("qwen2vl_merger", 64)
     for entries, patches in (
         ({}, 4_096 * 4),
-        ({"clip.vision.spatial_merge_size": 3}, MOST_PATCHES),
         ({"clip.vision.image_max_pixels": 64 * 100}, 100),
         ({"clip.vision.image_max_pixels": 2_000_000_000}, MOST_PATCHES),
-        ({"clip.projector_type": "janus_pro"}, 16),
     ):
-        changes = changed(parts, entries)
-        if entries.get("clip.projector_type"):
-            changes.tensors.update({"mm.1.weight": (64, 128), "mm.1.bias": (64,)})
-        header = read_header(write_parts(tmp_path / "mmproj.gguf", changes), kind="projector")
+        header = read_header(write_parts(tmp_path / "mmproj.gguf", changed(parts, entries)), kind="projector")
         assert most_patches(header) == patches
         assert projector_memory(header).compute_bytes > patches * 32 * 4
+    assert most_patches(read_header(write_parts(tmp_path / "j.gguf", another("janus_pro", 64)), kind="projector")) == 16

@@ -7,11 +7,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from localrun import framing
+from localrun.errors import Unavailable
 from localrun.server.worker_process import WorkerProcess
 from localrun.wire import RenderReply, RenderRequest, Segment
 from tests.server.waiting import until
@@ -51,3 +53,32 @@ def test_a_worker_that_died_while_nobody_asked_is_replaced(new_loop: Callable[[]
 def _has_ended(worker: WorkerProcess[RenderReply]) -> bool:
     process = worker._worker
     return process is not None and process.returncode is not None
+
+
+@pytest.mark.parametrize("n_ends", [1, 2])
+async def test_a_worker_that_is_killed_while_it_starts_is_started_once_more(
+    n_ends: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "doomed_worker.py").write_text(
+        "import os, pathlib, runpy, signal, sys\n"
+        "mark = pathlib.Path(sys.argv.pop())\n"
+        "mark.write_text(mark.read_text() + '.')\n"
+        f"if len(mark.read_text()) <= {n_ends}:\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "runpy.run_module('localrun.server.templates.worker', run_name='__main__')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (mark := tmp_path / "mark").touch()
+    worker: WorkerProcess[RenderReply] = WorkerProcess(
+        "doomed_worker", framing.decode_from_renderer, name="template", timeout_s=20, arguments=[str(mark)]
+    )
+    request = RenderRequest(template="hi", variables={}, control_tokens=(), output_bytes=10, cpu_s=9)
+    try:
+        if n_ends == 1:
+            assert (await worker.ask(framing.encode(request))).segments == (Segment("hi"),)
+        else:
+            with pytest.raises(Unavailable, match="template worker did not start"):
+                await worker.ask(framing.encode(request))
+    finally:
+        await worker.stop()
+    assert mark.read_text() == ".."

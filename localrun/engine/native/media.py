@@ -298,8 +298,10 @@ class LlamaProjector:
         if self._thread.is_stopped:
             raise DecodeFailed("the encoding was given up", is_fatal=True)
         # In cells that several sequences share, a row that is not a number would become everybody's.
-        if code != 0 or not np.isfinite(rows).all():
+        if code != 0:
             raise DecodeFailed(f"the projector failed (code {code}): {last_problem()}", is_fatal=False)
+        if not np.isfinite(rows).all():
+            raise DecodeFailed("the projector makes values of it that are no numbers", is_fatal=False)
         return rows
 
     def _prepare(self, media: Media) -> list[Any]:

@@ -50,20 +50,35 @@ def read(backend: Backend, segments: Sequence[Segment]) -> Prompt:
         if segment.media is not None and segment.media.kind not in projector.kinds:
             takes = " and ".join(projector.kinds)
             raise BadRequest(f"this model's projector takes {takes}, and no {segment.media.kind}")
-    pieces = projector.tokenize(segments)
+    try:
+        pieces = projector.tokenize(segments)
+    except BadRequest as error:
+        raise _naming(projector, segments, error) from None
+    fields = {segment.media: segment.field for segment in reversed(segments)}
     begin = pieces[0] if pieces and not isinstance(pieces[0], MediaChunk) else []
     tokens = [backend.bos_token] if backend.bos_token is not None and lacks_bos(backend, begin) else []
     chunks: list[Placed] = []
     for piece in pieces:
         if isinstance(piece, MediaChunk):
             key = chunk_key(projector, piece)
-            chunks.append(Placed(len(tokens), piece, key))
+            chunks.append(Placed(len(tokens), piece, key, fields.get(piece.media, "")))
             tokens += _pseudo_tokens(key, piece.n_tokens)
         else:
             if piece and not 0 <= min(piece) <= max(piece) < backend.n_vocab:
                 raise EngineFailed("the projector is not one for this model: it wants tokens that the model has not")
             tokens += piece
     return Prompt(tokens, tuple(chunks))
+
+
+def _naming(projector: Projector, segments: Sequence[Segment], error: BadRequest) -> BadRequest:
+    """The error of a prompt, as that of the field whose media it is about."""
+    for segment in segments:
+        if segment.media is not None and segment.field:
+            try:
+                projector.tokenize([segment])
+            except BadRequest as own:
+                return BadRequest(f"{segment.field}: {own.message}", field=segment.field)
+    return error
 
 
 def chunk_key(projector: Projector, chunk: MediaChunk) -> bytes:

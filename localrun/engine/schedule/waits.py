@@ -1,9 +1,10 @@
 """How long a request will wait for its first token. Pure; time is an argument.
 
-Three rates are learned, with more weight for newer steps: prompt rows per second in steps that had some, seconds per
-token of a stream, and how often an answer ends at a token. With them the queue is simulated: slots become free when the
-running answers are expected to end, waiting requests take them in order, and prompts are computed one after another at
-the machine's one rate. A lane that may preempt takes its slot at once.
+Four rates are learned, with more weight for newer steps: prompt rows per second in steps that had some, seconds per
+token of a stream, how often an answer ends at a token, and seconds per row of an encoded picture or recording. With
+them the queue is simulated: slots become free when the running answers are expected to end, waiting requests take them
+in order, and prompts are encoded and computed one after another at the machine's one rate. A lane that may preempt
+takes its slot at once.
 
 Every token is assumed to end an answer with the same probability h, so the length of an answer so far says nothing
 about the rest: (1 - exp(-h * n)) / h tokens of the n that its limit leaves. Answers that reached their limit count with
@@ -17,10 +18,10 @@ of a preempted request that comes back is not counted as a delay for others. A p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 
-from localrun.engine.request import Request
+from localrun.engine.request import Placed, Request
 from localrun.engine.schedule.policy import LANE_RANKS
 
 # The weight that earlier steps, or answers, keep after each new one.
@@ -32,9 +33,11 @@ _LEAST_HAZARD = 1e-9
 
 
 class Waits:
-    """Learns from `observe_*`; answers `first_tokens_s`."""
+    """Learns from `observe_*`; answers `first_tokens_s`. `is_encoded` says whether the rows of a chunk are kept."""
 
     def __init__(self) -> None:
+        self.is_encoded: Callable[[Placed], bool] = lambda _placed: False
+        self._encode = _Mean()
         self._prefill = _Mean()
         self._itl = _Mean()
         self._uncached = _Mean()
@@ -48,6 +51,10 @@ class Waits:
             self._prefill.add(n_prefill * n_prefill, n_prefill * step_s, decay=_STEP_DECAY)
         if n_decode:
             self._itl.add(step_s, 1.0, decay=_STEP_DECAY)
+
+    def observe_encoding(self, n_rows: int, seconds: float) -> None:
+        """A chunk of so many rows was encoded. Until one was, encoding is expected to take no time."""
+        self._encode.add(seconds, n_rows, decay=_ANSWER_DECAY)
 
     def observe_start(self, *, n_tokens: int, n_cached: int) -> None:
         """A request of `n_tokens` got `n_cached` of them from the cache."""
@@ -67,7 +74,10 @@ class Waits:
         if not rows_per_s:
             return None
         uncached = 1.0 if self._uncached.value is None else self._uncached.value
-        prefill_free_s = sum(request.n_pending for request in running if request.is_prefilling) / rows_per_s
+        counted: set[bytes] = set()
+        prefilling = [request for request in running if request.is_prefilling]
+        prefill_free_s = sum(request.n_pending for request in prefilling) / rows_per_s
+        prefill_free_s += sum(self._encoding_s(request, request.n_computed, counted) for request in prefilling)
         ends = [(prefill_free_s if request.is_prefilling else 0.0) + self._rest(request) * itl_s for request in running]
         below = sorted((request.rank, end_s) for request, end_s in zip(running, ends, strict=True))
         slots = [0.0] * n_free_slots + ends
@@ -83,10 +93,21 @@ class Waits:
             else:
                 start_s = heappop(slots)
             n_rows = known_rows.get(request.id, request.n_tokens * uncached)
-            prefill_free_s = max(prefill_free_s, start_s) + n_rows / rows_per_s
+            encoding_s = self._encoding_s(request, request.n_tokens - n_rows, counted)
+            prefill_free_s = max(prefill_free_s, start_s) + encoding_s + n_rows / rows_per_s
             heappush(slots, prefill_free_s + self._rest(request) * itl_s)
             result.append(prefill_free_s)
         return result
+
+    def _encoding_s(self, request: Request, n_known: float, counted: set[bytes]) -> float:
+        """Of the chunks behind the first `n_known` tokens whose rows nobody has; `counted` are others' before it."""
+        missing = {
+            placed.key: placed.chunk.n_tokens
+            for placed in request.chunks
+            if placed.end > n_known and placed.key not in counted and not self.is_encoded(placed)
+        }
+        counted.update(missing)
+        return sum(missing.values()) * (self._encode.value or 0.0)
 
     def _rest(self, request: Request) -> float:
         """Tokens that an answer is expected to have left."""

@@ -20,6 +20,7 @@ def placed(
     """The prompt of `messages`. Raises BadTemplate where a template left a marker of theirs out, changed it, or has it
     twice."""
     pattern = re.compile("|".join(one.marker for one in attached))
+    fields: dict[str, str] = {one.marker: one.field for one in attached}
     result: list[Segment] = []
     places: list[str] = []
     for segment in segments:
@@ -28,7 +29,7 @@ def placed(
             if found.start() > at:
                 result.append(Segment(segment.text[at : found.start()], segment.trusted))
             places.append(found[0])
-            result.append(Segment("", media=decoded[found[0]]))
+            result.append(Segment("", media=decoded[found[0]], field=fields[found[0]]))
             at = found.end()
         if at == 0:
             result.append(segment)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import signal
 import struct
 import sys
@@ -40,6 +41,7 @@ from PIL import (  # noqa: F401
     MpoImagePlugin,
     PngImagePlugin,
     TiffImagePlugin,
+    UnidentifiedImageError,
     WebPImagePlugin,
 )
 
@@ -57,6 +59,7 @@ _SOUND_FORMATS = frozenset(("WAV", "WAVEX", "FLAC", "OGG", "MP3"))
 # Those of Pillow that have more than 8 bits for the only channel.
 _DEEP = frozenset(("I;16", "I;16B", "I;16L", "I;16N", "I"))
 _WHITE = (255, 255, 255)
+_OBJECT = re.compile(r".*<[\w.]+ object at \w+>[: ]*")
 
 
 class _Output:
@@ -177,7 +180,9 @@ def answer(request: DecodeRequest, data: bytes, output: BinaryIO) -> DecodeReply
 
 def _broken(request: DecodeRequest, error: Exception) -> str:
     said = " ".join(str(error).split())[:200].encode("ascii", "replace").decode()
-    return f"a broken or truncated {request.format} file ({said or type(error).__name__}); send a whole one"
+    # Libraries name the object that they read from, which is nobody's file.
+    said = _OBJECT.sub("", said) if not isinstance(error, UnidentifiedImageError) else ""
+    return f"a broken or truncated {request.format} file{f' ({said})' if said else ''}; send a whole one"
 
 
 def _refusal(message: str) -> DecodeReply:

@@ -17,9 +17,11 @@ from localrun.engine.native import library
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.native.worker import Pieces
 from localrun.errors import BadModelFile, BadRequest, EngineFailed
+from localrun.models.gguf import projector_shapes
+from localrun.models.gguf.reader import read_header
 from localrun.wire import Media, MediaKind, Segment
 from tests.engine.native.media import WIDTH, Pair, encoded, make_pair, media_file, opened, prompt, table_of
-from tests.projector_file import write_projector
+from tests.projector_file import another, write_parts, write_projector
 
 # 256 patches in four layers: enough nodes to pause at.
 TOWER = {"n_embd": 64, "n_ff": 128, "n_layers": 4, "image": 128, "patch": 8}
@@ -340,3 +342,17 @@ print("refused")
 """
     paths = [str(tmp_path / f"{name}.gguf") for name in (*damaged, "tiles")]
     assert ends_by_itself(pair, code, *paths).endswith("refused")
+
+
+# `lfm2` puts tokens around pictures that small models lack.
+@pytest.mark.parametrize("kind", sorted(set(projector_shapes.KINDS) - {"lfm2"}))
+def test_every_type_of_projector_whose_shapes_are_known_opens_and_encodes(kind: str, tmp_path: Path):
+    parts = another(kind, WIDTH)
+    hears = "a.conv1d.1.weight" in parts.tensors
+    model = make_pair(tmp_path, "qwen2vl" if kind.startswith("qwen") and not hears else "idefics3").model
+    pair = Pair(model, write_parts(tmp_path / "mmproj.gguf", parts), hears)
+    read_header(pair.projector, kind="projector")
+    with opened(pair, n_cells=512) as backend:
+        assert backend.projector is not None
+        (_, chunk), *_ = table_of(backend.projector.tokenize(prompt(media_file(tmp_path, pair))))
+        assert encoded(backend, chunk).shape == (chunk.n_tokens, WIDTH)

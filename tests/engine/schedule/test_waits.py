@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from localrun.engine.backend import MediaChunk
 from localrun.engine.fake import FakeBackend
-from localrun.engine.request import Request
+from localrun.engine.request import Placed, Request
 from localrun.engine.sample.text import TextStream
 from localrun.engine.schedule.waits import Waits
-from localrun.wire import Lane, Sampling
+from localrun.wire import Lane, Media, MediaKind, Sampling
 from tests.engine.harness import Harness
 
 BACKEND = FakeBackend(n_cells=256, n_seqs=4, n_batch=64)
@@ -48,6 +49,23 @@ def test_nothing_is_predicted_before_a_prompt_was_computed():
 
 def test_with_a_free_slot_the_wait_is_the_prompt():
     assert predicted(known(), [], [request(1, 50, 5)], 1) == [pytest.approx(0.5)]
+
+
+def test_pictures_that_must_be_encoded_are_waited_for_once():
+    media = Media(MediaKind.IMAGE, "/p", b"p", width=8, height=8)
+    places = [Placed(10 * n, MediaChunk(10, 10, True, media, n), bytes([n])) for n in range(3)]
+    one = request(1, 50, 5, chunks=tuple(places))
+    assert predicted(known(), [], [one], 1) == [pytest.approx(0.5)], "nobody knows yet how long encoding takes"
+    waits = known()
+    waits.observe_encoding(10, 2.0)
+    assert predicted(waits, [], [one], 1) == [pytest.approx(6.5)]
+    assert waits.first_tokens_s([], [one], n_free_slots=1, known_rows={1: 30}) == [pytest.approx(2.3)], "two are cached"
+    other = request(2, 50, 5, chunks=tuple(places[1:]))
+    assert predicted(waits, [], [one, other], 2) == [pytest.approx(6.5), pytest.approx(7.0)]
+    running = request(3, 50, 5, chunks=tuple(places), n_computed=10)
+    assert predicted(waits, [running], [request(4, 10, 5)], 1) == [pytest.approx(4.5)]
+    waits.is_encoded = lambda placed: placed is not places[0]
+    assert predicted(waits, [], [one], 1) == [pytest.approx(2.5)]
 
 
 def test_what_the_cache_has_is_not_waited_for():

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
+import numpy as np
 import pytest
 
 from localrun.errors import BadModelFile
-from localrun.models.gguf import projectors
+from localrun.models.gguf import projector_shapes, projectors
 from localrun.models.gguf.projectors import KEY_TYPES, SPEAKERS, TYPES
 from localrun.models.gguf.reader import read_header
 from tests.models.handmade import STRING, U32, entry, file_bytes, text, u32
-from tests.projector_file import changed, parts_of, write_parts, write_projector
+from tests.projector_file import another, changed, parts_of, write_parts, write_projector
 from tests.says import says
 
 KINDS = ("gemma3", "idefics3", "qwen2vl_merger", "ultravox")
@@ -112,29 +113,85 @@ def test_layers_that_do_not_fit_together(kind: str, tmp_path: Path):
         for axis in range(len(shape)):
             wrong = (*shape[:axis], shape[axis] + 8, *shape[axis + 1 :])
             path = write_parts(tmp_path / "mmproj.gguf", parts._replace(tensors={**parts.tensors, name: wrong}))
-            with pytest.raises(BadModelFile, match=re.escape(f"'{name}'")):
+            # Of the two halves of the feed-forward either may be the wrong one.
+            said = re.escape(name) if "ffn" not in name else r"[av]\.blk\.1\.ffn_(up|down)\.(weight|bias)"
+            with pytest.raises(BadModelFile, match=f"'{said}'"):
                 read_header(path, kind="projector")
     for name in (each for each in own if each.endswith(".bias") and "attn_out" not in each and "ffn" not in each):
-        if kind == "ultravox" and "attn" in name:
-            continue
         path = write_parts(tmp_path / "mmproj.gguf", changed(parts, without=name))
         with pytest.raises(BadModelFile, match=re.escape(f"lacks the tensor '{name}'")):
             read_header(path, kind="projector")
 
 
+@pytest.mark.parametrize("kind", projector_shapes.KINDS)
+def test_what_stands_around_the_layers(kind: str, tmp_path: Path):
+    parts = another(kind, 64)
+    read_header(write_parts(tmp_path / "mmproj.gguf", parts), kind="projector")
+    own = [name for name in parts.tensors if ".blk." not in name]
+    type_name = parts.entries["clip.projector_type"]
+    assert len(own) >= 4
+    for name in own:
+        shape = parts.tensors[name]
+        # What nothing else is compared with is the width of the rows.
+        for axis in range(len(shape)):
+            longer = (*shape[:axis], shape[axis] + 1, *shape[axis + 1 :])
+            path = write_parts(tmp_path / "mmproj.gguf", parts._replace(tensors={**parts.tensors, name: longer}))
+            may_be_longer = name == "a.position_embd.weight" or (name == "v.position_embd.weight" and "mlp" in kind)
+            if (may_be_longer and axis == 0) or (65 in longer and name in (TYPES[type_name].output, "mm.2.weight")):
+                continue
+            with pytest.raises(BadModelFile, match="of the shape"):
+                read_header(path, kind="projector")
+
+
+def test_what_is_added_is_in_single_precision(tmp_path: Path):
+    kernel = another("ultravox", 64)
+    read_header(write_parts(tmp_path / "mmproj.gguf", kernel, is_half=True), kind="projector")
+    for name in ("v.blk.0.ln1.weight", "v.position_embd.weight", "v.post_ln.bias"):
+        path = write_parts(tmp_path / "mmproj.gguf", parts_of("gemma3", 64), types={name: np.float16})
+        with pytest.raises(BadModelFile, match=f"'{name}' of the type F16, where F32"):
+            read_header(path, kind="projector")
+    path = write_parts(tmp_path / "mmproj.gguf", parts_of("gemma3", 64), types={"v.blk.0.ffn_up.weight": np.int32})
+    with pytest.raises(BadModelFile, match=r"ffn_up.weight' of the type I32"):
+        read_header(path, kind="projector")
+
+
 def test_towers_with_all_of_attention_in_one_tensor_or_fewer_heads_for_keys(tmp_path: Path):
-    parts = parts_of("qwen3vl_merger", 64)
-    parts.tensors.update(parts_of("qwen2vl_merger", 64).tensors)
+    parts = changed(parts_of("idefics3", 64), {"clip.vision.attention.head_count_kv": 1})
+    parts.tensors.update({"v.blk.0.attn_k.weight": (16, 32), "v.blk.0.attn_v.weight": (16, 32)})
+    read_header(write_parts(tmp_path / "mmproj.gguf", parts), kind="projector")
     for name in ("q", "k", "v"):
-        for kind in ("weight", "bias"):
-            del parts.tensors[f"v.blk.0.attn_{name}.{kind}"]
+        del parts.tensors[f"v.blk.0.attn_{name}.weight"]
     parts.tensors.update({"v.blk.0.attn_qkv.weight": (96, 32), "v.blk.0.attn_qkv.bias": (96,)})
     read_header(write_parts(tmp_path / "mmproj.gguf", parts), kind="projector")
     parts.tensors.update({"v.blk.0.attn_qkv.weight": (64, 32), "v.blk.0.attn_qkv.bias": (64,)})
-    fewer = changed(parts, {"clip.vision.attention.head_count_kv": 1})
-    read_header(write_parts(tmp_path / "mmproj.gguf", fewer), kind="projector")
     with pytest.raises(BadModelFile, match=r"attn_qkv.weight.*\(32, 64\), where \(32, 96\)"):
         read_header(write_parts(tmp_path / "mmproj.gguf", parts), kind="projector")
+    three = changed(parts_of("idefics3", 64), {"clip.vision.attention.head_count_kv": 3})
+    with pytest.raises(BadModelFile, match="2 attention heads for queries and 3 for keys"):
+        read_header(write_parts(tmp_path / "mmproj.gguf", three), kind="projector")
+
+
+@pytest.mark.parametrize(
+    ("kind", "entries", "said"),
+    [
+        ("gemma3", {"clip.vision.projector.scale_factor": 3}, ["4 patches", "multiple of 3"]),
+        ("gemma3", {"clip.vision.image_std": [0.5, 0.0, 0.5]}, ["0 in", "image_std"]),
+        ("gemma3", {"clip.vision.image_mean": [float("nan")] * 3}, ["image_mean", "nan"]),
+        ("gemma3", {"clip.vision.attention.layer_norm_epsilon": -1.0}, ["layer_norm_epsilon", "-1.0"]),
+        ("idefics3", {"clip.vision.projector.scale_factor": 1}, ["scale_factor", "2 to 64"]),
+        ("idefics3", {"clip.vision.preproc_image_size": 1_000_000}, ["preproc_image_size", "8192"]),
+        ("qwen2vl_merger", {"clip.vision.spatial_merge_size": 4}, ["spatial_merge_size", "must be 2"]),
+        ("qwen2.5vl_merger", {"clip.vision.n_wa_pattern": 1}, ["n_wa_pattern"]),
+        ("qwen2.5vl_merger", {"clip.vision.projection_dim": 32}, ["mm.2.weight", "(128, 32)"]),
+        ("ultravox", {"clip.audio.projector.stack_factor": 8}, ["stack_factor", "188", "187"]),
+        ("ultravox", {"clip.audio.num_mel_bins": 81}, ["a.conv1d.1.weight", "(3, 81, 32)"]),
+    ],
+)  # fmt: skip
+def test_numbers_that_the_graphs_cannot_count_with(kind: str, entries: dict[str, Any], said: list[str], tmp_path: Path):
+    path = write_parts(tmp_path / "mmproj.gguf", changed(another(kind, 64), entries))
+    with pytest.raises(BadModelFile) as refused:
+        read_header(path, kind="projector")
+    assert says(refused.value.message, "mmproj.gguf", *said)
 
 
 def test_a_model_is_no_projector(tiny_gguf: Path, tmp_path: Path):
@@ -154,10 +211,13 @@ def test_one_of_another_width_is_refused_with_both_numbers(tiny_gguf: Path, tmp_
 
 
 def test_layers_that_get_a_part_of_the_picture_make_rows_wider(tmp_path: Path):
-    parts = parts_of("qwen2vl_merger", 64, n_layers=3)
-    parts = changed(parts, {"clip.projector_type": "qwen3vl_merger"})
+    parts = changed(another("qwen3vl_merger", 64), {"clip.vision.block_count": 3})
+    for name, shape in [each for each in parts.tensors.items() if ".blk.0." in each[0]]:
+        parts.tensors.update({name.replace(".0.", f".{layer}."): shape for layer in (1, 2)})
     for layer in (0, 2):
-        parts.tensors[f"v.deepstack.{layer}.fc1.weight"] = (128, 128)
+        deep = f"v.deepstack.{layer}."
+        parts.tensors.update({f"{deep}norm.weight": (128,), f"{deep}norm.bias": (128,)})
+        parts.tensors.update({f"{deep}fc1.weight": (48, 128), f"{deep}fc2.weight": (64, 48)})
     projector = read_header(write_parts(tmp_path / "mmproj.gguf", parts), kind="projector")
     assert projectors.width(projector) == 3 * 64
     model = tmp_path / "model.gguf"

@@ -84,7 +84,7 @@ def test_a_prompt_gets_what_its_markers_stand_for() -> None:
     messages = [{"role": "user", "content": f"{one}{two}"}]
     made = placed(prompt, media.all(), decoded, messages)
     assert made == (
-        Segment("a"), Segment("", media=PICTURE), Segment("b"), Segment("", media=SOUND),
+        Segment("a"), Segment("", media=PICTURE, field="f"), Segment("b"), Segment("", media=SOUND, field="g"),
         Segment("c", trusted=False), Segment("d"),
     )  # fmt: skip
     assert shown(made) == ("a[img-0]b[img-1]cd", 2)
@@ -93,4 +93,4 @@ def test_a_prompt_gets_what_its_markers_stand_for() -> None:
     with pytest.raises(BadTemplate, match="f: the chat template has it more than once"):
         placed((Segment(f"{one}{two}{one}"),), media.all(), decoded, messages)
     # Of a conversation that lost its oldest messages.
-    assert placed((Segment(two),), media.all(), decoded, [{"content": two}]) == (Segment("", media=SOUND),)
+    assert placed((Segment(two),), media.all(), decoded, [{"content": two}]) == (Segment("", media=SOUND, field="g"),)

@@ -192,6 +192,8 @@ def test_sound_that_is_none() -> None:
     nothing = numpy.full(1000, numpy.nan, "<f4")
     assert "no numbers" in refused(making.wave(nothing.tobytes(), bits=32, code=3))
     assert "at least 400" in refused(making.wave(making.tone(401), rate_hz=192_000))
+    for data in (making.png()[:33], making.encoded(Image.new("P", (9, 9)), "GIF")[:20]):
+        assert "object at" not in refused(data), "what a library calls the file is nobody's name for it"
     assert "a broken or truncated FLAC" in refused(making.sound("FLAC")[:100].ljust(200, b"\0"))
 
 
