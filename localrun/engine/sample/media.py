@@ -43,16 +43,27 @@ def has_media(segments: Sequence[Segment]) -> bool:
 
 def read(backend: Backend, segments: Sequence[Segment]) -> Prompt:
     """A prompt with media. Raises as `prompt_of`."""
-    projector = backend.projector
+    pieces = pieces_of(backend.projector, segments)
+    begin = pieces[0] if pieces and not isinstance(pieces[0], MediaChunk) else []
+    bos = [backend.bos_token] if backend.bos_token is not None and lacks_bos(backend, begin) else []
+    assert backend.projector is not None
+    return joined(backend.projector, [bos, *pieces], backend.n_vocab)
+
+
+def pieces_of(projector: Projector | None, segments: Sequence[Segment]) -> list[list[int] | MediaChunk]:
+    """Token ids, and chunks where the media are. Raises BadRequest for media that are not taken."""
     if projector is None:
         raise BadRequest("this model takes text only; load it with a projector (mmproj) for pictures or sound")
     for segment in segments:
         if segment.media is not None and segment.media.kind not in projector.kinds:
             takes = " and ".join(projector.kinds)
             raise BadRequest(f"this model's projector takes {takes}, and no {segment.media.kind}")
-    pieces = projector.tokenize(segments)
-    begin = pieces[0] if pieces and not isinstance(pieces[0], MediaChunk) else []
-    tokens = [backend.bos_token] if backend.bos_token is not None and lacks_bos(backend, begin) else []
+    return projector.tokenize(segments)
+
+
+def joined(projector: Projector, pieces: Sequence[list[int] | MediaChunk], n_vocab: int) -> Prompt:
+    """The pieces as one prompt. Raises EngineFailed if the projector does not fit the model."""
+    tokens: list[int] = []
     chunks: list[Placed] = []
     for piece in pieces:
         if isinstance(piece, MediaChunk):
@@ -60,7 +71,7 @@ def read(backend: Backend, segments: Sequence[Segment]) -> Prompt:
             chunks.append(Placed(len(tokens), piece, key))
             tokens += _pseudo_tokens(key, piece.n_tokens)
         else:
-            if piece and not 0 <= min(piece) <= max(piece) < backend.n_vocab:
+            if piece and not 0 <= min(piece) <= max(piece) < n_vocab:
                 raise EngineFailed("the projector is not one for this model: it wants tokens that the model has not")
             tokens += piece
     return Prompt(tokens, tuple(chunks))
