@@ -263,7 +263,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
 
 
 class Mixed(msgspec.Struct, frozen=True):
-    """An input with pictures or sound. It is never cut."""
+    """An input in segments, some of which may be pictures or sound. It is never cut."""
 
     segments: tuple[Segment, ...]
 

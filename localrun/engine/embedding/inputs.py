@@ -13,6 +13,7 @@ Does not: decide whether cutting is allowed; the request says.
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from localrun.engine.backend import Batch, MediaChunk, Projector
 from localrun.engine.request import Placed
-from localrun.engine.sample.media import joined, pieces_of
+from localrun.engine.sample.media import has_media, joined, pieces_of
 from localrun.errors import BadRequest, ContextExceeded, LocalrunError, by_code
 from localrun.wire import Mixed, Pooling, Segment
 
@@ -123,7 +124,7 @@ def tokens_of(
     ContextExceeded for one that is too long and must not be cut.
     """
     if isinstance(content, Mixed):
-        return _of_media(embedder, content.segments, where)
+        return _of_segments(embedder, content.segments, where)
     if isinstance(content, tuple):
         found = _of_ids(embedder, content, where)
     elif query is None:
@@ -146,10 +147,10 @@ def too_long(n_tokens: int, n_ctx: int, where: str) -> LocalrunError:
     )
 
 
-def _of_media(embedder: Embedder, segments: tuple[Segment, ...], where: str) -> Tokens:
+def _of_segments(embedder: Embedder, segments: tuple[Segment, ...], where: str) -> Tokens:
     """A chat template may have written the affixes already. Nobody looks at a pixel."""
     try:
-        pieces = pieces_of(embedder.projector, segments)
+        pieces = _pieces(embedder, segments)
     except LocalrunError as error:
         raise by_code(error.code, f"{where}: {error.message}") from None
     (before, after), first, last = map(list, embedder.affixes), pieces[:1], pieces[-1:]
@@ -157,16 +158,22 @@ def _of_media(embedder: Embedder, segments: tuple[Segment, ...], where: str) -> 
         before = []
     if after and last and isinstance(last[0], list) and last[0][-len(after) :] == after:
         after = []
-    assert embedder.projector is not None
     prompt = joined(embedder.projector, [before, *pieces, after], embedder.n_vocab)
     if len(prompt.tokens) > embedder.n_ctx:
         n_media = sum(placed.chunk.n_tokens for placed in prompt.chunks)
         raise by_code(
             ContextExceeded.code,
             f"{where} has {len(prompt.tokens)} tokens, {n_media} of them of pictures or sound, but this model reads "
-            f"{embedder.n_ctx} at once here; send fewer or smaller ones, or less text, which is never cut beside them",
+            f"{embedder.n_ctx} at once here; send fewer or smaller ones, or less text, which is never cut here",
         )
     return Tokens(prompt.tokens, chunks=prompt.chunks)
+
+
+def _pieces(embedder: Embedder, segments: tuple[Segment, ...]) -> list[list[int] | MediaChunk]:
+    if has_media(segments):
+        return pieces_of(embedder.projector, segments)
+    parts = (embedder.tokenize(segment.text, parse_special=segment.trusted) for segment in segments)
+    return [[*chain.from_iterable(parts)]]
 
 
 def _of_ids(embedder: Embedder, ids: tuple[int, ...], where: str) -> Tokens:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from typing import BinaryIO
 
 from localrun import wire
@@ -22,7 +21,6 @@ from localrun.engine.embedding.engine import EmbeddingEngine
 from localrun.engine.embedding.inputs import Embedder, tokens_of
 from localrun.engine.encoding import ENCODED_PART
 from localrun.engine.pipes import Inbox, Tokenizing
-from localrun.engine.sample.media import has_media
 from localrun.errors import EngineFailed
 from localrun.priority import step_back
 
@@ -78,12 +76,8 @@ def take(
 
 
 def _read(embedder: Embedder, segments: Sequence[wire.Segment]) -> list[int]:
-    if has_media(segments):
-        mixed = wire.Mixed(tuple(segments))
-        return tokens_of(embedder, mixed, query=None, truncate=False, where="the prompt").tokens
-    before, after = embedder.affixes
-    parts = [embedder.tokenize(segment.text, parse_special=segment.trusted) for segment in segments]
-    return [*before, *chain.from_iterable(parts), *after]
+    mixed = wire.Mixed(tuple(segments))
+    return tokens_of(embedder, mixed, query=None, truncate=False, where="the text").tokens
 
 
 def _ready(embedder: Embedder, opened: wire.Open, load_s: float) -> wire.Ready:

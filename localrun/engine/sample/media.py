@@ -46,7 +46,6 @@ def read(backend: Backend, segments: Sequence[Segment]) -> Prompt:
     pieces = pieces_of(backend.projector, segments)
     begin = pieces[0] if pieces and not isinstance(pieces[0], MediaChunk) else []
     bos = [backend.bos_token] if backend.bos_token is not None and lacks_bos(backend, begin) else []
-    assert backend.projector is not None
     return joined(backend.projector, [bos, *pieces], backend.n_vocab)
 
 
@@ -61,12 +60,13 @@ def pieces_of(projector: Projector | None, segments: Sequence[Segment]) -> list[
     return projector.tokenize(segments)
 
 
-def joined(projector: Projector, pieces: Sequence[list[int] | MediaChunk], n_vocab: int) -> Prompt:
+def joined(projector: Projector | None, pieces: Sequence[list[int] | MediaChunk], n_vocab: int) -> Prompt:
     """The pieces as one prompt. Raises EngineFailed if the projector does not fit the model."""
     tokens: list[int] = []
     chunks: list[Placed] = []
     for piece in pieces:
         if isinstance(piece, MediaChunk):
+            assert projector is not None, "a chunk without a projector"
             key = chunk_key(projector, piece)
             chunks.append(Placed(len(tokens), piece, key))
             tokens += _pseudo_tokens(key, piece.n_tokens)
