@@ -263,8 +263,14 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     adapters: tuple[Adapter, ...] | None = None
 
 
+class Mixed(msgspec.Struct, frozen=True):
+    """An input in segments, some of which may be pictures or sound. It is never cut."""
+
+    segments: tuple[Segment, ...]
+
+
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
-    """One vector for each of `inputs`: a text, or token ids that are taken as they are.
+    """One vector for each of `inputs`: a text, token ids that are taken as they are, or text with media.
 
     With `query` the inputs are documents, and what comes back is how well each of them answers it. With `truncate` an
     input that is too long loses its end; without, it fails the request. Vectors keep their first `dimensions` numbers,
@@ -272,7 +278,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     """
 
     id: int
-    inputs: tuple[str | tuple[int, ...], ...]
+    inputs: tuple[str | tuple[int, ...] | Mixed, ...]
     query: str | None = None
     truncate: bool = False
     dimensions: int = 0

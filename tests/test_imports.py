@@ -86,11 +86,11 @@ ENGINE_ROOMS = {
     "sample": ("backend", "request"),
     "speculate": ("backend", "cache.cells", "request", "schedule"),
     "native": ("backend", "request", "sample", "schedule", "speculate", "embedding.inputs"),
-    "embedding": ("backend", "fake", "pipes", "request", "schedule.policy"),
+    "embedding": ("backend", "encoding", "fake", "pipes", "request", "sample.media", "schedule.policy"),
 }
 NOT_PURE = {
     *("adapters", "answers", "encoding", "engine", "process", "pipes", "fake", "fake_engine", "tools"),
-    *("embedding.fake", "embedding.process", "native.adapters"),
+    *("embedding.engine", "embedding.fake", "embedding.process", "native.adapters"),
     *("sample.grammars", "sample.grammar_library", "sample.gbnf"),
     *("cache.disk", "cache.disk_files", "speculate.draft_models"),
     *(
@@ -105,6 +105,7 @@ NOT_PURE = {
             "model",
             "mtp",
             "pages",
+            "rows",
             "sampler",
             "worker",
         )

@@ -15,12 +15,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import DecodeFailed, Encoding, Projector
-from localrun.engine.request import Placed, Request
+from localrun.engine.request import Placed
 from localrun.errors import EngineFailed, LocalrunError
 from localrun.wire import MediaCounts, MediaKind
 
@@ -28,22 +29,26 @@ log = logging.getLogger("localrun.engine")
 
 # Nobody is told when an encoding is over, so it is asked this often.
 POLL_S = 0.005
+# Of the memory for prefixes, a part is for encoded pictures and sound if the model takes any: one in so many bytes.
+ENCODED_PART = 4
+
+R = TypeVar("R")
 
 
 @dataclass
-class _Job:
+class _Job(Generic[R]):
     """An encoding under way, for the request that asked for it first; None if that one left, and others may need it."""
 
     placed: Placed
     encoding: Encoding
     began_at_s: float
-    request: Request | None
+    request: R | None
     is_halted: bool = False
 
 
-class Encodings:
-    """See the module. Without a projector nothing is ever wanted. `on_encoded` hears of every chunk's rows, and of the
-    seconds that they took with pauses."""
+class Encodings(Generic[R]):
+    """See the module, for requests of whatever kind. Without a projector nothing is ever wanted. `on_encoded` hears of
+    every chunk's rows, and of the seconds that they took with pauses."""
 
     def __init__(
         self,
@@ -59,9 +64,9 @@ class Encodings:
         self._kept: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()  # used longest ago first
         self._kept_bytes = 0
         self._unused: set[bytes] = set()  # nobody has computed with them yet
-        self._wanted: dict[bytes, list[Request]] = {}
-        self._job: _Job | None = None
-        self._failed: list[tuple[Request, LocalrunError]] = []
+        self._wanted: dict[bytes, list[R]] = {}
+        self._job: _Job[R] | None = None
+        self._failed: list[tuple[R, LocalrunError]] = []
         self._n_encoded = self._n_reused = self._n_tokens = 0
         self._encode_s = 0.0
 
@@ -91,7 +96,7 @@ class Encodings:
             self._kept.move_to_end(placed.key)
         return rows
 
-    def want(self, wanted: Sequence[tuple[Request, Placed]]) -> None:
+    def want(self, wanted: Sequence[tuple[R, Placed]]) -> None:
         """Running requests, each with the chunk that it needs next; nothing else is needed. Begins to encode the first
         one that is not there."""
         if not (wanted or self._wanted):
@@ -106,7 +111,7 @@ class Encodings:
                     self._begin(request, placed)
                     return
 
-    def collect(self) -> list[tuple[Request, LocalrunError]]:
+    def collect(self) -> list[tuple[R, LocalrunError]]:
         """Take what is over. Returns the requests whose media cannot be encoded, and why."""
         if self._job is not None and self._job.encoding.is_over:
             job, self._job = self._job, None
@@ -123,7 +128,7 @@ class Encodings:
         elif is_last:
             self._n_reused += 1
 
-    def drop(self, request: Request) -> None:
+    def drop(self, request: R) -> None:
         """A request is over. What is encoded for nobody else is given up."""
         self._failed = [failed for failed in self._failed if failed[0] is not request]
         for requests in self._wanted.values():
@@ -151,11 +156,11 @@ class Encodings:
         if self._job is not None and not self._job.is_halted:
             self._halt(self._job)
 
-    def _halt(self, job: _Job) -> None:
+    def _halt(self, job: _Job[R]) -> None:
         job.is_halted = True
         job.encoding.halt()
 
-    def _begin(self, request: Request, placed: Placed) -> None:
+    def _begin(self, request: R, placed: Placed) -> None:
         assert self._projector is not None
         try:
             encoding = self._projector.begin(placed.chunk)
@@ -164,7 +169,7 @@ class Encodings:
             return
         self._job = _Job(placed, encoding, self._clock(), request)
 
-    def _take(self, job: _Job) -> None:
+    def _take(self, job: _Job[R]) -> None:
         try:
             rows = job.encoding.result()
             if len(rows) != job.placed.chunk.n_tokens:
@@ -183,7 +188,7 @@ class Encodings:
         self._unused.add(key)
         self._trim()
 
-    def _has_failed(self, request: Request) -> bool:
+    def _has_failed(self, request: R) -> bool:
         return any(failed is request for failed, _ in self._failed)
 
     def _trim(self, limit_bytes: int | None = None) -> None:

@@ -22,7 +22,7 @@ from localrun.engine.backend import BASE, AdapterSet, Backend, DecodeFailed, NoR
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.tiers import Tiers
-from localrun.engine.encoding import Encodings
+from localrun.engine.encoding import ENCODED_PART, Encodings
 from localrun.engine.native.background import BRING_HOME_S, Done
 from localrun.engine.report import Beside, Report, at_once
 from localrun.engine.request import Placed, Prompt, Request
@@ -37,8 +37,6 @@ log = logging.getLogger("localrun.engine")
 
 # After so many failed steps in a row the process gives up and lets the daemon replace it.
 MAX_FAILED_STEPS = 3
-# Of the memory for prefixes, a part is for encoded pictures and sound if the model takes any: one in so many bytes.
-ENCODED_PART = 4
 # Streams without a latency target have a step at least this often while something is encoded.
 ENCODING_TURN_S = 2.0
 
@@ -95,7 +93,7 @@ class Engine:
         self._is_checked = True
         self._answers = Answers(backend, self._report, clock)
         waits = self.scheduler.waits
-        self._encodings = Encodings(backend.projector, encoded_bytes, clock, waits.observe_encoding)
+        self._encodings: Encodings[Request] = Encodings(backend.projector, encoded_bytes, clock, waits.observe_encoding)
         waits.is_encoded = self._encodings.has
         self._speculation = speculation or Speculation(backend, clock)
         self.totals.drafts = self._speculation.counts

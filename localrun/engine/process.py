@@ -312,9 +312,13 @@ def _draft_models(opened: wire.Open, backend: Backend) -> DraftModels:
 
 def _fake_embedder(opened: wire.Open) -> Embedder:
     from localrun.engine.embedding.fake import FakeEmbedder
+    from localrun.engine.fake import FakeProjector
 
     assert opened.pooling is not None
-    return FakeEmbedder(pooling=opened.pooling, n_ctx=opened.n_kv_cells, n_rows=opened.n_batch)
+    return FakeEmbedder(
+        pooling=opened.pooling, n_ctx=opened.n_kv_cells, n_rows=opened.n_batch,
+        projector=FakeProjector() if opened.projector_path else None,
+    )  # fmt: skip
 
 
 def _llama_embedder(opened: wire.Open) -> Embedder:
@@ -334,6 +338,7 @@ def _llama_embedder(opened: wire.Open) -> Embedder:
         use_extra_bufts=opened.use_extra_bufts,
         rope=Rope(*opened.rope),
         n_ctx_most=opened.n_ctx,
+        projector_path=opened.projector_path,
     )
 
 

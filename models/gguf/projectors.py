@@ -302,6 +302,8 @@ def sees(model: Header) -> bool:
 
 def fit_problem(projector: Header, model: Header) -> str:
     """Why a projector is not one for the model, as the end of a sentence that begins with its file; "" if it may be."""
+    if model.is_bidirectional:
+        return "is a projector, and this model reads in both directions, which llama.cpp does with text only"
     has, wanted = width(projector), input_width(model)
     if has == wanted:
         return ""

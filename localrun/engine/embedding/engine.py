@@ -5,6 +5,10 @@ many requests as there are, in the order of `turns.py`. Where the model reads fr
 computed over several steps, and only one is under way at a time, so that the KV cells of one suffice; where it reads in
 both directions, an input with more rows than a step should have is a step of its own.
 
+Rows of pictures and sound are encoded beside the steps (`encoding.py`), and an input waits for those that it needs
+next. They are computed in calls of their own, before the step's text. While something is encoded, it has the
+processors as long as the steps have them.
+
 Invariant: every submitted request gets exactly one final delta, with all of its vectors before or in it.
 Does not: read or write pipes (`process.py`), tokenize (`inputs.py`), or normalise (`engine.py`).
 """
@@ -12,17 +16,19 @@ Does not: read or write pipes (`process.py`), tokenize (`inputs.py`), or normali
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from localrun.engine.backend import DecodeFailed, NoRoom
 from localrun.engine.embedding import inputs
-from localrun.engine.embedding.inputs import Embedder, FloatVector, Tokens
+from localrun.engine.embedding.inputs import Embedder, FloatMatrix, FloatVector, Tokens
 from localrun.engine.embedding.turns import Current, Ticket, Turns
-from localrun.engine.request import refusal
-from localrun.errors import BadRequest, EngineFailed, LocalrunError
+from localrun.engine.encoding import POLL_S, Encodings
+from localrun.engine.request import Placed, refusal
+from localrun.errors import BadRequest, EngineFailed, LocalrunError, by_code
 from localrun.wire import Delta, Embed, Finish, Phase, Pooling, Resume, Started, Step, StepStats, Vector
 
 log = logging.getLogger("localrun.engine")
@@ -36,23 +42,36 @@ MOST_UNFIT = 4
 
 
 class Piece(NamedTuple):
-    """`n_rows` of an input's tokens, computed in this step as sequence `seq`."""
+    """`n_rows` of an input's tokens, computed in this step as sequence `seq`; of media if they are `placed`, whose rows
+    are `encoded`."""
 
     ticket: Ticket
     current: Current
     seq: int
     n_rows: int
+    placed: Placed | None = None
+    encoded: FloatMatrix | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the input ends with it, so that its sequence is nobody's after the step."""
+        return self.n_rows == self.current.n_left
 
 
 class EmbeddingEngine:
-    """See the module. At most `max_queue` requests may be there at once."""
+    """See the module. At most `max_queue` requests may be there at once. Encoded media take at most `encoded_bytes`,
+    besides what is about to be computed."""
 
     may_hold = False
 
-    def __init__(self, embedder: Embedder, *, max_queue: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, embedder: Embedder, *, max_queue: int, clock: Callable[[], float], encoded_bytes: int = 0
+    ) -> None:
         self._embedder = embedder
         self._clock = clock
         self._turns = Turns(max_tickets=max_queue)
+        self._encodings: Encodings[Ticket] = Encodings(embedder.projector, encoded_bytes, clock)
+        self._encoder_until_s = 0.0
         self._free_seqs = list(reversed(range(embedder.n_seqs)))
         self._deltas: dict[int, Delta] = {}
         self._started: list[Started] = []
@@ -95,6 +114,11 @@ class EmbeddingEngine:
         """End what is there."""
         for request_id in list(self._turns.tickets):
             self.cancel(request_id)
+        self._encodings.close()
+
+    def clear(self) -> None:
+        """Forget encoded media that nobody is about to compute."""
+        self._encodings.clear()
 
     def check_integrity(self) -> None:
         """Raises AssertionError when sequences are lost or used twice."""
@@ -111,10 +135,28 @@ class EmbeddingEngine:
 
     def step(self) -> Step | None:
         """Compute one step and return its news; None if there was neither anything to do nor to say."""
-        pieces = self._fill(self._clock())
+        for ticket, error in self._encodings.collect():
+            where = _where(ticket.embed, ticket.n_begun - 1)
+            self._end(ticket, Finish.ERROR, by_code(error.code, f"{where}: {error.message}"))
+        now_s = self._clock()
+        is_encoders = self._encodings.is_busy and now_s < self._encoder_until_s and not self._encodings.is_over
+        pieces = [] if is_encoders else self._fill(now_s)
+        if self._embedder.projector is not None:
+            self._encodings.want(self._wanted(now_s))
         if pieces:
             self._compute(pieces)
+        else:
+            self._encodings.wait(POLL_S)
         return self._publish()
+
+    def _wanted(self, now_s: float) -> list[tuple[Ticket, Placed]]:
+        """The chunks that inputs at hand need next, in the order of their turns."""
+        found = [
+            (ticket, placed)
+            for ticket in self._turns.tickets.values()
+            if ticket.current is not None and (placed := ticket.current.next_chunk) is not None
+        ]
+        return sorted(found, key=lambda one: self._turns.place(one[0], now_s))
 
     def _fill(self, now_s: float) -> list[Piece]:
         """The inputs of the next step. Those that cannot be computed end their request here."""
@@ -132,12 +174,18 @@ class EmbeddingEngine:
                 left += self._withdraw(ticket, pieces)
                 self._end(ticket, Finish.ERROR, error)
                 continue
-            n_rows = self._rows_for(ticket, current, left, is_first=not pieces, partial=partial)
+            n_rows, placed, encoded = 0, None, None
+            if current.chunks:
+                placed, encoded = self._chunk_for(ticket, current, pieces)
+            if placed is None or encoded is not None:
+                n_rows = self._rows_for(ticket, current, left, is_first=not pieces, partial=partial)
             if not n_rows:
                 n_unfit += is_new
                 continue
             left -= n_rows
-            pieces.append(self._piece(ticket, current, n_rows, now_s))
+            if placed is not None and current.n_computed < placed.start:
+                placed = encoded = None  # it only had to be there
+            pieces.append(self._piece(Piece(ticket, current, -1, n_rows, placed, encoded), now_s))
             if n_rows < current.n_left:
                 partial = ticket
                 continue
@@ -147,29 +195,49 @@ class EmbeddingEngine:
                 turns.put_back(ticket)
         return pieces
 
+    def _chunk_for(
+        self, ticket: Ticket, current: Current, pieces: Sequence[Piece]
+    ) -> tuple[Placed | None, FloatMatrix | None]:
+        """The chunk that an input needs next, if any, and its rows, if it may go on: no input is begun that would have
+        to wait for an encoding with its text in cells, and media are computed before the text of a step."""
+        placed = current.next_chunk
+        if placed is None or (placed.start <= current.n_computed and any(one.ticket is ticket for one in pieces)):
+            return placed, None
+        return placed, self._encodings.rows(placed)
+
     def _rows_for(self, ticket: Ticket, current: Current, left: int, *, is_first: bool, partial: Ticket | None) -> int:
         """How many rows of an input fit into the rest of a step; 0 for none. `partial` has an input under way."""
         if ticket.seq is None and not self._free_seqs:
             return 0
-        if current.n_left <= left:
-            return current.n_left
+        n_next = current.n_next
+        may_go_on = partial in (None, ticket)
+        if n_next <= left and (n_next == current.n_left or may_go_on):
+            return n_next
         if not self._embedder.can_split:
-            return current.n_left if is_first else 0
-        if current.n_left <= self._embedder.n_rows and ticket.seq is None:
+            return n_next if is_first else 0
+        if n_next <= self._embedder.n_rows and ticket.seq is None:
             return 0  # whole in the next step
-        if partial not in (None, ticket) or (left < LEAST_ROWS and not is_first):
+        if not may_go_on or (left < LEAST_ROWS and not is_first):
             return 0
+        placed = current.next_chunk
+        if placed is not None and placed.start <= current.n_computed and not placed.chunk.is_causal:
+            return n_next if is_first else 0
         return left
 
-    def _piece(self, ticket: Ticket, current: Current, n_rows: int, now_s: float) -> Piece:
-        seq = self._free_seqs.pop() if ticket.seq is None else ticket.seq
-        ticket.seq = seq if n_rows < current.n_left else None
+    def _piece(self, piece: Piece, now_s: float) -> Piece:
+        ticket, current, _, n_rows = piece[:4]
+        seq = ticket.seq
+        if seq is None:
+            seq = self._free_seqs.pop()
+            if current.chunks:
+                self._embedder.set_chunks(seq, tuple((placed.start, placed.chunk) for placed in current.chunks))
+        ticket.seq = None if piece.is_last else seq
         is_first = ticket.served_at_s is None
         self._turns.charge(ticket, n_rows, now_s)
         if is_first:
             ticket.started_at_s = ticket.started_at_s or now_s
             self._started.append(Started(ticket.id, 0, ticket.n_computed + ticket.about_tokens, 0, ticket.started_at_s))
-        return Piece(ticket, current, seq, n_rows)
+        return piece._replace(seq=seq)
 
     def _withdraw(self, ticket: Ticket, pieces: list[Piece]) -> int:
         """Take the inputs of a request out of the step that is being filled. The rows that this frees."""
@@ -181,31 +249,63 @@ class EmbeddingEngine:
         return sum(piece.n_rows for piece in own)
 
     def _compute(self, pieces: list[Piece]) -> None:
-        """One native call, and what follows from it."""
+        """The native calls, and what follows from them. Those for media come first: an input that ends with media ends
+        before the next one of its request, which may be text."""
         began_s = self._clock()
+        calls = [[piece] for piece in pieces if piece.placed is not None]
+        if text := [piece for piece in pieces if piece.placed is None]:
+            calls.append(text)
+        n_rows = 0
+        for at, call in enumerate(calls):
+            if at:
+                call = self._still_there(call)
+            try:
+                vectors = self._vectors(call)
+            except (NoRoom, DecodeFailed) as error:
+                self._recover(call, [*chain(*map(self._still_there, calls[at + 1 :]))], error)
+                return
+            for piece, vector in zip(call, vectors, strict=True):
+                n_rows += piece.n_rows
+                piece.current.take(vector, piece.n_rows, self._embedder.pooling)
+                self._advance(piece)
+        self._n_failed_steps = 0
+        now_s = self._clock()
+        self._step_s = now_s - began_s
+        self._encoder_until_s = now_s + self._step_s
+        self._n_steps += 1
+        self._n_rows = n_rows
+        self._n_rows_total += n_rows
+        self._turns.observe(n_rows, self._step_s)
+
+    def _still_there(self, call: list[Piece]) -> list[Piece]:
+        """Without those whose request an earlier call of the step has ended."""
+        gone = [piece for piece in call if piece.ticket.id not in self._turns.tickets]
+        for piece in gone:
+            if piece.is_last:  # else its request held the sequence
+                self._release(piece.seq)
+        return [piece for piece in call if piece not in gone] if gone else call
+
+    def _vectors(self, call: Sequence[Piece]) -> list[FloatVector]:
+        """What pooling makes of the rows of each piece: of text, or of one chunk."""
+        if not call:
+            return []
+        placed, encoded = call[0].placed, call[0].encoded
+        if placed is not None and encoded is not None:
+            _, current, seq, n_rows = call[0][:4]
+            first = current.n_computed - placed.start
+            self._embedder.compute_media(seq, placed.start, placed.chunk, encoded, first, n_rows)
+            self._encodings.computed(placed, n_rows, is_last=current.n_computed + n_rows == placed.end)
+            return [self._embedder.vector(seq)]
         batch, at = self._embedder.batch, 0
-        for _, current, seq, n_rows in pieces:
+        for _, current, seq, n_rows, *_ in call:
             rows, start = slice(at, at + n_rows), current.n_computed
             batch.token[rows] = current.tokens[start : start + n_rows]
             batch.pos[rows] = range(start, start + n_rows)
             batch.seq[rows] = seq
             batch.wants_logits[rows] = 1
             at += n_rows
-        try:
-            self._embedder.compute(at)
-            vectors = [self._embedder.vector(piece.seq) for piece in pieces]
-        except (NoRoom, DecodeFailed) as error:
-            self._recover(pieces, error)
-            return
-        self._n_failed_steps = 0
-        for piece, vector in zip(pieces, vectors, strict=True):
-            piece.current.take(vector, piece.n_rows, self._embedder.pooling)
-            self._advance(piece)
-        self._step_s = self._clock() - began_s
-        self._n_steps += 1
-        self._n_rows = at
-        self._n_rows_total += at
-        self._turns.observe(at, self._step_s)
+        self._embedder.compute(at)
+        return [self._embedder.vector(piece.seq) for piece in call]
 
     def _advance(self, piece: Piece) -> None:
         ticket, current = piece.ticket, piece.current
@@ -218,6 +318,7 @@ class EmbeddingEngine:
         if current.n_left:
             return
         ticket.n_done += 1
+        ticket.n_media += sum(placed.chunk.n_tokens for placed in current.chunks)
         try:
             vector = finish(current, ticket.embed.dimensions, self._embedder.pooling)
         except EngineFailed as error:
@@ -227,19 +328,20 @@ class EmbeddingEngine:
         if ticket.is_done:
             self._end(ticket, Finish.STOP)
 
-    def _recover(self, pieces: list[Piece], error: NoRoom | DecodeFailed) -> None:
-        """A step failed: its inputs begin anew. A refused batch ends its requests. After `MAX_FAILED_STEPS` in a row
-        the process gives up, since only a new context can help."""
+    def _recover(self, call: list[Piece], later: list[Piece], error: NoRoom | DecodeFailed) -> None:
+        """A call failed: its inputs begin anew, and so do those of the step's `later` calls. A refused batch ends its
+        requests. After `MAX_FAILED_STEPS` in a row the process gives up, since only a new context can help."""
         self._n_failed_steps += 1
         if self._n_failed_steps >= MAX_FAILED_STEPS:
             raise error
+        pieces = [*call, *later]
         for piece in pieces:
             self._release(piece.seq)
             piece.ticket.n_computed -= piece.current.n_computed
-        is_refused = isinstance(error, DecodeFailed) and not error.is_fatal
+        refused = {piece.ticket for piece in call} if isinstance(error, DecodeFailed) and not error.is_fatal else ()
         for ticket in {piece.ticket: None for piece in pieces}:
             ticket.seq = None
-            if is_refused:
+            if ticket in refused:
                 self._end(ticket, Finish.ERROR, EngineFailed(str(error)))
             else:
                 first = min(piece.current.index for piece in pieces if piece.ticket is ticket)
@@ -254,8 +356,7 @@ class EmbeddingEngine:
             raise BadRequest("embeddings and reranking need a model of their own kind", field="model")
 
     def _tokens_of(self, embed: Embed, index: int) -> Tokens:
-        name = "documents" if embed.query is not None else "input"
-        where = f"{name}[{index}]" if len(embed.inputs) > 1 else name
+        where = _where(embed, index)
         try:
             return inputs.tokens_of(
                 self._embedder, embed.inputs[index], query=embed.query, truncate=embed.truncate, where=where
@@ -278,6 +379,7 @@ class EmbeddingEngine:
         if ticket.seq is not None:
             self._release(ticket.seq)
             ticket.seq = None
+        self._encodings.drop(ticket)
         self._turns.leave(ticket)
 
     def _delta(self, ticket: Ticket) -> Delta:
@@ -309,10 +411,17 @@ class EmbeddingEngine:
             prompt_tokens_total=self._n_rows_total,
             cached_tokens_total=0,
             preemptions_total=0,
+            media=self._encodings.counts,
         )
         step = Step(sent_at_s=self._clock(), deltas=list(self._deltas.values()), stats=stats, started=self._started)
         self._deltas, self._started, self._n_rows = {}, [], 0
         return step
+
+
+def _where(embed: Embed, index: int) -> str:
+    """What an input is called in errors."""
+    name = "documents" if embed.query is not None else "input"
+    return f"{name}[{index}]" if len(embed.inputs) > 1 else name
 
 
 def finish(current: Current, dimensions: int, pooling: Pooling) -> Vector:

@@ -13,9 +13,11 @@ from zlib import crc32
 
 import numpy as np
 
-from localrun.engine.backend import Batch
-from localrun.engine.embedding.inputs import FloatVector, PairFormat
-from localrun.engine.fake import CONTROL, IM_END, IM_START, FakeBackend
+from localrun.engine.backend import Batch, MediaChunk
+from localrun.engine.embedding.inputs import FloatMatrix, FloatVector, PairFormat
+from localrun.engine.fake import CONTROL, IM_END, IM_START, FakeBackend, FakeProjector, contents_of
+from localrun.engine.fake import N_EMBD as N_INPUT
+from localrun.errors import NotSupported
 from localrun.wire import Pooling
 
 N_EMBD = 8
@@ -34,8 +36,12 @@ class FakeEmbedder:
     pair_format = PairFormat((IM_START,), (IM_END,), (IM_END,))
 
     def __init__(
-        self, *, pooling: Pooling, n_ctx: int, n_rows: int = 64, n_seqs: int = 8, is_whole: bool = False
-    ) -> None:
+        self, *, pooling: Pooling, n_ctx: int, n_rows: int = 64, n_seqs: int = 8, is_whole: bool = False,
+        projector: FakeProjector | None = None,
+    ) -> None:  # fmt: skip
+        if projector is not None and is_whole:
+            raise NotSupported("this model reads in both directions, and takes text only")
+        self.projector = projector
         self.pooling = pooling
         self.n_ctx = self.n_ctx_train = n_ctx
         self.n_rows = n_rows
@@ -43,7 +49,9 @@ class FakeEmbedder:
         self.can_split = not is_whole
         self.n_cells = 0 if is_whole else n_ctx + n_rows
         self.n_embd = 1 if pooling is Pooling.RANK else N_EMBD
-        self.batch = Batch(max(n_rows, n_ctx) if is_whole else n_rows)
+        n_most = n_ctx if is_whole else projector.max_chunk_tokens if projector is not None else 0
+        self.batch = Batch(max(n_rows, n_most))
+        self._chunks: dict[int, tuple[tuple[int, MediaChunk], ...]] = {}
         self.held: dict[int, list[int]] = {}
         self.steps: list[list[int]] = []
         self._vectors: dict[int, list[FloatVector]] = {}
@@ -54,19 +62,54 @@ class FakeEmbedder:
         return self._tokenizer.tokenize(text, parse_special=parse_special)
 
     def compute(self, n_rows: int) -> None:
+        seqs = self._begin(n_rows)
+        for row, seq in enumerate(seqs):
+            if not 0 <= self.batch.token[row] < self.n_vocab:
+                raise ValueError(f"token {self.batch.token[row]} is none of the vocabulary's")
+            held = self.held.setdefault(seq, [])
+            if int(self.batch.pos[row]) != len(held):
+                raise ValueError(f"sequence {seq} has {len(held)} tokens, not {self.batch.pos[row]}")
+            self._hold(seq, int(self.batch.token[row]))
+        self._check_cells()
+
+    def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
+        if self.held.get(seq):
+            raise ValueError(f"sequence {seq} is not empty")
+        self._chunks[seq] = chunks
+
+    def compute_media(
+        self, seq: int, start: int, chunk: MediaChunk, rows: FloatMatrix, first: int, n_rows: int
+    ) -> None:
+        self.batch.seq[:n_rows] = seq
+        self._begin(n_rows)
+        if (start, chunk) not in self._chunks.get(seq, ()):
+            raise ValueError(f"sequence {seq} has no such chunk at {start}")
+        if len(self.held.get(seq, [])) != start + first:
+            raise ValueError(f"sequence {seq} has {len(self.held.get(seq, []))} tokens, not {start + first}")
+        if not chunk.is_causal and n_rows < chunk.n_tokens:
+            raise ValueError(f"{n_rows} of {chunk.n_tokens} rows that attend to each other")
+        if rows.shape != (chunk.n_tokens, N_INPUT):
+            raise ValueError(f"rows are {rows.shape}")
+        for content in contents_of(chunk, rows)[first : first + n_rows]:
+            self._hold(seq, content)
+        self._check_cells()
+
+    def _begin(self, n_rows: int) -> list[int]:
         if not 0 < n_rows <= self.batch.capacity:
             raise ValueError(f"{n_rows} rows in a batch of {self.batch.capacity}")
         if self._step_s:
             time.sleep(self._step_s)
         self._vectors = {}
-        seqs = self.batch.seq[:n_rows].tolist()
+        seqs: list[int] = self.batch.seq[:n_rows].tolist()
         self.steps.append(seqs)
-        for row, seq in enumerate(seqs):
-            held = self.held.setdefault(seq, [])
-            if int(self.batch.pos[row]) != len(held):
-                raise ValueError(f"sequence {seq} has {len(held)} tokens, not {self.batch.pos[row]}")
-            held.append(int(self.batch.token[row]))
-            self._vectors.setdefault(seq, []).append(token_vector(held, self.n_embd))
+        return seqs
+
+    def _hold(self, seq: int, content: int) -> None:
+        held = self.held.setdefault(seq, [])
+        held.append(content)
+        self._vectors.setdefault(seq, []).append(token_vector(held, self.n_embd))
+
+    def _check_cells(self) -> None:
         if self.n_cells and sum(map(len, self.held.values())) > self.n_cells:
             raise ValueError("more tokens than cells")
 
@@ -79,6 +122,7 @@ class FakeEmbedder:
 
     def forget(self, seq: int) -> None:
         self.held.pop(seq, None)
+        self._chunks.pop(seq, None)
 
     def close(self) -> None:
         pass

@@ -4,8 +4,8 @@ A text is tokenized as llama.cpp's server does it for embeddings: the text of a 
 is nobody to be misled by it. A query and a document are plain text whatever they say; only the template of the pair may
 hold control tokens.
 
-What is cut is the end: of a text, before its affixes; of a pair, the document's. Texts far beyond any context are cut
-before they are tokenized, so that one request does not hold up the others.
+What is cut is the end: of a text, before its affixes; of a pair, the document's. An input with media is never cut.
+Texts far beyond any context are cut before they are tokenized, so that one request does not hold up the others.
 
 Does not: decide whether cutting is allowed; the request says.
 """
@@ -13,16 +13,20 @@ Does not: decide whether cutting is allowed; the request says.
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.backend import Batch
+from localrun.engine.backend import Batch, MediaChunk, Projector
+from localrun.engine.request import Placed
+from localrun.engine.sample.media import has_media, joined, pieces_of
 from localrun.errors import BadRequest, ContextExceeded, LocalrunError, by_code
-from localrun.wire import Pooling
+from localrun.wire import Mixed, Pooling, Segment
 
 FloatVector = NDArray[np.float32]
+FloatMatrix = NDArray[np.float32]
 
 
 class PairFormat(NamedTuple):
@@ -47,7 +51,9 @@ class Embedder(Protocol):
     Does not: know requests, normalise, or decide what goes into a step (`engine.py`).
 
     `n_ctx` is the most tokens of one input, `n_rows` what a step should not exceed for the sake of
-    others; only one input that must be computed whole may. `affixes` are what the model puts around a text.
+    others; only one input that must be computed whole may, or a chunk whose rows see each other. `affixes` are what
+    the model puts around a text. `projector` is None for a model that takes only text, as all do that read in both
+    directions.
     """
 
     name: str
@@ -68,17 +74,29 @@ class Embedder(Protocol):
     affixes: tuple[tuple[int, ...], tuple[int, ...]]
     pair_format: PairFormat
 
+    @property
+    def projector(self) -> Projector | None: ...
+
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         """Token ids of a text, without `affixes`."""
 
     def compute(self, n_rows: int) -> None:
         """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed."""
 
+    def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
+        """Where the chunks of an empty sequence will be."""
+
+    def compute_media(
+        self, seq: int, start: int, chunk: MediaChunk, rows: FloatMatrix, first: int, n_rows: int
+    ) -> None:
+        """Compute so many of the `rows` of a chunk that begins at index `start`, from number `first` on, and nothing
+        else. Raises as `compute`."""
+
     def vector(self, seq: int) -> FloatVector:
-        """A copy of what pooling made of the rows that `seq` had in the last step."""
+        """A copy of what pooling made of the rows that `seq` had in the last call."""
 
     def forget(self, seq: int) -> None:
-        """Empty a sequence."""
+        """Empty a sequence, which has no chunks then."""
 
     def close(self) -> None:
         """Free everything."""
@@ -89,20 +107,24 @@ _MOST_CHARACTERS_PER_TOKEN = 256
 
 
 class Tokens(NamedTuple):
-    """`n_cut` tokens were left out. For a pair, and for a text that is far too long, that is at least so many."""
+    """`n_cut` tokens were left out. For a pair, and for a text that is far too long, that is at least so many. Those of
+    media, in `chunks`, are none of the vocabulary's."""
 
     tokens: list[int]
-    n_cut: int
+    n_cut: int = 0
+    chunks: tuple[Placed, ...] = ()
 
 
 def tokens_of(
-    embedder: Embedder, content: str | tuple[int, ...], *, query: str | None, truncate: bool, where: str
+    embedder: Embedder, content: str | tuple[int, ...] | Mixed, *, query: str | None, truncate: bool, where: str
 ) -> Tokens:
     """The tokens of one input, at least one and at most `n_ctx`. `where` names it in errors.
 
-    Raises BadRequest for an input that is empty or holds a token that is none, ContextExceeded for one that is too long
-    and must not be cut.
+    Raises BadRequest for an input that is empty or holds a token that is none and for media that are not taken,
+    ContextExceeded for one that is too long and must not be cut.
     """
+    if isinstance(content, Mixed):
+        return _of_segments(embedder, content.segments, where)
     if isinstance(content, tuple):
         found = _of_ids(embedder, content, where)
     elif query is None:
@@ -123,6 +145,35 @@ def too_long(n_tokens: int, n_ctx: int, where: str) -> LocalrunError:
         f"{where} has {n_tokens} tokens but this model reads {n_ctx} at once here; send it in shorter parts, or let it "
         f'be cut ("truncate": true)',
     )
+
+
+def _of_segments(embedder: Embedder, segments: tuple[Segment, ...], where: str) -> Tokens:
+    """A chat template may have written the affixes already. Nobody looks at a pixel."""
+    try:
+        pieces = _pieces(embedder, segments)
+    except LocalrunError as error:
+        raise by_code(error.code, f"{where}: {error.message}") from None
+    (before, after), first, last = map(list, embedder.affixes), pieces[:1], pieces[-1:]
+    if first and isinstance(first[0], list) and first[0][: len(before)] == before:
+        before = []
+    if after and last and isinstance(last[0], list) and last[0][-len(after) :] == after:
+        after = []
+    prompt = joined(embedder.projector, [before, *pieces, after], embedder.n_vocab)
+    if len(prompt.tokens) > embedder.n_ctx:
+        n_media = sum(placed.chunk.n_tokens for placed in prompt.chunks)
+        raise by_code(
+            ContextExceeded.code,
+            f"{where} has {len(prompt.tokens)} tokens, {n_media} of them of pictures or sound, but this model reads "
+            f"{embedder.n_ctx} at once here; send fewer or smaller ones, or less text, which is never cut here",
+        )
+    return Tokens(prompt.tokens, chunks=prompt.chunks)
+
+
+def _pieces(embedder: Embedder, segments: tuple[Segment, ...]) -> list[list[int] | MediaChunk]:
+    if has_media(segments):
+        return pieces_of(embedder.projector, segments)
+    parts = (embedder.tokenize(segment.text, parse_special=segment.trusted) for segment in segments)
+    return [[*chain.from_iterable(parts)]]
 
 
 def _of_ids(embedder: Embedder, ids: tuple[int, ...], where: str) -> Tokens:

@@ -13,13 +13,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from typing import BinaryIO
 
 from localrun import wire
 from localrun.engine import pipes
 from localrun.engine.embedding.engine import EmbeddingEngine
-from localrun.engine.embedding.inputs import Embedder
+from localrun.engine.embedding.inputs import Embedder, tokens_of
+from localrun.engine.encoding import ENCODED_PART
 from localrun.engine.pipes import Inbox, Tokenizing
 from localrun.errors import EngineFailed
 from localrun.priority import step_back
@@ -38,7 +38,9 @@ def run(
         embedder = new_embedder(opened)
     except Exception as error:
         return pipes.refuse(frames_out, error)
-    engine = EmbeddingEngine(embedder, max_queue=opened.max_queue, clock=time.monotonic)
+    engine = EmbeddingEngine(
+        embedder, max_queue=opened.max_queue, clock=time.monotonic, encoded_bytes=opened.ram_cache_bytes // ENCODED_PART
+    )
     pipes.send(frames_out, _ready(embedder, opened, time.monotonic() - began_s))
     tokenizing = Tokenizing(max_texts=opened.n_slots + opened.max_queue)
     exit_code = pipes.serve(
@@ -56,7 +58,7 @@ def take(
     inbox: Inbox[EmbeddingEngine],
     outbox: pipes.Sink,
 ) -> None:
-    """One message from the daemon. There is nothing kept that could be cleared."""
+    """One message from the daemon. Of what is kept, only encoded media could be cleared, which nobody counts."""
     if isinstance(message, wire.Embed):
         embed = message
         inbox.put(lambda engine: engine.submit(embed))
@@ -69,13 +71,13 @@ def take(
     elif isinstance(message, wire.Count):
         pipes.count(message, partial(_read, embedder, message.segments), tokenizing, outbox)
     elif isinstance(message, wire.ClearCache):
+        inbox.put(lambda engine: engine.clear())
         outbox.put(wire.Cleared(id=message.id, ram_bytes=0, disk_bytes=0))
 
 
 def _read(embedder: Embedder, segments: Sequence[wire.Segment]) -> list[int]:
-    before, after = embedder.affixes
-    parts = [embedder.tokenize(segment.text, parse_special=segment.trusted) for segment in segments]
-    return [*before, *chain.from_iterable(parts), *after]
+    mixed = wire.Mixed(tuple(segments))
+    return tokens_of(embedder, mixed, query=None, truncate=False, where="the text").tokens
 
 
 def _ready(embedder: Embedder, opened: wire.Open, load_s: float) -> wire.Ready:
@@ -93,4 +95,6 @@ def _ready(embedder: Embedder, opened: wire.Open, load_s: float) -> wire.Ready:
         backend=embedder.name,
         control_tokens=embedder.control_tokens,
         n_embd=embedder.n_embd,
+        media=embedder.projector.kinds if embedder.projector is not None else (),
+        audio_rate_hz=embedder.projector.audio_rate_hz if embedder.projector is not None else 0,
     )

@@ -18,27 +18,45 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from localrun.engine.embedding.inputs import FloatVector, Tokens
+from localrun.engine.request import Placed
 from localrun.engine.schedule.policy import AGING_S, LANE_RANKS, STARVED_S, Policy
 from localrun.errors import QueueFull
-from localrun.wire import Embed, Pooling, Usage
+from localrun.wire import Embed, Mixed, Pooling, Usage
 
 # For predictions and for what people see before the tokens are counted: English text has about four.
 _CHARACTERS_PER_TOKEN = 4
+# And a picture has some hundred, for most models.
+_TOKENS_PER_MEDIA = 256
 
 
 @dataclass
 class Current:
-    """The input at hand: `n_computed` of its tokens are done; `vector` is what they were pooled to so far."""
+    """The input at hand: `n_computed` of its tokens are done; `vector` is what they were pooled to so far. Those of
+    `chunks` are rows of media."""
 
     index: int
     tokens: list[int]
     n_cut: int
+    chunks: tuple[Placed, ...] = ()
     n_computed: int = 0
     vector: FloatVector | None = None
 
     @property
     def n_left(self) -> int:
         return len(self.tokens) - self.n_computed
+
+    @property
+    def next_chunk(self) -> Placed | None:
+        """The chunk that is at hand, or comes next."""
+        return next((placed for placed in self.chunks if placed.end > self.n_computed), None)
+
+    @property
+    def n_next(self) -> int:
+        """Rows that one call can compute: as far as the tokens are of the vocabulary, or of one chunk."""
+        placed = self.next_chunk
+        if placed is None:
+            return self.n_left
+        return (placed.start if self.n_computed < placed.start else placed.end) - self.n_computed
 
     def take(self, vector: FloatVector, n_rows: int, pooling: Pooling) -> None:
         """What the next `n_rows` tokens were pooled to. A mean of parts is weighed by their lengths; else the first
@@ -67,6 +85,7 @@ class Ticket:
     embed: Embed
     n_begun: int = 0
     n_computed: int = 0
+    n_media: int = 0
     current: Current | None = None
     seq: int | None = None
     n_done: int = 0
@@ -89,19 +108,15 @@ class Ticket:
     def next_input(self, tokens_of: Callable[[Embed, int], Tokens]) -> Current:
         """The input to go on with; tokenizes one if none is at hand. Raises what `tokens_of` raises."""
         if self.current is None:
-            tokens, n_cut = tokens_of(self.embed, self.n_begun)
-            self.current = Current(self.n_begun, tokens, n_cut)
+            self.current = Current(self.n_begun, *tokens_of(self.embed, self.n_begun))
             self.n_begun += 1
         return self.current
 
     @cached_property
     def about_tokens(self) -> int:
         """About how many tokens it has in all."""
-        query = len(self.embed.query or "")
-        return sum(
-            1 + (len(one) if isinstance(one, tuple) else (query + len(one)) // _CHARACTERS_PER_TOKEN)
-            for one in self.embed.inputs
-        )
+        n_query = len(self.embed.query or "")
+        return sum(1 + _about_tokens(one, n_query) for one in self.embed.inputs)
 
     @property
     def about_left(self) -> int:
@@ -119,7 +134,16 @@ class Ticket:
             queued_s=max(0.0, started - self.embed.arrived_at_s),
             prefill_s=max(0.0, now_s - started),
             decode_s=0.0,
+            n_media=self.n_media,
         )
+
+
+def _about_tokens(one: str | tuple[int, ...] | Mixed, n_query: int) -> int:
+    if isinstance(one, Mixed):
+        n_characters = sum(len(segment.text) for segment in one.segments)
+        n_media = sum(segment.media is not None for segment in one.segments)
+        return n_characters // _CHARACTERS_PER_TOKEN + n_media * _TOKENS_PER_MEDIA
+    return len(one) if isinstance(one, tuple) else (n_query + len(one)) // _CHARACTERS_PER_TOKEN
 
 
 # What one step leaves of the weight of those before it.
@@ -184,6 +208,10 @@ class Turns:
         embed = ticket.embed
         age_s = max(0.0, now_s - (embed.arrived_at_s if ticket.served_at_s is None else ticket.served_at_s))
         return -1 if age_s >= STARVED_S else max(0, LANE_RANKS[embed.lane] - int(age_s / AGING_S))
+
+    def place(self, ticket: Ticket, now_s: float) -> tuple[int, int, int, float, int]:
+        """Less is sooner."""
+        return self.rank(ticket, now_s), self.service(ticket.embed.client), *_in_queue(ticket)[:3]
 
     def service(self, client: str) -> int:
         """Rows that were computed for a client."""

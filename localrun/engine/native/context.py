@@ -33,17 +33,15 @@ from localrun.engine.backend import (
     BASE,
     AdapterSet,
     Batch,
-    DecodeFailed,
     MediaChunk,
     MemoryKind,
-    NoRoom,
     State,
     first_undoable,
 )
 from localrun.engine.native.adapters import LlamaAdapters
 from localrun.engine.native.library import Threadpools, last_problem, native
 from localrun.engine.native.pages import Memory, StateBuffer, give_back, grown, memory_of_cells
-from localrun.engine.native.positions import Positions
+from localrun.engine.native.rows import Places, Rows, attending, check_code, check_range
 from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads
 from localrun.engine.sample.constraint import DEAD_END
@@ -64,11 +62,6 @@ STREAM_ROWS = 16
 DEVICE_TOP_K = 64
 # Calls something in another thread.
 Help = Callable[[Callable[[], Any]], Future[Any]]
-# The parts (t, y, x, z) of each row's position, of a chunk that begins at this one.
-Places = Callable[[MediaChunk, int], NDArray[np.int32]]
-# Of models whose positions have such parts (M-RoPE).
-_ROPES_IN_PARTS = (native.LLAMA_ROPE_TYPE_MROPE, native.LLAMA_ROPE_TYPE_IMROPE)
-_NO_CHUNKS = Positions()
 
 
 class Rope(NamedTuple):
@@ -172,14 +165,8 @@ class LlamaContext:
         self._n_snapshots = np.zeros(shape.n_seqs, np.int64)
         self.n_cells = int(native.llama_n_ctx(self.native))
         self.batch = Batch(int(native.llama_n_batch(self.native)))
-        self._native_batch, self._batch_memory = native_batch(self.batch)
-        self._n_embd = int(native.llama_model_n_embd_inp(model))
-        self._places = places
-        self._has_parts = native.llama_model_rope_type(model) in _ROPES_IN_PARTS
-        self._positions = np.zeros(4 * self.batch.capacity, np.int32)
-        if self._has_parts:
-            self._native_batch.pos = self._positions.ctypes.data_as(ctypes.POINTER(native.llama_pos))
-        self._tables = [_NO_CHUNKS] * shape.n_seqs
+        self._rows = Rows(model, self.native, self.batch, n_seqs=shape.n_seqs, n_most=self.n_cells, places=places)
+        self._tables = self._rows.tables
         self.buffer = StateBuffer()
         self._cells_memory: list[Memory] = []
         self._n_touched = [0] * shape.n_seqs
@@ -209,15 +196,14 @@ class LlamaContext:
     def decode(self, n_rows: int) -> None:
         """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed."""
         n_wanted = self.check_rows(n_rows)
-        if self._has_parts:
-            self._find_positions(n_rows)
-        self._native_batch.n_tokens = n_rows
+        self._rows.find_positions(n_rows)
+        self._rows.tokens.n_tokens = n_rows
         self._n_snapshots[:] = 0
         if self._fewer is not None and n_wanted == n_rows:
             code = self._decode_streams(n_rows, self._fewer)
         else:
-            code = self._decode_prompts(self._native_batch)
-        _check(code, n_rows)
+            code = self._decode_prompts(self._rows.tokens)
+        check_code(code, n_rows)
         if self._has_states:
             self._note_snapshots(n_rows)
 
@@ -233,28 +219,12 @@ class LlamaContext:
     ) -> None:
         """See `Backend.decode_media`."""
         self.check_media(seq, start, chunk, rows, first, n_rows)
-        batch, positions = self.batch, self._positions
-        batch.seq[:n_rows], batch.wants_logits[:n_rows] = seq, 0
-        batch.wants_logits[n_rows - 1] = wants_logits
-        begin = self._tables[seq].at(start)
-        if self._has_parts:
-            assert self._places is not None
-            # Part by part, each as long as this call.
-            positions[: 4 * n_rows] = self._places(chunk, begin)[:, first : first + n_rows].ravel()
-        else:
-            positions[:n_rows] = np.arange(begin + first, begin + first + n_rows)
-        fields, own = native.llama_batch(), self._native_batch
-        fields.n_tokens, fields.n_seq_id, fields.seq_id, fields.logits = n_rows, own.n_seq_id, own.seq_id, own.logits
-        fields.pos = positions.ctypes.data_as(ctypes.POINTER(native.llama_pos))
-        fields.embd = rows[first:].ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        fields = self._rows.media(seq, start, chunk, rows, first, n_rows)
+        self.batch.wants_logits[:n_rows] = 0
+        self.batch.wants_logits[n_rows - 1] = wants_logits
         self._n_snapshots[:] = 0
-        try:
-            if not chunk.is_causal:
-                native.llama_set_causal_attn(self.native, False)
-            _check(self._decode_prompts(fields), n_rows)
-        finally:
-            if not chunk.is_causal:
-                native.llama_set_causal_attn(self.native, True)
+        with attending(self.native, chunk):
+            check_code(self._decode_prompts(fields), n_rows)
 
     def check_media(
         self, seq: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32], first: int, n_rows: int
@@ -262,42 +232,12 @@ class LlamaContext:
         """Raises ValueError unless these rows of a chunk can be computed."""
         self._check_seq(seq)
         self._check_adapters()
-        if not 0 < n_rows <= self.batch.capacity:
-            raise ValueError(f"{n_rows} rows in a batch of {self.batch.capacity}")
-        if not 0 <= first <= chunk.n_tokens - n_rows or not 0 <= start <= self.n_cells - chunk.n_tokens:
-            raise ValueError(f"rows [{first}, {first + n_rows}) of a chunk of {chunk.n_tokens} at index {start}")
-        if not chunk.is_causal and n_rows < chunk.n_tokens:
-            raise ValueError(f"{n_rows} of {chunk.n_tokens} rows that attend to each other")
-        if rows.shape != (chunk.n_tokens, self._n_embd) or rows.dtype != np.float32 or not rows.flags.c_contiguous:
-            raise ValueError(f"rows are {rows.dtype}{rows.shape} instead of float32{(chunk.n_tokens, self._n_embd)}")
-        if self._has_parts:
-            if self._places is None:
-                raise ValueError("without a projector nobody knows where the rows stand")
-            table = self._tables[seq]
-            self._check_follows(seq, start + chunk.n_tokens if table.is_inside(start + first) else start + first)
+        self._rows.check_media(seq, start, chunk, rows, first, n_rows)
 
     def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
         """See `Backend.set_chunks`."""
         self._check_seq(seq)
-        self._tables[seq] = Positions(chunks, has_parts=self._has_parts)
-
-    def _find_positions(self, n_rows: int) -> None:
-        """Those of the first rows of `batch`. Of tokens that leave a gap, llama.cpp would say nothing here."""
-        seqs, indices = self.batch.seq[:n_rows], self.batch.pos[:n_rows]
-        self._positions[:n_rows] = indices
-        for seq in np.unique(seqs).tolist():
-            is_here = seqs == seq
-            own = indices[is_here]
-            self._check_follows(seq, int(own[0]))
-            if table := self._tables[seq]:
-                self._positions[:n_rows][is_here] = table.of_rows(own)
-
-    def _check_follows(self, seq: int, index: int) -> None:
-        """Raises ValueError unless a row at this index follows the last one of its sequence, if that has any."""
-        position = int(native.llama_memory_seq_pos_max(self._memory, seq))
-        n_held = self._tables[seq].index_after(position)
-        if position >= 0 and n_held != index:
-            raise ValueError(f"sequence {seq} has {n_held} tokens, and cannot go on at index {index}")
+        self._rows.set_chunks(seq, chunks)
 
     def _decode_prompts(self, rows: Any) -> int:
         """The rows of a native batch, unless all are of streams."""
@@ -317,7 +257,7 @@ class LlamaContext:
         n_threads = fewer.steps.choose(n_rows, fewer.prompts.limit(self._threads.decode))
         self._use_threads(fewer.helpers.leave(n_threads))
         began_at_s = time.perf_counter()
-        code = self._call(self._native_batch)
+        code = self._call(self._rows.tokens)
         ended_at_s = time.perf_counter()
         if is_alone and n_begun == fewer.helpers.n_begun:
             fewer.steps.note(n_rows, ended_at_s - began_at_s)
@@ -342,7 +282,7 @@ class LlamaContext:
 
     def give_vectors(self, vectors: NDArray[np.float32]) -> None:
         """From now on every row of `batch` comes with the row of `vectors`, which must live as long."""
-        self._native_batch.embd = vectors.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        self._rows.tokens.embd = vectors.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
     def check_rows(self, n_rows: int) -> int:
         """Raises ValueError unless the first rows of `batch` can be computed. Returns how many want logits."""
@@ -600,14 +540,6 @@ def _touched(buffer: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     return buffer
 
 
-def _check(code: int, n_rows: int) -> None:
-    """What llama_decode returned."""
-    if code == 1:
-        raise NoRoom(f"no {n_rows} free cells")
-    if code != 0:
-        raise DecodeFailed(f"llama_decode returned {code}", is_fatal=code != -1)
-
-
 def _params(shape: ContextShape, kind: MemoryKind) -> Any:
     params = native.llama_context_default_params()
     params.n_ctx = shape.n_cells
@@ -631,29 +563,6 @@ def _device_chain() -> Any:
     chain = native.llama_sampler_chain_init(native.llama_sampler_chain_default_params())
     native.llama_sampler_chain_add(chain, native.llama_sampler_init_top_k(DEVICE_TOP_K))
     return chain
-
-
-def native_batch(batch: Batch) -> tuple[Any, tuple[NDArray[Any], ...]]:
-    """A `llama_batch` over the arrays of `batch`, so that filling rows is filling numpy arrays.
-
-    Each row's list of sequences is a pointer to its entry of `batch.seq`. The second value owns memory that the first
-    points to and must live as long.
-    """
-    n_seq_id = np.ones(batch.capacity, np.int32)
-    addresses = batch.seq.ctypes.data + np.arange(batch.capacity, dtype=np.uint64) * np.uint64(batch.seq.itemsize)
-    fields = native.llama_batch()
-    fields.token = batch.token.ctypes.data_as(ctypes.POINTER(native.llama_token))
-    fields.pos = batch.pos.ctypes.data_as(ctypes.POINTER(native.llama_pos))
-    fields.n_seq_id = n_seq_id.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-    fields.seq_id = addresses.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(native.llama_seq_id)))
-    fields.logits = batch.wants_logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
-    return fields, (n_seq_id, addresses)
-
-
-def check_range(what: str, values: NDArray[np.int32], limit: int) -> None:
-    """Raises ValueError unless all of some batch's values are within [0, limit)."""
-    if values.min() < 0 or values.max() >= limit:
-        raise ValueError(f"a {what} of the batch is not within [0, {limit})")
 
 
 def are_numbers(logits: NDArray[np.float32]) -> bool:

@@ -2,7 +2,8 @@
 
 Owner: the engine's main thread; `tokenize` alone may run in another. Pooling is done in llama.cpp's own graph, so what
 comes out is what its server gives, before it normalises. Encoders have no memory: each step is one micro-batch. Models
-that read from left to right have one pool of KV cells, for as many inputs as a step holds and one that goes on.
+that read from left to right have one pool of KV cells, for as many inputs as a step holds and one that goes on. Of
+these one may have a projector; rows of media are computed in calls of their own.
 
 Native code aborts the process on a bad integer, so everything is checked here first and becomes a ValueError.
 """
@@ -10,16 +11,21 @@ Native code aborts the process on a bad integer, so everything is checked here f
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from localrun.engine.backend import Batch, DecodeFailed, NoRoom
+from localrun.engine.backend import Batch, DecodeFailed, MediaChunk
 from localrun.engine.embedding.inputs import FloatVector, PairFormat
-from localrun.engine.native.context import GGML_TYPES, OWN_ROPE, Rope, check_range, native_batch
+from localrun.engine.native.context import GGML_TYPES, OWN_ROPE, Rope
 from localrun.engine.native.library import Threadpools, last_problem, log_callback, native
+from localrun.engine.native.media import LlamaProjector
 from localrun.engine.native.model import LlamaVocabulary, load_model
-from localrun.errors import EngineFailed
+from localrun.engine.native.rows import Rows, attending, check_code, check_range
+from localrun.engine.native.worker import Turns
+from localrun.errors import EngineFailed, LocalrunError, NotSupported
 from localrun.wire import Pooling
 
 # Inputs of one step: short ones (a dozen tokens) fill the rows of a step with this many.
@@ -40,7 +46,8 @@ class LlamaEmbedder:
     """See the module. Inputs have up to `n_ctx` tokens, or what the model was trained for if that is less, or
     `n_ctx_most` if that is more.
 
-    Raises BadModelFile when llama.cpp refuses the file and EngineFailed when it cannot make a context.
+    Raises BadModelFile when llama.cpp refuses the file, EngineFailed when it cannot make a context, and what
+    `LlamaProjector` raises of the file at `projector_path`.
     """
 
     def __init__(
@@ -56,6 +63,7 @@ class LlamaEmbedder:
         use_extra_bufts: bool = True,
         rope: Rope = OWN_ROPE,
         n_ctx_most: int = 0,
+        projector_path: str = "",
     ) -> None:
         native.llama_log_set(log_callback, None)
         native.llama_backend_init()
@@ -73,6 +81,8 @@ class LlamaEmbedder:
         self.tokenize = self._vocabulary.tokenize
         is_stateful = native.llama_model_is_recurrent(self._model) or native.llama_model_is_hybrid(self._model)
         self.n_seqs = MAX_RECURRENT_SEQUENCES if is_stateful else MAX_SEQUENCES
+        self._turns = Turns()
+        self.projector = self._open_projector(projector_path) if projector_path else None
         self._context = self._open(kv_type, rope)
         self._pools = Threadpools(native._lib)
         self._pools.use(self._context, n_threads)
@@ -81,7 +91,8 @@ class LlamaEmbedder:
         self.n_cells = int(native.llama_n_ctx(self._context)) if self._memory else 0
         self.batch = Batch(int(native.llama_n_batch(self._context)))
         self.n_rows = min(self.n_rows, self.batch.capacity)
-        self._native_batch, self._batch_memory = native_batch(self.batch)
+        places = self.projector.places if self.projector is not None else None
+        self._rows = Rows(self._model, self._context, self.batch, n_seqs=self.n_seqs, n_most=self.n_ctx, places=places)
         is_reranker = pooling is Pooling.RANK
         self.n_embd = int((native.llama_model_n_cls_out if is_reranker else native.llama_model_n_embd_out)(self._model))
         self.affixes = self._find_affixes()
@@ -94,12 +105,27 @@ class LlamaEmbedder:
         check_range("token", batch.token[:n_rows], self.n_vocab)
         check_range("sequence", batch.seq[:n_rows], self.n_seqs)
         check_range("position", batch.pos[:n_rows], self.n_ctx)
-        self._native_batch.n_tokens = n_rows
-        code = native.llama_decode(self._context, self._native_batch)
-        if code == 1:
-            raise NoRoom(f"no {n_rows} free cells")
-        if code != 0:
-            raise DecodeFailed(f"llama_decode returned {code}", is_fatal=code != -1)
+        self._rows.find_positions(n_rows)
+        self._rows.tokens.n_tokens = n_rows
+        self._decode(self._rows.tokens)
+
+    def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
+        self._check_seq(seq)
+        self._rows.set_chunks(seq, chunks)
+
+    def compute_media(
+        self, seq: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32], first: int, n_rows: int
+    ) -> None:
+        self._check_seq(seq)
+        self._rows.check_media(seq, start, chunk, rows, first, n_rows)
+        fields = self._rows.media(seq, start, chunk, rows, first, n_rows)
+        self.batch.wants_logits[:n_rows] = 1
+        with attending(self._context, chunk):
+            self._decode(fields)
+
+    def _decode(self, rows: Any) -> None:
+        with self._turns.step():
+            check_code(native.llama_decode(self._context, rows), rows.n_tokens)
 
     def vector(self, seq: int) -> FloatVector:
         pointer = native.llama_get_embeddings_seq(self._context, seq)
@@ -109,17 +135,35 @@ class LlamaEmbedder:
         return np.frombuffer(memoryview(values), np.float32).copy()
 
     def forget(self, seq: int) -> None:
-        if not 0 <= seq < self.n_seqs:
-            raise ValueError(f"sequence {seq} is not below {self.n_seqs}")
+        self.set_chunks(seq, ())
         if self._memory:
             native.llama_memory_seq_rm(self._memory, seq, 0, -1)
 
     def close(self) -> None:
         native.llama_free(self._context)
         self._pools.close()
+        self._close_model()
+
+    def _check_seq(self, seq: int) -> None:
+        if not 0 <= seq < self.n_seqs:
+            raise ValueError(f"sequence {seq} is not below {self.n_seqs}")
+
+    def _close_model(self) -> None:
+        if self.projector is not None:
+            self.projector.close()
         native.llama_model_free(self._model)
 
     # --- opening -----------------------------------------------------------------------------------------------
+
+    def _open_projector(self, path: str) -> LlamaProjector:
+        try:
+            return LlamaProjector(
+                path, self._model, self._vocabulary.tokenize, n_threads=self.n_threads,
+                uses_gpu=self.n_gpu_layers > 0, turns=self._turns, helping=nullcontext(),
+            )  # fmt: skip
+        except LocalrunError:
+            native.llama_model_free(self._model)
+            raise
 
     def _open(self, kv_type: str, rope: Rope) -> Any:
         """A context in which the longest input of an encoder is one micro-batch; where the model reads from left to
@@ -137,6 +181,11 @@ class LlamaEmbedder:
         is_whole = not native.llama_get_memory(first) or not native.llama_get_causal_attn(first)
         native.llama_free(first)
         n_rows = max(self.n_rows, self.n_ctx) if is_whole else self.n_rows
+        if self.projector is not None:
+            if is_whole:  # text and media would have to be in one batch, and llama.cpp has no such
+                self._close_model()
+                raise NotSupported("this model reads in both directions, and takes text only")
+            n_rows = max(n_rows, self.projector.max_chunk_tokens)
         # The graph is reserved for rows that are shared evenly among all sequences, and llama.cpp aborts where the
         # place for outputs is less than that.
         n_rows = -(-n_rows // self.n_seqs) * self.n_seqs
@@ -148,7 +197,7 @@ class LlamaEmbedder:
     def _new_context(self, params: Any) -> Any:
         context = native.llama_init_from_model(self._model, params)
         if not context:
-            native.llama_model_free(self._model)
+            self._close_model()
             raise EngineFailed(f"llama.cpp cannot make a context for embeddings: {last_problem()}")
         return context
 

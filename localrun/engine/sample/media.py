@@ -43,7 +43,14 @@ def has_media(segments: Sequence[Segment]) -> bool:
 
 def read(backend: Backend, segments: Sequence[Segment]) -> Prompt:
     """A prompt with media. Raises as `prompt_of`."""
-    projector = backend.projector
+    pieces = pieces_of(backend.projector, segments)
+    begin = pieces[0] if pieces and not isinstance(pieces[0], MediaChunk) else []
+    bos = [backend.bos_token] if backend.bos_token is not None and lacks_bos(backend, begin) else []
+    return joined(backend.projector, [bos, *pieces], backend.n_vocab, segments)
+
+
+def pieces_of(projector: Projector | None, segments: Sequence[Segment]) -> list[list[int] | MediaChunk]:
+    """Token ids, and chunks where the media are. Raises BadRequest for media that are not taken."""
     if projector is None:
         raise BadRequest("this model takes text only; load it with a projector (mmproj) for pictures or sound")
     for segment in segments:
@@ -51,20 +58,30 @@ def read(backend: Backend, segments: Sequence[Segment]) -> Prompt:
             takes = " and ".join(projector.kinds)
             raise BadRequest(f"this model's projector takes {takes}, and no {segment.media.kind}")
     try:
-        pieces = projector.tokenize(segments)
+        return projector.tokenize(segments)
     except BadRequest as error:
         raise _naming(projector, segments, error) from None
+
+
+def joined(
+    projector: Projector | None,
+    pieces: Sequence[list[int] | MediaChunk],
+    n_vocab: int,
+    segments: Sequence[Segment] = (),
+) -> Prompt:
+    """The pieces as one prompt, whose chunks are of the media of `segments`. Raises EngineFailed if the projector does
+    not fit the model."""
     fields = {segment.media: segment.field for segment in reversed(segments)}
-    begin = pieces[0] if pieces and not isinstance(pieces[0], MediaChunk) else []
-    tokens = [backend.bos_token] if backend.bos_token is not None and lacks_bos(backend, begin) else []
+    tokens: list[int] = []
     chunks: list[Placed] = []
     for piece in pieces:
         if isinstance(piece, MediaChunk):
+            assert projector is not None, "a chunk without a projector"
             key = chunk_key(projector, piece)
             chunks.append(Placed(len(tokens), piece, key, fields.get(piece.media, "")))
             tokens += _pseudo_tokens(key, piece.n_tokens)
         else:
-            if piece and not 0 <= min(piece) <= max(piece) < backend.n_vocab:
+            if piece and not 0 <= min(piece) <= max(piece) < n_vocab:
                 raise EngineFailed("the projector is not one for this model: it wants tokens that the model has not")
             tokens += piece
     return Prompt(tokens, tuple(chunks))

@@ -16,38 +16,99 @@ from msgspec import Meta
 
 from localrun.errors import BadRequest
 from localrun.server.http import fields
+from localrun.server.openai.bodies import ChatMessage, for_template, part_text
+from localrun.server.prompting.ask import Attachments, ChatAsk
 
 MAX_INPUTS = 2048
 
-_Inputs = Annotated[list[str], Meta(max_length=MAX_INPUTS)]
+# Where a file belongs in the text of an input, as llama-server has it.
+MEDIA_PLACE = "<__media__>"
+
+
+class MediaInput(msgspec.Struct, frozen=True, kw_only=True):
+    """An input with pictures or sound, in llama-server's two forms: a `prompt_string` with `<__media__>` where each of
+    `multimodal_data` belongs; or `content`, which is parts as in chats."""
+
+    prompt_string: str | None = None
+    multimodal_data: list[str] | None = None
+    content: list[dict[str, Any]] | None = None
+
+    def text(self, where: str, media: Attachments) -> str:
+        """With markers in the place of what is added to `media`. Raises BadRequest."""
+        if self.content is not None and self.prompt_string is None and self.multimodal_data is None:
+            return "".join(part_text(part, f"{where}.content[{at}]", media) for at, part in enumerate(self.content))
+        if self.prompt_string is None or self.content is not None:
+            raise BadRequest(
+                f"{where}: an object needs prompt_string, with {MEDIA_PLACE} for each of its multimodal_data, or "
+                f"content alone",
+                field=where,
+            )
+        if self.multimodal_data is None:
+            return self.prompt_string
+        text, *others = self.prompt_string.split(MEDIA_PLACE)
+        if len(others) != len(self.multimodal_data):
+            raise BadRequest(
+                f"{where}.prompt_string: {len(others)} places for pictures or sound ({MEDIA_PLACE}), and "
+                f"{len(self.multimodal_data)} of multimodal_data; write one for each",
+                field=f"{where}.prompt_string",
+            )
+        for at, (source, other) in enumerate(zip(self.multimodal_data, others, strict=True)):
+            text += media.add(source, f"{where}.multimodal_data[{at}]") + other
+        return text
+
+
+_Inputs = Annotated[list[str | MediaInput], Meta(max_length=MAX_INPUTS)]
 _Dimensions = Annotated[int, Meta(ge=1, le=fields.MAX_TOKENS)]
 
 Input = str | tuple[int, ...]
 
 
 class EmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):
-    """POST /v1/embeddings. `truncate` and `keep_alive` are not OpenAI's."""
+    """POST /v1/embeddings. `truncate` and `keep_alive` are not OpenAI's; `messages` are vLLM's, and with them the two
+    fields after."""
 
     model: str
-    input: str | list[str | fields.TokenId | list[fields.TokenId]]
+    input: str | list[str | fields.TokenId | list[fields.TokenId] | MediaInput] | MediaInput | None = None
+    messages: list[ChatMessage] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: _Dimensions | None = None
     truncate: bool | None = None
 
-    def inputs(self) -> list[Input]:
-        """Each as text or as token ids. Raises BadRequest for none, a mixture, an empty one, and too many."""
-        if isinstance(self.input, str):
-            inputs: list[Input] = [self.input]
+    def chat(self, media: Attachments) -> ChatAsk | None:
+        """The one input that `messages` are by the model's template, if there are any. Raises BadRequest."""
+        if self.messages is None:
+            return None
+        if self.input is not None:
+            raise BadRequest("messages: not together with input; send one of them", field="messages")
+        continues = bool(self.continue_final_message)
+        if continues and self.add_generation_prompt:
+            raise BadRequest(
+                "add_generation_prompt: not together with continue_final_message, which adds none",
+                field="add_generation_prompt",
+            )
+        made = for_template(self.messages, media)
+        adds_prompt = continues or bool(self.add_generation_prompt)
+        return ChatAsk(messages=made, continue_last=continues, adds_prompt=adds_prompt, media=media.all())
+
+    def inputs(self, media: Attachments) -> list[Input]:
+        """Each as text or as token ids; what their objects show goes into `media`. Raises BadRequest for none, a
+        mixture of texts and ids, an empty one, and too many."""
+        if isinstance(self.input, str | MediaInput):
+            inputs: list[Input] = [_text(self.input, "input", media)]
         elif self.input and all(isinstance(item, int) for item in self.input):
             inputs = [tuple(item for item in self.input if isinstance(item, int))]
         else:
             inputs = [
-                tuple(item) if isinstance(item, list) else item for item in self.input if not isinstance(item, int)
+                tuple(item) if isinstance(item, list) else _text(item, f"input[{at}]", media)
+                for at, item in enumerate(self.input or ())
+                if not isinstance(item, int)
             ]
-            if not inputs or len(inputs) != len(self.input) or len({type(item) for item in inputs}) != 1:
+            if not inputs or len(inputs) != len(self.input or ()) or len({type(item) for item in inputs}) != 1:
                 raise BadRequest(
                     "input: must be a text, a list of texts, a list of token ids, or a list of such lists, not empty "
-                    "and not mixed",
+                    "and not mixed; an object with pictures or sound counts as a text",
                     field="input",
                 )
         if len(inputs) > MAX_INPUTS:
@@ -61,20 +122,24 @@ class EmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):
         return inputs
 
 
+def _text(item: str | MediaInput, where: str, media: Attachments) -> str:
+    return item if isinstance(item, str) else item.text(where, media)
+
+
 class EmbedBody(fields.ServiceFields, frozen=True, kw_only=True):
     """POST /api/embed. Of `options` none is about embeddings: they decide how a model is loaded, or sample."""
 
     model: str
-    input: str | _Inputs | None = None
+    input: str | _Inputs | MediaInput | None = None
     truncate: bool | None = None
     dimensions: Annotated[int, Meta(ge=0, le=fields.MAX_TOKENS)] | None = None
     options: dict[str, Any] | None = None
 
-    def inputs(self) -> list[Input]:
-        """None at all means to load the model."""
-        if isinstance(self.input, str):
-            return [self.input] if self.input else []
-        return list(self.input or ())
+    def inputs(self, media: Attachments) -> list[Input]:
+        """None at all means to load the model. What objects show goes into `media`. Raises BadRequest."""
+        if isinstance(self.input, str | MediaInput):
+            return [_text(self.input, "input", media)] if self.input else []
+        return [_text(item, f"input[{at}]", media) for at, item in enumerate(self.input or ())]
 
 
 class LegacyEmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):

@@ -4,6 +4,8 @@
 - POST /api/embed and /api/embeddings: inputs that are too long lose their end, unless `truncate` is false; the header
   `X-Localrun-Truncated` counts the tokens that were left out. No input at all loads the model. Vectors have length 1 on
   both routes
+- On both, an input may be an object with pictures or sound, and on the former `messages` may be the one input, which
+  the model's template makes a text of, as with vLLM. Such inputs are never cut
 - POST /v1/rerank and its other paths: how well documents answer a query, best first, with the fields that Jina's
   clients and Cohere's look for. Scores are those of the model's own head, as llama.cpp's server gives them: only their
   order and their differences mean something across models. A document that is too long loses its end, unless the body
@@ -22,6 +24,7 @@ from localrun.server.embedding import work
 from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
 from localrun.server.embedding.work import Work, base64_json, lists_json, vector_values
 from localrun.server.http.exchange import Exchange, route
+from localrun.server.prompting.ask import Attachments
 from localrun.server.runtime import Runtime
 
 
@@ -66,9 +69,13 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
 async def embeddings(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(EmbeddingsBody)
+    media = Attachments()
+    chat = body.chat(media)
     wanted = Work(
         model=body.model,
-        inputs=body.inputs(),
+        inputs=body.inputs(media) if chat is None else (),
+        media=media.all(),
+        chat=chat,
         truncate=bool(body.truncate),
         dimensions=body.dimensions or 0,
         fields=body,
@@ -90,9 +97,12 @@ async def embed(runtime: Runtime, exchange: Exchange) -> None:
     """POST /api/embed."""
     began_s = time.monotonic()
     body = await exchange.read_json(EmbedBody)
+    media = Attachments()
+    inputs = body.inputs(media)
     wanted = Work(
         model=body.model,
-        inputs=body.inputs(),
+        inputs=inputs,
+        media=media.all(),
         truncate=body.truncate is not False,
         dimensions=body.dimensions or 0,
         fields=body,

@@ -1,5 +1,7 @@
 """One embedding or reranking request, from the checked inputs to all of its results, and vectors as JSON.
 
+Pictures and sound of inputs go the way of those in chats (`media/`).
+
 Runs in the task of the request. The engine computes in batches with whatever else is there; here the results are put
 back into order. A list of a thousand vectors of a thousand numbers is 20 MB of text and takes half a second to write,
 so it is written in parts, and other requests have their turn in between.
@@ -12,8 +14,8 @@ import asyncio
 import base64
 import sys
 from array import array
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,8 +28,11 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.http.fields import ServiceFields, ask_of
 from localrun.server.jobs.job import Job
+from localrun.server.media.places import placed
+from localrun.server.prompting.ask import Attached, ChatAsk
+from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
-from localrun.wire import Finish, Vector
+from localrun.wire import Finish, Media, Mixed, Segment, Vector
 
 # About a millisecond of work.
 _NUMBERS_PER_TURN = 16_384
@@ -63,10 +68,13 @@ async def lists_json(vectors: Sequence[Vector]) -> list[bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is wanted. With `query`, the inputs are documents to be scored."""
+    """What is wanted. With `query`, the inputs are documents to be scored. Markers in the inputs stand for `media`. A
+    `chat` is the only input."""
 
     model: str
-    inputs: Sequence[Input]
+    inputs: Sequence[Input] = ()
+    media: Sequence[Attached] = ()
+    chat: ChatAsk | None = None
     query: str | None = None
     truncate: bool = False
     dimensions: int = 0
@@ -92,12 +100,16 @@ class Results(NamedTuple):
 async def done(runtime: Runtime, exchange: Exchange, work: Work) -> AsyncIterator[tuple[Job, Results]]:
     """The job and its results, while the model is held and the client is there.
 
-    Raises BadRequest for a model of another kind and for `dimensions` that it does not have, ContextExceeded for an
-    input that is too long, and what loading and the engine raise.
+    Raises BadRequest for a model of another kind, for `dimensions` that it does not have and for media that it does not
+    take, ContextExceeded for an input that is too long, and what loading and the engine raise.
     """
     use = Use.EMBED if work.query is None else Use.RERANK
     ask = ask_of(exchange, work.model, work.fields, use=use)
-    async with exchange.while_connected(), runtime.job(ask) as job:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(exchange.while_connected())
+        if work.media:
+            await runtime.read_media(work.model, work.media)
+        job = await stack.enter_async_context(runtime.job(ask))
         if work.dimensions > job.n_embd:
             raise BadRequest(
                 f"dimensions: the vectors of this model have {job.n_embd} numbers, {work.dimensions} is more; ask for "
@@ -105,14 +117,29 @@ async def done(runtime: Runtime, exchange: Exchange, work: Work) -> AsyncIterato
                 field="dimensions",
             )
         vectors: list[Vector] = []
-        if work.inputs:
-            await job.embed(work.inputs, query=work.query, truncate=work.truncate, dimensions=work.dimensions)
+        if inputs := await _inputs(runtime, job, work):
+            await job.embed(inputs, query=work.query, truncate=work.truncate, dimensions=work.dimensions)
             async for delta in job:
                 vectors += delta.vectors or ()
                 if delta.finish is Finish.CANCELLED:
                     raise Cancelled("the request was cancelled")
         vectors.sort(key=lambda vector: vector.index)
         yield job, Results(vectors)
+
+
+async def _inputs(runtime: Runtime, job: Job, work: Work) -> Sequence[Input | Mixed]:
+    """As the engine takes them: a conversation by the model's template, and media in the places of their markers."""
+    if work.chat is not None:
+        return [Mixed((await prepare(runtime, job, work.chat)).segments)]
+    if not work.media:
+        return work.inputs
+    decoded = await runtime.media.attach(job, work.media)
+    return [_with_media(one, work.media, decoded) for one in work.inputs]
+
+
+def _with_media(one: Input, media: Sequence[Attached], decoded: Mapping[str, Media]) -> Input | Mixed:
+    own = [attached for attached in media if isinstance(one, str) and attached.marker in one]
+    return Mixed(placed([Segment(str(one))], own, decoded, ())) if own else one
 
 
 def headers(job: Job, results: Results) -> Headers:

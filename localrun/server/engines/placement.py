@@ -19,8 +19,9 @@ from localrun.config import AUTO_KV_TYPE, Settings
 from localrun.errors import CannotFit
 from localrun.models import memory
 from localrun.models.fit import CELL_STEP, FLOOR_CELLS, USABLE_RAM, Fit, Machine, Wish, choose, in_gb, wanted_cells
-from localrun.models.gguf.header import Header
+from localrun.models.gguf.header import RANK, Header
 from localrun.models.memory import MemoryEstimate
+from localrun.models.projector_memory import projector_memory
 from localrun.models.storage.model import Model
 
 
@@ -118,11 +119,13 @@ def place_embeddings(model: Model, settings: Settings, available_bytes: int, *, 
     """The placement by the rule above; `n_kv_cells` is the longest input. Raises CannotFit."""
     header = model.header
     most = max(n_ctx, memory.most_embedding_tokens(header, settings.kv_cells))
+    projector = None if header.pooling == RANK else model.projector_header
+    projector_bytes = 0 if projector is None else projector_memory(projector).total_bytes
 
     def estimate(n_cells: int) -> MemoryEstimate:
         return memory.embedding_estimate(
             header, n_tokens=min(n_cells, most), n_rows=settings.batch_tokens, kv_type=settings.plain_kv_type
-        )._replace(adapter_bytes=model.adapter_bytes)
+        )._replace(adapter_bytes=model.adapter_bytes, projector_bytes=projector_bytes)
 
     placement = place(
         name=model.name,
@@ -133,7 +136,7 @@ def place_embeddings(model: Model, settings: Settings, available_bytes: int, *, 
         estimate=estimate,
     )
     # Rounded up to whole steps there; a model must not be sent more than it was trained for.
-    return placement._replace(n_kv_cells=min(placement.n_kv_cells, most))
+    return placement._replace(n_kv_cells=min(placement.n_kv_cells, most), projector_bytes=projector_bytes)
 
 
 def wish_of(

@@ -158,7 +158,7 @@ class Resident:
         self.keep_alive_s = settings.keep_alive_s
         self.state = ResidentState.LOADING
         self.placement: Placement | None = None
-        self.projector = model.projector if pooling is None else None
+        self.projector = None if pooling is Pooling.RANK else model.projector
         self.draft: Draft | None = None
         self.extra_draft: ExtraDraft | None = None
         self.extra_adapters: dict[Path, int] = {}

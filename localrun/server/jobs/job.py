@@ -278,7 +278,7 @@ class Job:
 
     async def embed(
         self,
-        inputs: Sequence[str | tuple[int, ...]],
+        inputs: Sequence[str | tuple[int, ...] | wire.Mixed],
         *,
         query: str | None = None,
         truncate: bool = False,

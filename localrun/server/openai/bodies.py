@@ -163,7 +163,7 @@ def text_of(content: str | Sequence[dict[str, Any]] | None, where: str, media: A
     there is one. Raises BadRequest for a part that is neither."""
     if content is None or isinstance(content, str):
         return content or ""
-    return joined([_part_text(part, f"{where}[{index}]", media) for index, part in enumerate(content)], "\n")
+    return joined([part_text(part, f"{where}[{index}]", media) for index, part in enumerate(content)], "\n")
 
 
 def _for_template(message: ChatMessage, where: str, names: dict[str, str], media: Attachments | None) -> Message:
@@ -202,7 +202,8 @@ def _assistant(message: ChatMessage, content: str, where: str, names: dict[str, 
 _LOW_DETAIL_SIDE = 512
 
 
-def _part_text(part: dict[str, Any], where: str, media: Attachments | None) -> str:
+def part_text(part: dict[str, Any], where: str, media: Attachments | None) -> str:
+    """Of one part, or the marker of what it shows. Raises as `text_of`."""
     kind = part.get("type")
     if media is not None and kind in ("image_url", "input_image"):
         return _picture(part, where, media)

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from localrun.errors import BadRequest
+from localrun.server.embedding.bodies import MediaInput
 from localrun.server.engines.resident import ResidentState
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
@@ -68,22 +69,37 @@ class InfillBody(SamplingFields, frozen=True, kw_only=True):
     input_prefix: str = ""
     input_suffix: str = ""
     input_extra: list[ExtraFile] | None = None
-    prompt: str = ""
+    prompt: str | MediaInput = ""
+    multimodal_data: list[str] | None = None
+    images: list[str] | None = None
     model: str | None = None
     n_predict: Annotated[int, Meta(ge=-1, le=fields.MAX_TOKENS)] = -1
     stream: bool | None = None
     response_fields: Annotated[list[str], Meta(max_length=_MAX_FIELDS)] | None = None
 
+    def before_cursor(self) -> str:
+        """Raises BadRequest for pictures and sound."""
+        has = {"multimodal_data": self.multimodal_data, "images": self.images}
+        field = next((field for field, media in has.items() if media), None)
+        if isinstance(self.prompt, MediaInput):
+            field = "prompt"
+        if field is not None:
+            raise BadRequest(
+                f"{field}: no model that fills in the middle takes pictures or sound; send text only", field=field
+            )
+        return self.input_prefix + str(self.prompt)
+
 
 async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(InfillBody)
+    before_cursor = body.before_cursor()
     async with exchange.while_connected(), AsyncExitStack() as stack:
         model = body.model or _loaded_model(runtime)
         (job,) = await streaming.enter(runtime, exchange, stack, model=model, fields=body, n_jobs=1)
         segments = infill(
             job.model.header,
-            body.input_prefix + body.prompt,
+            before_cursor,
             body.input_suffix,
             extra_files=[(file.filename, file.text) for file in body.input_extra or ()],
             field="model",

@@ -168,8 +168,15 @@ _OLLAMA = {
 
 _OTHERS = {
     "ResponsesBody.input": "A text, or items: messages, function calls and their outputs, reasoning, references.",
-    "EmbedBody.input": "A text or up to 2,048.",
-    "EmbeddingsBody.input": "A text, texts, token ids, or lists of them, up to 2,048.",
+    "EmbedBody.input": "A text or up to 2,048. An object is a text with pictures or sound.",
+    "EmbeddingsBody.input": "A text, texts, token ids, or lists of them, up to 2,048. An object is a text with "
+    "pictures or sound.",
+    "EmbeddingsBody.messages": "One input, instead of `input`, which the model's chat template makes a text of.",
+    "EmbeddingsBody.add_generation_prompt": "Whether the beginning of an answer follows the messages; false if not "
+    "given.",
+    "EmbeddingsBody.continue_final_message": "Whether the last message, an assistant's, is left open.",
+    "InfillBody.images": "Refused: no model that fills in the middle sees.",
+    "InfillBody.multimodal_data": "Refused: no model that fills in the middle sees.",
     "encoding_format": "float or base64.",
     "dimensions": "How many numbers of each vector; it has length 1 again afterwards.",
     "query": "What the documents are to answer.",

@@ -147,7 +147,8 @@ class ChatAsk(msgspec.Struct, frozen=True, kw_only=True):
     `think` None leaves it to the template; a text is an effort ("low", "medium",
     "high"). With `continue_last` the last message is an assistant's, and the reply goes on where it ends.
     `response_grammar` is what the content must match; thinking before it is free. `template` is one to use instead of
-    the model's own. `media` is what markers in the messages stand for.
+    the model's own. `media` is what markers in the messages stand for. Without `adds_prompt` nobody asks for the next
+    message, and the prompt ends with the last one.
     """
 
     messages: Sequence[Message]
@@ -161,6 +162,7 @@ class ChatAsk(msgspec.Struct, frozen=True, kw_only=True):
     continue_last: bool = False
     template: str | None = None
     media: tuple[Attached, ...] = ()
+    adds_prompt: bool = True
 
 
 MAX_TOOLS = 512

@@ -131,8 +131,9 @@ async def render_template(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
+    adds_prompt: bool = True,
 ) -> tuple[Segment, ...]:
-    """The prompt that asks the model for the next message. `variables` are the template's besides.
+    """The prompt that asks the model for the next message, if it `adds_prompt`. `variables` are the template's besides.
 
     Raises BadTemplate, and BadRequest when the template refuses the order or the roles of the messages.
     """
@@ -140,7 +141,7 @@ async def render_template(
     given = {
         **(variables or {}),
         "messages": list(messages),
-        "add_generation_prompt": True,
+        "add_generation_prompt": adds_prompt,
         "bos_token": bos_token,
         "eos_token": eos_token,
         "tools": None if tools is None else list(tools),
@@ -174,12 +175,14 @@ async def render_chat(runtime: Runtime, job: Job, ask: ChatAsk, template: str, p
         messages = conversation.with_tools(messages, tools, profile.call_format or formats.HERMES)
     given = tools if tools and profile.takes_tools else None
     messages = conversation.spelled_out(messages, profile)
-    variables = _variables(ask, profile)
+    variables, adds_prompt = _variables(ask, profile), ask.adds_prompt
 
     async def render(part: Sequence[Message]) -> tuple[Segment, ...]:
         made = conversation.fitted(part, profile)
         try:
-            return await render_template(runtime, job, template, made, tools=given, variables=variables)
+            return await render_template(
+                runtime, job, template, made, tools=given, variables=variables, adds_prompt=adds_prompt
+            )
         except TemplateOverrunError:
             raise
         except BadRequest as refusal:
@@ -188,7 +191,9 @@ async def render_chat(runtime: Runtime, job: Job, ask: ChatAsk, template: str, p
             other = conversation.with_other_arguments(made)
             for again in (made,) if other is None else (made, other):
                 try:
-                    return await render_template(runtime, job, template, again, tools=described, variables=variables)
+                    return await render_template(
+                        runtime, job, template, again, tools=described, variables=variables, adds_prompt=adds_prompt
+                    )
                 except TemplateOverrunError:
                     raise
                 except BadRequest:

@@ -17,7 +17,7 @@ from typing import Literal
 from weakref import WeakKeyDictionary
 
 from localrun.errors import BadModelFile
-from localrun.models.gguf.header import Header
+from localrun.models.gguf.header import RANK, Header
 from localrun.models.storage.model import Model
 from localrun.server.parsing import formats
 from localrun.server.parsing.parser import CallFormat, ThinkingTags
@@ -188,7 +188,7 @@ def capabilities(model: Model) -> tuple[str, ...]:
     if template not in known:
         known[template] = _capabilities(model.header, template)
     own = known[template]
-    return (*own, *model.media) if model.header.generates else own
+    return own if model.header.pooling == RANK else (*own, *model.media)
 
 
 _known: WeakKeyDictionary[Header, dict[str, tuple[str, ...]]] = WeakKeyDictionary()

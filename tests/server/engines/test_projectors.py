@@ -56,10 +56,10 @@ async def test_a_model_is_opened_with_its_projector_which_takes_room(
     assert opened == [projector.name, ""]
 
 
-async def test_vectors_need_no_projector(supervising: Any, projector: Path, opened: list[str]) -> None:
+async def test_vectors_are_made_with_the_projector_too(supervising: Any, projector: Path, opened: list[str]) -> None:
     async with supervising() as (supervisor, _):
         (await supervisor.acquire("alpha", None, Use.EMBED)).release()
-    assert opened == [""]
+    assert opened == ["mmproj-alpha.gguf"]
 
 
 async def test_one_that_cannot_be_opened_leaves_the_model_for_text(
