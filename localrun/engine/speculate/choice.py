@@ -18,19 +18,18 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from localrun.engine.speculate.costs import RowCosts
+from localrun.engine.speculate.costs import TILE_ROWS, RowCosts
 
 LEAST_GAIN = 1.05
 # Nobody's tokens may come this many times as far apart because others have drafts, however much these gain.
 MOST_SLOWDOWN = 1.5
-# Rows of all streams together, in one pool. From 64 rows of a sequence on, a processor computes attention in tiles:
-# behind 1,440 tokens 64 rows take 12.6 times as long as one, 32 rows 22 times and 16 rows 11 times (135M, two threads).
-SIZES = (2, 4, 8, 12, 16, 24, 32, 64)
+# Rows of all streams together, in one pool.
+SIZES = (2, 4, 8, 12, 16, 24, 32, TILE_ROWS)
 # Drafted tokens of each stream, where all have the same number, and where those with drafts have a pass of their own.
 EVEN_DRAFTS = (1, 3, 7, 15)
 OWN_DRAFTS = (1, 2, 4, 8)
 # More than this many drafted tokens of one stream are not verified at once.
-MOST_DRAFTS = 63
+MOST_DRAFTS = TILE_ROWS - 1
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from localrun.engine.request import Request
 from localrun.engine.schedule.scheduler import StepPlan
 from localrun.engine.speculate import choice
 from localrun.engine.speculate.choice import Choice, Limits, Policy, Stream
-from localrun.engine.speculate.costs import RowCosts
+from localrun.engine.speculate.costs import DepthCosts, RowCosts
 from localrun.engine.speculate.drafter import Drafter
 from localrun.engine.speculate.lookup import Lookup
 from localrun.wire import DraftCounts, DraftSource, Submit
@@ -192,7 +192,7 @@ class Speculation:
         drafter_of: Callable[[Request], Drafter | None] | None = None,
         policy: Policy = choice.BY_COST,
     ) -> None:
-        self.costs = RowCosts()
+        self.costs = DepthCosts()
         self.counts = Counts()
         self._backend = backend
         self._clock = clock
@@ -223,7 +223,8 @@ class Speculation:
             if request.drafting is not None:
                 promise += request.drafting.promise()
                 may_draw = may_draw or self._drafter(request) is not None
-        if not may_draw and not self._policy.may_pay(n_streams, promise, self.costs, is_even=self._is_even):
+        costs = self._costs_of(plan)
+        if not may_draw and not self._policy.may_pay(n_streams, promise, costs, is_even=self._is_even):
             return plan
         self._parts, self._ratio = {}, 1.0
         backend = self._backend
@@ -242,12 +243,12 @@ class Speculation:
             for grant, guess in zip(plan.grants, guesses, strict=True)
         ]
         limits = Limits(most_each, most_rows, target_s(), self._is_even, self._draft_s, may_be_uneven=backend.is_split)
-        chosen = self._policy.choose(streams, self.costs, limits)
+        chosen = self._policy.choose(streams, costs, limits)
         if any(stream.is_drawn for stream in streams):
             guesses = self._drawn(plan, guesses, chosen)
             streams = [Stream(stream.seq, guess.chances) for stream, guess in zip(streams, guesses, strict=True)]
-            chosen = self._policy.choose(streams, self.costs, limits)
-        return plan if chosen is None else self._with_drafts(plan, guesses, chosen)
+            chosen = self._policy.choose(streams, costs, limits)
+        return plan if chosen is None else self._with_drafts(plan, guesses, chosen, costs)
 
     def computed(self, plan: StepPlan, ended_at_s: float) -> None:
         """A step was computed. What counts is how long after the one before it: that is what a token takes. What its
@@ -258,7 +259,7 @@ class Speculation:
         if not (plan.is_steady and began_at_s and is_same):
             return
         if choice.is_one_pass([len(grant.drafts) for grant in plan.grants], is_even=self._is_even):
-            self.costs.observe(plan.n_rows, ended_at_s - began_at_s - drawn_s, ended_at_s)
+            self._costs_of(plan).observe(plan.n_rows, ended_at_s - began_at_s - drawn_s, ended_at_s)
 
     def begin_step(self, requests: Iterable[Request]) -> None:
         """A step with drafts was computed, and nothing was drawn yet."""
@@ -287,6 +288,9 @@ class Speculation:
         drafter = self._drafter(request) if request.drafting is not None else None
         if drafter is not None:
             drafter.drop(request)
+
+    def _costs_of(self, plan: StepPlan) -> RowCosts:
+        return self.costs.at(sum(grant.request.n_tokens for grant in plan.grants) // len(plan.grants))
 
     @property
     def _is_even(self) -> bool:
@@ -342,7 +346,7 @@ class Speculation:
                 drafting.counts.add(drafter.source, seconds=seconds / len(asked))
         return drawn
 
-    def _with_drafts(self, plan: StepPlan, guesses: Sequence[Guess], chosen: Choice) -> StepPlan:
+    def _with_drafts(self, plan: StepPlan, guesses: Sequence[Guess], chosen: Choice, costs: RowCosts) -> StepPlan:
         grants = []
         for grant, guess, n_rows in zip(plan.grants, guesses, chosen.n_rows, strict=True):
             tokens = guess.tokens[:n_rows]
@@ -353,8 +357,8 @@ class Speculation:
         n_rows = sum(chosen.n_rows)
         is_one_pass = choice.is_one_pass(chosen.n_rows, is_even=self._is_even)
         n_streams = len(grants)
-        self._ratio = self.costs.measured(n_streams + n_rows, n_streams) if is_one_pass else chosen.ratio
-        self._ratio += self._drawn_s / (self.costs.seconds(n_streams) or math.inf)
+        self._ratio = costs.measured(n_streams + n_rows, n_streams) if is_one_pass else chosen.ratio
+        self._ratio += self._drawn_s / (costs.seconds(n_streams) or math.inf)
         return replace(plan, grants=tuple(grants), n_draft_rows=n_rows)
 
 

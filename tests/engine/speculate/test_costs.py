@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from localrun.engine.speculate.costs import RowCosts
+from localrun.engine.speculate.costs import DepthCosts, RowCosts
 
 STEPS_S = {1: 5.0, 2: 8.5, 4: 11.0, 8: 15.0, 16: 21.0}
 
@@ -97,3 +97,22 @@ def test_a_size_is_known_though_nothing_was_computed_right_before_it():
     assert costs.is_known(4)
     learned([1, 4] * 3, costs=costs)
     assert costs.ratio(4, 1) == pytest.approx(2.2, rel=0.15)
+
+
+def test_what_rows_cost_is_learned_anew_at_each_depth_beginning_with_what_is_known():
+    depths = DepthCosts()
+    shallow, deep = {1: 10.0, 8: 40.0, 64: 200.0}, {1: 28.0, 8: 160.0, 64: 350.0}
+    at_s = 0.0
+    for n_tokens, took in ((100, shallow), (1440, deep)):
+        for _ in range(6):
+            for n_rows, ms in took.items():
+                at_s += ms / 1000
+                depths.at(n_tokens).observe(n_rows, ms / 1000, at_s)
+            if n_tokens == 1440 and _ == 0:
+                first = depths.at(1440).measured(8, 1)
+    assert first == pytest.approx(160 / 28, rel=0.25), "the first steps count for much"
+    for n_tokens, took in ((0, shallow), (255, shallow), (1024, deep), (2047, deep)):
+        for n_rows, ms in took.items():
+            assert depths.at(n_tokens).measured(n_rows, 1) == pytest.approx(ms / took[1], rel=0.1)
+    assert depths.at(3000).measured(8, 1) == pytest.approx(160 / 28, rel=0.1), "as the nearest that is known"
+    assert depths.at(300).measured(8, 1) == pytest.approx(4.0, rel=0.1)

@@ -65,7 +65,7 @@ def test_the_time_that_a_drafter_takes_is_no_time_of_the_rows() -> None:
     harness.run()
     counts = {count.source: count for count in harness.finals[0].usage.drafts}
     assert counts[DraftSource.DRAFT_MODEL].n_accepted > 100
-    costs = harness.engine._speculation.costs
+    costs = harness.engine._speculation.costs.at(0)
     for n_rows in (size for size in (2, 4, 8) if costs.is_known(size)):
         real = (STEP_S + ROW_S * n_rows) / (STEP_S + ROW_S)
         assert costs.measured(n_rows, 1) == pytest.approx(real, rel=0.1), n_rows
