@@ -85,7 +85,7 @@ class RowCosts:
         heir._logs, heir._row_s = dict(self._logs), self._row_s
         heir._n_seen = {n_rows: min(n_seen, 1) for n_rows, n_seen in self._n_seen.items()}
         heir._n_seen |= dict.fromkeys([min(self._logs)] if self._logs else [], _FEW)
-        heir._measured_at = dict.fromkeys(self._logs, 0)
+        heir._measured_at, heir._patience = dict.fromkeys(self._logs, 0), dict(self._patience)
         return heir
 
     def measured(self, n_rows: int, to: int) -> float:
