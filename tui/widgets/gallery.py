@@ -89,7 +89,9 @@ class Gallery(Widget):
         drawn = self._drawn.get(Key(medium.sha256, columns, rows))
         if y < 0:  # a lower picture stands on its name
             return Strip.blank(columns, self.rich_style)
-        return drawn[y] if drawn else Strip.blank(columns, self.get_component_rich_style("gallery--waiting"))
+        if not drawn:
+            return Strip.blank(columns, self.get_component_rich_style("gallery--waiting"))
+        return drawn[y].apply_style(self.rich_style)  # behind a picture that does not fill its cells
 
     def _caption(self, medium: Medium, room: int) -> Strip:
         return Strip([Segment(summary(medium, room), self.get_component_rich_style("gallery--name"))])
