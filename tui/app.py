@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from rich.console import RenderableType
-from textual import events
+from textual import on
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.messages import InBandWindowResize
 
 from localrun.client import Client
 from localrun.config import folders
@@ -57,16 +58,12 @@ def own_app(
     start_daemon: Callable[[], object] | None = None,
     is_replay: bool = False,
 ) -> LocalrunApp:
-    """The app with the person's own keys, theme and chats. `start_daemon` and `is_replay` as `LocalrunApp` has them.
-    May ask the terminal what it is."""
+    """The app with the person's own keys, theme and chats. `start_daemon` and `is_replay` as `LocalrunApp` has them."""
     own = folders()
-    chosen, typed = preferences.load(own.config / "tui.toml"), ""
-    if chosen.pictures is Pictures.AUTO:
-        terminal = kitty_graphics.ask(os.environ)
-        typed = terminal.typed
-        if terminal.has_placeholders:
-            chosen = chosen._replace(pictures=Pictures.KITTY)
-    if chosen.pictures is Pictures.KITTY:
+    chosen = preferences.load(own.config / "tui.toml")
+    if chosen.pictures is Pictures.AUTO and kitty_graphics.is_outside_of_tmux(os.environ):
+        chosen = chosen._replace(pictures=Pictures.KITTY)
+    if chosen.pictures is Pictures.KITTY or kitty_graphics.is_named(os.environ):
         os.environ.setdefault("COLORTERM", "truecolor")  # SSH does not carry it
     return LocalrunApp(
         base_url,
@@ -76,7 +73,6 @@ def own_app(
         preferences=chosen,
         start_daemon=start_daemon,
         is_replay=is_replay,
-        typed=typed,
     )
 
 
@@ -101,9 +97,9 @@ class LocalrunApp(App[None]):
 
     `retry_delays_s` are the pauses between attempts to reach a daemon that does not answer. `first` is the mode to
     begin in. Chats are kept in `history_file`, and without one in memory. `preferences` are the person's own keys and
-    theme; it does not ask what the terminal can, so `auto` means blocks. `start_daemon` starts one where none answers,
-    in a thread; it may raise LocalrunError. `is_replay` says that what `connect` makes is a recording, which plays once
-    and again when asked. `typed` was typed before the app began. `clock` gives seconds since the epoch.
+    theme. `start_daemon` starts one where none answers, in a thread; it may raise LocalrunError. `is_replay` says
+    that what `connect` makes is a recording, which plays once and again when asked. `clock` gives seconds since the
+    epoch.
     """
 
     TITLE = "localrun"
@@ -131,14 +127,12 @@ class LocalrunApp(App[None]):
         preferences: Preferences | None = None,
         start_daemon: Callable[[], object] | None = None,
         is_replay: bool = False,
-        typed: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
         self._first = first
         self._start_daemon = start_daemon
         self._preferences = preferences or Preferences()
-        self._typed = typed
         history, self._history_trouble = _history(history_file)
         client_name = f"tui-{os.getpid()}"
         daemon = connect(base_url, client_name)
@@ -169,6 +163,12 @@ class LocalrunApp(App[None]):
         is_exact = self.console.color_system == "truecolor" and not self.no_color
         return as_placeholders() if pictures is Pictures.KITTY and is_exact else as_blocks
 
+    @on(InBandWindowResize)
+    def _use_kitty_graphics(self, message: InBandWindowResize) -> None:
+        """The terminal has answered textual; what that has to do with pictures, `kitty_graphics.py` says."""
+        if message.supported and self._preferences.pictures is Pictures.AUTO and kitty_graphics.is_named(os.environ):
+            self.session.thumbnails.draw = self._way_to_draw(Pictures.KITTY)
+
     def _write(self, sequences: str) -> None:
         """To the terminal, between two updates of the screen."""
         if self._driver is not None and sequences:
@@ -191,8 +191,6 @@ class LocalrunApp(App[None]):
         self.run_worker(self._feed.run(), name="events", group="events")
         self.session.pulled.subscribe(self, self._on_pulled)
         self.app_resume_signal.subscribe(self, lambda _: self.session.thumbnails.send_again())
-        if self._typed:
-            self.post_message(events.Paste(self._typed))
         if self._history_trouble is not None:
             problems.append(self._history_trouble)
         for problem in problems:

@@ -5,8 +5,10 @@ A picture is sent once, under a number. Wherever a placeholder character is writ
 number, the terminal draws the piece of the picture that two combining characters name: its row and its column. So
 pictures are text to everything between here and the terminal, and scroll, move and are cut off as text is.
 
-A terminal is only asked what it is when its environment says that it answers. Where it cannot be known, the answer is
-no: a terminal without placeholders shows boxes in their place.
+Elsewhere placeholders are boxes, so they are used only where they are known to work. `is_named` is what the environment
+says; that the terminal is new enough too is known when it reports its size in band (DEC mode 2048), which textual asks
+for anyway: kitty learned that after placeholders. So no question of our own waits for an answer, or finds one among the
+keys. Inside tmux, tmux knows what is outside of it.
 
 Does not: decode pictures, or know widgets.
 """
@@ -16,12 +18,9 @@ from __future__ import annotations
 import base64
 import os
 import re
-import select
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from rich.color import Color
 from rich.segment import Segment
@@ -42,9 +41,7 @@ _QUIETLY = "q=2"  # an answer would arrive as keys
 
 # The first versions with placeholders.
 _VERSIONS = {"kitty": (0, 28), "ghostty": (1, 0)}
-_WHO_ARE_YOU = b"\x1b[>q\x1b[c"  # every terminal answers the second one
-_ANSWERS = re.compile(rb"\x1bP[^\x1b]*\x1b\\|\x1b\[\?[\d;]*c")
-_PATIENCE_S = 1.0
+_TMUX_TIMEOUT_S = 2.0
 _USUAL_CELL = (10, 20)
 
 
@@ -102,72 +99,27 @@ def cell_pixels() -> tuple[int, int]:
 # --- whether it understands that ---
 
 
-class Answer(NamedTuple):
-    """What a terminal is, in its own words, and what was typed meanwhile."""
-
-    name: str = ""
-    typed: str = ""
-
-    @property
-    def has_placeholders(self) -> bool:
-        """Whether it is known to show them."""
-        found = re.match(r"(\w+)[ (](\d+)\.(\d+)", self.name)
-        if found is None or found[1].lower() not in _VERSIONS:
-            return False
-        return (int(found[2]), int(found[3])) >= _VERSIONS[found[1].lower()]
-
-
-def ask(environment: Mapping[str, str]) -> Answer:
-    """Asks the terminal, or tmux about it, for what it is; nothing where none is known to answer. Takes a moment, and
-    belongs before anything else reads the keyboard."""
-    if "TMUX" in environment:
-        return Answer(_outside_of_tmux(environment))
+def is_named(environment: Mapping[str, str]) -> bool:
+    """Whether the environment says that this is kitty or Ghostty, without tmux or another program between."""
     term = environment.get("TERM", "")
-    is_named = "KITTY_WINDOW_ID" in environment or environment.get("TERM_PROGRAM") == "ghostty"
-    if term in ("xterm-kitty", "xterm-ghostty") or (is_named and term.startswith("xterm")):
-        return _asked()
-    return Answer()
+    is_inside = "KITTY_WINDOW_ID" in environment or environment.get("TERM_PROGRAM") == "ghostty"
+    return "TMUX" not in environment and (term in ("xterm-kitty", "xterm-ghostty") or (is_inside and "xterm" in term))
 
 
-def _outside_of_tmux(environment: Mapping[str, str]) -> str:
-    """The terminal in which tmux runs, if both let pictures and their colours through."""
+def is_outside_of_tmux(environment: Mapping[str, str]) -> bool:
+    """Whether tmux runs here, in such a terminal, and lets pictures and their colours through. Asks tmux."""
+    if "TMUX" not in environment:
+        return False
     asked = "#{allow-passthrough} #{client_termfeatures} #{client_termtype}"
     command = ["tmux", "display-message", "-p", "-t", environment.get("TMUX_PANE", ""), asked]
     try:
         ended = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TMUX_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    passes, features, name = (*ended.stdout.strip().split(" ", 2), "", "", "")[:3]
-    return name if passes not in ("", "0", "off") and "RGB" in features.split(",") else ""
-
-
-def _asked() -> Answer:
-    if sys.platform == "win32" or sys.__stdin__ is None or sys.__stdout__ is None:
-        return Answer()
-    import termios
-    import tty
-
-    heard = b""
-    try:
-        keyboard, screen = sys.__stdin__.fileno(), sys.__stdout__.fileno()
-        before = termios.tcgetattr(keyboard)
-        tty.setcbreak(keyboard, termios.TCSANOW)
-        try:
-            os.write(screen, _WHO_ARE_YOU)
-            until_s = time.monotonic() + _PATIENCE_S
-            while not any(answer.endswith(b"c") for answer in _ANSWERS.findall(heard)):
-                if not select.select([keyboard], [], [], max(0.0, until_s - time.monotonic()))[0]:
-                    break
-                piece = os.read(keyboard, 4096)
-                if not piece:
-                    break
-                heard += piece
-        finally:
-            termios.tcsetattr(keyboard, termios.TCSANOW, before)
-    except (OSError, ValueError, termios.error):
-        return Answer()
-    names = [answer for answer in _ANSWERS.findall(heard) if answer.startswith(b"\x1bP>|")]
-    typed = _ANSWERS.sub(b"", heard).decode(errors="replace")
-    return Answer(names[0][4:-2].decode(errors="replace") if names else "", typed)
+        return False
+    found = re.match(r"(?:1|2|on|all) (\S+) (\w+)[ (](\d+)\.(\d+)", ended.stdout)
+    if found is None or "RGB" not in found[1].split(","):
+        return False
+    needed = _VERSIONS.get(found[2].lower())
+    return needed is not None and (int(found[3]), int(found[4])) >= needed

@@ -165,7 +165,7 @@ class Thumbnails:
     """
 
     def __init__(self, draw: Draw | None = as_blocks, write: Callable[[str], None] = lambda sequences: None) -> None:
-        self._draw = draw
+        self.draw = draw
         self._write = write
         self._made: OrderedDict[Key, Cells | None] = OrderedDict()
         self._n_shown: Counter[Key] = Counter()
@@ -173,19 +173,19 @@ class Thumbnails:
 
     @property
     def can_draw(self) -> bool:
-        return self._draw is not None
+        return self.draw is not None
 
     async def make(self, key: Key, load: Callable[[], bytes | None]) -> list[Strip] | None:
         """The picture whose bytes `load` gives in a thread; None if it cannot be drawn. Whoever shows it says when it
         is no longer shown (`release`)."""
 
-        def work() -> Cells | None:
+        def work(draw: Draw | None) -> Cells | None:
             data = load()
-            return None if data is None or self._draw is None else self._draw(data, key.columns, key.rows)
+            return None if data is None or draw is None else draw(data, key.columns, key.rows)
 
         async with self._turn:
             if key not in self._made:
-                cells = self._made[key] = await asyncio.to_thread(work)
+                cells = self._made[key] = await asyncio.to_thread(work, self.draw)
                 if cells is not None:
                     self._write(cells.before)
             self._n_shown[key] += 1
