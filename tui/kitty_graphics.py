@@ -39,6 +39,7 @@ MAX_NUMBER = 0xFFFFFF
 _CHUNK_CHARACTERS = 4096
 _QUIETLY = "q=2"  # an answer would arrive as keys
 
+_TERMS = ("xterm-kitty", "xterm-ghostty")
 # The first versions with placeholders.
 _VERSIONS = {"kitty": (0, 28), "ghostty": (1, 0)}
 _TMUX_TIMEOUT_S = 2.0
@@ -103,14 +104,14 @@ def is_named(environment: Mapping[str, str]) -> bool:
     """Whether the environment says that this is kitty or Ghostty, without tmux or another program between."""
     term = environment.get("TERM", "")
     is_inside = "KITTY_WINDOW_ID" in environment or environment.get("TERM_PROGRAM") == "ghostty"
-    return "TMUX" not in environment and (term in ("xterm-kitty", "xterm-ghostty") or (is_inside and "xterm" in term))
+    return "TMUX" not in environment and (term in _TERMS or (is_inside and "xterm" in term))
 
 
 def is_outside_of_tmux(environment: Mapping[str, str]) -> bool:
     """Whether tmux runs here, in such a terminal, and lets pictures and their colours through. Asks tmux."""
     if "TMUX" not in environment:
         return False
-    asked = "#{allow-passthrough} #{client_termfeatures} #{client_termtype}"
+    asked = "#{allow-passthrough} #{client_termname},#{client_termfeatures} #{client_termtype}"
     command = ["tmux", "display-message", "-p", "-t", environment.get("TMUX_PANE", ""), asked]
     try:
         ended = subprocess.run(
@@ -119,7 +120,7 @@ def is_outside_of_tmux(environment: Mapping[str, str]) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     found = re.match(r"(?:1|2|on|all) (\S+) (\w+)[ (](\d+)\.(\d+)", ended.stdout)
-    if found is None or "RGB" not in found[1].split(","):
+    if found is None or not {*_TERMS, "RGB"} & {*found[1].split(",")}:  # the terminfo of the former has all colours
         return False
     needed = _VERSIONS.get(found[2].lower())
     return needed is not None and (int(found[3]), int(found[4])) >= needed
