@@ -196,7 +196,7 @@ class Thumbnails:
 
     def release(self, keys: Iterable[Key]) -> None:
         """These are no longer shown where they were made for."""
-        self._n_shown.subtract(keys)
+        self._n_shown.subtract(tuple(keys))  # a mapping would be one of numbers
         self._forget_oldest()
 
     def send_again(self) -> None:
