@@ -15,17 +15,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from rich.console import RenderableType
+from textual import on
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.messages import InBandWindowResize
 
 from localrun.client import Client
 from localrun.config import folders
 from localrun.errors import LocalrunError
-from localrun.tui import preferences
+from localrun.tui import kitty_graphics, preferences
 from localrun.tui.daemon import RETRY_DELAYS_S, Connect, Daemon, EventFeed
 from localrun.tui.history import History, HistoryUnavailable, open_history
 from localrun.tui.keys import bind, shown
-from localrun.tui.preferences import DARK, LIGHT, Preferences
+from localrun.tui.pictures import Draw, Thumbnails, as_blocks, as_placeholders
+from localrun.tui.preferences import DARK, LIGHT, Pictures, Preferences
 from localrun.tui.screens.chat import ChatScreen
 from localrun.tui.screens.dialog import Dialog
 from localrun.tui.screens.help import HelpScreen
@@ -56,12 +60,17 @@ def own_app(
 ) -> LocalrunApp:
     """The app with the person's own keys, theme and chats. `start_daemon` and `is_replay` as `LocalrunApp` has them."""
     own = folders()
+    chosen = preferences.load(own.config / "tui.toml")
+    if chosen.pictures is Pictures.AUTO and kitty_graphics.is_outside_of_tmux(os.environ):
+        chosen = chosen._replace(pictures=Pictures.KITTY)
+    if chosen.pictures is Pictures.KITTY or kitty_graphics.is_named(os.environ):
+        os.environ.setdefault("COLORTERM", "truecolor")  # SSH does not carry it
     return LocalrunApp(
         base_url,
         connect=connect,
         first=first,
         history_file=own.data / "chats.db",
-        preferences=preferences.load(own.config / "tui.toml"),
+        preferences=chosen,
         start_daemon=start_daemon,
         is_replay=is_replay,
     )
@@ -135,6 +144,7 @@ class LocalrunApp(App[None]):
             model=model,
             history=history,
             clock=clock,
+            thumbnails=Thumbnails(self._way_to_draw(self._preferences.pictures), self._write),
             can_start=start_daemon is not None,
             is_replay=is_replay,
             keymap=self._preferences.keys,
@@ -145,6 +155,24 @@ class LocalrunApp(App[None]):
             on_lost=self.session.lose,
             retry_delays_s=_NEVER if is_replay else retry_delays_s,
         )
+
+    def _way_to_draw(self, pictures: Pictures) -> Draw | None:
+        if pictures is Pictures.OFF:
+            return None
+        # The numbers of real pictures are colours, which must arrive as they are.
+        is_exact = self.console.color_system == "truecolor" and not self.no_color
+        return as_placeholders() if pictures is Pictures.KITTY and is_exact else as_blocks
+
+    @on(InBandWindowResize)
+    def _use_kitty_graphics(self, message: InBandWindowResize) -> None:
+        """The terminal has answered textual; what that has to do with pictures, `kitty_graphics.py` says."""
+        if message.supported and self._preferences.pictures is Pictures.AUTO and kitty_graphics.is_named(os.environ):
+            self.session.thumbnails.draw = self._way_to_draw(Pictures.KITTY)
+
+    def _write(self, sequences: str) -> None:
+        """To the terminal, between two updates of the screen."""
+        if self._driver is not None and sequences:
+            self._driver.write(sequences)
 
     def get_key_display(self, binding: Binding) -> str:
         return shown(binding.key)
@@ -162,6 +190,7 @@ class LocalrunApp(App[None]):
         await self.switch_mode(self._first)
         self.run_worker(self._feed.run(), name="events", group="events")
         self.session.pulled.subscribe(self, self._on_pulled)
+        self.app_resume_signal.subscribe(self, lambda _: self.session.thumbnails.send_again())
         if self._history_trouble is not None:
             problems.append(self._history_trouble)
         for problem in problems:
@@ -176,6 +205,11 @@ class LocalrunApp(App[None]):
             return [f"tui.toml: there is no theme {theme!r}; there are {', '.join(sorted(self.available_themes))}"]
         self.theme = theme
         return []
+
+    def exit(self, result: None = None, return_code: int = 0, message: RenderableType | None = None) -> None:
+        """Leaves; while the terminal still shows the app, it is told to forget its pictures."""
+        self.session.thumbnails.close()
+        super().exit(result, return_code, message)
 
     async def on_unmount(self) -> None:
         self.session.stop_recording()

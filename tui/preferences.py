@@ -1,6 +1,7 @@
 """The two themes, and a person's own choices for the interface, from `tui.toml` in the configuration folder:
 
     theme = "localrun-light"
+    pictures = "blocks"
 
     [keys]
     "chat.new" = "f7"
@@ -14,6 +15,7 @@ Does not: write the file.
 from __future__ import annotations
 
 import tomllib
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,12 +84,22 @@ LIGHT = Theme(
 )
 
 
+class Pictures(StrEnum):
+    """How pictures are drawn: as the terminal can, as real ones by kitty's protocol, as half blocks, or not at all."""
+
+    AUTO = "auto"
+    KITTY = "kitty"
+    BLOCKS = "blocks"
+    OFF = "off"
+
+
 class Preferences(NamedTuple):
     """`theme` None is the usual one. `problems` are sentences for the person."""
 
     theme: str | None = None
     keys: dict[str, str] = {}  # noqa: RUF012 - nobody changes it
     problems: tuple[str, ...] = ()
+    pictures: Pictures = Pictures.AUTO
 
 
 def rich_style(app: App[Any], colour: str) -> Style:
@@ -104,12 +116,16 @@ def load(path: Path) -> Preferences:
         return Preferences()
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         return Preferences(problems=(f"{path} cannot be read: {error}",))
-    unknown = sorted(content.keys() - {"theme", "keys"})
-    problems = [f"{path.name}: {name!r} is unknown; there are theme and keys" for name in unknown]
+    unknown = sorted(content.keys() - {"theme", "pictures", "keys"})
+    problems = [f"{path.name}: {name!r} is unknown; there are theme, pictures and keys" for name in unknown]
     theme = content.get("theme")
     if theme is not None and not isinstance(theme, str):
         problems.append(f"{path.name}: theme must be a text")
         theme = None
+    pictures = content.get("pictures", Pictures.AUTO)
+    if pictures not in list(Pictures):
+        problems.append(f"{path.name}: pictures is {pictures!r}, but must be one of {', '.join(Pictures)}")
+        pictures = Pictures.AUTO
     table = content.get("keys", {})
     keys: dict[str, str] = {}
     if not isinstance(table, dict):
@@ -122,4 +138,4 @@ def load(path: Path) -> Preferences:
             problems.append(f"{path.name}: the key of {name!r} must be a text such as ctrl+t")
         else:
             keys[name] = value.strip()
-    return Preferences(theme, keys, tuple(problems))
+    return Preferences(theme, keys, tuple(problems), Pictures(pictures))

@@ -47,6 +47,7 @@ class Session:
         model: str,
         history: History,
         clock: Callable[[], float],
+        thumbnails: Thumbnails,
         can_start: bool = False,
         is_replay: bool = False,
         keymap: Mapping[str, str] | None = None,
@@ -66,7 +67,7 @@ class Session:
         self.request_rates = RequestRates()
         self.recorder: Recorder | None = None
         self.pulls = Pulls(daemon, self._pull_ended)
-        self.thumbnails = Thumbnails()
+        self.thumbnails = thumbnails
         self.snapshots: Signal[Snapshot] = Signal(owner, "snapshots")
         self.connection: Signal[str | None] = Signal(owner, "connection")
         self.models: Signal[str] = Signal(owner, "models")

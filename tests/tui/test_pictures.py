@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from localrun.tui import pictures
-from localrun.tui.pictures import Thumbnails, fitted, half_blocks, size_of
+from localrun.tui.pictures import Key, Thumbnails, fitted, half_blocks, png, size_of
 
 
 def _file(picture: Image.Image, form: str = "PNG", **options: Any) -> bytes:
@@ -72,6 +72,14 @@ def _huge() -> bytes:
 def test_a_huge_picture_is_not_decoded():
     assert size_of(_huge()) == (30_000, 30_000)
     assert half_blocks(_huge(), 10, 5) is None
+    assert png(_huge(), 10, 5) is None
+
+
+def test_a_small_file_keeps_the_shape_and_is_never_larger():
+    made = png(_file(_quarters()), 30, 100)
+    assert made is not None
+    assert size_of(made) == (30, 30)
+    assert size_of(png(_file(Image.new("RGBA", (8, 4))), 400, 400) or b"") == (8, 4)
 
 
 @pytest.mark.parametrize(
@@ -98,13 +106,13 @@ async def test_pictures_are_made_one_at_a_time_and_once(monkeypatch: pytest.Monk
         most.append(len(at_work))
         at_work.pop()
 
-    monkeypatch.setattr(pictures, "half_blocks", make)
     monkeypatch.setattr(pictures, "_MAX_REMEMBERED", 3)
-    thumbnails = Thumbnails()
-    asked = [("a", 1), ("b", 1), ("a", 1), ("a", 2), ("c", 1)]
-    await asyncio.gather(*(thumbnails.make(name, columns, 1, lambda: b"") for name, columns in asked))
+    thumbnails = Thumbnails(make)
+    asked = [Key("a", 1, 1), Key("b", 1, 1), Key("a", 1, 1), Key("a", 2, 1), Key("c", 1, 1)]
+    await asyncio.gather(*(thumbnails.make(key, lambda: b"") for key in asked))
+    thumbnails.release(asked)
     assert most == [1] * 4
-    await thumbnails.make("c", 1, 1, lambda: b"")
+    await thumbnails.make(Key("c", 1, 1), lambda: b"")
     assert len(most) == 4
-    await thumbnails.make("b", 1, 1, lambda: b"")  # it was the one to be forgotten
+    await thumbnails.make(Key("b", 1, 1), lambda: b"")  # it was the one to be forgotten
     assert len(most) == 5

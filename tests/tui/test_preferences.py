@@ -8,7 +8,7 @@ import pytest
 
 from localrun.tui.app import LocalrunApp
 from localrun.tui.keys import KEYS, of_section, shown
-from localrun.tui.preferences import Preferences, load
+from localrun.tui.preferences import Pictures, Preferences, load
 
 
 def _load(tmp_path: Path, text: str) -> Preferences:
@@ -20,6 +20,7 @@ def test_theme_and_keys_are_taken(tmp_path: Path):
     found = _load(tmp_path, 'theme = "nord"\n[keys]\n"chat.new" = "ctrl+t"\n')
     assert found == Preferences("nord", {"chat.new": "ctrl+t"}, ())
     assert load(tmp_path / "none.toml") == Preferences()
+    assert _load(tmp_path, 'pictures = "blocks"').pictures is Pictures.BLOCKS
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,9 @@ def test_theme_and_keys_are_taken(tmp_path: Path):
     [
         ("theme = 3", "theme must be a text"),
         ("colour = 'red'", "'colour' is unknown"),
+        ("pictures = 'sixel'", "pictures is 'sixel', but must be one of auto, kitty, blocks, off"),
+        ("pictures = 3", "pictures is 3"),
+        ("pictures = ['kitty']", "must be one of"),
         ("keys = 3", "keys must be a table"),
         ('[keys]\n"chat.nothing" = "x"', "none of app.chat"),
         ('[keys]\n"chat.new" = 3\n"chat.copy" = "f9"', "must be a text such as ctrl"),

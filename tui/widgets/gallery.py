@@ -1,5 +1,5 @@
-"""The pictures and sounds of a question: pictures as blocks of colour, several beside each other, with a line below
-that names them; sounds as a line. Where a terminal has sixteen colours, or a picture cannot be drawn, a line too.
+"""The pictures and sounds of a question: pictures drawn small, several beside each other, with a line below that names
+them; sounds as a line. Where a terminal has sixteen colours, or a picture cannot be drawn, a line too.
 
 The room that a picture takes is known before it is decoded, so nothing moves when it comes.
 """
@@ -19,7 +19,7 @@ from textual.widget import Widget
 from localrun.attachments import Kind
 from localrun.tui import short_text
 from localrun.tui.media import Medium
-from localrun.tui.pictures import Thumbnails, fitted
+from localrun.tui.pictures import Key, Thumbnails, fitted
 from localrun.tui.short_text import fit
 
 # Of one picture, and of each of several.
@@ -39,13 +39,16 @@ class Gallery(Widget):
         self._media = media
         self._thumbnails = thumbnails
         self._load = load
-        self._drawn: dict[tuple[str, int, int], list[Strip] | None] = {}
+        self._drawn: dict[Key, list[Strip] | None] = {}
 
     def on_mount(self) -> None:
         self._draw()
 
     def on_resize(self) -> None:
         self._draw()
+
+    def on_unmount(self) -> None:
+        self._thumbnails.release(self._drawn)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         pictures, lines = self._tiles(width)
@@ -66,7 +69,7 @@ class Gallery(Widget):
 
     def _tiles(self, width: int) -> tuple[list[list[tuple[Medium, int, int]]], list[Medium]]:
         """Rows of pictures with the columns and rows of each, and what is only named."""
-        can_draw = self.app.console.color_system in _COLOURS
+        can_draw = self._thumbnails.can_draw and self.app.console.color_system in _COLOURS
         candidates = [medium for medium in self._media if can_draw and medium.kind is Kind.PICTURE]
         max_columns, max_rows = _ALONE if len(candidates) == 1 else _BESIDE
         max_rows = min(max_rows, max(4, self.screen.size.height // 3))
@@ -75,7 +78,7 @@ class Gallery(Widget):
             columns, rows = 0, 0
             if medium in candidates:
                 columns, rows = fitted(medium.width, medium.height, min(max_columns, width), max_rows)
-            if rows and self._drawn.get((medium.sha256, columns, rows), []) is not None:
+            if rows and self._drawn.get(Key(medium.sha256, columns, rows), []) is not None:
                 tiles.append((medium, columns, rows))
             else:
                 lines.append(medium)
@@ -83,10 +86,12 @@ class Gallery(Widget):
         return [tiles[at : at + n_beside] for at in range(0, len(tiles), n_beside)], lines
 
     def _row(self, medium: Medium, columns: int, rows: int, y: int) -> Strip:
-        drawn = self._drawn.get((medium.sha256, columns, rows))
+        drawn = self._drawn.get(Key(medium.sha256, columns, rows))
         if y < 0:  # a lower picture stands on its name
             return Strip.blank(columns, self.rich_style)
-        return drawn[y] if drawn else Strip.blank(columns, self.get_component_rich_style("gallery--waiting"))
+        if not drawn:
+            return Strip.blank(columns, self.get_component_rich_style("gallery--waiting"))
+        return drawn[y].apply_style(self.rich_style)  # behind a picture that does not fill its cells
 
     def _caption(self, medium: Medium, room: int) -> Strip:
         return Strip([Segment(summary(medium, room), self.get_component_rich_style("gallery--name"))])
@@ -101,14 +106,13 @@ class Gallery(Widget):
 
     def _draw(self) -> None:
         wanted = [tile for tiles in self._tiles(self.size.width)[0] for tile in tiles]
-        if any((medium.sha256, columns, rows) not in self._drawn for medium, columns, rows in wanted):
-            self.run_worker(self._make(wanted), name="pictures", group="pictures", exclusive=True)
+        keys = dict.fromkeys(Key(medium.sha256, columns, rows) for medium, columns, rows in wanted)
+        if missing := [key for key in keys if key not in self._drawn]:
+            self.run_worker(self._make(missing), name="pictures", group="pictures", exclusive=True)
 
-    async def _make(self, wanted: list[tuple[Medium, int, int]]) -> None:
-        for medium, columns, rows in wanted:
-            sha256 = medium.sha256
-            made = await self._thumbnails.make(sha256, columns, rows, partial(self._load, sha256))
-            self._drawn[sha256, columns, rows] = made
+    async def _make(self, keys: list[Key]) -> None:
+        for key in keys:
+            made = self._drawn[key] = await self._thumbnails.make(key, partial(self._load, key.sha256))
             self.refresh(layout=made is None)
 
 
