@@ -23,8 +23,10 @@ from localrun.engine.speculate.costs import TILE_ROWS, RowCosts
 LEAST_GAIN = 1.05
 # Nobody's tokens may come this many times as far apart because others have drafts, however much these gain.
 MOST_SLOWDOWN = 1.5
-# Rows of all streams together, in one pool.
+# Rows of all streams together, in one pool, and of a stream that is alone. Each size has to be tried before its cost is
+# known, so there are only as many as there is something to gain by.
 SIZES = (2, 4, 8, 12, 16, 24, 32, TILE_ROWS)
+SIZES_ALONE = (2, 4, 8, 16, TILE_ROWS)
 # Drafted tokens of each stream, where all have the same number, and where those with drafts have a pass of their own.
 EVEN_DRAFTS = (1, 3, 7, 15)
 OWN_DRAFTS = (1, 2, 4, 8)
@@ -75,7 +77,11 @@ def _more_rows(n_streams: int, *, is_even: bool) -> tuple[int, ...]:
     """Numbers of rows beside the streams' own that a step can have; of those with a second pass only the first."""
     if is_even and n_streams > 1:
         return (1, *(n_streams * n_each for n_each in EVEN_DRAFTS))
-    return tuple(size - n_streams for size in SIZES if size > n_streams)
+    return tuple(size - n_streams for size in _sizes(n_streams) if size > n_streams)
+
+
+def _sizes(n_streams: int) -> tuple[int, ...]:
+    return SIZES_ALONE if n_streams == 1 else SIZES
 
 
 def may_pay(n_streams: int, promise: float, costs: RowCosts, *, is_even: bool) -> bool:
@@ -122,7 +128,7 @@ def _in_one_pool(gains: list[list[float]], limits: Limits) -> list[tuple[int, ..
         ((-gain, index) for index, own in enumerate(gains) for gain in own),
     )
     ways = []
-    for size in SIZES:
+    for size in _sizes(len(gains)):
         n_more = min(size - len(gains), limits.most_rows)
         if n_more <= 0:
             continue
