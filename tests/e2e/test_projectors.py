@@ -25,12 +25,12 @@ pytestmark = pytest.mark.skipif(not builtin.model_path().is_file(), reason="the 
 def daemon() -> Iterator[Daemon]:
     with running_daemon(fake=False) as running:
         width = read_header(builtin.model_path()).n_embd
-        # A picture of fewer pixels than a patch has: libmtmd asserts that there is one.
-        for name, image in (("fox", 32), ("owl", 7)):
+        # A type whose tensors nobody checks: libmtmd asserts what these are not.
+        for name, kind in (("fox", "gemma3"), ("owl", "gemma4v")):
             folder: Path = running.home / "data" / "models"
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copy(builtin.model_path(), folder / f"{name}.gguf")
-            parts = changed(parts_of("gemma3", width), {"clip.vision.image_size": image})
+            parts = changed(parts_of("gemma3", width), {"clip.projector_type": kind})
             read_header(write_parts(folder / f"mmproj-{name}.gguf", parts), kind="projector")
         yield running
 

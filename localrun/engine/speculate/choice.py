@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from localrun.engine.speculate.costs import TILE_ROWS, RowCosts
+from localrun.engine.schedule.budget import TILE_ROWS
+from localrun.engine.speculate.costs import RowCosts
 
 LEAST_GAIN = 1.05
 # Nobody's tokens may come this many times as far apart because others have drafts, however much these gain.

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import math
 
+from localrun.engine.schedule.budget import TILE_ROWS
+
 # Before anything is known, n rows are expected to take n ** _PRIOR_SLOPE times as long as one. (Measured with 135M on
 # two cores: 0.52 for Q4_0, 0.73 for Q4_1. A GPU is nearer to 0, Metal to 1.)
 _PRIOR_SLOPE = 0.6
-# From so many rows of a sequence on, a processor computes attention in tiles. (Measured behind 1,440 tokens, 135M, two
-# threads: 64 rows take 12.6 times as long as one, 63 rows 45 times, 32 rows 22 times and 16 rows 11 times.)
-TILE_ROWS = 64
 # Steps further apart than this were not computed by the same machine, so to speak.
 _NEAR_S = 1.0
 # The weight of the latest of many measurements. Of the first few the average counts.
@@ -135,7 +134,8 @@ class RowCosts:
         known = self._logs.get(n_rows)
         if known is not None:
             return known
-        # Rows in tiles are expected to take half as long.
+        # A processor computes the attention of a tile at once, so its rows are expected to take half as long. (Measured
+        # behind 1,440 tokens, 135M, two threads: 64 rows take 12.6 times as long as one, 63 rows 45 times, 16 rows 11.)
         at = math.log(n_rows / 2 if n_rows >= TILE_ROWS else n_rows)
         below = max((size for size in self._logs if size < n_rows), default=None)
         above = min((size for size in self._logs if size > n_rows), default=None)

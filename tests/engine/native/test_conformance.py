@@ -27,7 +27,7 @@ from tests.engine.conftest import n_held
 from tests.engine.harness import n_seqs_away
 from tests.lora_file import write_vector
 
-N_SLOTS, N_SPARE, N_BATCH = 4, 2, 64
+N_SLOTS, N_SPARE, N_BATCH = 4, 2, 128
 REFUSALS = (ValueError, NoRoom, DecodeFailed, BadModelFile)
 Subject = FakeBackend | LlamaBackend
 
@@ -616,12 +616,6 @@ def test_a_batch_of_the_background_has_some_rows_and_not_too_many(background: Bo
 def test_what_the_background_must_not_compute_is_refused_before_it_begins(background: Both):
     seq, n_cells = background.n_seqs, background.n_cells // background.n_seqs * background.n_away
 
-    def wanting(backend: Subject) -> None:
-        fill(worker_of(backend).batch, seq, 8)
-        worker_of(backend).batch.wants_logits[7] = 1
-        worker_of(backend).start(8)
-
-    background.refuses(ValueError, wanting)
     background.refuses(ValueError, compute_away(seq, 8, start=-1))
     background.refuses(ValueError, compute_away(seq, 8, start=n_cells))
     background.refuses(ValueError, compute_away(seq, 8, token=-1))

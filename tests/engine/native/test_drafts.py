@@ -92,7 +92,7 @@ def test_answers_are_the_same_with_drafts(backend: LlamaBackend, sampling: str):
     plain = answers(backend, Speculation(backend, time.monotonic, is_on=False), submits)
     drafted = answers(backend, Speculation(backend, time.monotonic, policy=any_rows(3)), submits, plain)
     n_same = sum(check_alike(drafted[number], plain[number]) for number in plain)
-    assert n_same > N_STREAMS * N_TOKENS / 3
+    assert n_same > N_STREAMS * N_TOKENS / 8
     assert sum(answer.n_drafted for answer in drafted.values()) > N_TOKENS / 4
 
 

@@ -233,13 +233,15 @@ def test_a_batch_of_no_rows_or_too_many_is_refused(backend: LlamaBackend, n_rows
         backend.decode(n_rows)
 
 
-def test_more_rows_with_logits_than_sequences_are_refused(backend: LlamaBackend):
+def test_more_rows_with_logits_than_sequences_and_drafts_are_refused(tiny_gguf: Path):
+    backend = open_tiny(tiny_gguf, n_cells=512, n_batch=256)
     n_rows = backend.n_seqs + backend.n_draft_rows + 1
     backend.batch.token[:n_rows] = backend.batch.seq[:n_rows] = 0
     backend.batch.pos[:n_rows] = range(n_rows)
     backend.batch.wants_logits[:n_rows] = 1
     with pytest.raises(ValueError, match="logits"):
         backend.decode(n_rows)
+    backend.close()
 
 
 def test_sequences_positions_tokens_and_rows_out_of_range_are_refused(backend: LlamaBackend):
