@@ -31,6 +31,9 @@ def daemon() -> Iterator[Daemon]:
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copy(builtin.model_path(), folder / f"{name}.gguf")
             parts = changed(parts_of("gemma3", width), {"clip.projector_type": kind})
+            if kind == "gemma4v":
+                output = "mm.input_projection.weight"
+                parts.tensors[output] = parts.tensors[output][::-1]
             read_header(write_parts(folder / f"mmproj-{name}.gguf", parts), kind="projector")
         yield running
 
