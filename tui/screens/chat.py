@@ -110,6 +110,8 @@ class ChatScreen(Screen[None]):
             history = self.session.history
             conversation = Conversation(history, "", self.session.clock, history.chat(chat_id))
             view = ConversationView(self.session, conversation)
+        elif not view.is_answering and view.conversation.read_again():
+            await view.reload()
         if view in self._shown:
             self._mark(view)
         else:
@@ -352,18 +354,31 @@ class ChatScreen(Screen[None]):
             return
         if self.prompt.text.strip() or self._attachments.files:
             self._drafts.append(Question(self.prompt.text, self._attachments.take()))
+        question = await self._asked_before(message)
+        if names := question.gone:
+            self.notify(line(f"{names} is gone from the disk; attach it again."), severity="warning", markup=False)
         self.view.conversation.back_to(message)
         await self.view.reload()
-        self._put(Question.of(message, self.session.history.files.get))
+        self._put(question)
         self.prompt.focus()
 
     async def retry(self, message: Message) -> None:
-        """Ask a question again, as it was."""
+        """Ask a question again, as it was; not without a file that is gone."""
         if self._refuse_while_answering():
+            return
+        question = await self._asked_before(message)
+        if names := question.gone:
+            self.notify(
+                line(f"{names} is gone from the disk; edit the question to ask without it, or attach it again."),
+                severity="warning", markup=False,
+            )  # fmt: skip
             return
         self.view.conversation.back_to(message)
         await self.view.reload()
-        self.view.ask(Question.of(message, self.session.history.files.get))
+        self.view.ask(question)
+
+    async def _asked_before(self, message: Message) -> Question:
+        return await asyncio.to_thread(Question.of, message, self.session.history.files.get)
 
     def _refuse_while_answering(self) -> bool:
         if self.view.is_answering:
@@ -384,7 +399,7 @@ class ChatScreen(Screen[None]):
     @on(ConversationView.Unsent)
     def _give_back(self, event: ConversationView.Unsent) -> None:
         if event.view is self.view:
-            if self.prompt.text.strip():
+            if self.prompt.text.strip() or self._attachments.files:
                 self._drafts.append(event.question)  # after what is typed now
             else:
                 self._put(event.question)
