@@ -42,7 +42,7 @@ from localrun.tui.widgets.conversation_view import ConversationView
 from localrun.tui.widgets.messages import AnswerMessage, UserMessage
 from localrun.tui.widgets.prompt import Attachments, Prompt, StatusLine
 from localrun.tui.widgets.top_bar import Banner, TopBar
-from localrun.tui.widgets.welcome import BUILT_IN, Choice, Offer, Suggestion, chat_models
+from localrun.tui.widgets.welcome import BUILT_IN, Choice, Offer, Suggestion, Welcome, chat_models
 
 # Chats that stay mounted though nobody looks at them; older ones are opened again from the history.
 MAX_IDLE_VIEWS = 6
@@ -164,11 +164,15 @@ class ChatScreen(Screen[None]):
             shown.set_class(len(self._shown) > 1 and shown is view, "-marked")
             shown.set_class(len(self._shown) > 1 and shown is not view, "-unmarked")
         self.prompt.focus()
+        self._take_back()
         self._show_status()
 
-    def show_model(self, model: str) -> None:
+    async def show_model(self, model: str) -> None:
         """The marked chat goes on with another model."""
         self._bar.model = model
+        if self.view.welcome:
+            await self.view.welcome.remove()
+            await self.view.mount(Welcome(model))
         self._show_status()
 
     async def action_new(self) -> None:
@@ -398,11 +402,19 @@ class ChatScreen(Screen[None]):
 
     @on(ConversationView.Unsent)
     def _give_back(self, event: ConversationView.Unsent) -> None:
+        event.view.unsent = event.question
         if event.view is self.view:
-            if self.prompt.text.strip() or self._attachments.files:
-                self._drafts.append(event.question)  # after what is typed now
-            else:
-                self._put(event.question)
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """What was not answered in the marked chat goes into the prompt, after what is typed now."""
+        question, self.view.unsent = self.view.unsent, None
+        if question is None:
+            return
+        if self.prompt.text.strip() or self._attachments.files:
+            self._drafts.append(question)
+        else:
+            self._put(question)
 
     # --- with a message that has the focus ---------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ async def _model(screen: ChatScreen, argument: str) -> str | None:
     model = argument.removesuffix(":latest")
     screen.view.conversation.configure(model=model)
     screen.session.model = model
-    screen.show_model(model)
+    await screen.show_model(model)
     return f"{model} answers in this chat from now on."
 
 

@@ -58,7 +58,8 @@ class _Exchange:
 
 
 class ConversationView(VerticalScroll):
-    """`progress` is that of the running or last answer; None before the first."""
+    """`progress` is that of the running or last answer; None before the first. `unsent` is a question that was not
+    answered while the prompt belonged to another chat."""
 
     @dataclass
     class Progressed(Event):
@@ -77,6 +78,7 @@ class ConversationView(VerticalScroll):
         super().__init__()
         self.conversation = conversation
         self.progress: AnswerProgress | None = None
+        self.unsent: Question | None = None
         self._session = session
         self._worker: Worker[None] | None = None
         self._reading: asyncio.Task[None] | None = None

@@ -119,6 +119,26 @@ async def test_earlier_pictures_are_not_sent_to_a_model_that_cannot_see(desk: An
         await desk.see(pilot, "1 earlier picture or sound of this chat")
 
 
+async def test_files_that_failed_in_a_chat_out_of_sight_come_back_with_it(desk: Any, folder: Path) -> None:
+    desk.daemon.rows.append({**desk.daemon.rows[0], "name": "blue:latest"})
+    async with desk.open(SIZE) as pilot:
+        screen, attachments = desk.app.screen, desk.app.screen.query_one(Attachments)
+        await _type(desk, pilot, "/model blue")
+        await desk.see(pilot, "This is blue")
+        await _answer(desk, pilot, "first")
+        first = screen.view
+        await screen.attach([folder / "red 0.png"])
+        await _type(desk, pilot, "what is this?")
+        await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
+        await screen.action_new()
+        desk.daemon.fail_answer(BadRequest("no"))
+        await desk.until(pilot, lambda: first.unsent is not None)
+        assert (attachments.files, screen.query_one(Prompt).text) == ((), "")
+        await screen.open_chat(first.conversation.chat_id)
+        assert screen.query_one(Prompt).text == "what is this?"
+        assert [each.file.name for each in attachments.files] == ["red 0.png"]
+
+
 async def test_ways_to_take_a_file_away(desk: Any, folder: Path) -> None:
     async with desk.open(SIZE) as pilot:
         attachments = desk.app.screen.query_one(Attachments)
