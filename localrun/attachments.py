@@ -114,9 +114,15 @@ def media_kind(data: bytes) -> Kind | None:
 
 # --- paths in what was typed ---
 
-# In quotes, or without spaces. Where paths have no backslashes, one stands before a space or a quote of a dropped file.
+# In quotes, or without spaces. Where paths have no backslashes, one stands before a space or a quote of a dropped file,
+# or terminals write an apostrophe between quotes as a shell wants it: '\'' or '"'"'.
 _QUOTED = r"""(?<!\S)"([^"\n]+)"|(?<!\S)'([^'\n]+)'|"""
-_TOKEN = re.compile(_QUOTED + (r"""((?:\\.|[^\s"'\\])+)""" if os.sep == "/" else r"""([^\s"']+)"""))
+_APOSTROPHE = r"""'\\''|'"'"'"""
+_TOKEN = re.compile(
+    rf"""(?<!\S)'((?:[^'\n]|{_APOSTROPHE})*(?:{_APOSTROPHE})[^'\n]*)'|{_QUOTED}((?:\\.|[^\s"'\\])+)"""
+    if os.sep == "/"
+    else rf"""{_QUOTED}([^\s"']+)"""
+)
 _ENDS = ".,;:!?)]}"
 
 
@@ -160,11 +166,18 @@ def find(text: str) -> Found:
 
 def dropped(text: str) -> tuple[Path, ...]:
     """The pictures and sounds that a pasted text names, if it is nothing but their paths."""
-    whole = path_of(text.strip())
-    if is_media(whole) and "\n" not in text.strip():
-        return (whole,)
-    found = find(text)
-    return () if found.text else found.paths
+    lines = text.strip().splitlines()
+    if lines and all(is_media(path_of(line.strip())) for line in lines):
+        return tuple(dict.fromkeys(path_of(line.strip()) for line in lines))
+    paths: list[Path] = []
+    end = 0
+    for match in _TOKEN.finditer(text):  # up to the first that is something else: a book may be pasted
+        path, n_after = _media_path(match)
+        if path is None or n_after or text[end : match.start()].strip():
+            return ()
+        paths.append(path)
+        end = match.end()
+    return () if text[end:].strip() else tuple(dict.fromkeys(paths))
 
 
 def named(argument: str) -> tuple[Path, ...]:
@@ -190,8 +203,11 @@ def _media_path(match: re.Match[str]) -> tuple[Path | None, int]:
 
 def _meant(match: re.Match[str]) -> str:
     text = match.group(match.lastindex or 0)
-    is_bare = match.lastindex == _TOKEN.groups
-    return re.sub(r"\\(.)", r"\1", text) if is_bare and os.sep == "/" else text
+    if os.sep != "/":
+        return text
+    if match.lastindex == _TOKEN.groups:
+        return re.sub(r"\\(.)", r"\1", text)
+    return re.sub(_APOSTROPHE, "'", text) if match.lastindex == 1 else text
 
 
 def is_media(path: Path) -> bool:

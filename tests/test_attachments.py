@@ -81,6 +81,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (" './a.png'  '{folder}/b c.JPG' ", "", ["a.png", "b c.JPG"]),
         ("it's ~/a.png, isn't it", "it's a.png, isn't it", ["a.png"]),
         ("see {folder}/b\\ c.JPG and ./d\\'e.wav.", "see b c.JPG and d'e.wav.", ["b c.JPG", "d'e.wav"]),
+        ("see '{folder}/d'\\''e.wav' now", "see d'e.wav now", ["d'e.wav"]),
         ("look: file://{folder}/b%20c.JPG", "look: b c.JPG", ["b c.JPG"]),
         ('"b c.JPG" now', "b c.JPG now", ["b c.JPG"]),
         ("./a.png ./a.png", "", ["a.png"]),
@@ -104,6 +105,31 @@ def test_a_pasted_text_is_a_file_only_if_it_is_nothing_else(folder: Path):
     assert attachments.dropped(f"see {folder}/a.png") == ()
     assert attachments.dropped(f"{folder}/notes.txt") == ()
     assert attachments.dropped("words") == ()
+
+
+@pytest.mark.skipif(os.sep != "/", reason="other terminals quote otherwise")
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"""'{folder}/it'\''s.png' '{folder}/b c.JPG'""",  # terminals of GNOME
+        r"""'{folder}/it'"'"'s.png' '{folder}/b c.JPG'""",  # kitty
+        r"""{folder}/it\'s.png {folder}/b\ c.JPG """,  # macOS
+        "{folder}/it's.png\r{folder}/b c.JPG\r",  # copied in a file manager
+        "file://{folder}/it's.png\nfile://{folder}/b%20c.JPG\n",
+    ],
+)
+def test_files_are_dropped_in_the_ways_of_terminals(folder: Path, text: str):
+    (folder / "it's.png").write_bytes(PNG)
+    text = text.format(folder=folder)
+    assert attachments.dropped(text) == (folder / "it's.png", folder / "b c.JPG")
+    assert attachments.dropped(f"{text} and more") == ()
+
+
+def test_a_pasted_book_is_read_up_to_its_first_word(monkeypatch: pytest.MonkeyPatch):
+    looked: list[str] = []
+    monkeypatch.setattr(attachments, "path_of", lambda text: looked.append(text) or Path(text))
+    assert attachments.dropped("It's said of 'it' in c.png\n" * 10_000) == ()
+    assert len(looked) < 10
 
 
 def test_the_files_of_a_command(folder: Path):

@@ -82,6 +82,10 @@ class Conversation:
         media = [medium for each in (*(m.extra for m in self.messages), extra) for medium in media_of(each)]
         return len(media) - n_carried([medium.size_bytes for medium in media if medium.kind in taken])
 
+    def n_media(self, extra: dict[str, Any]) -> int:
+        """How many pictures and sounds there are in all, with those of the next question."""
+        return sum(len(media_of(each)) for each in (*(m.extra for m in self.messages), extra))
+
     @property
     def has_media(self) -> bool:
         """Whether a picture or a sound was sent in the shown branch."""
@@ -128,6 +132,14 @@ class Conversation:
         self._history.show(siblings[at])
         self.messages = self._history.branch(self._chat_id)
         return True
+
+    def read_again(self) -> bool:
+        """Takes the shown branch from the history: an edit may have been given up, or another window have gone on.
+        False when nothing is different. Raises KeyError when the chat was deleted, and sqlite3.Error."""
+        if self._chat_id is None or self.trouble is not None:
+            return False
+        before, self.messages = self.messages, self._history.branch(self._chat_id)
+        return self.messages != before
 
     def configure(
         self, *, model: str | None = None, system: str | None = None, parameters: dict[str, Any] | None = None

@@ -45,6 +45,13 @@ class Question(NamedTuple):
         return cls(message.content, tuple(files), message)
 
     @property
+    def gone(self) -> str:
+        """The names of the pictures and sounds of a question asked before that are no longer there."""
+        there = {medium.sha256 for medium in self.media}
+        media = media_of(self.again.extra) if self.again is not None else ()
+        return ", ".join(medium.name for medium in media if medium.sha256 not in there)
+
+    @property
     def content(self) -> str:
         """What the model reads."""
         return attachments.content(self.text, [attached.file for attached in self.attachments])

@@ -321,7 +321,8 @@ class History:
     # --- search --------------------------------------------------------------------------------------------------
 
     def search(self, text: str) -> list[Hit]:
-        """Messages with words that begin like all of these, the best first. Nothing for a text without any word."""
+        """Messages with words that begin like all of these, the best first, then those whose pictures and sounds have
+        such names. Nothing for a text without any word."""
         words = _WORD.findall(text)
         if not words:
             return []
@@ -334,7 +335,22 @@ class History:
                WHERE message_texts MATCH ? ORDER BY rank LIMIT ?""",
             (query, MAX_HITS),
         ).fetchall()
-        return [Hit(self.chat(chat_id), message_id, role, excerpt) for message_id, role, chat_id, excerpt in rows]
+        found = {row[0] for row in rows}
+        rows += [row for row in self._with_files_named(words) if row[0] not in found]
+        return [Hit(self.chat(row[2]), row[0], row[1], row[3]) for row in rows[:MAX_HITS]]
+
+    def _with_files_named(self, words: list[str]) -> list[tuple[int, str, int, str]]:
+        """The latest first, as the rows of `search`; the index does not know the names."""
+        rows = self._db.execute(
+            """SELECT id, role, chat_id, extra FROM messages WHERE extra LIKE '%"media"%' ORDER BY id DESC"""
+        )
+        wanted, found = [word.casefold() for word in words], []
+        for message_id, role, chat_id, extra in rows:
+            names = ", ".join(medium.name for medium in media_of(_object(extra)))
+            there = _WORD.findall(names.casefold())
+            if all(any(word.startswith(begin) for word in there) for begin in wanted):
+                found.append((message_id, role, chat_id, names))
+        return found
 
     # --- inside --------------------------------------------------------------------------------------------------
 

@@ -123,6 +123,19 @@ def test_a_question_of_a_picture_alone_names_the_chat_by_it(tmp_path: Path):
     history.close()
 
 
+def test_a_search_knows_the_names_of_files(tmp_path: Path):
+    history = History(tmp_path / "chats.db")
+    chat = history.begin("tiny", now_s=1.0)
+    fox = extra_of([_picture("Fox at dusk.png").medium])
+    asked = history.add(chat.id, None, "user", "", now_s=2.0, extra=fox)
+    said = history.add(chat.id, asked.id, "assistant", "a fox", now_s=3.0)
+    history.add(chat.id, said.id, "user", "this fox", now_s=4.0, extra=fox)
+    assert [(hit.message_id, hit.excerpt) for hit in history.search("dusk fo")][-1] == (asked.id, "Fox at dusk.png")
+    assert len(history.search("fox")) == 3
+    assert history.search("wolf") == []
+    history.close()
+
+
 def test_a_request_carries_the_newest_media_that_the_model_takes(tmp_path: Path):
     history = History(tmp_path / "chats.db")
     conversation = Conversation(history, "tiny", lambda: 1.0)

@@ -42,7 +42,7 @@ from localrun.tui.widgets.conversation_view import ConversationView
 from localrun.tui.widgets.messages import AnswerMessage, UserMessage
 from localrun.tui.widgets.prompt import Attachments, Prompt, StatusLine
 from localrun.tui.widgets.top_bar import Banner, TopBar
-from localrun.tui.widgets.welcome import BUILT_IN, Choice, Offer, Suggestion, chat_models
+from localrun.tui.widgets.welcome import BUILT_IN, Choice, Offer, Suggestion, Welcome, chat_models
 
 # Chats that stay mounted though nobody looks at them; older ones are opened again from the history.
 MAX_IDLE_VIEWS = 6
@@ -110,6 +110,8 @@ class ChatScreen(Screen[None]):
             history = self.session.history
             conversation = Conversation(history, "", self.session.clock, history.chat(chat_id))
             view = ConversationView(self.session, conversation)
+        elif not view.is_answering and view.conversation.read_again():
+            await view.reload()
         if view in self._shown:
             self._mark(view)
         else:
@@ -162,11 +164,15 @@ class ChatScreen(Screen[None]):
             shown.set_class(len(self._shown) > 1 and shown is view, "-marked")
             shown.set_class(len(self._shown) > 1 and shown is not view, "-unmarked")
         self.prompt.focus()
+        self._take_back()
         self._show_status()
 
-    def show_model(self, model: str) -> None:
+    async def show_model(self, model: str) -> None:
         """The marked chat goes on with another model."""
         self._bar.model = model
+        if self.view.welcome:
+            await self.view.welcome.remove()
+            await self.view.mount(Welcome(model))
         self._show_status()
 
     async def action_new(self) -> None:
@@ -352,18 +358,31 @@ class ChatScreen(Screen[None]):
             return
         if self.prompt.text.strip() or self._attachments.files:
             self._drafts.append(Question(self.prompt.text, self._attachments.take()))
+        question = await self._asked_before(message)
+        if names := question.gone:
+            self.notify(line(f"{names} is gone from the disk; attach it again."), severity="warning", markup=False)
         self.view.conversation.back_to(message)
         await self.view.reload()
-        self._put(Question.of(message, self.session.history.files.get))
+        self._put(question)
         self.prompt.focus()
 
     async def retry(self, message: Message) -> None:
-        """Ask a question again, as it was."""
+        """Ask a question again, as it was; not without a file that is gone."""
         if self._refuse_while_answering():
+            return
+        question = await self._asked_before(message)
+        if names := question.gone:
+            self.notify(
+                line(f"{names} is gone from the disk; edit the question to ask without it, or attach it again."),
+                severity="warning", markup=False,
+            )  # fmt: skip
             return
         self.view.conversation.back_to(message)
         await self.view.reload()
-        self.view.ask(Question.of(message, self.session.history.files.get))
+        self.view.ask(question)
+
+    async def _asked_before(self, message: Message) -> Question:
+        return await asyncio.to_thread(Question.of, message, self.session.history.files.get)
 
     def _refuse_while_answering(self) -> bool:
         if self.view.is_answering:
@@ -383,11 +402,19 @@ class ChatScreen(Screen[None]):
 
     @on(ConversationView.Unsent)
     def _give_back(self, event: ConversationView.Unsent) -> None:
+        event.view.unsent = event.question
         if event.view is self.view:
-            if self.prompt.text.strip():
-                self._drafts.append(event.question)  # after what is typed now
-            else:
-                self._put(event.question)
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """What was not answered in the marked chat goes into the prompt, after what is typed now."""
+        question, self.view.unsent = self.view.unsent, None
+        if question is None:
+            return
+        if self.prompt.text.strip() or self._attachments.files:
+            self._drafts.append(question)
+        else:
+            self._put(question)
 
     # --- with a message that has the focus ---------------------------------------------------------------------------
 

@@ -18,7 +18,8 @@ from localrun.errors import LocalrunError
 from localrun.tui import slash
 from localrun.tui.conversation import Conversation
 from localrun.tui.files import code_blocks, in_clipboard, to_json, to_markdown
-from localrun.tui.history import History, Message
+from localrun.tui.history import Message
+from localrun.tui.media import MediaFiles
 from localrun.tui.short_text import line
 from localrun.tui.slash import Slash
 
@@ -79,7 +80,7 @@ async def _model(screen: ChatScreen, argument: str) -> str | None:
     model = argument.removesuffix(":latest")
     screen.view.conversation.configure(model=model)
     screen.session.model = model
-    screen.show_model(model)
+    await screen.show_model(model)
     return f"{model} answers in this chat from now on."
 
 
@@ -178,18 +179,20 @@ async def _code(screen: ChatScreen, argument: str) -> None:
 async def _export(screen: ChatScreen, argument: str) -> str:
     if not screen.view.conversation.messages:
         raise _RefusedError("there is nothing to export yet")
-    return f"Written to {_write(screen.view.conversation, argument, screen.session.history)}"
+    conversation = screen.view.conversation
+    path = await asyncio.to_thread(_write, conversation, conversation.title, argument, screen.session.history.files)
+    return f"Written to {path}"
 
 
-def _write(conversation: Conversation, argument: str, history: History) -> Path:
-    """The new file; one that is there already is never overwritten. Raises OSError."""
-    title, model, system = conversation.title, conversation.model, conversation.system
+def _write(conversation: Conversation, title: str, argument: str, files: MediaFiles) -> Path:
+    """The new file; one that is there already is never overwritten. In a thread, for its pictures. Raises OSError."""
+    model, system, messages = conversation.model, conversation.system, list(conversation.messages)
     name = "".join(character if character.isalnum() else "-" for character in title).strip("-").lower()
     path = Path(argument or f"{name[:_NAME_CHARACTERS] or 'chat'}.md").expanduser().absolute()
     if path.suffix == ".json":
-        text = to_json(title, model, system, conversation.parameters, conversation.messages, history.files.get)
+        text = to_json(title, model, system, conversation.parameters, messages, files.get)
     else:
-        text = to_markdown(title, model, system, conversation.messages)
+        text = to_markdown(title, model, system, messages)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
     return path

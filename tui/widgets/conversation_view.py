@@ -58,7 +58,8 @@ class _Exchange:
 
 
 class ConversationView(VerticalScroll):
-    """`progress` is that of the running or last answer; None before the first."""
+    """`progress` is that of the running or last answer; None before the first. `unsent` is a question that was not
+    answered while the prompt belonged to another chat."""
 
     @dataclass
     class Progressed(Event):
@@ -77,6 +78,7 @@ class ConversationView(VerticalScroll):
         super().__init__()
         self.conversation = conversation
         self.progress: AnswerProgress | None = None
+        self.unsent: Question | None = None
         self._session = session
         self._worker: Worker[None] | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -86,6 +88,7 @@ class ConversationView(VerticalScroll):
         self._is_paging = False
         self._has_told_trouble = False
         self._n_left_out = 0
+        self._n_gone = 0
 
     def compose(self) -> ComposeResult:
         if not self.conversation.messages:
@@ -268,7 +271,17 @@ class ConversationView(VerticalScroll):
         if n_left_out != self._n_left_out:
             self._n_left_out = n_left_out
             self._tell_left_out(taken)
-        return await asyncio.to_thread(conversation.to_send, question.content, question.extra, taken)
+        messages = await asyncio.to_thread(conversation.to_send, question.content, question.extra, taken)
+        self._tell_gone(
+            conversation.n_media(question.extra) - n_left_out - sum(len(m.get("images", ())) for m in messages)
+        )
+        return messages
+
+    def _tell_gone(self, n_gone: int) -> None:
+        if n_gone and n_gone != self._n_gone:
+            files = "pictures and sounds" if n_gone > 1 else "picture or sound"
+            self.notify(f"Not sent, as gone from the disk: {n_gone} earlier {files} of this chat.", severity="warning")
+        self._n_gone = n_gone
 
     def _tell_left_out(self, taken: frozenset[Kind]) -> None:
         if self._n_left_out:

@@ -11,6 +11,7 @@ from PIL import Image
 from textual import events
 
 from localrun.attachments import Kind
+from localrun.errors import BadRequest
 from localrun.tui.media import Medium
 from localrun.tui.widgets.gallery import Gallery, summary
 from localrun.tui.widgets.prompt import Attachments, Prompt
@@ -118,6 +119,26 @@ async def test_earlier_pictures_are_not_sent_to_a_model_that_cannot_see(desk: An
         await desk.see(pilot, "1 earlier picture or sound of this chat")
 
 
+async def test_files_that_failed_in_a_chat_out_of_sight_come_back_with_it(desk: Any, folder: Path) -> None:
+    desk.daemon.rows.append({**desk.daemon.rows[0], "name": "blue:latest"})
+    async with desk.open(SIZE) as pilot:
+        screen, attachments = desk.app.screen, desk.app.screen.query_one(Attachments)
+        await _type(desk, pilot, "/model blue")
+        await desk.see(pilot, "This is blue")
+        await _answer(desk, pilot, "first")
+        first = screen.view
+        await screen.attach([folder / "red 0.png"])
+        await _type(desk, pilot, "what is this?")
+        await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
+        await screen.action_new()
+        desk.daemon.fail_answer(BadRequest("no"))
+        await desk.until(pilot, lambda: first.unsent is not None)
+        assert (attachments.files, screen.query_one(Prompt).text) == ((), "")
+        await screen.open_chat(first.conversation.chat_id)
+        assert screen.query_one(Prompt).text == "what is this?"
+        assert [each.file.name for each in attachments.files] == ["red 0.png"]
+
+
 async def test_ways_to_take_a_file_away(desk: Any, folder: Path) -> None:
     async with desk.open(SIZE) as pilot:
         attachments = desk.app.screen.query_one(Attachments)
@@ -178,6 +199,34 @@ async def test_a_chat_with_pictures_is_opened_again(folder: Path, desk: Any, tmp
         await again.until(pilot, lambda: gallery.size.height == 7 + 1 + 1)
         messages = await _answer(again, pilot, "and now?")
         assert len(messages[0]["images"]) == 2
+        await again.see(pilot, "Not sent, as gone from the disk")
+        screen = again.app.screen
+        first = screen.view.conversation.messages[0]
+        await screen.retry(first)
+        await again.see(pilot, "green 1.png is gone")
+        assert len(screen.view.conversation.messages) == 4
+        await screen.edit(first)
+        assert len(screen.query_one(Attachments).files) == 2
+        # Giving the edit up, one opens the chat again.
+        await screen.open_chat(first.chat_id)
+        await again.see(pilot, "and now?")
+        assert len(screen.view.conversation.messages) == 4
+
+
+async def test_an_unanswered_question_does_not_mix_with_what_was_attached_since(desk: Any, folder: Path) -> None:
+    async with desk.open(SIZE) as pilot:
+        screen, attachments = desk.app.screen, desk.app.screen.query_one(Attachments)
+        await screen.attach([folder / "red 0.png"] * 16)
+        await pilot.press("enter")
+        await desk.until(pilot, lambda: len(desk.daemon.questions) == 1)
+        await screen.attach([folder / "memo.wav"])
+        desk.daemon.fail_answer(BadRequest("no"))
+        await desk.until(pilot, lambda: not screen.view.is_answering)
+        await pilot.pause()
+        assert [each.file.name for each in attachments.files] == ["memo.wav"]
+        (message,) = await _answer(desk, pilot, "what do you hear?", 2)
+        assert message["images"] == [_sent(folder / "memo.wav")]
+        assert len(attachments.files) == 16
 
 
 async def test_a_terminal_of_sixteen_colours_has_lines(desk: Any, folder: Path) -> None:
