@@ -352,17 +352,18 @@ def _model_tables(tables: Any, path: Path) -> tuple[ModelTable, ...]:
         raise ConfigError(f"{path}: models is {_shown(tables)}, which is not a table; {hint}")
     found = []
     for pattern, table in tables.items():
-        if not pattern or _CONTROL.search(pattern):
+        if not pattern or _CONTROL.search(pattern) or len(pattern) > _MAX_PATTERN_CHARS:
             raise ConfigError(
-                f"{path}: [models.{_shown(pattern)}] is for no model: its name is empty or has a control character in "
-                f"it; {hint}, where * is for all models"
+                f"{path}: [models.{_shown(pattern)}] is for no model: its name is empty, has a control character in it "
+                f"or more than {_MAX_PATTERN_CHARS} characters; {hint}, where * is for all models"
             )
         source = ModelTable(pattern, NOTHING_ASKED, path).source
         if not isinstance(table, dict):
             raise ConfigError(f"{source} is {_shown(table)}, which is not a table; {hint}")
         unknown = sorted(set(table) - set(LoadSettings.__struct_fields__))
         if unknown and isinstance(table[unknown[0]], dict):
-            whole = f"{pattern}.{unknown[0]}" if not _CONTROL.search(unknown[0]) else "PATTERN"
+            whole = f"{pattern}.{unknown[0]}"
+            whole = "PATTERN" if len(whole) > _MAX_SHOWN or _CONTROL.search(whole) else whole
             raise ConfigError(
                 f"{source}: {_shown(unknown[0])} is a table within it; a name with a dot has to be in quotes: "
                 f'[models."{whole}"]'
@@ -375,6 +376,8 @@ def _model_tables(tables: Any, path: Path) -> tuple[ModelTable, ...]:
     return tuple(found)
 
 
+_MAX_SHOWN = 200
+_MAX_PATTERN_CHARS = 4_096  # no name and no path is longer
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -396,7 +399,7 @@ def _shown(value: Any) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # a number of thousands of digits, or nested without end
         return f"a huge {type(value).__name__}"
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 _HINTS = get_type_hints(Settings, include_extras=True)

@@ -106,6 +106,17 @@ def opened(store: Store, settings: Settings, model: Model) -> Model:
     return dataclasses.replace(model, adapters=tuple(each for each in found.values() if each.scale))
 
 
+def refused(store: Store, settings: Settings) -> dict[str, str]:
+    """The models that their tables keep from being used, and why. Reads the disk."""
+    found = {}
+    for model in store.list() if any(table.load.adapters for table in settings.models) else ():
+        try:
+            opened(store, settings, model)
+        except BadModelFile as error:
+            found[model.name] = error.message
+    return found
+
+
 def evidence(store: Store, settings: Settings, model: Model) -> Evidence:
     """Of the names in a model's table, to be asked for before `opened`: as `Store.evidence`. Their files have stamps of
     their own."""

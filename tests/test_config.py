@@ -5,6 +5,8 @@ import typing
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from localrun import config
 from localrun.config import (
@@ -19,6 +21,7 @@ from localrun.config import (
     load,
     models_folder,
 )
+from tests.depth import DEPTH
 
 FIELDS = config.FIELDS
 
@@ -232,6 +235,7 @@ def test_a_bad_variable_is_refused_by_its_name(home: dict[str, str], name: str, 
         ("[models.qwen3]\nnum_gpu = 1", ('[models."qwen3"]', "'num_gpu'", "gpu_layers")),
         ("[models.qwen3.5]\nslots = 1", ('[models."qwen3"]', "'5' is a table", '[models."qwen3.5"]')),
         ("[models.'']\nslots = 1", ("[models.'']", "empty", "* is for all models")),
+        (f"[models.{'x' * 4097}]\nslots = 1", ("[models.'xxx", "4096 characters")),
         ('[models."a\\u001b[31m"]\nslots = 1', ("[models.'a\\x1b[31m']", "control character")),
         ('[models."a"]\n"b\\n" = 1', ('[models."a"]', "'b\\n'")),
         ('[models."a"]\ndraft = "b\\u0000"', ('[models."a"]', "draft is 'b\\x00'", "control character")),
@@ -258,6 +262,33 @@ def test_a_bad_file_is_refused_by_its_path(home: dict[str, str], text: str, part
     with pytest.raises(ConfigError) as caught:
         load(environ=home)
     assert all(part in str(caught.value) for part in (str(path), *parts)), str(caught.value)
+
+
+_TEXTS = st.text(max_size=20) | st.sampled_from(
+    ["", "f16", "on", "a=0.5", "a=1e5", "a=nan", "=", "\x1b[31m", "x" * 9000]
+)
+_VALUES = st.recursive(
+    _TEXTS | st.integers() | st.floats() | st.booleans() | st.dates() | st.sampled_from([2**63, 10**30]),
+    lambda some: st.lists(some, max_size=10) | st.dictionaries(_TEXTS, some, max_size=3),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300 * DEPTH, deadline=None)
+@given(pattern=_TEXTS, field=st.sampled_from(LoadSettings.__struct_fields__) | _TEXTS, value=_VALUES | st.lists(_TEXTS))
+def test_whatever_a_table_has_is_taken_or_refused_by_its_name(pattern: str, field: str, value: object):
+    path = Path("/x/localrun.toml")
+    try:
+        tables = config._model_tables({pattern: {field: value}}, path)
+    except ConfigError as error:
+        text = str(error)
+        assert text.startswith(f"{path}: [models.")
+        assert "is for no model" in text or f'[models."{pattern}"]: ' in text
+        assert "is for no model" in text or field in text or repr(field)[:100] in text
+        assert len(text) < 1500 + len(pattern)
+        assert not config._CONTROL.search(text)
+    else:
+        assert isinstance(Settings(models=tables).of_model("qwen3:8b"), LoadSettings)
 
 
 def test_a_number_that_is_none_is_refused(home: dict[str, str]):

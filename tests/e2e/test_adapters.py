@@ -201,3 +201,6 @@ def test_adapters_of_the_settings_file(tmp_path: Path) -> None:
             assert fit["wrong"].status_code == 422
             loaded = {row["name"] for row in daemon.http.get("/api/tags").json()["models"] if row["loaded"]}
             assert loaded == set(names)
+            removed = daemon.http.request("DELETE", "/api/delete", json={"model": "style"})
+            (note,) = removed.json()["notes"]
+            assert note.startswith(f"requests to 'with-style' are refused from now on: {settings}: [models.")
