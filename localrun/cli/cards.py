@@ -33,7 +33,8 @@ def model_card(shown: dict[str, Any]) -> str:
     blocks.append(_block("Projector", _projector(projector, more.get("no_projector") or "")))
     blocks.append(_block("Tensors", _tensors(more.get("tensor_types") or [])))
     blocks.append(_block("Memory", _memory(more.get("memory") or [])))
-    blocks.append(_block("Adapters", [*(more.get("adapters") or []), *_lines(more.get("no_adapters"))]))
+    no_adapters = [f"none: {more['no_adapters']}"] if more.get("no_adapters") else []
+    blocks.append(_block("Adapters", [*(more.get("adapters") or []), *no_adapters]))
     load = more.get("load") or {}
     blocks.append(_block("Load settings", [f"{name:<20}{one_line(value)}" for name, value in load.items()]))
     blocks.append(_block("Parameters", _lines(shown.get("parameters"))))
