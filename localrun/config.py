@@ -432,8 +432,9 @@ def _is_host(text: str) -> bool:
 
 
 def _checked(field: str, value: Any, source: str, hints: Mapping[str, Any] = _HINTS) -> Any:
+    written = value
     try:
-        value = msgspec.convert(value, hints[field])
+        value = msgspec.convert(written, hints[field])
         if field == "latency":
             latency_target_s(value)
         elif field == "adapters":
@@ -441,7 +442,7 @@ def _checked(field: str, value: Any, source: str, hints: Mapping[str, Any] = _HI
         elif field == "draft" and _CONTROL.search(value):
             raise ConfigError("there is a control character in it; leave it out")
     except (msgspec.ValidationError, ConfigError, OverflowError) as error:
-        raise ConfigError(f"{source}: {field} is {_shown(value)}: {error}") from None
+        raise ConfigError(f"{source}: {field} is {_shown(written)}: {error}") from None
     if field == "host" and not _is_host(value):
         raise ConfigError(
             f"{source}: host is {_shown(value)}; use a host name or an IP address, without scheme and port"
