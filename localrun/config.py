@@ -29,6 +29,10 @@ DEFAULT_PORT = 11434
 AUTO_KV_TYPE = "auto"
 KV_TYPES = (AUTO_KV_TYPE, "f16", "q8_0", "q4_0")
 ROPE_SCALINGS = ("none", "linear", "yarn")
+# Adapters of one request, and the strength of each.
+MAX_ADAPTERS = 8
+MAX_SCALE = 100.0
+SCALE = re.compile(r"-?([0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9})")
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -56,17 +60,19 @@ class ConfigError(ValueError):
 
 class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How one model is loaded. None leaves a field to whoever comes next: a request, the model's own parameters, its
-    table in the settings file, the settings for all models. `LOAD_HELP` has what the fields mean."""
+    table in the settings file, the settings for all models. `LOAD_HELP` has what the fields mean. Only tables name
+    `adapters`, as texts for `split_scale`; a model with adapters of its own has no others."""
 
     num_ctx: ContextTokens | None = None
     slots: Slots | None = None
-    kv_cells: NonNegative | None = None
+    kv_cells: ContextTokens | None = None
     kv_type: str | None = None
     threads: Threads | None = None
     gpu_layers: GpuLayers | None = None
     batch_tokens: BatchTokens | None = None
     speculation: str | None = None
     draft: str | None = None
+    adapters: tuple[str, ...] | None = None
     rope_scaling: str | None = None
     rope_frequency_base: RopeBase | None = None
     rope_frequency_scale: RopeScale | None = None
@@ -102,6 +108,8 @@ LOAD_HELP: dict[str, str] = {
     "batch_tokens": "as the setting",
     "speculation": "as the setting",
     "draft": "the draft model of models that have none of their own: a name, or the path of a GGUF file",
+    "adapters": "the adapters of models that have none of their own: names, or paths of GGUF files, each with its "
+    "strength after an equals sign if that is not 1",
     "rope_scaling": "how positions beyond the trained context are brought within it: none, linear or yarn",
     "rope_frequency_base": "base of the rotary position embedding; 0 is the model's own",
     "rope_frequency_scale": "how much closer positions are moved together; 0.25 is four times the trained context, 0 "
@@ -115,6 +123,12 @@ class ModelTable(NamedTuple):
 
     pattern: str
     load: LoadSettings
+    file: Path = Path("localrun.toml")
+
+    @property
+    def source(self) -> str:
+        """How errors begin: the file and the table."""
+        return f'{self.file}: [models."{self.pattern}"]'
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +137,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = DEFAULT_PORT
     slots: Slots = 8
-    kv_cells: NonNegative = 0
+    kv_cells: ContextTokens = 0
     kv_type: str = AUTO_KV_TYPE
     threads: Threads = 0
     gpu_layers: GpuLayers = -1
@@ -150,11 +164,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model_dirs: str = ""
     models: tuple[ModelTable, ...] = ()
 
-    def of_model(self, name: str) -> LoadSettings:
-        """What the file's tables say of a model: the one with the longest matching pattern counts, of two as long the
-        first, and no other."""
+    def table_of(self, name: str) -> ModelTable | None:
+        """The file's table for a model: the one with the longest matching pattern counts, of two as long the first, and
+        no other."""
         matching = [table for table in self.models if fnmatchcase(name.lower(), table.pattern.lower())]
-        return max(matching, key=_pattern_length).load if matching else NOTHING_ASKED
+        return max(matching, key=_pattern_length) if matching else None
+
+    def of_model(self, name: str) -> LoadSettings:
+        """What that table says."""
+        table = self.table_of(name)
+        return NOTHING_ASKED if table is None else table.load
 
     def with_load(self, load: LoadSettings) -> Settings:
         """These settings for a model that is loaded so."""
@@ -231,6 +250,19 @@ def latency_target_s(latency: str) -> float:
     return milliseconds / 1000
 
 
+def split_scale(text: str) -> tuple[str, float]:
+    """An adapter of a table and its strength: `style`, `style=0.5`, `/path/to/style.gguf=-1`. Raises ConfigError."""
+    name, equals, scale = text.rpartition("=")
+    if not equals or text.lower().endswith(".gguf"):
+        return text, 1.0
+    if not name or not SCALE.fullmatch(scale) or abs(float(scale)) > MAX_SCALE:
+        raise ConfigError(
+            f"{_shown(text)} has no strength after its equals sign; use a name or a path and a number from "
+            f"-{MAX_SCALE:g} to {MAX_SCALE:g}, as in style=0.5"
+        )
+    return name, float(scale)
+
+
 class Folders(msgspec.Struct, frozen=True):
     """Where files live. `LOCALRUN_HOME` puts all four under one folder."""
 
@@ -301,12 +333,14 @@ CHOICES = {
 def _from_toml(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # no TOML, no UTF-8, or a number of thousands of digits
         raise ConfigError(f"{path}: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path}: lists or tables lie within each other too deeply") from None
     tables = table.pop("models", {})
     unknown = sorted(set(table) - set(FIELDS))
     if unknown:
-        raise ConfigError(f"{path}: unknown setting {unknown[0]!r}; the settings are {', '.join(FIELDS)}")
+        raise ConfigError(f"{path}: unknown setting {_shown(unknown[0])}; the settings are {', '.join(FIELDS)}")
     values = {field: _checked(field, value, str(path)) for field, value in table.items()}
     return values | ({"models": _model_tables(tables, path)} if tables else {})
 
@@ -315,19 +349,57 @@ def _model_tables(tables: Any, path: Path) -> tuple[ModelTable, ...]:
     """Raises ConfigError naming the file, the table and the key."""
     hint = 'write [models."PATTERN"] with one setting a line below it'
     if not isinstance(tables, dict):
-        raise ConfigError(f"{path}: models is {tables!r}, which is not a table; {hint}")
+        raise ConfigError(f"{path}: models is {_shown(tables)}, which is not a table; {hint}")
     found = []
     for pattern, table in tables.items():
-        source = f'{path}: [models."{pattern}"]'
+        if not pattern or _CONTROL.search(pattern) or len(pattern) > _MAX_PATTERN_CHARS:
+            raise ConfigError(
+                f"{path}: [models.{_shown(pattern)}] is for no model: its name is empty, has a control character in it "
+                f"or more than {_MAX_PATTERN_CHARS} characters; {hint}, where * is for all models"
+            )
+        source = ModelTable(pattern, NOTHING_ASKED, path).source
         if not isinstance(table, dict):
-            raise ConfigError(f"{source} is {table!r}, which is not a table; {hint}")
+            raise ConfigError(f"{source} is {_shown(table)}, which is not a table; {hint}")
         unknown = sorted(set(table) - set(LoadSettings.__struct_fields__))
+        if unknown and isinstance(table[unknown[0]], dict):
+            whole = f"{pattern}.{unknown[0]}"
+            whole = "PATTERN" if len(whole) > _MAX_SHOWN or _CONTROL.search(whole) else whole
+            raise ConfigError(
+                f"{source}: {_shown(unknown[0])} is a table within it; a name with a dot has to be in quotes: "
+                f'[models."{whole}"]'
+            )
         if unknown:
             known = ", ".join(LoadSettings.__struct_fields__)
-            raise ConfigError(f"{source}: unknown setting {unknown[0]!r}; a model's settings are {known}")
+            raise ConfigError(f"{source}: unknown setting {_shown(unknown[0])}; a model's settings are {known}")
         said = {field: _checked(field, value, source, _LOAD_HINTS) for field, value in table.items()}
-        found.append(ModelTable(pattern, LoadSettings(**said)))
+        found.append(ModelTable(pattern, LoadSettings(**said), path))
     return tuple(found)
+
+
+_MAX_SHOWN = 200
+_MAX_PATTERN_CHARS = 4_096  # no name and no path is longer
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def _check_texts(texts: tuple[str, ...]) -> None:
+    """Those of `adapters`. Raises ConfigError."""
+    if len(texts) > MAX_ADAPTERS:
+        raise ConfigError(f"{len(texts)} adapters; the limit is {MAX_ADAPTERS}")
+    names = [split_scale(text)[0] for text in texts]
+    for index, name in enumerate(names):
+        if not name or _CONTROL.search(name):
+            raise ConfigError(f"{_shown(name)} is empty or has a control character in it; use a name or a path")
+        if name in names[:index]:
+            raise ConfigError(f"{_shown(name)} is there twice; leave one out")
+
+
+def _shown(value: Any) -> str:
+    """As errors quote it: on one line, and short."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, or nested without end
+        return f"a huge {type(value).__name__}"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 _HINTS = get_type_hints(Settings, include_extras=True)
@@ -360,17 +432,24 @@ def _is_host(text: str) -> bool:
 
 
 def _checked(field: str, value: Any, source: str, hints: Mapping[str, Any] = _HINTS) -> Any:
+    written = value
     try:
-        value = msgspec.convert(value, hints[field])
+        value = msgspec.convert(written, hints[field])
         if field == "latency":
             latency_target_s(value)
-    except (msgspec.ValidationError, ConfigError) as error:
-        raise ConfigError(f"{source}: {field} is {value!r}: {error}") from None
+        elif field == "adapters":
+            _check_texts(value)
+        elif field == "draft" and _CONTROL.search(value):
+            raise ConfigError("there is a control character in it; leave it out")
+    except (msgspec.ValidationError, ConfigError, OverflowError) as error:
+        raise ConfigError(f"{source}: {field} is {_shown(written)}: {error}") from None
     if field == "host" and not _is_host(value):
-        raise ConfigError(f"{source}: host is {value!r}; use a host name or an IP address, without scheme and port")
+        raise ConfigError(
+            f"{source}: host is {_shown(value)}; use a host name or an IP address, without scheme and port"
+        )
     choices = CHOICES.get(field)
     if choices and value not in choices:
-        raise ConfigError(f"{source}: {field} is {value!r}; use one of {', '.join(choices)}")
+        raise ConfigError(f"{source}: {field} is {_shown(value)}; use one of {', '.join(choices)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{source}: {field} is {value}, which is not a finite number")
     return value

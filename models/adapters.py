@@ -4,10 +4,10 @@
     model+style+terse=0.5  and with half of `terse`; negative scales turn an adapter round
     lora: [{"id": 0, "scale": 0.5}, {"id": "terse"}]
 
-A model's own adapters (ADAPTER of its Modelfile) are part of it and stay in effect; an entry that names one of them
-changes its scale, and 0 takes it out. An entry of the list counts over the name. `id` is a name, a path, a digest
-(`sha256:` and 64 hexadecimal digits), or a place in `Store.adapters`, whose order is that of their coming: a place
-stays as long as no older adapter goes.
+A model's own adapters (ADAPTER of its Modelfile, or if there is none those of its table in the settings file) are part
+of it and stay in effect; an entry that names one of them changes its scale, and 0 takes it out. An entry of the list
+counts over the name. `id` is a name, a path, a digest (`sha256:` and 64 hexadecimal digits), or a place in
+`Store.adapters`, whose order is that of their coming: a place stays as long as no older adapter goes.
 
 Every adapter is compared with the model's header (`gguf/adapter_header.py`) before an engine hears of it.
 
@@ -17,23 +17,31 @@ Does not: load anything.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakSet
 
-from localrun.errors import BadModelFile, BadRequest, Conflict, NotFound
-from localrun.models.name import MAX_ADAPTERS, split_adapters
-from localrun.models.storage.manifest import Role
-from localrun.models.storage.model import Model
+from localrun.config import MAX_ADAPTERS, Settings, split_scale
+from localrun.errors import BadModelFile, BadRequest, Conflict, LocalrunError, NotFound
+from localrun.models.creation import adapter_file
+from localrun.models.gguf.adapter_header import misfit
+from localrun.models.gguf.finite import check_finite
+from localrun.models.gguf.header import Header
+from localrun.models.name import split_adapters
+from localrun.models.storage.model import Evidence, Model, OwnAdapter
 from localrun.models.storage.named_adapter import NamedAdapter
 from localrun.models.storage.store import Store
 
 # Pairs of a model and an adapter that a list of models has at most.
 MAX_PAIRS = 256
 
+# Files whose numbers are known to be numbers: a header lives as long as the store remembers its file.
+_finite: WeakSet[Header] = WeakSet()
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
 
 
@@ -65,14 +73,70 @@ class Adapted(NamedTuple):
     shown: tuple[str, ...] = ()
 
 
-def resolve(store: Store, name: str, wanted: Sequence[Wanted] = ()) -> Adapted:
-    """What `model+a+b=0.5` and a list of adapters mean together.
+def opened(store: Store, settings: Settings, model: Model) -> Model:
+    """The model with the adapters that it is opened with: its own, or those of its table in the settings file.
 
-    Raises what the store raises for the model; of the adapters NotFound, and BadRequest for one that does not fit the
-    model, is asked for twice, and for too many. The field is `model` or the entry's.
+    Raises BadModelFile naming the file, the table and the entry of one that is not here, is none, does not fit the
+    model or is there twice. It is the model that cannot be used then, and no other.
+    """
+    table = settings.table_of(model.name)
+    texts = None if table is None else model.load.over(table.load).adapters
+    if table is None or not texts:
+        return model
+    found = dict[str, OwnAdapter]()
+    for text in texts:
+        try:
+            name, scale = split_scale(text)
+            file, header = adapter_file(store, name, table.file.parent)
+            if problem := misfit(header, model.header):
+                raise BadModelFile(f"it cannot be used with '{model.name}': it {problem}")
+            if header not in _finite:
+                check_finite(header)
+                _finite.add(header)
+            if (sha256 := store.adapter_sha256(file)) in found:
+                raise BadModelFile("this adapter is there twice")
+        except LocalrunError as error:
+            problem = error.message.removeprefix("adapters: ")
+            raise BadModelFile(
+                f"{table.source}: adapters has '{text}': {problem}; put it right, or take it out of the table and "
+                f"start the daemon again",
+                field="model",
+            ) from None
+        found[sha256] = OwnAdapter(file, store.path_of(file), scale)
+    return dataclasses.replace(model, adapters=tuple(each for each in found.values() if each.scale))
+
+
+def refused(store: Store, settings: Settings) -> dict[str, str]:
+    """The models that their tables keep from being used, and why. Reads the disk."""
+    found = {}
+    for model in store.list() if any(table.load.adapters for table in settings.models) else ():
+        try:
+            opened(store, settings, model)
+        except BadModelFile as error:
+            found[model.name] = error.message
+    return found
+
+
+def evidence(store: Store, settings: Settings, model: Model) -> Evidence:
+    """Of the names in a model's table, to be asked for before `opened`: as `Store.evidence`. Their files have stamps of
+    their own."""
+    found = Evidence((), ())
+    for text in model.load.over(settings.of_model(model.name)).adapters or ():
+        with suppress(BadRequest):  # a path
+            found = found.joined(store.evidence(split_scale(text)[0]))
+    return found
+
+
+def resolve(store: Store, name: str, wanted: Sequence[Wanted] = (), *, settings: Settings | None = None) -> Adapted:
+    """What `model+a+b=0.5` and a list of adapters mean together; with `settings` the model is `opened`.
+
+    Raises what the store and `opened` raise for the model; of the adapters NotFound, and BadRequest for one that does
+    not fit the model, is asked for twice, and for too many. The field is `model` or the entry's.
     """
     asked = split_adapters(name)
     model = store.resolve(asked.model)
+    if settings is not None:
+        model = opened(store, settings, model)
     if not asked.adapters and not wanted:
         return Adapted(model)
     by_name = [(store.adapter(text, field="model"), scale, "model") for text, scale in asked.adapters]
@@ -115,9 +179,8 @@ def models_and_pairs(store: Store) -> tuple[list[Model], list[tuple[Model, Named
 
 
 def own(store: Store, model: Model) -> list[InEffect]:
-    """The model's own, at their whole strength. Raises BadModelFile."""
-    files = model.manifest.of_role(Role.ADAPTER) if model.manifest else ()
-    return [InEffect(store.path_of(file), store.adapter_sha256(file), file.size_bytes, 1.0) for file in files]
+    """Those that the model is opened with. Raises BadModelFile."""
+    return [InEffect(path, store.adapter_sha256(file), file.size_bytes, scale) for file, path, scale in model.adapters]
 
 
 def _listed(store: Store, wanted: Wanted) -> NamedAdapter:

@@ -18,6 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from localrun.config import MAX_ADAPTERS
 from localrun.errors import BadModelFile, BadRequest, LocalrunError, NotFound
 from localrun.models import draft, naming
 from localrun.models.gguf import projectors, reader
@@ -27,7 +28,7 @@ from localrun.models.gguf.finite import check_finite
 from localrun.models.gguf.ggml_types import FILE_TYPES, QUANT_ALIASES, by_name
 from localrun.models.gguf.header import FileKind, Header
 from localrun.models.gguf.reader import shard_of
-from localrun.models.name import MAX_ADAPTERS, MAX_NAME_CHARS, Kind, ModelName
+from localrun.models.name import MAX_NAME_CHARS, Kind, ModelName
 from localrun.models.storage.manifest import Manifest, Message, Place, Role, Source, StoredFile, blob_path, check_digest
 from localrun.models.storage.model_files import SUFFIX, is_part
 from localrun.models.storage.store import Store

@@ -37,6 +37,7 @@ def settled(header: Header, said: LoadSettings) -> LoadSettings:
     layers = said.gpu_layers
     return msgspec.structs.replace(
         said,
+        adapters=said.adapters or None,
         num_ctx=min(said.num_ctx, context_limit(header, said)) if said.num_ctx else None,
         gpu_layers=None if layers is None or layers < 0 else min(layers, header.n_layers + 1),
         rope_frequency_base=None if base == _number(header, "rope.freq_base") else base or None,

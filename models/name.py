@@ -27,6 +27,7 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import NamedTuple, NoReturn
 
+from localrun.config import MAX_ADAPTERS, MAX_SCALE, SCALE
 from localrun.errors import BadRequest
 
 BUILT_IN = "tiny"
@@ -34,9 +35,6 @@ DEFAULT_TAG = "latest"
 HUB_HOST = "hf.co"
 MAX_NAME_CHARS = 256
 MAX_PATH_BYTES = 4_096
-# Of one request, and for each of them.
-MAX_ADAPTERS = 8
-MAX_SCALE = 100.0
 
 _HUB_HOSTS = frozenset({HUB_HOST, "huggingface.co", "www.huggingface.co"})
 _SCHEME = "https://"
@@ -48,7 +46,6 @@ _LAST_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9][A-Za-z0-
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _MAX_PARTS = 3
 _AND, _TIMES = "+", "="
-_SCALE = re.compile(r"-?([0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9})")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 
 
@@ -118,7 +115,7 @@ def split_adapters(text: str) -> AdaptedName:
         name, equals, scale = last.partition(_TIMES)
         if not before or not _is_name(name):
             break
-        if equals and not _SCALE.fullmatch(scale):
+        if equals and not SCALE.fullmatch(scale):
             if text.lower().endswith(_SUFFIX):
                 break
             _refuse(f"asks for '{name}' with the scale '{scale[:40]}'; write a number, as in model+{name}=0.5")

@@ -42,12 +42,19 @@ kv_type = "q8_0"
 
 [models."qwen3:0.6b"]
 gpu_layers = 0
+adapters = ["style", "owner/terse-lora=0.5", "./my-lora.gguf"]
 ```
 
 The text in quotes is compared with the names that `localrun list` shows, upper and lower case alike; `*` stands for any
 text, `?` for one character. If several tables match, only the one with the longest text counts, and of two as long the
 first. What a table does not set is as the model's Modelfile or the settings above say;
 [models.md](models.md#how-a-model-is-loaded) has the order of precedence, and says what requests can ask for.
+
+`adapters` are names or paths of [adapters](models.md#adapters), as in `ADAPTER` lines, each with its strength after an
+equals sign if that is not 1: 8 at most, from -100 to 100. Relative paths begin in the folder of the settings file. A
+name with a dot has to be in quotes. The daemon does not start with a table that has an unknown setting or a value out
+of its range. What only shows when a model is loaded is that model's error; both name the file, the table and the
+setting.
 
 MODEL_ROWS
 ## Settings that only the environment has

@@ -5,6 +5,8 @@ import typing
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from localrun import config
 from localrun.config import (
@@ -19,6 +21,7 @@ from localrun.config import (
     load,
     models_folder,
 )
+from tests.depth import DEPTH
 
 FIELDS = config.FIELDS
 
@@ -118,12 +121,50 @@ def test_every_number_has_its_unit_in_its_name_or_counts_something():
 
 
 def test_tables_of_models(home: dict[str, str]):
-    write(home, 'slots = 4\n[models."qwen3*"]\nnum_ctx = 65536\nkv_type = "q8_0"\nrope_frequency_base = 1000000\n')
+    path = write(
+        home, 'slots = 4\n[models."qwen3*"]\nnum_ctx = 65536\nkv_type = "q8_0"\nrope_frequency_base = 1000000\n'
+    )
     settings = load(environ=home)
     assert settings.slots == 4
     said = LoadSettings(num_ctx=65536, kv_type="q8_0", rope_frequency_base=1e6)
-    assert settings.models == (ModelTable("qwen3*", said),)
+    assert settings.models == (ModelTable("qwen3*", said, path),)
     assert settings.of_model("qwen3:8b") == said
+
+
+def test_of_tables_that_match_the_longest_counts_alone_and_of_two_as_long_the_first(home: dict[str, str]):
+    write(
+        home,
+        """
+        [models."*"]
+        slots = 1
+        adapters = ["style"]
+        [models."qwen3*"]
+        slots = 2
+        [models."*3:8b"]
+        slots = 3
+        [models."[[a"]
+        slots = 4
+    """,
+    )
+    settings = load(environ=home)
+    assert settings.of_model("other") == LoadSettings(slots=1, adapters=("style",))
+    assert settings.of_model("QWEN3:8b") == LoadSettings(slots=2)
+    assert settings.of_model("[[a") == LoadSettings(slots=4)
+    assert Settings().table_of("other") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "scale"),
+    [
+        ("style", "style", 1.0),
+        ("owner/repo:x.gguf", "owner/repo:x.gguf", 1.0),
+        ("style:latest=-0.5", "style:latest", -0.5),
+        ("/a=b.gguf", "/a=b.gguf", 1.0),
+        ("/a=b.gguf=.25", "/a=b.gguf", 0.25),
+    ],
+)
+def test_the_strength_of_an_adapter(text: str, name: str, scale: float):
+    assert config.split_scale(text) == (name, scale)
 
 
 def test_every_setting_of_a_model_is_documented():
@@ -192,6 +233,27 @@ def test_a_bad_variable_is_refused_by_its_name(home: dict[str, str], name: str, 
         ("[models.qwen3]\nrope_scaling = 'su'", ('[models."qwen3"]', "rope_scaling", "'su'", "yarn")),
         ("[models.qwen3]\nrope_frequency_base = inf", ('[models."qwen3"]', "rope_frequency_base")),
         ("[models.qwen3]\nnum_gpu = 1", ('[models."qwen3"]', "'num_gpu'", "gpu_layers")),
+        ("[models.qwen3.5]\nslots = 1", ('[models."qwen3"]', "'5' is a table", '[models."qwen3.5"]')),
+        ("[models.'']\nslots = 1", ("[models.'']", "empty", "* is for all models")),
+        (f"[models.{'x' * 4097}]\nslots = 1", ("[models.'xxx", "4096 characters")),
+        ('[models."a\\u001b[31m"]\nslots = 1', ("[models.'a\\x1b[31m']", "control character")),
+        ('[models."a"]\n"b\\n" = 1', ('[models."a"]', "'b\\n'")),
+        ('[models."a"]\ndraft = "b\\u0000"', ('[models."a"]', "draft is 'b\\x00'", "control character")),
+        ("[models.a]\nslots = 0x" + "f" * 9000, ('[models."a"]', "slots is a huge int")),
+        ("[models.a]\nrope_frequency_base = 0x" + "f" * 900, ('[models."a"]', "rope_frequency_base")),
+        ("[models.a]\nkv_cells = 4294967296", ('[models."a"]', "kv_cells is 4294967296", "2147483647")),
+        ("slots = " + "9" * 9000, ("4300",)),
+        ("slots = " + "[" * 9000, ("too deeply",)),
+        ("[models.a]\nadapters = 'style'", ('[models."a"]', "adapters is 'style'", "array")),
+        ("[models.a]\nadapters = ['x', 3]", ('[models."a"]', "adapters is ['x', 3]", "str")),
+        ("[models.a]\nadapters = ['']", ('[models."a"]', "adapters is", "'' is empty")),
+        ("[models.a]\nadapters = ['=1']", ('[models."a"]', "adapters is", "'=1'", "style=0.5")),
+        ('[models.a]\nadapters = ["b\\u001b"]', ('[models."a"]', "adapters is ['b\\x1b']", "control character")),
+        ("[models.a]\nadapters = ['b=1e9']", ('[models."a"]', "'b=1e9'", "from -100 to 100")),
+        ("[models.a]\nadapters = ['b=100.1']", ('[models."a"]', "'b=100.1'", "from -100 to 100")),
+        ("[models.a]\nadapters = ['b', 'b=2']", ('[models."a"]', "'b' is there twice")),
+        (f"[models.a]\nadapters = {list('abcdefghi')}", ('[models."a"]', "9 adapters", "the limit is 8")),
+        (f"[models.a]\nadapters = ['{'x=' * 4000}']", ('[models."a"]', "adapters is", "...")),
     ],
 )
 def test_a_bad_file_is_refused_by_its_path(home: dict[str, str], text: str, parts: tuple[str, ...]):
@@ -200,6 +262,33 @@ def test_a_bad_file_is_refused_by_its_path(home: dict[str, str], text: str, part
     with pytest.raises(ConfigError) as caught:
         load(environ=home)
     assert all(part in str(caught.value) for part in (str(path), *parts)), str(caught.value)
+
+
+_TEXTS = st.text(max_size=20) | st.sampled_from(
+    ["", "f16", "on", "a=0.5", "a=1e5", "a=nan", "=", "\x1b[31m", "x" * 9000]
+)
+_VALUES = st.recursive(
+    _TEXTS | st.integers() | st.floats() | st.booleans() | st.dates() | st.sampled_from([2**63, 10**30]),
+    lambda some: st.lists(some, max_size=10) | st.dictionaries(_TEXTS, some, max_size=3),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300 * DEPTH, deadline=None)
+@given(pattern=_TEXTS, field=st.sampled_from(LoadSettings.__struct_fields__) | _TEXTS, value=_VALUES | st.lists(_TEXTS))
+def test_whatever_a_table_has_is_taken_or_refused_by_its_name(pattern: str, field: str, value: object):
+    path = Path("/x/localrun.toml")
+    try:
+        tables = config._model_tables({pattern: {field: value}}, path)
+    except ConfigError as error:
+        text = str(error)
+        assert text.startswith(f"{path}: [models.")
+        assert "is for no model" in text or f'[models."{pattern}"]: ' in text
+        assert "is for no model" in text or field in text or repr(field)[:100] in text
+        assert len(text) < 1500 + len(pattern)
+        assert not config._CONTROL.search(text)
+    else:
+        assert isinstance(Settings(models=tables).of_model("qwen3:8b"), LoadSettings)
 
 
 def test_a_number_that_is_none_is_refused(home: dict[str, str]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from localrun.cli.text import columns, size, visible
+from localrun.cli.text import columns, one_line, size, visible
 
 MAX_LICENSE_LINES = 3
 _SIZES = ("weights_bytes", "kv_bytes", "compute_bytes", "other_bytes", "total_bytes", "usable_bytes", "free_bytes")
@@ -33,8 +33,10 @@ def model_card(shown: dict[str, Any]) -> str:
     blocks.append(_block("Projector", _projector(projector, more.get("no_projector") or "")))
     blocks.append(_block("Tensors", _tensors(more.get("tensor_types") or [])))
     blocks.append(_block("Memory", _memory(more.get("memory") or [])))
-    blocks.append(_block("Adapters", more.get("adapters") or []))
-    blocks.append(_block("Load settings", [f"{name:<20}{value}" for name, value in (more.get("load") or {}).items()]))
+    no_adapters = [f"none: {more['no_adapters']}"] if more.get("no_adapters") else []
+    blocks.append(_block("Adapters", [*(more.get("adapters") or []), *no_adapters]))
+    load = more.get("load") or {}
+    blocks.append(_block("Load settings", [f"{name:<20}{one_line(value)}" for name, value in load.items()]))
     blocks.append(_block("Parameters", _lines(shown.get("parameters"))))
     blocks.append(_block("System", _lines(shown.get("system"))))
     messages = shown.get("messages") or []

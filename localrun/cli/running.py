@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon, require_daemon, wait_until_gone, with_settings
-from localrun.cli.text import columns, duration, print_json, size
+from localrun.cli.text import columns, duration, one_line, print_json, size
 from localrun.client import Client
 from localrun.config import Settings
 from localrun.snapshot import EngineRow, RequestRow, Snapshot
@@ -43,7 +43,7 @@ def _engine_cells(engine: EngineRow) -> tuple[str, ...]:
         f"{engine.slots_busy}/{engine.slots}",
         f"{engine.kv_cells_used}/{engine.kv_cells}",
         str(engine.n_ctx),
-        " ".join(f"{name}={value}" for name, value in engine.load.items()) or "-",
+        " ".join(f"{name}={one_line(value)}" for name, value in engine.load.items()) or "-",
         engine.backend or "-",
         _where(engine),
         "never" if engine.expires_in_s is None else duration(engine.expires_in_s),

@@ -70,3 +70,8 @@ def print_json(value: object) -> None:
     import msgspec
 
     print(msgspec.json.format(msgspec.json.encode(value)).decode())
+
+
+def one_line(value: object) -> str:
+    """A load setting: a list with commas."""
+    return ",".join(value) if isinstance(value, list) else str(value)

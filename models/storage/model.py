@@ -25,7 +25,7 @@ from localrun.errors import BadModelFile
 from localrun.models.gguf import projectors
 from localrun.models.gguf.header import Header
 from localrun.models.modelfile import load_settings
-from localrun.models.storage.manifest import Manifest, Message, Role, Source
+from localrun.models.storage.manifest import Manifest, Message, Role, Source, StoredFile
 
 _DIGEST_CHUNK_BYTES = 1024 * 1024
 
@@ -40,13 +40,29 @@ class Origin(StrEnum):
     MANIFEST = "manifest"
 
 
+class OwnAdapter(NamedTuple):
+    """An adapter that a model is opened with, and its strength."""
+
+    file: StoredFile
+    path: Path
+    scale: float = 1.0
+
+
+class Part(NamedTuple):
+    """A file that an engine opens besides the model's own, and the strength of an adapter."""
+
+    path: Path
+    scale: float = 1.0
+
+
 @dataclass(frozen=True, eq=False)
 class Model:
     """A sound model. `name` is canonical: whatever way the model was asked for, this is what it is called.
 
-    `path` is the file to load, of a model in several shards the first; `size_bytes` counts all of its files. `program`
-    is the one that keeps a foreign model, "" where that is not known. `projector` is the file that makes rows of images
-    or audio for it; without one `no_projector` says why, as a clause, where there is anything to say.
+    `path` is the file to load, of a model in several shards the first; `size_bytes` counts all of its files. `adapters`
+    are those of its manifest, or else those of its table in the settings file (`adapters.opened`). `program` is the one
+    that keeps a foreign model, "" where that is not known. `projector` is the file that makes rows of images or audio
+    for it; without one `no_projector` says why, as a clause, where there is anything to say.
     """
 
     name: str
@@ -56,7 +72,7 @@ class Model:
     header: Header
     origin: Origin = Origin.PATH
     manifest: Manifest | None = None
-    adapters: tuple[Path, ...] = ()
+    adapters: tuple[OwnAdapter, ...] = ()
     program: str = ""
     projector: Path | None = None
     projector_header: Header | None = None
@@ -87,9 +103,10 @@ class Model:
         return digest.hexdigest()
 
     @property
-    def parts(self) -> tuple[Path, ...]:
-        """The files that an engine opens besides the model's own: adapters, and the projector."""
-        return self.adapters if self.projector is None else (*self.adapters, self.projector)
+    def parts(self) -> tuple[Part, ...]:
+        """What an engine opens besides the model's own file: adapters, and the projector."""
+        adapters = [Part(adapter.path, adapter.scale) for adapter in self.adapters]
+        return (*adapters, *([] if self.projector is None else [Part(self.projector)]))
 
     @property
     def media(self) -> tuple[str, ...]:
@@ -99,8 +116,7 @@ class Model:
     @property
     def adapter_bytes(self) -> int:
         """Size of its adapters' files."""
-        files = self.manifest.files if self.manifest else ()
-        return sum(file.size_bytes for file in files if file.role is Role.ADAPTER)
+        return sum(adapter.file.size_bytes for adapter in self.adapters)
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -120,9 +136,12 @@ class Model:
 
     @cached_property
     def load(self) -> LoadSettings:
-        """How its own parameters want it to be loaded. Raises BadModelFile naming one that is out of range."""
+        """How its own parameters want it to be loaded; with adapters of its own, without others. Raises BadModelFile
+        naming a parameter that is out of range."""
+        has_adapters = self.manifest is not None and self.manifest.of_role(Role.ADAPTER)
         try:
-            return load_settings(self.parameters)
+            said = load_settings(self.parameters)
+            return msgspec.structs.replace(said, adapters=()) if has_adapters else said
         except ValueError as error:
             raise BadModelFile(f"a parameter of model '{self.name}' is out of range: {error}", field="model") from None
 
@@ -159,6 +178,10 @@ class Evidence(NamedTuple):
     def holds(self) -> bool:
         """Whether all is as it was: a few looks at the disk, cheap enough for an event loop."""
         return all(map(operator.eq, map(stamp_of, self.paths), self.stamps))
+
+    def joined(self, other: Evidence) -> Evidence:
+        """Holds while both do."""
+        return Evidence((*self.paths, *other.paths), (*self.stamps, *other.stamps))
 
 
 def stamp_of(path: Path) -> tuple[int, int] | None:

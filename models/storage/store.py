@@ -33,7 +33,7 @@ from localrun.models.name import BUILT_IN, DEFAULT_TAG, Kind, ModelName
 from localrun.models.storage import hub_cache, manifest, model_files
 from localrun.models.storage.blobs import Blobs
 from localrun.models.storage.manifest import Key, Manifest, Place, Role, StoredFile
-from localrun.models.storage.model import Evidence, Model, Origin, stamp_of
+from localrun.models.storage.model import Evidence, Model, Origin, OwnAdapter, stamp_of
 from localrun.models.storage.model_files import NAMED, SUFFIX, ModelFile, ModelFiles
 from localrun.models.storage.named_adapter import NamedAdapter, content_sha256
 from localrun.models.storage.other_programs import OLLAMA, Folder, OllamaStore, OtherPrograms, name_in_ollama
@@ -234,7 +234,7 @@ class Store:
             header=file.header,
             origin=Origin.MANIFEST,
             manifest=said,
-            adapters=tuple(self.path_of(other) for other in said.of_role(Role.ADAPTER)),
+            adapters=tuple(OwnAdapter(other, self.path_of(other)) for other in said.of_role(Role.ADAPTER)),
             projector=projection.path,
             projector_header=projection.header,
             no_projector=projection.problem,

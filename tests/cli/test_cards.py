@@ -69,3 +69,12 @@ def test_a_model_of_another_program_has_the_source_that_list_shows():
     assert "  source              Ollama\n" in f"{card}\n"
     hub = model_card({"localrun": {"source": {"kind": "hub", "repo": "a/b", "revision": "c" * 40}}})
     assert f"hub a/b {'c' * 12}" in hub
+
+
+def test_adapters_of_the_settings_file_and_why_there_are_none():
+    load = {"num_ctx": 512, "adapters": ["style", "terse=0.5"]}
+    card = model_card({"localrun": {"adapters": ["/a/style.gguf"], "no_adapters": "", "load": load}})
+    assert "Adapters\n  /a/style.gguf\n\n" in card
+    assert f"  {'adapters':<20}style,terse=0.5" in card
+    gone = model_card({"localrun": {"adapters": [], "no_adapters": "the adapter 'style' is not here", "load": load}})
+    assert "Adapters\n  none: the adapter 'style' is not here" in gone

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from localrun.models import builtin
-from tests.daemon import Daemon
+from tests.daemon import Daemon, running_daemon
 from tests.lora_file import write_lora, write_vector
 from tests.server.media import making
 
@@ -150,3 +150,57 @@ def test_an_adapter_with_drafts_and_a_grammar_says_what_it_says_without_drafts(a
         assert reply.status_code == 200, reply.text
         said.append(reply.json()["response"])
     assert said[0] == said[1]
+
+
+TABLES = """
+[models."with-style"]
+adapters = ["style"]
+
+[models."half*"]
+adapters = ["./style.gguf=0.5"]
+
+[models."happy"]
+adapters = ["{vector}"]
+
+[models."wrong"]
+adapters = ["nothing"]
+"""
+
+
+def test_adapters_of_the_settings_file(tmp_path: Path) -> None:
+    """As those of a Modelfile; one file with other strengths is other answers, also from the cache of prompts."""
+    (tmp_path / "config").mkdir()
+    style = write_lora(builtin.model_path(), tmp_path / "config" / "style.gguf", seed=1, strength=0.002)
+    vector = write_vector(builtin.model_path(), tmp_path / "happy-vector.gguf", strength=8.0)
+    settings = tmp_path / "config" / "localrun.toml"
+    settings.write_text(TABLES.format(vector=vector), encoding="utf-8")
+    names = ("tiny", "with-style", "half-style", "happy")
+    options = ("--slots", "2", "--kv-cells", "1024", "--max-models", "0")
+    for _ in range(2):  # the second daemon has the disk cache of the first one
+        with running_daemon(*options, fake=False, LOCALRUN_HOME=str(tmp_path)) as daemon:
+            create(daemon, "style", f"FROM {style}")
+            for name in (*names[1:], "wrong"):
+                create(daemon, name, "FROM tiny")
+            said = {name: answer(daemon, name) for name in names}
+            assert len(set(said.values())) == len(names)
+            assert {name: answer(daemon, name) for name in reversed(names)} == said
+            assert answer(daemon, "tiny+style") == said["with-style"]
+            assert answer(daemon, "tiny+style=0.5") == said["half-style"]
+            assert answer(daemon, "half-style", lora=[{"id": "style"}]) == said["with-style"]
+            refused = daemon.post("/v1/completions", model="wrong", prompt="Hello")
+            assert refused.status_code == 422
+            assert f"{settings}: [models.\"wrong\"]: adapters has 'nothing'" in refused.json()["error"]["message"]
+            shown = {name: daemon.post("/api/show", model=name).json() for name in ("half-style", "wrong")}
+            assert shown["half-style"]["localrun"]["adapters"] == [str(style)]
+            assert shown["half-style"]["localrun"]["load"] == {"adapters": ["./style.gguf=0.5"]}
+            assert "ADAPTER" not in shown["half-style"]["modelfile"]
+            assert "'nothing' not found" in shown["wrong"]["localrun"]["no_adapters"]
+            fit = {name: daemon.http.get("/localrun/v1/fit", params={"model": name}) for name in (*names, "wrong")}
+            rests = [fit[name].json()["total_bytes"] for name in ("tiny", "half-style")]
+            assert rests[1] - rests[0] == style.stat().st_size
+            assert fit["wrong"].status_code == 422
+            loaded = {row["name"] for row in daemon.http.get("/api/tags").json()["models"] if row["loaded"]}
+            assert loaded == set(names)
+            removed = daemon.http.request("DELETE", "/api/delete", json={"model": "style"})
+            (note,) = removed.json()["notes"]
+            assert note.startswith(f"requests to 'with-style' are refused from now on: {settings}: [models.")

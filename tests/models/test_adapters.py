@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from localrun.config import MAX_ADAPTERS
 from localrun.errors import BadModelFile, BadRequest, Conflict, LocalrunError, NotFound
 from localrun.models import adapters, builtin, creation, modelfile, naming
 from localrun.models.adapters import Wanted
@@ -23,7 +24,7 @@ from localrun.models.creation import Changes
 from localrun.models.gguf.adapter_header import AdapterFacts, facts_of, misfit
 from localrun.models.gguf.header import ADAPTERS, FileKind
 from localrun.models.gguf.reader import MAX_TENSORS, read_header, read_named
-from localrun.models.name import MAX_ADAPTERS, AdaptedName, split_adapters
+from localrun.models.name import AdaptedName, split_adapters
 from localrun.models.storage.manifest import Place
 from localrun.models.storage.store import Store
 from localrun.models.synthesis.synthesize import synthesize
@@ -256,7 +257,7 @@ def test_copies_share_the_file_and_the_last_name_takes_it(store: Store, tiny_ggu
     kept = naming.remove(store, "style").kept
     assert kept[0].reason in ("'again' uses it", "'tuned' uses it")
     assert [each.reason for each in naming.remove(store, "again").kept] == ["'tuned' uses it"]
-    assert store.resolve("tuned").adapters == (store.blobs.folder / f"sha256-{sha256}",)
+    assert [part.path for part in store.resolve("tuned").parts] == [store.blobs.folder / f"sha256-{sha256}"]
     assert naming.remove(store, "tuned").freed_bytes == len(content)
     assert store.adapters() == []
 

@@ -171,7 +171,7 @@ def test_adapters_must_be_for_the_model(store: Store, tmp_path: Path, tiny_gguf:
         creation.adapter(store, base, "./nothing.gguf", tmp_path)
     made = creation.assemble(base, Changes(adapters=(by_path, by_digest)), now=NOW)
     naming.point(store, "tuned", made)
-    assert store.resolve("tuned").adapters == (good, store.path_of(by_digest))
+    assert [part.path for part in store.resolve("tuned").parts] == [good, store.path_of(by_digest)]
 
 
 @pytest.mark.parametrize(

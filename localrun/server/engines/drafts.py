@@ -41,6 +41,12 @@ def own_draft(settings: Settings, model: Model) -> str:
     return model.draft or _table(settings, model).draft or ""
 
 
+def problem_of(settings: Settings, model: Model, error: LocalrunError) -> str:
+    """What is wrong with that draft model, and which table names it."""
+    table = None if model.draft else settings.table_of(model.name)
+    return draft.problem_of(error) + ("" if table is None else f" ({table.source} sets draft)")
+
+
 def missing(settings: Settings, store: Store) -> dict[str, str]:
     """Models that run without their own draft model because it is not here, with its name. In a thread: reads the
     disk."""
@@ -80,7 +86,7 @@ class Drafts:
         try:
             resident.draft = await self._find(model, name)
         except BadRequest as error:
-            self.leave_out(resident, draft.problem_of(error))
+            self.leave_out(resident, problem_of(self._settings, model, error))
 
     def keep_own_if_placed(self, resident: Resident) -> None:
         """After its room was found: without the draft model if there is none for that."""
@@ -109,7 +115,7 @@ class Drafts:
         try:
             return speculates, await self._path(resident, model, own_name)
         except (BadRequest, CannotFit) as error:
-            _warn(model, draft.problem_of(error))
+            _warn(model, problem_of(self._settings, model, error))
             resident.settled_drafts.add(own_name)
             return speculates, ""
 

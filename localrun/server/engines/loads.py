@@ -18,10 +18,13 @@ from functools import cached_property
 import msgspec
 
 from localrun.config import AUTO_KV_TYPE, LoadSettings, Settings
+from localrun.errors import BadRequest
 from localrun.models import load_settings
 from localrun.models.storage.model import Model
 from localrun.server.engines.machine import has_gpu_library
 from localrun.server.engines.resident import Resident
+
+_TAKES_MEMORY = ("num_ctx", "slots", "kv_cells", "kv_type", "gpu_layers", "batch_tokens", "adapters")
 
 
 class Loads:
@@ -36,6 +39,24 @@ class Loads:
         said = by_request.over(model.load).over(self._settings.of_model(model.name))
         said = load_settings.settled(model.header, said)
         return said if self._may_use_gpu else msgspec.structs.replace(said, gpu_layers=None)
+
+    def check(self, model: Model, by_request: LoadSettings) -> None:
+        """Raises BadRequest for what the model cannot be loaded with, and says so if a table wants it."""
+        said = by_request.over(model.load)
+        table = self._settings.table_of(model.name)
+        try:
+            load_settings.check(model.header, said if table is None else said.over(table.load), model.name)
+        except BadRequest as error:
+            if table is None or error.field is None or getattr(said, error.field) is not None:
+                raise
+            raise BadRequest(f"{table.source}: {error.message}", field=error.field) from None
+
+    def said_by_table(self, model: Model, load: LoadSettings) -> str:
+        """What takes memory of that which a model's table says, as the end of a sentence; "" for nothing."""
+        table = self._settings.table_of(model.name)
+        said = {} if table is None else table.load.said
+        names = [name for name in _TAKES_MEMORY if name in said and said[name] == getattr(load, name)]
+        return f" ({table.source} sets {', '.join(names)})" if table is not None and names else ""
 
     @cached_property
     def _may_use_gpu(self) -> bool:

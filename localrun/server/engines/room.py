@@ -18,12 +18,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from localrun.config import Settings
+from localrun.config import MAX_ADAPTERS, Settings
 from localrun.errors import CannotFit, LocalrunError, QueueFull, Unavailable
 from localrun.models.adapters import InEffect
 from localrun.models.fit import Gpu, Machine, in_gb
 from localrun.models.memory import draft_estimate
-from localrun.models.name import MAX_ADAPTERS
 from localrun.server.engines import machine
 from localrun.server.engines.machine import installed_gpus
 from localrun.server.engines.placement import Placement, place_embeddings, place_text, wish_of
@@ -174,7 +173,8 @@ class Room:
         model has layers on GPUs, there as well: each takes its share, and none is known. Raises CannotFit; nothing is
         evicted for it. Like the engine it forgets those that were used longest ago beyond `MAX_ADAPTERS`."""
         loaded = resident.extra_adapters
-        wanted = {each.path: each.size_bytes for each in adapters if each.path not in resident.model.adapters}
+        own = {adapter.path for adapter in resident.model.adapters}
+        wanted = {each.path: each.size_bytes for each in adapters if each.path not in own}
         new_bytes = sum(size_bytes for path, size_bytes in wanted.items() if path not in loaded)
         if new_bytes:
             free_bytes = max(0, self._unpromised_bytes())

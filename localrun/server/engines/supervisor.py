@@ -26,12 +26,20 @@ from typing import Any
 
 from localrun import wire
 from localrun.config import NOTHING_ASKED, LoadSettings, Settings
-from localrun.errors import BadRequest, LocalrunError, ModelNotFound, QueueFull, Unavailable, by_code
+from localrun.errors import (
+    BadModelFile,
+    BadRequest,
+    CannotFit,
+    LocalrunError,
+    ModelNotFound,
+    QueueFull,
+    Unavailable,
+    by_code,
+)
 from localrun.kernels import Verdict
 from localrun.models import adapters
 from localrun.models.adapters import Adapted, Wanted
-from localrun.models.load_settings import check
-from localrun.models.storage.model import Evidence, Model
+from localrun.models.storage.model import Evidence, Model, Part
 from localrun.models.storage.store import Store
 from localrun.server.engines import machine
 from localrun.server.engines.drafts import Drafts, path_to_open
@@ -46,8 +54,8 @@ from localrun.snapshot import EngineRow
 
 _log = logging.getLogger(__name__)
 
-# The file, resolved; the model's own adapters and its projector; the way of use; the load settings asked for.
-Key = tuple[Path, tuple[Path, ...], wire.Pooling | None, LoadSettings]
+# The file, resolved; the adapters and the projector opened with it; the way of use; the load settings asked for.
+Key = tuple[Path, tuple[Part, ...], wire.Pooling | None, LoadSettings]
 # What a name means: the model, its file resolved, what that file was like, and the load settings that it has by itself.
 Found = tuple[Model, Path, FileStamp, LoadSettings]
 # Names whose meaning is remembered; one model can be called by any number.
@@ -132,10 +140,10 @@ class Supervisor:
     async def adapted(self, name: str, lora: Sequence[Wanted], use: Use = Use.TEXT) -> Adapted:
         """The model of `model+a+b`, which is the name to borrow, and the adapters that are to be in effect.
 
-        Raises what the store raises for the names, and BadRequest for adapters that do not fit, or where there is no
-        text to generate.
+        Raises what `adapters.resolve` raises for the names, and BadRequest for adapters where there is no text to
+        generate.
         """
-        found = await asyncio.to_thread(adapters.resolve, self._store, name, lora)
+        found = await asyncio.to_thread(adapters.resolve, self._store, name, lora, settings=self._settings)
         if found.adapters is not None and use is not Use.TEXT:
             raise BadRequest(
                 f"adapters are for requests that generate text; ask for '{found.model.name}' alone",
@@ -146,6 +154,14 @@ class Supervisor:
     def asked(self, model: Model) -> LoadSettings:
         """The load settings of a request that says nothing itself. Raises BadModelFile."""
         return self._loads.asked(model, NOTHING_ASKED)
+
+    def check(self, model: Model) -> None:
+        """Raises BadRequest where that cannot be."""
+        self._loads.check(model, NOTHING_ASKED)
+
+    def said_by_table(self, model: Model, load: LoadSettings) -> str:
+        """Ends the refusal of a model that does not fit."""
+        return self._loads.said_by_table(model, load)
 
     def lend(
         self, name: str, keep_alive_s: float | None, use: Use = Use.TEXT, load: LoadSettings = NOTHING_ASKED
@@ -190,7 +206,7 @@ class Supervisor:
             key = path, model.parts, pooling_for(model, use), asked
             resident = self._serving(key)
             if resident is None:
-                resident = self._start_loading(model, key, stamp)
+                resident = self._start_loading(model, key, stamp, load)
             elif resident.state is ResidentState.READY and resident.stamp != stamp:
                 # The file was replaced: the next idle moment is the time to take the new one.
                 resident.unload_when_idle = True
@@ -226,12 +242,13 @@ class Supervisor:
         """Unloads a model: now and waiting for it if it is idle, else when its requests have ended, unless another one
         begins before.
 
-        False when it is not loaded. Raises ModelNotFound for a name that is neither loaded nor in the store.
+        False when it is not loaded. Raises ModelNotFound for a name that is neither loaded nor in the store, and
+        BadModelFile for a model that is not loaded and cannot be.
         """
         try:
             model, key, *_ = await asyncio.to_thread(self._look_up, name)
             residents = [r for r in self.residents() if (r.key, r.model.parts) == (key, model.parts)]
-        except ModelNotFound:
+        except (ModelNotFound, BadModelFile):
             residents = [r for r in self.residents() if r.model.name == name]
             if not residents:
                 raise
@@ -247,8 +264,10 @@ class Supervisor:
         """In a thread: reads the disk."""
         evidence = self._store.evidence(name)
         model = self._store.resolve(name)
+        evidence = evidence.joined(adapters.evidence(self._store, self._settings, model))
+        model = adapters.opened(self._store, self._settings, model)
         try:
-            stamp = FileStamp.of(model.path, *model.parts)
+            stamp = _stamp(model)
             found = model, model.path.resolve(), stamp, self.asked(model)
         except OSError:
             raise ModelNotFound(name) from None
@@ -267,7 +286,7 @@ class Supervisor:
         if all(path != key for key, *_ in self._residents):
             return None
         try:
-            is_same = FileStamp.of(model.path, *model.parts) == stamp and evidence.holds()
+            is_same = _stamp(model) == stamp and evidence.holds()
         except OSError:
             return None
         return found if is_same else None
@@ -282,11 +301,11 @@ class Supervisor:
         serving = [r for r in self.residents() if [*_key(r)[:3]] == files and serves(r, asked) is not False]
         return min(serving, key=lambda r: (_rank(r), r.unload_when_idle, r.load != asked), default=None)
 
-    def _start_loading(self, model: Model, key: Key, stamp: FileStamp) -> Resident:
+    def _start_loading(self, model: Model, key: Key, stamp: FileStamp, by_request: LoadSettings) -> Resident:
         """A resident for a key that none serves; a larger one where one only lacks room. Raises BadRequest for settings
         that the model cannot be loaded with."""
         path, parts, pooling, asked = key
-        check(model.header, asked, model.name)
+        self._loads.check(model, by_request)
         smaller = next((r for r in self.residents() if _key(r)[:3] == key[:3] and r.takes_requests
                         and lacks_only_room(r, asked)), None)  # fmt: skip
         load = asked if smaller is None else grown(asked, smaller)
@@ -298,7 +317,8 @@ class Supervisor:
             key=path, pooling=pooling, model=model, stamp=stamp, link=self._new_link(model), asked=asked, load=load,
             settings=self._settings.with_load(load), replaces=smaller,
         )  # fmt: skip
-        if said := ", ".join(f"{name} {value}" for name, value in load.said.items()):
+        shown = {name: " ".join(value) if isinstance(value, tuple) else value for name, value in load.said.items()}
+        if said := ", ".join(f"{name} {value}" for name, value in shown.items()):
             _log.info("%s is loaded with %s%s", model.name, said, " in place of a smaller one" if smaller else "")
         self._residents[key] = resident
         delay_s = breaker.delay_s(time.monotonic()) if breaker is not None else 0.0
@@ -352,7 +372,11 @@ class Supervisor:
         try:
             await asyncio.sleep(delay_s)
             await self._drafts.choose_own(resident)
-            placement = await self._room.make(resident)
+            try:
+                placement = await self._room.make(resident)
+            except CannotFit as error:
+                error.message += self._loads.said_by_table(resident.model, resident.load)
+                raise
             self._drafts.keep_own_if_placed(resident)
             may_be_quick = all([await self._kernels.allow_quick(header) for header in resident.headers])
             resident.is_quick = may_be_quick and _file(resident) not in self._suspects
@@ -555,6 +579,10 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
+
+
+def _stamp(model: Model) -> FileStamp:
+    return FileStamp.of(model.path, *(part.path for part in model.parts))
 
 
 def _key(resident: Resident) -> Key:

@@ -22,10 +22,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from localrun.config import NOTHING_ASKED, ConfigError, LoadSettings, latency_target_s
+from localrun.config import MAX_ADAPTERS, MAX_SCALE, NOTHING_ASKED, ConfigError, LoadSettings, latency_target_s
 from localrun.errors import BadModelFile, BadRequest
 from localrun.models.adapters import Wanted
-from localrun.models.name import MAX_ADAPTERS, MAX_PATH_BYTES, MAX_SCALE
+from localrun.models.name import MAX_PATH_BYTES
 from localrun.models.storage.model import Model
 from localrun.server.engines.resident import Use
 from localrun.server.http.exchange import Exchange

@@ -42,9 +42,9 @@ from msgspec import Meta
 from starlette.routing import Route
 
 from localrun.errors import BadRequest, DownloadFailed, Unavailable
-from localrun.models import adapters, catalog, load_settings, naming
+from localrun.models import adapters, catalog, naming
 from localrun.models.catalog import Entry
-from localrun.models.draft import find, problem_of
+from localrun.models.draft import find
 from localrun.models.fit import DeviceUse, Fit, Machine, choose
 from localrun.models.name import ModelName
 from localrun.models.projector_memory import projector_memory
@@ -52,7 +52,7 @@ from localrun.models.sources import huggingface
 from localrun.models.sources.huggingface import HubHit
 from localrun.models.storage.model import Model
 from localrun.server.engines import machine
-from localrun.server.engines.drafts import own_draft, speculates
+from localrun.server.engines.drafts import own_draft, problem_of, speculates
 from localrun.server.engines.machine import installed_gpus
 from localrun.server.engines.placement import refusal, wish_of
 from localrun.server.engines.resident import Use, pooling_for
@@ -216,7 +216,7 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
     name = parameter(exchange, "model")
     if not name:
         raise BadRequest("model is missing: /localrun/v1/fit?model=NAME", field="model")
-    adapted = await asyncio.to_thread(adapters.resolve, runtime.store, name)
+    adapted = await asyncio.to_thread(adapters.resolve, runtime.store, name, settings=runtime.settings)
     model = adapted.model
     # Raises for models that only make vectors: they have no slots or cells to choose.
     pooling_for(model, Use.TEXT)
@@ -228,7 +228,7 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
     if adapted.adapters is not None:
         adapter_bytes = sum(adapter.size_bytes for adapter in adapted.adapters)
     load = runtime.supervisor.asked(model)
-    load_settings.check(model.header, load, model.name)
+    runtime.supervisor.check(model)
     wish = wish_of(
         runtime.settings.with_load(load), n_ctx=load.num_ctx or 0, adapter_bytes=adapter_bytes,
         projector=model.projector_header, draft=header,
@@ -254,7 +254,9 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
         draft=None if draft is None else _draft_part(draft.name, fit),
         load=load.said,
         notes=[*fit.notes, *left_out],
-        problem=None if fit.fits else refusal(model.name, model.header, fit, here, wish),
+        problem=None
+        if fit.fits
+        else refusal(model.name, model.header, fit, here, wish) + runtime.supervisor.said_by_table(model, load),
     )
 
 
@@ -269,7 +271,7 @@ def _draft(runtime: Runtime, model: Model, asked: str) -> tuple[Model | None, li
     try:
         return find(runtime.store, name, model=model.name, target=model.header), []
     except BadRequest as error:
-        return None, [f"without its draft model: {problem_of(error)}"]
+        return None, [f"without its draft model: {problem_of(runtime.settings, model, error)}"]
 
 
 def _projector_part(model: Model, fit: Fit) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ from localrun.models.gguf import projectors
 from localrun.models.gguf.header import Header
 from localrun.models.name import split_adapters
 from localrun.models.projector_memory import projector_memory
-from localrun.models.storage.model import Model, Origin
+from localrun.models.storage.model import Model, Origin, Part
 from localrun.models.storage.named_adapter import NamedAdapter
 from localrun.models.storage.store import DamagedFile, Store
 from localrun.server.engines.drafts import own_draft
@@ -41,7 +41,7 @@ from localrun.server.runtime import Runtime
 from localrun.snapshot import EngineRow
 
 # A model's file, resolved, and its adapters and projector.
-Files = tuple[Path, tuple[Path, ...]]
+Files = tuple[Path, tuple[Part, ...]]
 # What Ollama shows for a model that never expires: a date that every client can parse.
 _FOR_EVER_S = 100 * 365 * 24 * 3600.0
 
@@ -148,7 +148,7 @@ async def tags(runtime: Runtime, exchange: Exchange) -> None:
     # By their files: a model that has several names runs once.
     residents = [resident for resident in runtime.supervisor.residents() if resident.is_loaded]
     loaded = {(resident.key, resident.model.parts) for resident in residents}
-    await exchange.answer_json(await asyncio.to_thread(_tags, runtime.store, loaded))
+    await exchange.answer_json(await asyncio.to_thread(_tags, runtime, loaded))
 
 
 async def ps(runtime: Runtime, exchange: Exchange) -> None:
@@ -157,10 +157,10 @@ async def ps(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.answer_json(Ps(models=await asyncio.to_thread(_ps_rows, runtime.store, engines)))
 
 
-def _tags(store: Store, loaded: set[Files]) -> Tags:
+def _tags(runtime: Runtime, loaded: set[Files]) -> Tags:
     """In a thread: reads the folders, and new headers. What cannot be used comes with the reason."""
     rows, named, unusable = list[TagRow](), list[AdapterTag](), list[UnusableFile]()
-    for found in store.survey():
+    for found in runtime.store.survey():
         if isinstance(found, NamedAdapter):
             named.append(tag_of(found, _source(found)))
             continue
@@ -169,8 +169,15 @@ def _tags(store: Store, loaded: set[Files]) -> Tags:
             unusable.append(UnusableFile(path=str(found.path), problem=found.problem))
             continue
         with suppress(BadModelFile):
-            rows.append(_tags_row(found, is_loaded=(found.path.resolve(), found.parts) in loaded))
+            rows.append(_tags_row(found, is_loaded=bool(loaded) and _files(runtime, found) in loaded))
     return Tags(models=rows, adapters=named, unusable=unusable)
+
+
+def _files(runtime: Runtime, model: Model) -> Files | None:
+    """What it is loaded with; None when its table in the settings file keeps it from that."""
+    with suppress(BadModelFile):
+        return model.path.resolve(), adapters.opened(runtime.store, runtime.settings, model).parts
+    return None
 
 
 def _ps_rows(store: Store, engines: list[EngineRow]) -> list[PsRow]:
@@ -361,7 +368,7 @@ def _modelfile(model: Model, licence: str) -> str:
     return modelfile.write(
         base=str(model.path),
         projector=str(model.projector or ""),
-        adapters=[str(path) for path in model.adapters],
+        adapters=[str(adapter.path) for adapter in model.adapters],
         draft=model.draft,
         template=model.template,
         parameters=model.parameters,
@@ -394,6 +401,11 @@ def _plain(value: object) -> object:
 def _more(runtime: Runtime, adapted: Adapted) -> dict[str, Any]:
     model, header = adapted.model, adapted.model.header
     settings, load = runtime.settings, runtime.supervisor.asked(model)
+    no_adapters = ""
+    try:
+        opened = adapters.opened(runtime.store, settings, model)
+    except BadModelFile as error:
+        opened, no_adapters = model, error.message
     n_tensors: Counter[str] = Counter()
     weights: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
@@ -407,7 +419,8 @@ def _more(runtime: Runtime, adapted: Adapted) -> dict[str, Any]:
         "size": model.size_bytes,
         "digest": model.digest,
         "source": msgspec.to_builtins(model.source),
-        "adapters": [str(path) for path in (*model.adapters, *(adapter.path for adapter in adapted.named))],
+        "adapters": [*(str(its.path) for its in opened.adapters), *(str(its.path) for its in adapted.named)],
+        "no_adapters": no_adapters,
         "projector": _projector(model),
         "no_projector": model.no_projector,
         "draft": own_draft(settings, model),

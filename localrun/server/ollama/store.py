@@ -142,13 +142,20 @@ async def delete(runtime: Runtime, exchange: Exchange) -> None:
     with suppress(ModelNotFound, BadModelFile, BadRequest):
         await runtime.supervisor.unload(name)
     missed = await asyncio.to_thread(drafts.missing, runtime.settings, runtime.store)
+    refused_before = await asyncio.to_thread(adapters.refused, runtime.store, runtime.settings)
     removed = await asyncio.to_thread(naming.remove, runtime.store, name)
     misses = await asyncio.to_thread(drafts.missing, runtime.settings, runtime.store)
+    refused = await asyncio.to_thread(adapters.refused, runtime.store, runtime.settings)
     notes = [
         f"'{model}' runs without its draft model '{draft}' from its next load on; give it another one, or none, with "
         f"DRAFT in a Modelfile (localrun create)"
         for model, draft in misses.items()
         if model not in missed
+    ]
+    notes += [
+        f"requests to '{model}' are refused from now on: {why}"
+        for model, why in refused.items()
+        if model not in refused_before
     ]
     await exchange.answer_json(_shown(removed, notes))
 

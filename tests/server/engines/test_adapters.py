@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,11 +13,11 @@ from typing import Any
 import pytest
 
 from localrun import wire
-from localrun.errors import BadRequest, CannotFit, NotFound
+from localrun.config import MAX_ADAPTERS, LoadSettings, ModelTable
+from localrun.errors import BadModelFile, BadRequest, CannotFit, NotFound
 from localrun.models import creation, naming
 from localrun.models.adapters import Wanted
 from localrun.models.creation import Changes
-from localrun.models.name import MAX_ADAPTERS
 from localrun.models.storage.store import Store
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.resident import Use
@@ -105,6 +107,123 @@ async def test_a_replaced_adapter_of_its_own_is_loaded_anew_when_idle(
             await generate(runtime, "tuned", n_predict=2)
             last = [message for message in told if isinstance(message, wire.Open)][-1]
             assert last.adapters == (now,)
+
+
+def tables(models_dir: Path, **adapters: list[str]) -> dict[str, Any]:
+    """Settings of a file in the models folder."""
+    file = models_dir / "localrun.toml"
+    said = [ModelTable(name, LoadSettings(adapters=tuple(texts)), file) for name, texts in adapters.items()]
+    return {"models": tuple(said)}
+
+
+async def test_a_table_s_adapters_are_the_model_s_own(
+    running: Any, generate: Any, told: Told, models_dir: Path
+) -> None:
+    a, b = add(models_dir, "a", 1), add(models_dir, "b", 2)
+    naming.copy(Store(models_dir), "alpha", "weak")
+    naming.copy(Store(models_dir), "alpha", "plain")
+    settings = tables(models_dir, alpha=["a"], weak=["./a.gguf=0.5", f"{b}=0"], beta=[])
+    async with running(max_models=0, **settings) as runtime:
+        for name in ("alpha", "weak", "plain", "alpha+b", "alpha+a=0", "alpha"):
+            await generate(runtime, name, n_predict=2)
+        # One file, but with other adapters or other strengths it gives other answers.
+        assert [row.model for row in runtime.supervisor.loaded()] == ["alpha", "weak", "plain"]
+        assert runtime.supervisor.loaded()[0].load == {"adapters": ("a",)}
+        alpha, weak, plain = runtime.supervisor.residents()
+        size_bytes = a.stat().st_size
+        assert alpha.needed_bytes == plain.needed_bytes + size_bytes + b.stat().st_size, "its own and the asked one"
+        assert weak.needed_bytes == plain.needed_bytes + size_bytes
+        assert await runtime.supervisor.unload("weak")
+        assert len(runtime.supervisor.residents()) == 2
+    assert [message.adapters for message in told if isinstance(message, wire.Open)] == [
+        (on_wire(a),), (on_wire(a, 0.5),), (),
+    ]  # fmt: skip
+    assert [message.adapters for message in told if isinstance(message, wire.Submit)] == [
+        None, None, None, (on_wire(a), on_wire(b)), (), None,
+    ]  # fmt: skip
+
+
+async def test_adapters_of_a_modelfile_count_over_those_of_its_table(
+    running: Any, generate: Any, told: Told, models_dir: Path
+) -> None:
+    a, _ = add(models_dir, "a", 1), add(models_dir, "b", 2)
+    store = Store(models_dir)
+    base = creation.base_of(store, "alpha", None)
+    own = creation.adapter(store, base, "a", None)
+    naming.point(store, "tuned", creation.assemble(base, Changes(adapters=(own,)), now=datetime.now(UTC)))
+    async with running(**tables(models_dir, tuned=["b"], alpha=["a"])) as runtime:
+        for name in ("tuned", "alpha"):
+            await generate(runtime, name, n_predict=2)
+        assert [row.model for row in runtime.supervisor.loaded()] == ["tuned"], "the same files at the same strength"
+        assert runtime.supervisor.loaded()[0].load == {}
+    assert [message.adapters for message in told if isinstance(message, wire.Open)] == [(on_wire(a),)]
+
+
+async def test_a_name_in_a_table_that_comes_to_mean_another_file(
+    running: Any, generate: Any, told: Told, models_dir: Path
+) -> None:
+    files = add(models_dir, "a", 1), add(models_dir, "b", 2)
+    store = Store(models_dir)
+    async with running(**tables(models_dir, alpha=["style"])) as runtime:
+        for name in ("a", "b"):
+            said = creation.named_adapter(store, name, None, licence_text=None, now=datetime.now(UTC))
+            naming.point(store, "style", said)
+            await generate(runtime, "alpha", n_predict=2)
+    opened = [message.adapters for message in told if isinstance(message, wire.Open)]
+    assert opened == [(on_wire(file),) for file in files]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("nothing=2", "adapter 'nothing' not found"),
+        ("beta", "'beta' is no adapter but a model"),
+        ("./beta.gguf", "beta.gguf is no adapter but a model"),
+        ("./nothing.gguf", "is not there"),
+        ("other", "it cannot be used with 'alpha': it is for gemma"),
+        ("twin", "there twice"),
+        ("nan", "numbers that are none"),
+        ("a b", "the adapter's name 'a b' is neither"),
+        ("../../etc/passwd.gguf", "is not there"),
+    ],
+)
+async def test_a_wrong_entry_of_a_table_is_the_error_of_its_model_alone(
+    running: Any, generate: Any, models_dir: Path, text: str, problem: str
+) -> None:
+    shutil.copyfile(add(models_dir, "a"), models_dir / "twin.gguf")
+    write_lora(models_dir / "alpha.gguf", models_dir / "nan.gguf", strength=math.nan)
+    write_lora(models_dir / "alpha.gguf", models_dir / "other.gguf", architecture="gemma")
+    async with running(**tables(models_dir, alpha=["a", text])) as runtime:
+        for name in ("alpha", "alpha+a"):
+            refused = await error_of(generate(runtime, name, n_predict=2))
+            assert isinstance(refused, BadModelFile)
+            assert f"{models_dir / 'localrun.toml'}: [models.\"alpha\"]: adapters has '{text}': " in refused.message
+            assert problem in refused.message
+            assert "take it out of the table" in refused.message
+        await generate(runtime, "beta", n_predict=2)
+        assert [row.model for row in runtime.supervisor.loaded()] == ["beta"]
+
+
+async def test_a_model_whose_table_became_wrong_can_be_unloaded(running: Any, generate: Any, models_dir: Path) -> None:
+    a = add(models_dir, "a")
+    async with running(**tables(models_dir, alpha=["a"])) as runtime:
+        await generate(runtime, "alpha", n_predict=2)
+        a.unlink()
+        assert isinstance(await error_of(generate(runtime, "alpha", n_predict=2)), BadModelFile)
+        assert await runtime.supervisor.unload("alpha")
+        assert isinstance(await error_of(runtime.supervisor.unload("alpha")), BadModelFile)
+
+
+async def test_refusals_of_what_a_table_says_name_it(running: Any, generate: Any, models_dir: Path) -> None:
+    file = models_dir / "localrun.toml"
+    wrong = ModelTable("alpha", LoadSettings(rope_frequency_base=0.5), file)
+    large = ModelTable("beta", LoadSettings(kv_cells=2**31 - 1), file)
+    async with running(models=(wrong, large)) as runtime:
+        refused = await error_of(generate(runtime, "alpha"))
+        assert refused.message.startswith(f'{file}: [models."alpha"]: rope_frequency_base is 0.5; use 1 or more')
+        refused = await error_of(generate(runtime, "beta"))
+        assert isinstance(refused, CannotFit)
+        assert refused.message.endswith(f'({file}: [models."beta"] sets kv_cells)')
 
 
 async def test_what_cannot_be_met_loads_nothing(running: Any, generate: Any, models_dir: Path) -> None:

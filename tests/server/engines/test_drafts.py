@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from localrun import wire
+from localrun.config import LoadSettings, ModelTable
 from localrun.errors import BadModelFile, BadRequest, CannotFit
 from localrun.models import creation, naming
 from localrun.models.creation import Changes
@@ -280,3 +281,16 @@ async def test_a_busy_engine_is_asked_at_once_when_it_needs_nothing(running: Any
         await asyncio.sleep(0)
         assert waiting.done()
         lease.release()
+
+
+async def test_a_draft_model_of_a_table_that_is_not_here_is_a_warning_that_names_the_table(
+    supervising: Any, models_dir: Path, told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = ModelTable("alp*", LoadSettings(draft="nothing"), models_dir / "localrun.toml")
+    with caplog.at_level(logging.WARNING):
+        async with supervising(models=(table,)) as (supervisor, _):
+            (await supervisor.acquire("alpha", None)).release()
+    assert told.drafts == [(True, "")]
+    (warning,) = caplog.messages
+    assert warning.startswith("alpha is used without its draft model: 'nothing' is not here")
+    assert warning.endswith(f'({models_dir / "localrun.toml"}: [models."alp*"] sets draft)')
