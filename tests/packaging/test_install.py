@@ -43,7 +43,8 @@ def test_without_a_gpu_it_is_the_processor(machine: Machine):
     plan = machine.plan()
     assert line(plan, "backend") == "cpu, for the processor"
     assert "-DGGML_NATIVE=ON -DGGML_OPENMP=OFF" in line(plan, "compile")
-    assert "note:" not in plan
+    # The processor is the real one, and the compiler may get its AMX wrong.
+    assert not [text for text in plan.splitlines() if text.startswith("note:") and "AMX" not in text]
 
 
 def test_a_dry_run_writes_nothing(machine: Machine):

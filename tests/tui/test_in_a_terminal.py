@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -119,16 +121,14 @@ def test_ask_look_at_the_monitor_resize_and_leave(daemon: Daemon, tmp_path: Path
 
 
 def test_a_picture_dropped_on_a_model_that_cannot_see_is_text(daemon: Daemon, tmp_path: Path) -> None:
-    picture = tmp_path / "fox.png"
-    picture.write_bytes(b"\x89PNG\r\n\x1a\n")
     terminal = _terminal(daemon, tmp_path, size=(160, 40))
-    try:
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(terminal):  # a path that fits on a line
+        picture = Path(folder, "fox.png")
+        picture.write_bytes(b"\x89PNG\r\n\x1a\n")
         terminal.see("● ready")
         terminal.drop(picture)
         terminal.see("fox.png: tiny cannot see pictures")
         terminal.see("fox.png'")  # the end of its path, in the prompt
-    finally:
-        terminal.close()
 
 
 def test_top_opens_the_monitor_and_says_that_the_daemon_is_idle(daemon: Daemon, tmp_path: Path) -> None:
