@@ -27,7 +27,7 @@ _N_PSEUDO_TOKENS = 2**31 - 2  # from -2 down to the smallest int32 but one
 def prompt_of(backend: Backend, submit: Submit) -> Prompt:
     """The prompt of a request. Raises BadRequest, or EngineFailed if the projector does not fit the model."""
     if submit.tokens is None and has_media(submit.segments):
-        return read(backend, submit.segments)
+        return read(backend, submit.segments, submit.namespace)
     return Prompt(tokens_of(backend, submit))
 
 
@@ -41,8 +41,8 @@ def has_media(segments: Sequence[Segment]) -> bool:
     return any(segment.media is not None for segment in segments)
 
 
-def read(backend: Backend, segments: Sequence[Segment]) -> Prompt:
-    """A prompt with media. Raises as `prompt_of`."""
+def read(backend: Backend, segments: Sequence[Segment], namespace: bytes = b"") -> Prompt:
+    """A prompt with media, whose rows are kept for requests of this namespace. Raises as `prompt_of`."""
     projector = backend.projector
     if projector is None:
         raise BadRequest("this model takes text only; load it with a projector (mmproj) for pictures or sound")
@@ -56,7 +56,7 @@ def read(backend: Backend, segments: Sequence[Segment]) -> Prompt:
     chunks: list[Placed] = []
     for piece in pieces:
         if isinstance(piece, MediaChunk):
-            key = chunk_key(projector, piece)
+            key = chunk_key(projector, piece, namespace)
             chunks.append(Placed(len(tokens), piece, key))
             tokens += _pseudo_tokens(key, piece.n_tokens)
         else:
@@ -66,10 +66,10 @@ def read(backend: Backend, segments: Sequence[Segment]) -> Prompt:
     return Prompt(tokens, tuple(chunks))
 
 
-def chunk_key(projector: Projector, chunk: MediaChunk) -> bytes:
+def chunk_key(projector: Projector, chunk: MediaChunk, namespace: bytes = b"") -> bytes:
     """32 bytes that name the rows of a chunk and their places: equal keys mean equal rows."""
     key = hashlib.sha256(_SCHEME)
-    for part in (projector.fingerprint, chunk.media.digest):
+    for part in (projector.fingerprint, chunk.media.digest, *([namespace] if namespace else [])):
         key.update(len(part).to_bytes(4, "little") + part)
     for number in (chunk.ordinal, chunk.n_tokens, chunk.n_pos, chunk.is_causal):
         key.update(number.to_bytes(8, "little"))
