@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from localrun.access.quotas import Level
-from localrun.access.usage import Total, Used, UsageFile, day_of
+from localrun.access.usage import Total, UsageFile, Used, day_of
 
 NOW_S = 1_764_000_000.0
 
@@ -95,9 +95,7 @@ for number in range(1, 1_000_000):
 def test_whatever_was_said_to_be_written_outlives_a_kill_and_counts_once(tmp_path: Path) -> None:
     n_before = 0
     for n_lines in (1, 50, 137):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-        )
+        writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         assert writer.stdout is not None
         for _ in range(n_lines):
             writer.stdout.readline()
