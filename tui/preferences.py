@@ -6,6 +6,9 @@
     "chat.new" = "f7"
     "monitor.cancel" = "k,delete"
 
+    [mcp.files]
+    command = "some-mcp-server"
+
 Read once at the start. What is wrong in the file is left out, and said; the rest counts.
 
 Does not: write the file.
@@ -22,6 +25,8 @@ from textual.app import App
 from textual.color import Color
 from textual.theme import Theme
 
+from localrun.tools import config
+from localrun.tools.config import ServerSettings
 from localrun.tui.keys import KEYS
 
 # Quiet greys, one green for what runs, one amber for what waits or is being read in. Meaning is never carried by
@@ -83,11 +88,12 @@ LIGHT = Theme(
 
 
 class Preferences(NamedTuple):
-    """`theme` None is the usual one. `problems` are sentences for the person."""
+    """`theme` None is the usual one. `servers` are those of tools. `problems` are sentences for the person."""
 
     theme: str | None = None
     keys: dict[str, str] = {}  # noqa: RUF012 - nobody changes it
     problems: tuple[str, ...] = ()
+    servers: dict[str, ServerSettings] = {}  # noqa: RUF012
 
 
 def rich_style(app: App[Any], colour: str) -> Style:
@@ -104,8 +110,8 @@ def load(path: Path) -> Preferences:
         return Preferences()
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         return Preferences(problems=(f"{path} cannot be read: {error}",))
-    unknown = sorted(content.keys() - {"theme", "keys"})
-    problems = [f"{path.name}: {name!r} is unknown; there are theme and keys" for name in unknown]
+    unknown = sorted(content.keys() - {"theme", "keys", "mcp"})
+    problems = [f"{path.name}: {name!r} is unknown; there are theme, keys and mcp" for name in unknown]
     theme = content.get("theme")
     if theme is not None and not isinstance(theme, str):
         problems.append(f"{path.name}: theme must be a text")
@@ -122,4 +128,5 @@ def load(path: Path) -> Preferences:
             problems.append(f"{path.name}: the key of {name!r} must be a text such as ctrl+t")
         else:
             keys[name] = value.strip()
-    return Preferences(theme, keys, tuple(problems))
+    servers, its_problems = config.configured(content.get("mcp", {}), path.name)
+    return Preferences(theme, keys, (*problems, *its_problems), servers)
