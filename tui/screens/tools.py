@@ -57,8 +57,10 @@ class ToolsScreen(Dialog[None]):
             yield self._list
             yield self._note
 
-    def on_mount(self) -> None:
+    def on_resize(self) -> None:
         self._show()
+
+    def on_mount(self) -> None:
         self._note.update("Starting the servers…")
         self.run_worker(self._look(), name="tools", group="tools", exclusive=True)
 
@@ -93,8 +95,12 @@ class ToolsScreen(Dialog[None]):
         return Content.assemble(
             Content.styled(f"  {column(inert(tool.own_name), _NAME_WIDTH - 2)}", "$accent"),
             Content.styled(column(state, _STATE_WIDTH), colour),
-            Content.styled(fit(tool.description, 60), "$foreground 60%"),
+            Content.styled(fit(tool.description, self._description_width), "$foreground 60%"),
         )
+
+    @property
+    def _description_width(self) -> int:
+        return max(0, self._list.scrollable_content_region.width - _NAME_WIDTH - _STATE_WIDTH - 2)
 
     def _state_of(self, tool: Tool) -> tuple[str, str]:
         settings, rule = self._conversation.tools, self._toolbox.rule(tool)
