@@ -33,6 +33,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
+from localrun import ollama_environment
 from localrun.config import Settings
 from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
 from localrun.server.anthropic import messages
@@ -99,6 +100,9 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
     _allow_descriptors()
     _configure_logging(settings.log_level)
     try:
+        told = ollama_environment.told(settings)
+        if told:
+            _log.info("%s", told)
         runtime = Runtime(settings)
         app = build(settings, runtime)
         config = uvicorn.Config(

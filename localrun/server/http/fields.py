@@ -22,7 +22,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from localrun.config import NOTHING_ASKED, ConfigError, LoadSettings, latency_target_s
+from localrun.config import (
+    MAX_DURATION_CHARACTERS,
+    NOTHING_ASKED,
+    ConfigError,
+    LoadSettings,
+    duration_s,
+    latency_target_s,
+)
 from localrun.errors import BadModelFile, BadRequest
 from localrun.models.adapters import Wanted
 from localrun.models.name import MAX_ADAPTERS, MAX_PATH_BYTES, MAX_SCALE
@@ -325,35 +332,15 @@ def _printable(text: str) -> str:
     return _NOT_PRINTABLE.sub(" ", text).strip()[:MAX_CLIENT_CHARACTERS]
 
 
-_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
-_DURATION = re.compile(rf"(?P<sign>[+-]?)(?P<parts>(?:{_PART.pattern})+)", re.ASCII)
-_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)", re.ASCII)
-_MAX_DURATION_CHARACTERS = 64
-
-
 def keep_alive_s(value: float | str | None) -> float | None:
     """Seconds; -1.0 for ever; None for the daemon's own setting. Raises BadRequest for anything else."""
     if value is None or value == "":
         return None
-    parsed = _parse(value) if isinstance(value, str) else float(value)
+    parsed = duration_s(value) if isinstance(value, str) else float(value)
     if parsed is None or not math.isfinite(parsed):
         raise BadRequest(
-            f"keep_alive: {str(value)[:_MAX_DURATION_CHARACTERS]!r} is not a duration; use seconds, or a text such as "
+            f"keep_alive: {str(value)[:MAX_DURATION_CHARACTERS]!r} is not a duration; use seconds, or a text such as "
             f"'5m', '1h30m' or '-1'",
             field="keep_alive",
         )
     return -1.0 if parsed < 0 else parsed
-
-
-def _parse(text: str) -> float | None:
-    text = text.strip()
-    if len(text) > _MAX_DURATION_CHARACTERS:
-        return None
-    if _NUMBER.fullmatch(text):
-        return float(text)
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        return None
-    total_s = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(match["parts"]))
-    return -total_s if match["sign"] == "-" else total_s
