@@ -50,7 +50,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters of one request's sampler chain. Defaults are neutral; each API family sets its own.
 
     `temperature` 0 is greedy. `seed` None draws a random one. `penalty_last_n` 0 turns penalties off, -1 means the
-    whole context. `mirostat` 0, 1 or 2. `logit_bias` pairs are (token id, bias); -inf bans a token.
+    whole context. `mirostat` 0, 1 or 2. `logit_bias` pairs are (token id, bias); -inf bans a token. `dry_multiplier` 0,
+    `xtc_probability` 0 and `top_n_sigma` up to 0 are off; `dry_penalty_last_n` is as `penalty_last_n`.
     """
 
     temperature: float = 1.0
@@ -67,6 +68,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     mirostat_eta: float = 0.1
     seed: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
 
 
 class GrammarKind(StrEnum):
@@ -119,12 +128,13 @@ class Media(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of a prompt: text, or `media` in its place. Only in a trusted segment does the text of a control token
-    become that token."""
+    """A piece of a prompt: text, or `media` or `tokens` in its place. Only in a trusted segment does the text of a
+    control token become that token."""
 
     text: str
     trusted: bool = True
     media: Media | None = None
+    tokens: tuple[int, ...] = ()
 
 
 class Adapter(msgspec.Struct, frozen=True, array_like=True):
@@ -287,10 +297,13 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Count(msgspec.Struct, frozen=True, kw_only=True, tag="count"):
-    """Tokenize only. Answered by `Counted` with the same id. Served beside the step loop, never inside it."""
+    """Tokenize only, as a prompt unless `is_prompt` is off: then no BOS is put in front. Answered by `Counted` with the
+    same id, and the bytes of each token if `wants_pieces`. Served beside the step loop, never inside it."""
 
     id: int
     segments: tuple[Segment, ...]
+    is_prompt: bool = True
+    wants_pieces: bool = False
 
 
 class ClearCache(msgspec.Struct, frozen=True, kw_only=True, tag="clear_cache"):
@@ -338,10 +351,12 @@ class OpenFailed(msgspec.Struct, frozen=True, kw_only=True, tag="open_failed"):
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     """Of a text with more than `MAX_COUNTED_TOKENS` the first and the last half of so many. `error` says why there are
-    none at all, `error_code` is one of `errors.py`; `retry_after_s` as in `Delta`."""
+    none at all, `error_code` is one of `errors.py`; `retry_after_s` as in `Delta`. `pieces` are what the tokens stand
+    for, control tokens by their names."""
 
     id: int
     tokens: tuple[int, ...] = ()
+    pieces: tuple[bytes, ...] = ()
     error: str | None = None
     error_code: str = ""
     retry_after_s: float | None = None

@@ -30,6 +30,7 @@ from localrun.engine.native.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial
 from localrun.engine.pipes import BROKEN_PIPE, Text, Tokenizing
 from localrun.engine.pipes import Inbox as EngineInbox
 from localrun.engine.sample import media
+from localrun.engine.sample.text import pieces
 from localrun.engine.speculate.draft_model import DraftModel
 from localrun.engine.speculate.draft_models import DraftModels
 from localrun.engine.speculate.speculation import Speculation
@@ -151,7 +152,7 @@ def take(message: wire.ToEngine, backend: Backend, tokenizing: Tokenizing, inbox
         else:
             inbox.put(lambda engine: engine.cancel(cancelled))
     elif isinstance(message, wire.Count):
-        pipes.count(message, partial(media.count, backend, message.segments), tokenizing, outbox)
+        pipes.count(message, partial(media.count, backend, message), tokenizing, outbox, partial(pieces, backend))
     elif isinstance(message, wire.ClearCache):
         inbox.put(_clearing(message, outbox))
 
@@ -161,6 +162,7 @@ def _read_prompt(backend: Backend, submit: wire.Submit, prediction: str) -> Call
     try:
         tokens, chunks = media.prompt_of(backend, submit)
         predicted = backend.tokenize(prediction, parse_special=False)
+        backend.learn(submit.sampling)
     except LocalrunError as error:
         return _refusal(submit.id, error)
     except Exception as error:

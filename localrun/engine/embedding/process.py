@@ -67,7 +67,7 @@ def take(
         refused = message.id
         inbox.put(lambda engine: engine.refuse(refused, EngineFailed("this engine computes embeddings only")))
     elif isinstance(message, wire.Count):
-        pipes.count(message, partial(_read, embedder, message.segments), tokenizing, outbox)
+        pipes.count(message, partial(_read, embedder, message.segments), tokenizing, outbox, _no_pieces)
     elif isinstance(message, wire.ClearCache):
         outbox.put(wire.Cleared(id=message.id, ram_bytes=0, disk_bytes=0))
 
@@ -76,6 +76,10 @@ def _read(embedder: Embedder, segments: Sequence[wire.Segment]) -> list[int]:
     before, after = embedder.affixes
     parts = [embedder.tokenize(segment.text, parse_special=segment.trusted) for segment in segments]
     return [*before, *chain.from_iterable(parts), *after]
+
+
+def _no_pieces(*_: object) -> tuple[bytes, ...]:
+    raise EngineFailed("an engine that computes embeddings does not say what its tokens stand for")
 
 
 def _ready(embedder: Embedder, opened: wire.Open, load_s: float) -> wire.Ready:
