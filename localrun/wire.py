@@ -246,7 +246,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     With `resume` the engine says only what comes after that, and neither a full queue nor a deadline refuses it.
     `speculates` None is what the engine was opened with. `prediction` is a text that much of the answer is expected to
     be like. `draft_model_path` is a smaller model that drafts for this request instead of the engine's own. `adapters`
-    None are those that the engine was opened with, and none of them is in effect for a request that names others.
+    None are those that the engine was opened with, and none of them is in effect for a request that names others. With
+    `scores_prompt` the log-probabilities of the prompt's tokens are said as well, with `n_probs` alternatives.
     """
 
     id: int
@@ -270,6 +271,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     prediction: str = ""
     draft_model_path: str = ""
     adapters: tuple[Adapter, ...] | None = None
+    scores_prompt: bool = False
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
@@ -416,6 +418,14 @@ class Vector(msgspec.Struct, frozen=True, array_like=True):
     n_cut: int = 0
 
 
+class Scores(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of a prompt's tokens, each after those before it, from token `first` on. Token 0 has none, and
+    0 stands for it. After an engine died those of a prompt begin anew."""
+
+    first: int
+    tokens: tuple[ChosenLogprob, ...]
+
+
 class Delta(msgspec.Struct, array_like=True):
     """What one step did for one request. `text` never splits a UTF-8 character and never contains a stop string.
 
@@ -443,6 +453,7 @@ class Delta(msgspec.Struct, array_like=True):
     mu: float | None = None
     n_drafted: int = 0
     n_accepted: int = 0
+    scores: Scores | None = None
 
 
 class MediaCounts(msgspec.Struct, frozen=True, array_like=True):

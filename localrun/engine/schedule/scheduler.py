@@ -80,7 +80,7 @@ def fill_batch(batch: Batch, grants: Sequence[Grant], *, wants_logits: bool = Tr
     """Fill in the rows of `grants`, one after another from row 0. Returns the sequence of each row.
 
     With `wants_logits`, the last row of each request that catches up in this batch wants its logits, and so does every
-    draft. All requests have the same adapters.
+    draft, and every row of a prompt whose scores are wanted. All requests have the same adapters.
     """
     row, rows = 0, []
     batch.realm = grants[0].request.adapters.realm if grants else b""
@@ -94,6 +94,8 @@ def fill_batch(batch: Batch, grants: Sequence[Grant], *, wants_logits: bool = Tr
         batch.seq[row:end] = request.seq
         batch.wants_logits[row:end] = 0
         batch.wants_logits[row + n_tokens - 1 : end] = wants_logits and n_tokens == request.n_pending
+        if request.is_scoring:
+            batch.wants_logits[row:end] = 1
         rows += [request.seq] * n_rows
         row = end
     return rows

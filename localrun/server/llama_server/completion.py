@@ -210,6 +210,7 @@ async def _biases(asked: Biases | None, job: Job) -> tuple[tuple[int, float], ..
 
 
 async def _text(job: Job, prompt: Prompt) -> str:
+    """The prompt as a text."""
     if isinstance(prompt, str):
         return prompt
     counted = await job.tokenize(segments_of(prompt, job.n_vocab, field="prompt"), is_prompt=False, wants_pieces=True)
