@@ -13,6 +13,7 @@ Does not: read or write pipes (`pipes.py`), choose tokens (`answers.py`), or dec
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -488,7 +489,9 @@ class Engine:
         for request in list(self.scheduler.running):
             self._preempt(request)
         for request, end in lacking.items():
-            request.doubted_until = end
+            # It may be what stood beside it, or a draft of its own: whoever is doubted twice stays alone.
+            request.n_doubts += 1
+            request.doubted_until = end if request.n_doubts == 1 else sys.maxsize
         self.cache.change(split=self._backend.is_split)
 
     def _note_failure(self, error: Exception) -> None:

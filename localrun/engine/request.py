@@ -86,6 +86,7 @@ class Request:
     next_stop: int | None = None
     is_away: bool = False
     doubted_until: int = 0
+    n_doubts: int = 0
     n_cached: int = 0
     started_at_s: float | None = None
     first_token_at_s: float | None = None

@@ -19,7 +19,7 @@ from tests.engine.hot_loop import HotLoop
 
 SMALL, LARGE, HUGE = 1 << 13, 1 << 16, 1 << 20
 # Calls of functions, of Python's and of C's, that each stream adds to a step with its message.
-CALLS_PER_SLOT = 50
+CALLS_PER_SLOT = 52
 
 
 def loop_over(n_cells: int, n_slots: int, *, is_split: bool, clock: Callable[[], float] = lambda: 0.0) -> HotLoop:

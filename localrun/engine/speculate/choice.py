@@ -141,7 +141,10 @@ def _in_one_pool(gains: list[list[float]], limits: Limits) -> list[tuple[int, ..
             more = min(n_left, limits.most_each - n_rows[index]) if n_rows[index] else 0
             n_rows[index] += more
             n_left -= more
-        ways.append(tuple(n_rows))
+        if (
+            size < TILE_ROWS or len(gains) + sum(n_rows) >= TILE_ROWS
+        ):  # a tile that is cut short is dearer than a whole one
+            ways.append(tuple(n_rows))
         if n_more >= len(by_gain):
             break
     return ways

@@ -134,10 +134,13 @@ class RowCosts:
         known = self._logs.get(n_rows)
         if known is not None:
             return known
-        # A processor computes the attention of a tile at once, so its rows are expected to take half as long. (Measured
-        # behind 1,440 tokens, 135M, two threads: 64 rows take 12.6 times as long as one, 63 rows 45 times, 16 rows 11.)
-        at = math.log(n_rows / 2 if n_rows >= TILE_ROWS else n_rows)
+        at = math.log(n_rows)
         below = max((size for size in self._logs if size < n_rows), default=None)
+        if n_rows >= TILE_ROWS and below is not None and below <= n_rows // 2:
+            # A processor computes the attention of a tile at once, so its rows are expected to take half as long.
+            # (Measured behind 1,440 tokens, 135M, two threads: 64 rows take 12.6 times as long as one, 63 rows 45
+            # times, 16 rows 11.)
+            at -= math.log(2)
         above = min((size for size in self._logs if size > n_rows), default=None)
         if below is None and above is None:
             return _PRIOR_SLOPE * at
@@ -154,13 +157,14 @@ class DepthCosts:
     """Tables by depth: fewer than 256 tokens, fewer than 512, 1,024, and so on. A new one begins as the nearest."""
 
     def __init__(self) -> None:
-        self._by_depth: dict[int, RowCosts] = {}
+        self._by_depth: dict[bool, dict[int, RowCosts]] = {False: {}, True: {}}
 
-    def at(self, n_tokens: int) -> RowCosts:
-        """Of streams with so many tokens each."""
-        kind = (n_tokens // _SHALLOW_TOKENS).bit_length()
-        costs = self._by_depth.get(kind)
+    def at(self, n_tokens: int, *, is_even: bool = False) -> RowCosts:
+        """Of streams with so many tokens each; with `is_even`, of several with equal numbers of rows, whose tiles are
+        their own."""
+        by_depth, kind = self._by_depth[is_even], (n_tokens // _SHALLOW_TOKENS).bit_length()
+        costs = by_depth.get(kind)
         if costs is None:
-            nearest = min(self._by_depth, key=lambda known: abs(known - kind), default=None)
-            costs = self._by_depth[kind] = RowCosts() if nearest is None else self._by_depth[nearest].heir()
+            nearest = min(by_depth, key=lambda known: abs(known - kind), default=None)
+            costs = by_depth[kind] = RowCosts() if nearest is None else by_depth[nearest].heir()
         return costs

@@ -193,6 +193,7 @@ class Speculation:
         policy: Policy = choice.BY_COST,
     ) -> None:
         self.costs = DepthCosts()
+        self._costs = self.costs.at(0)  # of the latest step that was asked about
         self.counts = Counts()
         self._backend = backend
         self._clock = clock
@@ -218,13 +219,15 @@ class Speculation:
         """A plan of streams alone with the drafts that are worth their rows, if any: as far as there are free cells,
         and within the streams' latency target, in seconds, 0 for none."""
         n_streams = len(plan.grants)
-        promise, may_draw = 0.0, False
+        promise, may_draw, n_tokens = 0.0, False, 0
         for request, _, _ in plan.grants:
+            n_tokens += len(request.tokens)
             if request.drafting is not None:
                 promise += request.drafting.promise()
                 may_draw = may_draw or self._drafter(request) is not None
-        costs = self._costs_of(plan)
-        if not may_draw and not self._policy.may_pay(n_streams, promise, costs, is_even=self._is_even):
+        is_even = self._is_even
+        costs = self._costs = self.costs.at(n_tokens // n_streams, is_even=is_even and n_streams > 1)
+        if not may_draw and not self._policy.may_pay(n_streams, promise, costs, is_even=is_even):
             return plan
         self._parts, self._ratio = {}, 1.0
         backend = self._backend
@@ -242,7 +245,7 @@ class Speculation:
             Stream(grant.request.seq or 0, guess.chances, guess.drafter is not None)
             for grant, guess in zip(plan.grants, guesses, strict=True)
         ]
-        limits = Limits(most_each, most_rows, target_s(), self._is_even, self._draft_s, may_be_uneven=backend.is_split)
+        limits = Limits(most_each, most_rows, target_s(), is_even, self._draft_s, may_be_uneven=backend.is_split)
         chosen = self._policy.choose(streams, costs, limits)
         if any(stream.is_drawn for stream in streams):
             guesses = self._drawn(plan, guesses, chosen)
@@ -259,7 +262,7 @@ class Speculation:
         if not (plan.is_steady and began_at_s and is_same):
             return
         if choice.is_one_pass([len(grant.drafts) for grant in plan.grants], is_even=self._is_even):
-            self._costs_of(plan).observe(plan.n_rows, ended_at_s - began_at_s - drawn_s, ended_at_s)
+            self._costs.observe(plan.n_rows, ended_at_s - began_at_s - drawn_s, ended_at_s)
 
     def begin_step(self, requests: Iterable[Request]) -> None:
         """A step with drafts was computed, and nothing was drawn yet."""
@@ -288,9 +291,6 @@ class Speculation:
         drafter = self._drafter(request) if request.drafting is not None else None
         if drafter is not None:
             drafter.drop(request)
-
-    def _costs_of(self, plan: StepPlan) -> RowCosts:
-        return self.costs.at(sum(grant.request.n_tokens for grant in plan.grants) // len(plan.grants))
 
     @property
     def _is_even(self) -> bool:
