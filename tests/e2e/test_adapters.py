@@ -75,19 +75,24 @@ def test_a_file_that_is_gone_is_the_request_s_error(adapted: Daemon, tmp_path: P
     assert answer(adapted, "tiny")
 
 
+def streamed_while_removed(daemon: Daemon, model: str, *, removed: str) -> str:
+    """As `answer` of 200 tokens, but streamed, and after the first token something is removed."""
+    body = {"model": model, "prompt": "Tell me a story about", "max_tokens": 200, "temperature": 0}
+    texts: list[str] = []
+    with daemon.http.stream("POST", "/v1/completions", json=body | {"stream": True, "ignore_eos": True}) as stream:
+        lines = (line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: {"))
+        texts.append(json.loads(next(lines))["choices"][0]["text"])
+        assert daemon.http.request("DELETE", "/api/delete", json={"model": removed}).status_code == 200
+        for line in lines:
+            texts += [choice["text"] for choice in json.loads(line)["choices"]]
+    return "".join(texts)
+
+
 def test_a_stream_keeps_the_adapter_that_is_removed_meanwhile(adapted: Daemon, tmp_path: Path) -> None:
     path = write_lora(builtin.model_path(), tmp_path / "leaving.gguf", seed=6)
     create(adapted, "leaving", f"FROM {path}")
     whole = answer(adapted, "tiny+leaving", max_tokens=200)
-    body = {"model": "tiny+leaving", "prompt": "Tell me a story about", "max_tokens": 200, "temperature": 0}
-    texts: list[str] = []
-    with adapted.http.stream("POST", "/v1/completions", json=body | {"stream": True, "ignore_eos": True}) as stream:
-        lines = (line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: {"))
-        texts.append(json.loads(next(lines))["choices"][0]["text"])
-        assert adapted.http.request("DELETE", "/api/delete", json={"model": "leaving"}).status_code == 200
-        for line in lines:
-            texts += [choice["text"] for choice in json.loads(line)["choices"]]
-    assert "".join(texts) == whole
+    assert streamed_while_removed(adapted, "tiny+leaving", removed="leaving") == whole
     assert adapted.post("/v1/completions", model="tiny+leaving", prompt="Hello").status_code == 404
     assert answer(adapted, "tiny")
 
@@ -124,15 +129,7 @@ def test_a_picture_for_a_model_with_an_adapter_is_refused_as_for_the_model_alone
 def test_a_base_that_is_removed_leaves_its_stream_and_the_adapter(adapted: Daemon) -> None:
     create(adapted, "mine", "FROM tiny\nPARAMETER num_ctx 2048")
     whole = answer(adapted, "mine+style", max_tokens=200)
-    body = {"model": "mine+style", "prompt": "Tell me a story about", "max_tokens": 200, "temperature": 0}
-    texts: list[str] = []
-    with adapted.http.stream("POST", "/v1/completions", json=body | {"stream": True, "ignore_eos": True}) as stream:
-        lines = (line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: {"))
-        texts.append(json.loads(next(lines))["choices"][0]["text"])
-        assert adapted.http.request("DELETE", "/api/delete", json={"model": "mine"}).status_code == 200
-        for line in lines:
-            texts += [choice["text"] for choice in json.loads(line)["choices"]]
-    assert "".join(texts) == whole
+    assert streamed_while_removed(adapted, "mine+style", removed="mine") == whole
     assert adapted.post("/v1/completions", model="mine+style", prompt="Hello").status_code == 404
     ids = {row["id"] for row in adapted.http.get("/v1/models").json()["data"]}
     assert {"tiny", "tiny+style"} <= ids

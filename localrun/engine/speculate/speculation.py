@@ -23,7 +23,7 @@ from localrun.engine.request import Request
 from localrun.engine.schedule.scheduler import StepPlan
 from localrun.engine.speculate import choice
 from localrun.engine.speculate.choice import Choice, Limits, Policy, Stream
-from localrun.engine.speculate.costs import DepthCosts, RowCosts
+from localrun.engine.speculate.costs import DepthCosts
 from localrun.engine.speculate.drafter import Drafter
 from localrun.engine.speculate.lookup import Lookup
 from localrun.wire import DraftCounts, DraftSource, Submit
@@ -251,7 +251,7 @@ class Speculation:
             guesses = self._drawn(plan, guesses, chosen)
             streams = [Stream(stream.seq, guess.chances) for stream, guess in zip(streams, guesses, strict=True)]
             chosen = self._policy.choose(streams, costs, limits)
-        return plan if chosen is None else self._with_drafts(plan, guesses, chosen, costs)
+        return plan if chosen is None else self._with_drafts(plan, guesses, chosen)
 
     def computed(self, plan: StepPlan, ended_at_s: float) -> None:
         """A step was computed. What counts is how long after the one before it: that is what a token takes. What its
@@ -346,7 +346,7 @@ class Speculation:
                 drafting.counts.add(drafter.source, seconds=seconds / len(asked))
         return drawn
 
-    def _with_drafts(self, plan: StepPlan, guesses: Sequence[Guess], chosen: Choice, costs: RowCosts) -> StepPlan:
+    def _with_drafts(self, plan: StepPlan, guesses: Sequence[Guess], chosen: Choice) -> StepPlan:
         grants = []
         for grant, guess, n_rows in zip(plan.grants, guesses, chosen.n_rows, strict=True):
             tokens = guess.tokens[:n_rows]
@@ -357,8 +357,8 @@ class Speculation:
         n_rows = sum(chosen.n_rows)
         is_one_pass = choice.is_one_pass(chosen.n_rows, is_even=self._is_even)
         n_streams = len(grants)
-        self._ratio = costs.measured(n_streams + n_rows, n_streams) if is_one_pass else chosen.ratio
-        self._ratio += self._drawn_s / (costs.seconds(n_streams) or math.inf)
+        self._ratio = self._costs.measured(n_streams + n_rows, n_streams) if is_one_pass else chosen.ratio
+        self._ratio += self._drawn_s / (self._costs.seconds(n_streams) or math.inf)
         return replace(plan, grants=tuple(grants), n_draft_rows=n_rows)
 
 
