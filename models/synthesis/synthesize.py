@@ -22,6 +22,9 @@ from typing import BinaryIO
 import gguf
 import numpy as np
 
+# Here, not at its first use: its modules swallow a KeyboardInterrupt that comes while they are imported.
+from numpy.random import default_rng
+
 from localrun.errors import BadRequest
 from localrun.models.gguf.ggml_types import by_name
 from localrun.models.synthesis.random_blocks import BlockPool
@@ -154,7 +157,7 @@ def _add_recurrence(writer: gguf.GGUFWriter, shape: Shape) -> None:
 
 
 def _write_tensors(file: BinaryIO, plans: list[TensorPlan], seed: int) -> None:
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     n_rows_max = max(plan.n_rows for plan in plans)
     pools: dict[tuple[str, int], BlockPool] = {}
     for plan in plans:
