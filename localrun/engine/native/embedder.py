@@ -139,6 +139,10 @@ class LlamaEmbedder:
         if self._memory:
             native.llama_memory_seq_rm(self._memory, seq, 0, -1)
 
+    def wipe(self) -> None:
+        if self._memory:
+            native.llama_memory_clear(self._memory, True)
+
     def close(self) -> None:
         native.llama_free(self._context)
         self._pools.close()
