@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from localrun.engine.adapters import AdapterQueue, Loader
 from localrun.engine.answers import Answers, Row, no_numbers
-from localrun.engine.backend import BASE, AdapterSet, Backend, DecodeFailed, NoRoom
+from localrun.engine.backend import BASE, AdapterSet, Backend, DecodeFailed, MediaRows, NoRoom
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.tiers import Tiers
@@ -294,7 +294,7 @@ class Engine:
         assert rows is not None, "a chunk is to be computed that is not encoded"
         first = request.n_computed - placed.start
         self._backend.batch.realm = request.adapters.realm
-        self._backend.decode_media(request.seq, placed.start, placed.chunk, rows, first, n_rows, True)
+        self._backend.decode_media(MediaRows(request.seq, placed.start, placed.chunk, rows, first, n_rows))
         return [request.seq] * n_rows
 
     def _encode(self) -> None:

@@ -43,6 +43,7 @@ from localrun.engine.backend import (
     Batch,
     DecodeFailed,
     MediaChunk,
+    MediaRows,
     MemoryKind,
     NoRoom,
     Sampler,
@@ -224,19 +225,17 @@ class FakeWorker:
         backend._check_rows(self.batch, n_rows, self._seqs, n_cells, self.adapters.realm)
         self._begin(n_rows, lambda n_rows: backend._compute(self.batch, n_rows))
 
-    def start_media(
-        self, seq: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32], first: int, n_rows: int
-    ) -> None:
+    def start_media(self, part: MediaRows) -> None:
         assert not self.is_busy, "one batch at a time"
         backend, realm = self._backend, self.adapters.realm
         _check_realm(self.batch, realm)
-        contents = backend._contents(seq, self._seqs, self.batch.capacity, start, chunk, rows, first, n_rows)
+        contents = backend._contents(part, self._seqs, self.batch.capacity)
 
         def compute(n_rows: int) -> None:
-            if chunk.is_causal or n_rows == chunk.n_tokens:
-                backend._compute_media(seq, start + first, contents[:n_rows], realm, wants_logits=True)
+            if part.chunk.is_causal or n_rows == part.chunk.n_tokens:
+                backend._compute_media(part, contents[:n_rows], realm)
 
-        self._begin(n_rows, compute)
+        self._begin(part.n_rows, compute)
 
     @property
     def _seqs(self) -> range:
@@ -427,10 +426,10 @@ class FakeBackend:
                 raise ValueError(f"row {pos} of sequence {seq} is one of a chunk, and not of text")
         self._place(seqs, positions, batch.token[:n_rows].tolist(), batch.wants_logits[:n_rows].tolist(), batch.realm)
 
-    def _compute_media(self, seq: int, pos: int, contents: list[int], realm: bytes, *, wants_logits: bool) -> None:
-        n_rows = len(contents)
-        wants = [0] * (n_rows - 1) + [int(wants_logits)] if n_rows else []
-        self._place([seq] * n_rows, list(range(pos, pos + n_rows)), contents, wants, realm)
+    def _compute_media(self, part: MediaRows, contents: list[int], realm: bytes) -> None:
+        n_rows, pos = len(contents), part.start + part.first
+        wants_logits = [0] * (n_rows - 1) + [1] if n_rows else []
+        self._place([part.seq] * n_rows, list(range(pos, pos + n_rows)), contents, wants_logits, realm)
         self.n_media_rows_computed += n_rows
 
     def _place(
@@ -484,23 +483,18 @@ class FakeBackend:
         for pos in self._at[seq]:
             assert self._cell(seq, pos).shift == self._shift(seq, pos), f"sequence {seq} holds other chunks than these"
 
-    def decode_media(
-        self, seq: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32], first: int, n_rows: int,
-        wants_logits: bool,
-    ) -> None:  # fmt: skip
-        capacity, realm = self.batch.capacity, self._adapters.realm
+    def decode_media(self, part: MediaRows) -> None:
+        realm = self._adapters.realm
         _check_realm(self.batch, realm)
-        contents = self._contents(seq, range(self.n_seqs), capacity, start, chunk, rows, first, n_rows)
+        contents = self._contents(part, range(self.n_seqs), self.batch.capacity)
         if self._step_s:
             time.sleep(self._step_s)
         self.used.append(realm)
-        self._compute_media(seq, start + first, contents, realm, wants_logits=wants_logits)
+        self._compute_media(part, contents, realm)
 
-    def _contents(
-        self, seq: int, seqs: range, capacity: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32],
-        first: int, n_rows: int,
-    ) -> list[int]:  # fmt: skip
+    def _contents(self, part: MediaRows, seqs: range, capacity: int) -> list[int]:
         """What stands for some rows of a chunk in cells. Raises ValueError for what native code must not see."""
+        seq, start, chunk, rows, first, n_rows = part
         if seq not in seqs:
             raise ValueError(f"sequence {seq} of a chunk is not within {seqs}")
         if rows.shape != (chunk.n_tokens, N_EMBD) or rows.dtype != np.float32:

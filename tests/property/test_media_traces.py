@@ -191,7 +191,7 @@ def test_what_fails_harms_nobody_else(shape: dict, kind: dict, batch: list, plan
             raise DecodeFailed("broken off", is_fatal=True)
 
     backend.decode = lambda n_rows: failing(lambda: decode(n_rows))
-    backend.decode_media = lambda *call: failing(lambda: decode_media(*call))
+    backend.decode_media = lambda part: failing(lambda: decode_media(part))
     asked = {}
     for request_id, one in enumerate(batch):
         prompt = prompt_of(backend, Submit(id=0, segments=one["prompt"]))

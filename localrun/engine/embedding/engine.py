@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localrun.engine.backend import DecodeFailed, NoRoom
+from localrun.engine.backend import DecodeFailed, MediaRows, NoRoom
 from localrun.engine.embedding import inputs
 from localrun.engine.embedding.inputs import Embedder, FloatMatrix, FloatVector, Tokens
 from localrun.engine.embedding.turns import Current, Ticket, Turns
@@ -326,7 +326,7 @@ class EmbeddingEngine:
         if placed is not None and encoded is not None:
             _, current, seq, n_rows = call[0][:4]
             first = current.n_computed - placed.start
-            self._embedder.compute_media(seq, placed.start, placed.chunk, encoded, first, n_rows)
+            self._embedder.compute_media(MediaRows(seq, placed.start, placed.chunk, encoded, first, n_rows))
             self._encodings.computed(placed, n_rows, is_last=current.n_computed + n_rows == placed.end)
             return [self._embedder.vector(seq)]
         batch, at = self._embedder.batch, 0

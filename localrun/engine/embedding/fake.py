@@ -13,8 +13,8 @@ from zlib import crc32
 
 import numpy as np
 
-from localrun.engine.backend import Batch, MediaChunk
-from localrun.engine.embedding.inputs import FloatMatrix, FloatVector, PairFormat
+from localrun.engine.backend import Batch, MediaChunk, MediaRows
+from localrun.engine.embedding.inputs import FloatVector, PairFormat
 from localrun.engine.fake import CONTROL, IM_END, IM_START, FakeBackend, FakeProjector, contents_of
 from localrun.engine.fake import N_EMBD as N_INPUT
 from localrun.errors import NotSupported
@@ -80,9 +80,8 @@ class FakeEmbedder:
             raise ValueError(f"sequence {seq} is not empty")
         self._chunks[seq] = chunks
 
-    def compute_media(
-        self, seq: int, start: int, chunk: MediaChunk, rows: FloatMatrix, first: int, n_rows: int
-    ) -> None:
+    def compute_media(self, part: MediaRows) -> None:
+        seq, start, chunk, rows, first, n_rows = part
         self.batch.seq[:n_rows] = seq
         self._begin(n_rows)
         if (start, chunk) not in self._chunks.get(seq, ()):

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.backend import Batch, MediaChunk, Projector
+from localrun.engine.backend import Batch, MediaChunk, MediaRows, Projector
 from localrun.engine.request import Placed, check_chunks
 from localrun.engine.sample.media import has_media, joined, pieces_of
 from localrun.errors import BadRequest, ContextExceeded, LocalrunError, by_code
@@ -87,11 +87,8 @@ class Embedder(Protocol):
     def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
         """Where the chunks of an empty sequence will be."""
 
-    def compute_media(
-        self, seq: int, start: int, chunk: MediaChunk, rows: FloatMatrix, first: int, n_rows: int
-    ) -> None:
-        """Compute so many of the `rows` of a chunk that begins at index `start`, from number `first` on, and nothing
-        else. Raises as `compute`."""
+    def compute_media(self, part: MediaRows) -> None:
+        """Compute rows of a chunk, and nothing else. Raises as `compute`."""
 
     def vector(self, seq: int) -> FloatVector:
         """A copy of what pooling made of the rows that `seq` had in the last call."""
