@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from localrun.engine import encoding
 from localrun.engine.backend import DecodeFailed, MemoryKind
 from localrun.engine.cache import cells, copies
-from localrun.engine.fake import PATCH_PIXELS, FakeProjector
+from localrun.engine.fake_media import PATCH_PIXELS, FakeProjector
 from localrun.engine.request import Prompt
 from localrun.engine.sample.media import prompt_of
 from localrun.engine.speculate.speculation import Speculation

@@ -15,8 +15,10 @@ import numpy as np
 
 from localrun.engine.backend import Batch, MediaChunk, MediaRows
 from localrun.engine.embedding.inputs import FloatVector, PairFormat
-from localrun.engine.fake import CONTROL, IM_END, IM_START, FakeBackend, FakeProjector, contents_of
-from localrun.engine.fake import N_EMBD as N_INPUT
+from localrun.engine.fake import FakeBackend
+from localrun.engine.fake_media import N_EMBD as N_INPUT
+from localrun.engine.fake_media import FakeProjector, contents_of
+from localrun.engine.fake_tokens import CONTROL, IM_END, IM_START
 from localrun.errors import NotSupported
 from localrun.wire import Pooling
 

@@ -10,7 +10,8 @@ import pytest
 from localrun.engine.backend import Batch, DecodeFailed, MediaChunk, NoRoom
 from localrun.engine.embedding.engine import EmbeddingEngine, normalised
 from localrun.engine.embedding.fake import FakeEmbedder, token_vector
-from localrun.engine.fake import IM_END, IM_START, FakeProjector, contents_of, fake_rows
+from localrun.engine.fake_media import FakeProjector, contents_of, fake_rows
+from localrun.engine.fake_tokens import IM_END, IM_START
 from localrun.wire import Delta, Embed, Finish, Media, MediaKind, Mixed, Pooling, Segment, Vector
 from tests.says import says
 
