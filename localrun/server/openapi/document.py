@@ -25,11 +25,11 @@ Json = dict[str, Any]
 _REF = "#/components/schemas/"
 _AREAS = {"openai": "OpenAI"}
 # Met by programs that use the daemon, and never its answer.
-_NEVER_SENT = {"port_busy", "daemon_unreachable", "service_failed"}
+_NEVER_SENT = {"port_busy", "daemon_unreachable", "untrusted_certificate", "service_failed"}
 # Of use to readers of the code alone.
 _SEE_MODULE = re.compile(r"^See the module\. ?")
-# Of any request: a foreign Host or Origin.
-_OF_ALL = (403,)
+# Of any request: no key, or a wrong one; a foreign Host or Origin; many wrong keys.
+_OF_ALL = (401, 403, 429)
 _WITH_BODY = (400, 413, 415)
 _WITH_MODEL = (404, 422, 429, 499, 500, 501, 503, 507)
 

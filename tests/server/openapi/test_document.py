@@ -21,7 +21,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, st
     """Methods and paths of the app's routes. HEAD beside GET is what GET is."""
     monkeypatch.setenv("LOCALRUN_HOME", str(tmp_path))
     settings = Settings(port=0)
-    monkeypatch.setattr(app, "Limits", lambda routed, settings: routed)
+    monkeypatch.setattr(app, "Limits", lambda routed, *_: routed)
     routed: Any = app.build(settings, Runtime(settings))
     found = set()
     for route in routed.routes:
