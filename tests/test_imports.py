@@ -55,6 +55,7 @@ ALLOWED = {
         WIRE,
     ),
     "localrun.bench": (
+        ACCESS,
         CLIENT,
         CONFIG,
         ERRORS,

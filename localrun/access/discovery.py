@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, NamedTuple
 
 from localrun.access.certificate import own_addresses
@@ -38,13 +39,14 @@ def _missing() -> ConfigError:
 
 
 class Announcement:
-    """Of one daemon, on its event loop. Raises ConfigError without the package."""
+    """Of one daemon that listens at this address, on its event loop. Raises ConfigError without the package."""
 
-    def __init__(self, port: int, fingerprint: str) -> None:
+    def __init__(self, address: IPv4Address | IPv6Address, port: int, fingerprint: str) -> None:
         try:
             import zeroconf.asyncio  # noqa: F401
         except ImportError:
             raise _missing() from None
+        self._address = address
         self._port = port
         self._fingerprint = fingerprint
         self._zeroconf: AsyncZeroconf | None = None
@@ -55,7 +57,7 @@ class Announcement:
         from zeroconf.asyncio import AsyncZeroconf
 
         name = socket.gethostname().partition(".")[0] or "localrun"
-        addresses = [str(address) for address in own_addresses() if not address.is_loopback]
+        addresses = [str(address) for address in reached_by(self._address)]
         try:
             info = ServiceInfo(
                 SERVICE, f"{name}-{self._port}.{SERVICE}", port=self._port, server=f"{name}.local.",
@@ -70,6 +72,13 @@ class Announcement:
         if self._zeroconf is not None:
             await self._zeroconf.async_close()
             self._zeroconf = None
+
+
+def reached_by(address: IPv4Address | IPv6Address) -> list[IPv4Address | IPv6Address]:
+    """The addresses by which other machines reach a daemon that listens at this one."""
+    if not address.is_unspecified:
+        return [address]
+    return [own for own in own_addresses() if not own.is_loopback and own.version in (4, address.version)]
 
 
 def find(seconds: float) -> list[Announced]:

@@ -69,31 +69,29 @@ class Bucket:
         self.level -= amount
 
 
+def _buckets(key: Key, now_s: float, kept: Iterable[Level]) -> list[Bucket]:
+    made = [Bucket(limit, now_s) for limit in key.limits]
+    found = {(level.kind, level.per_s): level for level in kept}
+    for bucket in made:
+        level = found.get((bucket.limit.kind, bucket.limit.per_s))
+        if level is not None:
+            bucket.level = min(level.level, float(bucket.limit.amount))
+            bucket.at_s = min(level.at_s, now_s)
+    return made
+
+
 class Quota:
     """See the module. `kept` are levels that were written down."""
 
     def __init__(self, key: Key, now_s: float, kept: Iterable[Level] = ()) -> None:
         self.n_running = 0
         self._key = key
-        self._buckets = [Bucket(limit, now_s) for limit in key.limits]
-        found = {(level.kind, level.per_s): level for level in kept}
-        for bucket in self._buckets:
-            level = found.get((bucket.limit.kind, bucket.limit.per_s))
-            if level is not None:
-                bucket.level = min(level.level, float(bucket.limit.amount))
-                bucket.at_s = min(level.at_s, now_s)
+        self._buckets = _buckets(key, now_s, kept)
 
     def follow(self, key: Key, now_s: float) -> None:
-        """The key has other limits now: what was used counts against them."""
+        """The key has other rules now, and with other limits the levels of those of the same kind and time."""
         if key.limits != self._key.limits:
-            used = [
-                Level(bucket.limit.kind, bucket.limit.per_s, bucket.fill(now_s) - bucket.limit.amount, now_s)
-                for bucket in self._buckets
-            ]
-            by_limit = {(level.kind, level.per_s): level.level for level in used}
-            self._buckets = [Bucket(limit, now_s) for limit in key.limits]
-            for bucket in self._buckets:
-                bucket.level += by_limit.get((bucket.limit.kind, bucket.limit.per_s), 0.0)
+            self._buckets = _buckets(key, now_s, self.levels())
         self._key = key
 
     def admit(self, now_s: float) -> None:

@@ -84,21 +84,23 @@ class UsageFile:
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE_NAME
         self._db: sqlite3.Connection | None = None
-        self._waiting_counts: list[tuple[object, ...]] = []
+        self._waiting_counts: dict[tuple[str, str, str], tuple[int, int, int, int]] = {}
         self._waiting_levels: dict[tuple[str, str, float], tuple[object, ...]] = {}
         self._has_warned = False
 
     def write(self, key_id: str, levels: Iterable[Level], used: Used | None, now_s: float) -> None:
         """One transaction with all of it, and what could not be written before. Never raises."""
         if used is not None:
-            self._waiting_counts.append((day_of(now_s), *used))
+            whose, counts = (day_of(now_s), used.key, used.model), used[2:]
+            before = self._waiting_counts.get(whose, (0, 0, 0, 0))
+            self._waiting_counts[whose] = tuple(map(sum, zip(before, counts, strict=True)))  # type: ignore[assignment]
         for level in levels:
             self._waiting_levels[key_id, level.kind, level.per_s] = (key_id, *level)
         try:
             db = self._opened()
             db.execute("BEGIN IMMEDIATE")
             try:
-                db.executemany(_COUNT, self._waiting_counts)
+                db.executemany(_COUNT, [whose + counts for whose, counts in self._waiting_counts.items()])
                 db.executemany(_KEEP, self._waiting_levels.values())
                 db.execute("COMMIT")
             except BaseException:

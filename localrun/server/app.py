@@ -173,7 +173,7 @@ class _Daemon(uvicorn.Server):
             f"its certificate{' (new)' if found.is_new else ''} is {found.certificate}, SHA-256 {found.fingerprint}"
         )
         if settings.announce == "on":
-            self._announcement = Announcement(port, found.fingerprint)
+            self._announcement = Announcement(address_of(settings.host), port, found.fingerprint)
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         await super().startup(sockets)

@@ -80,13 +80,14 @@ def test_what_was_written_down_counts_after_a_restart() -> None:
     assert Quota(key(*limits), -50.0, before.levels()).standings(-50.0)[REQUESTS].remaining == 0
 
 
-def test_other_limits_keep_what_was_used() -> None:
+def test_other_limits_keep_the_level() -> None:
     quota = Quota(key(Limit(REQUESTS, 10, 60.0)), 0.0)
     for _ in range(8):
         quota.admit(0.0)
     quota.follow(key(Limit(REQUESTS, 20, 60.0)), 0.0)
-    assert quota.standings(0.0)[REQUESTS].remaining == 12
-    quota.follow(key(Limit(REQUESTS, 5, 60.0)), 0.0)
+    assert quota.standings(0.0)[REQUESTS].remaining == 2
+    quota.follow(key(Limit(REQUESTS, 1, 60.0)), 0.0)
+    quota.admit(0.0)
     with pytest.raises(RateLimited):
         quota.admit(0.0)
 

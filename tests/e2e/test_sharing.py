@@ -148,10 +148,63 @@ def test_real_clients_with_the_certificate_as_their_authority(shared: tuple[Daem
         "    openai.OpenAI(base_url=URL + '/v1', api_key='no', http_client=http(), max_retries=0).models.list()\n"
         "except openai.AuthenticationError as error:\n"
         "    print(error.code)\n"
+        "client = anthropic.Anthropic(base_url=URL, api_key=KEY, http_client=http())\n"
+        "print(client.messages.create(model='tiny', messages=messages, max_tokens=4).usage.output_tokens)\n"
         "client = ollama.Client(URL, headers={'authorization': 'Bearer ' + KEY}, verify=CERTIFICATE)\n"
         "print(client.chat('tiny', messages, options={'num_predict': 4}).done)\n"
     )
-    assert said.split() == ["4", "invalid_api_key", "True"]
+    assert said.split() == ["4", "invalid_api_key", "4", "True"]
+
+
+def test_real_clients_over_their_limits(shared: tuple[Daemon, Other]) -> None:
+    """Each gets its own error, and with its own retries an answer."""
+    daemon, other = shared
+    hourly = KeyFile(daemon.home / "data").create("hourly", limits=(Limit(REQUESTS, 1, 3600.0),)).text
+    quick = KeyFile(daemon.home / "data").create("quick", limits=(Limit(REQUESTS, 1, 2.0),)).text
+    said = other.python(
+        f"hourly, quick = {hourly!r}, {quick!r}\n"
+        "import httpx, openai, anthropic, ollama, ssl\n"
+        "http = lambda: httpx.Client(verify=ssl.create_default_context(cafile=CERTIFICATE), timeout=60)\n"
+        "chat = dict(model='tiny', messages=[{'role': 'user', 'content': 'hi'}], max_tokens=4)\n"
+        "def of_openai(key, retries):\n"
+        "    client = openai.OpenAI(base_url=URL + '/v1', api_key=key, http_client=http(), max_retries=retries)\n"
+        "    return client.chat.completions.create(**chat).usage.completion_tokens\n"
+        "def of_anthropic(key, retries):\n"
+        "    client = anthropic.Anthropic(base_url=URL, api_key=key, http_client=http(), max_retries=retries)\n"
+        "    return client.messages.create(**chat).usage.output_tokens\n"
+        "print(of_openai(hourly, 0))\n"
+        "for ask in (of_openai, of_anthropic):\n"
+        "    try:\n"
+        "        print(ask(hourly, 0))\n"
+        "    except (openai.RateLimitError, anthropic.RateLimitError) as error:\n"
+        "        print(type(error).__module__.partition('.')[0], int(error.response.headers['retry-after']) > 3000)\n"
+        "try:\n"
+        "    client = ollama.Client(URL, headers={'authorization': 'Bearer ' + hourly}, verify=CERTIFICATE)\n"
+        "    print(client.chat('tiny', chat['messages']))\n"
+        "except ollama.ResponseError as error:\n"
+        "    print('ollama', error.status_code)\n"
+        "print([ask(quick, 5) for ask in (of_openai, of_anthropic) * 2])\n"
+    )
+    assert said.splitlines() == ["4", "openai True", "anthropic True", "ollama 429", "[4, 4, 4, 4]"]
+
+
+def test_a_daemon_that_announces_itself_is_found(namespaces: None, tmp_path: Path) -> None:
+    pytest.importorskip("zeroconf")
+    home = tmp_path / "server"
+    text = KeyFile(home / "data").create("laptop").text
+    within = ("ip", "netns", "exec", SERVER)
+    with running_daemon("--host", "0.0.0.0", "--announce", "on", within=within, LOCALRUN_HOME=str(home)) as daemon:
+        assert daemon.process.stdout is not None
+        daemon.process.stdout.readline()
+        fingerprint = daemon.process.stdout.readline().split()[-1]
+        other = Other(tmp_path / "client", text, daemon.port, fingerprint, home / "data" / "tls" / "certificate.pem")
+        for _ in range(5):
+            listed = other.run(sys.executable, "-m", "localrun", "hosts", "--seconds", "3").stdout
+            if fingerprint in listed:
+                break
+        assert f":{daemon.port}" in listed
+        assert OUTSIDE in listed
+        assert listed.rstrip().endswith(f"no       {fingerprint}")
 
 
 def test_nothing_is_to_be_had_without_encryption(shared: tuple[Daemon, Other]) -> None:

@@ -41,7 +41,8 @@ from localrun.access.keys import OUTPUT_TOKENS, PROMPT_TOKENS, REQUESTS, TOKENS,
 from localrun.access.quotas import Quota, Standing
 from localrun.access.usage import UsageFile, Used
 from localrun.config import ConfigError, Settings
-from localrun.errors import Forbidden, InvalidKey, ModelNotFound, TooManyFailures
+from localrun.errors import BadRequest, Forbidden, InvalidKey, ModelNotFound, TooManyFailures
+from localrun.models.name import Kind, ModelName, split_adapters
 from localrun.server.http.failures import Headers, Shape
 from localrun.wire import Lane
 
@@ -131,6 +132,11 @@ class Visitor:
             self._quota.leave()
             self._has_begun = False
 
+    def check_change(self, act: str) -> None:
+        """Raises Forbidden for a key that is read-only. `act` completes "may not"."""
+        if not self.may_change:
+            raise Forbidden(f"the key {self.name!r} is read-only: it may not {act}")
+
     def check_model(self, name: str) -> None:
         """Raises ModelNotFound for a model that the key may not use, or that is a file of this machine by its path."""
         if not self.sees_model(name):
@@ -169,7 +175,12 @@ OWNER = Visitor()
 
 def _is_path(name: str) -> bool:
     """Whether a model's name may be read as a path of this machine."""
-    return name.startswith(("/", "./", "../", "~", "\\", ".\\", "..\\")) or name[1:3] in (":\\", ":/") or "+/" in name
+    if name.startswith(("/", ".", "~", "\\")) or name[1:3] in (":\\", ":/"):
+        return True
+    try:
+        return ModelName.parse(split_adapters(name).model).kind is Kind.PATH
+    except BadRequest:
+        return False  # whoever reads it as a name says what is wrong with it
 
 
 class Access:
@@ -182,6 +193,7 @@ class Access:
         self._state = state
         self._clock = clock
         self._loopback_needs_key = settings.loopback_needs_key == "on"
+        self._quotas: dict[str, Quota] = {}
         self._by_id: dict[str, Key] = {}
         self._stamp = self._file.stamp()
         self._take(self._file.read())
@@ -190,7 +202,6 @@ class Access:
         self._local_path: Path | None = None
         self._process_secret = secrets.token_bytes(32)
         self._known: OrderedDict[bytes, tuple[str, bytes]] = OrderedDict()
-        self._quotas: dict[str, Quota] = {}
         self._hashing = asyncio.Lock()
         self._throttle = Throttle()
 
@@ -279,6 +290,15 @@ class Access:
             quota = self._quotas[key.id] = Quota(key, self._clock(), self.usage.levels(key.id))
         return Visitor(key, quota, self.usage)
 
+    def still_admits(self, visitor: Visitor) -> bool:
+        """Whether somebody who was let in would be again, with the same key: for streams that do not end by
+        themselves."""
+        if visitor.key is None:
+            return True
+        self._look()
+        key = self._by_id.get(visitor.key.id)
+        return key is not None and key.hash == visitor.key.hash and key.problem(self._clock()) is None
+
     def key_named(self, name: str) -> Key | None:
         """The key with this name, if it opens something."""
         self._look()
@@ -303,7 +323,7 @@ class Access:
     def _take(self, found: list[Key]) -> None:
         self._by_id = {key.id: key for key in found}
         now_s = self._clock()
-        for key_id, quota in list(getattr(self, "_quotas", {}).items()):
+        for key_id, quota in list(self._quotas.items()):
             if key_id in self._by_id:
                 quota.follow(self._by_id[key_id], now_s)
             elif not quota.n_running:
@@ -318,8 +338,8 @@ class Access:
             raise Forbidden(f"{path} shows what everybody does, and the key {visitor.name!r} is not an admin's")
         if (method, path) in _CHANGES_OF_ADMINS and not (visitor.is_admin and visitor.may_change):
             raise Forbidden(f"{method} {path} is for admins, and the key {visitor.name!r} is not an admin's")
-        if _is_change(method, path) and not visitor.may_change:
-            raise Forbidden(f"the key {visitor.name!r} is read-only: it may not {method} {path}")
+        if _is_change(method, path):
+            visitor.check_change(f"{method} {path}")
 
     def auditing(self, visitor: Visitor, scope: Scope, send: Send) -> Send:
         """`send`, noting the result of an act that changes something; for other requests `send` itself."""

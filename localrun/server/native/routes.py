@@ -100,7 +100,7 @@ async def _events(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.read_body()
     async with exchange.while_connected():
         await exchange.open_stream()
-        while not runtime.shutdown_requested.is_set():
+        while not runtime.shutdown_requested.is_set() and runtime.access.still_admits(exchange.visitor):
             if exchange.visitor.is_admin:
                 data = await runtime.telemetry.encoded_snapshot(interval_s / 2)
             else:
@@ -214,7 +214,8 @@ async def _logs(runtime: Runtime, exchange: Exchange) -> None:
             for at in range(0, len(lines), _LINES_PER_WRITE):
                 await exchange.write(b"".join(map(_event, lines[at : at + _LINES_PER_WRITE])))
             number = lines[-1].number if lines else number
-            if follow == "0" or runtime.shutdown_requested.is_set():
+            is_over = runtime.shutdown_requested.is_set() or not runtime.access.still_admits(exchange.visitor)
+            if follow == "0" or is_over:
                 break
             await runtime.logs.wait(number, _TURN_S)
         await exchange.close_stream()

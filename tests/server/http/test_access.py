@@ -13,14 +13,15 @@ from typing import Any
 
 import anthropic
 import httpx2
+import msgspec
 import ollama
 import openai
 import pytest
 
 from localrun.access import keys
-from localrun.access.keys import OUTPUT_TOKENS, REQUESTS, TOKENS, KeyFile, Limit
+from localrun.access.keys import OUTPUT_TOKENS, REQUESTS, TOKENS, Key, KeyFile, Limit
 from localrun.access.usage import UsageFile
-from localrun.server.http.access import FAILURES, MAX_ADDRESSES, Throttle
+from localrun.server.http.access import FAILURES, MAX_ADDRESSES, Throttle, Visitor
 from localrun.wire import Lane
 from tests.daemon import Daemon, running_daemon
 
@@ -221,6 +222,19 @@ def test_files_of_this_machine_are_for_admins(daemon: Daemon, small_model: Path)
     assert chat(daemon, admin, model=path).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("name", "is_file"),
+    [
+        *((name, True) for name in ("/m/x.gguf", "x.gguf", "m/x.gguf", "~/x.gguf", "C:\\x.gguf", "tiny+/m/x.gguf")),
+        *((name, False) for name in ("tiny", "tiny+style", "owner/repo:x.gguf", "hf.co/owner/repo:Q4_0")),
+    ],
+)
+def test_names_that_are_files_of_this_machine(name: str, is_file: bool) -> None:
+    key = Key(id="a", name="a", salt=b"", hash=b"", check=b"", created_at_s=0.0)
+    assert Visitor(key).sees_model(name) is not is_file
+    assert Visitor(msgspec.structs.replace(key, admin=True)).sees_model(name)
+
+
 def test_a_read_only_key_changes_nothing(daemon: Daemon) -> None:
     headers = new_key(daemon, "reader", read_only=True)
     assert chat(daemon, headers).status_code == 200
@@ -230,6 +244,7 @@ def test_a_read_only_key_changes_nothing(daemon: Daemon) -> None:
         ("POST", "/localrun/v1/gc", {}), ("POST", f"/api/blobs/sha256:{'0' * 64}", {}),
         ("POST", "/localrun/v1/shutdown", {}), ("DELETE", "/localrun/v1/cache", {}),
     ]  # fmt: skip
+    acts.append(("POST", "/api/chat", {"model": "tiny", "messages": [], "keep_alive": 0}))
     for method, path, body in acts:
         assert daemon.http.request(method, path, json=body, headers=headers).status_code == 403, path
 
@@ -313,6 +328,26 @@ def test_a_change_of_the_file_counts_without_a_restart(daemon: Daemon) -> None:
     until(lambda: daemon.http.get("/v1/models", headers=headers).status_code != 200)
     expiring = new_key(daemon, "expiring", expires_at_s=time.time() + 3)
     until(lambda: daemon.http.get("/v1/models", headers=expiring).status_code != 200)
+
+
+def test_who_watches_is_cut_off_when_the_key_is_revoked(daemon: Daemon) -> None:
+    headers = new_key(daemon, "watching", admin=True)
+    for path in ("/localrun/v1/events", "/localrun/v1/logs"):
+        KeyFile(daemon.home / "data").rotate("watching")
+        headers = {"x-api-key": KeyFile(daemon.home / "data").rotate("watching").text}
+        with daemon.http.stream("GET", path, headers=headers) as watched:
+            assert watched.status_code == 200
+            KeyFile(daemon.home / "data").rotate("watching")
+            for _ in watched.iter_bytes():
+                pass
+
+
+def test_a_picture_is_not_looked_at_before_the_quota_is_asked(daemon: Daemon) -> None:
+    headers = new_key(daemon, "pictures", limits=(Limit(REQUESTS, 1, 3600.0),))
+    assert chat(daemon, headers).status_code == 200
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    refused = chat(daemon, headers, messages=[{"role": "user", "content": [picture]}])
+    assert refused.status_code == 429
 
 
 def test_a_damaged_file_lets_in_who_was_in_and_nobody_else(daemon: Daemon) -> None:
@@ -409,6 +444,49 @@ def test_what_was_counted_outlives_a_kill() -> None:
             assert 0 <= n_prompt + n_output - missing <= 30
         [total] = UsageFile(Path(folder) / "data").totals("key")
         assert (total.requests, total.prompt_tokens, total.output_tokens) == (n_seen, n_prompt, n_output)
+
+
+def test_kills_among_many_requests_count_none_twice_and_lose_none(tmp_path: Path) -> None:
+    """Whatever is killed in the middle of, a request's count, its tokens and the levels of its key agree."""
+    limits = (Limit(REQUESTS, 100_000, 86400.0 * 365), Limit(TOKENS, 10_000_000, 86400.0 * 365))
+    text = KeyFile(tmp_path / "data").create("zed", limits=limits).text
+    headers = {"x-api-key": text}
+    sent, seen = [0] * 4, [0] * 4
+    used: dict[str, int] = {}
+    for _ in range(3):
+        with running_daemon(LOCALRUN_HOME=str(tmp_path)) as daemon:
+            used = chat(daemon, headers).json()["usage"]
+            sent[0], seen[0] = sent[0] + 1, seen[0] + 1
+            enough = sum(seen) + 40
+
+            def ask(thread: int, url: str = daemon.url) -> None:
+                with httpx2.Client(base_url=url, timeout=60, trust_env=False) as client:
+                    while True:
+                        sent[thread] += 1
+                        try:
+                            answer = client.post("/v1/chat/completions", json=CHAT, headers=headers)
+                        except httpx2.TransportError:
+                            return
+                        seen[thread] += answer.status_code == 200
+
+            threads = [threading.Thread(target=ask, args=(thread,)) for thread in range(4)]
+            for thread in threads:
+                thread.start()
+            until(lambda: sum(seen) >= enough)  # noqa: B023
+            daemon.stop(signal.SIGKILL)
+            for thread in threads:
+                thread.join()
+    with running_daemon(LOCALRUN_HOME=str(tmp_path)) as daemon:
+        left = daemon.http.get("/v1/models", headers=headers).headers
+    [total] = UsageFile(tmp_path / "data").totals("key")
+    assert sum(seen) <= total.requests <= sum(sent)
+    assert total.prompt_tokens == total.requests * used["prompt_tokens"]
+    assert total.output_tokens == total.requests * used["completion_tokens"]
+    n_taken = 100_000 - int(left["x-ratelimit-remaining-requests"])
+    assert total.requests <= n_taken <= sum(sent)
+    missing = 10_000_000 - int(left["x-ratelimit-remaining-tokens"])
+    # Meanwhile it got a third of a token back each second.
+    assert 0 <= total.prompt_tokens + total.output_tokens - missing <= 200
 
 
 def test_the_throttle_forgets_and_is_bounded() -> None:
