@@ -181,6 +181,11 @@ def untrusted(where: Endpoint) -> UntrustedCertificate:
             f"the certificate of {where.name} is not known here; compare its SHA-256 fingerprint, {now}, with what "
             f"`localrun serve` shows there, and trust it with: localrun hosts trust {where.host}{port}"
         )
+    if kept.fingerprint == now:
+        return UntrustedCertificate(
+            f"the certificate of {where.name} is the one that was trusted, and its time is over or has not come; check "
+            f"the clocks, or get a new one there: `localrun serve` makes one when the old one has expired"
+        )
     return UntrustedCertificate(
         f"the certificate of {where.name} is not the one that was trusted: somebody may stand between, or the daemon "
         f"has a new one. Its SHA-256 fingerprint was {kept.fingerprint} and is {now}. If `localrun serve` shows the "

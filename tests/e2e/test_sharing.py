@@ -139,16 +139,16 @@ def test_another_certificate_is_refused_with_the_way_out(shared: tuple[Daemon, O
 def test_real_clients_with_the_certificate_as_their_authority(shared: tuple[Daemon, Other]) -> None:
     _, other = shared
     said = other.python(
-        "import httpx, openai, anthropic, ollama, ssl\n"
-        "http = lambda: httpx.Client(verify=ssl.create_default_context(cafile=CERTIFICATE), timeout=60)\n"
+        "import httpx, httpx2, openai, anthropic, ollama, ssl\n"
+        "http = lambda kind: kind.Client(verify=ssl.create_default_context(cafile=CERTIFICATE), timeout=60)\n"
         "messages = [{'role': 'user', 'content': 'hi'}]\n"
-        "client = openai.OpenAI(base_url=URL + '/v1', api_key=KEY, http_client=http())\n"
+        "client = openai.OpenAI(base_url=URL + '/v1', api_key=KEY, http_client=http(httpx))\n"
         "print(client.chat.completions.create(model='tiny', messages=messages, max_tokens=4).usage.completion_tokens)\n"
         "try:\n"
-        "    openai.OpenAI(base_url=URL + '/v1', api_key='no', http_client=http(), max_retries=0).models.list()\n"
+        "    openai.OpenAI(base_url=URL + '/v1', api_key='no', http_client=http(httpx), max_retries=0).models.list()\n"
         "except openai.AuthenticationError as error:\n"
         "    print(error.code)\n"
-        "client = anthropic.Anthropic(base_url=URL, api_key=KEY, http_client=http())\n"
+        "client = anthropic.Anthropic(base_url=URL, api_key=KEY, http_client=http(httpx2))\n"
         "print(client.messages.create(model='tiny', messages=messages, max_tokens=4).usage.output_tokens)\n"
         "client = ollama.Client(URL, headers={'authorization': 'Bearer ' + KEY}, verify=CERTIFICATE)\n"
         "print(client.chat('tiny', messages, options={'num_predict': 4}).done)\n"
@@ -158,19 +158,19 @@ def test_real_clients_with_the_certificate_as_their_authority(shared: tuple[Daem
 
 def test_real_clients_over_their_limits(shared: tuple[Daemon, Other]) -> None:
     """Each gets its own error, and with its own retries an answer."""
-    daemon, other = shared
-    hourly = KeyFile(daemon.home / "data").create("hourly", limits=(Limit(REQUESTS, 1, 3600.0),)).text
-    quick = KeyFile(daemon.home / "data").create("quick", limits=(Limit(REQUESTS, 1, 2.0),)).text
+    _, other = shared
+    hourly = KeyFile(other.certificate.parents[1]).create("hourly", limits=(Limit(REQUESTS, 1, 3600.0),)).text
+    quick = KeyFile(other.certificate.parents[1]).create("quick", limits=(Limit(REQUESTS, 1, 2.0),)).text
     said = other.python(
         f"hourly, quick = {hourly!r}, {quick!r}\n"
-        "import httpx, openai, anthropic, ollama, ssl\n"
-        "http = lambda: httpx.Client(verify=ssl.create_default_context(cafile=CERTIFICATE), timeout=60)\n"
+        "import httpx, httpx2, openai, anthropic, ollama, ssl\n"
+        "http = lambda kind: kind.Client(verify=ssl.create_default_context(cafile=CERTIFICATE), timeout=60)\n"
         "chat = dict(model='tiny', messages=[{'role': 'user', 'content': 'hi'}], max_tokens=4)\n"
         "def of_openai(key, retries):\n"
-        "    client = openai.OpenAI(base_url=URL + '/v1', api_key=key, http_client=http(), max_retries=retries)\n"
+        "    client = openai.OpenAI(base_url=URL + '/v1', api_key=key, http_client=http(httpx), max_retries=retries)\n"
         "    return client.chat.completions.create(**chat).usage.completion_tokens\n"
         "def of_anthropic(key, retries):\n"
-        "    client = anthropic.Anthropic(base_url=URL, api_key=key, http_client=http(), max_retries=retries)\n"
+        "    client = anthropic.Anthropic(base_url=URL, api_key=key, http_client=http(httpx2), max_retries=retries)\n"
         "    return client.messages.create(**chat).usage.output_tokens\n"
         "print(of_openai(hourly, 0))\n"
         "for ask in (of_openai, of_anthropic):\n"

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import hmac
 import ipaddress
@@ -399,7 +398,7 @@ def _shown_keys(headers: list[tuple[bytes, bytes]]) -> Iterator[str]:
             elif scheme.lower() == "basic":
                 try:
                     yield base64.b64decode(rest, validate=True).decode("latin-1").partition(":")[2]
-                except binascii.Error:
+                except ValueError:  # not Base64, or not ASCII
                     continue
         elif name in (b"x-api-key", b"api-key"):
             yield value.decode("latin-1").strip()

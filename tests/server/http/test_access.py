@@ -96,6 +96,14 @@ def test_the_key_counts_where_another_header_has_something_else(daemon: Daemon) 
     assert daemon.http.get("/v1/models", headers=headers).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "value", ["Basic \u00e4\u00e4", "Basic !!", "Basic bWU6bm90aGluZw==", "Bearer \u00e4", "Bearer", ""]
+)
+def test_headers_that_hold_none(daemon: Daemon, value: str) -> None:
+    headers = {b"authorization": value.encode("latin-1")}
+    assert daemon.http.get("/v1/models", headers=headers).status_code in (401, 429)
+
+
 def test_each_family_says_it_in_its_own_words() -> None:
     with running_daemon() as daemon:
         new_key(daemon, "zed")
