@@ -163,7 +163,11 @@ def _file() -> KeyFile:
 
 
 def _audit(what: str, name: str) -> None:
-    AuditLog(config.folders().state).write(who=getpass.getuser(), what=f"{what} {name}", address="", result="ok")
+    try:
+        who = getpass.getuser()
+    except (KeyError, OSError):  # a container without such a user
+        who = ""
+    AuditLog(config.folders().state).write(who=who, what=f"{what} {name}", address="", result="ok")
 
 
 def _show(new: NewKey, as_json: bool) -> None:
