@@ -81,3 +81,12 @@ def test_errors_have_the_shape_of_their_family(path: str):
     assert shape == wanted[path] + "Error"
     assert "queue_full" in answer["description"]
     assert "Retry-After" in answer["headers"]
+
+
+def test_keys_may_be_sent_in_both_ways_or_not_at_all():
+    shown = document()
+    schemes = shown["components"]["securitySchemes"]
+    assert [set(way) for way in shown["security"]] == [*({name} for name in schemes), set()]
+    assert {(one["type"], one.get("scheme") or one["name"]) for one in schemes.values()} == {
+        ("http", "bearer"), ("apiKey", "x-api-key"),
+    }  # fmt: skip
