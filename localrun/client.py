@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlencode
@@ -21,7 +22,9 @@ import httpx2
 import msgspec
 
 from localrun import __version__, errors
-from localrun.snapshot import CacheCleared, CacheReport, LogLine, PullRow, RequestRow, Snapshot
+from localrun.access import trust
+from localrun.access.trust import Endpoint
+from localrun.snapshot import CacheCleared, CacheReport, LogLine, PullRow, RequestRow, Snapshot, UsageReport
 
 # --- what a streamed answer is made of: lines of bytes, and the pieces that they carry ---
 
@@ -181,6 +184,7 @@ class Connection:
 
     def __init__(self, base_url: str, *, name: str) -> None:
         self.base_url = base_url
+        where = trust.endpoint_of(base_url)
         headers = {"User-Agent": f"{name}/{__version__}", "X-Localrun-Client": name, "Accept-Encoding": "identity"}
         self._http = httpx2.AsyncClient(
             base_url=base_url,
@@ -189,6 +193,8 @@ class Connection:
             limits=httpx2.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_EXPIRY_S),
             # A proxy set for the web cannot reach a daemon on this machine.
             trust_env=False,
+            auth=partial(_with_key, where),
+            verify=trust.context_for(where) if where.is_remote else True,
         )
 
     async def close(self) -> None:
@@ -245,7 +251,9 @@ class Connection:
         """Turns what the transport raises into DaemonUnreachable."""
         try:
             yield
-        except (httpx2.ConnectError, httpx2.ConnectTimeout):
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise trust.untrusted(trust.endpoint_of(self.base_url)) from None
             raise errors.DaemonUnreachable(
                 f"no daemon answers at {self.base_url}; `localrun serve` starts one"
             ) from None
@@ -257,6 +265,11 @@ class Connection:
                 f"what answers at {self.base_url} is no localrun daemon, or one of another version ({error}); "
                 f"`localrun version` shows both, `localrun stop --daemon` ends it"
             ) from None
+
+
+def _with_key(where: Endpoint, request: httpx2.Request) -> httpx2.Request:
+    request.headers.update(trust.headers_for(where))
+    return request
 
 
 async def lines_of(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
@@ -393,6 +406,10 @@ class Client:
         if ram != disk:
             query["tier"] = "ram" if ram else "disk"
         return await self._daemon.value(CacheCleared, "DELETE", f"/localrun/v1/cache?{urlencode(query)}")
+
+    async def usage(self, by: str = "key", days: int = 30) -> UsageReport:
+        """What was used in the last days, by key, day or model; of all keys for who may see that."""
+        return await self._daemon.value(UsageReport, "GET", f"/localrun/v1/usage?{urlencode({'by': by, 'days': days})}")
 
     async def models(self) -> list[dict[str, Any]]:
         """The rows of `/api/tags`: every model that can be loaded."""

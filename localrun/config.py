@@ -158,6 +158,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     template_output_bytes: Positive = 16 * 1024 * 1024
     fetch_images: str = "off"
     origins: str = ""
+    loopback_needs_key: str = "on"
+    host_names: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    announce: str = "off"
     log_level: str = "info"
     models_dir: str = ""
     pull_rate_bytes_per_s: NonNegative = 0
@@ -196,7 +201,8 @@ def _pattern_length(table: ModelTable) -> int:
 
 
 HELP: dict[str, str] = {
-    "host": "address the daemon listens on; only loopback addresses are accepted",
+    "host": "address the daemon listens on besides loopback; another one than a loopback address needs an API key "
+    "(`localrun key create`) and gets TLS",
     "port": "TCP port; 0 picks a free one",
     "slots": "requests of one model that run at once, fewer if memory is short; others wait in the queue",
     "kv_cells": "KV cells (tokens) of one model's pool, shared by its slots; 0 chooses by the model and the memory",
@@ -224,6 +230,12 @@ HELP: dict[str, str] = {
     "fetch_images": "on or off: whether pictures and recordings of requests are fetched when they are given by their "
     "URL; only from public addresses",
     "origins": "browser origins allowed besides localhost, separated by commas",
+    "loopback_needs_key": "on or off: whether programs on this machine need an API key as soon as there is one; "
+    "localrun's own commands have theirs",
+    "host_names": "names besides this machine's own that other machines may call it by, separated by commas",
+    "tls_cert": "file with the certificate and its chain (PEM); empty makes one that is kept in the data folder",
+    "tls_key": "file with the certificate's private key (PEM)",
+    "announce": "on or off: whether other machines find this one by mDNS",
     "log_level": "debug, info, warning or error",
     "models_dir": "folder of model files; empty means `models` in the data folder",
     "pull_rate_bytes_per_s": "maximum bytes per second of one model download; 0 means no limit",
@@ -326,6 +338,8 @@ CHOICES = {
     "speculation": _SWITCH,
     "projectors": _SWITCH,
     "fetch_images": _SWITCH,
+    "loopback_needs_key": _SWITCH,
+    "announce": _SWITCH,
     "rope_scaling": ROPE_SCALINGS,
 }
 

@@ -9,6 +9,7 @@ LocalrunError (500 internal)
     ContextExceeded (400 context_length_exceeded)
     BadTemplate (422 bad_template)
   Unauthorized (401 unauthorized)
+    InvalidKey (401 invalid_api_key)
   Forbidden (403 forbidden)
   NotFound (404 not_found)
     ModelNotFound (404 model_not_found)
@@ -18,6 +19,8 @@ LocalrunError (500 internal)
   UnsupportedMediaType (415 unsupported_media_type)
   BadModelFile (422 bad_model_file)
   QueueFull (429 queue_full)
+    RateLimited (429 rate_limit_exceeded)
+    TooManyFailures (429 too_many_failures)
   Cancelled (499 cancelled)
   EngineFailed (500 engine_failed)
     EngineDied (500 engine_died)
@@ -32,6 +35,7 @@ LocalrunError (500 internal)
   CannotFit (507 cannot_fit)
   PortBusy (exit code 3, never an HTTP answer)
   DaemonUnreachable (exit code 4, raised by clients only)
+    UntrustedCertificate (exit code 4)
   ServiceFailed (exit code 1, never an HTTP answer)
 """
 
@@ -86,6 +90,12 @@ class Unauthorized(LocalrunError):
     code = "unauthorized"
 
 
+class InvalidKey(Unauthorized):
+    """No API key, or one that opens nothing."""
+
+    code = "invalid_api_key"
+
+
 class Forbidden(LocalrunError):
     status = 403
     code = "forbidden"
@@ -138,6 +148,22 @@ class QueueFull(LocalrunError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(QueueFull):
+    """An API key has used what it may for now. `kind` is what of: requests, tokens, prompt_tokens, output_tokens."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after_s: float, kind: str = "requests") -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.kind = kind
+
+
+class TooManyFailures(QueueFull):
+    """Somebody shows many wrong API keys."""
+
+    code = "too_many_failures"
 
 
 class Cancelled(LocalrunError):
@@ -237,6 +263,12 @@ class DaemonUnreachable(LocalrunError):
     code = "daemon_unreachable"
 
 
+class UntrustedCertificate(DaemonUnreachable):
+    """Somebody answers, whose certificate nobody trusts."""
+
+    code = "untrusted_certificate"
+
+
 class ServiceFailed(LocalrunError):
     """The system's service manager refused a command."""
 
@@ -253,8 +285,9 @@ def by_code(code: str, message: str, *, retry_after_s: float | None = None) -> L
         return _rebuilt(ContextExceeded, message)
     if code == ModelNotFound.code:
         return _rebuilt(ModelNotFound, message)
-    if code == QueueFull.code:
-        return QueueFull(message, retry_after_s=1.0 if retry_after_s is None else retry_after_s)
+    for kind in (QueueFull, RateLimited, TooManyFailures):
+        if code == kind.code:
+            return kind(message, retry_after_s=1.0 if retry_after_s is None else retry_after_s)
     for cls in _SIMPLE:
         if cls.code == code:
             return cls(message)
@@ -271,6 +304,7 @@ _SIMPLE: tuple[type[LocalrunError], ...] = (
     BadRequest,
     BadTemplate,
     Unauthorized,
+    InvalidKey,
     Forbidden,
     NotFound,
     MethodNotAllowed,
@@ -292,5 +326,6 @@ _SIMPLE: tuple[type[LocalrunError], ...] = (
     CannotFit,
     PortBusy,
     DaemonUnreachable,
+    UntrustedCertificate,
     ServiceFailed,
 )

@@ -56,7 +56,8 @@ class RequestRow(msgspec.Struct, kw_only=True):
     to now or to the end. While it waits for a slot, `queue_position` is its place (1 is next) and `predicted_wait_s`
     the time until its next token, as the engine expects it by now. `resumed` counts the engines that died under it. Of
     `drafted_tokens` so far `accepted_tokens` are part of the answer. Once it has ended, `drafts` says by which source
-    (without what engines drafted that died), and `speedup` how many times as fast it was as without drafts."""
+    (without what engines drafted that died), and `speedup` how many times as fast it was as without drafts. `key` names
+    the API key that it came with."""
 
     id: str
     client: str
@@ -89,6 +90,8 @@ class RequestRow(msgspec.Struct, kw_only=True):
     def draft_hit_rate(self) -> float | None:
         """Accepted over drafted tokens."""
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
+
+    key: str = ""
 
 
 class KvRunRow(msgspec.Struct, array_like=True):
@@ -266,3 +269,21 @@ class Snapshot(msgspec.Struct, kw_only=True):
     engines: list[EngineRow]
     requests: list[RequestRow]
     system: SystemRow
+
+
+class UsageRow(msgspec.Struct, kw_only=True):
+    """What a key, a day's requests or the requests for a model took. `prompt_tokens` includes `cached_tokens`."""
+
+    name: str
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class UsageReport(msgspec.Struct, kw_only=True):
+    """What was used from the day `since` on, by key, day or model."""
+
+    by: str
+    since: str
+    rows: list[UsageRow]

@@ -238,6 +238,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     `speculates` None is what the engine was opened with. `prediction` is a text that much of the answer is expected to
     be like. `draft_model_path` is a smaller model that drafts for this request instead of the engine's own. `adapters`
     None are those that the engine was opened with, and none of them is in effect for a request that names others.
+    Requests of different `namespace` share nothing that was computed.
     """
 
     id: int
@@ -261,6 +262,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     prediction: str = ""
     draft_model_path: str = ""
     adapters: tuple[Adapter, ...] | None = None
+    namespace: bytes = b""
 
 
 class Mixed(msgspec.Struct, frozen=True):

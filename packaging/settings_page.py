@@ -62,6 +62,7 @@ MODEL_ROWS
 | variable | |
 |---|---|
 | `LOCALRUN_HOME` | the data, cache, configuration and state folders lie below it ([data-formats.md](data-formats.md)) |
+| `LOCALRUN_API_KEY` | the key that localrun's own commands show to daemons ([sharing.md](sharing.md)) |
 | `LOCALRUN_WHEELS` | a folder, or the URL of an index, with ready wheels of llama-cpp-python, for installing |
 | `LOCALRUN_DEBUG` | `1` shows the whole traceback instead of one line when a command fails |
 | `HF_HOME`, `HF_HUB_CACHE` | where the shared cache of hub files lies |

@@ -77,6 +77,8 @@ def test_every_field_can_be_set_in_the_file_and_in_the_environment(home: dict[st
         "speculation": "off",
         "projectors": "off",
         "fetch_images": "on",
+        "loopback_needs_key": "off",
+        "announce": "on",
     }
     hints = typing.get_type_hints(Settings)
     values = {

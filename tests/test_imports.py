@@ -27,6 +27,8 @@ KERNEL_PROBE = "localrun.kernel_probe"
 FRAMING = "localrun.framing"
 ATTACHMENTS = "localrun.attachments"
 CLIENT = "localrun.client"
+# What the daemon and its clients must agree on to let each other in.
+ACCESS = "localrun.access"
 
 # A package may import itself and these; a name stands for everything below it.
 ALLOWED = {
@@ -35,12 +37,25 @@ ALLOWED = {
     ),
     "localrun.server": (
         *(CONFIG, ERRORS, FRAMING, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, SNAPSHOT, SOUND_HEADERS, THREAD_CHOICE, WIRE),
-        "localrun.models",
+        *(ACCESS, "localrun.models"),
     ),
+    ACCESS: (CONFIG, ERRORS, WIRE),
     "localrun.models": (CONFIG, ERRORS),
     "localrun.tui": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, SNAPSHOT, SOUND_HEADERS),
-    "localrun.cli": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, KV_FOLDERS, PROCESSORS, SNAPSHOT, THREAD_CHOICE),
+    "localrun.cli": (
+        ACCESS,
+        ATTACHMENTS,
+        CLIENT,
+        CONFIG,
+        ERRORS,
+        KV_FOLDERS,
+        PROCESSORS,
+        SNAPSHOT,
+        THREAD_CHOICE,
+        WIRE,
+    ),
     "localrun.bench": (
+        ACCESS,
         CLIENT,
         CONFIG,
         ERRORS,
@@ -60,7 +75,7 @@ ALLOWED = {
     "localrun.native_build": (),
     ATTACHMENTS: (ERRORS, SOUND_HEADERS),
     SOUND_HEADERS: (),
-    CLIENT: LEAVES,
+    CLIENT: (ACCESS, *LEAVES),
     "localrun.__main__": ("localrun.cli",),
 }
 # Only inside functions: a command that does not need them must not wait for them.

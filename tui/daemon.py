@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from localrun.client import ChatPiece, PullPiece
 from localrun.errors import LocalrunError
-from localrun.snapshot import LogLine, PullRow, Snapshot
+from localrun.snapshot import LogLine, PullRow, Snapshot, UsageReport
 
 
 class Daemon(Protocol):
@@ -76,6 +76,8 @@ class Daemon(Protocol):
     async def pulls(self) -> list[PullRow]: ...
 
     async def cancel_pull(self, model: str) -> None: ...
+
+    async def usage(self, by: str, days: int) -> UsageReport: ...
 
 
 Connect = Callable[[str, str], Daemon]

@@ -17,7 +17,7 @@ import msgspec
 
 from localrun.client import ChatPiece, PullPiece
 from localrun.errors import DaemonUnreachable
-from localrun.snapshot import LogLine, PullRow, Snapshot
+from localrun.snapshot import LogLine, PullRow, Snapshot, UsageReport
 
 # A pause in the recording (a machine that slept) is not waited for in full.
 _LONGEST_PAUSE_S = 3.0
@@ -115,6 +115,9 @@ class Replay:
         self._refuse()
 
     async def cancel_pull(self, model: str) -> None:
+        self._refuse()
+
+    async def usage(self, by: str, days: int) -> UsageReport:
         self._refuse()
 
     async def _nothing(self) -> AsyncGenerator[Any, None]:

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from localrun.access import trust
 from localrun.bench.results import Options, RunResult, Target, Workload
 from localrun.bench.servers import ServerFlags, ServerProcess, local_server, model_or_random
 from localrun.bench.workloads.workload import INTERRUPTED
@@ -92,7 +93,8 @@ def _get(base_url: str, path: str, kind: type[T]) -> T | None:
     except OSError as error:
         raise DaemonUnreachable(f"nothing answers at {base_url}: {error}") from error
     try:
-        connection.request("GET", parts.path.rstrip("/") + path)
+        headers = trust.headers_for(trust.endpoint_of(base_url))
+        connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
         response = connection.getresponse()
         body = response.read(MAX_BODY_BYTES)
         return msgspec.json.decode(body, type=kind) if response.status == 200 else None

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
+from localrun.access import trust
 from localrun.bench.results import Options, StreamRecord, Target
 from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError
 
@@ -210,7 +211,7 @@ class Endpoint:
             name: value
             for name, value in (("X-Localrun-Latency", options.latency), ("X-Localrun-Lane", options.lane))
             if value
-        }
+        } | trust.headers_for(trust.endpoint_of(target.base_url))
         self._timeout_s = options.request_timeout_s
 
     async def connect(self) -> None:

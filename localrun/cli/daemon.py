@@ -16,6 +16,7 @@ import http.client
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ from localrun import config, errors
 from localrun.cli import exits
 
 if TYPE_CHECKING:
+    from localrun.access.trust import Endpoint
     from localrun.client import Client
 
 IDLE_EXIT_S = 1800
@@ -79,8 +81,14 @@ def base_url(settings: config.Settings) -> str:
         raise click.UsageError(
             "port 0 stands for any free port, so no daemon can be found there; give the port that the daemon listens on"
         )
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{settings.port}"
+    return endpoint(settings).url
+
+
+def endpoint(settings: config.Settings) -> Endpoint:
+    """Where the daemon is that the settings name."""
+    from localrun.access import trust
+
+    return trust.endpoint(settings.host, settings.port)
 
 
 def for_daemon(name: str) -> str:
@@ -112,12 +120,15 @@ def ask(url: str, question: Callable[[Client], Awaitable[T]]) -> T:
 
 
 def ensure_daemon(settings: config.Settings) -> str:
-    """The base URL of a daemon that answers, started first if there is none. Waits for one that is shutting down.
+    """The base URL of a daemon that answers, started first if there is none on this machine. Waits for one that is
+    shutting down.
 
     Raises PortBusy when something else answers there, and DaemonUnreachable, with the end of the log, when a daemon
     does not come up.
     """
     url = base_url(settings)
+    if endpoint(settings).is_remote:
+        return require_daemon(settings)
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
@@ -135,7 +146,10 @@ def ensure_daemon(settings: config.Settings) -> str:
 def require_daemon(settings: config.Settings) -> str:
     """The base URL of a daemon that answers. Raises DaemonUnreachable without one, Unavailable and PortBusy."""
     if daemon_version(settings) is None:
-        raise errors.DaemonUnreachable(f"no daemon is running at {base_url(settings)}; `localrun serve` starts one")
+        there = " there" if endpoint(settings).is_remote else ""
+        raise errors.DaemonUnreachable(
+            f"no daemon is running at {base_url(settings)}; `localrun serve` starts one{there}"
+        )
     return base_url(settings)
 
 
@@ -158,20 +172,25 @@ def wait_until_gone(settings: config.Settings, timeout_s: float) -> None:
 def daemon_version(settings: config.Settings) -> str | None:
     """The version of the daemon at the settings' address; None when nobody listens there.
 
-    Raises Unavailable for a daemon that is shutting down, Forbidden for a host name that it refuses, and PortBusy when
-    somebody listens who is not localrun.
+    Raises Unavailable for a daemon that is shutting down, Forbidden for a host name that it refuses, PortBusy when
+    somebody listens who is not localrun, and UntrustedCertificate; of one that is new the person is asked first.
     """
-    connection = http.client.HTTPConnection(settings.host, settings.port, timeout=PROBE_TIMEOUT_S)
+    where = endpoint(settings)
+    connection = _connection(where)
     try:
         try:
             connection.connect()
+        except ssl.SSLCertVerificationError:
+            connection.close()
+            connection = _connected_once_trusted(where)
         except OSError:
             return None
         try:
             response, content = _get(connection, "/health")
             refusal = response.getheader("X-Localrun-Error")
             if refusal == errors.Forbidden.code:
-                raise errors.Forbidden(f"the daemon does not answer to the name {settings.host}; use --host 127.0.0.1")
+                way_out = "list it in LOCALRUN_HOST_NAMES there" if where.is_remote else "use --host 127.0.0.1"
+                raise errors.Forbidden(f"the daemon does not answer to the name {settings.host}; {way_out}")
             if refusal is not None:
                 raise errors.Unavailable(f"the daemon at {base_url(settings)} is shutting down")
             answer = _json_object(content)
@@ -187,6 +206,34 @@ def daemon_version(settings: config.Settings) -> str | None:
     raise errors.PortBusy(
         f"port {settings.port} of {settings.host} is in use by {other}; choose another one with --port or LOCALRUN_PORT"
     )
+
+
+def _connection(where: Endpoint) -> http.client.HTTPConnection:
+    if not where.is_remote:
+        return http.client.HTTPConnection(where.host, where.port, timeout=PROBE_TIMEOUT_S)
+    from localrun.access import trust
+
+    return http.client.HTTPSConnection(
+        where.host, where.port, timeout=PROBE_TIMEOUT_S, context=trust.context_for(where)
+    )
+
+
+def _connected_once_trusted(where: Endpoint) -> http.client.HTTPConnection:
+    """After the person was asked about a certificate that was not seen before. Raises UntrustedCertificate."""
+    from localrun.access import certificate, trust
+
+    hosts = trust.TrustedHosts()
+    if where.name in hosts.all() or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise trust.untrusted(where)
+    shown = trust.shown_certificate(where)
+    seen = certificate.fingerprint(ssl.PEM_cert_to_DER_cert(shown))
+    print(f"The certificate of {where.name} is new here. Its SHA-256 fingerprint is\n  {seen}", file=sys.stderr)
+    if not click.confirm("Is it the one that `localrun serve` shows there? Trust it", err=True):
+        raise trust.untrusted(where)
+    hosts.trust(where, shown)
+    connection = _connection(where)
+    connection.connect()
+    return connection
 
 
 def version_if_any(settings: config.Settings) -> str | None:

@@ -33,6 +33,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "gc": ("models", "Delete files that no model needs."),
     "cache": ("cache", "Show or clear the prompt cache."),
     "stop": ("running", "Unload a model, or stop the daemon."),
+    "key": ("key", "Make and revoke API keys."),
+    "usage": ("key", "Show what keys used."),
+    "hosts": ("hosts", "Find other machines, and trust their certificates."),
     "serve": ("serve", "Run the daemon in the foreground."),
     "service": ("serve", "Start the daemon with your session."),
     "doctor": ("program", "Check this machine, the build and the files."),
@@ -67,13 +70,16 @@ class _TableGroup(click.Group):
 @click.group(cls=_TableGroup, invoke_without_command=True, epilog=_EPILOG)
 @click.option("--host", help="Address of the daemon (LOCALRUN_HOST).")
 @click.option("--port", type=int, help="Port of the daemon (LOCALRUN_PORT).")
+@click.option("--api-key", help="Key for a daemon on another machine (better: LOCALRUN_API_KEY).")
 @click.version_option(__version__, message="localrun %(version)s")
 @click.pass_context
-def cli(context: click.Context, host: str | None, port: int | None) -> None:
+def cli(context: click.Context, host: str | None, port: int | None, api_key: str | None) -> None:
     """Run language models on this machine.
 
     Without a command, localrun opens its terminal interface and starts a daemon in the background if none is running.
     """
+    if api_key is not None:
+        os.environ["LOCALRUN_API_KEY"] = api_key
     if context.invoked_subcommand is None:
         _open_tui(host, port)
 

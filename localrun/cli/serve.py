@@ -71,7 +71,7 @@ def serve_command(idle_exit_s: float | None, **flags: Any) -> None:
 def service_command() -> None:
     """Start the daemon with your session, as a systemd user unit, a launchd agent or a Windows task.
 
-    It needs no administrator rights, listens only on loopback, and is restarted if it crashes.
+    It needs no administrator rights, and is restarted if it crashes.
     """
 
 

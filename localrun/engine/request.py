@@ -77,6 +77,7 @@ class Request:
     awaits_adapters: bool = False
     draft_model_path: str = ""
     adapters: AdapterSet = BASE
+    namespace: bytes = b""
     constraint: Constraint | None = None
     drafting: Drafting | None = None
     chunks: tuple[Placed, ...] = ()
@@ -119,7 +120,7 @@ class Request:
     def key(self) -> Key:
         """What the cache knows it by."""
         atoms = tuple((placed.start, placed.end) for placed in self.chunks)
-        return Key(self.tokens, self.adapters.realm, atoms)
+        return Key(self.tokens, self.namespace + self.adapters.realm, atoms)
 
     @property
     def chunk_table(self) -> tuple[tuple[int, MediaChunk], ...]:
@@ -255,6 +256,7 @@ def new_request(
         shows_control=submit.show_control,
         draft_model_path=submit.draft_model_path,
         adapters=own,
+        namespace=submit.namespace,
         chunks=chunks,
         n_cached=resume.n_cached,
         started_at_s=resume.started_at_s,

@@ -19,6 +19,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, MutableMapping
@@ -33,14 +34,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from localrun.config import Settings
+from localrun.access import certificate as certificates
+from localrun.access.certificate import Certificate
+from localrun.access.discovery import Announcement
+from localrun.config import ConfigError, Settings, folders
 from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
 from localrun.server.anthropic import messages
 from localrun.server.embedding import routes as embedding
 from localrun.server.http import failures
-from localrun.server.http.connection import BoundedConnection, bind, url_of
+from localrun.server.http.connection import BoundedConnection, Listening, address_of, listen, url_of
 from localrun.server.http.limits import Limits
+from localrun.server.http.names import bracketed, is_wildcard, served
 from localrun.server.native import routes as native
+from localrun.server.native import usage
 from localrun.server.ollama import routes as ollama
 from localrun.server.openai import routes as openai
 from localrun.server.openapi import routes as openapi
@@ -54,6 +60,8 @@ _CLOSE_TIMEOUT_S = 5
 # Connections without a request stay open this long. Clients reuse them, and each one costs little.
 _KEEP_ALIVE_S = 5
 _BACKLOG = 512
+# Who says nothing in this time has no connection yet, and so does not count among them.
+_HANDSHAKE_TIMEOUT_S = 10
 # Systems begin with 1,024 descriptors, or with 256: less than connections, refused ones, engines and files take.
 _DESCRIPTORS = 4096
 # An idle daemon with a download under way is looked at this often.
@@ -80,26 +88,36 @@ def build(settings: Settings, runtime: Runtime) -> Limits:
             *openai.routes(runtime),
             *messages.routes(runtime),
             *native.routes(runtime),
+            *usage.routes(runtime),
             *openapi.routes(runtime),
         ],
         lifespan=lifespan,
         exception_handlers={HTTPException: _unrouted},
     )
     app.router.redirect_slashes = False
-    return Limits(app, settings)
+    return Limits(app, settings, runtime.access)
 
 
 def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
     """Runs the daemon until it is asked to end, or has been idle for `idle_exit_s`.
 
-    Prints `localrun is listening on URL` when it is ready. Raises ConfigError for an address that is not loopback,
-    PortBusy, and Unavailable when it cannot start; logging goes to stderr.
+    Prints `localrun is listening on URL` when it is ready, and how other machines reach it if they can. Raises
+    ConfigError for an address that this machine does not have, and for one that others can reach without an API key or
+    a certificate, PortBusy, and Unavailable when it cannot start; logging goes to stderr.
     """
-    listening = bind(settings.host, settings.port)
+    is_local = address_of(settings.host).is_loopback
+    certificate = None if is_local else _certificate(settings)
+    listening = listen(settings.host, settings.port)
     _allow_descriptors()
     _configure_logging(settings.log_level)
     try:
         runtime = Runtime(settings)
+        if not is_local and not runtime.access.has_usable_keys():
+            raise ConfigError(
+                f"host is {settings.host!r}, which other machines can reach, and there is no API key; make one first: "
+                f"localrun key create --name NAME"
+            )
+        _make_local_key(runtime, listening)
         app = build(settings, runtime)
         config = uvicorn.Config(
             app,
@@ -117,7 +135,10 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
         )
-        _Daemon(config, runtime, app, url=url_of(listening), idle_exit_s=idle_exit_s).run(sockets=[listening])
+        daemon = _Daemon(config, runtime, app, listening, idle_exit_s=idle_exit_s)
+        if certificate is not None:
+            daemon.invite(settings, certificate)
+        daemon.run(sockets=[listening.local])
     except SystemExit:
         # uvicorn's way to say that the lifespan failed, after it has logged why.
         raise Unavailable("the daemon could not start; the lines above say why") from None
@@ -129,20 +150,63 @@ class _Daemon(uvicorn.Server):
     """uvicorn's server with another beginning and another end."""
 
     def __init__(
-        self, config: uvicorn.Config, runtime: Runtime, app: Limits, *, url: str, idle_exit_s: float | None
+        self, config: uvicorn.Config, runtime: Runtime, app: Limits, listening: Listening, *, idle_exit_s: float | None
     ) -> None:
         super().__init__(config)
         self._runtime = runtime
         self._app = app
-        self._url = url
+        self._listening = listening
         self._idle_exit_s = idle_exit_s
         self._notify = ServiceNotify()
+        self._tls: ssl.SSLContext | None = None
+        self._invitation = ""
+        self._announcement: Announcement | None = None
+
+    def invite(self, settings: Settings, found: Certificate) -> None:
+        """To be called before the start: other machines may come, by TLS with this certificate."""
+        assert self._listening.outside is not None
+        self._tls = certificates.context(found)
+        port = self._listening.outside.getsockname()[1]
+        name = socket.gethostname().partition(".")[0] + ".local" if is_wildcard(settings.host) else settings.host
+        self._invitation = (
+            f"other machines use https://{bracketed(name)}:{port} with an API key\n"
+            f"its certificate{' (new)' if found.is_new else ''} is {found.certificate}, SHA-256 {found.fingerprint}"
+        )
+        if settings.announce == "on":
+            self._announcement = Announcement(address_of(settings.host), port, found.fingerprint)
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         await super().startup(sockets)
-        print(f"localrun is listening on {self._url}", flush=True)
+        url = url_of(self._listening.local)
+        print(f"localrun is listening on {url}", flush=True)
+        if self._tls is not None and self.started:
+            await self._listen_outside(self._tls)
+            print(self._invitation, flush=True)
+            if self._announcement is not None:
+                await self._announcement.start()
         if self.started:
-            self._notify.send(READY, f"listening on {self._url}")
+            self._notify.send(READY, f"listening on {url}")
+
+    async def _listen_outside(self, tls: ssl.SSLContext) -> None:
+        """uvicorn would have one TLS context for all of its sockets, or for none."""
+        assert self._listening.outside is not None
+        loop, config = asyncio.get_running_loop(), self.config
+
+        def new_connection() -> asyncio.Protocol:
+            return config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state, _loop=loop
+            )
+
+        server = await loop.create_server(
+            new_connection, sock=self._listening.outside, ssl=tls, backlog=config.backlog,
+            ssl_handshake_timeout=_HANDSHAKE_TIMEOUT_S,
+        )  # fmt: skip
+        self.servers.append(server)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._announcement is not None:
+            await self._announcement.stop()
+        await super().shutdown(sockets)
 
     async def main_loop(self) -> None:
         """Returns when the runtime has ended. The server closes its connections after that: a stream ends when its
@@ -184,6 +248,21 @@ class _Daemon(uvicorn.Server):
             await asyncio.sleep(remaining_s if remaining_s > 0 else _PULL_POLL_S)
         _log.info("idle for %g s", self._idle_exit_s)
         self._runtime.request_shutdown()
+
+
+def _certificate(settings: Settings) -> Certificate:
+    """The one for other machines. Raises ConfigError."""
+    if settings.tls_cert or settings.tls_key:
+        return certificates.of_files(settings.tls_cert, settings.tls_key)
+    return certificates.kept(folders().data, served(settings))
+
+
+def _make_local_key(runtime: Runtime, listening: Listening) -> None:
+    """Without it the programs of this user would need an API key like all others."""
+    try:
+        runtime.access.make_local_key(listening.local.getsockname()[1])
+    except OSError as error:
+        _log.warning("localrun's own commands will need an API key: %s", error)
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sqlite3
 from collections.abc import Sequence
 
 from localrun import kernels, kv_folders, thread_choice
@@ -27,6 +28,7 @@ from localrun.models.storage.store import Store
 from localrun.server.cache import Cache
 from localrun.server.engines.link import engine_command
 from localrun.server.engines.supervisor import Supervisor
+from localrun.server.http.access import Access
 from localrun.server.jobs.job import Ask, Job
 from localrun.server.jobs.registry import Registry
 from localrun.server.media.decoder import MediaDecoder, check_taken, kinds_of
@@ -40,6 +42,7 @@ from localrun.server.templates.renderer import TemplateRenderer
 from localrun.snapshot import EngineRow
 
 STOP_GRACE_S = 5.0
+CHECKPOINT_EVERY_S = 60.0
 
 __all__ = ["Ask", "Job", "Runtime"]
 
@@ -59,6 +62,8 @@ class Runtime:
         self.media = MediaDecoder(
             folders().cache / "media", fetcher=Fetcher() if settings.fetch_images == "on" else None
         )
+        own = folders()
+        self.access = Access(settings, data=own.data, state=own.state)
         self.registry = Registry()
         self.logs = LogFeed()
         self.telemetry = Telemetry(settings, self.registry, self._engine_rows)
@@ -87,6 +92,7 @@ class Runtime:
         await self.media.start()
         self.supervisor.start()
         await self.pulls.start()
+        self._checkpoints = asyncio.create_task(self._checkpoint())
 
     def job(self, ask: Ask) -> Job:
         """A new job, seen by the registry from now on. Enter it, or it stays there. Raises Unavailable at shutdown."""
@@ -126,6 +132,15 @@ class Runtime:
         await self.renderer.stop()
         await self.media.stop()
         self.logs.stop()
+        self._checkpoints.cancel()
+        self.access.close()
+
+    async def _checkpoint(self) -> None:
+        """What keys used goes from SQLite's log into the file, without a request that waits for it."""
+        while True:
+            await asyncio.sleep(CHECKPOINT_EVERY_S)
+            with contextlib.suppress(sqlite3.Error, OSError):
+                await asyncio.to_thread(self.access.usage.checkpoint)
 
     def _engine_rows(self) -> list[EngineRow]:
         return self.supervisor.loaded()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
+from localrun.access.keys import KeyFile
 from localrun.bench.results import Options, RunResult, Target, Workload
 from localrun.bench.session import Session, base_url_of, holds_of, model_of, random_seed
+from localrun.bench.streams import Endpoint, Refused
 from localrun.bench.workloads.workload import INTERRUPTED
 from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError
 from localrun.snapshot import EngineRow
 from tests.bench.conftest import FakeServer
+from tests.daemon import running_daemon
 
 
 def listing(*names: str) -> dict[str, object]:
@@ -112,3 +117,14 @@ def test_results_before_an_error_have_been_handed_over() -> None:
 
 def test_seeds_are_new_every_time() -> None:
     assert len({random_seed() for _ in range(20)}) == 20
+
+
+def test_a_daemon_that_asks_for_keys_is_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_daemon() as daemon:
+        KeyFile(daemon.home / "data").create("zed")
+        with pytest.raises(Refused, match="API key"):
+            asyncio.run(Endpoint(Target("", daemon.url, "tiny"), Options(seed=1)).connect())
+        assert holds_of(daemon.url, "tiny") is None
+        monkeypatch.setenv("LOCALRUN_HOME", str(daemon.home))  # where its local key is
+        asyncio.run(Endpoint(Target("", daemon.url, "tiny"), Options(seed=1)).connect())
+        assert holds_of(daemon.url, "tiny") is not None

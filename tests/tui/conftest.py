@@ -32,6 +32,8 @@ from localrun.snapshot import (
     RequestState,
     Snapshot,
     SystemRow,
+    UsageReport,
+    UsageRow,
 )
 from localrun.tui.app import LocalrunApp
 
@@ -73,6 +75,8 @@ class FakeDaemon:
         self.pulled: list[str] = []
         self.pull_rows: list[PullRow] = []
         self.loads: list[str] = []
+        self.usages: list[tuple[str, int]] = []
+        self.used: list[UsageRow] = []
         self._pull_pieces: asyncio.Queue[PullPiece | Exception] = asyncio.Queue()
         self._log_lines: asyncio.Queue[LogLine | None] = asyncio.Queue()
         self._snapshots: asyncio.Queue[Snapshot | None] = asyncio.Queue()
@@ -175,6 +179,11 @@ class FakeDaemon:
 
     async def cancel_pull(self, model: str) -> None:
         self._pull_pieces.put_nowait(Cancelled("the pull was cancelled"))
+
+    async def usage(self, by: str, days: int) -> UsageReport:
+        self._check_up()
+        self.usages.append((by, days))
+        return UsageReport(by=by, since="2026-10-25", rows=self.used)
 
     async def show(self, model: str) -> dict[str, Any]:
         self._check_up()

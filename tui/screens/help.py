@@ -38,6 +38,7 @@ _SECTIONS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     ("chats", "List of chats", ()),
     ("models", "List of models", ()),
     ("monitor", "Monitor", (("Enter", "all about the selected request"),)),
+    ("usage", "Use", ()),
     ("logs", "Logs", ()),
 )
 

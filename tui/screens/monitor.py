@@ -22,6 +22,7 @@ from localrun.tui.keys import bind
 from localrun.tui.preferences import rich_style
 from localrun.tui.recording import Recorder
 from localrun.tui.screens.details import RequestScreen, cancel
+from localrun.tui.screens.usage import UsageScreen
 from localrun.tui.session import Session
 from localrun.tui.short_text import line
 from localrun.tui.widgets.kv_map import KvMap
@@ -45,6 +46,7 @@ class MonitorScreen(Screen[None]):
         bind("monitor.view", "view"),
         bind("monitor.pause", "pause"),
         bind("monitor.record", "record"),
+        bind("monitor.usage", "usage", show=False),
         Binding("escape", "clear_filter", "No filter", show=False),
         Binding("question_mark", "app.help", "Help", show=False),
     ]
@@ -91,6 +93,9 @@ class MonitorScreen(Screen[None]):
     def on_screen_resume(self) -> None:
         if self._session.snapshot is not None:
             self._on_snapshot(self._session.snapshot)
+
+    async def action_usage(self) -> None:
+        await self.app.push_screen(UsageScreen(self._session))
 
     def _on_connection(self, trouble: str | None) -> None:
         self.set_class(trouble is not None, "-stale")

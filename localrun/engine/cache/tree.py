@@ -33,8 +33,9 @@ _NO_ORDER: NDArray[np.int32] = np.empty(0, np.int32)
 class Key(NamedTuple):
     """Identifies a prompt: equal keys mean equal states. Token lists begin at position 0.
 
-    `realm` is what else a state depends on, such as a set of adapters. `atoms` are ranges [start, end), in order, that
-    are reused as a whole or not at all: for example an image, whose rows are tokens made of its hash.
+    `realm` is what else a state depends on, such as a set of adapters, or who may know of it. `atoms` are ranges
+    [start, end), in order, that are reused as a whole or not at all: for example an image, whose rows are tokens made
+    of its hash.
     """
 
     tokens: list[int]

@@ -27,7 +27,7 @@ _N_PSEUDO_TOKENS = 2**31 - 2  # from -2 down to the smallest int32 but one
 def prompt_of(backend: Backend, submit: Submit) -> Prompt:
     """The prompt of a request. Raises BadRequest, or EngineFailed if the projector does not fit the model."""
     if submit.tokens is None and has_media(submit.segments):
-        return read(backend, submit.segments)
+        return read(backend, submit.segments, submit.namespace)
     return Prompt(tokens_of(backend, submit))
 
 
@@ -41,12 +41,12 @@ def has_media(segments: Sequence[Segment]) -> bool:
     return any(segment.media is not None for segment in segments)
 
 
-def read(backend: Backend, segments: Sequence[Segment]) -> Prompt:
-    """A prompt with media. Raises as `prompt_of`."""
+def read(backend: Backend, segments: Sequence[Segment], namespace: bytes = b"") -> Prompt:
+    """A prompt with media, whose rows are kept for requests of this namespace. Raises as `prompt_of`."""
     pieces = pieces_of(backend.projector, segments)
     begin = pieces[0] if pieces and not isinstance(pieces[0], MediaChunk) else []
     bos = [backend.bos_token] if backend.bos_token is not None and lacks_bos(backend, begin) else []
-    return joined(backend.projector, [bos, *pieces], backend.n_vocab, segments)
+    return joined(backend.projector, [bos, *pieces], backend.n_vocab, segments, namespace)
 
 
 def pieces_of(projector: Projector | None, segments: Sequence[Segment]) -> list[list[int] | MediaChunk]:
@@ -68,16 +68,17 @@ def joined(
     pieces: Sequence[list[int] | MediaChunk],
     n_vocab: int,
     segments: Sequence[Segment] = (),
+    namespace: bytes = b"",
 ) -> Prompt:
-    """The pieces as one prompt, whose chunks are of the media of `segments`. Raises EngineFailed if the projector does
-    not fit the model."""
+    """The pieces as one prompt, whose chunks are of the media of `segments` and are kept for requests of this
+    namespace. Raises EngineFailed if the projector does not fit the model."""
     fields = {segment.media: segment.field for segment in reversed(segments)}
     tokens: list[int] = []
     chunks: list[Placed] = []
     for piece in pieces:
         if isinstance(piece, MediaChunk):
             assert projector is not None, "a chunk without a projector"
-            key = chunk_key(projector, piece)
+            key = chunk_key(projector, piece, namespace)
             chunks.append(Placed(len(tokens), piece, key, fields.get(piece.media, "")))
             tokens += _pseudo_tokens(key, piece.n_tokens)
         else:
@@ -98,10 +99,10 @@ def _naming(projector: Projector, segments: Sequence[Segment], error: BadRequest
     return error
 
 
-def chunk_key(projector: Projector, chunk: MediaChunk) -> bytes:
+def chunk_key(projector: Projector, chunk: MediaChunk, namespace: bytes = b"") -> bytes:
     """32 bytes that name the rows of a chunk and their places: equal keys mean equal rows."""
     key = hashlib.sha256(_SCHEME)
-    for part in (projector.fingerprint, chunk.media.digest):
+    for part in (projector.fingerprint, chunk.media.digest, *([namespace] if namespace else [])):
         key.update(len(part).to_bytes(4, "little") + part)
     for number in (chunk.ordinal, chunk.n_tokens, chunk.n_pos, chunk.is_causal):
         key.update(number.to_bytes(8, "little"))

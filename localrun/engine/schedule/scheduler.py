@@ -315,7 +315,7 @@ class Scheduler:
         """
         limit = request.n_tokens - 1
         for other in self.running:
-            if not other.is_prefilling or other.n_computed >= limit or other.adapters.realm != request.adapters.realm:
+            if not other.is_prefilling or other.n_computed >= limit or other.key.realm != request.key.realm:
                 continue
             shared = request.key.floor(common_prefix(other.tokens, request.tokens, 0, limit))
             if shared >= SHARED_PREFIX_TOKENS and n_matched < shared and other.n_computed < shared:

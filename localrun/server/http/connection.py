@@ -1,4 +1,4 @@
-"""The daemon's one listening socket, and each connection: uvicorn's httptools protocol with the bounds that it lacks.
+"""The daemon's listening sockets, and each connection: uvicorn's httptools protocol with the bounds that it lacks.
 
 Runs in the daemon's event loop. A request, headers and body, must have arrived within `deadline_s` of its first byte
 (of the connection's opening, for the first request), an uploaded file within `deadline_s` of its last piece; its head
@@ -18,7 +18,7 @@ import ipaddress
 import re
 import socket
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -28,21 +28,62 @@ from localrun.config import ConfigError
 from localrun.errors import PortBusy
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one.
+class Listening(NamedTuple):
+    """The daemon's sockets: for this machine, without encryption, and for others, with TLS; None if it has no other
+    address than a loopback one."""
 
-    Raises ConfigError for an address that is not loopback or that this machine does not have, and PortBusy.
+    local: socket.socket
+    outside: socket.socket | None = None
+
+    def close(self) -> None:
+        self.local.close()
+        if self.outside is not None:
+            self.outside.close()
+
+
+def listen(host: str, port: int) -> Listening:
+    """Sockets at one port; port 0 takes a free one. Besides another address than a loopback one there is always
+    127.0.0.1, so that programs of this machine find the daemon where they expect it.
+
+    Raises ConfigError for an address that this machine does not have, and PortBusy.
     """
-    address = _loopback(host)
+    address = address_of(host)
+    if address.is_loopback:
+        return Listening(bind(host, port))
+    outside = bind(str(address), port)
+    port = outside.getsockname()[1]
+    try:
+        if not address.is_unspecified:
+            return Listening(bind("127.0.0.1", port), outside)
+        # All addresses, one of them with a socket of its own, which the system prefers. Only the two of us may: that
+        # nobody else was there is what the first socket, without the option, found out.
+        outside.close()
+        outside = bind(str(address), port, shares=True)
+        return Listening(bind("127.0.0.1", port, shares=True), outside)
+    except BaseException:
+        outside.close()
+        raise
+
+
+def bind(host: str, port: int, *, shares: bool = False) -> socket.socket:
+    """A bound socket; port 0 takes a free one. With `shares` another socket of this process may have the port, too.
+
+    Raises ConfigError for an address that this machine does not have, and PortBusy.
+    """
+    address = address_of(host)
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         # Elsewhere the option lets a restarted daemon take its port back at once; on Windows it would let two programs
         # share one port.
-        if sys.platform == "win32":
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
-        else:
+        if sys.platform != "win32":
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shares:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        elif not shares:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        if address.version == 6 and address.is_unspecified:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listening.bind((str(address), port))
         # Only listening finds out about another socket that was bound with the same option.
         listening.listen()
@@ -53,23 +94,26 @@ def bind(host: str, port: int) -> socket.socket:
     return listening
 
 
-def url_of(listening: socket.socket) -> str:
+def url_of(listening: socket.socket, scheme: str = "http") -> str:
     """The base URL that reaches a bound socket."""
     host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _loopback(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The address that a host name or an address stands for. Raises ConfigError."""
     try:
-        address = ipaddress.ip_address("127.0.0.1" if host.lower() == "localhost" else host)
+        return ipaddress.ip_address("127.0.0.1" if host.lower() == "localhost" else host)
     except ValueError:
-        raise ConfigError(f"host is {host!r}; use 127.0.0.1, ::1 or localhost") from None
-    if not address.is_loopback:
+        pass
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"host is {host!r}, which other machines can reach; this version has no API keys, so only loopback "
-            f"addresses (127.0.0.1, ::1, localhost) are accepted"
-        )
-    return address
+            f"host is {host!r}, which no address is known for ({error}); use an address of this machine, 0.0.0.0 for "
+            f"all of them, or 127.0.0.1"
+        ) from None
+    return ipaddress.ip_address(str(found[0][4][0]).partition("%")[0])
 
 
 def _cannot_listen(error: OSError, host: str, port: int) -> PortBusy | ConfigError:

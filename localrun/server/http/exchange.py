@@ -34,6 +34,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from localrun.errors import BadRequest, LocalrunError, Unavailable
 from localrun.server.http import failures
+from localrun.server.http.access import OWNER, Visitor
 from localrun.server.http.failures import Headers, Shape
 
 if TYPE_CHECKING:
@@ -82,12 +83,13 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    """See the module. `shape` is the family's; `started` is true once the status line is sent."""
+    """See the module. `shape` is the family's; `visitor` asks; `started` is true once the status line is sent."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, shape: Shape) -> None:
         self.scope = scope
         self.path: str = scope["path"]
         self.shape = shape
+        self.visitor: Visitor = scope.get("localrun.visitor", OWNER)
         self.started = False
         self._receive = receive
         self._send = send
@@ -180,6 +182,7 @@ class Exchange:
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.started = True
+        headers = [*headers, *self.visitor.headers(self.shape)]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _end(self, data: bytes) -> None:

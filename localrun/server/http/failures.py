@@ -20,7 +20,7 @@ import logging
 import math
 from enum import StrEnum
 
-from localrun.errors import LocalrunError, QueueFull, of_disk
+from localrun.errors import LocalrunError, QueueFull, RateLimited, Unauthorized, of_disk
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +79,8 @@ def headers(error: LocalrunError) -> Headers:
     result = [(b"content-type", b"application/json"), (b"x-localrun-error", error.code.encode("ascii"))]
     if isinstance(error, QueueFull):
         result.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode("ascii")))
+    if isinstance(error, Unauthorized):
+        result.append((b"www-authenticate", b'Bearer realm="localrun"'))
     return result
 
 
@@ -96,6 +98,8 @@ def stream_event(error: LocalrunError, shape: Shape) -> bytes:
 def _openai_type(error: LocalrunError) -> str:
     if error.status == 404:
         return "not_found_error"
+    if isinstance(error, RateLimited):  # as OpenAI has it, whose clients look at the code
+        return "requests" if error.kind == "requests" else "tokens"
     if error.status == 429:
         return "rate_limit_error"
     return "invalid_request_error" if error.status < 500 else "api_error"

@@ -28,6 +28,7 @@ from localrun.models.adapters import Wanted
 from localrun.models.name import MAX_PATH_BYTES
 from localrun.models.storage.model import Model
 from localrun.server.engines.resident import Use
+from localrun.server.http.access import OWNER, Visitor
 from localrun.server.http.exchange import Exchange
 from localrun.server.jobs.job import Ask
 from localrun.wire import Lane, Sampling
@@ -227,9 +228,9 @@ def ask_of(
     use: Use = Use.TEXT,
     load: LoadSettings = NOTHING_ASKED,
 ) -> Ask:
-    """What to ask the runtime for. Raises BadRequest for a lane, a latency, a deadline, a duration or a switch that is
-    none."""
-    return Ask(
+    """What to ask the runtime for, taken from the quota of whoever asks. Raises BadRequest for a lane, a latency, a
+    deadline, a duration or a switch that is none, and what `Visitor.begin` raises."""
+    ask = Ask(
         model=model,
         api=exchange.path,
         client=client(exchange),
@@ -242,6 +243,22 @@ def ask_of(
         lora=_lora(wanted) if isinstance(wanted, SamplingFields) else (),
         use=use,
         load=load,
+    )
+    return ask if exchange.visitor is OWNER else of_visitor(ask, exchange.visitor)
+
+
+def of_visitor(ask: Ask, visitor: Visitor) -> Ask:
+    """The same, of somebody with a key. Raises what `Visitor.begin` raises."""
+    lane = visitor.begin(ask.model, ask.lane)
+    for named in (ask.draft, *(str(wanted.id) for wanted in ask.lora)):
+        if named:
+            visitor.check_file(named)
+    return msgspec.structs.replace(
+        ask,
+        lane=lane,
+        key="" if visitor.key is None else visitor.name,
+        namespace=visitor.namespace,
+        payer=visitor,
     )
 
 

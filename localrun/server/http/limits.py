@@ -4,9 +4,11 @@ A daemon on loopback is reachable by every web page that the user opens, through
 resolves to 127.0.0.1: the Host header gives it away) and through cross-site requests (the Origin header does). So, on
 every route, also unknown ones, and before anything runs:
 
-- Host is `localhost`, `127.0.0.1`, `[::1]` or the address listened on, with any port; else 403.
-- Origin is absent, loopback, the scheme of a local application, or in `settings.origins`; else 403, and a preflight
-  gets no CORS grant.
+- Host is `localhost`, `127.0.0.1`, `[::1]` or the address listened on, with any port; of a request from another
+  machine, the address that it came to or a name of this machine (`names.py`); else 403.
+- Origin is absent, loopback, the scheme of a local application, or in `settings.origins`; of a request from another
+  machine, listed or this server's own; else 403, and a preflight gets no CORS grant.
+- It has an API key, where one is needed (`access.py`); else 401.
 - Sec-Fetch-Site is not `cross-site`, unless an Origin that passes says which site it is; else 403. It is what a browser
   says about requests that carry no Origin, such as those of images, frames and links.
 - A body is JSON by its Content-Type (415), not encoded (415), and at most `settings.max_body_bytes` (413, before it is
@@ -19,7 +21,7 @@ every route, also unknown ones, and before anything runs:
 Runs in the daemon's event loop, once per request; `send` is wrapped only where an answer needs CORS headers or there is
 a body. All requests pass here, so here they are counted: a daemon may end when there was none for long (`idle_s`).
 
-Does not: enforce time or header size (`connection.py` does), or authenticate.
+Does not: enforce time or header size (`connection.py` does), or know keys (`access.py` does).
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localrun.config import ConfigError, Settings
 from localrun.errors import BadRequest, Forbidden, LocalrunError, QueueFull, TooLarge, UnsupportedMediaType
-from localrun.server.http import failures
+from localrun.server.http import failures, names
+from localrun.server.http.access import Access, Visitor, is_loopback
 
 # Schemes that a page from the network cannot have: desktop applications and editor panels.
 _LOCAL_APP_ORIGIN = re.compile(r"(?:app|file|tauri|vscode-webview|vscode-file)://[^\s,]*", re.ASCII)
@@ -58,10 +61,14 @@ _LINGER_S = 1.0
 class Limits:
     """The middleware. Raises ConfigError when `settings.origins` holds something that is not an origin."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, access: Access | None = None) -> None:
         self._app = app
+        self._access = access
         self._room = _BodyRoom(settings.max_body_bytes)
-        self._hosts = {"localhost", "127.0.0.1", "[::1]", _bracketed(settings.host.lower())}
+        self._hosts = {"localhost", "127.0.0.1", "[::1]"}
+        if names.is_loopback_address(settings.host):
+            self._hosts.add(names.bracketed(settings.host.lower()))
+        self._served_names = names.served(settings)
         self._origins = _parse_origins(settings.origins)
         self._n_open = 0
         self._n_uploads = 0
@@ -86,22 +93,40 @@ class Limits:
 
     async def _check_and_serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _Headers(scope["headers"])
+        is_local = is_loopback(scope)
+        origin: str | None = None
+        visitor: Visitor | None = None
         try:
-            self._check_host(headers)
-            origin = self._check_origin(headers)
+            host = self._check_host(headers, scope, is_local=is_local)
+            origin = self._check_origin(headers, None if is_local else f"https://{host}")
             if origin is not None and scope["method"] == "OPTIONS" and headers.one(b"access-control-request-method"):
                 asked = headers.one(b"access-control-request-headers") or ""
                 await grant_preflight(send, origin, asked)
                 return
+            if self._access is not None:
+                visitor = await self._access.admit(scope)
             is_file = scope["path"].startswith(_FILES) and scope["method"] == "POST"
             has_body = self._check_body(scope["method"], headers, origin, is_file=is_file)
             if is_file:
                 self._check_uploads()
         except LocalrunError as error:
+            if origin is not None:
+                send = granting(send, origin)
             await self._refuse(error, scope["path"], headers, receive, send)
             return
         if origin is not None:
             send = granting(send, origin)
+        if self._access is None or visitor is None:
+            await self._serve(scope, receive, send, is_file=is_file, has_body=has_body)
+            return
+        scope["localrun.visitor"] = visitor
+        send = self._access.auditing(visitor, scope, send)
+        try:
+            await self._serve(scope, receive, send, is_file=is_file, has_body=has_body)
+        finally:
+            visitor.leave()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, *, is_file: bool, has_body: bool) -> None:
         if is_file:
             self._n_uploads += 1
             try:
@@ -118,16 +143,26 @@ class Limits:
         finally:
             guard.release()
 
-    def _check_host(self, headers: _Headers) -> None:
+    def _check_host(self, headers: _Headers, scope: Scope, *, is_local: bool) -> str:
         hosts = headers.all(b"host")
         match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
-        if match is None or match["name"].lower() not in self._hosts:
-            shown = hosts[0][:100] if hosts else ""
+        name = match["name"].lower() if match is not None else ""
+        shown = hosts[0][:100] if hosts else ""
+        if not is_local:
+            if name and (name in self._served_names or name == names.bracketed((scope.get("server") or ("",))[0])):
+                return hosts[0].lower()
+            raise Forbidden(
+                f"the Host header {shown!r} is no name of this machine; use {', '.join(sorted(self._served_names))} or "
+                f"its address, or list the name in LOCALRUN_HOST_NAMES"
+            )
+        if name not in self._hosts or not name:
             raise Forbidden(
                 f"the Host header {shown!r} is not this machine's loopback name; use localhost, 127.0.0.1 or [::1]"
             )
+        return hosts[0].lower()
 
-    def _check_origin(self, headers: _Headers) -> str | None:
+    def _check_origin(self, headers: _Headers, own: str | None) -> str | None:
+        """The origin, if there is one. `own` is the server's, for a request from another machine."""
         origins = headers.all(b"origin")
         if not origins:
             if "cross-site" in headers.all(b"sec-fetch-site"):
@@ -138,8 +173,9 @@ class Limits:
             return None
         origin = origins[0]
         allowed = len(origins) == 1 and (
-            _LOOPBACK_ORIGIN.fullmatch(origin) is not None
-            or _LOCAL_APP_ORIGIN.fullmatch(origin) is not None
+            (own is None and _LOOPBACK_ORIGIN.fullmatch(origin) is not None)
+            or (own is None and _LOCAL_APP_ORIGIN.fullmatch(origin) is not None)
+            or origin.lower() == own
             or origin.lower() in self._origins
             or origin.lower().partition("://")[0] + "://*" in self._origins
         )
@@ -263,10 +299,6 @@ class _BodyGuard:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
 def _parse_origins(text: str) -> frozenset[str]:
     origins = frozenset(part.strip().rstrip("/").lower() for part in text.split(",") if part.strip())
     # `scheme://*` loses its slashes to rstrip only when the star is missing; such an entry is caught here.
@@ -310,7 +342,7 @@ _ALLOWED_METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 # The headers that browser clients send beside the simple ones; the x-stainless-* ones come from the OpenAI SDK. The
 # names asked for in a preflight are granted too when they are plain tokens: headers grant nothing here by themselves.
 _ALLOWED_HEADERS = (
-    "authorization, content-type, accept, user-agent, x-requested-with, openai-beta, "
+    "authorization, x-api-key, api-key, content-type, accept, user-agent, x-requested-with, openai-beta, "
     "x-localrun-client, x-localrun-lane, x-localrun-latency, x-localrun-deadline, x-localrun-speculation, "
     "x-stainless-arch, x-stainless-async, x-stainless-custom-poll-interval, "
     "x-stainless-helper-method, x-stainless-lang, x-stainless-os, x-stainless-package-version, "
@@ -319,7 +351,9 @@ _ALLOWED_HEADERS = (
 )
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9\-_, ]{1,2048}", re.ASCII)
 _EXPOSED_HEADERS = (
-    b"x-localrun-request, x-localrun-error, x-localrun-truncated, x-localrun-ignored, request-id, retry-after"
+    b"x-localrun-request, x-localrun-error, x-localrun-truncated, x-localrun-ignored, request-id, retry-after, "
+    b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )
 _PREFLIGHT_AGE_S = b"600"
 

@@ -57,11 +57,19 @@ _FINISHED_STATES = {
 }
 
 
+class Payer(Protocol):
+    """Who is told what a request used: the visitor whose key it came with."""
+
+    def settle(self, record: RequestRecord, *, counts_prompt: bool) -> None: ...
+
+
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Who wants what. `keep_alive_s` None takes the setting, negative is for ever, 0 unloads the model afterwards.
     `target_itl_s` None takes the setting, 0 is no limit. `deadline_s` counts from the job's arrival. `speculates` None
     takes the model's setting, and so does `draft` "", else the name of a draft model. `lora` are adapters besides those
-    in the model's name. `use` is what the model is loaded for, and `load` how."""
+    in the model's name. `use` is what the model is loaded for, and `load` how. `key` is the name of the API key that
+    asks, empty for none; it is the client that fairness knows. `namespace` is whose prompts it shares, and `payer` is
+    told what it used."""
 
     model: str
     api: str
@@ -75,6 +83,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     lora: tuple[Wanted, ...] = ()
     use: Use = Use.TEXT
     load: LoadSettings = NOTHING_ASKED
+    key: str = ""
+    namespace: bytes = b""
+    payer: Payer | None = None
 
     @property
     def may_have_adapters(self) -> bool:
@@ -139,7 +150,8 @@ class Job:
         self.load_s = 0.0
         self.media: dict[str, wire.Media] = {}
         self.held = contextlib.ExitStack()
-        self.record = RequestRecord(job_id, ask.api, ask.client, ask.lane, ask.model, self.arrived_at_s)
+        self.record = RequestRecord(job_id, ask.api, ask.client, ask.lane, ask.model, self.arrived_at_s, key=ask.key)
+        self._counts_prompt = True
         self._lender = lender
         self._observer = observer
         self._lease: Lease | None = None
@@ -254,6 +266,7 @@ class Job:
             return
         now_s = time.monotonic()
         sampling = asked.sampling
+        self._counts_prompt = choice == 0
         if sampling.seed is None:  # another engine could not know what this one draws
             sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
         elif choice:
@@ -264,7 +277,7 @@ class Job:
             segments=tuple(segments),
             tokens=None if tokens is None else tuple(tokens),
             sampling=sampling,
-            client=self.ask.client,
+            client=self.ask.key or self.ask.client,
             lane=self.ask.lane,
             target_itl_s=self.ask.target_itl_s,
             deadline_s=self._deadline_left_s(now_s),
@@ -272,6 +285,7 @@ class Job:
             speculates=speculates,
             draft_model_path=draft_path,
             adapters=adapters,
+            namespace=self.ask.namespace,
         )
         self._transcript.ask(message)
         self._send(link, message)
@@ -296,7 +310,7 @@ class Job:
             query=query,
             truncate=truncate,
             dimensions=dimensions,
-            client=self.ask.client,
+            client=self.ask.key or self.ask.client,
             lane=self.ask.lane,
             deadline_s=self._deadline_left_s(now_s),
             arrived_at_s=now_s,
@@ -526,6 +540,8 @@ class Job:
         if state is RequestState.CANCELLED:
             finish_reason = wire.Finish.CANCELLED.value
         self.record.end(state, now_s or time.monotonic(), finish_reason=finish_reason, error=error)
+        if self.ask.payer is not None:
+            self.ask.payer.settle(self.record, counts_prompt=self._counts_prompt)
         self._observer.ended(self.record)
 
 

@@ -42,13 +42,15 @@ class RequestRecord:
 
     Does not: talk to the engine, or hold the text.
 
-    `model` is the name asked for until the model is found, then its own name.
+    `model` is the name asked for until the model is found, then its own name. `key` is the name of the API key that it
+    came with, empty for none.
     """
 
     def __init__(
-        self, request_id: str, api: str, client: str, lane: wire.Lane, model: str, arrived_at_s: float
+        self, request_id: str, api: str, client: str, lane: wire.Lane, model: str, arrived_at_s: float, *, key: str = ""
     ) -> None:
         self.id = request_id
+        self.key = key
         self.api = api
         self.client = client
         self.lane = lane
@@ -155,6 +157,7 @@ class RequestRecord:
         return RequestRow(
             id=self.id,
             client=self.client,
+            key=self.key,
             api=self.api,
             model=self.model,
             adapters=list(self.adapters),
@@ -209,6 +212,14 @@ KEEP_ENDED_S = 60.0
 MAX_ENDED = 100
 
 
+def unknown_request(job_id: str) -> NotFound:
+    """There is none with this id, or it is not the business of whoever asks."""
+    return NotFound(
+        f"request '{job_id}' is not known; ended requests are kept for {KEEP_ENDED_S:.0f} seconds "
+        f"(GET /localrun/v1/requests lists them)"
+    )
+
+
 class Registry:
     """Jobs by id. `idle` is set while none is active."""
 
@@ -257,10 +268,7 @@ class Registry:
         for record in self._recent(now_s):
             if record.id == job_id:
                 return record.row(now_s)
-        raise NotFound(
-            f"request '{job_id}' is not known; ended requests are kept for {KEEP_ENDED_S:.0f} seconds "
-            f"(GET /localrun/v1/requests lists them)"
-        )
+        raise unknown_request(job_id)
 
     def rows(self) -> list[RequestRow]:
         """All rows, oldest first."""

@@ -16,25 +16,16 @@ from typing import TYPE_CHECKING, Protocol
 from localrun.errors import LocalrunError
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
-from localrun.server.http.fields import ModelDefaults, SamplingFields, ask_of
-from localrun.server.jobs.job import Job
+from localrun.server.http.fields import ModelDefaults, SamplingFields
+from localrun.server.jobs.job import Ask, Job
 from localrun.wire import Delta, Grammar, Submit
 
 if TYPE_CHECKING:
     from localrun.server.runtime import Runtime
 
 
-async def enter(
-    runtime: Runtime,
-    exchange: Exchange,
-    stack: AsyncExitStack,
-    *,
-    model: str,
-    fields: SamplingFields,
-    n_jobs: int,
-) -> list[Job]:
+async def enter(runtime: Runtime, stack: AsyncExitStack, ask: Ask, *, n_jobs: int) -> list[Job]:
     """`n_jobs` jobs, entered on `stack`: the first waits for the model, the others find it loaded."""
-    ask = ask_of(exchange, model, fields)
     return [await stack.enter_async_context(runtime.job(ask)) for _ in range(n_jobs)]
 
 

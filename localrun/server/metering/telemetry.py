@@ -8,8 +8,8 @@ Invariants: a number in a snapshot is what the jobs themselves saw: output token
 from the deltas that were handed to them; prompt and cached tokens count when a request ends, as its `usage` says. The
 page follows the Prometheus customs (base units, unit as suffix, `_total` on counters), and its label values are
 bounded: `model` is a model's own name, never what a client made up; `api` is a route's family; `outcome` is done,
-cancelled or failed; `tier` is ram or disk; `source` is a `wire.DraftSource`. Nothing on it is per request or per
-client.
+cancelled or failed; `tier` is ram or disk; `source` is a `wire.DraftSource`; `key` is the name of an API key. Nothing
+on it is per request or per client.
 
 Does not: decide anything; nothing in the daemon acts on these numbers.
 """
@@ -104,6 +104,17 @@ class Metrics:
         )  # fmt: skip
         self.requests = Counter(
             "localrun_requests", "Requests that ended.", ("model", "api", "outcome"), registry=registry
+        )
+        by_key = ("key",)
+        self.key_requests = Counter(
+            "localrun_key_requests", "Requests of an API key that ended.", by_key, registry=registry
+        )
+        self.key_prompt_tokens = Counter(
+            "localrun_key_prompt_tokens", "Prompt tokens of an API key's ended requests, cached ones included.",
+            by_key, registry=registry,
+        )  # fmt: skip
+        self.key_output_tokens = Counter(
+            "localrun_key_output_tokens", "Tokens generated for an API key's ended requests.", by_key, registry=registry
         )
         self.prompt_tokens = Counter(
             "localrun_prompt_tokens", "Prompt tokens of ended requests, cached ones included.", model, registry=registry
@@ -290,6 +301,10 @@ class Telemetry:
         self._registry.ended(record)
         model = record.model if record.was_loaded else ""
         self.metrics.requests.labels(model, record.api, record.state.value).inc()
+        if record.key:
+            self.metrics.key_requests.labels(record.key).inc()
+            self.metrics.key_prompt_tokens.labels(record.key).inc(record.n_prompt or 0)
+            self.metrics.key_output_tokens.labels(record.key).inc(record.n_output)
         if not record.was_loaded or record.ended_at_s is None:
             return
         self.metrics.request.labels(model, record.api).observe(record.ended_at_s - record.arrived_at_s)

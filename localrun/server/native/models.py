@@ -138,13 +138,15 @@ def model_routes(runtime: Runtime) -> list[Route]:
 
 
 async def _pulls(runtime: Runtime, exchange: Exchange) -> None:
-    await exchange.answer_json(Pulls(pulls=runtime.pulls.rows()))
+    rows = [row for row in runtime.pulls.rows() if exchange.visitor.sees_model(row.model)]
+    await exchange.answer_json(Pulls(pulls=rows))
 
 
 async def _cancel_pull(runtime: Runtime, exchange: Exchange) -> None:
     model = parameter(exchange, "model")
     if not model:
         raise BadRequest("model is required: DELETE /localrun/v1/pulls?model=NAME", field="model")
+    exchange.visitor.check_model(model)
     await runtime.pulls.cancel(model)
     await exchange.answer_json(CancelledPull(model=model, cancelled=True))
 
@@ -216,6 +218,7 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
     name = parameter(exchange, "model")
     if not name:
         raise BadRequest("model is missing: /localrun/v1/fit?model=NAME", field="model")
+    exchange.visitor.check_model(name)
     adapted = await asyncio.to_thread(adapters.resolve, runtime.store, name, settings=runtime.settings)
     model = adapted.model
     # Raises for models that only make vectors: they have no slots or cells to choose.

@@ -27,11 +27,13 @@ import msgspec
 from starlette.routing import Route
 
 import localrun
-from localrun.errors import BadRequest, Unavailable
+from localrun.errors import BadRequest, Forbidden, Unavailable
+from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange, parameter, route
+from localrun.server.jobs.registry import unknown_request
 from localrun.server.native.models import model_routes
 from localrun.server.runtime import Runtime
-from localrun.snapshot import LogLine, RequestRow
+from localrun.snapshot import LogLine, RequestRow, Snapshot
 
 DEFAULT_HZ = 4.0
 MIN_HZ = 1.0
@@ -89,7 +91,7 @@ async def _health(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def _snapshot(runtime: Runtime, exchange: Exchange) -> None:
-    await exchange.answer_json(await runtime.telemetry.snapshot())
+    await exchange.answer_json(shown_to(exchange.visitor, await runtime.telemetry.snapshot()))
 
 
 async def _events(runtime: Runtime, exchange: Exchange) -> None:
@@ -98,29 +100,57 @@ async def _events(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.read_body()
     async with exchange.while_connected():
         await exchange.open_stream()
-        while not runtime.shutdown_requested.is_set():
-            data = await runtime.telemetry.encoded_snapshot(interval_s / 2)
+        while not runtime.shutdown_requested.is_set() and runtime.access.still_admits(exchange.visitor):
+            if exchange.visitor.is_admin:
+                data = await runtime.telemetry.encoded_snapshot(interval_s / 2)
+            else:
+                data = _encoder.encode(shown_to(exchange.visitor, await runtime.telemetry.snapshot()))
             await exchange.write(b"event: snapshot\ndata: " + data + b"\n\n")
             await _pause(runtime.shutdown_requested, interval_s)
         await exchange.close_stream()
 
 
 async def _list_requests(runtime: Runtime, exchange: Exchange) -> None:
-    await exchange.answer_json(Requests(requests=runtime.registry.rows()))
+    rows = [row for row in runtime.registry.rows() if exchange.visitor.sees(row.key)]
+    await exchange.answer_json(Requests(requests=rows))
 
 
 async def _one_request(runtime: Runtime, exchange: Exchange) -> None:
-    await exchange.answer_json(runtime.registry.row(exchange.scope["path_params"]["id"]))
+    await exchange.answer_json(_row(runtime, exchange))
 
 
 async def _cancel_request(runtime: Runtime, exchange: Exchange) -> None:
-    job_id: str = exchange.scope["path_params"]["id"]
+    job_id = _row(runtime, exchange, is_change=True).id
     runtime.registry.cancel_or_raise(job_id)
     await exchange.answer_json(CancelledRequest(id=job_id, cancelled=True))
 
 
+def _row(runtime: Runtime, exchange: Exchange, *, is_change: bool = False) -> RequestRow:
+    """The request that the path names. Raises NotFound, for those of others as for unknown ones, and Forbidden."""
+    visitor, job_id = exchange.visitor, exchange.scope["path_params"]["id"]
+    row = runtime.registry.row(job_id)
+    if not visitor.sees(row.key):
+        raise unknown_request(job_id)
+    if is_change and row.key != visitor.name and not visitor.may_change:
+        raise Forbidden(f"the key {visitor.name!r} is read-only: it may cancel its own requests only")
+    return row
+
+
+def shown_to(visitor: Visitor, snapshot: Snapshot) -> Snapshot:
+    """What somebody sees of it: of others' requests only how many there are."""
+    if visitor.is_admin:
+        return snapshot
+    return msgspec.structs.replace(
+        snapshot,
+        requests=[row for row in snapshot.requests if visitor.sees(row.key)],
+        engines=[row for row in snapshot.engines if visitor.sees_model(row.model)],
+    )
+
+
 async def _cache(runtime: Runtime, exchange: Exchange) -> None:
-    await exchange.answer_json(await runtime.cache.report())
+    report = await runtime.cache.report()
+    rows = [row for row in report.models if exchange.visitor.sees_model(row.model)]
+    await exchange.answer_json(msgspec.structs.replace(report, models=rows))
 
 
 async def _clear_cache(runtime: Runtime, exchange: Exchange) -> None:
@@ -184,7 +214,8 @@ async def _logs(runtime: Runtime, exchange: Exchange) -> None:
             for at in range(0, len(lines), _LINES_PER_WRITE):
                 await exchange.write(b"".join(map(_event, lines[at : at + _LINES_PER_WRITE])))
             number = lines[-1].number if lines else number
-            if follow == "0" or runtime.shutdown_requested.is_set():
+            is_over = runtime.shutdown_requested.is_set() or not runtime.access.still_admits(exchange.visitor)
+            if follow == "0" or is_over:
                 break
             await runtime.logs.wait(number, _TURN_S)
         await exchange.close_stream()

@@ -116,6 +116,7 @@ _NOTHING = Usage(n_prompt=0, n_cached=0, n_output=0, queued_s=0.0, prefill_s=0.0
 async def load_or_unload(runtime: Runtime, exchange: Exchange, ask: Ask, lines: Lines) -> None:
     """Loads the model and answers when it is there; with `keep_alive_s` 0 unloads it. Raises what loading raises."""
     if ask.keep_alive_s == 0:
+        exchange.visitor.check_change(f"unload {ask.model}")
         await runtime.supervisor.unload(split_adapters(ask.model).model)
         await exchange.answer(lines.end("unload", metrics(_NOTHING, load_s=0.0, total_s=0.0)))
         return

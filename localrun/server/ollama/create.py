@@ -27,6 +27,7 @@ from localrun.models import creation, load_settings, modelfile, naming, projecto
 from localrun.models.creation import Base, Changes
 from localrun.models.storage.manifest import Manifest, Message, StoredFile
 from localrun.models.storage.store import Store
+from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange, decode_body
 from localrun.server.ollama.bodies import Options
 from localrun.server.ollama.store import Status, send_statuses
@@ -208,10 +209,10 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(CreateBody)
     async with exchange.while_connected():
-        await send_statuses(exchange, _steps(runtime, body), stream=body.stream is not False)
+        await send_statuses(exchange, _steps(runtime, body, exchange.visitor), stream=body.stream is not False)
 
 
-async def _steps(runtime: Runtime, body: CreateBody) -> AsyncGenerator[Status, None]:
+async def _steps(runtime: Runtime, body: CreateBody, visitor: Visitor) -> AsyncGenerator[Status, None]:
     store = runtime.store
     order = order_of(body)
     check_requires(order.requires)
@@ -219,6 +220,11 @@ async def _steps(runtime: Runtime, body: CreateBody) -> AsyncGenerator[Status, N
     if order.template:
         await check_template(runtime, order.template)
     said = (order.base, order.projector or "", *order.adapters, *order.files.values())
+    for name in (order.name, order.base):
+        if name and not _DIGEST.fullmatch(name):
+            visitor.check_model(name)
+    for name in (*said, order.draft or ""):
+        visitor.check_file(name)
     with store.blobs.held([match[1] for text in said if (match := _DIGEST.fullmatch(text))]):
         adapter = await asyncio.to_thread(_adapter_alone, store, order)
         if adapter is not None:

@@ -148,12 +148,21 @@ async def tags(runtime: Runtime, exchange: Exchange) -> None:
     # By their files: a model that has several names runs once.
     residents = [resident for resident in runtime.supervisor.residents() if resident.is_loaded]
     loaded = {(resident.key, resident.model.parts) for resident in residents}
-    await exchange.answer_json(await asyncio.to_thread(_tags, runtime, loaded))
+    found = await asyncio.to_thread(_tags, runtime, loaded)
+    visitor = exchange.visitor
+    found = msgspec.structs.replace(
+        found,
+        models=[row for row in found.models if visitor.sees_model(row.name)],
+        adapters=[row for row in found.adapters if visitor.sees_model(row.name)],
+        unusable=found.unusable if visitor.is_admin else [],
+    )
+    await exchange.answer_json(found)
 
 
 async def ps(runtime: Runtime, exchange: Exchange) -> None:
     """GET /api/ps: the models that are loaded."""
-    engines = [engine for engine in runtime.supervisor.loaded() if engine.state == "ready"]
+    sees = exchange.visitor.sees_model
+    engines = [engine for engine in runtime.supervisor.loaded() if engine.state == "ready" and sees(engine.model)]
     await exchange.answer_json(Ps(models=await asyncio.to_thread(_ps_rows, runtime.store, engines)))
 
 
@@ -274,6 +283,7 @@ _FILLS_IN = "{#- .Suffix -#}"
 async def show(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(ModelBody)
+    exchange.visitor.check_model(body.model_name)
     loaded = {row.model: row.n_ctx for row in runtime.supervisor.loaded() if row.n_ctx}
     answer = await asyncio.to_thread(_shown, runtime, body, loaded)
     await exchange.answer_json(answer)

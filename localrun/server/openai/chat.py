@@ -16,7 +16,7 @@ from msgspec import Meta
 from localrun.errors import BadRequest
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import MaxTokens, defaults_of
+from localrun.server.http.fields import MaxTokens, ask_of, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.openai.answer import Answer, ChatChunks, naming
 from localrun.server.openai.bodies import ChatMessage, CommonFields, for_template, text_of
@@ -186,10 +186,11 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
     body.check_supported()
     ask = body.ask()
     prediction = body.prediction.text if body.prediction is not None else ""
+    who = ask_of(exchange, body.model, body)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         if ask.media:
             await runtime.read_media(body.model, ask.media)
-        jobs = await streaming.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=body.n_choices)
+        jobs = await streaming.enter(runtime, stack, who, n_jobs=body.n_choices)
         messages = begun(jobs[0].model, ask.messages)
         with naming("messages"):
             prepared = await prepare(runtime, jobs[0], msgspec.structs.replace(ask, messages=messages))

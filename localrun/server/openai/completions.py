@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from localrun.errors import BadRequest
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import MaxTokens, SamplingFields, defaults_of
+from localrun.server.http.fields import MaxTokens, SamplingFields, ask_of, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, Chunks, Fields, piece_text
@@ -173,8 +173,9 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
     body.check_supported()
     prompts = [prompt for prompt in body.prompts() for _ in range(body.n_candidates)]
     grammar = body.answer_grammar()
+    who = ask_of(exchange, body.model, body)
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        jobs = await streaming.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=len(prompts))
+        jobs = await streaming.enter(runtime, stack, who, n_jobs=len(prompts))
         check_tokens(prompts, jobs[0].n_vocab)
         chooses = body.n_candidates > body.n_choices
         plan = streaming.plan(

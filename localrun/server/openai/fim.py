@@ -21,7 +21,7 @@ from localrun.server.embedding.bodies import MediaInput
 from localrun.server.engines.resident import ResidentState
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import SamplingFields, defaults_of
+from localrun.server.http.fields import SamplingFields, ask_of, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.jobs.registry import RequestRecord
@@ -38,8 +38,9 @@ async def complete_fim(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(FimBody)
     if body.seed is None and body.random_seed is not None:
         body = msgspec.structs.replace(body, seed=body.random_seed)
+    who = ask_of(exchange, body.model, body)
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        jobs = await streaming.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=1)
+        jobs = await streaming.enter(runtime, stack, who, n_jobs=1)
         segments = infill(jobs[0].model.header, body.prompt, body.suffix or "", field="model")
         plan = streaming.plan(body, jobs[0], defaults_of(jobs[0].model), max_output=body.max_tokens)
         await jobs[0].submit(plan, segments=segments)
@@ -94,9 +95,10 @@ async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(InfillBody)
     before_cursor = body.before_cursor()
+    model = body.model or _loaded_model(runtime)
+    who = ask_of(exchange, model, body)
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        model = body.model or _loaded_model(runtime)
-        (job,) = await streaming.enter(runtime, exchange, stack, model=model, fields=body, n_jobs=1)
+        (job,) = await streaming.enter(runtime, stack, who, n_jobs=1)
         segments = infill(
             job.model.header,
             before_cursor,

@@ -70,12 +70,15 @@ def routes(runtime: Runtime) -> list[Route]:
 
 async def list_models(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/models."""
-    await exchange.answer_json(OpenAIModels(object="list", data=await asyncio.to_thread(_rows, runtime.store)))
+    rows = await asyncio.to_thread(_rows, runtime.store)
+    data = [row for row in rows if exchange.visitor.sees_model(row.id)]
+    await exchange.answer_json(OpenAIModels(object="list", data=data))
 
 
 async def one_model(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/models/{id}."""
     name: str = exchange.scope["path_params"]["id"]
+    exchange.visitor.check_model(name)
     found = await asyncio.to_thread(adapters.resolve, runtime.store, name)
     parent = UNSET if found.adapters is None else found.model.name
     await exchange.answer_json(_row(found.model, name, parent))

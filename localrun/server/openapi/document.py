@@ -25,11 +25,16 @@ Json = dict[str, Any]
 _REF = "#/components/schemas/"
 _AREAS = {"openai": "OpenAI"}
 # Met by programs that use the daemon, and never its answer.
-_NEVER_SENT = {"port_busy", "daemon_unreachable", "service_failed"}
+_NEVER_SENT = {"port_busy", "daemon_unreachable", "untrusted_certificate", "service_failed"}
 # Of use to readers of the code alone.
 _SEE_MODULE = re.compile(r"^See the module\. ?")
-# Of any request: a foreign Host or Origin.
-_OF_ALL = (403,)
+# Of any request: no key, or a wrong one; a foreign Host or Origin; many wrong keys.
+_OF_ALL = (401, 403, 429)
+# How a key may be sent: as OpenAI's and Ollama's clients do, and as Anthropic's do.
+_KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "What `localrun key create` prints"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same"},
+}
 _WITH_BODY = (400, 413, 415)
 _WITH_MODEL = (404, 422, 429, 499, 500, 501, 503, 507)
 
@@ -58,7 +63,9 @@ def document() -> Json:
         "servers": [{"url": "/"}],
         "tags": [{"name": family} for family in dict.fromkeys(operation.family.value for operation in OPERATIONS)],
         "paths": paths,
-        "components": {"schemas": shown},
+        # Nobody needs a key until there is one.
+        "security": [*({name: list[str]()} for name in _KEYS), {}],
+        "components": {"schemas": shown, "securitySchemes": _KEYS},
     }
 
 

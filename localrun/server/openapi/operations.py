@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from localrun.access.usage import BY
 from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.anthropic.messages import CountedTokens
 from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
@@ -26,6 +27,7 @@ from localrun.server.native.models import (
     SearchAnswer,
 )
 from localrun.server.native.routes import DEFAULT_HZ, MAX_HZ, MIN_HZ, CancelledRequest, Health, Requests, Stopping
+from localrun.server.native.usage import DEFAULT_DAYS, MAX_DAYS
 from localrun.server.ollama.bodies import ChatBody as OllamaChatBody
 from localrun.server.ollama.bodies import GenerateBody, ModelBody
 from localrun.server.ollama.create import CreateBody
@@ -55,7 +57,7 @@ from localrun.server.openapi.answers import (
     Status,
 )
 from localrun.server.openapi.operation import NDJSON, SSE, Family, Operation, Parameter, Stream, path_parameter
-from localrun.snapshot import CacheCleared, CacheReport, LogLine, RequestRow, Snapshot
+from localrun.snapshot import CacheCleared, CacheReport, LogLine, RequestRow, Snapshot, UsageReport
 
 _TINY = {"model": "tiny"}
 _DIGEST = path_parameter("digest", "`sha256:` and 64 hexadecimal digits", pattern="^sha256[:-][0-9a-f]{64}$")
@@ -262,6 +264,7 @@ _ID = path_parameter("id", "The request's id, as answers have it in `X-Localrun-
 
 _HZ: dict[str, Any] = {"type": "number", "minimum": MIN_HZ, "maximum": MAX_HZ}
 _LIMIT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}
+_DAYS: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": MAX_DAYS}
 _QUERY: dict[str, Any] = {"type": "string", "maxLength": MAX_QUERY_CHARS}
 
 _NATIVE = (
@@ -282,6 +285,15 @@ _NATIVE = (
               parameters=(_ID,), answer=RequestRow, errors=(404,)),
     Operation(method="DELETE", path="/localrun/v1/requests/{id}", summary="Cancel a request",
               parameters=(_ID,), answer=CancelledRequest, errors=(404, 409)),
+    Operation(
+        method="GET", path="/localrun/v1/usage", summary="What API keys used", answer=UsageReport, errors=(400, 500),
+        description="Of all keys for the daemon's owner and for keys of admins, else of the own one.",
+        parameters=(
+            Parameter(name="by", schema={"type": "string", "enum": list(BY), "default": "key"},
+                      description="What to sum by"),
+            Parameter(name="days", schema=_DAYS | {"default": DEFAULT_DAYS}, description="How far back"),
+        ),
+    ),
     Operation(method="GET", path="/localrun/v1/cache", summary="What is kept of prompts",
               answer=CacheReport),
     Operation(

@@ -312,6 +312,13 @@ def test_who_shares_a_long_beginning_waits_for_the_one_who_computes_it(
     assert plan_of.leader(request(2, prompt), n_matched) == ((leader, SHARED_PREFIX_TOKENS) if waits else None)
 
 
+def test_nobody_waits_for_a_prefix_that_it_may_not_have():
+    plan_of = scheduler()
+    leader = run(plan_of, request(1, [*PREFIX, 81]), n_computed=0)
+    leader.namespace = b"another key's"
+    assert plan_of.leader(request(2, [*PREFIX, 91]), 0) is None
+
+
 def test_a_stream_that_decodes_leads_nobody():
     plan_of = scheduler()
     run(plan_of, request(1, [*PREFIX, 81], n_output=1), n_computed=SHARED_PREFIX_TOKENS + 1)

@@ -21,7 +21,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, st
     """Methods and paths of the app's routes. HEAD beside GET is what GET is."""
     monkeypatch.setenv("LOCALRUN_HOME", str(tmp_path))
     settings = Settings(port=0)
-    monkeypatch.setattr(app, "Limits", lambda routed, settings: routed)
+    monkeypatch.setattr(app, "Limits", lambda routed, *_: routed)
     routed: Any = app.build(settings, Runtime(settings))
     found = set()
     for route in routed.routes:
@@ -81,3 +81,12 @@ def test_errors_have_the_shape_of_their_family(path: str):
     assert shape == wanted[path] + "Error"
     assert "queue_full" in answer["description"]
     assert "Retry-After" in answer["headers"]
+
+
+def test_keys_may_be_sent_in_both_ways_or_not_at_all():
+    shown = document()
+    schemes = shown["components"]["securitySchemes"]
+    assert [set(way) for way in shown["security"]] == [*({name} for name in schemes), set()]
+    assert {(one["type"], one.get("scheme") or one["name"]) for one in schemes.values()} == {
+        ("http", "bearer"), ("apiKey", "x-api-key"),
+    }  # fmt: skip

@@ -149,10 +149,11 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
     """The route's handler."""
     body = await exchange.read_json(ResponsesBody)
     body.check_supported()
+    owner = exchange.visitor.namespace
     before: tuple[Item, ...] = ()
     if body.previous_response_id is not None:
-        before = kept.get(body.previous_response_id, field="previous_response_id").conversation
-    sent = response_items.items_of(body.input, kept.item)
+        before = kept.get(body.previous_response_id, owner, field="previous_response_id").conversation
+    sent = response_items.items_of(body.input, partial(kept.item, owner=owner))
     # Checked as what was sent, so that an error names the item of this body.
     response_items.messages_of(None, sent, Attachments())
     conversation = [*before, *sent]
@@ -257,7 +258,7 @@ class _Run:
         counts = _usage(usage, self._reply.n_thinking)
         self._response = ended_response(self._response, self._output.items, finish, counts)
         if self._kept is not None:
-            self._kept.add(self._response, self._conversation)
+            self._kept.add(self._response, self._conversation, self._exchange.visitor.namespace)
         return told
 
     def end(self) -> bytes:
@@ -280,18 +281,18 @@ def response_routes(runtime: Runtime) -> list[Route]:
 
 
 async def _read(kept: KeptResponses, _: Runtime, exchange: Exchange) -> None:
-    await exchange.answer(encode(kept.get(_id(exchange)).response))
+    await exchange.answer(encode(kept.get(_id(exchange), exchange.visitor.namespace).response))
 
 
 async def _delete(kept: KeptResponses, _: Runtime, exchange: Exchange) -> None:
     response_id = _id(exchange)
-    kept.delete(response_id)
+    kept.delete(response_id, exchange.visitor.namespace)
     await exchange.answer(encode(ResponseDeleted(id=response_id, object="response", deleted=True)))
 
 
 async def _input_items(kept: KeptResponses, _: Runtime, exchange: Exchange) -> None:
     """The newest first, as OpenAI lists them; all of them."""
-    items = list(reversed(kept.get(_id(exchange)).input))
+    items = list(reversed(kept.get(_id(exchange), exchange.visitor.namespace).input))
     ids = [item.get("id") for item in items]
     listed = ResponseItems(object="list", data=items, first_id=ids[0], last_id=ids[-1], has_more=False)
     await exchange.answer(encode(listed))

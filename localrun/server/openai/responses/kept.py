@@ -23,11 +23,13 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """`input` are all items before the answer, those of earlier responses included."""
+    """`input` are all items before the answer, those of earlier responses included. `owner` is the namespace of whoever
+    asked, and nobody else finds it."""
 
     response: Fields
     input: tuple[Item, ...]
     size_bytes: int
+    owner: bytes
 
     @property
     def conversation(self) -> tuple[Item, ...]:
@@ -50,25 +52,25 @@ class KeptResponses:
         self._kept: OrderedDict[str, Kept] = OrderedDict()
         self._size_bytes = 0
         # By its id: an item of each response that has it, the newest last.
-        self._items: dict[str, dict[str, Item]] = {}
+        self._items: dict[tuple[bytes, str], dict[str, Item]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, response: Fields, input_: Sequence[Item]) -> None:
+    def add(self, response: Fields, input_: Sequence[Item], owner: bytes = b"") -> None:
         """Keeps a finished response; older ones may go for it, and one that is too large is not kept."""
-        kept = Kept(response, tuple(input_), len(encode(response)) + len(encode(input_)))
+        kept = Kept(response, tuple(input_), len(encode(response)) + len(encode(input_)), owner)
         self._kept[response["id"]] = kept
         self._size_bytes += kept.size_bytes
         for item_id, item in kept.named():
-            self._items.setdefault(item_id, {})[response["id"]] = item
+            self._items.setdefault((owner, item_id), {})[response["id"]] = item
         while len(self._kept) > self._max_responses or self._size_bytes > self._max_bytes:
             self._forget(next(iter(self._kept)))
 
-    def get(self, response_id: str, *, field: str | None = None) -> Kept:
+    def get(self, response_id: str, owner: bytes = b"", *, field: str | None = None) -> Kept:
         """Raises NotFound, naming `field`."""
         kept = self._kept.get(response_id)
-        if kept is None:
+        if kept is None or kept.owner != owner:
             raise NotFound(
                 f"response '{response_id[:80]}' is not kept here: the last {self._max_responses} are, while the daemon "
                 f"runs, unless store was false; send the whole conversation as input",
@@ -77,21 +79,21 @@ class KeptResponses:
         self._kept.move_to_end(response_id)
         return kept
 
-    def delete(self, response_id: str) -> None:
+    def delete(self, response_id: str, owner: bytes = b"") -> None:
         """Raises NotFound."""
-        self.get(response_id)
+        self.get(response_id, owner)
         self._forget(response_id)
 
-    def item(self, item_id: str) -> Item | None:
+    def item(self, item_id: str, owner: bytes = b"") -> Item | None:
         """An item of a kept conversation, of the newest that has it."""
-        having = self._items.get(item_id)
+        having = self._items.get((owner, item_id))
         return None if having is None else next(reversed(having.values()))
 
     def _forget(self, response_id: str) -> None:
         kept = self._kept.pop(response_id)
         self._size_bytes -= kept.size_bytes
         for item_id, _ in kept.named():
-            having = self._items.get(item_id, {})
+            having = self._items.get((kept.owner, item_id), {})
             having.pop(response_id, None)
             if not having:
-                self._items.pop(item_id, None)
+                self._items.pop((kept.owner, item_id), None)

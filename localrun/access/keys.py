@@ -1,0 +1,353 @@
+"""API keys: what each may do, how they are made and checked, and the file that they are kept in.
+
+A key is `lrk_ID_SECRET`. The ID finds its entry, the secret has 256 random bits. The file holds scrypt's hash of the
+secret and never the secret; beside it stand 32 bits of a quick hash, so that a wrong secret is told from the right one
+without scrypt's 50 ms, and 10,000 of them cost nothing. They tell an attacker who has the file an eighth of the secret.
+
+`keys.json` in the data folder is written by the command line alone (mode 0600, replaced as a whole, one writer at a
+time) and read by daemons, who notice a new one by its inode, time and size.
+
+The *local key* is another one: a daemon makes a new one at each start, for the programs of the user that it runs as,
+and accepts it on loopback alone. Its file is named by the port, so nobody who takes the port of a daemon that has
+ended learns a key that is worth anything.
+
+Does not: count what a key has used (`quotas.py`, `usage.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from localrun.config import ConfigError
+from localrun.errors import Conflict, NotFound
+from localrun.wire import Lane
+
+FILE_NAME = "keys.json"
+PREFIX = "lrk_"
+LOCAL_PREFIX = "lrl_"
+LOCAL_NAME = "local"
+# A name is a label of metrics, and every entry is in memory.
+MAX_KEYS = 1000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}", re.ASCII)
+_KEY = re.compile(rf"{PREFIX}([a-z0-9]{{10}})_([A-Za-z0-9_-]{{43}})", re.ASCII)
+_ID_CHARACTERS = "abcdefghijkmnpqrstuvwxyz23456789"
+_LOCK_TIMEOUT_S = 10.0
+
+LANES = tuple(Lane)  # best first
+
+REQUESTS, TOKENS, PROMPT_TOKENS, OUTPUT_TOKENS = "requests", "tokens", "prompt_tokens", "output_tokens"
+
+T = TypeVar("T")
+
+
+class Limit(msgspec.Struct, frozen=True, array_like=True):
+    """At most `amount` of `kind` in `per_s` seconds. TOKENS are those of prompt and output together."""
+
+    kind: str
+    amount: int
+    per_s: float
+
+    @property
+    def text(self) -> str:
+        """As people write it: 60/min."""
+        unit = next((name for name, seconds in _SHOWN_UNITS if seconds == self.per_s), f"{self.per_s:g}s")
+        return f"{_short(self.amount)}/{unit}"
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """One key. Times are seconds since the epoch. `lane` is the best that its requests get, `models` are patterns (all,
+    if there are none), `n_concurrent` 0 is any number. A key that is `read_only` may ask models and change nothing; an
+    `admin` sees what others do, and may end it unless it is read-only, too."""
+
+    id: str
+    name: str
+    salt: bytes
+    hash: bytes
+    check: bytes
+    created_at_s: float
+    expires_at_s: float | None = None
+    revoked_at_s: float | None = None
+    lane: Lane = Lane.INTERACTIVE
+    models: tuple[str, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    n_concurrent: int = 0
+    read_only: bool = False
+    admin: bool = False
+
+    def problem(self, now_s: float) -> str | None:
+        """Why it opens nothing any more; None if it does."""
+        if self.revoked_at_s is not None:
+            return "was revoked"
+        if self.expires_at_s is not None and now_s >= self.expires_at_s:
+            return "has expired"
+        return None
+
+    def allows_model(self, name: str) -> bool:
+        """Whether it may use a model of this name, with or without adapters and tag."""
+        if not self.models:
+            return True
+        lowered = name.lower().partition("+")[0]
+        names = {lowered, lowered.removesuffix(":latest")}
+        return any(fnmatchcase(one, pattern.lower()) for one in names for pattern in self.models)
+
+    def lane_of(self, asked: Lane) -> Lane:
+        """The lane that a request gets: the one it asks for, if it is not better than the key's."""
+        return max(asked, self.lane, key=LANES.index)
+
+
+class _File(msgspec.Struct, kw_only=True):
+    version: int = 1
+    keys: list[Key] = []
+
+
+class NewKey(msgspec.Struct, frozen=True):
+    """A key and its text, which is not kept anywhere."""
+
+    key: Key
+    text: str
+
+
+def split(text: str) -> tuple[str, str] | None:
+    """The ID and the secret of a key's text; None for what cannot be a key."""
+    match = _KEY.fullmatch(text)
+    return None if match is None else (match[1], match[2])
+
+
+def is_probable(key: Key, secret: str) -> bool:
+    """Whether the secret can be the key's, by its quick hash: one wrong secret of four billion can."""
+    return hmac.compare_digest(_check(key.salt, secret), key.check)
+
+
+def is_secret(key: Key, secret: str) -> bool:
+    """Whether the secret is the key's. Takes 50 ms and 16 MiB; for a thread."""
+    return hmac.compare_digest(_slow_hash(key.salt, secret), key.hash)
+
+
+def _check(salt: bytes, secret: str) -> bytes:
+    return hashlib.blake2b(secret.encode(), digest_size=4, salt=salt, person=b"localrun check").digest()
+
+
+def _slow_hash(salt: bytes, secret: str) -> bytes:
+    return hashlib.scrypt(secret.encode(), salt=salt, n=2**14, r=8, p=1, dklen=32)
+
+
+def _with_secret(make: Callable[[bytes, bytes, bytes], Key]) -> NewKey:
+    salt, secret = secrets.token_bytes(16), secrets.token_urlsafe(32)
+    key = make(salt, _slow_hash(salt, secret), _check(salt, secret))
+    return NewKey(key, f"{PREFIX}{key.id}_{secret}")
+
+
+class KeyFile:
+    """See the module. Reading never waits; changing takes a lock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE_NAME
+
+    def stamp(self) -> tuple[int, int, int] | None:
+        """Changes whenever the file does; None while there is none."""
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_ctime_ns, found.st_size
+
+    def read(self) -> list[Key]:
+        """All keys, also those that open nothing any more. Raises ConfigError for a file that is damaged."""
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=_File).keys
+        except FileNotFoundError:
+            return []
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigError(
+                f"{self.path} cannot be read: {error}; restore it, or remove it and make new keys"
+            ) from None
+
+    def create(self, name: str, **rules: object) -> NewKey:
+        """Add a key. `rules` are fields of `Key`. Raises Conflict for a name that is taken, ConfigError for one that
+        cannot be."""
+        if _NAME.fullmatch(name) is None or name == LOCAL_NAME:
+            raise ConfigError(
+                f"{name!r} cannot be a key's name; use up to 32 letters, digits, dots, hyphens and underscores, and "
+                f"not {LOCAL_NAME!r}"
+            )
+
+        def add(keys: list[Key]) -> NewKey:
+            if any(key.name == name for key in keys):
+                raise Conflict(
+                    f"there is a key named {name!r} already; choose another name, or give it a new secret with "
+                    f"`localrun key rotate {name}`"
+                )
+            if len(keys) >= MAX_KEYS:
+                raise Conflict(f"there are {MAX_KEYS} keys, which is the limit; remove some with `localrun key rm`")
+            fields = {"id": _new_id({key.id for key in keys}), "name": name, "created_at_s": time.time(), **rules}
+            new = _with_secret(lambda salt, hash_, check: Key(salt=salt, hash=hash_, check=check, **fields))  # type: ignore[arg-type]
+            keys.append(new.key)
+            return new
+
+        return self._change(add)
+
+    def revoke(self, name: str) -> Key:
+        """From now on it opens nothing. Raises NotFound."""
+
+        def end(keys: list[Key]) -> Key:
+            at, key = _find(keys, name)
+            keys[at] = msgspec.structs.replace(key, revoked_at_s=key.revoked_at_s or time.time())
+            return keys[at]
+
+        return self._change(end)
+
+    def rotate(self, name: str) -> NewKey:
+        """A new secret for a key; the old one opens nothing from now on. Raises NotFound, and Conflict for one that was
+        revoked or has expired."""
+
+        def renew(keys: list[Key]) -> NewKey:
+            at, old = _find(keys, name)
+            problem = old.problem(time.time())
+            if problem is not None:
+                raise Conflict(
+                    f"the key {name!r} {problem}; remove it with `localrun key rm {name}` and create it anew"
+                )
+            new = _with_secret(
+                lambda salt, hash_, check: msgspec.structs.replace(old, salt=salt, hash=hash_, check=check)
+            )
+            keys[at] = new.key
+            return new
+
+        return self._change(renew)
+
+    def remove(self, name: str) -> None:
+        """Forget a key. Without any, none is asked for on loopback. Raises NotFound."""
+
+        def drop(keys: list[Key]) -> None:
+            del keys[_find(keys, name)[0]]
+
+        self._change(drop)
+
+    def _change(self, change: Callable[[list[Key]], T]) -> T:
+        with self._locked():
+            keys = self.read()
+            result = change(keys)
+            write_private(self.path, msgspec.json.format(msgspec.json.encode(_File(keys=keys)), indent=1))
+        return result
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        import filelock
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with filelock.FileLock(self.path.with_suffix(".lock"), timeout=_LOCK_TIMEOUT_S, mode=0o600):
+                yield
+        except filelock.Timeout:
+            raise Conflict(
+                f"another command has been changing {self.path} for {_LOCK_TIMEOUT_S:g} s; try again"
+            ) from None
+
+
+def _find(keys: Sequence[Key], name: str) -> tuple[int, Key]:
+    for at, key in enumerate(keys):
+        if key.name == name:
+            return at, key
+    raise NotFound(f"there is no key named {name!r}; `localrun key list` shows those that there are")
+
+
+def _new_id(taken: set[str]) -> str:
+    while True:
+        new = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(10))
+        if new not in taken:
+            return new
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Replaces a file at once, readable by its owner alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+# --- the local key ---
+
+
+def local_key_path(state: Path, port: int) -> Path:
+    """The file with the key that local programs use for the daemon at this port."""
+    return state / f"local-key-{port}"
+
+
+def make_local_key(state: Path, port: int) -> str:
+    """A new local key, in its file."""
+    text = LOCAL_PREFIX + secrets.token_urlsafe(32)
+    write_private(local_key_path(state, port), text.encode())
+    return text
+
+
+def local_key(state: Path, port: int) -> str:
+    """The local key of the daemon at this port; empty if there is none."""
+    try:
+        return local_key_path(state, port).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+# --- what people write ---
+
+_UNITS_S = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_UNIT_NAMES = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), "s"),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), "min"),
+    **dict.fromkeys(("h", "hour", "hours"), "h"),
+    **dict.fromkeys(("d", "day", "days"), "d"),
+    **dict.fromkeys(("w", "week", "weeks"), "w"),
+}
+_SHOWN_UNITS = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("day", 86400.0), ("week", 604800.0))
+_MULTIPLES = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+_LIMIT = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,6})?)(?P<multiple>[kmg]?)/(?P<unit>[a-z]+)", re.ASCII)
+_DURATION = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,6})?)(?P<unit>[a-z]+)", re.ASCII)
+
+
+def parse_limit(kind: str, text: str) -> Limit:
+    """`60/min`, `1M/day`, `2.5k/h`. Raises ConfigError."""
+    match = _LIMIT.fullmatch(text.strip().lower().replace(" ", "").replace("_", ""))
+    unit = _UNIT_NAMES.get(match["unit"]) if match else None
+    amount = int(float(match["number"]) * _MULTIPLES[match["multiple"]]) if match else 0
+    if unit is None or unit == "w" or amount < 1:
+        raise ConfigError(f"{text!r} is not a limit; write a number and a time, such as 60/min, 500/h or 1M/day")
+    return Limit(kind, amount, _UNITS_S[unit])
+
+
+def parse_duration_s(text: str) -> float:
+    """`30d`, `12h`, `90min`. Raises ConfigError."""
+    match = _DURATION.fullmatch(text.strip().lower().replace(" ", ""))
+    unit = _UNIT_NAMES.get(match["unit"]) if match else None
+    seconds = float(match["number"]) * _UNITS_S[unit] if match and unit else 0.0
+    if not 0 < seconds <= 36500 * _UNITS_S["d"]:
+        raise ConfigError(f"{text!r} is not a time; write a number and a unit, such as 90min, 12h or 30d")
+    return seconds
+
+
+def _short(amount: int) -> str:
+    for multiple, unit in ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")):
+        if amount >= multiple and amount % (multiple // 10) == 0:
+            return f"{amount / multiple:g}{unit}"
+    return str(amount)

@@ -1,0 +1,165 @@
+"""What each key used, by day and model, and how full its buckets were: `usage.db` in the data folder, SQLite.
+
+The daemon writes, at two moments of a request, in one transaction each: when it is let in (the levels of its key's
+buckets, with one request taken), and when each of its answers ends, before the client gets the end (the tokens, and the
+levels without them). So whatever is killed, and when: a request that was let in is taken from its key's requests once,
+and an answer whose end a client saw is counted once, with its tokens. The tokens of answers that were running are not.
+A transaction is written to the log (WAL) without waiting for the disk: it outlives the process, and after a loss of
+power the last ones may be missing.
+
+What cannot be written (a full disk, another daemon that writes) is kept in memory and written with the next.
+
+Owner: one connection per daemon, on its event loop; others read with connections of their own.
+Does not: decide anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from localrun.access.quotas import Level
+
+FILE_NAME = "usage.db"
+# The event loop waits for another writer so long, and then tries with the next request.
+_BUSY_TIMEOUT_S = 0.02
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS usage (
+  day TEXT NOT NULL, key TEXT NOT NULL, model TEXT NOT NULL,
+  requests INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
+  output_tokens INTEGER NOT NULL,
+  PRIMARY KEY (day, key, model)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS level (
+  key_id TEXT NOT NULL, kind TEXT NOT NULL, per_s REAL NOT NULL, level REAL NOT NULL, at_s REAL NOT NULL,
+  PRIMARY KEY (key_id, kind, per_s)
+) WITHOUT ROWID;
+"""
+_COUNT = """
+INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+  requests = requests + excluded.requests, prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+  cached_tokens = cached_tokens + excluded.cached_tokens, output_tokens = output_tokens + excluded.output_tokens
+"""
+_KEEP = "INSERT OR REPLACE INTO level VALUES (?, ?, ?, ?, ?)"
+BY = ("key", "day", "model")
+
+_log = logging.getLogger(__name__)
+
+
+class Used(NamedTuple):
+    """What one answer of a key took. `n_requests` is 1 for the first one of a request, 0 for others."""
+
+    key: str
+    model: str
+    n_requests: int
+    n_prompt: int
+    n_cached: int
+    n_output: int
+
+
+class Total(NamedTuple):
+    """One row of what was used; `name` is a key, a day or a model."""
+
+    name: str
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+def day_of(at_s: float) -> str:
+    """The local day, as 2026-11-23."""
+    return time.strftime("%Y-%m-%d", time.localtime(at_s))
+
+
+class UsageFile:
+    """See the module. The file is made by the first write."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE_NAME
+        self._db: sqlite3.Connection | None = None
+        self._waiting_counts: dict[tuple[str, str, str], tuple[int, int, int, int]] = {}
+        self._waiting_levels: dict[tuple[str, str, float], tuple[object, ...]] = {}
+        self._has_warned = False
+
+    def write(self, key_id: str, levels: Iterable[Level], used: Used | None, now_s: float) -> None:
+        """One transaction with all of it, and what could not be written before. Never raises."""
+        if used is not None:
+            whose, counts = (day_of(now_s), used.key, used.model), used[2:]
+            before = self._waiting_counts.get(whose, (0, 0, 0, 0))
+            self._waiting_counts[whose] = tuple(map(sum, zip(before, counts, strict=True)))  # type: ignore[assignment]
+        for level in levels:
+            self._waiting_levels[key_id, level.kind, level.per_s] = (key_id, *level)
+        try:
+            db = self._opened()
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                db.executemany(_COUNT, [whose + counts for whose, counts in self._waiting_counts.items()])
+                db.executemany(_KEEP, self._waiting_levels.values())
+                db.execute("COMMIT")
+            except BaseException:
+                db.execute("ROLLBACK") if db.in_transaction else None
+                raise
+        except (sqlite3.Error, OSError) as error:
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("what keys use is not written to %s for now: %s", self.path, error)
+            return
+        self._waiting_counts.clear()
+        self._waiting_levels.clear()
+        self._has_warned = False
+
+    def levels(self, key_id: str) -> list[Level]:
+        """What was written down of a key's buckets."""
+        if not self.path.exists():
+            return []
+        try:
+            rows = self._opened().execute("SELECT kind, per_s, level, at_s FROM level WHERE key_id = ?", (key_id,))
+            return [Level(*row) for row in rows]
+        except sqlite3.Error as error:
+            _log.warning("what keys have used cannot be read from %s: %s", self.path, error)
+            return []
+
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._db is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # SQLite gives its other files the mode of this one.
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+            db = sqlite3.connect(self.path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            # Copying the log into the file waits for the disk, which is no business of the event loop (`checkpoint`).
+            db.execute("PRAGMA wal_autocheckpoint = 0")
+            db.executescript(_SCHEMA)
+            self._db = db
+        return self._db
+
+    def checkpoint(self) -> None:
+        """In a thread, now and then: what is in the log goes into the file."""
+        if self.path.exists():
+            with closing(sqlite3.connect(self.path, timeout=1.0)) as db:
+                db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def totals(self, by: str, *, since_day: str = "", key: str | None = None) -> list[Total]:
+        """In a thread: what was used since a day, by key, day or model, of one key or of all."""
+        assert by in BY
+        if not self.path.exists():
+            return []
+        where, values = "day >= ?", [since_day]
+        if key is not None:
+            where, values = f"{where} AND key = ?", [since_day, key]
+        sums = "sum(requests), sum(prompt_tokens), sum(cached_tokens), sum(output_tokens)"
+        with closing(sqlite3.connect(self.path, timeout=1.0)) as db:
+            rows = db.execute(f"SELECT {by}, {sums} FROM usage WHERE {where} GROUP BY {by} ORDER BY {by}", values)
+            return [Total(*row) for row in rows]

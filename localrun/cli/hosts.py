@@ -1,0 +1,79 @@
+"""`localrun hosts`: daemons on other machines of the network, and whose certificate is trusted."""
+
+from __future__ import annotations
+
+import ssl
+
+import click
+
+from localrun import config, errors
+from localrun.access import certificate, trust
+from localrun.access.trust import TrustedHosts
+from localrun.cli.text import columns, visible
+
+_HEADER = ("HOST", "ADDRESSES", "TRUSTED", "SHA-256 FINGERPRINT")
+
+
+@click.group("hosts", invoke_without_command=True)
+@click.option("--seconds", type=click.FloatRange(0.1, 60), default=2.0, show_default=True, help="How long to look.")
+@click.pass_context
+def hosts_command(context: click.Context, seconds: float) -> None:
+    """List daemons that announce themselves (`localrun serve --announce on`), and those that are trusted.
+
+    Use one with `localrun --host NAME` and its key in LOCALRUN_API_KEY.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from localrun.access.discovery import find
+
+    trusted = TrustedHosts().all()
+    try:
+        announced = find(seconds)
+    except config.ConfigError as error:
+        click.echo(f"warning: {error}", err=True)
+        announced = []
+    rows = []
+    for found in announced:
+        name = f"{found.host}:{found.port}"
+        kept = trusted.pop(name, None)
+        says = "no" if kept is None else "yes" if kept.fingerprint == found.fingerprint else "another one"
+        rows.append((visible(name), ", ".join(found.addresses), says, visible(found.fingerprint)))
+    rows += [(name, "-", "yes", host.fingerprint) for name, host in trusted.items()]
+    print(columns(_HEADER, rows) if rows else "none found")
+
+
+@hosts_command.command("trust")
+@click.argument("host")
+@click.option("--port", type=int, default=config.DEFAULT_PORT, show_default=True, help="Port of the daemon.")
+@click.option("--fingerprint", "expected", help="The SHA-256 fingerprint that it must have; without it you are asked.")
+def trust_host(host: str, port: int, expected: str | None) -> None:
+    """Trust the certificate that HOST shows now, in place of the one before."""
+    where = trust.endpoint(host, port)
+    if not where.is_remote:
+        raise click.UsageError(f"{host} is this machine, which is reached without a certificate")
+    shown = trust.shown_certificate(where)
+    seen = certificate.fingerprint(ssl.PEM_cert_to_DER_cert(shown))
+    if expected is None:
+        click.echo(f"The SHA-256 fingerprint of {where.name} is\n  {seen}", err=True)
+        click.confirm("Is it the one that `localrun serve` shows there? Trust it", abort=True, err=True)
+    elif _plain(expected) != _plain(seen):
+        raise errors.UntrustedCertificate(
+            f"the SHA-256 fingerprint of {where.name} is {seen}, and not {expected[:100]}"
+        )
+    TrustedHosts().trust(where, shown)
+    print(f"{where.name} is trusted")
+
+
+@hosts_command.command("forget")
+@click.argument("host")
+@click.option("--port", type=int, default=config.DEFAULT_PORT, show_default=True, help="Port of the daemon.")
+def forget(host: str, port: int) -> None:
+    """Trust the certificate of HOST no longer."""
+    name = f"{host.lower()}:{port}"
+    if not TrustedHosts().forget(name):
+        raise errors.NotFound(f"no certificate of {name} is trusted; `localrun hosts` lists those that are")
+    print(f"{name} is not trusted any more")
+
+
+def _plain(fingerprint: str) -> str:
+    return fingerprint.upper().removeprefix("SHA256:").replace(":", "").strip()

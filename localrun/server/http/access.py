@@ -1,0 +1,499 @@
+"""Who a request comes from, and what that one may do: API keys, the local key, and those who have none.
+
+Keys are asked for as soon as there is one in the key file, and always of what comes from another machine. They are read
+from `Authorization: Bearer`, `x-api-key`, `api-key` and the password of `Authorization: Basic`. A changed file counts
+from the next request on. Where no keys are asked for, everybody is the owner of the daemon, as a program is that shows
+the local key.
+
+A key that was right once is known by a digest of its text, with a secret of this process; scrypt runs once for each
+key, in a thread. A wrong one costs microseconds. Who shows many wrong ones is told to wait, by address; right keys from
+the same address pass all the same, since they are looked at first.
+
+What one may do is decided here for whole routes, and by `Visitor` for models, lanes and what a request uses. Acts that
+change something are written to the audit log with their result.
+
+Owner: one per daemon, on its event loop. Does not: know what a route does with a visitor, or shape errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import ipaddress
+import logging
+import math
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import Scope, Send
+
+from localrun.access import keys
+from localrun.access.audit import AuditLog
+from localrun.access.keys import OUTPUT_TOKENS, PROMPT_TOKENS, REQUESTS, TOKENS, Key, KeyFile
+from localrun.access.quotas import Quota, Standing
+from localrun.access.usage import UsageFile, Used
+from localrun.config import ConfigError, Settings
+from localrun.errors import BadRequest, Forbidden, InvalidKey, ModelNotFound, TooManyFailures
+from localrun.models.name import Kind, ModelName, split_adapters
+from localrun.server.http.failures import Headers, Shape
+from localrun.wire import Lane
+
+if TYPE_CHECKING:
+    from localrun.server.jobs.registry import RequestRecord
+
+# A key file that cannot be read is tried again.
+_LOOK_AGAIN_S = 1.0
+# Texts that were right: old secrets of rotated keys go when their place is needed.
+_MAX_KNOWN = 2 * keys.MAX_KEYS
+# So many wrong keys in a row, and one more in so many seconds.
+FAILURES = 10
+FAILURE_EVERY_S = 6.0
+MAX_ADDRESSES = 4096
+
+# Say that there is something here, and nothing more.
+_PUBLIC = frozenset({"/", "/health"})
+# Show what everybody does.
+_OF_ADMINS = frozenset({"/localrun/v1/logs", "/metrics"})
+# End or forget what is everybody's.
+_CHANGES_OF_ADMINS = frozenset({("POST", "/localrun/v1/shutdown"), ("DELETE", "/localrun/v1/cache")})
+_CHANGES = frozenset(
+    {
+        *(("POST", f"/api/{act}") for act in ("pull", "create", "copy", "push")),
+        *(("DELETE", path) for path in ("/api/delete", "/localrun/v1/pulls")),
+        *(("POST", path) for path in ("/localrun/v1/gc", "/lora-adapters")),
+    }
+)
+_UPLOADS = "/api/blobs/"
+_CANCELS = "/localrun/v1/requests/"
+
+_log = logging.getLogger(__name__)
+
+
+class Visitor:
+    """Who asks. Without a key it is the daemon's owner, who may do everything.
+
+    `namespace` keeps what is cached of its prompts from others; empty for the owner. As a request's, it counts what the
+    request uses: `begin` when it wants a model, `settle` at each answer's end, `leave` when it is over.
+    """
+
+    def __init__(self, key: Key | None = None, quota: Quota | None = None, usage: UsageFile | None = None) -> None:
+        self.key = key
+        self.name = keys.LOCAL_NAME if key is None else key.name
+        self.namespace = b"" if key is None else key.id.encode("ascii")
+        self.is_admin = key is None or key.admin
+        self.may_change = key is None or not key.read_only
+        self._quota = quota
+        self._usage = usage
+        self._has_begun = False
+        self._n_answers = 0
+
+    def begin(self, model: str, lane: Lane) -> Lane:
+        """A request for a model: takes it from the quota, once, and returns the lane that it gets. Raises
+        ModelNotFound for a model that the key may not use, and RateLimited."""
+        key, quota = self.key, self._quota
+        if key is None or quota is None:
+            return lane
+        self.check_model(model)
+        if not self._has_begun:
+            now_s = time.time()
+            quota.admit(now_s)
+            self._has_begun = True
+            if key.limits and self._usage is not None:
+                self._usage.write(key.id, quota.levels(), None, now_s)
+        return key.lane_of(lane)
+
+    def settle(self, record: RequestRecord, *, counts_prompt: bool) -> None:
+        """An answer has ended, and nobody knows it yet. The prompt of several answers counts with the first."""
+        if self._usage is None:
+            return
+        n_prompt = (record.n_prompt or 0) if counts_prompt else 0
+        n_cached = (record.n_cached or 0) if counts_prompt else 0
+        model = record.model if record.was_loaded else ""
+        used = Used(self.name, model, int(self._n_answers == 0), n_prompt, n_cached, record.n_output)
+        self._n_answers += 1
+        now_s = time.time()
+        levels = []
+        if self.key is not None and self._quota is not None and self.key.limits:
+            self._quota.use(n_prompt, record.n_output, now_s)
+            levels = self._quota.levels()
+        self._usage.write("" if self.key is None else self.key.id, levels, used, now_s)
+
+    def leave(self) -> None:
+        """The HTTP request is over."""
+        if self._has_begun and self._quota is not None:
+            self._quota.leave()
+            self._has_begun = False
+
+    def check_change(self, act: str) -> None:
+        """Raises Forbidden for a key that is read-only. `act` completes "may not"."""
+        if not self.may_change:
+            raise Forbidden(f"the key {self.name!r} is read-only: it may not {act}")
+
+    def check_model(self, name: str) -> None:
+        """Raises ModelNotFound for a model that the key may not use, or that is a file of this machine by its path."""
+        if not self.sees_model(name):
+            raise ModelNotFound(name[:200])
+
+    def check_file(self, name: str) -> None:
+        """Raises ModelNotFound for a draft model or an adapter that is a file of this machine by its path."""
+        if not self.is_admin and _is_path(name):
+            raise ModelNotFound(name[:200])
+
+    def sees_model(self, name: str) -> bool:
+        """Whether the key may use it, and so know of it."""
+        key = self.key
+        if key is None:
+            return True
+        if not key.admin and _is_path(name):
+            return False
+        return key.allows_model(name)
+
+    def sees(self, name: str) -> bool:
+        """Whether requests of the one with this name are its own, or it sees those of all."""
+        return self.is_admin or name == self.name
+
+    def headers(self, shape: Shape) -> Headers:
+        """What is left of its limits, in the words of the API family."""
+        key, quota = self.key, self._quota
+        if key is None or quota is None or not key.limits:
+            return []
+        now_s = time.time()
+        standings = quota.standings(now_s)
+        return _anthropic_headers(standings, now_s) if shape is Shape.ANTHROPIC else _openai_headers(standings)
+
+
+OWNER = Visitor()
+
+
+def _is_path(name: str) -> bool:
+    """Whether a model's name may be read as a path of this machine."""
+    if name.startswith(("/", ".", "~", "\\")) or name[1:3] in (":\\", ":/"):
+        return True
+    try:
+        return ModelName.parse(split_adapters(name).model).kind is Kind.PATH
+    except BadRequest:
+        return False  # whoever reads it as a name says what is wrong with it
+
+
+class Access:
+    """See the module. `folder` has the key file and the record of use, `state` the local key and the audit log."""
+
+    def __init__(self, settings: Settings, *, data: Path, state: Path, clock: Callable[[], float] = time.time) -> None:
+        self.usage = UsageFile(data)
+        self.audit = AuditLog(state)
+        self._file = KeyFile(data)
+        self._state = state
+        self._clock = clock
+        self._loopback_needs_key = settings.loopback_needs_key == "on"
+        self._quotas: dict[str, Quota] = {}
+        self._by_id: dict[str, Key] = {}
+        self._stamp = self._file.stamp()
+        self._take(self._file.read())
+        self._look_again_at_s = -math.inf
+        self._local_key = ""
+        self._local_path: Path | None = None
+        self._process_secret = secrets.token_bytes(32)
+        self._known: OrderedDict[bytes, tuple[str, bytes]] = OrderedDict()
+        self._hashing = asyncio.Lock()
+        self._throttle = Throttle()
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self._by_id)
+
+    def has_usable_keys(self) -> bool:
+        """Whether somebody could get in with a key now."""
+        now_s = self._clock()
+        return any(key.problem(now_s) is None for key in self._by_id.values())
+
+    def make_local_key(self, port: int) -> None:
+        """For the programs of this user, until `close`."""
+        self._local_key = keys.make_local_key(self._state, port)
+        self._local_path = keys.local_key_path(self._state, port)
+
+    def close(self) -> None:
+        """The daemon ends."""
+        if self._local_path is not None and keys.local_key(self._state, _port_of(self._local_path)) == self._local_key:
+            self._local_path.unlink(missing_ok=True)
+        self.usage.close()
+
+    # --- who is it -----------------------------------------------------------------------------------------------
+
+    async def admit(self, scope: Scope) -> Visitor | None:
+        """Who sends this request; None where nobody needs to say so, and nothing is counted.
+
+        Raises InvalidKey, TooManyFailures, and Forbidden for what this one may not do.
+        """
+        self._look()
+        is_local = is_loopback(scope)
+        if is_local and not self._by_id:
+            return None
+        path: str = scope["path"]
+        if path in _PUBLIC and scope["method"] in ("GET", "HEAD"):
+            return None
+        text = _shown_key(scope["headers"])
+        address = address_of(scope)
+        found = await self._find(text, is_local=is_local)
+        if found is None and is_local and not self._loopback_needs_key:
+            found = Visitor(usage=self.usage)
+        if isinstance(found, Visitor):
+            self._check_route(found, scope["method"], path)
+            return found
+        wait_s, is_first = self._throttle.fail(address, time.monotonic())
+        reason = found or ("no key" if not text else "unknown key")
+        if wait_s is None:
+            self.audit.write(who="", what=f"{scope['method']} {path[:200]}", address=address, result=reason)
+            raise _refusal(text, found)
+        if is_first:
+            self.audit.write(who="", what="many wrong keys", address=address, result="is told to wait")
+        raise TooManyFailures(
+            f"too many requests without a valid API key came from {address}; try again in {math.ceil(wait_s)} s",
+            retry_after_s=wait_s,
+        )
+
+    async def _find(self, text: str, *, is_local: bool) -> Visitor | str | None:
+        """Whose key it is, or why a key that is known opens nothing."""
+        if not text:
+            return None
+        if text.startswith(keys.LOCAL_PREFIX):
+            is_right = is_local and self._local_key and hmac.compare_digest(text.encode(), self._local_key.encode())
+            return Visitor(usage=self.usage) if is_right else None
+        split = keys.split(text)
+        key = self._by_id.get(split[0]) if split is not None else None
+        if split is None or key is None:
+            return None
+        digest = hashlib.blake2b(text.encode(), digest_size=32, key=self._process_secret).digest()
+        if self._known.get(digest) != (key.id, key.hash):
+            if not keys.is_probable(key, split[1]):
+                return None
+            async with self._hashing:
+                if not await asyncio.to_thread(keys.is_secret, key, split[1]):
+                    return None
+            self._known[digest] = (key.id, key.hash)
+            if len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
+        now_s = self._clock()
+        return key.problem(now_s) or self.visitor(key)
+
+    def visitor(self, key: Key) -> Visitor:
+        """A new request of a key. Whatever works for a key without an HTTP request begins and leaves by it, too."""
+        quota = self._quotas.get(key.id)
+        if quota is None:
+            quota = self._quotas[key.id] = Quota(key, self._clock(), self.usage.levels(key.id))
+        return Visitor(key, quota, self.usage)
+
+    def still_admits(self, visitor: Visitor) -> bool:
+        """Whether somebody who was let in would be again, with the same key: for streams that do not end by
+        themselves."""
+        if visitor.key is None:
+            return True
+        self._look()
+        key = self._by_id.get(visitor.key.id)
+        return key is not None and key.hash == visitor.key.hash and key.problem(self._clock()) is None
+
+    def key_named(self, name: str) -> Key | None:
+        """The key with this name, if it opens something."""
+        self._look()
+        now_s = self._clock()
+        return next((key for key in self._by_id.values() if key.name == name and key.problem(now_s) is None), None)
+
+    def _look(self) -> None:
+        """Read the key file again if it has changed, which its inode, times and size say in a few microseconds."""
+        now_s = time.monotonic()
+        if now_s < self._look_again_at_s:
+            return
+        try:
+            stamp = self._file.stamp()
+            if stamp != self._stamp:
+                self._take(self._file.read())
+                self._stamp = stamp
+        except (ConfigError, OSError) as error:
+            # Those that were there stay: nobody gets in by damaging the file.
+            self._look_again_at_s = now_s + _LOOK_AGAIN_S
+            _log.error("%s", error)
+
+    def _take(self, found: list[Key]) -> None:
+        self._by_id = {key.id: key for key in found}
+        now_s = self._clock()
+        for key_id, quota in list(self._quotas.items()):
+            if key_id in self._by_id:
+                quota.follow(self._by_id[key_id], now_s)
+            elif not quota.n_running:
+                del self._quotas[key_id]
+
+    # --- what it may do ------------------------------------------------------------------------------------------
+
+    def _check_route(self, visitor: Visitor, method: str, path: str) -> None:
+        if visitor.key is None:
+            return
+        if path in _OF_ADMINS and not visitor.is_admin:
+            raise Forbidden(f"{path} shows what everybody does, and the key {visitor.name!r} is not an admin's")
+        if (method, path) in _CHANGES_OF_ADMINS and not (visitor.is_admin and visitor.may_change):
+            raise Forbidden(f"{method} {path} is for admins, and the key {visitor.name!r} is not an admin's")
+        if _is_change(method, path):
+            visitor.check_change(f"{method} {path}")
+
+    def auditing(self, visitor: Visitor, scope: Scope, send: Send) -> Send:
+        """`send`, noting the result of an act that changes something; for other requests `send` itself."""
+        method, path = scope["method"], scope["path"]
+        is_change = _is_change(method, path) or (method, path) in _CHANGES_OF_ADMINS
+        if not (is_change or (method == "DELETE" and path.startswith(_CANCELS))):
+            return send
+
+        async def noting(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                self.audit.write(
+                    who=visitor.name, what=f"{method} {path[:200]}", address=address_of(scope),
+                    result=str(message["status"]),
+                )  # fmt: skip
+            await send(message)
+
+        return noting
+
+
+def _is_change(method: str, path: str) -> bool:
+    return (method, path) in _CHANGES or (method == "POST" and path.startswith(_UPLOADS))
+
+
+def _port_of(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
+
+
+def _refusal(text: str, problem: str | None) -> InvalidKey:
+    if problem is not None:
+        return InvalidKey(f"this API key {problem}; ask whoever runs this server for a new one")
+    if text.startswith(keys.LOCAL_PREFIX):
+        return InvalidKey("the local key is of another daemon, or of one that was restarted; try again")
+    if text:
+        return InvalidKey("this API key is not known here; `localrun key list` on the server shows those that are")
+    return InvalidKey(
+        "an API key is needed: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`, or set LOCALRUN_API_KEY; "
+        "`localrun key create` on the server makes one"
+    )
+
+
+def _shown_key(headers: list[tuple[bytes, bytes]]) -> str:
+    """The first of the headers that hold keys which has one of ours; else the first that has any."""
+    shown = ""
+    for text in _shown_keys(headers):
+        if text.startswith((keys.PREFIX, keys.LOCAL_PREFIX)):
+            return text
+        shown = shown or text
+    return shown
+
+
+def _shown_keys(headers: list[tuple[bytes, bytes]]) -> Iterator[str]:
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, rest = value.decode("latin-1").partition(" ")
+            if scheme.lower() == "bearer":
+                yield rest.strip()
+            elif scheme.lower() == "basic":
+                try:
+                    yield base64.b64decode(rest, validate=True).decode("latin-1").partition(":")[2]
+                except ValueError:  # not Base64, or not ASCII
+                    continue
+        elif name in (b"x-api-key", b"api-key"):
+            yield value.decode("latin-1").strip()
+
+
+def is_loopback(scope: Scope) -> bool:
+    """Whether it comes from this machine by loopback, where nothing is encrypted."""
+    client = scope.get("client")
+    if scope.get("scheme") == "https":
+        return False
+    if client is None:
+        return True
+    host: str = client[0]
+    return host.startswith("127.") or host == "::1"
+
+
+def address_of(scope: Scope) -> str:
+    """The address that a request comes from; of IPv6 the network, since one machine has all of its addresses."""
+    client = scope.get("client")
+    if client is None:
+        return ""
+    host: str = client[0]
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+class Throttle:
+    """How many wrong keys an address may show. Pure; bounded: of too many addresses the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        # How many are left, when that was so, and whether this address was told to wait.
+        self._left: OrderedDict[str, tuple[float, float, bool]] = OrderedDict()
+
+    def fail(self, address: str, now_s: float) -> tuple[float | None, bool]:
+        """One more. Returns how long it must wait before it is told again what is wrong, None if it need not, and
+        whether it is told so for the first time."""
+        left, at_s, was_told = self._left.pop(address, (float(FAILURES), now_s, False))
+        left = min(float(FAILURES), left + (now_s - at_s) / FAILURE_EVERY_S)
+        is_over = left < 1
+        was_told = was_told and left < FAILURES
+        self._left[address] = (left if is_over else left - 1, now_s, was_told or is_over)
+        if len(self._left) > MAX_ADDRESSES:
+            self._left.popitem(last=False)
+        return (FAILURE_EVERY_S * (1 - left), not was_told) if is_over else (None, False)
+
+
+# --- what is left, for clients ---
+
+
+def _openai_headers(standings: dict[str, Standing]) -> Headers:
+    result: Headers = []
+    if REQUESTS in standings:
+        result += _openai_of(b"requests", standings[REQUESTS])
+    of_tokens = [standing for kind, standing in standings.items() if kind != REQUESTS]
+    if of_tokens:
+        result += _openai_of(b"tokens", min(of_tokens, key=lambda one: one.remaining / one.limit.amount))
+    return result
+
+
+def _openai_of(what: bytes, standing: Standing) -> Headers:
+    return [
+        (b"x-ratelimit-limit-" + what, b"%d" % standing.limit.amount),
+        (b"x-ratelimit-remaining-" + what, b"%d" % standing.remaining),
+        (b"x-ratelimit-reset-" + what, _go_duration(standing.reset_s)),
+    ]
+
+
+def _go_duration(seconds: float) -> bytes:
+    """As OpenAI has it: 120ms, 1s, 6m0s, 23h4m5s."""
+    if seconds < 1:
+        return b"%dms" % math.ceil(seconds * 1000)
+    whole = math.ceil(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    if hours:
+        return b"%dh%dm%ds" % (hours, minutes, rest)
+    return b"%dm%ds" % (minutes, rest) if minutes else b"%ds" % rest
+
+
+_ANTHROPIC_NAMES = {
+    REQUESTS: b"requests", TOKENS: b"tokens", PROMPT_TOKENS: b"input-tokens", OUTPUT_TOKENS: b"output-tokens"
+}  # fmt: skip
+
+
+def _anthropic_headers(standings: dict[str, Standing], now_s: float) -> Headers:
+    result: Headers = []
+    for kind, standing in standings.items():
+        name = b"anthropic-ratelimit-" + _ANTHROPIC_NAMES[kind]
+        reset = datetime.fromtimestamp(now_s + standing.reset_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        result += [
+            (name + b"-limit", b"%d" % standing.limit.amount),
+            (name + b"-remaining", b"%d" % standing.remaining),
+            (name + b"-reset", reset.encode("ascii")),
+        ]
+    return result

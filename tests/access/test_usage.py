@@ -1,0 +1,116 @@
+"""What is written of use: sums, levels, and that nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from localrun.access.quotas import Level
+from localrun.access.usage import Total, UsageFile, Used, day_of
+
+NOW_S = 1_764_000_000.0
+
+
+def test_sums_by_key_day_and_model(tmp_path: Path) -> None:
+    file = UsageFile(tmp_path)
+    assert file.totals("key") == []
+    for day in range(2):
+        for key, model in (("zed", "a"), ("zed", "b"), ("cli", "a")):
+            file.write("id", [], Used(key, model, 1, 10, 4, 3), NOW_S + day * 86400)
+    assert file.totals("key") == [Total("cli", 2, 20, 8, 6), Total("zed", 4, 40, 16, 12)]
+    assert file.totals("model", key="zed") == [Total("a", 2, 20, 8, 6), Total("b", 2, 20, 8, 6)]
+    assert [total.name for total in file.totals("day")] == [day_of(NOW_S), day_of(NOW_S + 86400)]
+    assert file.totals("key", since_day=day_of(NOW_S + 86400), key="cli") == [Total("cli", 1, 10, 4, 3)]
+    file.close()
+
+
+def test_levels_are_those_of_the_last_write(tmp_path: Path) -> None:
+    file = UsageFile(tmp_path)
+    assert file.levels("id") == []
+    for level in (5.0, -3.5):
+        file.write("id", [Level("requests", 60.0, level, NOW_S)], None, NOW_S)
+    file.write("other", [Level("requests", 60.0, 1.0, NOW_S)], None, NOW_S)
+    file.close()
+    with closing(UsageFile(tmp_path)) as again:
+        assert again.levels("id") == [Level("requests", 60.0, -3.5, NOW_S)]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no modes")
+def test_all_its_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with closing(UsageFile(tmp_path)) as file:
+            file.write("id", [], Used("zed", "a", 1, 1, 0, 1), NOW_S)
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("usage.db", "usage.db-wal", "usage.db-shm"), 0o600)
+
+
+def test_what_cannot_be_written_now_is_written_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with closing(UsageFile(tmp_path)) as file:
+        file.write("id", [], Used("zed", "a", 1, 1, 0, 1), NOW_S)
+        with closing(sqlite3.connect(tmp_path / "usage.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            for _ in range(3):
+                file.write("id", [Level("requests", 60.0, 7.0, NOW_S)], Used("zed", "a", 1, 1, 0, 1), NOW_S)
+            assert file.totals("key") == [Total("zed", 1, 1, 0, 1)]
+            other.execute("ROLLBACK")
+        assert len(caplog.records) == 1  # said once
+        file.write("id", [], None, NOW_S)
+        assert file.totals("key") == [Total("zed", 4, 4, 0, 4)]
+        assert [level.level for level in file.levels("id")] == [7.0]
+
+
+def test_a_checkpoint_keeps_everything(tmp_path: Path) -> None:
+    with closing(UsageFile(tmp_path)) as file:
+        file.checkpoint()  # nothing is there
+        file.write("id", [], Used("zed", "a", 1, 1, 0, 1), NOW_S)
+        file.checkpoint()
+        file.write("id", [], Used("zed", "a", 1, 1, 0, 1), NOW_S)
+        assert file.totals("key") == [Total("zed", 2, 2, 0, 2)]
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from localrun.access.quotas import Level
+from localrun.access.usage import Used, UsageFile
+file = UsageFile(Path(sys.argv[1]))
+for number in range(1, 1_000_000):
+    file.write("id", [Level("requests", 60.0, -float(number), 1.0)], Used("zed", "a", 1, 2, 1, 3), 1.0)
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kill -9")
+def test_whatever_was_said_to_be_written_outlives_a_kill_and_counts_once(tmp_path: Path) -> None:
+    n_before = 0
+    for n_lines in (1, 50, 137):
+        writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        assert writer.stdout is not None
+        for _ in range(n_lines):
+            writer.stdout.readline()
+        writer.send_signal(signal.SIGKILL)
+        n_said = n_lines + len(writer.stdout.read().splitlines())
+        writer.wait()
+        writer.stdout.close()
+        with closing(UsageFile(tmp_path)) as file:
+            [total] = file.totals("key")
+            [level] = file.levels("id")
+        # The one that it was at when it was killed may be there, whole.
+        n_written = total.requests - n_before
+        assert n_written in (n_said, n_said + 1)
+        assert (total.prompt_tokens, total.cached_tokens, total.output_tokens) == (
+            2 * total.requests, total.requests, 3 * total.requests
+        )  # fmt: skip
+        assert level.level == -float(n_written)
+        n_before = total.requests

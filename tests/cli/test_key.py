@@ -1,0 +1,118 @@
+"""`localrun key` and `localrun hosts`: what they keep, what they show, and what they refuse."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from pathlib import Path
+
+import pytest
+
+from localrun.access import keys
+from localrun.access.keys import OUTPUT_TOKENS, REQUESTS, TOKENS, KeyFile, Limit
+from localrun.access.trust import API_KEY, TrustedHosts, endpoint, key_for
+from localrun.cli import exits
+from localrun.wire import Lane
+
+
+@pytest.fixture
+def home(environment: dict[str, str], tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def test_a_key_with_everything(localrun, home):
+    made = localrun(
+        "key", "create", "--name", "zed", "--lane", "batch", "--rate", "60/min", "--rate", "1k/day", "--tokens",
+        "1M/day", "--output-tokens", "2.5k/h", "--concurrency", "2", "--models", "qwen3*", "--expires", "30d",
+        "--read-only",
+    )  # fmt: skip
+    assert made.returncode == exits.OK
+    text = made.stdout.strip()
+    assert text.startswith(keys.PREFIX)
+    assert text not in made.stderr
+    [kept] = KeyFile(home / "data").read()
+    assert (kept.name, kept.lane, kept.models, kept.n_concurrent, kept.read_only) == (
+        "zed", Lane.BATCH, ("qwen3*",), 2, True,
+    )  # fmt: skip
+    assert kept.limits == (
+        Limit(REQUESTS, 60, 60.0), Limit(REQUESTS, 1000, 86400.0), Limit(TOKENS, 1_000_000, 86400.0),
+        Limit(OUTPUT_TOKENS, 2500, 3600.0),
+    )  # fmt: skip
+    assert kept.expires_at_s - kept.created_at_s == pytest.approx(30 * 86400, abs=60)
+    _, secret = keys.split(text)
+    assert keys.is_secret(kept, secret)
+    for path in home.rglob("*"):
+        assert path.is_dir() or secret not in path.read_text(errors="replace")
+    shown = localrun("key", "list").stdout
+    assert "60/min requests, 1k/day requests, 1M/day tokens, 2.5k/h output, 2 at once" in shown
+    assert secret not in shown
+
+
+def test_rotate_revoke_and_remove(localrun, home):
+    first = localrun("key", "create", "--name", "zed", "--json").stdout
+    second = localrun("key", "rotate", "zed").stdout.strip()
+    assert json.loads(first)["key"] != second
+    [kept] = KeyFile(home / "data").read()
+    assert keys.is_secret(kept, keys.split(second)[1])
+    assert not keys.is_secret(kept, keys.split(json.loads(first)["key"])[1])
+    assert localrun("key", "revoke", "zed").returncode == exits.OK
+    assert "revoked" in localrun("key", "list").stdout
+    assert localrun("key", "rotate", "zed").returncode == exits.ERROR
+    assert localrun("key", "rm", "zed").returncode == exits.OK
+    assert localrun("key", "rm", "zed").returncode == exits.ERROR
+    assert "there are no keys" in localrun("key", "list").stdout
+    audited = (home / "state" / "audit.jsonl").read_text()
+    assert [json.loads(line)["what"] for line in audited.splitlines()] == [
+        "key create zed", "key rotate zed", "key revoke zed", "key rm zed"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--rate", "60"), ("--tokens", "0/day"), ("--expires", "soon"), ("--lane", "fast"), ("--name", "local")],
+)
+def test_what_cannot_be(localrun, home, arguments):
+    refused = localrun("key", "create", "--name", "zed", *arguments)
+    assert refused.returncode == exits.USAGE
+    assert KeyFile(home / "data").read() == []
+
+
+def test_a_name_that_is_taken(localrun):
+    localrun("key", "create", "--name", "zed")
+    again = localrun("key", "create", "--name", "zed")
+    assert again.returncode == exits.ERROR
+    assert "localrun key rotate zed" in again.stderr
+
+
+def test_a_system_that_does_not_know_its_user_loses_no_key(localrun, monkeypatch):
+    def nobody() -> str:
+        raise OSError("no user name")
+
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    assert localrun("key", "create", "--name", "zed").stdout.startswith(keys.PREFIX)
+
+
+def test_beyond_loopback_nothing_is_served_without_a_key(localrun, home):
+    refused = localrun("serve", "--host", "0.0.0.0", "--port", "0")
+    assert refused.returncode == exits.USAGE
+    assert "localrun key create" in refused.stderr
+    KeyFile(home / "data").create("zed")
+    KeyFile(home / "data").revoke("zed")
+    assert localrun("serve", "--host", "0.0.0.0", "--port", "0").returncode == exits.USAGE
+
+
+def test_which_key_a_program_shows(home, monkeypatch):
+    here, there = endpoint("localhost", 11434), endpoint("studio.local", 11434)
+    assert (here.url, there.url) == ("http://localhost:11434", "https://studio.local:11434")
+    text = keys.make_local_key(home / "state", 11434)
+    environ = {"LOCALRUN_HOME": str(home)}
+    assert (key_for(here, environ), key_for(there, environ)) == (text, "")
+    assert key_for(here, environ | {API_KEY: " own "}) == key_for(there, environ | {API_KEY: "own"}) == "own"
+
+
+def test_hosts_that_nobody_trusts(localrun, home):
+    assert localrun("hosts", "forget", "studio.local").returncode == exits.ERROR
+    assert localrun("hosts", "trust", "127.0.0.1").returncode == exits.USAGE
+    TrustedHosts().path.parent.mkdir(parents=True, exist_ok=True)
+    TrustedHosts().path.write_text("{")
+    assert "remove it to begin anew" in localrun("hosts", "forget", "studio.local").stderr

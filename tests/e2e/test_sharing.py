@@ -1,0 +1,242 @@
+"""A daemon and its clients in two network namespaces: what another machine gets over TLS, and what it does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from localrun.access.keys import REQUESTS, KeyFile, Limit
+from tests.daemon import Daemon, running_daemon
+
+OUTSIDE, INSIDE = "10.231.77.1", "10.231.77.2"
+TIMEOUT_S = 120
+_HERE = f"{os.getpid() % 10_000}"
+SERVER, CLIENT = f"lrs{_HERE}", f"lrc{_HERE}"
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Iterator[None]:
+    """Two that are connected by a cable."""
+    if sys.platform != "linux" or not shutil.which("ip"):
+        pytest.skip("needs Linux and iproute2")
+    try:
+        ip("netns", "add", SERVER)
+        ip("netns", "add", CLIENT)
+        ip("link", "add", f"a{_HERE}", "netns", SERVER, "type", "veth", "peer", "name", f"b{_HERE}", "netns", CLIENT)
+    except subprocess.CalledProcessError as error:
+        for name in (SERVER, CLIENT):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
+    try:
+        for name, link, address in ((SERVER, f"a{_HERE}", OUTSIDE), (CLIENT, f"b{_HERE}", INSIDE)):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", link)
+            ip("-n", name, "link", "set", link, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield
+    finally:
+        for name in (SERVER, CLIENT):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+@dataclass
+class Other:
+    """The other machine: runs programs there, with a home of its own."""
+
+    home: Path
+    key: str
+    port: int
+    fingerprint: str
+    certificate: Path
+    variables: dict[str, str] = field(default_factory=dict)
+
+    def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        own = {"LOCALRUN_HOME": str(self.home), "HOME": str(self.home), "LOCALRUN_API_KEY": self.key}
+        return subprocess.run(
+            ["ip", "netns", "exec", CLIENT, *command], capture_output=True, text=True, timeout=TIMEOUT_S,
+            stdin=subprocess.DEVNULL, env=os.environ | own | self.variables | variables,
+        )  # fmt: skip
+
+    def localrun(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        where = ("--host", OUTSIDE, "--port", str(self.port))
+        return self.run(sys.executable, "-m", "localrun", *where, *arguments, **variables)
+
+    def python(self, code: str) -> str:
+        """What the code prints; it finds `URL`, `KEY` and `CERTIFICATE`."""
+        names = f"URL = 'https://{OUTSIDE}:{self.port}'; KEY = {self.key!r}; CERTIFICATE = {str(self.certificate)!r}\n"
+        done = self.run(sys.executable, "-c", names + code)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def trusts(self) -> None:
+        done = self.localrun("hosts", "trust", OUTSIDE, "--port", str(self.port), "--fingerprint", self.fingerprint)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def shared(namespaces: None, tmp_path: Path) -> Iterator[tuple[Daemon, Other]]:
+    home = tmp_path / "server"
+    text = KeyFile(home / "data").create("laptop", limits=(Limit(REQUESTS, 1000, 60.0),)).text
+    within = ("ip", "netns", "exec", SERVER)
+    with running_daemon("--host", "0.0.0.0", within=within, LOCALRUN_HOME=str(home)) as daemon:
+        assert daemon.process.stdout is not None
+        invitation = daemon.process.stdout.readline()
+        assert "https://" in invitation
+        fingerprint = daemon.process.stdout.readline().split()[-1]
+        other = Other(tmp_path / "client", text, daemon.port, fingerprint, home / "data" / "tls" / "certificate.pem")
+        yield daemon, other
+
+
+def test_the_commands_of_localrun_trust_once_and_then_work(shared: tuple[Daemon, Other]) -> None:
+    _, other = shared
+    new = other.localrun("ps")
+    assert new.returncode == 4
+    assert other.fingerprint in new.stderr
+    wrong = other.localrun("hosts", "trust", OUTSIDE, "--port", str(other.port), "--fingerprint", "00:11")
+    assert wrong.returncode != 0
+    other.trusts()
+    assert other.localrun("ps").returncode == 0
+    answer = other.localrun("run", "tiny", "hi")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip()
+    used = json.loads(other.localrun("usage", "--json").stdout)
+    assert [row["name"] for row in used["rows"]] == ["laptop"]
+    without = other.localrun("ps", LOCALRUN_API_KEY="")
+    assert without.returncode == 1
+    assert "LOCALRUN_API_KEY" in without.stderr
+
+
+def test_another_certificate_is_refused_with_the_way_out(shared: tuple[Daemon, Other]) -> None:
+    _, other = shared
+    other.trusts()
+    path = other.home / "data" / "hosts.json"
+    known = json.loads(path.read_text())
+    [(name, host)] = known["hosts"].items()
+    stranger = other.run(
+        sys.executable, "-c",
+        "from pathlib import Path; from localrun.access.certificate import kept; "
+        f"print(kept(Path({str(other.home)!r}), []).certificate.read_text())",
+    ).stdout  # fmt: skip
+    known["hosts"][name] = {"certificate": stranger, "fingerprint": "AA"}
+    path.write_text(json.dumps(known))
+    refused = other.localrun("ps")
+    assert refused.returncode == 4
+    assert "is not the one that was trusted" in refused.stderr
+    assert f"--fingerprint {host['fingerprint']}" in refused.stderr
+
+
+def test_real_clients_with_the_certificate_as_their_authority(shared: tuple[Daemon, Other]) -> None:
+    _, other = shared
+    said = other.python(
+        "import httpx, httpx2, openai, anthropic, ollama, ssl\n"
+        "http = lambda kind: kind.Client(verify=ssl.create_default_context(cafile=CERTIFICATE), timeout=60)\n"
+        "messages = [{'role': 'user', 'content': 'hi'}]\n"
+        "client = openai.OpenAI(base_url=URL + '/v1', api_key=KEY, http_client=http(httpx))\n"
+        "print(client.chat.completions.create(model='tiny', messages=messages, max_tokens=4).usage.completion_tokens)\n"
+        "try:\n"
+        "    openai.OpenAI(base_url=URL + '/v1', api_key='no', http_client=http(httpx), max_retries=0).models.list()\n"
+        "except openai.AuthenticationError as error:\n"
+        "    print(error.code)\n"
+        "client = anthropic.Anthropic(base_url=URL, api_key=KEY, http_client=http(httpx2))\n"
+        "print(client.messages.create(model='tiny', messages=messages, max_tokens=4).usage.output_tokens)\n"
+        "client = ollama.Client(URL, headers={'authorization': 'Bearer ' + KEY}, verify=CERTIFICATE)\n"
+        "print(client.chat('tiny', messages, options={'num_predict': 4}).done)\n"
+    )
+    assert said.split() == ["4", "invalid_api_key", "4", "True"]
+
+
+def test_real_clients_over_their_limits(shared: tuple[Daemon, Other]) -> None:
+    """Each gets its own error, and with its own retries an answer."""
+    _, other = shared
+    hourly = KeyFile(other.certificate.parents[1]).create("hourly", limits=(Limit(REQUESTS, 1, 3600.0),)).text
+    quick = KeyFile(other.certificate.parents[1]).create("quick", limits=(Limit(REQUESTS, 1, 2.0),)).text
+    said = other.python(
+        f"hourly, quick = {hourly!r}, {quick!r}\n"
+        "import httpx, httpx2, openai, anthropic, ollama, ssl\n"
+        "http = lambda kind: kind.Client(verify=ssl.create_default_context(cafile=CERTIFICATE), timeout=60)\n"
+        "chat = dict(model='tiny', messages=[{'role': 'user', 'content': 'hi'}], max_tokens=4)\n"
+        "def of_openai(key, retries):\n"
+        "    client = openai.OpenAI(base_url=URL + '/v1', api_key=key, http_client=http(httpx), max_retries=retries)\n"
+        "    return client.chat.completions.create(**chat).usage.completion_tokens\n"
+        "def of_anthropic(key, retries):\n"
+        "    client = anthropic.Anthropic(base_url=URL, api_key=key, http_client=http(httpx2), max_retries=retries)\n"
+        "    return client.messages.create(**chat).usage.output_tokens\n"
+        "print(of_openai(hourly, 0))\n"
+        "for ask in (of_openai, of_anthropic):\n"
+        "    try:\n"
+        "        print(ask(hourly, 0))\n"
+        "    except (openai.RateLimitError, anthropic.RateLimitError) as error:\n"
+        "        print(type(error).__module__.partition('.')[0], int(error.response.headers['retry-after']) > 3000)\n"
+        "try:\n"
+        "    client = ollama.Client(URL, headers={'authorization': 'Bearer ' + hourly}, verify=CERTIFICATE)\n"
+        "    print(client.chat('tiny', chat['messages']))\n"
+        "except ollama.ResponseError as error:\n"
+        "    print('ollama', error.status_code)\n"
+        "print([ask(quick, 5) for ask in (of_openai, of_anthropic) * 2])\n"
+    )
+    assert said.splitlines() == ["4", "openai True", "anthropic True", "ollama 429", "[4, 4, 4, 4]"]
+
+
+def test_a_daemon_that_announces_itself_is_found(namespaces: None, tmp_path: Path) -> None:
+    pytest.importorskip("zeroconf")
+    home = tmp_path / "server"
+    text = KeyFile(home / "data").create("laptop").text
+    within = ("ip", "netns", "exec", SERVER)
+    with running_daemon("--host", "0.0.0.0", "--announce", "on", within=within, LOCALRUN_HOME=str(home)) as daemon:
+        assert daemon.process.stdout is not None
+        daemon.process.stdout.readline()
+        fingerprint = daemon.process.stdout.readline().split()[-1]
+        other = Other(tmp_path / "client", text, daemon.port, fingerprint, home / "data" / "tls" / "certificate.pem")
+        for _ in range(5):
+            listed = other.run(sys.executable, "-m", "localrun", "hosts", "--seconds", "3").stdout
+            if fingerprint in listed:
+                break
+        assert f":{daemon.port}" in listed
+        assert OUTSIDE in listed
+        assert listed.rstrip().endswith(f"no       {fingerprint}")
+
+
+def test_nothing_is_to_be_had_without_encryption(shared: tuple[Daemon, Other]) -> None:
+    daemon, other = shared
+    done = other.run("curl", "-sS", "--max-time", "10", f"http://{OUTSIDE}:{daemon.port}/health")
+    assert done.returncode != 0
+    assert done.stdout == ""
+
+
+def test_a_page_of_another_origin_gets_nothing(shared: tuple[Daemon, Other]) -> None:
+    _, other = shared
+    said = other.python(
+        "import httpx2, ssl\n"
+        "http = httpx2.Client(verify=ssl.create_default_context(cafile=CERTIFICATE), base_url=URL, timeout=60)\n"
+        "own = {'authorization': 'Bearer ' + KEY}\n"
+        "for origin in ('https://evil.example', 'http://localhost:3000', 'vscode-webview://x', 'null', URL):\n"
+        "    answer = http.get('/v1/models', headers=own | {'origin': origin})\n"
+        "    asked = http.options('/v1/models', headers={'origin': origin, 'access-control-request-method': 'GET'})\n"
+        "    granted = answer.headers.get('access-control-allow-origin')\n"
+        "    print(answer.status_code, asked.status_code, granted == origin)\n"
+        "for host in ('evil.example', 'localhost', '127.0.0.1', '0.0.0.0'):\n"
+        "    print(http.get('/v1/models', headers=own | {'host': host}).status_code)\n"
+    )
+    assert said.splitlines() == ["403 403 False"] * 4 + ["200 204 True"] + ["403"] * 4
+
+
+def test_programs_of_the_machine_itself_go_on_as_before(shared: tuple[Daemon, Other], tmp_path: Path) -> None:
+    daemon, _ = shared
+    own = {"LOCALRUN_HOME": str(tmp_path / "server"), "LOCALRUN_HOST": "0.0.0.0", "LOCALRUN_PORT": str(daemon.port)}
+    for host in ("0.0.0.0", "127.0.0.1", OUTSIDE):
+        done = subprocess.run(
+            ["ip", "netns", "exec", SERVER, sys.executable, "-m", "localrun", "--host", host, "ps"],
+            capture_output=True, text=True, timeout=TIMEOUT_S, env=os.environ | own,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
