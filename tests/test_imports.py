@@ -27,6 +27,7 @@ KERNEL_PROBE = "localrun.kernel_probe"
 FRAMING = "localrun.framing"
 ATTACHMENTS = "localrun.attachments"
 CLIENT = "localrun.client"
+OLLAMA_ENVIRONMENT = "localrun.ollama_environment"
 
 # A package may import itself and these; a name stands for everything below it.
 ALLOWED = {
@@ -35,11 +36,14 @@ ALLOWED = {
     ),
     "localrun.server": (
         *(CONFIG, ERRORS, FRAMING, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, SNAPSHOT, SOUND_HEADERS, THREAD_CHOICE, WIRE),
+        OLLAMA_ENVIRONMENT,
         "localrun.models",
     ),
     "localrun.models": (CONFIG, ERRORS),
     "localrun.tui": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, SNAPSHOT, SOUND_HEADERS),
-    "localrun.cli": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, KV_FOLDERS, PROCESSORS, SNAPSHOT, THREAD_CHOICE),
+    "localrun.cli": (
+        *(ATTACHMENTS, CLIENT, CONFIG, ERRORS, KV_FOLDERS, OLLAMA_ENVIRONMENT, PROCESSORS, SNAPSHOT, THREAD_CHOICE),
+    ),
     "localrun.bench": (
         CLIENT,
         CONFIG,
@@ -50,7 +54,8 @@ ALLOWED = {
         "localrun.models",
         "localrun.native_build",
     ),
-    "localrun.service": (CONFIG, ERRORS),
+    "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT),
+    OLLAMA_ENVIRONMENT: (CONFIG,),
     "localrun.doctor": (
         *(CONFIG, ERRORS, KERNEL_PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSORS, THREAD_CHOICE),
         "localrun.models",

@@ -15,7 +15,7 @@ from localrun.engine.request import Request
 from localrun.engine.sample.constraint import DEAD_END
 from localrun.engine.sample.grammars import GrammarQueue, LateRows
 from localrun.errors import BadModelFile, BadRequest, LocalrunError
-from localrun.wire import ChosenLogprob, Finish, Phase, Submit
+from localrun.wire import ChosenLogprob, Finish, Phase, Scores, Submit
 
 
 class Over(NamedTuple):
@@ -56,7 +56,8 @@ class Answers:
         """A new request; with a grammar it waits until that is compiled. What another engine said of its answer is not
         said again."""
         resume = submit.resume
-        said = [token for token in request.tokens if token >= 0] if request.chunks else request.tokens
+        tokens = request.tokens if request.scoring is None else request.scoring.tokens
+        said = [token for token in tokens if token >= 0] if request.chunks else tokens
         request.sampler.accept(said, resume.mu if resume is not None else None)
         self._grammars.add(request, submit, self._clock())
         for token in request.output:
@@ -88,6 +89,24 @@ class Answers:
                 elif is_right:
                     right.append(Row(request, at + 1, drafts[1:]))
             rows = right
+
+    def score(self, request: Request, row: int, n_rows: int) -> None:
+        """The scores that the next `n_rows` tokens of a prompt give, of which the first is in this row of the last
+        decode. Those that were said before a part was computed anew are left out."""
+        scoring = request.scoring
+        assert scoring is not None
+        chosen = []
+        first, end = scoring.n_said, min(request.n_computed + n_rows + 1, len(scoring.tokens))
+        for at in range(first, end):
+            token = scoring.tokens[at]
+            piece = self._backend.piece(token) or self._backend.control_text(token).encode()
+            logprob, top = 0.0, ()
+            if at:
+                logprob, top = self._backend.logprobs(row + at - 1 - request.n_computed, token, request.n_probs or 0)
+            chosen.append(ChosenLogprob(token, piece, logprob, top))
+        if chosen:
+            scoring.n_said = end
+            self._report.delta(request).scores = Scores(first, tuple(chosen))
 
     def collect(self, now_s: float) -> Iterator[Over]:
         """Take what became ready beside the steps: grammars, and tokens that took long."""

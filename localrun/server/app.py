@@ -33,6 +33,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
+from localrun import ollama_environment
 from localrun.config import Settings
 from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
 from localrun.server.anthropic import messages
@@ -40,6 +41,7 @@ from localrun.server.embedding import routes as embedding
 from localrun.server.http import failures
 from localrun.server.http.connection import BoundedConnection, bind, url_of
 from localrun.server.http.limits import Limits
+from localrun.server.llama_server import routes as llama_server
 from localrun.server.native import routes as native
 from localrun.server.ollama import routes as ollama
 from localrun.server.openai import routes as openai
@@ -78,6 +80,7 @@ def build(settings: Settings, runtime: Runtime) -> Limits:
             *embedding.routes(runtime),
             *ollama.routes(runtime),
             *openai.routes(runtime),
+            *llama_server.routes(runtime),
             *messages.routes(runtime),
             *native.routes(runtime),
             *openapi.routes(runtime),
@@ -99,6 +102,9 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
     _allow_descriptors()
     _configure_logging(settings.log_level)
     try:
+        told = ollama_environment.told(settings)
+        if told:
+            _log.info("%s", told)
         runtime = Runtime(settings)
         app = build(settings, runtime)
         config = uvicorn.Config(

@@ -32,7 +32,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localrun.config import ConfigError, Settings
+from localrun.config import Settings, origins_of
 from localrun.errors import BadRequest, Forbidden, LocalrunError, QueueFull, TooLarge, UnsupportedMediaType
 from localrun.server.http import failures
 
@@ -62,7 +62,7 @@ class Limits:
         self._app = app
         self._room = _BodyRoom(settings.max_body_bytes)
         self._hosts = {"localhost", "127.0.0.1", "[::1]", _bracketed(settings.host.lower())}
-        self._origins = _parse_origins(settings.origins)
+        self._origins = origins_of(settings.origins)
         self._n_open = 0
         self._n_uploads = 0
         self._last_end_s = time.monotonic()
@@ -265,21 +265,6 @@ class _BodyGuard:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _parse_origins(text: str) -> frozenset[str]:
-    origins = frozenset(part.strip().rstrip("/").lower() for part in text.split(",") if part.strip())
-    # `scheme://*` loses its slashes to rstrip only when the star is missing; such an entry is caught here.
-    for origin in origins:
-        scheme, separator, rest = origin.partition("://")
-        if not (scheme and separator and rest) or "/" in rest or ("*" in rest and rest != "*"):
-            raise ConfigError(
-                f"origins: {origin!r} is not an origin; write scheme://host or scheme://host:port, or scheme://* for "
-                f"all of a scheme such as chrome-extension"
-            )
-        if rest == "*" and scheme in ("http", "https"):
-            raise ConfigError(f"origins: {origin!r} would let every web page in; name the pages' hosts")
-    return origins
 
 
 def _check_content_type(content_type: str | None, origin: str | None, *, is_file: bool) -> None:

@@ -277,9 +277,11 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     cache_n: int
     prompt_n: int
     prompt_ms: float
+    prompt_per_token_ms: float | None
     prompt_per_second: float | None
     predicted_n: int
     predicted_ms: float
+    predicted_per_token_ms: float | None
     predicted_per_second: float | None
     draft_n: int | UnsetType = UNSET
     draft_n_accepted: int | UnsetType = UNSET
@@ -311,14 +313,20 @@ def timings_of(one: Usage, *, n_drafted: int = 0, n_accepted: int = 0) -> Timing
         cache_n=one.n_cached,
         prompt_n=n_computed,
         prompt_ms=one.prefill_s * 1000,
+        prompt_per_token_ms=_each_ms(n_computed, one.prefill_s),
         prompt_per_second=_rate(n_computed, one.prefill_s),
         predicted_n=one.n_output,
         predicted_ms=one.decode_s * 1000,
         # The time runs from the first token to the last, so it is that of all but one.
+        predicted_per_token_ms=_each_ms(one.n_output - 1, one.decode_s),
         predicted_per_second=_rate(one.n_output - 1, one.decode_s),
         draft_n=n_drafted or UNSET,
         draft_n_accepted=n_accepted if n_drafted else UNSET,
     )
+
+
+def _each_ms(n_tokens: int, seconds: float) -> float | None:
+    return seconds * 1000 / n_tokens if n_tokens > 0 else None
 
 
 def _rate(n_tokens: int, seconds: float) -> float | None:

@@ -256,6 +256,42 @@ class InfillAnswer(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings | UnsetType = UNSET
 
 
+class LlamaProbability(msgspec.Struct, frozen=True, kw_only=True):
+    """A token that might have been chosen."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class LlamaChosen(LlamaProbability, frozen=True, kw_only=True):
+    """A token that was chosen."""
+
+    top_logprobs: list[LlamaProbability]
+
+
+class LlamaProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of the prompt is computed."""
+
+    total: int
+    cache: int
+    processed: int
+
+
+class LlamaCompletion(InfillAnswer, frozen=True, kw_only=True):
+    """llama-server's answer, and its chunks. With `response_fields` it has only those, under the paths that they are
+    asked for by."""
+
+    id_slot: int | UnsetType = UNSET
+    generation_settings: dict[str, Any] | UnsetType = UNSET
+    prompt: str | UnsetType = UNSET
+    has_new_line: bool | UnsetType = UNSET
+    completion_probabilities: list[LlamaChosen] | UnsetType = UNSET
+    prompt_progress: LlamaProgress | UnsetType = UNSET
+    timings: dict[str, Any] | UnsetType = UNSET  # type: ignore[assignment]
+
+
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     """A response: what was asked, and what came of it. `output` has message, reasoning and function_call items."""
 

@@ -25,6 +25,7 @@ class Family(StrEnum):
     OLLAMA = "Ollama"
     OPENAI = "OpenAI"
     ANTHROPIC = "Anthropic"
+    LLAMA_SERVER = "llama-server"
     EMBEDDING = "Embeddings and reranking"
     NATIVE = "localrun"
 

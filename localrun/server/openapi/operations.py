@@ -13,6 +13,16 @@ from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.anthropic.messages import CountedTokens
 from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
 from localrun.server.embedding.routes import LegacyEmbedding, Ranking
+from localrun.server.llama_server.completion import LlamaCompletionBody
+from localrun.server.llama_server.props import LlamaProps, LlamaSlot
+from localrun.server.llama_server.tokens import (
+    DetokenizeBody,
+    Detokenized,
+    RenderedPrompt,
+    TemplateBody,
+    TokenizeBody,
+    Tokenized,
+)
 from localrun.server.native.models import (
     DEFAULT_LIMIT,
     MAX_LIMIT,
@@ -47,6 +57,7 @@ from localrun.server.openapi.answers import (
     Completion,
     Embeddings,
     InfillAnswer,
+    LlamaCompletion,
     OllamaChat,
     OllamaEmbeddings,
     OllamaGenerate,
@@ -212,6 +223,40 @@ _OPENAI = (
 )  # fmt: skip
 
 
+_LLAMA_PIECES = "With `stream`: server-sent events, each with a piece of `content`; the last one has all facts."
+_LOADED = "Without `model` the one that is loaded answers, if it is one."
+_LLAMA_SERVER = (
+    *(
+        Operation(
+            method="POST", path=path, summary="What follows a text, as llama-server has it",
+            body=LlamaCompletionBody, answer=LlamaCompletion | list[LlamaCompletion], serves=True,
+            description="A list of prompts gets a list of answers. " + _LOADED,
+            stream=_events(LlamaCompletion, _LLAMA_PIECES),
+            example={"model": "tiny", "prompt": "Once upon a time", "n_predict": 16},
+        )
+        for path in ("/completion", "/completions")
+    ),
+    Operation(method="POST", path="/tokenize", summary="The tokens of a text", body=TokenizeBody, answer=Tokenized,
+              serves=True, description=_LOADED, example={"model": "tiny", "content": "A fox.", "with_pieces": True}),
+    Operation(method="POST", path="/detokenize", summary="The text of tokens", body=DetokenizeBody,
+              answer=Detokenized, serves=True, description=_LOADED, example={"model": "tiny", "tokens": [300, 301]}),
+    Operation(method="POST", path="/apply-template", summary="The prompt that a conversation becomes",
+              body=TemplateBody, answer=RenderedPrompt, serves=True, description=_LOADED,
+              example={"model": "tiny", "messages": _ASK}),
+    Operation(method="GET", path="/props", summary="A model and its defaults", answer=LlamaProps,
+              parameters=(_model("This model; without it the one that is loaded, if it is one"),),
+              errors=(400, 404, 422)),
+    Operation(method="GET", path="/slots", summary="The slots of the models that are loaded", answer=list[LlamaSlot],
+              parameters=(_model("Of this model alone"),
+                          Parameter(name="fail_on_no_slot", description="Anything: 503 where none is free")),
+              errors=(503,)),
+    Operation(method="POST", path="/slots/{id}", status=501, is_body_required=False,
+              parameters=(path_parameter("id", "Any number"),),
+              summary="Not supported: saving slots by hand",
+              description="Always 501: prefixes are kept by themselves."),
+)  # fmt: skip
+
+
 _ANTHROPIC = (
     Operation(
         method="POST", path="/v1/messages", summary="The next message of a conversation",
@@ -341,6 +386,7 @@ OPERATIONS: tuple[Operation, ...] = tuple(
         (Family.OLLAMA, _OLLAMA),
         (Family.OPENAI, _OPENAI),
         (Family.ANTHROPIC, _ANTHROPIC),
+        (Family.LLAMA_SERVER, _LLAMA_SERVER),
         (Family.EMBEDDING, _EMBEDDING),
         (Family.NATIVE, _NATIVE),
     )
