@@ -100,10 +100,11 @@ class Answers:
         for at in range(first, end):
             token = scoring.tokens[at]
             piece = self._backend.piece(token) or self._backend.control_text(token).encode()
-            logprob, top = 0.0, ()
             if at:
-                logprob, top = self._backend.logprobs(row + at - 1 - request.n_computed, token, request.n_probs or 0)
-            chosen.append(ChosenLogprob(token, piece, logprob, top))
+                at_row = row + at - 1 - request.n_computed
+                chosen.append(ChosenLogprob(token, piece, *self._backend.logprobs(at_row, token, request.n_probs or 0)))
+            else:  # nothing comes before the first one
+                chosen.append(ChosenLogprob(token, piece, 0.0, ()))
         if chosen:
             scoring.n_said = end
             self._report.delta(request).scores = Scores(first, tuple(chosen))

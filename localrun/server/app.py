@@ -205,9 +205,10 @@ async def _unrouted(request: Request, error: Exception) -> Response:
         answer = MethodNotAllowed(f"{path} does not take {request.method}; it takes {more['Allow']}")
     else:
         answer = NotFound(f"{path} is not a route of this server")
-    shape = failures.shape_of(path)
-    headers = {name.decode("ascii"): value.decode("ascii") for name, value in failures.headers(answer)}
-    return Response(failures.body(answer, shape), answer.status, headers | more)
+    shape, request_id = failures.shape_of(path), failures.new_id()
+    named = [*failures.headers(answer), *failures.id_header(shape, request_id)]
+    headers = {name.decode("ascii"): value.decode("ascii") for name, value in named}
+    return Response(failures.body(answer, shape, request_id), answer.status, headers | more)
 
 
 def _allow_descriptors() -> None:

@@ -94,6 +94,7 @@ class Exchange:
         self._is_over = False
         self._pinger: asyncio.Task[None] | None = None
         self._written_at_s = 0.0
+        self._request_id = failures.new_id()
 
     def header(self, name: bytes) -> str:
         """The first value of a header, by lower-case name; empty if there is none."""
@@ -173,13 +174,18 @@ class Exchange:
         if self._is_over:
             return
         if self.started:
-            await self._end(failures.stream_event(error, self.shape))
+            await self._end(failures.stream_event(error, self.shape, self._request_id))
         else:
-            body = failures.body(error, self.shape)
+            body = failures.body(error, self.shape, self._request_id)
             await self.answer(body, status=error.status, headers=failures.headers(error))
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.started = True
+        # An answer of one job has the job's own id; of several the first one's.
+        named = next((value for name, value in headers if name == b"x-localrun-request"), b"")
+        if named:
+            self._request_id = named.decode("ascii").partition(",")[0]
+        headers = [*headers, *failures.id_header(self.shape, self._request_id)]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _end(self, data: bytes) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import uuid
 from enum import StrEnum
 
 from localrun.errors import LocalrunError, QueueFull, of_disk
@@ -57,7 +58,22 @@ def unforeseen(error: Exception, what: str) -> LocalrunError:
     return LocalrunError("internal error; the daemon's log has the details")
 
 
-def body(error: LocalrunError, shape: Shape) -> bytes:
+# The header by which a family names a request, in every answer.
+_ID_HEADERS = {Shape.ANTHROPIC: b"request-id", Shape.OPENAI: b"x-request-id"}
+
+
+def new_id() -> str:
+    """An id that no request of this machine had before."""
+    return f"req_{uuid.uuid4().hex}"
+
+
+def id_header(shape: Shape, request_id: str) -> Headers:
+    """What names the request in the family's answers; nothing where a family has no such header."""
+    name = _ID_HEADERS.get(shape)
+    return [] if name is None else [(name, request_id.encode("ascii"))]
+
+
+def body(error: LocalrunError, shape: Shape, request_id: str | None = None) -> bytes:
     """The error's JSON body, in the family's shape."""
     content: object
     if shape is Shape.OLLAMA:
@@ -66,7 +82,7 @@ def body(error: LocalrunError, shape: Shape) -> bytes:
         content = {"message": error.message, "type": _openai_type(error), "param": error.field, "code": error.code}
     elif shape is Shape.ANTHROPIC:
         content = {"type": _anthropic_type(error), "message": error.message}
-        whole = {"type": "error", "error": content, "request_id": None}
+        whole = {"type": "error", "error": content, "request_id": request_id}
         return json.dumps(whole).encode("ascii")
     else:
         content = {"code": error.code, "message": error.message, "field": error.field}
@@ -82,7 +98,7 @@ def headers(error: LocalrunError) -> Headers:
     return result
 
 
-def stream_event(error: LocalrunError, shape: Shape) -> bytes:
+def stream_event(error: LocalrunError, shape: Shape, request_id: str | None = None) -> bytes:
     """The error as the last event of a stream whose status line is already sent: an NDJSON line, or an SSE event.
 
     Ollama's line carries the code beside the message, because no header can any more.
@@ -90,7 +106,7 @@ def stream_event(error: LocalrunError, shape: Shape) -> bytes:
     if shape is Shape.OLLAMA:
         return json.dumps({"error": error.message, "code": error.code}).encode("ascii") + b"\n"
     name = b"event: error\n" if shape is Shape.ANTHROPIC else b""
-    return name + b"data: " + body(error, shape) + b"\n\n"
+    return name + b"data: " + body(error, shape, request_id) + b"\n\n"
 
 
 def _openai_type(error: LocalrunError) -> str:

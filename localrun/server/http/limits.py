@@ -177,8 +177,10 @@ class Limits:
             )
 
     async def _refuse(self, error: LocalrunError, path: str, headers: _Headers, receive: Receive, send: Send) -> None:
-        body = failures.body(error, failures.shape_of(path))
-        answer_headers = [*failures.headers(error), (b"content-length", str(len(body)).encode("ascii"))]
+        shape, request_id = failures.shape_of(path), failures.new_id()
+        body = failures.body(error, shape, request_id)
+        named = failures.id_header(shape, request_id)
+        answer_headers = [*failures.headers(error), *named, (b"content-length", str(len(body)).encode("ascii"))]
         has_body = headers.one(b"transfer-encoding") is not None or headers.one(b"content-length") not in (None, "0")
         if has_body:
             answer_headers.append((b"connection", b"close"))
