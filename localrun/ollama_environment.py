@@ -63,10 +63,12 @@ class Address(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What the variables say: `fields` of the settings, by variable, and why others are `unused`."""
+    """What the variables say: `fields` of the settings, by variable, and why others are `unused`. `problem` is what is
+    wrong with the address, where nobody names another."""
 
     fields: dict[str, dict[str, Any]]
     unused: dict[str, str]
+    problem: ConfigError | None = None
 
     @property
     def values(self) -> dict[str, Any]:
@@ -97,13 +99,17 @@ def address(text: str) -> Address:
 
 def read(environ: Mapping[str, str], *, serves: bool) -> Taken:
     """What the variables say to a daemon that is about to serve, or to its clients, for whom OLLAMA_HOST is where to
-    connect. Raises ConfigError for an address that cannot be meant."""
+    connect."""
     fields: dict[str, dict[str, Any]] = {}
     unused: dict[str, str] = {}
+    problem = None
     said = {name: text for name in environ if name.startswith("OLLAMA_") and (text := environ[name].strip(" \t\"'"))}
     for name, text in sorted(said.items()):
         if name == "OLLAMA_HOST":
-            fields[name] = _of_host(address(text), serves=serves)
+            try:
+                fields[name] = _of_host(address(text), serves=serves)
+            except ConfigError as error:
+                problem, unused[name] = error, f"{text[:40]!r} is no address here"
         elif name == "OLLAMA_ORIGINS":
             good, bad = _origins(text)
             if good:
@@ -120,14 +126,21 @@ def read(environ: Mapping[str, str], *, serves: bool) -> Taken:
                 unused[name] = "0 leaves it to localrun"
         elif name in MEANINGLESS:
             unused[name] = MEANINGLESS[name]
-    return Taken(fields, unused)
+    return Taken(fields, unused, problem)
 
 
 def load(
     flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ, *, serves: bool = False
 ) -> Settings:
-    """`config.load` with these variables below everything else. Raises ConfigError."""
-    return config.load(flags, environ, below=read(environ, serves=serves).values)
+    """`config.load` with these variables below everything else. Raises ConfigError, also for an address that cannot be
+    meant unless another one is named."""
+    taken = read(environ, serves=serves)
+    if taken.problem is None:
+        return config.load(flags, environ, below=taken.values)
+    settings = config.load(flags, environ, below=taken.values | {"host": ""})
+    if not settings.host:
+        raise taken.problem
+    return settings
 
 
 def told(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:

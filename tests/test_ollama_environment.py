@@ -146,9 +146,15 @@ def test_where_a_server_listens_everywhere_a_client_connects_to_loopback(text: s
     assert not read({"OLLAMA_HOST": text}, serves=True).values["host"].startswith(("127", "::1"))
 
 
-def test_a_client_says_that_it_does_not_speak_https():
-    with pytest.raises(ConfigError, match=r"https.*LOCALRUN_HOST"):
-        read({"OLLAMA_HOST": "https://models.example"}, serves=False)
+@pytest.mark.parametrize(
+    ("text", "words"), [("https://models.example", r"https.*LOCALRUN_HOST"), ("1.2.3.4:66000", r"OLLAMA_HOST.*66000")]
+)
+def test_an_address_that_cannot_be_meant_is_said_unless_another_is_named(home: dict[str, str], text: str, words: str):
+    environ = home | {"OLLAMA_HOST": text}
+    with pytest.raises(ConfigError, match=words):
+        load(environ=environ)
+    assert load({"host": "127.0.0.2"}, environ).host == "127.0.0.2"
+    assert load(environ=environ | {"LOCALRUN_HOST": "localhost"}).host == "localhost"
 
 
 def test_every_variable_is_one_or_the_other():

@@ -14,6 +14,7 @@ from localrun.engine.report import Report
 from localrun.engine.request import Request
 from localrun.engine.sample.constraint import DEAD_END
 from localrun.engine.sample.grammars import GrammarQueue, LateRows
+from localrun.engine.sample.text import text_of
 from localrun.errors import BadModelFile, BadRequest, LocalrunError
 from localrun.wire import ChosenLogprob, Finish, Phase, Scores, Submit
 
@@ -95,15 +96,15 @@ class Answers:
         decode. Those that were said before a part was computed anew are left out."""
         scoring = request.scoring
         assert scoring is not None
-        chosen = []
+        chosen: list[ChosenLogprob] = []
         first, end = scoring.n_said, min(request.n_computed + n_rows + 1, len(scoring.tokens))
         for at in range(first, end):
             token = scoring.tokens[at]
-            piece = self._backend.piece(token) or self._backend.control_text(token).encode()
+            piece = text_of(self._backend, token)
             if at:
-                at_row = row + at - 1 - request.n_computed
-                chosen.append(ChosenLogprob(token, piece, *self._backend.logprobs(at_row, token, request.n_probs or 0)))
-            else:  # nothing comes before the first one
+                before = row + at - 1 - request.n_computed
+                chosen.append(ChosenLogprob(token, piece, *self._backend.logprobs(before, token, request.n_probs or 0)))
+            else:  # the first one comes after nothing
                 chosen.append(ChosenLogprob(token, piece, 0.0, ()))
         if chosen:
             scoring.n_said = end
@@ -154,6 +155,9 @@ class Answers:
                 return Over(request, Finish.ERROR, now_s, BadRequest(constraint.problem))
             return Over(request, Finish.ERROR, now_s, no_numbers(request))
         if request.ends_at_eog and token in self._backend.eog_tokens:
+            if request.scoring is not None and request.n_probs is not None and row is not None:
+                # Whoever reads scores counts on those of all that was drawn, and leaves the last one out.
+                self._note_logprob(request, row, token, text_of(self._backend, token))
             return Over(request, Finish.STOP, now_s)
         request.append(token, now_s)
         request.n_computed += is_computed
@@ -163,15 +167,18 @@ class Answers:
         delta.text += request.text.feed(self._shown(request, token))
         delta.mu = request.sampler.mu
         if request.n_probs is not None and row is not None:
-            logprob, top = self._backend.logprobs(row, token, request.n_probs)
-            chosen = ChosenLogprob(token, self._backend.piece(token), logprob, top)
-            delta.logprobs = [*(delta.logprobs or []), chosen]
+            self._note_logprob(request, row, token, self._backend.piece(token))
         return self._over(request, now_s)
+
+    def _note_logprob(self, request: Request, row: int, token: int, piece: bytes) -> None:
+        """Of a token that was drawn from this row of the last decode."""
+        logprob, top = self._backend.logprobs(row, token, request.n_probs or 0)
+        delta = self._report.delta(request)
+        delta.logprobs = [*(delta.logprobs or []), ChosenLogprob(token, piece, logprob, top)]
 
     def _shown(self, request: Request, token: int) -> bytes:
         """What a token adds to the text."""
-        piece = self._backend.piece(token)
-        return piece or self._backend.control_text(token).encode() if request.shows_control else piece
+        return text_of(self._backend, token) if request.shows_control else self._backend.piece(token)
 
     def _over(self, request: Request, now_s: float) -> Over | None:
         """Whether an answer of at least one token has come to its end."""

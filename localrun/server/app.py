@@ -42,6 +42,7 @@ from localrun.server.http import failures
 from localrun.server.http.connection import BoundedConnection, bind, url_of
 from localrun.server.http.limits import Limits
 from localrun.server.llama_server import routes as llama_server
+from localrun.server.lm_studio import routes as lm_studio
 from localrun.server.native import routes as native
 from localrun.server.ollama import routes as ollama
 from localrun.server.openai import routes as openai
@@ -81,6 +82,7 @@ def build(settings: Settings, runtime: Runtime) -> Limits:
             *ollama.routes(runtime),
             *openai.routes(runtime),
             *llama_server.routes(runtime),
+            *lm_studio.routes(runtime),
             *messages.routes(runtime),
             *native.routes(runtime),
             *openapi.routes(runtime),

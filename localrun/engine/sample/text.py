@@ -36,12 +36,17 @@ def tokenize(backend: Backend, segments: Sequence[Segment], *, is_prompt: bool =
     return tokens
 
 
+def text_of(backend: Backend, token: int) -> bytes:
+    """What a token stands for; of a control token its name."""
+    return backend.piece(token) or backend.control_text(token).encode()
+
+
 def pieces(backend: Backend, tokens: Sequence[int], most_bytes: int) -> tuple[bytes, ...]:
-    """What each token stands for, control tokens by their names. Raises BadRequest for more than `most_bytes`."""
+    """What each token stands for (`text_of`). Raises BadRequest for more than `most_bytes`."""
     found: list[bytes] = []
     n_bytes = 0
     for token in tokens:
-        piece = backend.piece(token) or backend.control_text(token).encode()
+        piece = text_of(backend, token)
         n_bytes += len(piece) + PIECE_OVERHEAD_BYTES
         if n_bytes > most_bytes:
             raise BadRequest(

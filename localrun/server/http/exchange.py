@@ -44,6 +44,7 @@ _STREAM_TYPES = {
     Shape.OLLAMA: b"application/x-ndjson",
     Shape.OPENAI: b"text/event-stream",
     Shape.ANTHROPIC: b"text/event-stream",
+    Shape.LLAMA_SERVER: b"text/event-stream",
     Shape.NATIVE: b"text/event-stream",
 }
 
@@ -53,6 +54,7 @@ _PINGS = {
     Shape.OLLAMA: b" ",
     Shape.OPENAI: b": ping\n\n",
     Shape.ANTHROPIC: b'event: ping\ndata: {"type":"ping"}\n\n',
+    Shape.LLAMA_SERVER: b": ping\n\n",
     Shape.NATIVE: b": ping\n\n",
 }
 PING_AFTER_S = 10.0

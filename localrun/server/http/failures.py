@@ -1,10 +1,11 @@
-"""Errors as HTTP answers: one error, four shapes.
+"""Errors as HTTP answers: one error, five shapes.
 
 Each API family has its own error JSON, and a client reads only its own:
 
 - `/api/*` as Ollama: `{"error": "message"}`
-- `/v1/*` as OpenAI: `{"error": {"message", "type", "param", "code"}}`
+- `/v1/*`, and LM Studio's `/api/v0/*`, as OpenAI: `{"error": {"message", "type", "param", "code"}}`
 - `/v1/messages*` as Anthropic: `{"type": "error", "error": {"type", "message"}, "request_id"}`
+- llama-server's own routes as there: `{"error": {"code", "message", "type"}}` with the status as `code`, and `field`
 - everything else: `{"error": {"code", "message", "field"}}`
 
 Status and code come from the exception alone (`errors.py`). Every error answer carries `X-Localrun-Error: <code>`, so
@@ -21,7 +22,7 @@ import math
 import uuid
 from enum import StrEnum
 
-from localrun.errors import LocalrunError, QueueFull, of_disk
+from localrun.errors import ContextExceeded, LocalrunError, QueueFull, of_disk
 
 _log = logging.getLogger(__name__)
 
@@ -34,17 +35,28 @@ class Shape(StrEnum):
     OLLAMA = "ollama"
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
+    LLAMA_SERVER = "llama-server"
     NATIVE = "native"
+
+
+_LLAMA_SERVER = frozenset(
+    ("/completion", "/completions", "/infill", "/tokenize", "/detokenize", "/tokenizer_info", "/apply-template",
+     "/props", "/slots", "/lora-adapters", "/models")
+)  # fmt: skip
 
 
 def shape_of(path: str) -> Shape:
     """The family that a path belongs to, also when no route answers there."""
+    if path.startswith("/api/v0/"):
+        return Shape.OPENAI
     if path.startswith("/api/"):
         return Shape.OLLAMA
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return Shape.ANTHROPIC
     if path == "/v1" or path.startswith("/v1/"):
         return Shape.OPENAI
+    if path in _LLAMA_SERVER or path.startswith("/slots/"):
+        return Shape.LLAMA_SERVER
     return Shape.NATIVE
 
 
@@ -84,6 +96,8 @@ def body(error: LocalrunError, shape: Shape, request_id: str | None = None) -> b
         content = {"type": _anthropic_type(error), "message": error.message}
         whole = {"type": "error", "error": content, "request_id": request_id}
         return json.dumps(whole).encode("ascii")
+    elif shape is Shape.LLAMA_SERVER:
+        content = {"code": error.status, "message": error.message, "type": _llama_type(error), "field": error.field}
     else:
         content = {"code": error.code, "message": error.message, "field": error.field}
     # Messages may quote what the client sent; ASCII output is valid whatever that was, a lone surrogate included.
@@ -115,6 +129,21 @@ def _openai_type(error: LocalrunError) -> str:
     if error.status == 429:
         return "rate_limit_error"
     return "invalid_request_error" if error.status < 500 else "api_error"
+
+
+_LLAMA_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+
+
+def _llama_type(error: LocalrunError) -> str:
+    if isinstance(error, ContextExceeded):
+        return "exceed_context_size_error"
+    return _LLAMA_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
 
 
 _ANTHROPIC_TYPES = {

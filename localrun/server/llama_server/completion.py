@@ -1,9 +1,10 @@
 """POST /completion and /completions: llama-server's own completion, with its fields and its answer.
 
-A prompt is a text, token ids, or both in one list; a list of texts or of lists is as many prompts, whose answers come
-in a list. Where neither the request nor the model says how to sample, llama-server's defaults count. Some of its fields
-choose how it computes (`id_slot`, `cache_prompt`, `n_keep`, ...): they have no effect, since every prefix is shared by
-all slots and no context is shifted. Those that would change the answer and cannot be honoured are refused by name.
+A prompt is a text, token ids, both in one list, or an object with pictures or sound (`MediaInput`); a list of these is
+as many prompts, whose answers come in a list. Where neither the request nor the model says how to sample,
+llama-server's defaults count. Some of its fields choose how it computes (`id_slot`, `cache_prompt`, `n_keep`, ...):
+they have no effect, since every prefix is shared by all slots and no context is shifted. Those that would change the
+answer and cannot be honoured are refused by name.
 
 `tokens_predicted` does not count the token that ends a generation, which llama-server counts.
 """
@@ -19,21 +20,24 @@ import msgspec
 from msgspec import Meta
 
 from localrun.errors import BadRequest
+from localrun.server.embedding.bodies import MediaInput
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.http.fields import ModelDefaults, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
-from localrun.server.llama_server.tokens import segments_of
+from localrun.server.llama_server.tokens import Mixed, segments_of
+from localrun.server.media.places import placed, shown
 from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming, piece_text, timings_of
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, FormatFields
 from localrun.server.openai.fim import MAX_FIELDS, loaded_model, picked
+from localrun.server.prompting.ask import Attachments
 from localrun.server.runtime import Runtime
 from localrun.wire import ChosenLogprob, Delta, Finish, Sampling, Segment, Submit, TokenLogprob
 
-# One prompt: a text, or texts and token ids one after the other.
-Prompt = str | list[str | fields.TokenId]
+# One of the prompts of a request.
+Prompt = Mixed | MediaInput
 _Pair = Annotated[list[int | str | float | bool], Meta(min_length=2, max_length=2)]
 Biases = dict[str, float | bool] | list[_Pair]
 
@@ -70,7 +74,7 @@ _UNSUPPORTED: dict[str, Any] = {
 class LlamaCompletionBody(FormatFields, frozen=True, kw_only=True):
     """POST /completion."""
 
-    prompt: str | list[str | fields.TokenId | Prompt]
+    prompt: str | list[str | fields.TokenId | MediaInput | list[str | fields.TokenId]] | MediaInput
     model: str | None = None
     n_predict: Annotated[int, Meta(ge=-1, le=fields.MAX_TOKENS)] | None = None
     max_tokens: Annotated[int, Meta(ge=-1, le=fields.MAX_TOKENS)] | None = None
@@ -111,13 +115,14 @@ class LlamaCompletionBody(FormatFields, frozen=True, kw_only=True):
         """Each prompt. Raises BadRequest for none, for a list that is neither one prompt nor several, and for too
         many."""
         asked = self.prompt
-        if isinstance(asked, str) or _is_one(asked):
+        if isinstance(asked, str | MediaInput) or _is_one(asked):
             prompts: list[Any] = [asked]
         else:
             prompts = list(asked)
         if not prompts or not all(prompts) or any(isinstance(prompt, int) for prompt in prompts):
             raise BadRequest(
-                "prompt: must be a text, token ids, both in one list, or a list of such prompts, not empty",
+                "prompt: must be a text, token ids, both in one list, an object with pictures or sound, or a list of "
+                "such prompts, not empty",
                 field="prompt",
             )
         if len(prompts) * (self.n or 1) > MAX_ANSWERS:
@@ -140,11 +145,20 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(LlamaCompletionBody)
     body.check_supported()
+    media = Attachments()
     asked = body.prompts()
-    prompts = [prompt for prompt in asked for _ in range(body.n or 1)]
+    prompts = [
+        prompt.text(f"prompt[{at}]" if len(asked) > 1 else "prompt", media)
+        if isinstance(prompt, MediaInput)
+        else prompt
+        for at, prompt in enumerate(asked)
+    ]
+    prompts = [prompt for prompt in prompts for _ in range(body.n or 1)]
     grammar = body.answer_grammar()
     model = body.model or loaded_model(runtime)
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if media.all():
+            await runtime.read_media(model, media.all())
         jobs = await streaming.enter(runtime, exchange, stack, model=model, fields=body, n_jobs=len(prompts))
         plan = streaming.plan(
             msgspec.structs.replace(body, logit_bias=None),
@@ -156,10 +170,15 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
             n_probs=body.n_probs or 0,
         )
         plan = msgspec.structs.replace(plan, sampling=await _sampling(body, plan.sampling, jobs[0]))
+        decoded = await runtime.media.attach(jobs[0], media.all()) if media.all() else {}
         texts: list[str] = []
         for index, (job, prompt) in enumerate(zip(jobs, prompts, strict=True)):
             segments = segments_of(prompt, job.n_vocab, field="prompt")
-            texts.append(await _text(job, prompt))
+            if own := [one for one in media.all() if isinstance(prompt, str) and one.marker in prompt]:
+                segments = placed(segments, own, decoded, ())
+                texts.append(shown(segments)[0])
+            else:
+                texts.append(await _text(job, prompt))
             await job.submit(plan, segments=segments, choice=index % (body.n or 1))
         headers: Headers = [(b"x-localrun-ignored", b"samplers")] if body.is_reordered() else []
         with naming("prompt"):
@@ -209,7 +228,7 @@ async def _biases(asked: Biases | None, job: Job) -> tuple[tuple[int, float], ..
     return tuple(found)
 
 
-async def _text(job: Job, prompt: Prompt) -> str:
+async def _text(job: Job, prompt: Mixed) -> str:
     """The prompt as a text."""
     if isinstance(prompt, str):
         return prompt
@@ -316,7 +335,9 @@ class _Answer:
             "model": self._model,
             "tokens_predicted": usage.n_output,
             "tokens_evaluated": usage.n_prompt,
-            "generation_settings": generation_settings(self._plan, is_streamed=bool(self._body.stream)),
+            "generation_settings": generation_settings(
+                self._plan, is_streamed=bool(self._body.stream), lora=self._body.lora or ()
+            ),
             "prompt": self._prompts[index],
             "has_new_line": self._has_new_line[index],
             "truncated": False,
@@ -352,7 +373,7 @@ def _timings_so_far(job: Job) -> Fields:
     }
 
 
-def generation_settings(plan: Submit, *, is_streamed: bool = False) -> Fields:
+def generation_settings(plan: Submit, *, is_streamed: bool = False, lora: Sequence[fields.LoraEntry] = ()) -> Fields:
     """How an answer is sampled, by llama-server's names. Those that localrun does not have are at their defaults."""
     said = plan.sampling
     return {
@@ -393,5 +414,5 @@ def generation_settings(plan: Submit, *, is_streamed: bool = False) -> Fields:
         "samplers": SAMPLERS,
         "timings_per_token": False,
         "post_sampling_probs": False,
-        "lora": [],
+        "lora": [{"id": entry.id, "scale": entry.scale} for entry in lora],
     }

@@ -16,6 +16,7 @@ from localrun import __version__
 from localrun.errors import BadRequest, NotSupported, Unavailable
 from localrun.models.gguf.header import special_token_text
 from localrun.models.storage.model import Model
+from localrun.server.embedding.bodies import MEDIA_PLACE
 from localrun.server.engines.resident import Resident, ResidentState
 from localrun.server.http.exchange import Exchange, parameter
 from localrun.server.http.fields import defaults_of, sampling
@@ -43,13 +44,14 @@ class Modalities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LlamaProps(msgspec.Struct, frozen=True, kw_only=True):
-    """A model, or with the `role` router the daemon."""
+    """A model, or with the `role` router the daemon. `media_marker` stands for a picture in a `prompt_string`."""
 
     default_generation_settings: GenerationDefaults
     total_slots: int
     model_alias: str
     model_path: str
     modalities: Modalities
+    media_marker: str | UnsetType = UNSET
     endpoint_slots: bool = True
     endpoint_props: bool = False
     endpoint_metrics: bool = True
@@ -154,6 +156,7 @@ def _of_model(runtime: Runtime, name: str, loaded: list[Resident]) -> LlamaProps
         model_path=str(model.path),
         model_ftype=header.quantization,
         modalities=Modalities(vision=MediaKind.IMAGE in kinds, audio=MediaKind.AUDIO in kinds),
+        media_marker=MEDIA_PLACE,
         chat_template=model.template or fallback_template(header.architecture, header.control_tokens()),
         bos_token=special_token_text(header, "tokenizer.ggml.bos_token_id"),
         eos_token=special_token_text(header, "tokenizer.ggml.eos_token_id"),

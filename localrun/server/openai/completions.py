@@ -28,7 +28,7 @@ from localrun.server.openai.answer import Answer, Chunks, Fields, piece_text
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, CommonFields
 from localrun.server.prompting.infill import infill
 from localrun.server.runtime import Runtime
-from localrun.wire import ChosenLogprob, Delta, Segment
+from localrun.wire import ChosenLogprob, Delta, Segment, TokenLogprob
 
 Prompt = str | list[int]
 
@@ -182,9 +182,17 @@ class CompletionChunks(Chunks):
         return {
             "tokens": [piece_text(chosen.piece) for chosen in logprobs],
             "token_logprobs": [chosen.logprob for chosen in logprobs],
-            "top_logprobs": [{piece_text(other.piece): other.logprob for other in chosen.top} for chosen in logprobs],
+            "top_logprobs": [_by_text(chosen.top) for chosen in logprobs],
             "text_offset": offsets,
         }
+
+
+def _by_text(top: Sequence[TokenLogprob]) -> dict[str, float]:
+    """Of tokens that have the same text, such as parts of characters, the likeliest."""
+    found: dict[str, float] = {}
+    for other in top:
+        found.setdefault(piece_text(other.piece), other.logprob)
+    return found
 
 
 def _without_first(logprobs: Fields, is_prompt: bool) -> Fields:
@@ -196,7 +204,13 @@ def _without_first(logprobs: Fields, is_prompt: bool) -> Fields:
 
 async def complete(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await exchange.read_json(CompletionBody)
+    await answer_completion(runtime, exchange, await exchange.read_json(CompletionBody))
+
+
+async def answer_completion(
+    runtime: Runtime, exchange: Exchange, body: CompletionBody, answer_type: type[Answer] = Answer
+) -> None:
+    """Also for those who have other fields besides."""
     body.check_supported()
     prompts = [prompt for prompt in body.prompts() for _ in range(body.n_candidates)]
     grammar = body.answer_grammar()
@@ -229,7 +243,7 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
             echoes=echoes,
             shows_logprobs=body.logprobs is not None,
         )
-        answer = Answer(
+        answer = answer_type(
             exchange,
             jobs,
             chunks,

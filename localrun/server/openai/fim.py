@@ -184,5 +184,8 @@ def loaded_model(runtime: Runtime) -> str:
     residents = runtime.supervisor.residents()
     names = {one.model.name for one in residents if one.state is not ResidentState.STOPPING and one.pooling is None}
     if len(names) != 1:
-        raise BadRequest(f"model is required while {len(names)} models are loaded", field="model")
+        raise BadRequest(
+            f"model is required while {len(names)} models are loaded; name one, or load the one that is to answer",
+            field="model",
+        )
     return names.pop()

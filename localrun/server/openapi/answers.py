@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from localrun.server.anthropic.messages import AnthropicUsage
 from localrun.server.embedding.routes import EmbeddingUsage
 from localrun.server.http.failures import Shape, shape_of
+from localrun.server.lm_studio.routes import AnswerModel, AnswerRuntime, AnswerStats
 from localrun.server.openai.answer import OpenAIUsage, Timings
 from localrun.server.openai.responses.create import ResponseUsage
 
@@ -239,6 +240,26 @@ class Completion(Envelope, frozen=True, kw_only=True):
     choices: list[CompletionChoice]
 
 
+class LmStudioFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What LM Studio's answers have besides; the statistics of a single answer alone."""
+
+    stats: AnswerStats | UnsetType = UNSET
+    model_info: AnswerModel | UnsetType = UNSET
+    runtime: AnswerRuntime | UnsetType = UNSET
+
+
+class LmStudioChat(ChatCompletion, LmStudioFacts, frozen=True, kw_only=True):
+    """A whole answer."""
+
+
+class LmStudioChatChunk(ChatCompletionChunk, LmStudioFacts, frozen=True, kw_only=True):
+    """One event of a stream."""
+
+
+class LmStudioCompletion(Completion, LmStudioFacts, frozen=True, kw_only=True):
+    """A whole answer, or one chunk of it."""
+
+
 class InfillAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """llama-server's answer. With `response_fields` it has only those, under the paths that they are asked for by."""
 
@@ -407,6 +428,21 @@ class OllamaEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
     prompt_eval_count: int
 
 
+class LlamaErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`code` is the status; `field` names the field."""
+
+    code: int
+    message: str
+    type: str
+    field: str | None
+
+
+class LlamaError(msgspec.Struct, frozen=True, kw_only=True):
+    """An error, as llama-server has it."""
+
+    error: LlamaErrorBody
+
+
 class NativeErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     """`code` is stable; `field` names the field."""
 
@@ -425,6 +461,7 @@ _TYPES: dict[Shape, Any] = {
     Shape.OLLAMA: OllamaError,
     Shape.OPENAI: OpenAIError,
     Shape.ANTHROPIC: AnthropicError,
+    Shape.LLAMA_SERVER: LlamaError,
     Shape.NATIVE: NativeError,
 }
 

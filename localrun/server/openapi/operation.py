@@ -26,6 +26,7 @@ class Family(StrEnum):
     OPENAI = "OpenAI"
     ANTHROPIC = "Anthropic"
     LLAMA_SERVER = "llama-server"
+    LM_STUDIO = "LM Studio"
     EMBEDDING = "Embeddings and reranking"
     NATIVE = "localrun"
 

@@ -1,5 +1,5 @@
 """All routes, for the document: Ollama's, OpenAI's with those of Mistral and llama-server that fill in the middle,
-Anthropic's, embeddings and reranking, and the daemon's own.
+Anthropic's, LM Studio's, embeddings and reranking, and the daemon's own.
 
 Pure data. Does not: serve them.
 """
@@ -22,6 +22,13 @@ from localrun.server.llama_server.tokens import (
     TemplateBody,
     TokenizeBody,
     Tokenized,
+    TokenizerInfo,
+)
+from localrun.server.lm_studio.routes import (
+    LmStudioChatBody,
+    LmStudioCompletionBody,
+    LmStudioModel,
+    LmStudioModels,
 )
 from localrun.server.native.models import (
     DEFAULT_LIMIT,
@@ -58,6 +65,9 @@ from localrun.server.openapi.answers import (
     Embeddings,
     InfillAnswer,
     LlamaCompletion,
+    LmStudioChat,
+    LmStudioChatChunk,
+    LmStudioCompletion,
     OllamaChat,
     OllamaEmbeddings,
     OllamaGenerate,
@@ -164,10 +174,13 @@ def _events(item: object, what: str) -> Stream:
 _CHUNKS = "With `stream`: server-sent events, each with a chunk as its data; the last one is `[DONE]`."
 
 _OPENAI = (
-    Operation(method="GET", path="/v1/models", summary="The models that are here",
-              answer=OpenAIModels,
-              description="After the models come those with an adapter that fits, as `model+adapter` with the model "
-              "as `parent`, up to 256."),
+    *(
+        Operation(method="GET", path=path, summary="The models that are here",
+                  answer=OpenAIModels,
+                  description="After the models come those with an adapter that fits, as `model+adapter` with the "
+                  "model as `parent`, up to 256.")
+        for path in ("/v1/models", "/models")
+    ),
     Operation(method="GET", path="/v1/models/{id}", summary="One model", answer=OpenAIModel,
               parameters=(path_parameter("id", "The model's name; it may have slashes"),), errors=(400, 404, 422)),
     Operation(
@@ -240,6 +253,9 @@ _LLAMA_SERVER = (
               serves=True, description=_LOADED, example={"model": "tiny", "content": "A fox.", "with_pieces": True}),
     Operation(method="POST", path="/detokenize", summary="The text of tokens", body=DetokenizeBody,
               answer=Detokenized, serves=True, description=_LOADED, example={"model": "tiny", "tokens": [300, 301]}),
+    Operation(method="GET", path="/tokenizer_info", summary="The tokenizer of a model, as vLLM has it",
+              answer=TokenizerInfo, parameters=(_model("This model; without it the one that is loaded, if it is one"),),
+              errors=(400, 404, 422)),
     Operation(method="POST", path="/apply-template", summary="The prompt that a conversation becomes",
               body=TemplateBody, answer=RenderedPrompt, serves=True, description=_LOADED,
               example={"model": "tiny", "messages": _ASK}),
@@ -254,6 +270,28 @@ _LLAMA_SERVER = (
               parameters=(path_parameter("id", "Any number"),),
               summary="Not supported: saving slots by hand",
               description="Always 501: prefixes are kept by themselves."),
+)  # fmt: skip
+
+
+_LM_STUDIO = (
+    Operation(method="GET", path="/api/v0/models", summary="The models that are here, as LM Studio has it",
+              answer=LmStudioModels),
+    Operation(method="GET", path="/api/v0/models/{id}", summary="One model", answer=LmStudioModel,
+              parameters=(path_parameter("id", "The model's name; it may have slashes"),), errors=(400, 404, 422)),
+    Operation(
+        method="POST", path="/api/v0/chat/completions", summary="The next message of a conversation",
+        body=LmStudioChatBody, answer=LmStudioChat, serves=True, stream=_events(LmStudioChatChunk, _CHUNKS),
+        example={"model": "tiny", "messages": _ASK, "max_tokens": -1},
+    ),
+    Operation(
+        method="POST", path="/api/v0/completions", summary="What follows a text", body=LmStudioCompletionBody,
+        answer=LmStudioCompletion, serves=True, stream=_events(LmStudioCompletion, _CHUNKS),
+        example={"model": "tiny", "prompt": "Once upon a time", "max_tokens": 16},
+    ),
+    Operation(
+        method="POST", path="/api/v0/embeddings", summary="Vectors of texts", body=EmbeddingsBody, answer=Embeddings,
+        serves=True, example={"model": "tiny", "input": ["A fox.", "A hare."]},
+    ),
 )  # fmt: skip
 
 
@@ -310,8 +348,11 @@ _LIMIT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}
 _QUERY: dict[str, Any] = {"type": "string", "maxLength": MAX_QUERY_CHARS}
 
 _NATIVE = (
-    Operation(method="GET", path="/health", summary="Is the daemon up", answer=Health,
-              errors=(503,), description="503 while it is shutting down."),
+    *(
+        Operation(method="GET", path=path, summary="Is the daemon up", answer=Health,
+                  errors=(503,), description="503 while it is shutting down.")
+        for path in ("/health", "/v1/health")
+    ),
     Operation(method="GET", path="/localrun/v1/snapshot", summary="Everything at this moment",
               answer=Snapshot),
     Operation(
@@ -387,6 +428,7 @@ OPERATIONS: tuple[Operation, ...] = tuple(
         (Family.OPENAI, _OPENAI),
         (Family.ANTHROPIC, _ANTHROPIC),
         (Family.LLAMA_SERVER, _LLAMA_SERVER),
+        (Family.LM_STUDIO, _LM_STUDIO),
         (Family.EMBEDDING, _EMBEDDING),
         (Family.NATIVE, _NATIVE),
     )

@@ -152,6 +152,44 @@ def test_tokens_and_back(daemon: Daemon) -> None:
     assert refused(daemon, "/detokenize", tokens=[10**6]) == "tokens"
 
 
+def test_tokens_by_vllms_names(daemon: Daemon) -> None:
+    """What lm-eval asks for, which never names a model."""
+    tokens = tokens_of(daemon, "Once, wörld")
+    answer = ask(daemon, "/tokenize", prompt="Once, wörld", add_special_tokens=False, return_token_strs=True)
+    assert (answer["tokens"], answer["count"]) == (tokens, len(tokens))
+    assert "".join(answer["token_strs"][:2]) == "Once,"[: len("".join(answer["token_strs"][:2]))]
+    assert answer["max_model_len"] > 0
+    with_bos = ask(daemon, "/tokenize", prompt="Once, wörld")["tokens"]
+    assert with_bos == ask(daemon, "/tokenize", content="Once, wörld", add_special=True)["tokens"]
+    assert ask(daemon, "/detokenize", tokens=tokens)["prompt"] == "Once, wörld"
+    info = daemon.http.get("/tokenizer_info?model=tiny").json()
+    assert ask(daemon, "/tokenize", content=info["eos_token"])["tokens"]
+    assert "messages" in info["chat_template"]
+    assert daemon.http.get("/tokenizer_info?model=none-such").status_code == 404
+    assert refused(daemon, "/tokenize", prompt="a", content="b") == "prompt"
+
+
+def test_many_tokens_are_all_there(daemon: Daemon) -> None:
+    text = "fox " * 30_000
+    tokens = tokens_of(daemon, text)
+    assert len(tokens) > 20_000
+    assert ask(daemon, "/detokenize", tokens=tokens)["content"] == text
+    pieces = ask(daemon, "/tokenize", content=text, with_pieces=True)["tokens"]
+    assert "".join(one["piece"] for one in pieces) == text
+
+
+def test_a_prompt_as_an_object(daemon: Daemon) -> None:
+    expected = ask(daemon, "/completion", prompt=PROMPT, **GREEDY)["content"]
+    for prompt in ({"prompt_string": PROMPT}, {"content": [{"type": "text", "text": PROMPT}]}):
+        assert ask(daemon, "/completion", prompt=prompt, **GREEDY)["content"] == expected
+        assert [one["content"] for one in ask(daemon, "/completion", prompt=[prompt, PROMPT], **GREEDY)] == [
+            expected
+        ] * 2
+    assert refused(daemon, "/completion", prompt={}) == "prompt"
+    no_place = {"prompt_string": "x", "multimodal_data": ["aGk="]}
+    assert refused(daemon, "/completion", prompt=no_place) == "prompt.prompt_string"
+
+
 def test_control_tokens_only_where_they_are_wanted(daemon: Daemon) -> None:
     name = "<|im_end|>"
     (token,) = ask(daemon, "/tokenize", content=name)["tokens"]
@@ -179,7 +217,8 @@ def test_the_loaded_model_needs_no_name_and_is_told_of(daemon: Daemon) -> None:
     assert daemon.http.get("/slots?fail_on_no_slot=1").status_code == 200
     assert daemon.http.get("/slots?model=other").json() == []
     saving = daemon.post("/slots/0?action=save", {})
-    assert (saving.status_code, saving.json()["error"]["code"]) == (501, "not_supported")
+    error = saving.json()["error"]
+    assert (saving.status_code, error["code"], error["type"]) == (501, 501, "not_supported_error")
 
 
 def test_a_busy_slot_is_seen() -> None:

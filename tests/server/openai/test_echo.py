@@ -72,6 +72,20 @@ def test_several_prompts_and_answers(daemon: Daemon) -> None:
             assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(alone["token_logprobs"][1:], abs=0.02)
 
 
+def test_what_ends_an_answer_has_a_score_too(daemon: Daemon) -> None:
+    """Evaluations ask for one token and leave the last score out, for it is not the prompt's."""
+    messages = [{"role": "user", "content": "Hi"}]
+    prompt = daemon.post("/apply-template", model="tiny", messages=messages).json()["prompt"]
+    said = daemon.post("/completion", model="tiny", prompt=prompt, temperature=0, return_tokens=True).json()
+    assert said["stop_type"] == "eos"
+    whole = ids_of(daemon, prompt) + said["tokens"]
+    (choice,) = scored(daemon, whole, max_tokens=1)["choices"]
+    assert (choice["finish_reason"], choice["text"]) == ("stop", prompt + said["content"])
+    assert choice["logprobs"]["tokens"][len(whole) :] == ["<|im_end|>"]
+    *_, last = zip(choice["logprobs"]["token_logprobs"], choice["logprobs"]["top_logprobs"], strict=True)
+    assert last[0] == max(last[1].values())
+
+
 def test_echo_without_logprobs_takes_ids_too(daemon: Daemon) -> None:
     body = {"model": "tiny", "prompt": ids_of(daemon, "Once upon"), "echo": True, "max_tokens": 2}
     assert daemon.post("/v1/completions", body).json()["choices"][0]["text"].startswith("Once upon")
