@@ -80,7 +80,7 @@ class AnswerRuntime(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str = "localrun"
     version: str = __version__
-    supported_formats: tuple[str, ...] = ("gguf",)
+    supported_formats: list[str] = msgspec.field(default_factory=lambda: ["gguf"])
 
 
 _Limit = Annotated[int, Meta(ge=-1, le=fields.MAX_TOKENS)]

@@ -240,24 +240,28 @@ class Completion(Envelope, frozen=True, kw_only=True):
     choices: list[CompletionChoice]
 
 
-class LmStudioFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What LM Studio's answers have besides; the statistics of a single answer alone."""
+class LmStudioChat(ChatCompletion, frozen=True, kw_only=True):
+    """A whole answer. Several answers have no statistics."""
 
     stats: AnswerStats | UnsetType = UNSET
     model_info: AnswerModel | UnsetType = UNSET
     runtime: AnswerRuntime | UnsetType = UNSET
 
 
-class LmStudioChat(ChatCompletion, LmStudioFacts, frozen=True, kw_only=True):
-    """A whole answer."""
+class LmStudioChatChunk(ChatCompletionChunk, frozen=True, kw_only=True):
+    """One event of a stream; the last has the facts."""
+
+    stats: AnswerStats | UnsetType = UNSET
+    model_info: AnswerModel | UnsetType = UNSET
+    runtime: AnswerRuntime | UnsetType = UNSET
 
 
-class LmStudioChatChunk(ChatCompletionChunk, LmStudioFacts, frozen=True, kw_only=True):
-    """One event of a stream."""
-
-
-class LmStudioCompletion(Completion, LmStudioFacts, frozen=True, kw_only=True):
+class LmStudioCompletion(Completion, frozen=True, kw_only=True):
     """A whole answer, or one chunk of it."""
+
+    stats: AnswerStats | UnsetType = UNSET
+    model_info: AnswerModel | UnsetType = UNSET
+    runtime: AnswerRuntime | UnsetType = UNSET
 
 
 class InfillAnswer(msgspec.Struct, frozen=True, kw_only=True):

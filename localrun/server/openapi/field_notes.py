@@ -116,8 +116,16 @@ _TEXT = {
     "input_suffix": "What stands after the cursor.",
     "input_extra": "Other files, for context.",
     "n_predict": "Most tokens to generate; -1 until the model ends.",
-    "LlamaCompletionBody.prompt": "A text, token ids, both in one list, or a list of such prompts; up to 64 answers in "
-    "all.",
+    "LlamaCompletionBody.prompt": "A text, token ids, both in one list, an object with pictures or sound "
+    "(`prompt_string` and `multimodal_data`), or a list of such prompts; up to 64 answers in all.",
+    "TokenizeBody.prompt": "vLLM's name of `content`; the answer then has what vLLM's has.",
+    "add_special_tokens": "With `prompt`: whether the model's BOS token comes first.",
+    "return_token_strs": "Whether the text of each token comes along, as `token_strs`.",
+    "LmStudioChatBody.max_tokens": "Most tokens to generate; -1 until the model ends or the context is full.",
+    "LmStudioCompletionBody.max_tokens": "Most tokens to generate; -1 until the model ends or the context is full.",
+    "LmStudioCompletionBody.prompt": "As in `/v1/completions`.",
+    "ttl": "Seconds for which the model stays loaded after the request, as `keep_alive`.",
+    "draft_model": "A draft model, as `draft`.",
     "LlamaCompletionBody.max_tokens": "Another name of `n_predict`.",
     "LlamaCompletionBody.logit_bias": "Added to the score of tokens: pairs of a token id or a text and a number, or an "
     "object of them; false bans.",
