@@ -8,8 +8,8 @@ three lm-eval needs no tokenizer of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from typing import Annotated, Any
 
 import msgspec
@@ -117,11 +117,12 @@ async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
     async with exchange.while_connected(), runtime.job(ask_of(exchange, model, body)) as job:
         field, text = ("prompt", body.prompt or "") if body.is_vllms else ("content", body.content)
         segments = segments_of(text, job.n_vocab, field=field, trusted=body.parse_special)
-        counted = await job.tokenize(
-            segments,
-            is_prompt=body.add_special_tokens if body.is_vllms else body.add_special,
-            wants_pieces=body.with_pieces or bool(body.return_token_strs),
-        )
+        with _naming(field):
+            counted = await job.tokenize(
+                segments,
+                is_prompt=body.add_special_tokens if body.is_vllms else body.add_special,
+                wants_pieces=body.with_pieces or bool(body.return_token_strs),
+            )
         if len(counted.tokens) >= MAX_COUNTED_TOKENS:  # of more than that there are only the ends
             raise BadRequest(f"{field}: {MAX_COUNTED_TOKENS} tokens or more; send it in parts", field=field)
         await exchange.answer(b"{%b}" % b",".join(await _parts(body, counted, job.n_ctx)))
@@ -189,8 +190,19 @@ async def text_of(job: Job, tokens: list[int], *, field: str) -> str:
     """The text that tokens stand for, control tokens by their names. Raises BadRequest, and what `tokenize` raises."""
     if not tokens:
         return ""
-    counted = await job.tokenize([_of_ids(tokens, job.n_vocab, field)], is_prompt=False, wants_pieces=True)
+    with _naming(field):
+        counted = await job.tokenize([_of_ids(tokens, job.n_vocab, field)], is_prompt=False, wants_pieces=True)
     return b"".join(counted.pieces).decode("utf-8", errors="replace")
+
+
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """What the engine says of a text is said of this field."""
+    try:
+        yield
+    except BadRequest as error:
+        error.field = error.field or field
+        raise
 
 
 # About a millisecond of work.
