@@ -50,7 +50,7 @@ def pieces(backend: Backend, tokens: Sequence[int], most_bytes: int) -> tuple[by
         n_bytes += len(piece) + PIECE_OVERHEAD_BYTES
         if n_bytes > most_bytes:
             raise BadRequest(
-                f"the texts of {len(tokens)} tokens take more than {most_bytes >> 20} MiB, the limit; send fewer",
+                f"the texts of {len(tokens)} tokens take more than {most_bytes // 1_000_000} MB, the limit; send fewer",
                 field="tokens",
             )
         found.append(piece)
