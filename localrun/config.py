@@ -1,4 +1,4 @@
-"""Settings: defaults < TOML file < `LOCALRUN_*` environment < flags.
+"""Settings: defaults < what is `below` < TOML file < `LOCALRUN_*` environment < flags.
 
 One frozen struct, built once at start by whoever owns the process (daemon, CLI, TUI) and passed on. Every limit has its
 unit in its name. The field list here is the only list: the TOML keys, the environment names and the documentation are
@@ -310,22 +310,31 @@ def env_name(field: str) -> str:
     return _ENV_NAMES.get(field, f"LOCALRUN_{field.upper()}")
 
 
-def load(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from all sources. `flags` are those the user gave; None values are left out.
+def load(
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    below: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Settings from all sources. `flags` are those the user gave; None values are left out. `below` are checked fields
+    that count only where no other source says anything.
 
     Raises ConfigError naming the setting and its source.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = dict(below or {})
     path = folders(environ).config / "localrun.toml"
     if path.is_file():
-        values.update(_from_toml(path))
+        from_file = _from_toml(path)
+        if below and "models" in below and "models" in from_file:
+            from_file["models"] = (*from_file["models"], *below["models"])
+        values.update(from_file)
     for field in FIELDS:
         text = environ.get(env_name(field))
         if text is not None and text.strip():
-            values[field] = _checked(field, _parse(field, text.strip(), env_name(field)), env_name(field))
+            values[field] = checked(field, _parse(field, text.strip(), env_name(field)), env_name(field))
     for field, value in (flags or {}).items():
         if value is not None:
-            values[field] = _checked(field, value, "--" + field.replace("_", "-"))
+            values[field] = checked(field, value, "--" + field.replace("_", "-"))
     return Settings(**values)
 
 
@@ -355,7 +364,7 @@ def _from_toml(path: Path) -> dict[str, Any]:
     unknown = sorted(set(table) - set(FIELDS))
     if unknown:
         raise ConfigError(f"{path}: unknown setting {_shown(unknown[0])}; the settings are {', '.join(FIELDS)}")
-    values = {field: _checked(field, value, str(path)) for field, value in table.items()}
+    values = {field: checked(field, value, str(path)) for field, value in table.items()}
     return values | ({"models": _model_tables(tables, path)} if tables else {})
 
 
@@ -385,7 +394,7 @@ def _model_tables(tables: Any, path: Path) -> tuple[ModelTable, ...]:
         if unknown:
             known = ", ".join(LoadSettings.__struct_fields__)
             raise ConfigError(f"{source}: unknown setting {_shown(unknown[0])}; a model's settings are {known}")
-        said = {field: _checked(field, value, source, _LOAD_HINTS) for field, value in table.items()}
+        said = {field: checked(field, value, source, _LOAD_HINTS) for field, value in table.items()}
         found.append(ModelTable(pattern, LoadSettings(**said), path))
     return tuple(found)
 
@@ -431,6 +440,44 @@ def _parse(field: str, text: str, source: str) -> Any:
         raise ConfigError(f"{source}: {field} is {text!r}, which is not of type {plain.__name__}") from None
 
 
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_DURATION = re.compile(rf"(?P<sign>[+-]?)(?P<parts>(?:{_PART.pattern})+)", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)", re.ASCII)
+MAX_DURATION_CHARACTERS = 64
+
+
+def duration_s(text: str) -> float | None:
+    """Seconds of a duration as Ollama writes them: a number of seconds, or Go's form ("5m", "1h30m", "-1s", "300ms").
+    None for anything else."""
+    text = text.strip()
+    if len(text) > MAX_DURATION_CHARACTERS:
+        return None
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        return None
+    total_s = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(match["parts"]))
+    return -total_s if match["sign"] == "-" else total_s
+
+
+def origins_of(text: str) -> frozenset[str]:
+    """The browser origins of the setting `origins`. Raises ConfigError naming one that is none."""
+    origins = frozenset(part.strip().rstrip("/").lower() for part in text.split(",") if part.strip())
+    # `scheme://*` loses its slashes to rstrip only when the star is missing; such an entry is caught here.
+    for origin in origins:
+        scheme, separator, rest = origin.partition("://")
+        if not (scheme and separator and rest) or "/" in rest or ("*" in rest and rest != "*"):
+            raise ConfigError(
+                f"origins: {origin!r} is not an origin; write scheme://host or scheme://host:port, or scheme://* for "
+                f"all of a scheme such as chrome-extension"
+            )
+        if rest == "*" and scheme in ("http", "https"):
+            raise ConfigError(f"origins: {origin!r} would let every web page in; name the pages' hosts")
+    return origins
+
+
 _HOST_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*", re.ASCII | re.IGNORECASE)
 
 
@@ -445,7 +492,8 @@ def _is_host(text: str) -> bool:
     return "%" not in text
 
 
-def _checked(field: str, value: Any, source: str, hints: Mapping[str, Any] = _HINTS) -> Any:
+def checked(field: str, value: Any, source: str, hints: Mapping[str, Any] = _HINTS) -> Any:
+    """The value of a field. Raises ConfigError naming the field and the source for one that it cannot have."""
     written = value
     try:
         value = msgspec.convert(written, hints[field])

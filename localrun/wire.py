@@ -50,7 +50,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters of one request's sampler chain. Defaults are neutral; each API family sets its own.
 
     `temperature` 0 is greedy. `seed` None draws a random one. `penalty_last_n` 0 turns penalties off, -1 means the
-    whole context. `mirostat` 0, 1 or 2. `logit_bias` pairs are (token id, bias); -inf bans a token.
+    whole context. `mirostat` 0, 1 or 2. `logit_bias` pairs are (token id, bias); -inf bans a token. `dry_multiplier` 0,
+    `xtc_probability` 0 and `top_n_sigma` up to 0 are off; `dry_penalty_last_n` is as `penalty_last_n`.
     """
 
     temperature: float = 1.0
@@ -67,6 +68,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     mirostat_eta: float = 0.1
     seed: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
 
 
 class GrammarKind(StrEnum):
@@ -119,13 +128,14 @@ class Media(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of a prompt: text, or `media` in its place, which came by the request's `field`. Only in a trusted
-    segment does the text of a control token become that token."""
+    """A piece of a prompt: text, or `tokens` or `media` in its place; the media came by the request's `field`. Only in
+    a trusted segment does the text of a control token become that token."""
 
     text: str
     trusted: bool = True
     media: Media | None = None
     field: str = ""
+    tokens: tuple[int, ...] = ()
 
 
 class Adapter(msgspec.Struct, frozen=True, array_like=True):
@@ -237,7 +247,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     With `resume` the engine says only what comes after that, and neither a full queue nor a deadline refuses it.
     `speculates` None is what the engine was opened with. `prediction` is a text that much of the answer is expected to
     be like. `draft_model_path` is a smaller model that drafts for this request instead of the engine's own. `adapters`
-    None are those that the engine was opened with, and none of them is in effect for a request that names others.
+    None are those that the engine was opened with, and none of them is in effect for a request that names others. With
+    `scores_prompt` the log-probabilities of the prompt's tokens are said as well, with `n_probs` alternatives.
     Requests of different `namespace` share nothing that was computed.
     """
 
@@ -263,6 +274,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     draft_model_path: str = ""
     adapters: tuple[Adapter, ...] | None = None
     namespace: bytes = b""
+    scores_prompt: bool = False
 
 
 class Mixed(msgspec.Struct, frozen=True):
@@ -296,10 +308,13 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Count(msgspec.Struct, frozen=True, kw_only=True, tag="count"):
-    """Tokenize only. Answered by `Counted` with the same id. Served beside the step loop, never inside it."""
+    """Tokenize only, as a prompt unless `is_prompt` is off: then no BOS is put in front. Answered by `Counted` with the
+    same id, and the bytes of each token if `wants_pieces`. Served beside the step loop, never inside it."""
 
     id: int
     segments: tuple[Segment, ...]
+    is_prompt: bool = True
+    wants_pieces: bool = False
 
 
 class ClearCache(msgspec.Struct, frozen=True, kw_only=True, tag="clear_cache"):
@@ -347,10 +362,12 @@ class OpenFailed(msgspec.Struct, frozen=True, kw_only=True, tag="open_failed"):
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     """Of a text with more than `MAX_COUNTED_TOKENS` the first and the last half of so many. `error` says why there are
-    none at all, `error_code` is one of `errors.py`; `retry_after_s` as in `Delta`."""
+    none at all, `error_code` is one of `errors.py`; `retry_after_s` as in `Delta`. `pieces` are what the tokens stand
+    for, control tokens by their names."""
 
     id: int
     tokens: tuple[int, ...] = ()
+    pieces: tuple[bytes, ...] = ()
     error: str | None = None
     error_code: str = ""
     retry_after_s: float | None = None
@@ -410,6 +427,14 @@ class Vector(msgspec.Struct, frozen=True, array_like=True):
     n_cut: int = 0
 
 
+class Scores(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of a prompt's tokens, each after those before it, from token `first` on. Token 0 has none, and
+    0 stands for it. After an engine died those of a prompt begin anew."""
+
+    first: int
+    tokens: tuple[ChosenLogprob, ...]
+
+
 class Delta(msgspec.Struct, array_like=True):
     """What one step did for one request. `text` never splits a UTF-8 character and never contains a stop string.
 
@@ -437,6 +462,7 @@ class Delta(msgspec.Struct, array_like=True):
     mu: float | None = None
     n_drafted: int = 0
     n_accepted: int = 0
+    scores: Scores | None = None
 
 
 class MediaCounts(msgspec.Struct, frozen=True, array_like=True):

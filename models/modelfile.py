@@ -250,14 +250,17 @@ def _plain(value: object) -> str:
 
 _FLOATS = frozenset(
     ("temperature", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
-) | {"mirostat_tau", "mirostat_eta", "rope_frequency_base", "rope_frequency_scale"}
+) | {
+    *("mirostat_tau", "mirostat_eta", "rope_frequency_base", "rope_frequency_scale"),
+    *("dry_multiplier", "dry_base", "top_n_sigma", "xtc_probability", "xtc_threshold"),
+}
 _INTEGERS = frozenset(("top_k", "repeat_last_n", "seed", "num_predict", "num_keep", "mirostat")) | {
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "draft_num_predict"),
-    *("slots", "kv_cells", "yarn_orig_ctx"),
+    *("slots", "kv_cells", "yarn_orig_ctx", "dry_allowed_length", "dry_penalty_last_n"),
 }
 BOOLEAN_PARAMETERS = frozenset(("use_mmap", "speculation"))
 WORD_PARAMETERS = {name: CHOICES[name] for name in ("kv_type", "rope_scaling")}
-TEXT_PARAMETERS = frozenset(("stop",))
+TEXT_PARAMETERS = frozenset(("stop", "dry_sequence_breakers"))
 KNOWN_PARAMETERS = _FLOATS | _INTEGERS | BOOLEAN_PARAMETERS | WORD_PARAMETERS.keys() | TEXT_PARAMETERS
 # Those that say how the model is loaded, and what the settings call them.
 LOAD_PARAMETERS = {"num_gpu": "gpu_layers", "num_thread": "threads"} | {

@@ -6,7 +6,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from localrun import config
+from localrun import config, ollama_environment
 
 HEAD = """\
 # Settings
@@ -69,7 +69,34 @@ MODEL_ROWS
 | `HF_ENDPOINT` | another hub than the public one |
 | `HF_TOKEN` | the token for gated and private repositories |
 | `HF_HUB_OFFLINE` | `1` refuses every download |
-"""
+
+## Ollama's variables
+
+Who has set Ollama up by variables need not do it again. They count where neither the command line, nor a `LOCALRUN_*`
+variable, nor `localrun.toml` says anything. When the daemon starts, one line of its log says which of them were taken
+and why others were not; a value that cannot be used never keeps it from starting, except an address that other machines
+can reach.
+
+| variable | |
+|---|---|
+| `OLLAMA_HOST` | `host` and `port`, with or without a scheme: `127.0.0.1:8080`, `[::1]`, `http://localhost` |
+| `OLLAMA_MODELS` | the models in that folder are listed and used in place; localrun's own are in `models_dir` |
+| `OLLAMA_NUM_PARALLEL` | `slots` |
+| `OLLAMA_CONTEXT_LENGTH` | `num_ctx` of every model that no table names; at most what the model can take |
+| `OLLAMA_KEEP_ALIVE` | `keep_alive_s`: seconds, or a duration such as `1h30m` |
+| `OLLAMA_MAX_LOADED_MODELS` | `max_models` |
+| `OLLAMA_MAX_QUEUE` | `max_queue` |
+| `OLLAMA_LOAD_TIMEOUT` | `load_timeout_s` |
+| `OLLAMA_KV_CACHE_TYPE` | `kv_type` |
+| `OLLAMA_ORIGINS` | `origins`, without those that would let every web page in |
+| `OLLAMA_DEBUG` | `log_level` debug |
+
+With `OLLAMA_HOST=0.0.0.0` the daemon does not start, since it accepts only loopback, and commands connect to loopback.
+The others mean nothing here:
+
+| variable | why |
+|---|---|
+OLLAMA_ROWS"""
 
 UNITS = {
     "kv_cells": "tokens",
@@ -92,7 +119,7 @@ def text() -> str:
         f"| {_range(field, hints[field])} | {config.HELP[field].replace('|', chr(92) + '|')} |\n"
         for field in config.FIELDS
     ]
-    return HEAD + "".join(rows) + TAIL.replace("MODEL_ROWS", _model_table())
+    return HEAD + "".join(rows) + TAIL.replace("MODEL_ROWS", _model_table()).replace("OLLAMA_ROWS", _ollama_rows())
 
 
 def _model_table() -> str:
@@ -102,6 +129,10 @@ def _model_table() -> str:
         for field in config.LoadSettings.__struct_fields__
     ]
     return "| setting | range | |\n|---|---|---|\n" + "".join(rows)
+
+
+def _ollama_rows() -> str:
+    return "".join(f"| `{name}` | {reason} |\n" for name, reason in ollama_environment.MEANINGLESS.items())
 
 
 def _default(value: Any) -> str:

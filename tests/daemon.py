@@ -65,7 +65,9 @@ def running_daemon(
 ) -> Iterator[Daemon]:
     """`environment` adds to a clean one; `arguments` go to `localrun serve`, which `within` runs if it is given."""
     with tempfile.TemporaryDirectory() as home:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("LOCALRUN_", "HF_"))}
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(("LOCALRUN_", "HF_", "OLLAMA_"))
+        }
         own = {"LOCALRUN_HOME": home, "LOCALRUN_SLOTS": "4", "LOCALRUN_KV_CELLS": str(N_CTX)}
         # Nobody's own models are listed, filled up or cleaned.
         own["HF_HOME"] = str(Path(home) / "huggingface")

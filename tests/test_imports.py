@@ -29,6 +29,7 @@ ATTACHMENTS = "localrun.attachments"
 CLIENT = "localrun.client"
 # What the daemon and its clients must agree on to let each other in.
 ACCESS = "localrun.access"
+OLLAMA_ENVIRONMENT = "localrun.ollama_environment"
 
 # A package may import itself and these; a name stands for everything below it.
 ALLOWED = {
@@ -37,22 +38,14 @@ ALLOWED = {
     ),
     "localrun.server": (
         *(CONFIG, ERRORS, FRAMING, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, SNAPSHOT, SOUND_HEADERS, THREAD_CHOICE, WIRE),
-        *(ACCESS, "localrun.models"),
+        *(ACCESS, OLLAMA_ENVIRONMENT, "localrun.models"),
     ),
     ACCESS: (CONFIG, ERRORS, WIRE),
     "localrun.models": (CONFIG, ERRORS),
     "localrun.tui": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, SNAPSHOT, SOUND_HEADERS),
     "localrun.cli": (
-        ACCESS,
-        ATTACHMENTS,
-        CLIENT,
-        CONFIG,
-        ERRORS,
-        KV_FOLDERS,
-        PROCESSORS,
-        SNAPSHOT,
-        THREAD_CHOICE,
-        WIRE,
+        *(ACCESS, ATTACHMENTS, CLIENT, CONFIG, ERRORS, KV_FOLDERS, OLLAMA_ENVIRONMENT, PROCESSORS, SNAPSHOT),
+        *(THREAD_CHOICE, WIRE),
     ),
     "localrun.bench": (
         ACCESS,
@@ -65,7 +58,8 @@ ALLOWED = {
         "localrun.models",
         "localrun.native_build",
     ),
-    "localrun.service": (CONFIG, ERRORS),
+    "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT),
+    OLLAMA_ENVIRONMENT: (CONFIG,),
     "localrun.doctor": (
         *(CONFIG, ERRORS, KERNEL_PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSORS, THREAD_CHOICE),
         "localrun.models",

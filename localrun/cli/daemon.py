@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from localrun import config, errors
+from localrun import config, errors, ollama_environment
 from localrun.cli import exits
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ def with_settings(function: Callable[..., T]) -> Callable[..., T]:
     return with_connection
 
 
-def load_settings(flags: Mapping[str, Any]) -> config.Settings:
+def load_settings(flags: Mapping[str, Any], *, serves: bool = False) -> config.Settings:
     """The settings, with this command's flags over those given before the command's name. Raises click.UsageError."""
     try:
-        return config.load(given_flags(flags))
+        return ollama_environment.load(given_flags(flags), serves=serves)
     except config.ConfigError as error:
         raise click.UsageError(str(error)) from None
 

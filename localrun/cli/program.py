@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from localrun import __version__, config, errors
+from localrun import __version__, config, errors, ollama_environment
 from localrun.cli import exits
 from localrun.cli.daemon import daemon_version, given_flags, version_if_any, with_settings
 from localrun.cli.text import print_json, visible
@@ -113,7 +113,7 @@ def doctor_command(as_json: bool, is_deep: bool, host: str | None, port: int | N
 def _settings(flags: dict[str, object]) -> tuple[Settings, str]:
     """The settings, or the defaults and what is wrong: a bad file is a finding, and not the end."""
     try:
-        return config.load(flags), ""
+        return ollama_environment.load(flags), ""
     except config.ConfigError as error:
         return Settings(), str(error)
 

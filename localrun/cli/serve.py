@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 
 import click
 
-from localrun import config, errors
+from localrun import config, errors, ollama_environment
 from localrun.cli import exits
 from localrun.cli.daemon import (
     POLL_INTERVAL_S,
@@ -56,15 +56,17 @@ def serve_command(idle_exit_s: float | None, **flags: Any) -> None:
     """Run the daemon in the foreground until Ctrl-C.
 
     Every option can also be set in `localrun.toml` in the configuration folder, or with the environment variable named
-    beside it. The command line takes precedence over the environment, and the environment over the file.
+    beside it. The command line takes precedence over the environment, and the environment over the file. Variables of
+    Ollama (OLLAMA_HOST and others) count where none of these says anything.
     """
-    settings = load_settings(flags)
+    settings = load_settings(flags, serves=True)
     from localrun.server.app import serve
 
     try:
         serve(settings, idle_exit_s)
     except config.ConfigError as error:
-        raise click.UsageError(str(error)) from None
+        named = " (OLLAMA_HOST; --host and LOCALRUN_HOST count before it)"
+        raise click.UsageError(f"{error}{named if ollama_environment.named_host(settings) else ''}") from None
 
 
 @click.group("service")
@@ -81,8 +83,8 @@ def service_command() -> None:
 def install(host: str | None, port: int | None) -> None:
     """Install the service and start it. Repeat this after an upgrade or when variables change.
 
-    The service gets the LOCALRUN_* variables of this shell, and those for Hugging Face, proxies and GPUs. It reads the
-    configuration file each time it starts.
+    The service gets the LOCALRUN_* and OLLAMA_* variables of this shell, and those for Hugging Face, proxies and GPUs.
+    It reads the configuration file each time it starts.
     """
     from localrun.models.storage.hub_cache import folder as hub_cache_folder
     from localrun.service.plan import left_out, make_plan

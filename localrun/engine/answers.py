@@ -14,8 +14,9 @@ from localrun.engine.report import Report
 from localrun.engine.request import Request
 from localrun.engine.sample.constraint import DEAD_END
 from localrun.engine.sample.grammars import GrammarQueue, LateRows
+from localrun.engine.sample.text import text_of
 from localrun.errors import BadModelFile, BadRequest, LocalrunError
-from localrun.wire import ChosenLogprob, Finish, Phase, Submit
+from localrun.wire import ChosenLogprob, Finish, Phase, Scores, Submit
 
 
 class Over(NamedTuple):
@@ -56,7 +57,8 @@ class Answers:
         """A new request; with a grammar it waits until that is compiled. What another engine said of its answer is not
         said again."""
         resume = submit.resume
-        said = [token for token in request.tokens if token >= 0] if request.chunks else request.tokens
+        tokens = request.tokens if request.scoring is None else request.scoring.tokens
+        said = [token for token in tokens if token >= 0] if request.chunks else tokens
         request.sampler.accept(said, resume.mu if resume is not None else None)
         self._grammars.add(request, submit, self._clock())
         for token in request.output:
@@ -88,6 +90,25 @@ class Answers:
                 elif is_right:
                     right.append(Row(request, at + 1, drafts[1:]))
             rows = right
+
+    def score(self, request: Request, row: int, n_rows: int) -> None:
+        """The scores that the next `n_rows` tokens of a prompt give, of which the first is in this row of the last
+        decode. Those that were said before a part was computed anew are left out."""
+        scoring = request.scoring
+        assert scoring is not None
+        chosen: list[ChosenLogprob] = []
+        first, end = scoring.n_said, min(request.n_computed + n_rows + 1, len(scoring.tokens))
+        for at in range(first, end):
+            token = scoring.tokens[at]
+            piece = text_of(self._backend, token)
+            if at:
+                before = row + at - 1 - request.n_computed
+                chosen.append(ChosenLogprob(token, piece, *self._backend.logprobs(before, token, request.n_probs or 0)))
+            else:  # the first one comes after nothing
+                chosen.append(ChosenLogprob(token, piece, 0.0, ()))
+        if chosen:
+            scoring.n_said = end
+            self._report.delta(request).scores = Scores(first, tuple(chosen))
 
     def collect(self, now_s: float) -> Iterator[Over]:
         """Take what became ready beside the steps: grammars, and tokens that took long."""
@@ -134,6 +155,9 @@ class Answers:
                 return Over(request, Finish.ERROR, now_s, BadRequest(constraint.problem))
             return Over(request, Finish.ERROR, now_s, no_numbers(request))
         if request.ends_at_eog and token in self._backend.eog_tokens:
+            if request.scoring is not None and request.n_probs is not None and row is not None:
+                # Whoever reads scores counts on those of all that was drawn, and leaves the last one out.
+                self._note_logprob(request, row, token, text_of(self._backend, token))
             return Over(request, Finish.STOP, now_s)
         request.append(token, now_s)
         request.n_computed += is_computed
@@ -143,15 +167,18 @@ class Answers:
         delta.text += request.text.feed(self._shown(request, token))
         delta.mu = request.sampler.mu
         if request.n_probs is not None and row is not None:
-            logprob, top = self._backend.logprobs(row, token, request.n_probs)
-            chosen = ChosenLogprob(token, self._backend.piece(token), logprob, top)
-            delta.logprobs = [*(delta.logprobs or []), chosen]
+            self._note_logprob(request, row, token, self._backend.piece(token))
         return self._over(request, now_s)
+
+    def _note_logprob(self, request: Request, row: int, token: int, piece: bytes) -> None:
+        """Of a token that was drawn from this row of the last decode."""
+        logprob, top = self._backend.logprobs(row, token, request.n_probs or 0)
+        delta = self._report.delta(request)
+        delta.logprobs = [*(delta.logprobs or []), ChosenLogprob(token, piece, logprob, top)]
 
     def _shown(self, request: Request, token: int) -> bytes:
         """What a token adds to the text."""
-        piece = self._backend.piece(token)
-        return piece or self._backend.control_text(token).encode() if request.shows_control else piece
+        return text_of(self._backend, token) if request.shows_control else self._backend.piece(token)
 
     def _over(self, request: Request, now_s: float) -> Over | None:
         """Whether an answer of at least one token has come to its end."""

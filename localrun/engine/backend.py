@@ -334,6 +334,9 @@ class Backend(Protocol):
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> Sampler:
         """A new chain. With `ignore_eos` no end-of-generation token is ever chosen."""
 
+    def learn(self, sampling: Sampling) -> None:
+        """Do ahead what would take `sampler` long. Any thread."""
+
     def expect(self, seq: int, sampler: Sampler, *, wants_logprobs: bool) -> None:
         """A request begins in this sequence: `sampler` chooses its tokens, and perhaps `logprobs` is asked about them.
         Logits that nobody will look at may stay where they were computed."""

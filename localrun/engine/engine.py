@@ -136,7 +136,8 @@ class Engine:
         self._requests[request.id] = request
         self._report.submitted(request)
         self._adapters.add(request)
-        self._speculation.begin(request, submit, prediction)
+        if request.scoring is None:
+            self._speculation.begin(request, submit, prediction)
         over = self._answers.begin(request, submit)
         if over is not None:
             self._end(*over)
@@ -325,7 +326,7 @@ class Engine:
         """Change the layout of the KV cache if the requests need another one."""
         if not self._backend.can_split:
             return
-        n_longest = max((len(request.tokens) for request in self._requests.values()), default=0)
+        n_longest = max((request.n_known for request in self._requests.values()), default=0)
         split = self.cache.fit(n_longest, is_running=bool(self.scheduler.running), now_s=now_s)
         if split is None:
             return
@@ -423,6 +424,8 @@ class Engine:
             if request.chunks and (placed := request.next_chunk):
                 is_last = request.n_computed + n_tokens == placed.end
                 self._encodings.computed(placed, n_tokens, is_last=is_last)
+            if request.is_scoring:
+                self._answers.score(request, row - n_tokens + 1, n_tokens)
             request.n_computed += n_tokens
             if 0 < request.doubted_until <= request.n_computed:
                 self.scheduler.trust(request)
@@ -431,7 +434,7 @@ class Engine:
                 self.cache.grow(request.seq, request.n_computed)
             if not is_steady:  # in a steady step the tokens say it all
                 self._report.delta(request)
-            if request.n_computed == len(request.tokens):
+            if request.n_computed == len(request.tokens) and not self._reads_on(request):
                 caught_up.append(Row(request, row, drafts))
             row += len(drafts)
         if has_drafts:
@@ -449,6 +452,13 @@ class Engine:
                 if request.id in self._requests:
                     self._settle(request)
 
+    def _reads_on(self, request: Request) -> bool:
+        """Whether there is more of a prompt whose scores are wanted; then its next part is known from now on."""
+        n_more = request.read_on()
+        if n_more:
+            self.scheduler.policy.charge(request.client, n_prefill=n_more, n_output=0)
+        return n_more > 0
+
     def _settle(self, request: Request) -> None:
         """After a step with drafts: count what it gave, and take wrong drafts off their cells."""
         assert request.seq is not None
@@ -465,7 +475,7 @@ class Engine:
         """The request's last delta. Its computed tokens stay as a prefix, unless the step that made them failed."""
         self._report.ended(request, finish, now_s, error)
         if request.seq is not None:
-            if error is None:
+            if error is None and request.scoring is None:
                 self._release(request)
             elif self._leave_background(request):
                 self.cache.forget(request.seq)
@@ -477,8 +487,14 @@ class Engine:
         del self._requests[request.id]
 
     def _preempt(self, request: Request) -> None:
-        """Take a request off its slot. Its cells become a parked prefix, so its return costs a copy, not a prefill."""
-        self._release(request)
+        """Take a request off its slot. Its cells become a parked prefix, so its return costs a copy, not a prefill;
+        but for a prompt whose scores are wanted, which is read anew."""
+        if request.is_scoring and self._leave_background(request):
+            assert request.seq is not None
+            self.cache.forget(request.seq)
+            request.read_anew()
+        else:
+            self._release(request)
         self._speculation.drop(request)
         self.scheduler.preempt(request, self._clock())
         self._report.preempted(request)

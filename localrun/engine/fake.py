@@ -511,6 +511,9 @@ class FakeBackend:
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> FakeSampler:
         return FakeSampler(self, sampling, ignore_eos=ignore_eos or self._is_endless)
 
+    def learn(self, sampling: Sampling) -> None:
+        pass
+
     def expect(self, seq: int, sampler: Sampler, *, wants_logprobs: bool) -> None:
         self._check_seq(seq)
 

@@ -371,15 +371,27 @@ def end(exit_code: int, tokenizing: Tokenizing, close: Callable[[], None]) -> in
 
 def length_of(segments: Sequence[wire.Segment]) -> int:
     """Characters of a prompt. Media are read like long texts, for sound takes as long."""
-    return sum(len(one.text) if one.media is None else LONG_CHARACTERS for one in segments)
+    return sum(len(one.text) + len(one.tokens) if one.media is None else LONG_CHARACTERS for one in segments)
 
 
-def count(message: wire.Count, read: Callable[[], Sequence[int]], tokenizing: Tokenizing, outbox: Sink) -> None:
-    """Answer with the tokens that `read` makes of a text, in a while."""
+# Half of a frame: the other half is for the tokens themselves.
+_MOST_PIECES_BYTES = framing.MAX_FRAME_BYTES // 2
+
+
+def count(
+    message: wire.Count,
+    read: Callable[[], Sequence[int]],
+    tokenizing: Tokenizing,
+    outbox: Sink,
+    pieces: Callable[[Sequence[int], int], tuple[bytes, ...]],
+) -> None:
+    """Answer with the tokens that `read` makes of a text, and their `pieces` if they are wanted, in a while."""
 
     def answer() -> wire.Counted:
         try:
-            return wire.Counted(id=message.id, tokens=_bounded(read()))
+            tokens = _bounded(read())
+            found = pieces(tokens, _MOST_PIECES_BYTES) if message.wants_pieces else ()
+            return wire.Counted(id=message.id, tokens=tokens, pieces=found)
         except LocalrunError as error:
             return _uncounted(message.id, error)
         except Exception as error:

@@ -31,6 +31,7 @@ from localrun.engine.pipes import BROKEN_PIPE, Text, Tokenizing
 from localrun.engine.pipes import Inbox as EngineInbox
 from localrun.engine.request import Prompt
 from localrun.engine.sample import media
+from localrun.engine.sample.text import pieces
 from localrun.engine.speculate.draft_model import DraftModel
 from localrun.engine.speculate.draft_models import DraftModels
 from localrun.engine.speculate.speculation import Speculation
@@ -178,7 +179,8 @@ def take(message: wire.ToEngine, prompts: Prompts, tokenizing: Tokenizing, inbox
         else:
             inbox.put(lambda engine: engine.cancel(cancelled))
     elif isinstance(message, wire.Count):
-        pipes.count(message, partial(media.count, prompts.backend, message.segments), tokenizing, outbox)
+        backend = prompts.backend
+        pipes.count(message, partial(media.count, backend, message), tokenizing, outbox, partial(pieces, backend))
     elif isinstance(message, wire.ClearCache):
         inbox.put(_clearing(message, outbox))
 
@@ -187,6 +189,7 @@ def _read_prompt(prompts: Prompts, submit: wire.Submit, prediction: str) -> Call
     """What the engine is to do with a request once its prompt and its prediction are tokens."""
     try:
         (tokens, chunks), predicted = prompts.read(submit, prediction)
+        prompts.backend.learn(submit.sampling)
     except LocalrunError as error:
         return _refusal(submit.id, error)
     except Exception as error:

@@ -66,7 +66,7 @@ class Report:
     def submitted(self, request: Request) -> None:
         """A request was taken. One that another engine had begun was counted there."""
         if not request.was_started:
-            self.totals.prompt_tokens += request.n_prompt
+            self.totals.prompt_tokens += request.n_known
 
     def refused(self, request_id: int, error: LocalrunError | None, *, n_prompt: int) -> None:
         """A request never starts: its only delta says why; without an error, that it was cancelled."""
@@ -77,7 +77,9 @@ class Report:
         assert request.slot is not None
         assert request.started_at_s is not None
         self._started.append(
-            Started(request.id, request.slot, request.n_prompt, request.n_cached, request.started_at_s)
+            Started(
+                request.id, request.slot, request.n_known - request.n_output, request.n_cached, request.started_at_s
+            )
         )
         if is_first:
             self.totals.cached_tokens += request.n_cached

@@ -8,12 +8,14 @@ Invariant: 0 <= n_computed <= n_tokens; `seq` is set exactly while the request r
 
 from __future__ import annotations
 
+import hashlib
 import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from localrun.engine.backend import BASE, AdapterSet, Backend, MediaChunk, Sampler
+from localrun.engine.backend import BASE, REALM_BYTES, AdapterSet, Backend, MediaChunk, Sampler
 from localrun.engine.cache.tree import Key
 from localrun.engine.sample import chain
 from localrun.engine.sample.constraint import Constraint
@@ -43,6 +45,27 @@ class Prompt(NamedTuple):
 
     tokens: list[int]
     chunks: tuple[Placed, ...] = ()
+
+
+# So many rows of a step have logits for the scores of a prompt: as many as there are for drafts, which no step has
+# beside prompts.
+SCORED_ROWS = 32
+
+
+class Scoring:
+    """A prompt whose log-probabilities are wanted. Every row of it has logits, so it is read in small parts: a request
+    knows what it has read, and to everybody else that is its prompt so far. What others computed of it has no logits,
+    and nothing of it is kept for others: `realm` is nobody else's. Of `tokens` the first `n_said` were said.
+    """
+
+    def __init__(self, tokens: list[int], adapters: AdapterSet) -> None:
+        self.tokens = tokens
+        self.realm = hashlib.blake2b(adapters.realm + secrets.token_bytes(16), digest_size=REALM_BYTES).digest()
+        self.n_said = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.n_said == len(self.tokens)
 
 
 @dataclass(eq=False, slots=True)
@@ -81,6 +104,7 @@ class Request:
     constraint: Constraint | None = None
     drafting: Drafting | None = None
     chunks: tuple[Placed, ...] = ()
+    scoring: Scoring | None = None
 
     seq: int | None = None
     slot: int | None = None
@@ -120,7 +144,34 @@ class Request:
     def key(self) -> Key:
         """What the cache knows it by."""
         atoms = tuple((placed.start, placed.end) for placed in self.chunks)
-        return Key(self.tokens, self.namespace + self.adapters.realm, atoms)
+        realm = self.adapters.realm if self.scoring is None else self.scoring.realm
+        return Key(self.tokens, self.namespace + realm, atoms)
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be said."""
+        return self.scoring is not None and not self.scoring.is_over
+
+    @property
+    def n_known(self) -> int:
+        """Tokens that it has, read or not."""
+        n_prompt = self.n_prompt if self.scoring is None else len(self.scoring.tokens)
+        return n_prompt + self.n_output
+
+    def read_on(self) -> int:
+        """The next part of a prompt whose scores are wanted. Returns how many tokens that is; 0 at the end."""
+        if self.scoring is None:
+            return 0
+        more = self.scoring.tokens[self.n_prompt : self.n_prompt + SCORED_ROWS] if not self.n_output else []
+        self.tokens += more
+        self.n_prompt += len(more)
+        return len(more)
+
+    def read_anew(self) -> None:
+        """As at the beginning, for what was computed is lost. What was said is not said again."""
+        if self.is_scoring:
+            del self.tokens[1:]
+            self.n_prompt = 1
 
     @property
     def chunk_table(self) -> tuple[tuple[int, MediaChunk], ...]:
@@ -193,7 +244,7 @@ class Request:
         first = self.first_token_at_s if self.first_token_at_s is not None else now_s
         last = self.last_token_at_s if self.last_token_at_s is not None else first
         return Usage(
-            n_prompt=self.n_prompt,
+            n_prompt=self.n_known - self.n_output,
             n_cached=self.n_cached,
             n_output=self.n_output,
             queued_s=max(0.0, started - self.arrived_at_s),
@@ -240,6 +291,9 @@ def new_request(
     tokens, chunks = prompt
     most = backend.n_ctx - len(tokens)
     resume = submit.resume or Resume()
+    scoring = None
+    if submit.scores_prompt and tokens and not chunks and not resume.output:
+        scoring, tokens = Scoring(tokens, own), tokens[:1]
     return Request(
         id=submit.id,
         tokens=[*tokens, *resume.output],
@@ -258,6 +312,7 @@ def new_request(
         adapters=own,
         namespace=submit.namespace,
         chunks=chunks,
+        scoring=scoring,
         n_cached=resume.n_cached,
         started_at_s=resume.started_at_s,
         first_token_at_s=resume.first_token_at_s,

@@ -34,6 +34,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
+from localrun import ollama_environment
 from localrun.access import certificate as certificates
 from localrun.access.certificate import Certificate
 from localrun.access.discovery import Announcement
@@ -45,6 +46,8 @@ from localrun.server.http import failures
 from localrun.server.http.connection import BoundedConnection, Listening, address_of, listen, url_of
 from localrun.server.http.limits import Limits
 from localrun.server.http.names import bracketed, is_wildcard, served
+from localrun.server.llama_server import routes as llama_server
+from localrun.server.lm_studio import routes as lm_studio
 from localrun.server.native import routes as native
 from localrun.server.native import usage
 from localrun.server.ollama import routes as ollama
@@ -86,6 +89,8 @@ def build(settings: Settings, runtime: Runtime) -> Limits:
             *embedding.routes(runtime),
             *ollama.routes(runtime),
             *openai.routes(runtime),
+            *llama_server.routes(runtime),
+            *lm_studio.routes(runtime),
             *messages.routes(runtime),
             *native.routes(runtime),
             *usage.routes(runtime),
@@ -111,6 +116,9 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
     _allow_descriptors()
     _configure_logging(settings.log_level)
     try:
+        told = ollama_environment.told(settings)
+        if told:
+            _log.info("%s", told)
         runtime = Runtime(settings)
         if not is_local and not runtime.access.has_usable_keys():
             raise ConfigError(
@@ -278,9 +286,10 @@ async def _unrouted(request: Request, error: Exception) -> Response:
         answer = MethodNotAllowed(f"{path} does not take {request.method}; it takes {more['Allow']}")
     else:
         answer = NotFound(f"{path} is not a route of this server")
-    shape = failures.shape_of(path)
-    headers = {name.decode("ascii"): value.decode("ascii") for name, value in failures.headers(answer)}
-    return Response(failures.body(answer, shape), answer.status, headers | more)
+    shape, request_id = failures.shape_of(path), failures.new_id()
+    named = [*failures.headers(answer), *failures.id_header(shape, request_id)]
+    headers = {name.decode("ascii"): value.decode("ascii") for name, value in named}
+    return Response(failures.body(answer, shape, request_id), answer.status, headers | more)
 
 
 def _allow_descriptors() -> None:

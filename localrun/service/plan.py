@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from localrun import ollama_environment
 from localrun.config import FIELDS, Folders, env_name
 from localrun.errors import BadRequest
 
@@ -23,6 +24,7 @@ _OTHERS = (
     *("LOCALRUN_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"),
     *("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN_PATH"),
     "OLLAMA_MODELS",
+    *ollama_environment.NAMES,
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR"),
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),

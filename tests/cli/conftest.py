@@ -185,7 +185,7 @@ def daemon() -> Iterator[FakeDaemon]:
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """An environment without the user's own settings, for this process and for children."""
-    for name in [name for name in os.environ if name.startswith("LOCALRUN_")]:
+    for name in [name for name in os.environ if name.startswith(("LOCALRUN_", "OLLAMA_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("LOCALRUN_HOME", str(tmp_path / "home"))
     return dict(os.environ)

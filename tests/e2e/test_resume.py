@@ -245,8 +245,19 @@ def _killed_at(daemon: Daemon, body: dict[str, Any], n_chunks: int, signal_numbe
 
 @pytest.mark.parametrize(
     "fields",
-    [{"temperature": 0}, {"temperature": 1, "seed": 4, "top_p": 0.9, "repeat_penalty": 1.1}],
-    ids=["greedy", "seeded"],
+    [
+        {"temperature": 0},
+        {"temperature": 1, "seed": 4, "top_p": 0.9, "repeat_penalty": 1.1},
+        {
+            "temperature": 1,
+            "seed": 5,
+            "top_k": 20,
+            "dry_multiplier": 0.8,
+            "xtc_probability": 0.5,
+            "xtc_threshold": 0.05,
+        },
+    ],
+    ids=["greedy", "seeded", "dry-and-xtc"],
 )
 def test_a_real_stream_goes_on_and_another_model_never_notices(fields: dict[str, Any], other_model: Path) -> None:
     # Without drafts, which come at other places in a text that is gone on with, and round differently.

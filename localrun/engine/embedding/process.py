@@ -69,7 +69,7 @@ def take(
         refused = message.id
         inbox.put(lambda engine: engine.refuse(refused, EngineFailed("this engine computes embeddings only")))
     elif isinstance(message, wire.Count):
-        pipes.count(message, partial(_read, embedder, message.segments), tokenizing, outbox)
+        pipes.count(message, partial(_read, embedder, message.segments), tokenizing, outbox, _no_pieces)
     elif isinstance(message, wire.ClearCache):
         inbox.put(lambda engine: engine.clear())
         outbox.put(wire.Cleared(id=message.id, ram_bytes=0, disk_bytes=0))
@@ -78,6 +78,10 @@ def take(
 def _read(embedder: Embedder, segments: Sequence[wire.Segment]) -> list[int]:
     mixed = wire.Mixed(tuple(segments))
     return tokens_of(embedder, mixed, query=None, truncate=False, where="the text").tokens
+
+
+def _no_pieces(*_: object) -> tuple[bytes, ...]:
+    raise EngineFailed("an engine that computes embeddings does not say what its tokens stand for")
 
 
 def _ready(embedder: Embedder, opened: wire.Open, load_s: float) -> wire.Ready:

@@ -195,7 +195,13 @@ class LlamaBackend:
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> LlamaSampler:
         banned = np.array(sorted(self.eog_tokens) if ignore_eos else [], np.int64)
         chain = stages.chain(sampling, n_ctx=self.n_ctx)
-        return LlamaSampler(self.draw, self.logits, chain, banned=banned, n_vocab=self.n_vocab)
+        new_dry = self._vocabulary.dry
+        return LlamaSampler(self.draw, self.logits, chain, banned=banned, n_vocab=self.n_vocab, new_dry=new_dry)
+
+    def learn(self, sampling: Sampling) -> None:
+        dry = stages.dry_of(sampling, self.n_ctx)
+        if dry is not None:
+            self._vocabulary.learn_dry(dry)
 
     def expect(self, seq: int, sampler: Sampler, *, wants_logprobs: bool) -> None:
         if self._samples_on_device:

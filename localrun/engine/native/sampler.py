@@ -28,14 +28,16 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 
 
 class LlamaSampler:
-    """A native sampler chain, where one begins with top-k or locally typical tokens. In its place there is an argmax
-    where the chain would be nothing else, and what `draws.py` has for the others.
+    """A native sampler chain, where one begins with top-k or locally typical tokens, or has a stage that is llama.cpp's
+    alone (DRY, top-n-sigma, XTC). In its place there is an argmax where the chain would be nothing else, and what
+    `draws.py` has for the others.
 
-    The native stage that draws is made anew for every token, with a seed of its own (5 us): then what is drawn for a
-    token depends on its position alone (`draws.py`).
+    The native stages that draw are made anew for every token, with seeds of its own (5 us): then what is drawn for a
+    token depends on its position alone (`draws.py`). DRY is told of every token, as `Adjustments` is.
 
     `draw` applies a native chain to a row of the last decode, or finds the likeliest token without one; `logits` gives
     the row as a view of native memory. Tokens in `banned` are never chosen, nor what a constraint does not allow.
+    `new_dry` makes a DRY stage.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class LlamaSampler:
         *,
         banned: NDArray[np.int64],
         n_vocab: int,
+        new_dry: Callable[[stages.Dry], Any],
     ) -> None:
         self._draw = draw
         self._logits = logits
@@ -68,13 +71,18 @@ class LlamaSampler:
             self._draws = self._mirostat = Mirostat(
                 last.version, tau=last.tau, eta=last.eta, temperature=last.temperature, n_vocab=n_vocab
             )
-        elif isinstance(last, stages.Draw) and not isinstance(first, stages.TopK | stages.Typical):
+        elif isinstance(last, stages.Draw) and not _needs_chain(native_stages):
             self._draws = _nucleus(native_stages)
         elif not self.is_greedy:
             self._chain = native.llama_sampler_chain_init(native.llama_sampler_chain_default_params())
             for stage in native_stages:
-                native.llama_sampler_chain_add(self._chain, _native_stage(stage, n_vocab))
-        self._at_draw = len(native_stages) - 1
+                made = new_dry(stage) if isinstance(stage, stages.Dry) else _native_stage(stage, n_vocab)
+                native.llama_sampler_chain_add(self._chain, made)
+        # From the first stage that draws on.
+        at = next((at for at, stage in enumerate(native_stages) if isinstance(stage, stages.Xtc)), -1)
+        self._drawing = native_stages[at:]
+        self._at_drawing = len(native_stages) - len(self._drawing)
+        self._dry = first if isinstance(first, stages.Dry) else None
         self._cuts_first = isinstance(first, stages.TopK) and first.k <= DEVICE_TOP_K
 
     @property
@@ -92,6 +100,8 @@ class LlamaSampler:
     def accept(self, tokens: list[int], mu: float | None = None) -> None:
         self._adjustments.accept(tokens)
         self._n_seen += len(tokens)
+        if self._dry is not None:
+            self._tell_dry(tokens[-self._dry.last_n :])
         if self._mirostat is not None and mu is not None:
             self._mirostat.mu = mu
 
@@ -112,6 +122,8 @@ class LlamaSampler:
             token = self._constraint.choose(lambda allowed: self._choose(logits, allowed), tries_first=self._takes_best)
         if token != DEAD_END:
             self._end_token(token)
+            if self._dry is not None:
+                self._tell_dry((token,))
         return token
 
     def _sample_free(self, row: int) -> int:
@@ -131,8 +143,16 @@ class LlamaSampler:
             return
         self._bits, self._n_draws = bits_at(self._seed, self._n_seen), 0
         if self._chain is not None:
-            native.llama_sampler_free(native.llama_sampler_chain_remove(self._chain, self._at_draw))
-            native.llama_sampler_chain_add(self._chain, native.llama_sampler_init_dist(native_seed(self._bits)))
+            for at in reversed(range(self._at_drawing, self._at_drawing + len(self._drawing))):
+                native.llama_sampler_free(native.llama_sampler_chain_remove(self._chain, at))
+            for stage in self._drawing:
+                native.llama_sampler_chain_add(self._chain, _native_stage(stage, self._n_vocab, self._bits))
+
+    def _tell_dry(self, tokens: Sequence[int]) -> None:
+        """Of tokens that the chain did not choose itself: then it knows."""
+        dry = native.llama_sampler_chain_get(self._chain, 0)
+        for token in tokens:
+            native.llama_sampler_accept(dry, token)
 
     def _end_token(self, token: int) -> None:
         self._n_seen += 1
@@ -196,8 +216,19 @@ def _nucleus(chain: Sequence[stages.Stage]) -> Nucleus:
     return Nucleus(top_p=top_p, min_p=min_p, temperature=temperature)
 
 
-def _native_stage(stage: stages.Stage, n_vocab: int) -> Any:
+def _needs_chain(chain: Sequence[stages.Stage]) -> bool:
+    """Whether nothing of ours does the same."""
+    is_llamas = any(isinstance(stage, stages.Dry | stages.TopNSigma | stages.Xtc) for stage in chain)
+    return is_llamas or isinstance(chain[0], stages.TopK | stages.Typical)
+
+
+def _native_stage(stage: stages.Stage, n_vocab: int, bits: int = 0) -> Any:
+    """`bits` are chance for the token at hand."""
     match stage:
+        case stages.TopNSigma(n):
+            return native.llama_sampler_init_top_n_sigma(n)
+        case stages.Xtc(probability, threshold):
+            return native.llama_sampler_init_xtc(probability, threshold, 1, native_seed(bits_at(bits, 1)))
         case stages.TopK(k):
             return native.llama_sampler_init_top_k(min(k, n_vocab))
         case stages.Typical(p):
@@ -209,7 +240,7 @@ def _native_stage(stage: stages.Stage, n_vocab: int) -> Any:
         case stages.Temperature(value):
             return native.llama_sampler_init_temp(value)
         case stages.Draw():
-            return native.llama_sampler_init_dist(0)
+            return native.llama_sampler_init_dist(native_seed(bits))
 
 
 # Fewer logits than this are done before a thread is awake.

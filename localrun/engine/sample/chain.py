@@ -1,7 +1,7 @@
 """Which sampler stages a request needs, in order. Pure; `llama.py` turns each stage into a native sampler.
 
 Neutral stages are left out: every stage costs a pass over the candidates of the whole vocabulary.
-The order (bias, penalties, truncation, temperature, draw) is llama.cpp's own default order.
+The order (bias, penalties, DRY, truncation, XTC, temperature, draw) is llama.cpp's own default order.
 """
 
 from __future__ import annotations
@@ -36,6 +36,25 @@ class Penalties:
 
 
 @dataclass(frozen=True)
+class Dry:
+    """A penalty for tokens that would go on with what was there before: it grows with the length of what repeats, up to
+    a breaker. `last_n` tokens are looked at, never -1 here."""
+
+    multiplier: float
+    base: float
+    allowed_length: int
+    last_n: int
+    breakers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TopNSigma:
+    """Only logits within so many standard deviations of the highest one."""
+
+    n: float
+
+
+@dataclass(frozen=True)
 class TopK:
     k: int
 
@@ -56,7 +75,17 @@ class MinP:
 
 
 @dataclass(frozen=True)
+class Xtc:
+    """Now and then leaves out the likeliest tokens, all but the last one that has at least the threshold's share."""
+
+    probability: float
+    threshold: float
+
+
+@dataclass(frozen=True)
 class Temperature:
+    """0 leaves the likeliest token alone."""
+
     value: float
 
 
@@ -81,7 +110,21 @@ class Greedy:
     """Pick the most probable."""
 
 
-Stage = LogitBias | Penalties | TopK | Typical | TopP | MinP | Temperature | Mirostat | Draw | Greedy
+Stage = (
+    LogitBias
+    | Penalties
+    | Dry
+    | TopNSigma
+    | TopK
+    | Typical
+    | TopP
+    | MinP
+    | Xtc
+    | Temperature
+    | Mirostat
+    | Draw
+    | Greedy
+)
 
 # Dividing logits by less overflows, and long before that the draw is an argmax.
 _LEAST_TEMPERATURE = 1e-6
@@ -92,6 +135,8 @@ def check(sampling: Sampling, *, n_vocab: int) -> None:
     for name in _FLOATS:
         if not math.isfinite(getattr(sampling, name)):
             raise BadRequest(f"{name} is not a finite number", field=name)
+    if any("\0" in breaker or not breaker for breaker in sampling.dry_sequence_breakers):
+        raise BadRequest("dry_sequence_breakers has an empty text, or one with a NUL", field="dry_sequence_breakers")
     for token, bias in sampling.logit_bias:
         if not 0 <= token < n_vocab:
             raise BadRequest(f"token {token} of logit_bias is not in 0..{n_vocab - 1}", field="logit_bias")
@@ -101,7 +146,7 @@ def check(sampling: Sampling, *, n_vocab: int) -> None:
 
 _FLOATS = (
     "temperature", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
-    "mirostat_tau", "mirostat_eta",
+    "mirostat_tau", "mirostat_eta", "dry_multiplier", "dry_base", "top_n_sigma", "xtc_probability", "xtc_threshold",
 )  # fmt: skip
 
 
@@ -113,12 +158,20 @@ def chain(sampling: Sampling, *, n_ctx: int) -> tuple[Stage, ...]:
     penalties = _penalties(sampling, n_ctx)
     if penalties:
         stages.append(penalties)
-    if sampling.temperature < _LEAST_TEMPERATURE:
-        return (*stages, Greedy())
+    dry = dry_of(sampling, n_ctx)
+    # Above a threshold of 0.5 there is never more than one such token.
+    has_xtc = sampling.xtc_probability > 0 and sampling.xtc_threshold <= 0.5
+    is_greedy = sampling.temperature < _LEAST_TEMPERATURE
+    if is_greedy and not has_xtc:
+        return (*stages, dry, Temperature(0.0), Draw(0)) if dry else (*stages, Greedy())
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-    if sampling.mirostat:
+    if sampling.mirostat and not is_greedy:
         tau, eta = sampling.mirostat_tau, sampling.mirostat_eta
         return (*stages, Mirostat(sampling.mirostat, seed, tau, eta, sampling.temperature))
+    if dry:
+        stages.append(dry)
+    if sampling.top_n_sigma > 0:
+        stages.append(TopNSigma(sampling.top_n_sigma))
     if sampling.top_k > 0:
         stages.append(TopK(sampling.top_k))
     if sampling.typical_p < 1:
@@ -127,9 +180,25 @@ def chain(sampling: Sampling, *, n_ctx: int) -> tuple[Stage, ...]:
         stages.append(TopP(sampling.top_p))
     if sampling.min_p > 0:
         stages.append(MinP(sampling.min_p))
+    if has_xtc:
+        stages.append(Xtc(sampling.xtc_probability, sampling.xtc_threshold))
     if sampling.temperature != 1:
-        stages.append(Temperature(sampling.temperature))
+        stages.append(Temperature(0.0 if is_greedy else sampling.temperature))
     return (*stages, Draw(seed))
+
+
+def dry_of(sampling: Sampling, n_ctx: int) -> Dry | None:
+    """The DRY stage of a chain; None if it is off."""
+    if sampling.dry_multiplier == 0 or sampling.dry_penalty_last_n == 0:
+        return None
+    last_n = n_ctx if sampling.dry_penalty_last_n < 0 else min(sampling.dry_penalty_last_n, n_ctx)
+    return Dry(
+        sampling.dry_multiplier,
+        sampling.dry_base,
+        sampling.dry_allowed_length,
+        last_n,
+        sampling.dry_sequence_breakers,
+    )
 
 
 def _penalties(sampling: Sampling, n_ctx: int) -> Penalties | None:

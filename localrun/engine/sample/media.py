@@ -16,7 +16,7 @@ from localrun.engine.backend import Backend, MediaChunk, Projector
 from localrun.engine.request import Placed, Prompt
 from localrun.engine.sample.text import lacks_bos, tokenize, tokens_of
 from localrun.errors import BadRequest, EngineFailed
-from localrun.wire import Segment, Submit
+from localrun.wire import Count, Segment, Submit
 
 _SCHEME = b"localrun media rows 1"
 # Of fewer rows the pseudo tokens have too few bits to be sure of what they stand for: they are another request's never.
@@ -31,9 +31,11 @@ def prompt_of(backend: Backend, submit: Submit) -> Prompt:
     return Prompt(tokens_of(backend, submit))
 
 
-def count(backend: Backend, segments: Sequence[Segment]) -> list[int]:
+def count(backend: Backend, message: Count) -> list[int]:
     """The tokens of a text that may have media, whose pixels nobody looks at. Raises as `prompt_of`."""
-    return read(backend, segments).tokens if has_media(segments) else tokenize(backend, segments)
+    if has_media(message.segments):
+        return read(backend, message.segments).tokens
+    return tokenize(backend, message.segments, is_prompt=message.is_prompt)
 
 
 def has_media(segments: Sequence[Segment]) -> bool:

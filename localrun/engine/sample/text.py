@@ -14,25 +14,60 @@ def tokens_of(backend: Backend, submit: Submit) -> list[int]:
     """The prompt of a request, whose tokens are all in the vocabulary. Raises BadRequest."""
     if submit.tokens is None:
         return tokenize(backend, submit.segments)
-    tokens = list(submit.tokens)
+    return _checked(backend, submit.tokens)
+
+
+def tokenize(backend: Backend, segments: Sequence[Segment], *, is_prompt: bool = True) -> list[int]:
+    """Token ids of a text. Only trusted segments may hold control tokens. Raises BadRequest for a segment of tokens
+    that are not in the vocabulary.
+
+    To a prompt that begins with text the model's BOS token is put in front when the model wants one and the template
+    did not write it.
+    """
+    tokens: list[int] = []
+    for segment in segments:
+        if segment.tokens:
+            tokens += _checked(backend, segment.tokens)
+        else:
+            tokens += backend.tokenize(segment.text, parse_special=segment.trusted)
+    begins_with_text = not (segments and segments[0].tokens)
+    if is_prompt and begins_with_text and backend.bos_token is not None and lacks_bos(backend, tokens):
+        tokens.insert(0, backend.bos_token)
+    return tokens
+
+
+def text_of(backend: Backend, token: int) -> bytes:
+    """What a token stands for; of a control token its name."""
+    return backend.piece(token) or backend.control_text(token).encode()
+
+
+def pieces(backend: Backend, tokens: Sequence[int], most_bytes: int) -> tuple[bytes, ...]:
+    """What each token stands for (`text_of`). Raises BadRequest for more than `most_bytes`."""
+    found: list[bytes] = []
+    n_bytes = 0
+    for token in tokens:
+        piece = text_of(backend, token)
+        n_bytes += len(piece) + PIECE_OVERHEAD_BYTES
+        if n_bytes > most_bytes:
+            raise BadRequest(
+                f"the texts of {len(tokens)} tokens take more than {most_bytes // 1_000_000} MB, the limit; send fewer",
+                field="tokens",
+            )
+        found.append(piece)
+    return tuple(found)
+
+
+# What a piece takes in a frame besides its bytes.
+PIECE_OVERHEAD_BYTES = 8
+
+
+def _checked(backend: Backend, given: Sequence[int]) -> list[int]:
+    tokens = list(given)
     # Not one by one: streams would be without the interpreter for as long as that takes.
     bad = next((end for end in (min(tokens), max(tokens)) if not 0 <= end < backend.n_vocab), None) if tokens else None
     if bad is not None:
         limit = backend.n_vocab - 1
         raise BadRequest(f"token {bad} is not in the vocabulary; ids go from 0 to {limit}", field="prompt")
-    return tokens
-
-
-def tokenize(backend: Backend, segments: Sequence[Segment]) -> list[int]:
-    """Token ids of a whole prompt. Only trusted segments may hold control tokens.
-
-    The model's BOS token is put in front when the model wants one and the template did not write it.
-    """
-    tokens: list[int] = []
-    for segment in segments:
-        tokens += backend.tokenize(segment.text, parse_special=segment.trusted)
-    if backend.bos_token is not None and lacks_bos(backend, tokens):
-        tokens.insert(0, backend.bos_token)
     return tokens
 
 

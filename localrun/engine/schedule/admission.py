@@ -98,6 +98,9 @@ class Admission:
         for request in self._scheduler.next_up(now_s):
             if request.awaits_something or request.is_away or not self._scheduler.can_start(request):
                 continue
+            # Their rows with logits are all that a step may have.
+            if request.is_scoring and any(other.is_scoring for other in self._scheduler.running):
+                continue
             reason = reasons.get(request)
             if reason is None or not self._holds(reason, request):
                 reason = self._reason(request, cache)
@@ -111,7 +114,9 @@ class Admission:
                 break
             is_first = not request.was_started
             self._scheduler.start(request, lease.seq, lease.n_cached, now_s)
-            self._backend.expect(lease.seq, request.sampler, wants_logprobs=request.n_probs is not None)
+            self._backend.expect(
+                lease.seq, request.sampler, wants_logprobs=request.n_probs is not None or request.is_scoring
+            )
             if lease.n_here < lease.n_cached:
                 request.n_computed, request.is_away = lease.n_here, True
             # Asked each time: one pool has more sequences than split streams have.

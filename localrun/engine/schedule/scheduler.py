@@ -85,7 +85,8 @@ def fill_batch(batch: Batch, grants: Sequence[Grant]) -> list[int]:
     """Fill in the rows of `grants`, one after another from row 0. Returns the sequence of each row.
 
     The last row of each request wants its logits, and so does every draft: from those one draws, and those of a part of
-    a prompt tell whether what was computed are numbers (`without_numbers`). All requests have the same adapters.
+    a prompt tell whether what was computed are numbers (`without_numbers`). So does every row of a prompt whose scores
+    are wanted. All requests have the same adapters.
     """
     row, rows = 0, []
     batch.realm = grants[0].request.adapters.realm if grants else b""
@@ -98,7 +99,7 @@ def fill_batch(batch: Batch, grants: Sequence[Grant]) -> list[int]:
         batch.pos[row:end] = range(first, first + n_rows)
         batch.seq[row:end] = request.seq
         batch.wants_logits[row:end] = 0
-        batch.wants_logits[row + n_tokens - 1 : end] = 1
+        batch.wants_logits[row if request.is_scoring else row + n_tokens - 1 : end] = 1
         rows += [request.seq] * n_rows
         row = end
     return rows

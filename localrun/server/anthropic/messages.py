@@ -121,7 +121,7 @@ class _Message:
         self._reply = reply
         self._output = Output(omits_thinking=body.omits_thinking)
         job_id = job.id.encode("ascii")
-        self._headers: Headers = [(b"x-localrun-request", job_id), (b"request-id", job_id), *headers]
+        self._headers: Headers = [(b"x-localrun-request", job_id), *headers]
 
     async def stream(self) -> None:
         """Sends all of it. Raises what the job's iteration raises."""

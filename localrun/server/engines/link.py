@@ -100,7 +100,7 @@ class EngineLink:
         self._ids = itertools.count(1)
         self._opened: asyncio.Future[wire.Ready] | None = None
         self._sinks: dict[int, Sink] = {}
-        self._counts: dict[int, asyncio.Future[tuple[int, ...]]] = {}
+        self._counts: dict[int, asyncio.Future[wire.Counted]] = {}
         self._clearings: dict[int, asyncio.Future[wire.Cleared]] = {}
         self._queue: list[int] = []
         self._waits_s: list[float] | None = None
@@ -189,14 +189,17 @@ class EngineLink:
         if request_id in self._sinks and self.error is None:
             self._child.write(framing.encode(wire.Cancel(request_id)))
 
-    async def count(self, segments: tuple[wire.Segment, ...]) -> tuple[int, ...]:
-        """Token ids of a text. Raises EngineDied or Unavailable when the engine is gone."""
+    async def count(
+        self, segments: tuple[wire.Segment, ...], *, is_prompt: bool = True, wants_pieces: bool = False
+    ) -> wire.Counted:
+        """The tokens of a text. Raises EngineDied or Unavailable when the engine is gone."""
         await self._child.writable()
         self._check_usable()
         request_id = self.next_id()
-        answer: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[wire.Counted] = asyncio.get_running_loop().create_future()
         self._counts[request_id] = answer
-        self._child.write(framing.encode(wire.Count(id=request_id, segments=segments)))
+        message = wire.Count(id=request_id, segments=segments, is_prompt=is_prompt, wants_pieces=wants_pieces)
+        self._child.write(framing.encode(message))
         try:
             return await answer
         finally:
@@ -259,7 +262,7 @@ class EngineLink:
             if answer is None or answer.done():
                 return
             if message.error is None:
-                answer.set_result(message.tokens)
+                answer.set_result(message)
             else:
                 answer.set_exception(by_code(message.error_code, message.error, retry_after_s=message.retry_after_s))
         elif isinstance(message, wire.Cleared):

@@ -45,6 +45,7 @@ _STREAM_TYPES = {
     Shape.OLLAMA: b"application/x-ndjson",
     Shape.OPENAI: b"text/event-stream",
     Shape.ANTHROPIC: b"text/event-stream",
+    Shape.LLAMA_SERVER: b"text/event-stream",
     Shape.NATIVE: b"text/event-stream",
 }
 
@@ -54,6 +55,7 @@ _PINGS = {
     Shape.OLLAMA: b" ",
     Shape.OPENAI: b": ping\n\n",
     Shape.ANTHROPIC: b'event: ping\ndata: {"type":"ping"}\n\n',
+    Shape.LLAMA_SERVER: b": ping\n\n",
     Shape.NATIVE: b": ping\n\n",
 }
 PING_AFTER_S = 10.0
@@ -96,6 +98,7 @@ class Exchange:
         self._is_over = False
         self._pinger: asyncio.Task[None] | None = None
         self._written_at_s = 0.0
+        self._request_id = failures.new_id()
 
     def header(self, name: bytes) -> str:
         """The first value of a header, by lower-case name; empty if there is none."""
@@ -175,14 +178,22 @@ class Exchange:
         if self._is_over:
             return
         if self.started:
-            await self._end(failures.stream_event(error, self.shape))
+            await self._end(failures.stream_event(error, self.shape, self._request_id))
         else:
-            body = failures.body(error, self.shape)
+            body = failures.body(error, self.shape, self._request_id)
             await self.answer(body, status=error.status, headers=failures.headers(error))
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.started = True
-        headers = [*headers, *self.visitor.headers(self.shape)]
+        # An answer of one job has the job's own id; of several the first one's.
+        named = next((value for name, value in headers if name == b"x-localrun-request"), b"")
+        if named:
+            self._request_id = named.decode("ascii").partition(",")[0]
+        headers = [
+            *headers,
+            *failures.id_header(self.shape, self._request_id),
+            *self.visitor.headers(self.shape),
+        ]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _end(self, data: bytes) -> None:

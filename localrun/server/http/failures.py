@@ -1,10 +1,11 @@
-"""Errors as HTTP answers: one error, four shapes.
+"""Errors as HTTP answers: one error, five shapes.
 
 Each API family has its own error JSON, and a client reads only its own:
 
 - `/api/*` as Ollama: `{"error": "message"}`
-- `/v1/*` as OpenAI: `{"error": {"message", "type", "param", "code"}}`
+- `/v1/*`, and LM Studio's `/api/v0/*`, as OpenAI: `{"error": {"message", "type", "param", "code"}}`
 - `/v1/messages*` as Anthropic: `{"type": "error", "error": {"type", "message"}, "request_id"}`
+- llama-server's own routes as there: `{"error": {"code", "message", "type"}}` with the status as `code`, and `field`
 - everything else: `{"error": {"code", "message", "field"}}`
 
 Status and code come from the exception alone (`errors.py`). Every error answer carries `X-Localrun-Error: <code>`, so
@@ -18,9 +19,10 @@ from __future__ import annotations
 import json
 import logging
 import math
+import uuid
 from enum import StrEnum
 
-from localrun.errors import LocalrunError, QueueFull, RateLimited, Unauthorized, of_disk
+from localrun.errors import ContextExceeded, LocalrunError, QueueFull, RateLimited, Unauthorized, of_disk
 
 _log = logging.getLogger(__name__)
 
@@ -33,17 +35,28 @@ class Shape(StrEnum):
     OLLAMA = "ollama"
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
+    LLAMA_SERVER = "llama-server"
     NATIVE = "native"
+
+
+_LLAMA_SERVER = frozenset(
+    ("/completion", "/completions", "/infill", "/tokenize", "/detokenize", "/tokenizer_info", "/apply-template",
+     "/props", "/slots", "/lora-adapters", "/models")
+)  # fmt: skip
 
 
 def shape_of(path: str) -> Shape:
     """The family that a path belongs to, also when no route answers there."""
+    if path.startswith("/api/v0/"):
+        return Shape.OPENAI
     if path.startswith("/api/"):
         return Shape.OLLAMA
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return Shape.ANTHROPIC
     if path == "/v1" or path.startswith("/v1/"):
         return Shape.OPENAI
+    if path in _LLAMA_SERVER or path.startswith("/slots/"):
+        return Shape.LLAMA_SERVER
     return Shape.NATIVE
 
 
@@ -57,7 +70,22 @@ def unforeseen(error: Exception, what: str) -> LocalrunError:
     return LocalrunError("internal error; the daemon's log has the details")
 
 
-def body(error: LocalrunError, shape: Shape) -> bytes:
+# The header by which a family names a request, in every answer.
+_ID_HEADERS = {Shape.ANTHROPIC: b"request-id", Shape.OPENAI: b"x-request-id"}
+
+
+def new_id() -> str:
+    """An id that no request of this machine had before."""
+    return f"req_{uuid.uuid4().hex}"
+
+
+def id_header(shape: Shape, request_id: str) -> Headers:
+    """What names the request in the family's answers; nothing where a family has no such header."""
+    name = _ID_HEADERS.get(shape)
+    return [] if name is None else [(name, request_id.encode("ascii"))]
+
+
+def body(error: LocalrunError, shape: Shape, request_id: str | None = None) -> bytes:
     """The error's JSON body, in the family's shape."""
     content: object
     if shape is Shape.OLLAMA:
@@ -66,8 +94,10 @@ def body(error: LocalrunError, shape: Shape) -> bytes:
         content = {"message": error.message, "type": _openai_type(error), "param": error.field, "code": error.code}
     elif shape is Shape.ANTHROPIC:
         content = {"type": _anthropic_type(error), "message": error.message}
-        whole = {"type": "error", "error": content, "request_id": None}
+        whole = {"type": "error", "error": content, "request_id": request_id}
         return json.dumps(whole).encode("ascii")
+    elif shape is Shape.LLAMA_SERVER:
+        content = {"code": error.status, "message": error.message, "type": _llama_type(error), "field": error.field}
     else:
         content = {"code": error.code, "message": error.message, "field": error.field}
     # Messages may quote what the client sent; ASCII output is valid whatever that was, a lone surrogate included.
@@ -84,7 +114,7 @@ def headers(error: LocalrunError) -> Headers:
     return result
 
 
-def stream_event(error: LocalrunError, shape: Shape) -> bytes:
+def stream_event(error: LocalrunError, shape: Shape, request_id: str | None = None) -> bytes:
     """The error as the last event of a stream whose status line is already sent: an NDJSON line, or an SSE event.
 
     Ollama's line carries the code beside the message, because no header can any more.
@@ -92,7 +122,7 @@ def stream_event(error: LocalrunError, shape: Shape) -> bytes:
     if shape is Shape.OLLAMA:
         return json.dumps({"error": error.message, "code": error.code}).encode("ascii") + b"\n"
     name = b"event: error\n" if shape is Shape.ANTHROPIC else b""
-    return name + b"data: " + body(error, shape) + b"\n\n"
+    return name + b"data: " + body(error, shape, request_id) + b"\n\n"
 
 
 def _openai_type(error: LocalrunError) -> str:
@@ -103,6 +133,21 @@ def _openai_type(error: LocalrunError) -> str:
     if error.status == 429:
         return "rate_limit_error"
     return "invalid_request_error" if error.status < 500 else "api_error"
+
+
+_LLAMA_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+
+
+def _llama_type(error: LocalrunError) -> str:
+    if isinstance(error, ContextExceeded):
+        return "exceed_context_size_error"
+    return _LLAMA_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
 
 
 _ANTHROPIC_TYPES = {

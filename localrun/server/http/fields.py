@@ -22,7 +22,16 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from localrun.config import MAX_ADAPTERS, MAX_SCALE, NOTHING_ASKED, ConfigError, LoadSettings, latency_target_s
+from localrun.config import (
+    MAX_ADAPTERS,
+    MAX_DURATION_CHARACTERS,
+    MAX_SCALE,
+    NOTHING_ASKED,
+    ConfigError,
+    LoadSettings,
+    duration_s,
+    latency_target_s,
+)
 from localrun.errors import BadModelFile, BadRequest
 from localrun.models.adapters import Wanted
 from localrun.models.name import MAX_PATH_BYTES
@@ -37,6 +46,7 @@ MAX_STOPS = 16
 MAX_LOGIT_BIASES = 1024
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
+MAX_BREAKERS = 16
 # Above any context length; what is larger than the context is cut to it, so no loop or allocation follows this number.
 MAX_TOKENS = 2**31 - 1
 MAX_CLIENT_CHARACTERS = 64
@@ -52,6 +62,7 @@ MirostatTau = Annotated[float, Meta(ge=0.0, le=100.0)]
 # -1 stands for off (top_k), for the whole context (last_n), and for a random one (seed).
 TopK = Annotated[int, Meta(ge=-1, le=MAX_TOKENS)]
 LastN = Annotated[int, Meta(ge=-1, le=MAX_TOKENS)]
+WholeCount = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 MirostatVersion = Annotated[int, Meta(ge=0, le=2)]
 
@@ -61,6 +72,13 @@ Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 DraftName = Annotated[str, Meta(max_length=MAX_PATH_BYTES)]
+
+DryMultiplier = Annotated[float, Meta(ge=0.0, le=100.0)]
+DryBase = Annotated[float, Meta(ge=1.0, le=100.0)]
+# llama.cpp cuts longer ones.
+Breaker = Annotated[str, Meta(min_length=1, max_length=40, pattern="^[^\\x00]*$")]
+Breakers = Breaker | Annotated[list[Breaker], Meta(max_length=MAX_BREAKERS)]
+TopNSigma = Annotated[float, Meta(ge=-1.0, le=100.0)]
 
 # Which texts, `speculates` says itself.
 Speculation = bool | Annotated[str, Meta(extra_json_schema={"enum": ["on", "off"]})]
@@ -106,6 +124,14 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     mirostat_tau: MirostatTau | None = None
     mirostat_eta: Probability | None = None
     seed: Seed | Annotated[float, Meta(ge=-(2.0**53), le=2.0**53)] | None = None
+    dry_multiplier: DryMultiplier | None = None
+    dry_base: DryBase | None = None
+    dry_allowed_length: Annotated[float, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    dry_penalty_last_n: Annotated[float, Meta(ge=-1, le=MAX_TOKENS)] | None = None
+    dry_sequence_breakers: Breakers | None = None
+    top_n_sigma: TopNSigma | None = None
+    xtc_probability: Probability | None = None
+    xtc_threshold: Probability | None = None
     stop: Stop | None = None
 
 
@@ -116,6 +142,8 @@ class ModelDefaults(Parameters, frozen=True, kw_only=True):
     repeat_last_n: LastN | None = None
     mirostat: MirostatVersion | None = None
     seed: Seed | None = None
+    dry_allowed_length: WholeCount | None = None
+    dry_penalty_last_n: LastN | None = None
     num_predict: int | None = None
 
     def n_predict(self, asked: int | None) -> int:
@@ -151,6 +179,8 @@ class SamplingFields(Parameters, frozen=True, kw_only=True):
     repeat_last_n: LastN | None = None
     mirostat: MirostatVersion | None = None
     seed: Seed | None = None
+    dry_allowed_length: WholeCount | None = None
+    dry_penalty_last_n: LastN | None = None
     lane: str | None = None
     latency: str | float | None = None
     deadline_s: float | None = None
@@ -176,7 +206,7 @@ class SamplingFields(Parameters, frozen=True, kw_only=True):
 _ENGINE_NAMES = {name: name for name in Parameters.__struct_fields__ if name != "stop"} | {
     "repeat_last_n": "penalty_last_n"
 }
-_WHOLE = frozenset(("top_k", "repeat_last_n", "mirostat", "seed"))
+_WHOLE = frozenset(("top_k", "repeat_last_n", "mirostat", "seed", "dry_allowed_length", "dry_penalty_last_n"))
 
 
 def sampling(sources: Sequence[Parameters], default: Sampling) -> Sampling:
@@ -190,6 +220,8 @@ def sampling(sources: Sequence[Parameters], default: Sampling) -> Sampling:
                 break
     if said.get("top_k") == -1:
         said["top_k"] = 0
+    if "dry_sequence_breakers" in said:
+        said["dry_sequence_breakers"] = _texts(said["dry_sequence_breakers"])
     if said.get("seed") == -1:  # the other spelling of random
         said["seed"] = None
     return msgspec.structs.replace(default, **said)
@@ -197,9 +229,11 @@ def sampling(sources: Sequence[Parameters], default: Sampling) -> Sampling:
 
 def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     """The stop strings of a request; an empty one would match everywhere and is left out."""
-    if stop is None:
-        return ()
-    return tuple(text for text in ([stop] if isinstance(stop, str) else stop) if text)
+    return () if stop is None else _texts(stop)
+
+
+def _texts(texts: str | list[str]) -> tuple[str, ...]:
+    return tuple(text for text in ([texts] if isinstance(texts, str) else texts) if text)
 
 
 def _biases(biases: dict[str, float], n_vocab: int) -> tuple[tuple[int, float], ...]:
@@ -342,35 +376,15 @@ def _printable(text: str) -> str:
     return _NOT_PRINTABLE.sub(" ", text).strip()[:MAX_CLIENT_CHARACTERS]
 
 
-_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
-_DURATION = re.compile(rf"(?P<sign>[+-]?)(?P<parts>(?:{_PART.pattern})+)", re.ASCII)
-_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)", re.ASCII)
-_MAX_DURATION_CHARACTERS = 64
-
-
 def keep_alive_s(value: float | str | None) -> float | None:
     """Seconds; -1.0 for ever; None for the daemon's own setting. Raises BadRequest for anything else."""
     if value is None or value == "":
         return None
-    parsed = _parse(value) if isinstance(value, str) else float(value)
+    parsed = duration_s(value) if isinstance(value, str) else float(value)
     if parsed is None or not math.isfinite(parsed):
         raise BadRequest(
-            f"keep_alive: {str(value)[:_MAX_DURATION_CHARACTERS]!r} is not a duration; use seconds, or a text such as "
+            f"keep_alive: {str(value)[:MAX_DURATION_CHARACTERS]!r} is not a duration; use seconds, or a text such as "
             f"'5m', '1h30m' or '-1'",
             field="keep_alive",
         )
     return -1.0 if parsed < 0 else parsed
-
-
-def _parse(text: str) -> float | None:
-    text = text.strip()
-    if len(text) > _MAX_DURATION_CHARACTERS:
-        return None
-    if _NUMBER.fullmatch(text):
-        return float(text)
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        return None
-    total_s = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(match["parts"]))
-    return -total_s if match["sign"] == "-" else total_s

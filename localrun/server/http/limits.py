@@ -34,7 +34,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localrun.config import ConfigError, Settings
+from localrun.config import Settings, origins_of
 from localrun.errors import BadRequest, Forbidden, LocalrunError, QueueFull, TooLarge, UnsupportedMediaType
 from localrun.server.http import failures, names
 from localrun.server.http.access import Access, Visitor, is_loopback
@@ -69,7 +69,7 @@ class Limits:
         if names.is_loopback_address(settings.host):
             self._hosts.add(names.bracketed(settings.host.lower()))
         self._served_names = names.served(settings)
-        self._origins = _parse_origins(settings.origins)
+        self._origins = origins_of(settings.origins)
         self._n_open = 0
         self._n_uploads = 0
         self._last_end_s = time.monotonic()
@@ -213,8 +213,10 @@ class Limits:
             )
 
     async def _refuse(self, error: LocalrunError, path: str, headers: _Headers, receive: Receive, send: Send) -> None:
-        body = failures.body(error, failures.shape_of(path))
-        answer_headers = [*failures.headers(error), (b"content-length", str(len(body)).encode("ascii"))]
+        shape, request_id = failures.shape_of(path), failures.new_id()
+        body = failures.body(error, shape, request_id)
+        named = failures.id_header(shape, request_id)
+        answer_headers = [*failures.headers(error), *named, (b"content-length", str(len(body)).encode("ascii"))]
         has_body = headers.one(b"transfer-encoding") is not None or headers.one(b"content-length") not in (None, "0")
         if has_body:
             answer_headers.append((b"connection", b"close"))
@@ -297,21 +299,6 @@ class _BodyGuard:
             await self._send({**message, "more_body": True})
             await _discard(self._receive)
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _parse_origins(text: str) -> frozenset[str]:
-    origins = frozenset(part.strip().rstrip("/").lower() for part in text.split(",") if part.strip())
-    # `scheme://*` loses its slashes to rstrip only when the star is missing; such an entry is caught here.
-    for origin in origins:
-        scheme, separator, rest = origin.partition("://")
-        if not (scheme and separator and rest) or "/" in rest or ("*" in rest and rest != "*"):
-            raise ConfigError(
-                f"origins: {origin!r} is not an origin; write scheme://host or scheme://host:port, or scheme://* for "
-                f"all of a scheme such as chrome-extension"
-            )
-        if rest == "*" and scheme in ("http", "https"):
-            raise ConfigError(f"origins: {origin!r} would let every web page in; name the pages' hosts")
-    return origins
 
 
 def _check_content_type(content_type: str | None, origin: str | None, *, is_file: bool) -> None:

@@ -236,11 +236,17 @@ class Job:
 
     async def count(self, segments: Sequence[wire.Segment]) -> tuple[int, ...]:
         """The token ids of a prompt, as `submit` would have them. Raises EngineDied, and what the engine refuses."""
+        return (await self.tokenize(segments)).tokens
+
+    async def tokenize(
+        self, segments: Sequence[wire.Segment], *, is_prompt: bool = True, wants_pieces: bool = False
+    ) -> wire.Counted:
+        """The tokens of a text, and what each stands for. Raises as `count`."""
         n_deaths = n_kills = 0
         while True:
             link = self._leased().link
             try:
-                return await link.count(tuple(segments))
+                return await link.count(tuple(segments), is_prompt=is_prompt, wants_pieces=wants_pieces)
             except EngineDied as error:
                 n_kills += link.was_killed
                 n_deaths += not link.was_killed

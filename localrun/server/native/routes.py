@@ -69,7 +69,7 @@ class CancelledRequest(msgspec.Struct, frozen=True, kw_only=True):
 def routes(runtime: Runtime) -> list[Route]:
     """The routes, bound to a runtime."""
     return [
-        route("/health", runtime, _health, methods=["GET"]),
+        *(route(path, runtime, _health, methods=["GET"]) for path in ("/health", "/v1/health")),
         route("/localrun/v1/snapshot", runtime, _snapshot, methods=["GET"]),
         route("/localrun/v1/events", runtime, _events, methods=["GET"]),
         route("/localrun/v1/requests", runtime, _list_requests, methods=["GET"]),

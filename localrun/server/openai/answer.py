@@ -277,9 +277,11 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     cache_n: int
     prompt_n: int
     prompt_ms: float
+    prompt_per_token_ms: float | None
     prompt_per_second: float | None
     predicted_n: int
     predicted_ms: float
+    predicted_per_token_ms: float | None
     predicted_per_second: float | None
     draft_n: int | UnsetType = UNSET
     draft_n_accepted: int | UnsetType = UNSET
@@ -311,14 +313,20 @@ def timings_of(one: Usage, *, n_drafted: int = 0, n_accepted: int = 0) -> Timing
         cache_n=one.n_cached,
         prompt_n=n_computed,
         prompt_ms=one.prefill_s * 1000,
+        prompt_per_token_ms=_each_ms(n_computed, one.prefill_s),
         prompt_per_second=_rate(n_computed, one.prefill_s),
         predicted_n=one.n_output,
         predicted_ms=one.decode_s * 1000,
         # The time runs from the first token to the last, so it is that of all but one.
+        predicted_per_token_ms=_each_ms(one.n_output - 1, one.decode_s),
         predicted_per_second=_rate(one.n_output - 1, one.decode_s),
         draft_n=n_drafted or UNSET,
         draft_n_accepted=n_accepted if n_drafted else UNSET,
     )
+
+
+def _each_ms(n_tokens: int, seconds: float) -> float | None:
+    return seconds * 1000 / n_tokens if n_tokens > 0 else None
 
 
 def _rate(n_tokens: int, seconds: float) -> float | None:
@@ -340,32 +348,32 @@ class Answer:
         prompt_field: str,
     ) -> None:
         self._exchange = exchange
-        self._jobs = jobs
+        self.jobs = jobs
         self._chunks = chunks
         self._n_per_prompt = n_per_prompt
         self._include_usage = include_usage
         self._prompt_field = prompt_field
-        self._usages: dict[int, Usage] = {}
+        self.usages: dict[int, Usage] = {}
         self._headers = headers_of(jobs)
 
     async def send(self, *, stream: bool) -> None:
         """Sends all of it. Raises what the jobs' iteration raises."""
         if stream:
             with naming(self._prompt_field):
-                await streaming.stream(self._exchange, self._jobs, self, self._headers)
+                await streaming.stream(self._exchange, self.jobs, self, self._headers)
         else:
             reasons = await self.gather()
             await self.send_choices([self._chunks.choice(index, reason) for index, reason in enumerate(reasons)])
 
     async def gather(self) -> list[str]:
         """Waits for all choices, which the chunks keep. Why each of them ended. Raises what the iteration raises."""
-        reasons = [""] * len(self._jobs)
+        reasons = [""] * len(self.jobs)
         with naming(self._prompt_field):
-            async with aclosing(streaming.deltas(self._jobs)) as deltas:
+            async with aclosing(streaming.deltas(self.jobs)) as deltas:
                 async for index, delta, _ in deltas:
                     self._chunks.gather(index, delta)
                     if delta.finish is not None:
-                        reasons[index] = self._finish(index, delta)
+                        reasons[index] = self.finished(index, delta)
         return reasons
 
     async def send_choices(self, finished: list[Fields]) -> None:
@@ -376,7 +384,7 @@ class Answer:
 
     def begin(self) -> bytes:
         """All choices begin at once and in order: OpenAI's own client takes the first chunk for choice 0."""
-        return b"".join(self._chunks.first(index) for index in range(len(self._jobs)))
+        return b"".join(self._chunks.first(index) for index in range(len(self.jobs)))
 
     def take(self, index: int, delta: Delta) -> bytes:
         news = self._chunks.news(index, delta)
@@ -388,28 +396,28 @@ class Answer:
     # --- inside --------------------------------------------------------------------------------------------------
 
     def _end(self, index: int, delta: Delta) -> bytes:
-        reason = self._finish(index, delta)
+        reason = self.finished(index, delta)
         # With a usage chunk to come, the timings are there.
-        fields = {} if self._include_usage else self._timings()
+        fields = {} if self._include_usage else self.more()
         return self._chunks.end(index, reason, fields)
 
-    def _finish(self, index: int, delta: Delta) -> str:
+    def finished(self, index: int, delta: Delta) -> str:
         """The reason in OpenAI's words."""
-        finish, self._usages[index] = ended(delta)
+        finish, self.usages[index] = ended(delta)
         return self._chunks.reason(index, finish)
 
     def _counts(self) -> Fields:
-        by_index = [self._usages[index] for index in range(len(self._jobs))]
-        n_thinking = sum(self._chunks.n_thinking(index) for index in range(len(self._jobs)))
+        by_index = [self.usages[index] for index in range(len(self.jobs))]
+        n_thinking = sum(self._chunks.n_thinking(index) for index in range(len(self.jobs)))
         counts = usage_of(by_index[:: self._n_per_prompt], by_index, n_thinking=n_thinking)
-        return {"usage": counts} | self._timings()
+        return {"usage": counts} | self.more()
 
-    def _timings(self) -> Fields:
-        """Of several answers at once they would mean nothing."""
-        if len(self._jobs) > 1:
+    def more(self) -> Fields:
+        """What it has besides `usage`: timings. Of several answers at once they would mean nothing."""
+        if len(self.jobs) > 1:
             return {}
-        record = self._jobs[0].record
-        return {"timings": timings_of(self._usages[0], n_drafted=record.n_drafted, n_accepted=record.n_accepted)}
+        record = self.jobs[0].record
+        return {"timings": timings_of(self.usages[0], n_drafted=record.n_drafted, n_accepted=record.n_accepted)}
 
 
 def ended(delta: Delta) -> tuple[Finish, Usage]:

@@ -182,7 +182,11 @@ def think_of(effort: str | None) -> bool | str | None:
 
 async def chat(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await exchange.read_json(ChatBody)
+    await answer_chat(runtime, exchange, await exchange.read_json(ChatBody))
+
+
+async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answer_type: type[Answer] = Answer) -> None:
+    """Also for those who have other fields besides."""
     body.check_supported()
     ask = body.ask()
     prediction = body.prediction.text if body.prediction is not None else ""
@@ -215,7 +219,7 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
             replies=[Reply(prepared.new_parser()) for _ in jobs],
             uses_functions=body.uses_functions,
         )
-        answer = Answer(
+        answer = answer_type(
             exchange,
             jobs,
             chunks,

@@ -4,12 +4,19 @@ Prompts go to the model as they are, control tokens included; each of them, and 
 own. With `suffix` the model fills in between the two. A prompt longer than the context is refused with both numbers;
 nothing is cut silently. Without `max_tokens` an answer goes on until the model ends it or the context is full, as with
 llama-server and Ollama (OpenAI stops at 16).
+
+With `echo` and `logprobs` the answer has the log-probabilities of the prompt as well, which evaluations read with
+`max_tokens` 0 or 1. Then every token of the prompt is computed, whatever the cache has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from localrun.errors import BadRequest
 from localrun.server.http import fields
@@ -21,7 +28,7 @@ from localrun.server.openai.answer import Answer, Chunks, Fields, piece_text
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, CommonFields
 from localrun.server.prompting.infill import infill
 from localrun.server.runtime import Runtime
-from localrun.wire import ChosenLogprob, Delta, Segment
+from localrun.wire import ChosenLogprob, Delta, Segment, TokenLogprob
 
 Prompt = str | list[int]
 
@@ -31,6 +38,7 @@ class CompletionBody(CommonFields, frozen=True, kw_only=True):
 
     prompt: str | list[str | fields.TokenId | list[fields.TokenId]]
     echo: bool | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=fields.MAX_TOKENS)] | None = None
     logprobs: fields.TopLogprobs | None = None
     best_of: Choices | None = None
     suffix: str | None = None
@@ -40,16 +48,24 @@ class CompletionBody(CommonFields, frozen=True, kw_only=True):
         """Answers that are generated for each prompt; the best `n_choices` of them are sent."""
         return self.best_of or self.n_choices
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt are wanted, too."""
+        return bool(self.echo) and self.logprobs is not None
+
     def check_supported(self) -> None:
         """Raises BadRequest for fields that contradict each other, and for what this build does not do."""
         if self.n_candidates < self.n_choices:
             raise BadRequest(f"best_of: must not be below n ({self.n_choices})", field="best_of")
         if self.stream and self.n_candidates > self.n_choices:
             raise BadRequest("best_of: the best is known at the end only; leave stream or best_of out", field="best_of")
-        if self.echo and self.logprobs is not None:
+        if self.scores_prompt and self.stream:
             raise BadRequest(
-                "echo: log-probabilities of the prompt are not supported; leave echo or logprobs out", field="echo"
+                "echo: log-probabilities of the prompt are not streamed; leave stream, echo or logprobs out",
+                field="echo",
             )
+        if self.max_tokens == 0 and not self.echo:
+            raise BadRequest("max_tokens: 0 needs echo, for there would be no answer", field="max_tokens")
         if self.suffix and self.echo:
             raise BadRequest("echo: not together with suffix; leave one of the two out", field="echo")
 
@@ -69,9 +85,8 @@ class CompletionBody(CommonFields, frozen=True, kw_only=True):
                 )
         if not self.suffix and not all(prompts):
             raise BadRequest("prompt: must not be empty", field="prompt")
-        for field, is_on in (("echo", self.echo), ("suffix", self.suffix)):
-            if is_on and not isinstance(prompts[0], str):
-                raise BadRequest(f"{field}: needs prompts that are text, not token ids", field=field)
+        if self.suffix and not isinstance(prompts[0], str):
+            raise BadRequest("suffix: needs prompts that are text, not token ids", field="suffix")
         if len(prompts) * self.n_candidates > MAX_ANSWERS:
             raise BadRequest(
                 f"prompt: {len(prompts)} prompts with {self.n_candidates} answers each are more than {MAX_ANSWERS} "
@@ -125,6 +140,7 @@ class CompletionChunks(Chunks):
         self._offsets: dict[int, int] = {}
         self._texts: dict[int, list[str]] = {}
         self._kept: dict[int, list[ChosenLogprob]] = {}
+        self._scores: dict[int, list[ChosenLogprob]] = {}
 
     def first(self, index: int) -> bytes:
         return self.text(index, self._echoes[index]) if self._echoes else b""
@@ -135,14 +151,18 @@ class CompletionChunks(Chunks):
     def gather(self, index: int, delta: Delta) -> None:
         self._texts.setdefault(index, []).append(delta.text)
         self._kept.setdefault(index, []).extend(delta.logprobs or ())
+        if delta.scores is not None:
+            # After an engine died those of a prompt begin anew.
+            self._scores.setdefault(index, [])[delta.scores.first :] = delta.scores.tokens
 
     def choice(self, index: int, reason: str) -> Fields:
         echoed = self._echoes[index] if self._echoes else ""
-        logprobs = self._kept.get(index) if self._shows_logprobs else None
+        scores = self._scores.get(index, [])
+        logprobs = [*scores, *self._kept.get(index, ())] if self._shows_logprobs else None
         return {
             "index": index,
             "text": echoed + "".join(self._texts.get(index, ())),
-            "logprobs": self.logprobs(index, logprobs) if logprobs else None,
+            "logprobs": _without_first(self.logprobs(index, logprobs), bool(scores)) if logprobs else None,
             "finish_reason": reason,
         }
 
@@ -162,14 +182,35 @@ class CompletionChunks(Chunks):
         return {
             "tokens": [piece_text(chosen.piece) for chosen in logprobs],
             "token_logprobs": [chosen.logprob for chosen in logprobs],
-            "top_logprobs": [{piece_text(other.piece): other.logprob for other in chosen.top} for chosen in logprobs],
+            "top_logprobs": [_by_text(chosen.top) for chosen in logprobs],
             "text_offset": offsets,
         }
 
 
+def _by_text(top: Sequence[TokenLogprob]) -> dict[str, float]:
+    """Of tokens that have the same text, such as parts of characters, the likeliest."""
+    found: dict[str, float] = {}
+    for other in top:
+        found.setdefault(piece_text(other.piece), other.logprob)
+    return found
+
+
+def _without_first(logprobs: Fields, is_prompt: bool) -> Fields:
+    """The first token of a prompt comes after nothing, so it has no probability."""
+    if is_prompt:
+        logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None
+    return logprobs
+
+
 async def complete(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await exchange.read_json(CompletionBody)
+    await answer_completion(runtime, exchange, await exchange.read_json(CompletionBody))
+
+
+async def answer_completion(
+    runtime: Runtime, exchange: Exchange, body: CompletionBody, answer_type: type[Answer] = Answer
+) -> None:
+    """Also for those who have other fields besides."""
     body.check_supported()
     prompts = [prompt for prompt in body.prompts() for _ in range(body.n_candidates)]
     grammar = body.answer_grammar()
@@ -187,6 +228,8 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
             logprobs=body.logprobs is not None or chooses,
             n_probs=body.logprobs or 0,
         )
+        plan = msgspec.structs.replace(plan, scores_prompt=body.scores_prompt)
+        echoes = [await _text(job, prompt) for job, prompt in zip(jobs, prompts, strict=True)] if body.echo else ()
         for index, (job, prompt) in enumerate(zip(jobs, prompts, strict=True)):
             await job.submit(
                 plan,
@@ -198,10 +241,10 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
             request_id=streaming.answer_id(jobs),
             model=body.model,
             include_usage=body.include_usage,
-            echoes=[prompt for prompt in prompts if isinstance(prompt, str)] if body.echo else (),
+            echoes=echoes,
             shows_logprobs=body.logprobs is not None,
         )
-        answer = Answer(
+        answer = answer_type(
             exchange,
             jobs,
             chunks,
@@ -223,6 +266,13 @@ def best(chunks: CompletionChunks, reasons: list[str], n_candidates: int, n_choi
         for index in ranked[:n_choices]:
             chosen.append(chunks.choice(index, reasons[index]) | {"index": len(chosen)})
     return chosen
+
+
+async def _text(job: Job, prompt: Prompt) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    counted = await job.tokenize([Segment("", tokens=tuple(prompt))], is_prompt=False, wants_pieces=True)
+    return b"".join(counted.pieces).decode("utf-8", errors="replace")
 
 
 def _segments(job: Job, prompt: Prompt, suffix: str | None) -> tuple[Segment, ...]:

@@ -5,7 +5,7 @@ when there is no suffix: an editor that asks here wants code that fits, not a ch
 
 The editors' plugins for llama-server name no model: then it is the one that is loaded, as a llama-server has one. They
 ask for the fields that they read (`response_fields`, with paths such as `timings/prompt_n`), and warm the cache up with
-`n_predict` 0. The rest of llama-server's own routes is not here.
+`n_predict` 0. The rest of llama-server's own routes is in `llama_server/`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def complete_fim(runtime: Runtime, exchange: Exchange) -> None:
         await answer.send(stream=bool(body.stream))
 
 
-_MAX_FIELDS = 64
+MAX_FIELDS = 64
 
 
 class ExtraFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class InfillBody(SamplingFields, frozen=True, kw_only=True):
     model: str | None = None
     n_predict: Annotated[int, Meta(ge=-1, le=fields.MAX_TOKENS)] = -1
     stream: bool | None = None
-    response_fields: Annotated[list[str], Meta(max_length=_MAX_FIELDS)] | None = None
+    response_fields: Annotated[list[str], Meta(max_length=MAX_FIELDS)] | None = None
 
     def before_cursor(self) -> str:
         """Raises BadRequest for pictures and sound."""
@@ -95,7 +95,7 @@ async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(InfillBody)
     before_cursor = body.before_cursor()
-    model = body.model or _loaded_model(runtime)
+    model = body.model or loaded_model(runtime)
     who = ask_of(exchange, model, body)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         (job,) = await streaming.enter(runtime, stack, who, n_jobs=1)
@@ -142,7 +142,7 @@ class _Answer:
 
     def _last(self, content: str, delta: Delta) -> bytes:
         last = _last_fields(self._model, content, delta, self._job.record)
-        return encode(last if self._wanted is None else _picked(last, self._wanted))
+        return encode(last if self._wanted is None else picked(last, self._wanted))
 
 
 def _chunk(text: str) -> bytes:
@@ -169,7 +169,7 @@ def _last_fields(model: str, content: str, delta: Delta, record: RequestRecord) 
     }
 
 
-def _picked(answer: Fields, wanted: list[str]) -> Fields:
+def picked(answer: Fields, wanted: list[str]) -> Fields:
     """The fields that are asked for, under the paths that they are asked for by; unknown ones are left out."""
     picked: Fields = {}
     for path in wanted:
@@ -181,9 +181,13 @@ def _picked(answer: Fields, wanted: list[str]) -> Fields:
     return picked
 
 
-def _loaded_model(runtime: Runtime) -> str:
-    """Raises BadRequest unless there is exactly one."""
-    names = [one.model.name for one in runtime.supervisor.residents() if one.state is not ResidentState.STOPPING]
+def loaded_model(runtime: Runtime) -> str:
+    """The name of the model that is loaded. Raises BadRequest unless there is exactly one."""
+    residents = runtime.supervisor.residents()
+    names = {one.model.name for one in residents if one.state is not ResidentState.STOPPING and one.pooling is None}
     if len(names) != 1:
-        raise BadRequest(f"model is required while {len(names)} models are loaded", field="model")
-    return names[0]
+        raise BadRequest(
+            f"model is required while {len(names)} models are loaded; name one, or load the one that is to answer",
+            field="model",
+        )
+    return names.pop()

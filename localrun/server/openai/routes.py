@@ -56,7 +56,7 @@ class OpenAIModels(msgspec.Struct, frozen=True, kw_only=True):
 def routes(runtime: Runtime) -> list[Route]:
     """All routes of this family."""
     return [
-        route("/v1/models", runtime, list_models, methods=["GET"]),
+        *(route(path, runtime, list_models, methods=["GET"]) for path in ("/v1/models", "/models")),
         route("/v1/models/{id:path}", runtime, one_model, methods=["GET"]),
         route("/v1/chat/completions", runtime, chat, methods=["POST"]),
         route("/v1/completions", runtime, complete, methods=["POST"]),

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from localrun.server.anthropic.messages import AnthropicUsage
 from localrun.server.embedding.routes import EmbeddingUsage
 from localrun.server.http.failures import Shape, shape_of
+from localrun.server.lm_studio.routes import AnswerModel, AnswerRuntime, AnswerStats
 from localrun.server.openai.answer import OpenAIUsage, Timings
 from localrun.server.openai.responses.create import ResponseUsage
 
@@ -239,6 +240,30 @@ class Completion(Envelope, frozen=True, kw_only=True):
     choices: list[CompletionChoice]
 
 
+class LmStudioChat(ChatCompletion, frozen=True, kw_only=True):
+    """A whole answer. Several answers have no statistics."""
+
+    stats: AnswerStats | UnsetType = UNSET
+    model_info: AnswerModel | UnsetType = UNSET
+    runtime: AnswerRuntime | UnsetType = UNSET
+
+
+class LmStudioChatChunk(ChatCompletionChunk, frozen=True, kw_only=True):
+    """One event of a stream; the last has the facts."""
+
+    stats: AnswerStats | UnsetType = UNSET
+    model_info: AnswerModel | UnsetType = UNSET
+    runtime: AnswerRuntime | UnsetType = UNSET
+
+
+class LmStudioCompletion(Completion, frozen=True, kw_only=True):
+    """A whole answer, or one chunk of it."""
+
+    stats: AnswerStats | UnsetType = UNSET
+    model_info: AnswerModel | UnsetType = UNSET
+    runtime: AnswerRuntime | UnsetType = UNSET
+
+
 class InfillAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """llama-server's answer. With `response_fields` it has only those, under the paths that they are asked for by."""
 
@@ -254,6 +279,42 @@ class InfillAnswer(msgspec.Struct, frozen=True, kw_only=True):
     stop_type: Literal["limit", "word", "eos"] | UnsetType = UNSET
     stopping_word: str | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
+
+
+class LlamaProbability(msgspec.Struct, frozen=True, kw_only=True):
+    """A token that might have been chosen."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class LlamaChosen(LlamaProbability, frozen=True, kw_only=True):
+    """A token that was chosen."""
+
+    top_logprobs: list[LlamaProbability]
+
+
+class LlamaProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of the prompt is computed."""
+
+    total: int
+    cache: int
+    processed: int
+
+
+class LlamaCompletion(InfillAnswer, frozen=True, kw_only=True):
+    """llama-server's answer, and its chunks. With `response_fields` it has only those, under the paths that they are
+    asked for by."""
+
+    id_slot: int | UnsetType = UNSET
+    generation_settings: dict[str, Any] | UnsetType = UNSET
+    prompt: str | UnsetType = UNSET
+    has_new_line: bool | UnsetType = UNSET
+    completion_probabilities: list[LlamaChosen] | UnsetType = UNSET
+    prompt_progress: LlamaProgress | UnsetType = UNSET
+    timings: dict[str, Any] | UnsetType = UNSET  # type: ignore[assignment]
 
 
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -371,6 +432,21 @@ class OllamaEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
     prompt_eval_count: int
 
 
+class LlamaErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`code` is the status; `field` names the field."""
+
+    code: int
+    message: str
+    type: str
+    field: str | None
+
+
+class LlamaError(msgspec.Struct, frozen=True, kw_only=True):
+    """An error, as llama-server has it."""
+
+    error: LlamaErrorBody
+
+
 class NativeErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     """`code` is stable; `field` names the field."""
 
@@ -389,6 +465,7 @@ _TYPES: dict[Shape, Any] = {
     Shape.OLLAMA: OllamaError,
     Shape.OPENAI: OpenAIError,
     Shape.ANTHROPIC: AnthropicError,
+    Shape.LLAMA_SERVER: LlamaError,
     Shape.NATIVE: NativeError,
 }
 

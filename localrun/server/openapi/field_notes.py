@@ -44,6 +44,17 @@ _SAMPLING = {
     "mirostat": "Mirostat sampling, version 1 or 2; 0 is off.",
     "mirostat_tau": "Mirostat's target surprise.",
     "mirostat_eta": "Mirostat's rate of learning.",
+    "dry_multiplier": "DRY: a penalty for tokens that would go on with a repetition; it is this, times `dry_base` for "
+    "each token that the repetition is longer than `dry_allowed_length`. 0 is off.",
+    "dry_base": "How fast the penalty of DRY grows with the length of the repetition.",
+    "dry_allowed_length": "Repetitions up to this many tokens have no penalty of DRY.",
+    "dry_penalty_last_n": "How many tokens DRY looks at; -1 is the whole context, 0 is off. Without it 64.",
+    "dry_sequence_breakers": 'A text or up to 16 that end a repetition for DRY; without it a line break, `:`, `"` and '
+    "`*`.",
+    "top_n_sigma": "Only tokens whose score is within so many standard deviations of the highest one; 0 or -1 is off.",
+    "xtc_probability": "XTC: how often the most probable tokens are left out, all but the last one that has "
+    "`xtc_threshold`; 0 is off.",
+    "xtc_threshold": "The probability from which XTC leaves tokens out; above 0.5 it never does.",
     "seed": "Same seed, same prompt: same answer, but for rounding. -1 is random.",
     "stop": "A text or up to 16, at which the answer ends; they are not part of it.",
     "lora": "Adapters for this request, up to 8: LoRA files and control vectors. They count over those in the model's "
@@ -70,7 +81,9 @@ _TEXT = {
     "InfillBody.prompt": "What stands right before the cursor, after `input_prefix`.",
     "ResponsesBody.prompt": "Refused: there are no stored prompts.",
     "suffix": "What stands after the gap. Only with models that have FIM tokens.",
-    "echo": "Whether the answer begins with the prompt.",
+    "echo": "Whether the answer begins with the prompt; with `logprobs` its log-probabilities come along.",
+    "CompletionBody.max_tokens": "Most tokens to generate; 0 only with `echo`. Without it until the model ends or the "
+    "context is full.",
     "best_of": "How many candidates to generate, of which the `n` most probable are sent.",
     "logprobs": "Whether each token's log-probability comes along; in `/v1/completions` a number of alternatives.",
     "top_logprobs": "How many alternatives each token comes with.",
@@ -103,6 +116,37 @@ _TEXT = {
     "input_suffix": "What stands after the cursor.",
     "input_extra": "Other files, for context.",
     "n_predict": "Most tokens to generate; -1 until the model ends.",
+    "LlamaCompletionBody.prompt": "A text, token ids, both in one list, an object with pictures or sound "
+    "(`prompt_string` and `multimodal_data`), or a list of such prompts; up to 64 answers in all.",
+    "TokenizeBody.prompt": "vLLM's name of `content`; the answer then has what vLLM's has.",
+    "add_special_tokens": "With `prompt`: whether the model's BOS token comes first.",
+    "return_token_strs": "Whether the text of each token comes along, as `token_strs`.",
+    "LmStudioChatBody.max_tokens": "Most tokens to generate; -1 until the model ends or the context is full.",
+    "LmStudioCompletionBody.max_tokens": "Most tokens to generate; -1 until the model ends or the context is full.",
+    "LmStudioCompletionBody.prompt": "As in `/v1/completions`.",
+    "ttl": "Seconds for which the model stays loaded after the request, as `keep_alive`.",
+    "draft_model": "A draft model, as `draft`.",
+    "LlamaCompletionBody.max_tokens": "Another name of `n_predict`.",
+    "LlamaCompletionBody.logit_bias": "Added to the score of tokens: pairs of a token id or a text and a number, or an "
+    "object of them; false bans.",
+    "n_probs": "With how many alternatives each token comes, in `completion_probabilities`; 0 is without.",
+    "return_tokens": "Whether the token ids come along; in a stream they always do.",
+    "return_progress": "Whether a stream tells how much of the prompt is computed.",
+    "timings_per_token": "Whether each chunk has the timings so far.",
+    "samplers": "Which samplers count: penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature. They "
+    "are always applied in this order; the header `X-Localrun-Ignored` says where another one was wanted.",
+    "dynatemp_range": "Refused, but for 0.",
+    "adaptive_target": "Refused, unless it is negative.",
+    "min_keep": "Refused, but for 0.",
+    "n_indent": "Refused, but for 0.",
+    "t_max_predict_ms": "Refused, but for -1.",
+    "grammar_lazy": "True is refused.",
+    "post_sampling_probs": "True is refused: probabilities are the model's own.",
+    "content": "A text, or texts and token ids in one list.",
+    "add_special": "Whether the model's BOS token is put in front, as it is to prompts.",
+    "parse_special": "Whether the names of control tokens become those tokens.",
+    "with_pieces": "Whether each token comes with its text, or with its bytes where these are no whole character.",
+    "DetokenizeBody.tokens": "Token ids; control tokens become their names.",
     "response_fields": "Only these fields of the answer, such as `content` or `timings/predicted_n`.",
 }
 

@@ -25,6 +25,8 @@ class Family(StrEnum):
     OLLAMA = "Ollama"
     OPENAI = "OpenAI"
     ANTHROPIC = "Anthropic"
+    LLAMA_SERVER = "llama-server"
+    LM_STUDIO = "LM Studio"
     EMBEDDING = "Embeddings and reranking"
     NATIVE = "localrun"
 

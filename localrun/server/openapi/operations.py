@@ -1,5 +1,5 @@
 """All routes, for the document: Ollama's, OpenAI's with those of Mistral and llama-server that fill in the middle,
-Anthropic's, embeddings and reranking, and the daemon's own.
+Anthropic's, LM Studio's, embeddings and reranking, and the daemon's own.
 
 Pure data. Does not: serve them.
 """
@@ -14,6 +14,23 @@ from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.anthropic.messages import CountedTokens
 from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
 from localrun.server.embedding.routes import LegacyEmbedding, Ranking
+from localrun.server.llama_server.completion import LlamaCompletionBody
+from localrun.server.llama_server.props import LlamaProps, LlamaSlot
+from localrun.server.llama_server.tokens import (
+    DetokenizeBody,
+    Detokenized,
+    RenderedPrompt,
+    TemplateBody,
+    TokenizeBody,
+    Tokenized,
+    TokenizerInfo,
+)
+from localrun.server.lm_studio.routes import (
+    LmStudioChatBody,
+    LmStudioCompletionBody,
+    LmStudioModel,
+    LmStudioModels,
+)
 from localrun.server.native.models import (
     DEFAULT_LIMIT,
     MAX_LIMIT,
@@ -49,6 +66,10 @@ from localrun.server.openapi.answers import (
     Completion,
     Embeddings,
     InfillAnswer,
+    LlamaCompletion,
+    LmStudioChat,
+    LmStudioChatChunk,
+    LmStudioCompletion,
     OllamaChat,
     OllamaEmbeddings,
     OllamaGenerate,
@@ -155,10 +176,13 @@ def _events(item: object, what: str) -> Stream:
 _CHUNKS = "With `stream`: server-sent events, each with a chunk as its data; the last one is `[DONE]`."
 
 _OPENAI = (
-    Operation(method="GET", path="/v1/models", summary="The models that are here",
-              answer=OpenAIModels,
-              description="After the models come those with an adapter that fits, as `model+adapter` with the model "
-              "as `parent`, up to 256."),
+    *(
+        Operation(method="GET", path=path, summary="The models that are here",
+                  answer=OpenAIModels,
+                  description="After the models come those with an adapter that fits, as `model+adapter` with the "
+                  "model as `parent`, up to 256.")
+        for path in ("/v1/models", "/models")
+    ),
     Operation(method="GET", path="/v1/models/{id}", summary="One model", answer=OpenAIModel,
               parameters=(path_parameter("id", "The model's name; it may have slashes"),), errors=(400, 404, 422)),
     Operation(
@@ -210,6 +234,65 @@ _OPENAI = (
         method="POST", path="/lora-adapters", status=501, is_body_required=False,
         summary="Not supported: scales for all requests",
         description="Always 501: they would change other clients' answers. Say them in the request.",
+    ),
+)  # fmt: skip
+
+
+_LLAMA_PIECES = "With `stream`: server-sent events, each with a piece of `content`; the last one has all facts."
+_LOADED = "Without `model` the one that is loaded answers, if it is one."
+_LLAMA_SERVER = (
+    *(
+        Operation(
+            method="POST", path=path, summary="What follows a text, as llama-server has it",
+            body=LlamaCompletionBody, answer=LlamaCompletion | list[LlamaCompletion], serves=True,
+            description="A list of prompts gets a list of answers. " + _LOADED,
+            stream=_events(LlamaCompletion, _LLAMA_PIECES),
+            example={"model": "tiny", "prompt": "Once upon a time", "n_predict": 16},
+        )
+        for path in ("/completion", "/completions")
+    ),
+    Operation(method="POST", path="/tokenize", summary="The tokens of a text", body=TokenizeBody, answer=Tokenized,
+              serves=True, description=_LOADED, example={"model": "tiny", "content": "A fox.", "with_pieces": True}),
+    Operation(method="POST", path="/detokenize", summary="The text of tokens", body=DetokenizeBody,
+              answer=Detokenized, serves=True, description=_LOADED, example={"model": "tiny", "tokens": [300, 301]}),
+    Operation(method="GET", path="/tokenizer_info", summary="The tokenizer of a model, as vLLM has it",
+              answer=TokenizerInfo, parameters=(_model("This model; without it the one that is loaded, if it is one"),),
+              errors=(400, 404, 422)),
+    Operation(method="POST", path="/apply-template", summary="The prompt that a conversation becomes",
+              body=TemplateBody, answer=RenderedPrompt, serves=True, description=_LOADED,
+              example={"model": "tiny", "messages": _ASK}),
+    Operation(method="GET", path="/props", summary="A model and its defaults", answer=LlamaProps,
+              parameters=(_model("This model; without it the one that is loaded, if it is one"),),
+              errors=(400, 404, 422)),
+    Operation(method="GET", path="/slots", summary="The slots of the models that are loaded", answer=list[LlamaSlot],
+              parameters=(_model("Of this model alone"),
+                          Parameter(name="fail_on_no_slot", description="Anything: 503 where none is free")),
+              errors=(503,)),
+    Operation(method="POST", path="/slots/{id}", status=501, is_body_required=False,
+              parameters=(path_parameter("id", "Any number"),),
+              summary="Not supported: saving slots by hand",
+              description="Always 501: prefixes are kept by themselves."),
+)  # fmt: skip
+
+
+_LM_STUDIO = (
+    Operation(method="GET", path="/api/v0/models", summary="The models that are here, as LM Studio has it",
+              answer=LmStudioModels),
+    Operation(method="GET", path="/api/v0/models/{id}", summary="One model", answer=LmStudioModel,
+              parameters=(path_parameter("id", "The model's name; it may have slashes"),), errors=(400, 404, 422)),
+    Operation(
+        method="POST", path="/api/v0/chat/completions", summary="The next message of a conversation",
+        body=LmStudioChatBody, answer=LmStudioChat, serves=True, stream=_events(LmStudioChatChunk, _CHUNKS),
+        example={"model": "tiny", "messages": _ASK, "max_tokens": -1},
+    ),
+    Operation(
+        method="POST", path="/api/v0/completions", summary="What follows a text", body=LmStudioCompletionBody,
+        answer=LmStudioCompletion, serves=True, stream=_events(LmStudioCompletion, _CHUNKS),
+        example={"model": "tiny", "prompt": "Once upon a time", "max_tokens": 16},
+    ),
+    Operation(
+        method="POST", path="/api/v0/embeddings", summary="Vectors of texts", body=EmbeddingsBody, answer=Embeddings,
+        serves=True, example={"model": "tiny", "input": ["A fox.", "A hare."]},
     ),
 )  # fmt: skip
 
@@ -268,8 +351,11 @@ _DAYS: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": MAX_DAYS}
 _QUERY: dict[str, Any] = {"type": "string", "maxLength": MAX_QUERY_CHARS}
 
 _NATIVE = (
-    Operation(method="GET", path="/health", summary="Is the daemon up", answer=Health,
-              errors=(503,), description="503 while it is shutting down."),
+    *(
+        Operation(method="GET", path=path, summary="Is the daemon up", answer=Health,
+                  errors=(503,), description="503 while it is shutting down.")
+        for path in ("/health", "/v1/health")
+    ),
     Operation(method="GET", path="/localrun/v1/snapshot", summary="Everything at this moment",
               answer=Snapshot),
     Operation(
@@ -353,6 +439,8 @@ OPERATIONS: tuple[Operation, ...] = tuple(
         (Family.OLLAMA, _OLLAMA),
         (Family.OPENAI, _OPENAI),
         (Family.ANTHROPIC, _ANTHROPIC),
+        (Family.LLAMA_SERVER, _LLAMA_SERVER),
+        (Family.LM_STUDIO, _LM_STUDIO),
         (Family.EMBEDDING, _EMBEDDING),
         (Family.NATIVE, _NATIVE),
     )

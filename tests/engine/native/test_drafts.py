@@ -29,6 +29,17 @@ SAMPLINGS = {
     "drawn": Sampling(temperature=0.9, top_k=40, top_p=0.95, seed=5),
     "penalized": Sampling(temperature=0.8, top_p=0.9, repeat_penalty=1.2, presence_penalty=0.3, seed=6),
     "mirostat": Sampling(temperature=1.0, mirostat=2, seed=7),
+    "dry": Sampling(temperature=0, dry_multiplier=2.0, dry_allowed_length=1, dry_penalty_last_n=-1),
+    "dry and xtc": Sampling(
+        temperature=0.9,
+        top_k=40,
+        dry_multiplier=0.8,
+        dry_penalty_last_n=-1,
+        xtc_probability=0.5,
+        xtc_threshold=0.05,
+        top_n_sigma=3.0,
+        seed=8,
+    ),
 }
 LAYOUTS = {
     "one pool": {},

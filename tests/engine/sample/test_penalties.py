@@ -74,7 +74,7 @@ def test_a_long_prompt_is_shown_to_the_penalties_without_a_native_call(monkeypat
     sampler = LlamaSampler(
         lambda _chain, _row: 0, lambda _row: np.zeros(N_VOCAB, np.float32),
         [Penalties(1 << 17, 1.1, 0.0, 0.0), last],  # type: ignore[list-item]
-        banned=NOBODY, n_vocab=N_VOCAB,
+        banned=NOBODY, n_vocab=N_VOCAB, new_dry=lambda _stage: None,
     )  # fmt: skip
     sampler.accept([at % N_VOCAB for at in range(100_000)])
     sampler.sample(0)

@@ -94,7 +94,7 @@ def test_a_request_goes_out_and_its_news_come_in(run: Run) -> None:
         assert sink.deltas[-1].finish is wire.Finish.LENGTH
         assert sum(len(delta.tokens) for delta in sink.deltas) == 4
         assert link.n_outstanding == 0
-        assert await link.count((wire.Segment("abc"),)) == (97, 98, 99)
+        assert (await link.count((wire.Segment("abc"),))).tokens == (97, 98, 99)
         assert link.stats is not None
         pid = link.pid
         await link.stop()

@@ -131,5 +131,7 @@ def test_a_model_that_cannot(daemon: Daemon) -> None:
 def test_a_prompt_that_is_too_long(daemon: Daemon) -> None:
     answer = post(daemon, "/infill", input_prefix="x" * 5000)
     error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["field"]) == (400, "context_length_exceeded", "input_prefix")
+    assert (answer.status_code, error["code"], error["field"]) == (400, 400, "input_prefix")
+    assert error["type"] == "exceed_context_size_error"
+    assert answer.headers["x-localrun-error"] == "context_length_exceeded"
     assert str(N_CTX) in error["message"]

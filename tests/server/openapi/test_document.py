@@ -73,11 +73,20 @@ def test_every_field_of_every_body_has_a_note_and_no_note_is_left_over():
     assert set(field_notes.NOTES) - used == set()
 
 
-@pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions", "/v1/messages", "/infill"])
+@pytest.mark.parametrize(
+    "path", ["/api/chat", "/v1/chat/completions", "/api/v0/chat/completions", "/v1/messages", "/infill", "/rerank"]
+)
 def test_errors_have_the_shape_of_their_family(path: str):
     answer = document()["paths"][path]["post"]["responses"]["429"]
     shape = answer["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-    wanted = {"/api/chat": "Ollama", "/v1/chat/completions": "OpenAI", "/v1/messages": "Anthropic", "/infill": "Native"}
+    wanted = {
+        "/api/chat": "Ollama",
+        "/v1/chat/completions": "OpenAI",
+        "/api/v0/chat/completions": "OpenAI",
+        "/v1/messages": "Anthropic",
+        "/infill": "Llama",
+        "/rerank": "Native",
+    }
     assert shape == wanted[path] + "Error"
     assert "queue_full" in answer["description"]
     assert "Retry-After" in answer["headers"]

@@ -1,0 +1,419 @@
+"""POST /completion and /completions: llama-server's own completion, with its fields and its answer.
+
+A prompt is a text, token ids, both in one list, or an object with pictures or sound (`MediaInput`); a list of these is
+as many prompts, whose answers come in a list. Where neither the request nor the model says how to sample,
+llama-server's defaults count. Some of its fields choose how it computes (`id_slot`, `cache_prompt`, `n_keep`, ...):
+they have no effect, since every prefix is shared by all slots and no context is shifted. Those that would change the
+answer and cannot be honoured are refused by name.
+
+`tokens_predicted` does not count the token that ends a generation, which llama-server counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, aclosing
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from localrun.errors import BadRequest
+from localrun.server.embedding.bodies import MediaInput
+from localrun.server.http import fields
+from localrun.server.http.exchange import Exchange
+from localrun.server.http.failures import Headers
+from localrun.server.http.fields import ModelDefaults, ask_of, defaults_of
+from localrun.server.jobs import streaming
+from localrun.server.jobs.job import Job
+from localrun.server.llama_server.tokens import Mixed, segments_of
+from localrun.server.media.places import placed, shown
+from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming, piece_text, timings_of
+from localrun.server.openai.bodies import MAX_ANSWERS, Choices, FormatFields
+from localrun.server.openai.fim import MAX_FIELDS, loaded_model, picked
+from localrun.server.prompting.ask import Attachments
+from localrun.server.runtime import Runtime
+from localrun.wire import ChosenLogprob, Delta, Finish, Sampling, Segment, Submit, TokenLogprob
+
+# One of the prompts of a request.
+Prompt = Mixed | MediaInput
+_Pair = Annotated[list[int | str | float | bool], Meta(min_length=2, max_length=2)]
+Biases = dict[str, float | bool] | list[_Pair]
+
+# Of a llama-server that was started without flags about sampling.
+_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+_RANDOM_SEED = 2**32 - 1
+# llama-server's names, in the order in which they are applied here and, unless it is told otherwise, there.
+SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+# What a sampler that is left out has instead of its value.
+_OFF: dict[str, dict[str, Any]] = {
+    "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "dry": {"dry_multiplier": 0.0},
+    "top_n_sigma": {"top_n_sigma": -1.0},
+    "top_k": {"top_k": 0},
+    "typ_p": {"typical_p": 1.0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "xtc": {"xtc_probability": 0.0},
+    "temperature": {"temperature": 1.0},
+}
+_OTHER_NAMES = {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperature", "top-k": "top_k", "top-p": "top_p"}
+# What chooses among what is computed, and cannot be done here, with the value that means nothing of it.
+_UNSUPPORTED: dict[str, Any] = {
+    "dynatemp_range": 0.0,
+    "adaptive_target": -1.0,
+    "min_keep": 0,
+    "n_indent": 0,
+    "t_max_predict_ms": -1,
+    "grammar_lazy": False,
+    "post_sampling_probs": False,
+}
+
+
+class LlamaCompletionBody(FormatFields, frozen=True, kw_only=True):
+    """POST /completion."""
+
+    prompt: str | list[str | fields.TokenId | MediaInput | list[str | fields.TokenId]] | MediaInput
+    model: str | None = None
+    n_predict: Annotated[int, Meta(ge=-1, le=fields.MAX_TOKENS)] | None = None
+    max_tokens: Annotated[int, Meta(ge=-1, le=fields.MAX_TOKENS)] | None = None
+    n: Choices | None = None
+    stream: bool | None = None
+    n_probs: fields.TopLogprobs | None = None
+    return_tokens: bool | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+    response_fields: Annotated[list[str], Meta(max_length=MAX_FIELDS)] | None = None
+    logit_bias: Biases | None = None  # type: ignore[assignment]
+    samplers: Annotated[list[str], Meta(max_length=32)] | None = None
+    dynatemp_range: float | None = None
+    adaptive_target: float | None = None
+    min_keep: int | None = None
+    n_indent: int | None = None
+    t_max_predict_ms: int | None = None
+    grammar_lazy: bool | None = None
+    post_sampling_probs: bool | None = None
+
+    def check_supported(self) -> None:
+        """Raises BadRequest for what this build does not do."""
+        for name, neutral in _UNSUPPORTED.items():
+            value = getattr(self, name)
+            if value is not None and value != neutral and not (name == "adaptive_target" and value < 0):
+                raise BadRequest(f"{name}: not supported; leave it out, or send {neutral}", field=name)
+        unknown = [name for name in self.samplers or () if _OTHER_NAMES.get(name, name) not in _OFF]
+        if unknown:
+            names = ", ".join(SAMPLERS)
+            raise BadRequest(f"samplers: {unknown[0][:40]!r} is not one of {names}", field="samplers")
+
+    @property
+    def max_output(self) -> int | None:
+        """Tokens to generate at most, by either name; negative until the model ends."""
+        return self.n_predict if self.n_predict is not None else self.max_tokens
+
+    def prompts(self) -> list[Prompt]:
+        """Each prompt. Raises BadRequest for none, for a list that is neither one prompt nor several, and for too
+        many."""
+        asked = self.prompt
+        if isinstance(asked, str | MediaInput) or _is_one(asked):
+            prompts: list[Any] = [asked]
+        else:
+            prompts = list(asked)
+        if not prompts or not all(prompts) or any(isinstance(prompt, int) for prompt in prompts):
+            raise BadRequest(
+                "prompt: must be a text, token ids, both in one list, an object with pictures or sound, or a list of "
+                "such prompts, not empty",
+                field="prompt",
+            )
+        if len(prompts) * (self.n or 1) > MAX_ANSWERS:
+            raise BadRequest(f"prompt: more than {MAX_ANSWERS} answers in one request; send several", field="prompt")
+        return prompts
+
+    def is_reordered(self) -> bool:
+        """Whether samplers are wanted in another order than theirs here."""
+        named = [_OTHER_NAMES.get(name, name) for name in self.samplers or ()]
+        return sorted(named, key=SAMPLERS.index) != named
+
+
+def _is_one(prompt: list[Any]) -> bool:
+    """Token ids, or texts and token ids."""
+    has_ids = any(isinstance(item, int) for item in prompt)
+    return has_ids and not any(isinstance(item, list) for item in prompt)
+
+
+async def complete(runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler."""
+    body = await exchange.read_json(LlamaCompletionBody)
+    body.check_supported()
+    media = Attachments()
+    asked = body.prompts()
+    prompts = [
+        prompt.text(f"prompt[{at}]" if len(asked) > 1 else "prompt", media)
+        if isinstance(prompt, MediaInput)
+        else prompt
+        for at, prompt in enumerate(asked)
+    ]
+    prompts = [prompt for prompt in prompts for _ in range(body.n or 1)]
+    grammar = body.answer_grammar()
+    model = body.model or loaded_model(runtime)
+    who = ask_of(exchange, model, body)
+    async with exchange.while_connected(), AsyncExitStack() as stack:
+        if media.all():
+            await runtime.read_media(model, media.all())
+        jobs = await streaming.enter(runtime, stack, who, n_jobs=len(prompts))
+        plan = streaming.plan(
+            msgspec.structs.replace(body, logit_bias=None),
+            jobs[0],
+            with_defaults(defaults_of(jobs[0].model)),
+            max_output=body.max_output,
+            grammar=grammar,
+            logprobs=bool(body.n_probs),
+            n_probs=body.n_probs or 0,
+        )
+        plan = msgspec.structs.replace(plan, sampling=await _sampling(body, plan.sampling, jobs[0]))
+        decoded = await runtime.media.attach(jobs[0], media.all()) if media.all() else {}
+        texts: list[str] = []
+        for index, (job, prompt) in enumerate(zip(jobs, prompts, strict=True)):
+            segments = segments_of(prompt, job.n_vocab, field="prompt")
+            if own := [one for one in media.all() if isinstance(prompt, str) and one.marker in prompt]:
+                segments = placed(segments, own, decoded, ())
+                texts.append(shown(segments)[0])
+            else:
+                texts.append(await _text(job, prompt))
+            await job.submit(plan, segments=segments, choice=index % (body.n or 1))
+        headers: Headers = [(b"x-localrun-ignored", b"samplers")] if body.is_reordered() else []
+        with naming("prompt"):
+            await _Answer(model, body, jobs, plan, texts, is_list=len(prompts) > 1).send(exchange, headers)
+
+
+def with_defaults(defaults: ModelDefaults) -> ModelDefaults:
+    """With those of llama-server where the model says nothing."""
+    missing = {name: value for name, value in _DEFAULTS.items() if getattr(defaults, name) is None}
+    return msgspec.structs.replace(defaults, **missing)
+
+
+async def _sampling(body: LlamaCompletionBody, said: Sampling, job: Job) -> Sampling:
+    """With biases of texts as those of their tokens, and without the samplers that are not wanted."""
+    off: dict[str, Any] = {}
+    if body.samplers is not None:
+        wanted = {_OTHER_NAMES.get(name, name) for name in body.samplers}
+        for name in SAMPLERS:
+            off |= {} if name in wanted else _OFF[name]
+    if said.seed == _RANDOM_SEED:
+        off["seed"] = None
+    return msgspec.structs.replace(said, logit_bias=await _biases(body.logit_bias, job), **off)
+
+
+async def _biases(asked: Biases | None, job: Job) -> tuple[tuple[int, float], ...]:
+    if not asked:
+        return ()
+    if len(asked) > fields.MAX_LOGIT_BIASES:
+        raise BadRequest(f"logit_bias: at most {fields.MAX_LOGIT_BIASES} entries", field="logit_bias")
+    found: list[tuple[int, float]] = []
+    for key, value in asked.items() if isinstance(asked, dict) else asked:
+        if isinstance(key, float | bool) or isinstance(value, str) or value is True or not -100 <= value <= 100:
+            raise BadRequest(
+                "logit_bias: a token id or a text, with a number from -100 to 100, or false to ban", field="logit_bias"
+            )
+        bias = -math.inf if value is False else float(value)
+        token = int(key) if isinstance(key, int) or (key.isascii() and key.isdigit() and len(key) <= 10) else None
+        if token is None:
+            counted = await job.tokenize([Segment(str(key), trusted=False)], is_prompt=False)
+            found += [(each, bias) for each in counted.tokens]
+        elif 0 <= token < job.n_vocab:
+            found.append((token, bias))
+        else:
+            raise BadRequest(
+                f"logit_bias: {token} is not a token of this model, which has {job.n_vocab}", field="logit_bias"
+            )
+    return tuple(found)
+
+
+async def _text(job: Job, prompt: Mixed) -> str:
+    """The prompt as a text."""
+    if isinstance(prompt, str):
+        return prompt
+    counted = await job.tokenize(segments_of(prompt, job.n_vocab, field="prompt"), is_prompt=False, wants_pieces=True)
+    return b"".join(counted.pieces).decode("utf-8", errors="replace")
+
+
+class _Answer:
+    """The answers to all prompts, sent once: streams of texts whose last chunk has all the facts, or those with all
+    texts."""
+
+    def __init__(
+        self, model: str, body: LlamaCompletionBody, jobs: Sequence[Job], plan: Submit, texts: list[str], *,
+        is_list: bool,
+    ) -> None:  # fmt: skip
+        self._model = model
+        self._body = body
+        self._jobs = jobs
+        self._plan = plan
+        self._prompts = texts
+        self._is_list = is_list
+        self._slots = [-1] * len(jobs)
+        self._has_new_line = [False] * len(jobs)
+
+    async def send(self, exchange: Exchange, headers: Headers) -> None:
+        headers = [*headers_of(self._jobs), *headers]
+        if self._body.stream:
+            await streaming.stream(exchange, self._jobs, self, headers)
+            return
+        texts, tokens, probabilities = ([[] for _ in self._jobs] for _ in range(3))  # type: ignore[var-annotated]
+        answers: list[Fields] = [{}] * len(self._jobs)
+        async with aclosing(streaming.deltas(self._jobs)) as deltas:
+            async for index, delta, _ in deltas:
+                self._note(index, delta)
+                texts[index].append(delta.text)
+                tokens[index] += delta.tokens
+                probabilities[index] += delta.logprobs or ()
+                if delta.finish is not None:
+                    kept = tokens[index] if self._body.return_tokens else []
+                    answers[index] = self._whole(index, "".join(texts[index]), kept, probabilities[index], delta)
+        await exchange.answer(encode(answers if self._is_list else answers[0]), headers=headers)
+
+    # --- as the writer of a stream -------------------------------------------------------------------------------
+
+    def begin(self) -> bytes:
+        return b""
+
+    def take(self, index: int, delta: Delta) -> bytes:
+        self._note(index, delta)
+        chunks = []
+        if delta.text or delta.tokens:
+            chunks.append(self._chunk(index, delta))
+        elif self._body.return_progress and delta.finish is None and not self._jobs[index].record.n_output:
+            chunks.append(self._progress(index))
+        if delta.finish is not None:
+            chunks.append(self._whole(index, "", [], (), delta))
+        return b"".join(b"data: " + encode(chunk) + b"\n\n" for chunk in chunks)
+
+    def end(self) -> bytes:
+        return b""
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _note(self, index: int, delta: Delta) -> None:
+        slot = self._jobs[index].record.slot
+        self._slots[index] = self._slots[index] if slot is None else slot
+        self._has_new_line[index] |= "\n" in delta.text
+
+    def _chunk(self, index: int, delta: Delta) -> Fields:
+        chunk = self._head(index) | {"content": delta.text, "tokens": delta.tokens}
+        if delta.logprobs:
+            chunk["completion_probabilities"] = _probabilities(delta.logprobs)
+        return chunk
+
+    def _progress(self, index: int) -> Fields:
+        record = self._jobs[index].record
+        total, cached = record.n_prompt or 0, record.n_cached or 0
+        return self._head(index) | {
+            "prompt_progress": {"total": total, "cache": cached, "processed": min(record.n_computed, total)}
+        }
+
+    def _head(self, index: int) -> Fields:
+        record = self._jobs[index].record
+        head = {
+            "index": index, "content": "", "tokens": [], "stop": False, "id_slot": self._slots[index],
+            "tokens_predicted": record.n_output, "tokens_evaluated": record.n_prompt or 0,
+        }  # fmt: skip
+        if self._body.timings_per_token:
+            head["timings"] = _timings_so_far(self._jobs[index])
+        return head
+
+    def _whole(
+        self, index: int, content: str, tokens: list[int], logprobs: Sequence[ChosenLogprob], delta: Delta
+    ) -> Fields:
+        finish, usage = ended(delta)
+        record = self._jobs[index].record
+        is_word = finish is Finish.STOP and delta.stop_text is not None
+        answer: Fields = {
+            "index": index,
+            "content": content,
+            "tokens": tokens,
+            "id_slot": self._slots[index],
+            "stop": True,
+            "model": self._model,
+            "tokens_predicted": usage.n_output,
+            "tokens_evaluated": usage.n_prompt,
+            "generation_settings": generation_settings(
+                self._plan, is_streamed=bool(self._body.stream), lora=self._body.lora or ()
+            ),
+            "prompt": self._prompts[index],
+            "has_new_line": self._has_new_line[index],
+            "truncated": False,
+            "stop_type": "limit" if finish is Finish.LENGTH else "word" if is_word else "eos",
+            "stopping_word": delta.stop_text or "",
+            "tokens_cached": usage.n_prompt + max(usage.n_output - 1, 0),
+            "timings": msgspec.to_builtins(timings_of(usage, n_drafted=record.n_drafted, n_accepted=record.n_accepted)),
+        }
+        if logprobs:
+            answer["completion_probabilities"] = _probabilities(logprobs)
+        return answer if self._body.response_fields is None else picked(answer, self._body.response_fields)
+
+
+def _probabilities(logprobs: Sequence[ChosenLogprob]) -> list[Fields]:
+    return [_probability(chosen) | {"top_logprobs": [_probability(top) for top in chosen.top]} for chosen in logprobs]
+
+
+def _probability(one: ChosenLogprob | TokenLogprob) -> Fields:
+    return {"id": one.token, "token": piece_text(one.piece), "bytes": list(one.piece), "logprob": one.logprob}
+
+
+def _timings_so_far(job: Job) -> Fields:
+    record = job.record
+    first_s, last_s = record.first_token_at_s, record.last_token_at_s
+    decode_s = last_s - first_s if first_s is not None and last_s is not None else 0.0
+    n_cached = record.n_cached or 0
+    return {
+        "cache_n": n_cached,
+        "prompt_n": (record.n_prompt or 0) - n_cached,
+        "predicted_n": record.n_output,
+        "predicted_ms": decode_s * 1000,
+        "predicted_per_second": (record.n_output - 1) / decode_s if decode_s > 0 else None,
+    }
+
+
+def generation_settings(plan: Submit, *, is_streamed: bool = False, lora: Sequence[fields.LoraEntry] = ()) -> Fields:
+    """How an answer is sampled, by llama-server's names. Those that localrun does not have are at their defaults."""
+    said = plan.sampling
+    return {
+        "seed": _RANDOM_SEED if said.seed is None else said.seed,
+        "temperature": said.temperature,
+        "dynatemp_range": 0.0,
+        "dynatemp_exponent": 1.0,
+        "top_k": said.top_k,
+        "top_p": said.top_p,
+        "min_p": said.min_p,
+        "top_n_sigma": said.top_n_sigma,
+        "xtc_probability": said.xtc_probability,
+        "xtc_threshold": said.xtc_threshold,
+        "typical_p": said.typical_p,
+        "repeat_last_n": said.penalty_last_n,
+        "repeat_penalty": said.repeat_penalty,
+        "presence_penalty": said.presence_penalty,
+        "frequency_penalty": said.frequency_penalty,
+        "dry_multiplier": said.dry_multiplier,
+        "dry_base": said.dry_base,
+        "dry_allowed_length": said.dry_allowed_length,
+        "dry_penalty_last_n": said.dry_penalty_last_n,
+        "dry_sequence_breakers": said.dry_sequence_breakers,
+        "mirostat": said.mirostat,
+        "mirostat_tau": said.mirostat_tau,
+        "mirostat_eta": said.mirostat_eta,
+        "stop": plan.stop,
+        "max_tokens": plan.n_predict,
+        "n_predict": plan.n_predict,
+        "n_keep": 0,
+        "n_discard": 0,
+        "ignore_eos": plan.ignore_eos,
+        "stream": is_streamed,
+        "logit_bias": [{"token": token, "bias": None if math.isinf(bias) else bias} for token, bias in said.logit_bias],
+        "n_probs": plan.n_probs,
+        "min_keep": 0,
+        "grammar": "" if plan.grammar is None else plan.grammar.text,
+        "samplers": SAMPLERS,
+        "timings_per_token": False,
+        "post_sampling_probs": False,
+        "lora": [{"id": entry.id, "scale": entry.scale} for entry in lora],
+    }

@@ -1,0 +1,208 @@
+"""GET /props and /slots: what is loaded and what it does, as llama-server tells of its one model.
+
+`?model=` chooses. Without it the model that is loaded is told of; with none or several loaded, `/props` tells of the
+daemon, as a llama-server that routes to several does, and `/slots` lists the slots of all of them. Nothing is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from localrun import __version__
+from localrun.errors import BadRequest, NotSupported, Unavailable
+from localrun.models.gguf.header import special_token_text
+from localrun.models.storage.model import Model
+from localrun.server.embedding.bodies import MEDIA_PLACE
+from localrun.server.engines.resident import Resident, ResidentState
+from localrun.server.http.access import Visitor
+from localrun.server.http.exchange import Exchange, parameter
+from localrun.server.http.fields import defaults_of, sampling
+from localrun.server.llama_server.completion import generation_settings, with_defaults
+from localrun.server.media.decoder import kinds_of
+from localrun.server.runtime import Runtime
+from localrun.server.templates.fallback import fallback_template
+from localrun.snapshot import RequestRow, RequestState
+from localrun.wire import MediaKind, Sampling, Submit
+
+
+class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What counts where a request says nothing. `n_ctx` is the most tokens that one may have."""
+
+    params: dict[str, Any] | None
+    n_ctx: int
+
+
+class Modalities(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model takes besides text."""
+
+    vision: bool
+    audio: bool
+    video: bool = False
+
+
+class LlamaProps(msgspec.Struct, frozen=True, kw_only=True):
+    """A model, or with the `role` router the daemon. `media_marker` stands for a picture in a `prompt_string`."""
+
+    default_generation_settings: GenerationDefaults
+    total_slots: int
+    model_alias: str
+    model_path: str
+    modalities: Modalities
+    media_marker: str | UnsetType = UNSET
+    endpoint_slots: bool = True
+    endpoint_props: bool = False
+    endpoint_metrics: bool = True
+    chat_template: str | UnsetType = UNSET
+    bos_token: str | UnsetType = UNSET
+    eos_token: str | UnsetType = UNSET
+    model_ftype: str | UnsetType = UNSET
+    build_info: str = f"localrun-{__version__}"
+    is_sleeping: bool = False
+    role: str | UnsetType = UNSET
+
+
+class NextToken(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the answer is."""
+
+    has_next_token: bool
+    n_decoded: int
+
+
+class LlamaSlot(msgspec.Struct, frozen=True, kw_only=True):
+    """A slot, and the request in it."""
+
+    id: int
+    n_ctx: int
+    speculative: bool
+    is_processing: bool
+    model: str
+    id_task: str | UnsetType = UNSET
+    n_prompt_tokens: int | UnsetType = UNSET
+    n_prompt_tokens_processed: int | UnsetType = UNSET
+    n_prompt_tokens_cache: int | UnsetType = UNSET
+    next_token: list[NextToken] | UnsetType = UNSET
+
+
+async def show_props(runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler."""
+    name = parameter(exchange, "model")
+    loaded = _generating(runtime, exchange.visitor)
+    if not name and len({resident.model.name for resident in loaded}) == 1:
+        name = loaded[0].model.name
+    if not name:
+        await exchange.answer_json(_of_daemon(runtime))
+        return
+    exchange.visitor.check_model(name)
+    found = await asyncio.to_thread(_of_model, runtime, name, loaded)
+    if not exchange.visitor.is_admin:  # where files lie is nobody else's business
+        found = msgspec.structs.replace(found, model_path=found.model_alias)
+    await exchange.answer_json(found)
+
+
+async def list_slots(runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler. Raises Unavailable with `fail_on_no_slot` where none is free."""
+    name = parameter(exchange, "model")
+    visitor, rows = exchange.visitor, runtime.registry.rows()
+    slots = [
+        slot if row is None or visitor.sees(row.key) else _only_busy(slot)
+        for resident in _generating(runtime, visitor)
+        if not name or resident.model.name == name
+        for slot, row in _slots_of(resident, rows, runtime)
+    ]
+    if parameter(exchange, "fail_on_no_slot") and all(slot.is_processing for slot in slots):
+        raise Unavailable("no slot is free; try again later")
+    await exchange.answer_json(slots)
+
+
+async def keep_slot(_: Runtime, exchange: Exchange) -> None:
+    """POST /slots/{id}."""
+    await exchange.read_body()
+    raise NotSupported(
+        "slots are not saved, restored or erased by hand: prefixes are kept and found by themselves, and DELETE "
+        "/localrun/v1/cache forgets them"
+    )
+
+
+def _generating(runtime: Runtime, visitor: Visitor) -> list[Resident]:
+    """The loaded models that generate, of those that whoever asks may use."""
+    return [
+        one
+        for one in runtime.supervisor.residents()
+        if one.state is ResidentState.READY and one.pooling is None and visitor.sees_model(one.model.name)
+    ]
+
+
+def _of_daemon(runtime: Runtime) -> LlamaProps:
+    return LlamaProps(
+        role="router",
+        default_generation_settings=GenerationDefaults(params=None, n_ctx=0),
+        total_slots=runtime.settings.slots,
+        model_alias="localrun",
+        model_path="none",
+        modalities=Modalities(vision=False, audio=False),
+    )
+
+
+def _of_model(runtime: Runtime, name: str, loaded: list[Resident]) -> LlamaProps:
+    """In a thread: reads the store."""
+    model = runtime.store.resolve(name)
+    header = model.header
+    if not header.generates:
+        raise BadRequest(f"model: '{name}' generates no text", field="model")
+    kinds = kinds_of(model)
+    resident = next((one for one in loaded if one.model.name == model.name), None)
+    params = generation_settings(Submit(id=0, sampling=_sampling_of(model)))
+    return LlamaProps(
+        default_generation_settings=GenerationDefaults(
+            params=params, n_ctx=header.n_ctx_train if resident is None else resident.link.ready.n_ctx
+        ),
+        total_slots=runtime.settings.slots if resident is None else resident.link.ready.n_slots,
+        model_alias=model.name,
+        model_path=str(model.path),
+        model_ftype=header.quantization,
+        modalities=Modalities(vision=MediaKind.IMAGE in kinds, audio=MediaKind.AUDIO in kinds),
+        media_marker=MEDIA_PLACE,
+        chat_template=model.template or fallback_template(header.architecture, header.control_tokens()),
+        bos_token=special_token_text(header, "tokenizer.ggml.bos_token_id"),
+        eos_token=special_token_text(header, "tokenizer.ggml.eos_token_id"),
+    )
+
+
+def _sampling_of(model: Model) -> Sampling:
+    return sampling((with_defaults(defaults_of(model)),), Sampling())
+
+
+def _slots_of(
+    resident: Resident, rows: list[RequestRow], runtime: Runtime
+) -> list[tuple[LlamaSlot, RequestRow | None]]:
+    ready, name = resident.link.ready, resident.model.name
+    running = {row.slot: row for row in rows if row.model == name and row.slot is not None}
+    speculates = runtime.settings.speculation == "on"
+    return [
+        (_slot(place, name, ready.n_ctx, running.get(place), speculates), running.get(place))
+        for place in range(ready.n_slots)
+    ]
+
+
+def _only_busy(slot: LlamaSlot) -> LlamaSlot:
+    """Without what is known of somebody else's request."""
+    return LlamaSlot(id=slot.id, n_ctx=slot.n_ctx, speculative=slot.speculative, is_processing=True, model=slot.model)
+
+
+def _slot(place: int, model: str, n_ctx: int, row: RequestRow | None, speculates: bool) -> LlamaSlot:
+    slot = LlamaSlot(id=place, n_ctx=n_ctx, speculative=speculates, is_processing=row is not None, model=model)
+    if row is None:
+        return slot
+    n_cached = row.cached_tokens or 0
+    return msgspec.structs.replace(
+        slot,
+        id_task=row.id,
+        n_prompt_tokens=row.prompt_tokens or 0,
+        n_prompt_tokens_processed=max(row.computed_tokens - n_cached, 0),
+        n_prompt_tokens_cache=n_cached,
+        next_token=[NextToken(has_next_token=row.state != RequestState.PREFILL, n_decoded=row.output_tokens)],
+    )

@@ -1,0 +1,248 @@
+"""POST /tokenize, /detokenize and /apply-template: what a text is to the model, and the reverse. Nothing is generated;
+the model is loaded for its vocabulary.
+
+The first two also take what vLLM's routes of these names take and answer, and GET /tokenizer_info is vLLM's: by these
+three lm-eval needs no tokenizer of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from localrun.errors import BadRequest
+from localrun.models.gguf.header import special_token_text
+from localrun.server.http import fields
+from localrun.server.http.exchange import Exchange, parameter
+from localrun.server.http.fields import ServiceFields, ask_of
+from localrun.server.jobs.job import Job
+from localrun.server.media.places import shown
+from localrun.server.openai.answer import naming, piece_text
+from localrun.server.openai.chat import ChatBody
+from localrun.server.openai.fim import loaded_model
+from localrun.server.prompting.conversation import begun
+from localrun.server.prompting.prepare import prepare
+from localrun.server.runtime import Runtime
+from localrun.server.templates.fallback import fallback_template
+from localrun.wire import MAX_COUNTED_TOKENS, Counted, Segment
+
+# A text, or texts and token ids one after the other.
+Mixed = str | list[str | fields.TokenId]
+
+
+class TokenizeBody(ServiceFields, frozen=True, kw_only=True):
+    """POST /tokenize. `prompt`, `add_special_tokens` and `return_token_strs` are vLLM's."""
+
+    content: Mixed = ""
+    model: str | None = None
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+    prompt: str | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+
+    @property
+    def is_vllms(self) -> bool:
+        return self.prompt is not None
+
+    def check_supported(self) -> None:
+        """Raises BadRequest for fields that contradict each other."""
+        if self.is_vllms and self.content:
+            raise BadRequest("prompt: not together with content; send one of them", field="prompt")
+
+
+class DetokenizeBody(ServiceFields, frozen=True, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: Annotated[list[fields.TokenId], Meta(min_length=0)] | None = None
+    model: str | None = None
+
+
+class TemplateBody(ChatBody, frozen=True, kw_only=True):
+    """POST /apply-template."""
+
+    model: Annotated[str, Meta(description="")] | None = None  # type: ignore[assignment]
+
+
+class TokenPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """A token and what it stands for: text, or bytes where these are a part of a character."""
+
+    id: int
+    piece: str | list[int]
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens of a text; with `with_pieces` objects instead of numbers. The others are vLLM's, for a `prompt`."""
+
+    tokens: list[int | TokenPiece]
+    count: int | UnsetType = UNSET
+    max_model_len: int | UnsetType = UNSET
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of tokens, by llama-server's name and by vLLM's. Bytes that are no whole character are U+FFFD."""
+
+    content: str
+    prompt: str
+
+
+class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model's file says of its tokenizer."""
+
+    bos_token: str
+    eos_token: str
+    chat_template: str
+    vocab_size: int
+    model_max_length: int
+
+
+class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model's chat template makes of a conversation."""
+
+    prompt: str
+
+
+async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler."""
+    body = await exchange.read_json(TokenizeBody)
+    body.check_supported()
+    model = body.model or loaded_model(runtime)
+    async with exchange.while_connected(), runtime.job(ask_of(exchange, model, body)) as job:
+        field, text = ("prompt", body.prompt or "") if body.is_vllms else ("content", body.content)
+        segments = segments_of(text, job.n_vocab, field=field, trusted=body.parse_special)
+        with _naming(field):
+            counted = await job.tokenize(
+                segments,
+                is_prompt=body.add_special_tokens if body.is_vllms else body.add_special,
+                wants_pieces=body.with_pieces or bool(body.return_token_strs),
+            )
+        if len(counted.tokens) >= MAX_COUNTED_TOKENS:  # of more than that there are only the ends
+            raise BadRequest(f"{field}: {MAX_COUNTED_TOKENS} tokens or more; send it in parts", field=field)
+        await exchange.answer(b"{%b}" % b",".join(await _parts(body, counted, job.n_ctx)))
+
+
+async def detokenize(runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler."""
+    body = await exchange.read_json(DetokenizeBody)
+    model = body.model or loaded_model(runtime)
+    async with exchange.while_connected(), runtime.job(ask_of(exchange, model, body)) as job:
+        text = await text_of(job, body.tokens or [], field="tokens")
+        await exchange.answer_json(Detokenized(content=text, prompt=text))
+
+
+async def tokenizer_info(runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler. Nothing is loaded."""
+    name = parameter(exchange, "model") or loaded_model(runtime)
+    exchange.visitor.check_model(name)
+    model = await asyncio.to_thread(runtime.store.resolve, name)
+    header = model.header
+    await exchange.answer_json(
+        TokenizerInfo(
+            bos_token=special_token_text(header, "tokenizer.ggml.bos_token_id"),
+            eos_token=special_token_text(header, "tokenizer.ggml.eos_token_id"),
+            chat_template=model.template or fallback_template(header.architecture, header.control_tokens()),
+            vocab_size=header.n_vocab,
+            model_max_length=header.n_ctx_train,
+        )
+    )
+
+
+async def apply_template(runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler. Pictures and sound are `[img-0]` and so on in the prompt."""
+    body = await exchange.read_json(TemplateBody)
+    body.check_supported()
+    ask = body.ask()
+    model = body.model or loaded_model(runtime)
+    who = ask_of(exchange, model, body)
+    async with exchange.while_connected(), AsyncExitStack() as stack:
+        if ask.media:
+            await runtime.read_media(model, ask.media)
+        job = await stack.enter_async_context(runtime.job(who))
+        ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
+        with naming("messages"):
+            prepared = await prepare(runtime, job, ask)
+        await exchange.answer_json(RenderedPrompt(prompt=shown(prepared.segments)[0]))
+
+
+def segments_of(content: Mixed, n_vocab: int, *, field: str, trusted: bool = True) -> tuple[Segment, ...]:
+    """A text, or texts with token ids between them. Raises BadRequest for an id outside the vocabulary."""
+    if isinstance(content, str):
+        return (Segment(content, trusted),)
+    segments: list[Segment] = []
+    ids: list[int] = []
+    for item in content:
+        if isinstance(item, int):
+            ids.append(item)
+            continue
+        if ids:
+            segments.append(_of_ids(ids, n_vocab, field))
+            ids = []
+        segments.append(Segment(item, trusted))
+    return (*segments, _of_ids(ids, n_vocab, field)) if ids else tuple(segments)
+
+
+async def text_of(job: Job, tokens: list[int], *, field: str) -> str:
+    """The text that tokens stand for, control tokens by their names. Raises BadRequest, and what `tokenize` raises."""
+    if not tokens:
+        return ""
+    with _naming(field):
+        counted = await job.tokenize([_of_ids(tokens, job.n_vocab, field)], is_prompt=False, wants_pieces=True)
+    return b"".join(counted.pieces).decode("utf-8", errors="replace")
+
+
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """What the engine says of a text is said of this field."""
+    try:
+        yield
+    except BadRequest as error:
+        error.field = error.field or field
+        raise
+
+
+# About a millisecond of work.
+_TOKENS_PER_TURN = 8192
+
+
+async def _parts(body: TokenizeBody, counted: Counted, n_ctx: int) -> list[bytes]:
+    """The fields of the answer. Written in parts, for there may be millions of tokens."""
+    parts = []
+    if body.with_pieces:
+        pairs = list(zip(counted.tokens, counted.pieces, strict=True))
+        parts.append(await _list_of("tokens", pairs, lambda pair: TokenPiece(id=pair[0], piece=_piece(pair[1]))))
+    else:
+        parts.append(await _list_of("tokens", counted.tokens))
+    if body.is_vllms:
+        parts.append(b'"count":%d,"max_model_len":%d' % (len(counted.tokens), n_ctx))
+    if body.return_token_strs:
+        parts.append(await _list_of("token_strs", counted.pieces, piece_text))
+    return parts
+
+
+async def _list_of(name: str, items: Sequence[Any], shown: Callable[[Any], object] | None = None) -> bytes:
+    written = []
+    for start in range(0, len(items), _TOKENS_PER_TURN):
+        part = items[start : start + _TOKENS_PER_TURN]
+        written.append(msgspec.json.encode(part if shown is None else [shown(item) for item in part])[1:-1])
+        await asyncio.sleep(0)
+    return b'"%b":[%b]' % (name.encode("ascii"), b",".join(written))
+
+
+def _of_ids(tokens: list[int], n_vocab: int, field: str) -> Segment:
+    if max(tokens) >= n_vocab:
+        raise BadRequest(f"{field}: {max(tokens)} is not a token of this model, which has {n_vocab}", field=field)
+    return Segment("", tokens=tuple(tokens))
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)

@@ -1,0 +1,223 @@
+"""GET /api/v0/models and /api/v0/models/{model}; POST /api/v0/chat/completions, /completions and /embeddings.
+
+Bodies and answers are OpenAI's (`openai/`, `embedding/`). Beside these, a body may have `ttl` (seconds for which the
+model stays loaded), `draft_model`, and -1 for no limit as `max_tokens`; an answer has `stats`, `model_info` and
+`runtime`, of a stream in the last chunk. Models are told of from file headers, nothing is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal, Self
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+from starlette.routing import Route
+
+from localrun import __version__
+from localrun.models import adapters
+from localrun.models.storage.model import Model
+from localrun.server.embedding.routes import embeddings
+from localrun.server.engines.resident import ResidentState
+from localrun.server.http import fields
+from localrun.server.http.exchange import Exchange, route
+from localrun.server.openai.answer import Answer, Fields
+from localrun.server.openai.chat import ChatBody, answer_chat
+from localrun.server.openai.completions import CompletionBody, answer_completion
+from localrun.server.prompting.profile import capabilities
+from localrun.server.runtime import Runtime
+from localrun.wire import Delta, Finish
+
+
+class LmStudioModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that is here; `loaded_context_length` of one that is loaded."""
+
+    id: str
+    type: Literal["llm", "vlm", "embeddings"]
+    publisher: str
+    arch: str
+    quantization: str
+    state: Literal["loaded", "not-loaded"]
+    max_context_length: int
+    loaded_context_length: int | UnsetType = UNSET
+    capabilities: list[Literal["tool_use"]] = []
+    object: Literal["model"] = "model"
+    compatibility_type: Literal["gguf"] = "gguf"
+
+
+class LmStudioModels(msgspec.Struct, frozen=True, kw_only=True):
+    """The models that are here."""
+
+    data: list[LmStudioModel]
+    object: Literal["list"] = "list"
+
+
+class AnswerStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds and rates of one answer; the counts of drafts are absent where nothing was drafted."""
+
+    tokens_per_second: float
+    time_to_first_token: float
+    generation_time: float
+    stop_reason: Literal[
+        "eosFound", "stopStringFound", "toolCalls", "maxPredictedTokensReached", "contextLengthReached"
+    ]
+    total_draft_tokens_count: int | UnsetType = UNSET
+    accepted_draft_tokens_count: int | UnsetType = UNSET
+    rejected_draft_tokens_count: int | UnsetType = UNSET
+
+
+class AnswerModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that answered. `context_length` is the most tokens that one request may have."""
+
+    arch: str
+    quant: str
+    context_length: int
+    format: Literal["gguf"] = "gguf"
+
+
+class AnswerRuntime(msgspec.Struct, frozen=True, kw_only=True):
+    """The program that answered."""
+
+    name: str = "localrun"
+    version: str = __version__
+    supported_formats: list[str] = msgspec.field(default_factory=lambda: ["gguf"])
+
+
+_Limit = Annotated[int, Meta(ge=-1, le=fields.MAX_TOKENS)]
+_Ttl = Annotated[float, Meta(ge=0, le=fields.MAX_TOKENS)]
+
+
+class LmStudioChatBody(ChatBody, frozen=True, kw_only=True):
+    """POST /api/v0/chat/completions."""
+
+    max_tokens: _Limit | None = None
+    ttl: _Ttl | None = None
+    draft_model: fields.DraftName | None = None
+
+    def in_openais_words(self) -> Self:
+        """With its own fields as those of OpenAI's routes."""
+        return msgspec.structs.replace(self, **_in_openais_words(self))
+
+
+class LmStudioCompletionBody(CompletionBody, frozen=True, kw_only=True):
+    """POST /api/v0/completions."""
+
+    max_tokens: _Limit | None = None
+    ttl: _Ttl | None = None
+    draft_model: fields.DraftName | None = None
+
+    def in_openais_words(self) -> Self:
+        """With its own fields as those of OpenAI's routes."""
+        return msgspec.structs.replace(self, **_in_openais_words(self))
+
+
+def _in_openais_words(body: LmStudioChatBody | LmStudioCompletionBody) -> dict[str, Any]:
+    return {
+        "max_tokens": None if body.max_tokens == -1 else body.max_tokens,
+        "keep_alive": body.ttl if body.keep_alive is None else body.keep_alive,
+        "draft": body.draft_model if body.draft is None else body.draft,
+    }
+
+
+class _Answer(Answer):
+    """OpenAI's, with what LM Studio adds. Statistics of several answers at once would mean nothing."""
+
+    _stop_reason = ""
+
+    def finished(self, index: int, delta: Delta) -> str:
+        reason = super().finished(index, delta)
+        usage = self.usages[index]
+        if delta.finish is Finish.LENGTH:
+            is_full = usage.n_prompt + usage.n_output >= self.jobs[0].n_ctx
+            self._stop_reason = "contextLengthReached" if is_full else "maxPredictedTokensReached"
+        elif reason in ("tool_calls", "function_call"):
+            self._stop_reason = "toolCalls"
+        else:
+            self._stop_reason = "eosFound" if delta.stop_text is None else "stopStringFound"
+        return reason
+
+    def more(self) -> Fields:
+        job = self.jobs[0]
+        header = job.model.header
+        about = AnswerModel(arch=header.architecture, quant=header.quantization, context_length=job.n_ctx)
+        facts = super().more() | {"model_info": about, "runtime": AnswerRuntime()}
+        if len(self.jobs) == 1:
+            facts["stats"] = self._stats()
+        return facts
+
+    def _stats(self) -> AnswerStats:
+        usage, record = self.usages[0], self.jobs[0].record
+        n_drafted, n_accepted = record.n_drafted, record.n_accepted
+        # The time runs from the first token to the last, so it is that of all but one.
+        per_s = (usage.n_output - 1) / usage.decode_s if usage.n_output > 1 and usage.decode_s > 0 else 0.0
+        return AnswerStats(
+            tokens_per_second=per_s,
+            time_to_first_token=record.ttft_s or 0.0,
+            generation_time=usage.decode_s,
+            stop_reason=self._stop_reason,  # type: ignore[arg-type]
+            total_draft_tokens_count=n_drafted or UNSET,
+            accepted_draft_tokens_count=n_accepted if n_drafted else UNSET,
+            rejected_draft_tokens_count=n_drafted - n_accepted if n_drafted else UNSET,
+        )
+
+
+def routes(runtime: Runtime) -> list[Route]:
+    """All routes of this family."""
+    return [
+        route("/api/v0/models", runtime, _list_models, methods=["GET"]),
+        route("/api/v0/models/{id:path}", runtime, _one_model, methods=["GET"]),
+        route("/api/v0/chat/completions", runtime, _chat, methods=["POST"]),
+        route("/api/v0/completions", runtime, _complete, methods=["POST"]),
+        route("/api/v0/embeddings", runtime, embeddings, methods=["POST"]),
+    ]
+
+
+async def _chat(runtime: Runtime, exchange: Exchange) -> None:
+    body = await exchange.read_json(LmStudioChatBody)
+    await answer_chat(runtime, exchange, body.in_openais_words(), _Answer)
+
+
+async def _complete(runtime: Runtime, exchange: Exchange) -> None:
+    body = await exchange.read_json(LmStudioCompletionBody)
+    await answer_completion(runtime, exchange, body.in_openais_words(), _Answer)
+
+
+async def _list_models(runtime: Runtime, exchange: Exchange) -> None:
+    loaded = _loaded(runtime)
+    sees = exchange.visitor.sees_model
+    rows = await asyncio.to_thread(
+        lambda: [_row(model, model.name, loaded) for model in runtime.store.list() if sees(model.name)]
+    )
+    await exchange.answer_json(LmStudioModels(data=rows))
+
+
+async def _one_model(runtime: Runtime, exchange: Exchange) -> None:
+    name: str = exchange.scope["path_params"]["id"]
+    exchange.visitor.check_model(name)
+    loaded = _loaded(runtime)
+    found = await asyncio.to_thread(adapters.resolve, runtime.store, name)
+    await exchange.answer_json(await asyncio.to_thread(_row, found.model, name, loaded))
+
+
+def _loaded(runtime: Runtime) -> dict[str, int]:
+    """The context of each model that is loaded; of one with two engines, that of the one that generates."""
+    ready = [one for one in runtime.supervisor.residents() if one.state is ResidentState.READY]
+    ready.sort(key=lambda one: one.pooling is None)
+    return {one.model.name: one.link.ready.n_ctx for one in ready}
+
+
+def _row(model: Model, name: str, loaded: dict[str, int]) -> LmStudioModel:
+    """In a thread: `capabilities` reads the file."""
+    header, can = model.header, capabilities(model)
+    owner, slash, _ = model.name.rpartition("/")
+    return LmStudioModel(
+        id=name,
+        type="embeddings" if not header.generates else "vlm" if "vision" in can else "llm",
+        publisher=owner.rpartition("/")[2] if slash else "localrun",
+        arch=header.architecture,
+        quantization=header.quantization,
+        state="loaded" if model.name in loaded else "not-loaded",
+        max_context_length=header.n_ctx_train,
+        loaded_context_length=loaded.get(model.name, UNSET),
+        capabilities=["tool_use"] if "tools" in can else [],
+    )

@@ -1,0 +1,245 @@
+"""llama-server's own routes, with real weights: the built-in model, whose answers the other APIs give as well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.daemon import Daemon, running_daemon
+
+GREEDY: dict[str, Any] = {"temperature": 0, "n_predict": 8}
+PROMPT = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running_daemon("--speculation", "off", fake=False) as running:
+        yield running
+
+
+def ask(daemon: Daemon, path: str, **fields: Any) -> Any:
+    answer = daemon.post(path, {"model": "tiny"} | fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refused(daemon: Daemon, path: str, **fields: Any) -> str:
+    answer = daemon.post(path, {"model": "tiny"} | fields)
+    assert answer.status_code == 400, answer.text
+    return str(answer.json()["error"]["field"])
+
+
+def tokens_of(daemon: Daemon, text: str) -> list[int]:
+    tokens = ask(daemon, "/tokenize", content=text)["tokens"]
+    assert tokens
+    return list(tokens)
+
+
+def events_of(daemon: Daemon, **fields: Any) -> list[dict[str, Any]]:
+    with daemon.http.stream("POST", "/completion", json={"model": "tiny", "stream": True} | fields) as response:
+        lines = list(response.iter_lines())
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
+def test_a_completion_says_what_another_api_says(daemon: Daemon) -> None:
+    other = daemon.post("/v1/completions", model="tiny", prompt=PROMPT, max_tokens=8, temperature=0).json()
+    answer = ask(daemon, "/completion", prompt=PROMPT, **GREEDY, return_tokens=True, n_probs=2)
+    assert answer["content"] == other["choices"][0]["text"]
+    assert answer["stop"] is True
+    assert answer["stop_type"] == "limit"
+    assert answer["tokens_predicted"] == len(answer["tokens"]) == len(answer["completion_probabilities"]) == 8
+    assert answer["tokens_evaluated"] == other["usage"]["prompt_tokens"]
+    assert ask(daemon, "/detokenize", tokens=answer["tokens"])["content"] == answer["content"]
+    for token, chosen in zip(answer["tokens"], answer["completion_probabilities"], strict=True):
+        assert chosen["id"] == token == chosen["top_logprobs"][0]["id"]
+        assert chosen["logprob"] == chosen["top_logprobs"][0]["logprob"] >= chosen["top_logprobs"][1]["logprob"]
+    assert answer["generation_settings"]["temperature"] == 0
+    assert answer["generation_settings"]["top_k"] == 40, "llama-server's own default"
+    assert answer["prompt"] == PROMPT
+    assert answer["timings"]["predicted_n"] == 8
+    assert ask(daemon, "/completions", prompt=PROMPT, **GREEDY)["content"] == answer["content"]
+
+
+def test_a_stream_is_the_same_in_pieces(daemon: Daemon) -> None:
+    whole = ask(daemon, "/completion", prompt=PROMPT, **GREEDY, return_tokens=True)
+    *pieces, last = events_of(daemon, prompt=PROMPT, **GREEDY, n_probs=1, timings_per_token=True)
+    assert "".join(piece["content"] for piece in pieces) == whole["content"]
+    assert [token for piece in pieces for token in piece["tokens"]] == whole["tokens"]
+    assert not any(piece["stop"] for piece in pieces)
+    assert all(piece["completion_probabilities"] for piece in pieces)
+    assert pieces[-1]["timings"]["predicted_n"] == 8
+    assert (last["stop"], last["content"], last["stop_type"]) == (True, "", "limit")
+
+
+def test_a_prompt_in_every_form(daemon: Daemon) -> None:
+    expected = ask(daemon, "/completion", prompt=PROMPT, **GREEDY)
+    ids = ask(daemon, "/tokenize", content=PROMPT, add_special=True)["tokens"]
+    for prompt in (ids, [*ids[:2], ask(daemon, "/detokenize", tokens=ids[2:])["content"]]):
+        answer = ask(daemon, "/completion", prompt=prompt, **GREEDY)
+        assert (answer["content"], answer["tokens_evaluated"]) == (expected["content"], expected["tokens_evaluated"])
+    several = ask(daemon, "/completion", prompt=[PROMPT, ids], **GREEDY)
+    assert [one["content"] for one in several] == [expected["content"]] * 2
+    assert [one["index"] for one in several] == [0, 1]
+    for prompt in ("", [], [[]], [[1], 2], ["", "a"]):
+        assert refused(daemon, "/completion", prompt=prompt) == "prompt"
+    assert refused(daemon, "/completion", prompt=[10**6]) == "prompt"
+
+
+def test_what_ends_an_answer(daemon: Daemon) -> None:
+    text = ask(daemon, "/completion", prompt=PROMPT, **GREEDY)["content"]
+    word = text.split()[2]
+    answer = ask(daemon, "/completion", prompt=PROMPT, **GREEDY, stop=[word])
+    assert (answer["stop_type"], answer["stopping_word"]) == ("word", word)
+    assert word not in answer["content"]
+    picked = ask(daemon, "/completion", prompt=PROMPT, **GREEDY, response_fields=["content", "timings/predicted_n"])
+    assert picked == {"content": text, "timings/predicted_n": 8}
+
+
+def test_biases_of_tokens_and_of_texts(daemon: Daemon) -> None:
+    first = ask(daemon, "/completion", prompt=PROMPT, temperature=0, n_predict=1, return_tokens=True)
+    (token,), piece = first["tokens"], first["content"]
+    for bias in ([[token, False]], [[piece, -100]], {str(token): False}, {piece: -100.0}):
+        answer = ask(daemon, "/completion", prompt=PROMPT, temperature=0, n_predict=1, logit_bias=bias,
+                     return_tokens=True)  # fmt: skip
+        assert answer["tokens"] != first["tokens"]
+    for bias in ([[10**6, 1]], [[1, True]], [[1, 1e9]]):
+        assert refused(daemon, "/completion", prompt=PROMPT, logit_bias=bias) == "logit_bias"
+
+
+def test_samplers_that_are_left_out_are_off(daemon: Daemon) -> None:
+    with_all = {"top_k": 1, "temperature": 5, "seed": 1, "n_predict": 6, "prompt": PROMPT}
+    greedy = ask(daemon, "/completion", **GREEDY | {"n_predict": 6}, prompt=PROMPT)["content"]
+    assert ask(daemon, "/completion", **with_all)["content"] == greedy
+    assert ask(daemon, "/completion", **with_all, samplers=["temperature"])["content"] != greedy
+    answer = daemon.post("/completion", {"model": "tiny", "samplers": ["temperature", "top_k"]} | with_all)
+    assert answer.headers["x-localrun-ignored"] == "samplers"
+    assert refused(daemon, "/completion", **with_all, samplers=["mood"]) == "samplers"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"post_sampling_probs": True}, {"dynatemp_range": 0.5}, {"adaptive_target": 0.3}, {"min_keep": 3},
+        {"t_max_predict_ms": 10}, {"grammar_lazy": True}, {"n_indent": 2}, {"dry_multiplier": -1}, {"dry_base": 0.5},
+        {"xtc_probability": 2}, {"xtc_threshold": -0.1}, {"top_n_sigma": 1000}, {"dry_allowed_length": -1},
+        {"dry_penalty_last_n": -2}, {"n_probs": 1000},
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_by_its_name(daemon: Daemon, fields: dict[str, Any]) -> None:
+    assert refused(daemon, "/completion", prompt=PROMPT, **fields) == next(iter(fields))
+
+
+@pytest.mark.parametrize("breakers", [["a\0b"], [""], ["x" * 41], ["x"] * 17])
+def test_breakers_that_are_none(daemon: Daemon, breakers: list[str]) -> None:
+    assert refused(daemon, "/completion", prompt=PROMPT, dry_sequence_breakers=breakers).startswith("dry_sequence")
+
+
+def test_tokens_and_back(daemon: Daemon) -> None:
+    text = "Once, wörld 😀"
+    tokens = tokens_of(daemon, text)
+    assert ask(daemon, "/detokenize", tokens=tokens)["content"] == text
+    pieces = ask(daemon, "/tokenize", content=text, with_pieces=True)["tokens"]
+    assert [piece["id"] for piece in pieces] == tokens
+    whole = b"".join(one.encode() if isinstance(one := piece["piece"], str) else bytes(one) for piece in pieces)
+    assert whole.decode() == text
+    assert any(isinstance(piece["piece"], list) for piece in pieces), "a character of several tokens"
+    assert ask(daemon, "/tokenize", content=["Once", 5, 6])["tokens"] == [*tokens_of(daemon, "Once"), 5, 6]
+    assert ask(daemon, "/tokenize")["tokens"] == []
+    assert ask(daemon, "/detokenize")["content"] == ""
+    assert refused(daemon, "/detokenize", tokens=[10**6]) == "tokens"
+
+
+def test_tokens_by_vllms_names(daemon: Daemon) -> None:
+    """What lm-eval asks for, which never names a model."""
+    tokens = tokens_of(daemon, "Once, wörld")
+    answer = ask(daemon, "/tokenize", prompt="Once, wörld", add_special_tokens=False, return_token_strs=True)
+    assert (answer["tokens"], answer["count"]) == (tokens, len(tokens))
+    assert "".join(answer["token_strs"][:2]) == "Once,"[: len("".join(answer["token_strs"][:2]))]
+    assert answer["max_model_len"] > 0
+    with_bos = ask(daemon, "/tokenize", prompt="Once, wörld")["tokens"]
+    assert with_bos == ask(daemon, "/tokenize", content="Once, wörld", add_special=True)["tokens"]
+    assert ask(daemon, "/detokenize", tokens=tokens)["prompt"] == "Once, wörld"
+    info = daemon.http.get("/tokenizer_info?model=tiny").json()
+    assert ask(daemon, "/tokenize", content=info["eos_token"])["tokens"]
+    assert "messages" in info["chat_template"]
+    assert daemon.http.get("/tokenizer_info?model=none-such").status_code == 404
+    assert refused(daemon, "/tokenize", prompt="a", content="b") == "prompt"
+
+
+def test_many_tokens_are_all_there(daemon: Daemon) -> None:
+    text = "fox " * 30_000
+    tokens = tokens_of(daemon, text)
+    assert len(tokens) > 20_000
+    assert ask(daemon, "/detokenize", tokens=tokens)["content"] == text
+    pieces = ask(daemon, "/tokenize", content=text, with_pieces=True)["tokens"]
+    assert "".join(one["piece"] for one in pieces) == text
+
+
+def test_a_prompt_as_an_object(daemon: Daemon) -> None:
+    expected = ask(daemon, "/completion", prompt=PROMPT, **GREEDY)["content"]
+    for prompt in ({"prompt_string": PROMPT}, {"content": [{"type": "text", "text": PROMPT}]}):
+        assert ask(daemon, "/completion", prompt=prompt, **GREEDY)["content"] == expected
+        assert [one["content"] for one in ask(daemon, "/completion", prompt=[prompt, PROMPT], **GREEDY)] == [
+            expected
+        ] * 2
+    assert refused(daemon, "/completion", prompt={}) == "prompt"
+    no_place = {"prompt_string": "x", "multimodal_data": ["aGk="]}
+    assert refused(daemon, "/completion", prompt=no_place) == "prompt.prompt_string"
+
+
+def test_control_tokens_only_where_they_are_wanted(daemon: Daemon) -> None:
+    name = "<|im_end|>"
+    (token,) = ask(daemon, "/tokenize", content=name)["tokens"]
+    assert len(ask(daemon, "/tokenize", content=name, parse_special=False)["tokens"]) > 1
+    assert ask(daemon, "/detokenize", tokens=[token])["content"] == name
+
+
+def test_a_template_is_applied_and_nothing_is_generated(daemon: Daemon) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    prompt = ask(daemon, "/apply-template", messages=messages)["prompt"]
+    chat = daemon.post("/api/chat", model="tiny", messages=messages, stream=False, _debug_render_only=True).json()
+    assert prompt == chat["_debug_info"]["rendered_template"]
+
+
+def test_the_loaded_model_needs_no_name_and_is_told_of(daemon: Daemon) -> None:
+    ask(daemon, "/tokenize", content="x")
+    for path, body in (("/tokenize", {"content": "x"}), ("/completion", {"prompt": "x", "n_predict": 1})):
+        assert daemon.post(path, body).status_code == 200
+    props = daemon.http.get("/props").json()
+    assert props["model_alias"] == "tiny"
+    assert props["default_generation_settings"]["params"]["min_p"] == 0.05
+    slots = daemon.http.get("/slots").json()
+    assert [slot["id"] for slot in slots] == list(range(props["total_slots"]))
+    assert not any(slot["is_processing"] for slot in slots)
+    assert daemon.http.get("/slots?fail_on_no_slot=1").status_code == 200
+    assert daemon.http.get("/slots?model=other").json() == []
+    saving = daemon.post("/slots/0?action=save", {})
+    error = saving.json()["error"]
+    assert (saving.status_code, error["code"], error["type"]) == (501, 501, "not_supported_error")
+
+
+def test_a_busy_slot_is_seen() -> None:
+    body = {"model": "tiny", "prompt": PROMPT, "n_predict": 500, "ignore_eos": True, "stream": True}
+    with (
+        running_daemon(LOCALRUN_FAKE_STEP_MS="20") as daemon,
+        daemon.http.stream("POST", "/completion", json=body) as response,
+    ):
+        lines = response.iter_lines()  # whose end is the stream's
+        assert next(lines)
+        busy = [slot for slot in daemon.http.get("/slots").json() if slot["is_processing"]]
+        assert len(busy) == 1
+        assert busy[0]["n_prompt_tokens"] > 0
+        assert busy[0]["next_token"][0]["n_decoded"] >= 1
+
+
+def test_without_a_model_there_is_the_daemon(tmp_path: Any) -> None:
+    with running_daemon() as daemon:
+        assert daemon.http.get("/props").json()["role"] == "router"
+        assert daemon.http.get("/slots").json() == []
+        assert daemon.http.get("/props?model=tiny").json()["model_alias"] == "tiny"
+        assert daemon.http.get("/props?model=none-such").status_code == 404
+        answer = daemon.post("/completion", prompt="x")
+        assert (answer.status_code, answer.json()["error"]["field"]) == (400, "model")
