@@ -8,8 +8,9 @@ again, and after a restart with what was on the disk; text, number of prompt tok
 same. `localrun bench peer` builds a llama-server of the pinned llama.cpp, which is the one to compare with.
 
 A token in the middle of a character is in localrun's list of log-probabilities, as OpenAI has it (`bytes`).
-llama-server leaves it out and gives its bytes to the next one, so that is done here. Where two tokens are equally
-likely but for `BOUND`, either may be chosen, and what follows is not compared.
+llama-server leaves it out and gives its bytes to the next one, so that is done here. Where an answer ends in the middle
+of one, localrun says a replacement character and llama-server nothing, so that character is left out. Where two tokens
+are equally likely but for `BOUND`, either may be chosen, and what follows is not compared.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def ask(http: httpx2.Client, model: str, content: list[dict[str, Any]], **more: 
     choice, usage = answer.json()["choices"][0], answer.json()["usage"]
     chosen = _without_halves(choice["logprobs"]["content"])
     return Answer(
-        choice["message"]["content"], usage["prompt_tokens"],
+        choice["message"]["content"].rstrip("\ufffd"), usage["prompt_tokens"],
         n_cached=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
         tokens=[bytes(token["bytes"]) for token in chosen],
         logprobs=[token["logprob"] for token in chosen],
