@@ -57,6 +57,20 @@ of its range. What only shows when a model is loaded is that model's error; both
 setting.
 
 MODEL_ROWS
+## Tiers
+
+A table `[tiers.NAME]` makes NAME a model that chooses between two others: [tiers.md](tiers.md) says how.
+
+```toml
+[tiers.smart]
+small = "smollm2"
+large = "qwen3:8b"
+reasoning_effort = { low = "small", high = "large" }
+tools = "large"
+prompt_tokens_over = 2000
+```
+
+TIER_ROWS
 ## Settings that only the environment has
 
 | variable | |
@@ -91,7 +105,7 @@ def text() -> str:
         f"| {_range(field, hints[field])} | {config.HELP[field].replace('|', chr(92) + '|')} |\n"
         for field in config.FIELDS
     ]
-    return HEAD + "".join(rows) + TAIL.replace("MODEL_ROWS", _model_table())
+    return HEAD + "".join(rows) + TAIL.replace("MODEL_ROWS", _model_table()).replace("TIER_ROWS", _tier_table())
 
 
 def _model_table() -> str:
@@ -101,6 +115,11 @@ def _model_table() -> str:
         for field in config.LoadSettings.__struct_fields__
     ]
     return "| setting | range | |\n|---|---|---|\n" + "".join(rows)
+
+
+def _tier_table() -> str:
+    rows = [f"| `{field}` | {text} |\n" for field, text in config.TIER_HELP.items()]
+    return "| setting | |\n|---|---|\n" + "".join(rows)
 
 
 def _default(value: Any) -> str:

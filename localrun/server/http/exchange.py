@@ -82,13 +82,16 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    """See the module. `shape` is the family's; `started` is true once the status line is sent."""
+    """See the module. `shape` is the family's; `started` is true once the status line is sent. `more_headers` are for
+    whatever answer there will be. `tier` is which model of a tier answers, and why (tiers.py); empty without one."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, shape: Shape) -> None:
         self.scope = scope
         self.path: str = scope["path"]
         self.shape = shape
         self.started = False
+        self.more_headers: Headers = []
+        self.tier = ""
         self._receive = receive
         self._send = send
         self._is_over = False
@@ -180,6 +183,7 @@ class Exchange:
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.started = True
+        headers = [*headers, *self.more_headers]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _end(self, data: bytes) -> None:

@@ -242,6 +242,7 @@ def ask_of(
         lora=_lora(wanted) if isinstance(wanted, SamplingFields) else (),
         use=use,
         load=load,
+        tier=exchange.tier,
     )
 
 

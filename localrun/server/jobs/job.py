@@ -61,7 +61,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Who wants what. `keep_alive_s` None takes the setting, negative is for ever, 0 unloads the model afterwards.
     `target_itl_s` None takes the setting, 0 is no limit. `deadline_s` counts from the job's arrival. `speculates` None
     takes the model's setting, and so does `draft` "", else the name of a draft model. `lora` are adapters besides those
-    in the model's name. `use` is what the model is loaded for, and `load` how."""
+    in the model's name. `use` is what the model is loaded for, and `load` how. `tier` says by which rule of a tier it
+    was chosen."""
 
     model: str
     api: str
@@ -75,6 +76,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     lora: tuple[Wanted, ...] = ()
     use: Use = Use.TEXT
     load: LoadSettings = NOTHING_ASKED
+    tier: str = ""
 
     @property
     def may_have_adapters(self) -> bool:
@@ -140,6 +142,7 @@ class Job:
         self.media: dict[str, wire.Media] = {}
         self.held = contextlib.ExitStack()
         self.record = RequestRecord(job_id, ask.api, ask.client, ask.lane, ask.model, self.arrived_at_s)
+        self.record.tier = ask.tier
         self._lender = lender
         self._observer = observer
         self._lease: Lease | None = None

@@ -28,6 +28,7 @@ from localrun.models.naming import Removed
 from localrun.models.storage.blobs import BlobWriter
 from localrun.models.storage.manifest import check_digest
 from localrun.models.storage.store import Store
+from localrun.server import tiers
 from localrun.server.engines import drafts
 from localrun.server.http.exchange import Exchange
 from localrun.server.ollama.bodies import ModelBody
@@ -70,6 +71,7 @@ async def pull(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(PullBody)
     name = body.model_name
+    tiers.check_free(runtime, name)
     stream = body.stream is not False
     is_own = await asyncio.to_thread(_is_own, runtime.store, name)
     async with exchange.while_connected():
@@ -129,6 +131,8 @@ class DeletedModel(msgspec.Struct, frozen=True, kw_only=True):
 async def copy(runtime: Runtime, exchange: Exchange) -> None:
     """POST /api/copy: a second name for a model."""
     body = await exchange.read_json(CopyBody)
+    tiers.check_free(runtime, body.source, "source")
+    tiers.check_free(runtime, body.destination, "destination")
     await asyncio.to_thread(naming.copy, runtime.store, body.source, body.destination)
     await exchange.answer(b"")
 
@@ -137,6 +141,7 @@ async def delete(runtime: Runtime, exchange: Exchange) -> None:
     """DELETE /api/delete."""
     body = await exchange.read_json(ModelBody)
     name = body.model_name
+    tiers.check_free(runtime, name)
     await asyncio.to_thread(naming.check_removable, runtime.store, name)
     # A model whose file is damaged or gone is not loaded under this name, and may be removed all the same.
     with suppress(ModelNotFound, BadModelFile, BadRequest):

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from localrun.errors import BadRequest
+from localrun.server import tiers
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import MaxTokens, defaults_of
@@ -39,6 +40,7 @@ from localrun.server.prompting.ask import (
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
+from localrun.server.tiers import Question
 
 _OWN_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt"))
 
@@ -187,6 +189,8 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
     ask = body.ask()
     prediction = body.prediction.text if body.prediction is not None else ""
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if runtime.settings.tiers:
+            body, ask = await tiers.routed(runtime, exchange, body, Question(ask=ask, effort=body.reasoning_effort))
         if ask.media:
             await runtime.read_media(body.model, ask.media)
         jobs = await streaming.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=body.n_choices)

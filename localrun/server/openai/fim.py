@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from localrun.errors import BadRequest
+from localrun.server import tiers
 from localrun.server.embedding.bodies import MediaInput
 from localrun.server.engines.resident import ResidentState
 from localrun.server.http import fields
@@ -30,6 +31,7 @@ from localrun.server.openai.completions import FimBody
 from localrun.server.parsing.pieces import PlainParser, Reply
 from localrun.server.prompting.infill import infill
 from localrun.server.runtime import Runtime
+from localrun.server.tiers import Question
 from localrun.wire import Delta, Finish
 
 
@@ -39,6 +41,9 @@ async def complete_fim(runtime: Runtime, exchange: Exchange) -> None:
     if body.seed is None and body.random_seed is not None:
         body = msgspec.structs.replace(body, seed=body.random_seed)
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if runtime.settings.tiers:
+            question = Question(prompts=[body.prompt + (body.suffix or "")], fills_in=True)
+            body, _ = await tiers.routed(runtime, exchange, body, question)
         jobs = await streaming.enter(runtime, exchange, stack, model=body.model, fields=body, n_jobs=1)
         segments = infill(jobs[0].model.header, body.prompt, body.suffix or "", field="model")
         plan = streaming.plan(body, jobs[0], defaults_of(jobs[0].model), max_output=body.max_tokens)
@@ -95,6 +100,9 @@ async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(InfillBody)
     before_cursor = body.before_cursor()
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if runtime.settings.tiers:
+            question = Question(prompts=[before_cursor + body.input_suffix], fills_in=True)
+            body, _ = await tiers.routed(runtime, exchange, body, question)
         model = body.model or _loaded_model(runtime)
         (job,) = await streaming.enter(runtime, exchange, stack, model=model, fields=body, n_jobs=1)
         segments = infill(
