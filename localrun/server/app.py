@@ -35,6 +35,7 @@ from starlette.routing import Match
 
 from localrun.config import Settings
 from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
+from localrun.server import web
 from localrun.server.anthropic import messages
 from localrun.server.embedding import routes as embedding
 from localrun.server.http import failures
@@ -81,6 +82,7 @@ def build(settings: Settings, runtime: Runtime) -> Limits:
             *messages.routes(runtime),
             *native.routes(runtime),
             *openapi.routes(runtime),
+            *web.routes(runtime),
         ],
         lifespan=lifespan,
         exception_handlers={HTTPException: _unrouted},
