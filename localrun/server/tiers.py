@@ -53,7 +53,7 @@ from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
 from localrun.wire import Sampling, Segment, Submit
 
-PROBE_TOKENS = 16
+PROBE_TOKENS = 32
 # The name of the route in the rows of requests and in metrics.
 API = "tier"
 # No tokenizer makes more tokens than bytes, but for a BOS and a leading space.
