@@ -32,7 +32,8 @@ test-fast: $(STAMP) lint types
 test-deep: $(STAMP)
 	LOCALRUN_TEST_DEPTH=10 $(PYTEST)
 
-# The official clients and some more, for Python and Node, each installed once in an environment of its own.
+# The official clients and some more, for Python and Node, each installed once in an environment of its own; and the
+# chat page in the system's Chromium.
 test-clients: $(STAMP)
 	$(BIN)/python -m pytest tests/clients/test_real_clients.py --clients
 

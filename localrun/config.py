@@ -5,7 +5,7 @@ unit in its name. The field list here is the only list: the TOML keys, the envir
 derived from it (`slots` -> `slots = 8` -> `LOCALRUN_SLOTS=8` -> `--slots 8`).
 
 Tables of the file (`[models."qwen3*"]`) say how some models are loaded; so do Modelfiles and requests, by the same
-struct, `LoadSettings`.
+struct, `LoadSettings`. Other tables (`[tiers.smart]`) make a name stand for a choice between two models.
 
 Does not: create folders, or read anything but the one TOML file.
 """
@@ -20,7 +20,7 @@ import tomllib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 import platformdirs
@@ -131,8 +131,52 @@ class ModelTable(NamedTuple):
         return f'{self.file}: [models."{self.pattern}"]'
 
 
+Size = Literal["small", "large"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+LogProbability = Annotated[float, msgspec.Meta(le=0)]
+
+
+class Tier(msgspec.Struct, frozen=True, kw_only=True):
+    """A name that stands for two models, and the rules by which a request gets one of them. `TIER_HELP` has what the
+    fields mean, server/tiers.py the order of the rules. `name` and `file` are of the table itself."""
+
+    name: str
+    small: str
+    large: str
+    reasoning_effort: dict[Effort, Size] = {}
+    tools: Size | None = None
+    schema: Size | None = None
+    prompt_tokens_over: Positive | None = None
+    unsure_below: LogProbability | None = None
+    file: Path = Path("localrun.toml")
+
+    @property
+    def source(self) -> str:
+        """How errors begin: the file and the table."""
+        return f'{self.file}: [tiers."{self.name}"]'
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """The models and the rules that are set, as in the file."""
+        return {name: value for name in TIER_HELP if (value := getattr(self, name)) not in (None, {})}
+
+
+TIER_HELP: dict[str, str] = {
+    "small": "the model for short and easy requests",
+    "large": "the model for all others",
+    "reasoning_effort": "which model answers at an effort that the client asks for, such as "
+    '`{ low = "small", high = "large" }`',
+    "tools": "which model answers requests with tools: small or large",
+    "schema": "which model answers requests whose answer has to be JSON, or to match a schema or a grammar: small or "
+    "large",
+    "prompt_tokens_over": "the large model answers prompts of more tokens, as the small one counts them",
+    "unsure_below": "the large model answers when the mean log-probability of the first tokens of the small one's "
+    "answer is lower; -0.7 is a probability of a half",
+}
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings. `HELP` documents every field that has a flag and a variable; `models` has neither."""
+    """All settings. `HELP` documents every field that has a flag and a variable; `models` and `tiers` have neither."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = DEFAULT_PORT
@@ -168,6 +212,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     pull_rate_bytes_per_s: NonNegative = 0
     model_dirs: str = ""
     models: tuple[ModelTable, ...] = ()
+    tiers: tuple[Tier, ...] = ()
+
+    def tier(self, name: str) -> Tier | None:
+        """The tier that a request's model names, with or without Ollama's `:latest`."""
+        return next((tier for tier in self.tiers if _same_name(tier.name, name)), None)
 
     def table_of(self, name: str) -> ModelTable | None:
         """The file's table for a model: the one with the longest matching pattern counts, of two as long the first, and
@@ -194,6 +243,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def target_itl_s(self) -> float:
         """The longest inter-token time, in seconds, that a step may cost running streams. 0 means no limit."""
         return latency_target_s(self.latency)
+
+
+def _same_name(one: str, other: str) -> bool:
+    return one.lower().removesuffix(":latest") == other.lower().removesuffix(":latest")
 
 
 def _pattern_length(table: ModelTable) -> int:
@@ -360,12 +413,13 @@ def _from_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from error
     except RecursionError:
         raise ConfigError(f"{path}: lists or tables lie within each other too deeply") from None
-    tables = table.pop("models", {})
+    tables, tiers = table.pop("models", {}), table.pop("tiers", {})
     unknown = sorted(set(table) - set(FIELDS))
     if unknown:
         raise ConfigError(f"{path}: unknown setting {_shown(unknown[0])}; the settings are {', '.join(FIELDS)}")
     values = {field: checked(field, value, str(path)) for field, value in table.items()}
-    return values | ({"models": _model_tables(tables, path)} if tables else {})
+    values |= {"models": _model_tables(tables, path)} if tables else {}
+    return values | ({"tiers": _tiers(tiers, path)} if tiers else {})
 
 
 def _model_tables(tables: Any, path: Path) -> tuple[ModelTable, ...]:
@@ -399,6 +453,45 @@ def _model_tables(tables: Any, path: Path) -> tuple[ModelTable, ...]:
     return tuple(found)
 
 
+_TIER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?")
+
+
+def _tiers(tables: Any, path: Path) -> tuple[Tier, ...]:
+    """Raises ConfigError naming the file, the table and the key. That the models are here is a request's to see."""
+    hint = "write [tiers.NAME] with small, large and its rules below it, one a line"
+    if not isinstance(tables, dict):
+        raise ConfigError(f"{path}: tiers is {_shown(tables)}, which is not a table; {hint}")
+    found = list[Tier]()
+    for name, table in tables.items():
+        source = f"{path}: [tiers.{_shown(name)}]"
+        if not _TIER_NAME.fullmatch(name):
+            raise ConfigError(f"{source}: this cannot be a model's name; use letters, digits, '.', '_' and '-'")
+        if any(_same_name(name, other.name) for other in found):
+            raise ConfigError(f"{source}: this name is there twice; requests do not tell upper from lower case")
+        source = Tier(name=name, small="", large="", file=path).source
+        if not isinstance(table, dict):
+            raise ConfigError(f"{source} is {_shown(table)}, which is not a table; {hint}")
+        unknown = sorted(set(table) - set(TIER_HELP))
+        if unknown:
+            known = ", ".join(TIER_HELP)
+            raise ConfigError(f"{source}: unknown setting {_shown(unknown[0])}; those of a tier are {known}")
+        said = {field: checked(field, value, source, _TIER_HINTS) for field, value in table.items()}
+        for size in ("small", "large"):
+            if not said.get(size) or _CONTROL.search(said[size]):
+                raise ConfigError(f"{source}: {size} has to be the name of a model, as `localrun list` shows it")
+        if _same_name(said["small"], said["large"]):
+            raise ConfigError(f"{source}: small and large are both {_shown(said['small'])}; name two models")
+        found.append(Tier(name=name, file=path, **said))
+    for tier in found:
+        for size, model in (("small", tier.small), ("large", tier.large)):
+            if any(_same_name(model.partition("+")[0], other.name) for other in found):
+                raise ConfigError(
+                    f"{tier.source}: {size} is {_shown(model)}, which is a tier itself; name a model, or call the tier "
+                    f"something else"
+                )
+    return tuple(found)
+
+
 _MAX_SHOWN = 200
 _MAX_PATTERN_CHARS = 4_096  # no name and no path is longer
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -427,6 +520,7 @@ def _shown(value: Any) -> str:
 
 _HINTS = get_type_hints(Settings, include_extras=True)
 _LOAD_HINTS = get_type_hints(LoadSettings, include_extras=True)
+_TIER_HINTS = get_type_hints(Tier, include_extras=True)
 
 
 def _parse(field: str, text: str, source: str) -> Any:

@@ -51,13 +51,14 @@ class DraftRow(msgspec.Struct, kw_only=True):
 
 class RequestRow(msgspec.Struct, kw_only=True):
     """One request. `adapters` are those that it asked for, with their scales where these are not 1: `style`,
-    `terse=0.5`. `tokens_per_s` is of the last second of decoding, `tokens_per_s_avg` of all of it; both are None
-    before the second token. `computed_tokens` counts prompt tokens computed or cached so far, `age_s` runs from arrival
-    to now or to the end. While it waits for a slot, `queue_position` is its place (1 is next) and `predicted_wait_s`
-    the time until its next token, as the engine expects it by now. `resumed` counts the engines that died under it. Of
-    `drafted_tokens` so far `accepted_tokens` are part of the answer. Once it has ended, `drafts` says by which source
-    (without what engines drafted that died), and `speedup` how many times as fast it was as without drafts. `key` names
-    the API key that it came with."""
+    `terse=0.5`. `tier` is the tier that it named, which model that chose and by which rule: `smart: small, length`.
+    `tokens_per_s` is of the last second of decoding, `tokens_per_s_avg` of all of it; both are None before the second
+    token. `computed_tokens` counts prompt tokens computed or cached so far, `age_s` runs from arrival to now or to the
+    end. While it waits for a slot, `queue_position` is its place (1 is next) and `predicted_wait_s` the time until its
+    next token, as the engine expects it by now. `resumed` counts the engines that died under it. Of `drafted_tokens` so
+    far `accepted_tokens` are part of the answer. Once it has ended, `drafts` says by which source (without what engines
+    drafted that died), and `speedup` how many times as fast it was as without drafts. `key` names the API key that it
+    came with."""
 
     id: str
     client: str
@@ -85,6 +86,7 @@ class RequestRow(msgspec.Struct, kw_only=True):
     drafts: list[DraftRow] = []
     speedup: float | None = None
     adapters: list[str] = []
+    tier: str = ""
 
     @property
     def draft_hit_rate(self) -> float | None:

@@ -57,6 +57,20 @@ of its range. What only shows when a model is loaded is that model's error; both
 setting.
 
 MODEL_ROWS
+## Tiers
+
+A table `[tiers.NAME]` makes NAME a model that chooses between two others: [tiers.md](tiers.md) says how.
+
+```toml
+[tiers.smart]
+small = "smollm2"
+large = "qwen3:8b"
+reasoning_effort = { low = "small", high = "large" }
+tools = "large"
+prompt_tokens_over = 2000
+```
+
+TIER_ROWS
 ## Settings that only the environment has
 
 | variable | |
@@ -119,7 +133,8 @@ def text() -> str:
         f"| {_range(field, hints[field])} | {config.HELP[field].replace('|', chr(92) + '|')} |\n"
         for field in config.FIELDS
     ]
-    return HEAD + "".join(rows) + TAIL.replace("MODEL_ROWS", _model_table()).replace("OLLAMA_ROWS", _ollama_rows())
+    tail = TAIL.replace("MODEL_ROWS", _model_table()).replace("TIER_ROWS", _tier_table())
+    return HEAD + "".join(rows) + tail.replace("OLLAMA_ROWS", _ollama_rows())
 
 
 def _model_table() -> str:
@@ -133,6 +148,11 @@ def _model_table() -> str:
 
 def _ollama_rows() -> str:
     return "".join(f"| `{name}` | {reason} |\n" for name, reason in ollama_environment.MEANINGLESS.items())
+
+
+def _tier_table() -> str:
+    rows = [f"| `{field}` | {text} |\n" for field, text in config.TIER_HELP.items()]
+    return "| setting | |\n|---|---|\n" + "".join(rows)
 
 
 def _default(value: Any) -> str:

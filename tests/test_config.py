@@ -169,7 +169,52 @@ def test_the_strength_of_an_adapter(text: str, name: str, scale: float):
     assert config.split_scale(text) == (name, scale)
 
 
+TIER = "[tiers.smart]\nsmall = 'a'\nlarge = 'b'\n"
+
+
+def test_tables_of_tiers(home: dict[str, str]):
+    rules = "reasoning_effort = { low = 'small' }\ntools = 'large'\nunsure_below = -1\n"
+    write(home, f"{TIER}{rules}[models.a]\nslots = 1")
+    settings = load(environ=home)
+    tier = settings.tier("SMART:latest")
+    assert tier is not None
+    assert tier.rules == {
+        "small": "a", "large": "b", "reasoning_effort": {"low": "small"}, "tools": "large", "unsure_below": -1.0,
+    }  # fmt: skip
+    assert settings.tier("a") is None
+    assert Settings().tier("smart") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("tiers = 1", ("tiers is 1", "[tiers.NAME]")),
+        ("[tiers]\nsmart = 1", ('[tiers."smart"] is 1', "not a table")),
+        ("[tiers.'a b']\nsmall = 'a'", ("[tiers.'a b']", "cannot be a model's name")),
+        ("[tiers.smart]\nsmall = 'a'", ('[tiers."smart"]', "large has to be the name of a model")),
+        ("[tiers.smart]\nsmall = ''\nlarge = 'b'", ("small has to be the name",)),
+        ("[tiers.smart]\nsmall = 'a'\nlarge = 'A:latest'", ("small and large are both 'a'",)),
+        (TIER + "huge = 1", ("unknown setting 'huge'", "prompt_tokens_over")),
+        (TIER + "tools = 'medium'", ("tools is 'medium'", "enum")),
+        (TIER + "prompt_tokens_over = 0", ("prompt_tokens_over is 0", ">= 1")),
+        (TIER + "unsure_below = 0.5", ("unsure_below is 0.5", "<= 0")),
+        (TIER + "unsure_below = -inf", ("not a finite number",)),
+        (TIER + "reasoning_effort = { huge = 'small' }", ("reasoning_effort is",)),
+        (TIER + "[tiers.SMART]\nsmall = 'a'\nlarge = 'b'", ("[tiers.'SMART']", "twice")),
+        ("[tiers.smart]\nsmall = 'smart'\nlarge = 'b'", ("small is 'smart', which is a tier itself",)),
+        ("[tiers.smart]\nsmall = 'smart+x'\nlarge = 'b'", ("small is 'smart+x', which is a tier",)),
+        ("[tiers.x]\nsmall='a'\nlarge='y'\n[tiers.y]\nsmall='a'\nlarge='x'", ('[tiers."x"]', "large is 'y'")),
+    ],
+)  # fmt: skip
+def test_a_bad_tier_is_refused_by_its_table(home: dict[str, str], text: str, parts: tuple[str, ...]):
+    path = write(home, text)
+    with pytest.raises(ConfigError) as caught:
+        load(environ=home)
+    assert all(part in str(caught.value) for part in (str(path), *parts)), str(caught.value)
+
+
 def test_every_setting_of_a_model_is_documented():
+    assert set(config.TIER_HELP) | {"name", "file"} == set(config.Tier.__struct_fields__)
     assert list(config.LOAD_HELP) == list(LoadSettings.__struct_fields__)
 
 

@@ -274,7 +274,7 @@ def _show_run(run: Run) -> None:
 
 
 class _BenchCommand(click.Command):
-    """Its words are workloads, except `peer` and `tune` as the first, which are commands of their own."""
+    """Its words are workloads, except `peer`, `tiers` and `tune` as the first, which are commands of their own."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -285,6 +285,10 @@ class _BenchCommand(click.Command):
             from localrun.cli.bench_tune import tune_command
 
             return tune_command.make_context(f"{info_name} tune", args[1:], parent=parent, **extra)
+        if args[:1] == ["tiers"]:
+            from localrun.cli.bench_tiers import tiers_command
+
+            return tiers_command.make_context(f"{info_name} tiers", args[1:], parent=parent, **extra)
         return super().make_context(info_name, args, parent=parent, **extra)
 
 
@@ -348,7 +352,7 @@ def bench_command(
     The exit code is 1 if a request of a workload other than overload did not complete.
 
     `localrun bench peer` runs them against localrun and llama-server in turn; `localrun bench tune` finds the best
-    number of threads.
+    number of threads; `localrun bench tiers` shows what a tier saves.
     """
     from localrun.bench.metrics import decode_curves
     from localrun.bench.report import table

@@ -28,7 +28,13 @@ def model_card(shown: dict[str, Any]) -> str:
     model |= {"file": more.get("path"), "source": _source(more.get("source") or {}), "requires": shown.get("requires")}
     model["draft model"] = more.get("draft")
     projector = more.get("projector") or {}
-    blocks = [_block("Model", [f"{name:<20}{value}" for name, value in model.items() if value])]
+    blocks = [_block("Tier", _tier(more.get("tier") or {}))]
+    blocks.append(
+        _block(
+            "Large model" if more.get("tier") else "Model",
+            [f"{name:<20}{value}" for name, value in model.items() if value],
+        )
+    )
     blocks.append(_block("Capabilities", shown.get("capabilities") or []))
     blocks.append(_block("Projector", _projector(projector, more.get("no_projector") or "")))
     blocks.append(_block("Tensors", _tensors(more.get("tensor_types") or [])))
@@ -72,6 +78,13 @@ def model_parameters(shown: dict[str, Any], options: dict[str, Any]) -> str:
     own = _block("Model's own", _lines(shown.get("parameters")))
     here = _block("Set here", [f"{name:<20}{value}" for name, value in options.items()])
     return "\n\n".join(filter(None, (own, here))) or "no parameters are set"
+
+
+def _tier(tier: dict[str, Any]) -> list[str]:
+    """The two models and the rules, in the order of the settings file."""
+    said = {name: one_line(value) for name, value in tier.items() if name != "reasoning_effort"}
+    efforts = [f"{effort} {size}" for effort, size in tier.get("reasoning_effort", {}).items()]
+    return [f"{name:<20}{value}" for name, value in (said | {"reasoning_effort": ", ".join(efforts)}).items() if value]
 
 
 def _source(source: dict[str, Any]) -> str:

@@ -52,7 +52,7 @@ def _cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
     cells = (
         row["name"],
         str(row.get("digest", "")).removeprefix("sha256:")[:12],
-        size(row["size"]),
+        size(row["size"]) if row["size"] else "-",
         details.get("quantization_level") or "-",
         details.get("parameter_size") or "-",
         str(details.get("context_length") or "-"),

@@ -132,7 +132,7 @@ def _request_cells(row: RequestRow) -> tuple[str, ...]:
         str(row.state),
         row.client,
         row.api,
-        row.model,
+        f"{row.model} ({row.tier})" if row.tier else row.model,
         "-" if row.prompt_tokens is None else str(row.prompt_tokens),
         "-" if row.cached_tokens is None else str(row.cached_tokens),
         str(row.output_tokens),
@@ -162,11 +162,14 @@ def stop_command(model: str | None, daemon: bool, settings: Settings) -> None:
 
 async def _unload(url: str, model: str) -> str:
     """Unload a model; what to tell the user."""
+    name = model.removesuffix(":latest")
     async with Client(url) as client:
         before = {row["name"] for row in await client.loaded()}
         await client.unload(model)
         after = {row["name"] for row in await client.loaded()}
+        rows = (await client.store())["models"] if after else []
     if before - after:
         return f"unloaded {model}"
-    is_loaded = model.removesuffix(":latest") in after
+    tier = next((row["tier"] for row in rows if row["name"] == name and "tier" in row), {"small": name, "large": name})
+    is_loaded = not after.isdisjoint((tier["small"], tier["large"]))
     return f"{model} will be unloaded when its requests have finished" if is_loaded else f"{model} was not loaded"

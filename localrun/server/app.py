@@ -40,6 +40,7 @@ from localrun.access.certificate import Certificate
 from localrun.access.discovery import Announcement
 from localrun.config import ConfigError, Settings, folders
 from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
+from localrun.server import web
 from localrun.server.anthropic import messages
 from localrun.server.embedding import routes as embedding
 from localrun.server.http import failures
@@ -95,6 +96,7 @@ def build(settings: Settings, runtime: Runtime) -> Limits:
             *native.routes(runtime),
             *usage.routes(runtime),
             *openapi.routes(runtime),
+            *web.routes(runtime),
         ],
         lifespan=lifespan,
         exception_handlers={HTTPException: _unrouted},

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from localrun import kernels, kv_folders, thread_choice
 from localrun.config import Settings, folders, model_dirs, models_folder
-from localrun.errors import LocalrunError, Unavailable
+from localrun.errors import BadRequest, LocalrunError, Unavailable
 from localrun.models.name import split_adapters
 from localrun.models.storage import other_programs
 from localrun.models.storage.store import Store
@@ -95,9 +95,17 @@ class Runtime:
         self._checkpoints = asyncio.create_task(self._checkpoint())
 
     def job(self, ask: Ask) -> Job:
-        """A new job, seen by the registry from now on. Enter it, or it stays there. Raises Unavailable at shutdown."""
+        """A new job, seen by the registry from now on. Enter it, or it stays there. Raises Unavailable at shutdown,
+        and BadRequest for the name of a tier: which model that is was to be found out before (tiers.py)."""
         if self.shutdown_requested.is_set():
             raise Unavailable("localrun is shutting down")
+        tier = self.settings.tier(split_adapters(ask.model).model) if self.settings.tiers else None
+        if tier is not None:
+            raise BadRequest(
+                f"'{tier.name}' is a tier, which only answers with text; here name a model, such as '{tier.small}' or "
+                f"'{tier.large}'",
+                field="model",
+            )
         resumes = self.settings.resume == "on"
         job = Job(self.registry.new_id(), ask, lender=self.supervisor, observer=self.telemetry, resumes=resumes)
         self.registry.add(job)

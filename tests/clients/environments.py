@@ -57,6 +57,12 @@ def node_folder_of(name: str) -> Path:
     return folder
 
 
+def chromium() -> str | None:
+    """The browser that the chat page is tested in, as the system's packages call it."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next((path for name in names if (path := shutil.which(name)) is not None), None)
+
+
 def has_node() -> bool:
     """Whether this machine can run the clients for Node."""
     return shutil.which("node") is not None and shutil.which("npm") is not None

@@ -64,6 +64,7 @@ def results(kind: str, client: str, url: str, fake_url: str) -> tuple[dict[str, 
     # Whatever points a client elsewhere is left out: accounts, proxies, other servers.
     inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "SYSTEMROOT", "TMPDIR")}
     own = {"LOCALRUN_TEST_URL": url, "LOCALRUN_TEST_FAKE_URL": fake_url, "HOME": str(folder)}
+    own |= {"LOCALRUN_TEST_CHROMIUM": environments.chromium() or ""}
     own |= {"LOCALRUN_TEST_PICTURE": PICTURE, "LOCALRUN_TEST_SOUND": SOUND}
     done = subprocess.run(
         command, cwd=folder, env=inherited | own, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -75,6 +76,8 @@ def results(kind: str, client: str, url: str, fake_url: str) -> tuple[dict[str, 
 
 
 def _python(client: str) -> tuple[list[str], Path]:
+    if client == "chat-page" and environments.chromium() is None:
+        pytest.skip("chromium is not installed")
     python = environments.python_of(client)
     home = python.parents[1] / "home"
     home.mkdir(exist_ok=True)

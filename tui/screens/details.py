@@ -182,6 +182,7 @@ def request_facts(row: RequestRow) -> list[tuple[str, str]]:
         ("client", row.client),
         ("route", row.api),
         ("model", row.model),
+        ("tier", row.tier or None),
         ("lane", row.lane),
         ("slot", None if row.slot is None else str(row.slot)),
         ("queue", None if row.queue_position is None else f"place {row.queue_position}"),

@@ -161,6 +161,11 @@ class CountBody(SamplingFields, frozen=True, kw_only=True):
         )
 
     @property
+    def effort(self) -> str | None:
+        """What the client asks for, whether or not it asks for thinking."""
+        return self.output_config.effort if self.output_config is not None else None
+
+    @property
     def omits_thinking(self) -> bool:
         """Whether the client wants to know that there was thinking, but not what."""
         return self.thinking is not None and self.thinking.display == "omitted"
@@ -169,9 +174,8 @@ class CountBody(SamplingFields, frozen=True, kw_only=True):
         """Not unless it is asked for; None leaves it to the model."""
         if self.thinking is None or self.thinking.type == "disabled":
             return False
-        effort = self.output_config.effort if self.output_config is not None else None
-        if effort is not None:
-            return _EFFORTS[effort]
+        if self.output_config is not None and self.output_config.effort is not None:
+            return _EFFORTS[self.output_config.effort]
         return True if self.thinking.type == "enabled" else None
 
     def _answer_grammar(self) -> Grammar | None:

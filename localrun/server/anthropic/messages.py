@@ -16,6 +16,7 @@ import msgspec
 from starlette.routing import Route
 
 from localrun.errors import BadRequest, Cancelled, ContextExceeded, EngineFailed
+from localrun.server import tiers
 from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.anthropic.output import MESSAGE_STOP, PING, Fields, Output, encode, event
 from localrun.server.http.exchange import Exchange, route
@@ -29,6 +30,7 @@ from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import Prepared, prepare, template_of
 from localrun.server.prompting.profile import profile_of
 from localrun.server.runtime import Runtime
+from localrun.server.tiers import Question
 from localrun.wire import Delta, Finish, Usage
 
 # The prompt's length, and that of the context.
@@ -75,8 +77,11 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(CountBody)
     ask = body.ask()
-    who = ask_of(exchange, body.model, body)
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if runtime.settings.tiers:
+            question = Question(ask=ask, effort=body.effort, may_probe=False)
+            body, ask = await tiers.routed(runtime, exchange, body, question)
+        who = ask_of(exchange, body.model, body)
         if ask.media:
             await runtime.read_media(body.model, ask.media)
         job = await stack.enter_async_context(runtime.job(who))
@@ -90,8 +95,10 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(MessagesBody)
     body.check_supported()
     ask = body.ask()
-    who = ask_of(exchange, body.model, body)
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if runtime.settings.tiers:
+            body, ask = await tiers.routed(runtime, exchange, body, Question(ask=ask, effort=body.effort))
+        who = ask_of(exchange, body.model, body)
         if ask.media:
             await runtime.read_media(body.model, ask.media)
         job = await stack.enter_async_context(runtime.job(who))

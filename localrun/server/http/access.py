@@ -59,6 +59,8 @@ MAX_ADDRESSES = 4096
 
 # Say that there is something here, and nothing more.
 _PUBLIC = frozenset({"/", "/health"})
+# The page for browsers, which asks for a key itself.
+_PAGE = "/web/"
 # Show what everybody does.
 _OF_ADMINS = frozenset({"/localrun/v1/logs", "/metrics"})
 # End or forget what is everybody's.
@@ -236,7 +238,7 @@ class Access:
         if is_local and not self._by_id:
             return None
         path: str = scope["path"]
-        if path in _PUBLIC and scope["method"] in ("GET", "HEAD"):
+        if (path in _PUBLIC or path.startswith(_PAGE)) and scope["method"] in ("GET", "HEAD"):
             return None
         text = _shown_key(scope["headers"])
         address = address_of(scope)

@@ -85,7 +85,9 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    """See the module. `shape` is the family's; `visitor` asks; `started` is true once the status line is sent."""
+    """See the module. `shape` is the family's; `visitor` asks; `started` is true once the status line is sent.
+    `more_headers` are for whatever answer there will be. `tier` is which model of a tier answers, and why (tiers.py);
+    empty without one."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, shape: Shape) -> None:
         self.scope = scope
@@ -93,6 +95,8 @@ class Exchange:
         self.shape = shape
         self.visitor: Visitor = scope.get("localrun.visitor", OWNER)
         self.started = False
+        self.more_headers: Headers = []
+        self.tier = ""
         self._receive = receive
         self._send = send
         self._is_over = False
@@ -193,6 +197,7 @@ class Exchange:
             *headers,
             *failures.id_header(self.shape, self._request_id),
             *self.visitor.headers(self.shape),
+            *self.more_headers,
         ]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 

@@ -277,6 +277,7 @@ def ask_of(
         lora=_lora(wanted) if isinstance(wanted, SamplingFields) else (),
         use=use,
         load=load,
+        tier=exchange.tier,
     )
     return ask if exchange.visitor is OWNER else of_visitor(ask, exchange.visitor)
 

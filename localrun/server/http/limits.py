@@ -338,8 +338,8 @@ _ALLOWED_HEADERS = (
 )
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9\-_, ]{1,2048}", re.ASCII)
 _EXPOSED_HEADERS = (
-    b"x-localrun-request, x-localrun-error, x-localrun-truncated, x-localrun-ignored, request-id, retry-after, "
-    b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    b"x-localrun-request, x-localrun-error, x-localrun-truncated, x-localrun-ignored, x-localrun-tier, request-id, "
+    b"retry-after, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )
 _PREFLIGHT_AGE_S = b"600"

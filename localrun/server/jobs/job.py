@@ -69,7 +69,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     takes the model's setting, and so does `draft` "", else the name of a draft model. `lora` are adapters besides those
     in the model's name. `use` is what the model is loaded for, and `load` how. `key` is the name of the API key that
     asks, empty for none; it is the client that fairness knows. `namespace` is whose prompts it shares, and `payer` is
-    told what it used."""
+    told what it used. `tier` says by which rule of a tier the model was chosen."""
 
     model: str
     api: str
@@ -86,6 +86,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     namespace: bytes = b""
     payer: Payer | None = None
+    tier: str = ""
 
     @property
     def may_have_adapters(self) -> bool:
@@ -151,6 +152,7 @@ class Job:
         self.media: dict[str, wire.Media] = {}
         self.held = contextlib.ExitStack()
         self.record = RequestRecord(job_id, ask.api, ask.client, ask.lane, ask.model, self.arrived_at_s, key=ask.key)
+        self.record.tier = ask.tier
         self._counts_prompt = True
         self._lender = lender
         self._observer = observer

@@ -60,6 +60,7 @@ class RequestRecord:
         self.was_loaded = False
         self.engine_request_id: int | None = None
         self.adapters: tuple[str, ...] = ()
+        self.tier = ""
         self.slot: int | None = None
         self.n_prompt: int | None = None
         self.n_cached: int | None = None
@@ -161,6 +162,7 @@ class RequestRecord:
             api=self.api,
             model=self.model,
             adapters=list(self.adapters),
+            tier=self.tier,
             lane=self.lane.value,
             state=self.state,
             slot=self.slot,

@@ -86,9 +86,11 @@ class MediaDecoder:
             await asyncio.to_thread(self.files.close)
 
     async def read(self, attached: Sequence[Attached]) -> None:
-        """Replaces each source by what it holds. Raises BadRequest naming the field, TooLarge, and what fetching
-        raises."""
+        """Replaces each source that was not read before by what it holds. Raises BadRequest naming the field, TooLarge,
+        and what fetching raises."""
         for one in attached:
+            if one.content is not None:
+                continue
             url = reading.url_of(one.source)
             if url is None:
                 one.content = await asyncio.to_thread(_read, one)

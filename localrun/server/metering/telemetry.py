@@ -8,8 +8,9 @@ Invariants: a number in a snapshot is what the jobs themselves saw: output token
 from the deltas that were handed to them; prompt and cached tokens count when a request ends, as its `usage` says. The
 page follows the Prometheus customs (base units, unit as suffix, `_total` on counters), and its label values are
 bounded: `model` is a model's own name, never what a client made up; `api` is a route's family; `outcome` is done,
-cancelled or failed; `tier` is ram or disk; `source` is a `wire.DraftSource`; `key` is the name of an API key. Nothing
-on it is per request or per client.
+cancelled or failed; `tier` is ram or disk; `source` is a `wire.DraftSource`; `key` is the name of an API key; `name` is
+a tier's in the settings file, `size` small or large, and `reason` one of the rules in tiers.py. Nothing on it is per
+request or per client.
 
 Does not: decide anything; nothing in the daemon acts on these numbers.
 """
@@ -164,6 +165,17 @@ class Metrics:
             "localrun_media_encode_seconds", "Time that encoding pictures and sound took, with pauses.",
             model, registry=registry,
         )  # fmt: skip
+        self.routed = Counter(
+            "localrun_tier_requests", "Requests to a tier, by the model that it chose and the rule that decided.",
+            ("name", "size", "reason"), registry=registry,
+        )  # fmt: skip
+        self.probe_tokens = Counter(
+            "localrun_tier_probe_tokens", "Tokens that small models of tiers generated to see how sure they are.",
+            ("name",), registry=registry,
+        )  # fmt: skip
+        self.probe_seconds = Counter(
+            "localrun_tier_probe_seconds", "Time that this took.", ("name",), registry=registry
+        )
         self._models: dict[str, _ModelMetrics] = {}
         registry.register(_LiveCollector(requests, engine_rows))
         ProcessCollector(registry=registry)
@@ -288,6 +300,15 @@ class Telemetry:
     def resumed(self, record: RequestRecord) -> None:
         """Its engine died, and another one goes on."""
         self.metrics.of(record.model).resumed.inc()
+
+    def routed(self, name: str, size: str, reason: str) -> None:
+        """A tier of this name chose one of its models."""
+        self.metrics.routed.labels(name, size, reason).inc()
+
+    def probed(self, name: str, n_tokens: int, seconds: float) -> None:
+        """What it took to see how sure a tier's small model is."""
+        self.metrics.probe_tokens.labels(name).inc(n_tokens)
+        self.metrics.probe_seconds.labels(name).inc(seconds)
 
     def ended(self, record: RequestRecord) -> None:
         """A request's record became final. One that never reached a model has no part in the page's figures by model,

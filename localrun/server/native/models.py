@@ -51,6 +51,7 @@ from localrun.models.projector_memory import projector_memory
 from localrun.models.sources import huggingface
 from localrun.models.sources.huggingface import HubHit
 from localrun.models.storage.model import Model
+from localrun.server import tiers
 from localrun.server.engines import machine
 from localrun.server.engines.drafts import own_draft, problem_of, speculates
 from localrun.server.engines.machine import installed_gpus
@@ -218,6 +219,7 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
     name = parameter(exchange, "model")
     if not name:
         raise BadRequest("model is missing: /localrun/v1/fit?model=NAME", field="model")
+    tiers.check_free(runtime, name)
     exchange.visitor.check_model(name)
     adapted = await asyncio.to_thread(adapters.resolve, runtime.store, name, settings=runtime.settings)
     model = adapted.model

@@ -147,6 +147,13 @@ class PromptFields(fields.ServiceFields, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, speculation=speculation, draft=self.draft or self.options.draft)
 
     @property
+    def effort(self) -> str | None:
+        """`think`, where it is a level; none for false."""
+        if self.think is False:
+            return "none"
+        return self.think if isinstance(self.think, str) and self.think else None
+
+    @property
     def load(self) -> LoadSettings:
         """How the model is to be loaded for the request. Raises BadRequest."""
         return NOTHING_ASKED if self.options is None else self.options.load()

@@ -10,12 +10,14 @@ No messages or no prompt at all is a request to load the model, or with `keep_al
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import msgspec
 
 from localrun.errors import BadRequest
 from localrun.models.name import split_adapters
+from localrun.server import tiers
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import ask_of
 from localrun.server.jobs.job import Ask, Job
@@ -28,6 +30,7 @@ from localrun.server.prompting.ask import ChatAsk
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
+from localrun.server.tiers import Question
 from localrun.wire import Segment, Usage
 
 
@@ -35,12 +38,17 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(ChatBody)
     ask = body.ask()
-    who = ask_of(exchange, body.model, body.service, load=body.load)
-    lines = Lines(body.model, Kind.CHAT)
     async with exchange.while_connected():
         if not ask.messages:
-            await load_or_unload(runtime, exchange, who, lines)
+            who = ask_of(exchange, body.model, body.service, load=body.load)
+            await load_or_unload(runtime, exchange, who, Lines(body.model, Kind.CHAT))
             return
+        if runtime.settings.tiers:
+            body, ask = await tiers.routed(
+                runtime, exchange, body, Question(ask=ask, effort=body.effort), load=body.load
+            )
+        who = ask_of(exchange, body.model, body.service, load=body.load)
+        lines = Lines(body.model, Kind.CHAT)
         if ask.media:
             await runtime.read_media(body.model, ask.media)
         async with runtime.job(who) as job:
@@ -57,12 +65,15 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
     body.check_supported()
     # Refused before the model is loaded, as is all that can be.
     ask = body.ask()
-    who = ask_of(exchange, body.model, body.service, load=body.load)
-    lines = Lines(body.model, Kind.GENERATE)
     async with exchange.while_connected():
         if not body.prompt and not body.suffix and not body.images:
-            await load_or_unload(runtime, exchange, who, lines)
+            who = ask_of(exchange, body.model, body.service, load=body.load)
+            await load_or_unload(runtime, exchange, who, Lines(body.model, Kind.GENERATE))
             return
+        if runtime.settings.tiers:
+            body, ask = await tiers.routed(runtime, exchange, body, _question(runtime, body, ask), load=body.load)
+        who = ask_of(exchange, body.model, body.service, load=body.load)
+        lines = Lines(body.model, Kind.GENERATE)
         if ask.media:
             await runtime.read_media(body.model, ask.media)
         async with runtime.job(who) as job:
@@ -70,6 +81,19 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
             fitted = await _fitted(runtime, job, body, ask, options)
             context = None if body.is_plain else fitted.tokens
             await answer(exchange, job, body, options, fitted, lines, context=context)
+
+
+def _question(runtime: Runtime, body: GenerateBody, ask: ChatAsk) -> Question:
+    """Raises BadRequest for token ids of an earlier answer: which model they are of nobody knows."""
+    tier = tiers.tier_of(runtime, body.model)
+    if tier is not None and body.context:
+        raise BadRequest(
+            f"context: '{tier.name}' is a tier, and token ids are those of one model; name the one that answered "
+            f"before, or use /api/chat",
+            field="context",
+        )
+    prompts = (f"{body.prompt or ''}{body.suffix or ''}",)
+    return Question(ask=ask, prompts=prompts, is_raw=body.is_plain, effort=body.effort, fills_in=bool(body.suffix))
 
 
 async def _fitted(runtime: Runtime, job: Job, body: GenerateBody, ask: ChatAsk, options: Options) -> Fitted:
@@ -114,12 +138,22 @@ _NOTHING = Usage(n_prompt=0, n_cached=0, n_output=0, queued_s=0.0, prefill_s=0.0
 
 
 async def load_or_unload(runtime: Runtime, exchange: Exchange, ask: Ask, lines: Lines) -> None:
-    """Loads the model and answers when it is there; with `keep_alive_s` 0 unloads it. Raises what loading raises."""
+    """Loads the model and answers when it is there; with `keep_alive_s` 0 unloads it. Of a tier both, the small one
+    last, so that it is there if there is room for one only. Raises what loading raises."""
+    tiers.check_allowed(runtime, exchange.visitor, ask.model)
+    tier = tiers.tier_of(runtime, ask.model)
+    names = (ask.model,) if tier is None else (tier.large, tier.small)
     if ask.keep_alive_s == 0:
-        exchange.visitor.check_change(f"unload {ask.model}")
-        await runtime.supervisor.unload(split_adapters(ask.model).model)
+        for name in names:
+            exchange.visitor.check_change(f"unload {name}")
+            await runtime.supervisor.unload(split_adapters(name).model)
         await exchange.answer(lines.end("unload", metrics(_NOTHING, load_s=0.0, total_s=0.0)))
         return
-    async with runtime.job(ask) as job:
-        load_s, total_s = job.load_s, time.monotonic() - job.arrived_at_s
+    if tier is not None:
+        await asyncio.to_thread(tiers.models_of, runtime, tier)
+    began_s, load_s = time.monotonic(), 0.0
+    for name in names:
+        async with runtime.job(msgspec.structs.replace(ask, model=name)) as job:
+            load_s += job.load_s
+    total_s = time.monotonic() - began_s
     await exchange.answer(lines.end("load", metrics(_NOTHING, load_s=load_s, total_s=total_s)))

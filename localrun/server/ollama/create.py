@@ -27,6 +27,7 @@ from localrun.models import creation, load_settings, modelfile, naming, projecto
 from localrun.models.creation import Base, Changes
 from localrun.models.storage.manifest import Manifest, Message, StoredFile
 from localrun.models.storage.store import Store
+from localrun.server import tiers
 from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange, decode_body
 from localrun.server.ollama.bodies import Options
@@ -215,6 +216,7 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
 async def _steps(runtime: Runtime, body: CreateBody, visitor: Visitor) -> AsyncGenerator[Status, None]:
     store = runtime.store
     order = order_of(body)
+    tiers.check_free(runtime, order.name)
     check_requires(order.requires)
     await asyncio.to_thread(naming.check_free, store, order.name)
     if order.template:

@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from localrun.config import Settings
-from localrun.errors import BadModelFile, BadRequest, ModelNotFound
+from localrun.config import Settings, Tier
+from localrun.errors import BadModelFile, BadRequest, ModelNotFound, NotFound
 from localrun.models import adapters, memory, modelfile
 from localrun.models.adapters import Adapted
 from localrun.models.gguf import projectors
@@ -31,6 +31,7 @@ from localrun.models.projector_memory import projector_memory
 from localrun.models.storage.model import Model, Origin, Part
 from localrun.models.storage.named_adapter import NamedAdapter
 from localrun.models.storage.store import DamagedFile, Store
+from localrun.server import tiers
 from localrun.server.engines.drafts import own_draft
 from localrun.server.http.exchange import Exchange
 from localrun.server.ollama.adapters import AdapterTag, modelfile_of, more_of, tag_of
@@ -60,7 +61,7 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TagRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One model that is here."""
+    """One model that is here; with `tier` a name that stands for two, told of as the large one."""
 
     name: str
     model: str
@@ -71,6 +72,7 @@ class TagRow(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: tuple[str, ...]
     source: str
     loaded: bool
+    tier: dict[str, Any] | UnsetType = UNSET
 
 
 class UnusableFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +154,7 @@ async def tags(runtime: Runtime, exchange: Exchange) -> None:
     visitor = exchange.visitor
     found = msgspec.structs.replace(
         found,
-        models=[row for row in found.models if visitor.sees_model(row.name)],
+        models=[row for row in found.models if tiers.is_seen(runtime, visitor, row.name)],
         adapters=[row for row in found.adapters if visitor.sees_model(row.name)],
         unusable=found.unusable if visitor.is_admin else [],
     )
@@ -179,7 +181,18 @@ def _tags(runtime: Runtime, loaded: set[Files]) -> Tags:
             continue
         with suppress(BadModelFile):
             rows.append(_tags_row(found, is_loaded=bool(loaded) and _files(runtime, found) in loaded))
+    for tier in runtime.settings.tiers:
+        try:
+            rows.append(_tier_row(runtime, tier))
+        except (BadModelFile, BadRequest, NotFound) as error:
+            unusable.append(UnusableFile(path=tier.source, problem=error.message))
     return Tags(models=rows, adapters=named, unusable=unusable)
+
+
+def _tier_row(runtime: Runtime, tier: Tier) -> TagRow:
+    _, large = tiers.models_of(runtime, tier)
+    row = _tags_row(large, is_loaded=False)
+    return msgspec.structs.replace(row, name=tier.name, model=tier.name, size=0, source="tier", tier=tier.rules)
 
 
 def _files(runtime: Runtime, model: Model) -> Files | None:
@@ -283,7 +296,7 @@ _FILLS_IN = "{#- .Suffix -#}"
 async def show(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(ModelBody)
-    exchange.visitor.check_model(body.model_name)
+    tiers.check_allowed(runtime, exchange.visitor, body.model_name)
     loaded = {row.model: row.n_ctx for row in runtime.supervisor.loaded() if row.n_ctx}
     answer = await asyncio.to_thread(_shown, runtime, body, loaded)
     await exchange.answer_json(answer)
@@ -292,6 +305,10 @@ async def show(runtime: Runtime, exchange: Exchange) -> None:
 def _shown(runtime: Runtime, body: ModelBody, loaded: dict[str, int]) -> Show:
     """In a thread: reads the store. Of `model+adapter` the model, with the adapter among its own."""
     name = body.model_name
+    tier = tiers.tier_of(runtime, name)
+    if tier is not None:
+        tiers.models_of(runtime, tier)
+        name = tier.large
     if not split_adapters(name).adapters:
         found = runtime.store.find(name)
         if isinstance(found, NamedAdapter):
@@ -313,7 +330,7 @@ def _shown(runtime: Runtime, body: ModelBody, loaded: dict[str, int]) -> Show:
         capabilities=capabilities(model),
         modified_at=model.modified_at.isoformat(),
         requires=said.requires if said else "",
-        localrun=_more(runtime, adapted),
+        localrun=_more(runtime, adapted) | ({} if tier is None else {"tier": {"name": tier.name, **tier.rules}}),
         projector_info=UNSET if model.projector_header is None else _model_info(model.projector_header),
         tensors=tensors,
     )

@@ -13,7 +13,9 @@ from starlette.routing import Route
 
 from localrun import __version__
 from localrun.errors import NotSupported, Unauthorized
+from localrun.server import web
 from localrun.server.http.exchange import Exchange, route
+from localrun.server.http.failures import Headers
 from localrun.server.ollama import models as ollama_models
 from localrun.server.ollama.chat import chat, generate
 from localrun.server.ollama.create import OLLAMA_API_LEVEL, create
@@ -66,7 +68,12 @@ def routes(runtime: Runtime) -> list[Route]:
 
 
 async def _root(_: Runtime, exchange: Exchange) -> None:
-    await exchange.answer(b"Ollama is running", headers=[(b"content-type", b"text/plain; charset=utf-8")])
+    """By this text Ollama's clients know a server; a browser gets the chat page."""
+    if web.wants_html(exchange.header(b"accept")):
+        await web.send_page(exchange)
+        return
+    plain: Headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"vary", b"accept")]
+    await exchange.answer(b"Ollama is running", headers=plain)
 
 
 async def _version(_: Runtime, exchange: Exchange) -> None:

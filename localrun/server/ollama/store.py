@@ -28,6 +28,7 @@ from localrun.models.naming import Removed
 from localrun.models.storage.blobs import BlobWriter
 from localrun.models.storage.manifest import check_digest
 from localrun.models.storage.store import Store
+from localrun.server import tiers
 from localrun.server.engines import drafts
 from localrun.server.http.exchange import Exchange
 from localrun.server.ollama.bodies import ModelBody
@@ -71,6 +72,7 @@ async def pull(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(PullBody)
     name = body.model_name
     exchange.visitor.check_model(name)
+    tiers.check_free(runtime, name)
     stream = body.stream is not False
     is_own = await asyncio.to_thread(_is_own, runtime.store, name)
     async with exchange.while_connected():
@@ -132,6 +134,8 @@ async def copy(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(CopyBody)
     exchange.visitor.check_model(body.source)
     exchange.visitor.check_model(body.destination)
+    tiers.check_free(runtime, body.source, "source")
+    tiers.check_free(runtime, body.destination, "destination")
     await asyncio.to_thread(naming.copy, runtime.store, body.source, body.destination)
     await exchange.answer(b"")
 
@@ -141,6 +145,7 @@ async def delete(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(ModelBody)
     name = body.model_name
     exchange.visitor.check_model(name)
+    tiers.check_free(runtime, name)
     await asyncio.to_thread(naming.check_removable, runtime.store, name)
     # A model whose file is damaged or gone is not loaded under this name, and may be removed all the same.
     with suppress(ModelNotFound, BadModelFile, BadRequest):

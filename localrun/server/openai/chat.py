@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from localrun.errors import BadRequest
+from localrun.server import tiers
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import MaxTokens, ask_of, defaults_of
@@ -39,6 +40,7 @@ from localrun.server.prompting.ask import (
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
+from localrun.server.tiers import Question
 
 _OWN_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt"))
 
@@ -190,8 +192,10 @@ async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answ
     body.check_supported()
     ask = body.ask()
     prediction = body.prediction.text if body.prediction is not None else ""
-    who = ask_of(exchange, body.model, body)
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if runtime.settings.tiers:
+            body, ask = await tiers.routed(runtime, exchange, body, Question(ask=ask, effort=body.reasoning_effort))
+        who = ask_of(exchange, body.model, body)
         if ask.media:
             await runtime.read_media(body.model, ask.media)
         jobs = await streaming.enter(runtime, stack, who, n_jobs=body.n_choices)

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from localrun.errors import BadRequest
+from localrun.server import tiers
 from localrun.server.embedding.bodies import MediaInput
 from localrun.server.engines.resident import ResidentState
 from localrun.server.http import fields
@@ -30,6 +31,7 @@ from localrun.server.openai.completions import FimBody
 from localrun.server.parsing.pieces import PlainParser, Reply
 from localrun.server.prompting.infill import infill
 from localrun.server.runtime import Runtime
+from localrun.server.tiers import Question
 from localrun.wire import Delta, Finish
 
 
@@ -38,8 +40,11 @@ async def complete_fim(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(FimBody)
     if body.seed is None and body.random_seed is not None:
         body = msgspec.structs.replace(body, seed=body.random_seed)
-    who = ask_of(exchange, body.model, body)
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if runtime.settings.tiers:
+            question = Question(prompts=[body.prompt + (body.suffix or "")], fills_in=True)
+            body, _ = await tiers.routed(runtime, exchange, body, question)
+        who = ask_of(exchange, body.model, body)
         jobs = await streaming.enter(runtime, stack, who, n_jobs=1)
         segments = infill(jobs[0].model.header, body.prompt, body.suffix or "", field="model")
         plan = streaming.plan(body, jobs[0], defaults_of(jobs[0].model), max_output=body.max_tokens)
@@ -95,9 +100,12 @@ async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(InfillBody)
     before_cursor = body.before_cursor()
-    model = body.model or loaded_model(runtime)
-    who = ask_of(exchange, model, body)
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if runtime.settings.tiers:
+            question = Question(prompts=[before_cursor + body.input_suffix], fills_in=True)
+            body, _ = await tiers.routed(runtime, exchange, body, question)
+        model = body.model or loaded_model(runtime)
+        who = ask_of(exchange, model, body)
         (job,) = await streaming.enter(runtime, stack, who, n_jobs=1)
         segments = infill(
             job.model.header,

@@ -6,15 +6,18 @@ Models are told of from file headers, nothing is loaded. The other routes' logic
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from contextlib import suppress
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.routing import Route
 
+from localrun.config import Tier
+from localrun.errors import LocalrunError
 from localrun.models import adapters
 from localrun.models.storage.model import Model
-from localrun.models.storage.store import Store
+from localrun.server import tiers
 from localrun.server.http.exchange import Exchange, route
 from localrun.server.openai.chat import chat
 from localrun.server.openai.completions import complete
@@ -36,7 +39,8 @@ class OpenAIModelMeta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenAIModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is here; with `parent` a model with an adapter that fits it, as vLLM lists them."""
+    """A model that is here; with `parent` a model with an adapter that fits it, as vLLM lists them; with `tier` a name
+    that stands for two models, whose large one `meta` is of."""
 
     id: str
     object: Literal["model"]
@@ -44,6 +48,7 @@ class OpenAIModel(msgspec.Struct, frozen=True, kw_only=True):
     owned_by: str
     meta: OpenAIModelMeta
     parent: str | UnsetType = UNSET
+    tier: dict[str, Any] | UnsetType = UNSET
 
 
 class OpenAIModels(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,25 +75,38 @@ def routes(runtime: Runtime) -> list[Route]:
 
 async def list_models(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/models."""
-    rows = await asyncio.to_thread(_rows, runtime.store)
-    data = [row for row in rows if exchange.visitor.sees_model(row.id)]
+    rows = await asyncio.to_thread(_rows, runtime)
+    data = [row for row in rows if tiers.is_seen(runtime, exchange.visitor, row.id)]
     await exchange.answer_json(OpenAIModels(object="list", data=data))
 
 
 async def one_model(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/models/{id}."""
     name: str = exchange.scope["path_params"]["id"]
-    exchange.visitor.check_model(name)
+    tiers.check_allowed(runtime, exchange.visitor, name)
+    tier = tiers.tier_of(runtime, name)
+    if tier is not None:
+        await exchange.answer_json(await asyncio.to_thread(_tier_row, runtime, tier))
+        return
     found = await asyncio.to_thread(adapters.resolve, runtime.store, name)
     parent = UNSET if found.adapters is None else found.model.name
     await exchange.answer_json(_row(found.model, name, parent))
 
 
-def _rows(store: Store) -> list[OpenAIModel]:
-    """In a thread. The models, and after them those with an adapter: one each, for more could be in any number."""
-    alone, adapted = adapters.models_and_pairs(store)
+def _rows(runtime: Runtime) -> list[OpenAIModel]:
+    """In a thread. The models, the tiers that can answer, and those models with an adapter: one each, for more could
+    be in any number."""
+    alone, adapted = adapters.models_and_pairs(runtime.store)
     rows = [_row(model, model.name) for model in alone]
+    for tier in runtime.settings.tiers:
+        with suppress(LocalrunError):
+            rows.append(_tier_row(runtime, tier))
     return rows + [_row(model, f"{model.name}+{adapter.name}", model.name) for model, adapter in adapted]
+
+
+def _tier_row(runtime: Runtime, tier: Tier) -> OpenAIModel:
+    _, large = tiers.models_of(runtime, tier)
+    return msgspec.structs.replace(_row(large, tier.name), tier=tier.rules)
 
 
 def _row(model: Model, name: str, parent: str | UnsetType = UNSET) -> OpenAIModel:

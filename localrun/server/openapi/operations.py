@@ -88,7 +88,8 @@ _NAME = path_parameter("name", "Any name")
 _OLLAMA = (
     Operation(
         method="GET", path="/", summary="Is something there", answer=str,
-        answer_content_type="text/plain", description="Says `Ollama is running`: editors look for these words.",
+        answer_content_type="text/plain", description="Says `Ollama is running`: editors look for these words. "
+        "A browser, which asks for `text/html`, gets the chat page.",
     ),
     Operation(method="GET", path="/api/version", summary="The version of the API",
               answer=OllamaVersion),
@@ -431,6 +432,12 @@ _NATIVE = (
     Operation(method="GET", path="/docs/editors/{name}", summary="How to set up an editor", answer=str,
               answer_content_type="text/html", parameters=(path_parameter("name", "As `/docs` lists them"),),
               errors=(404,)),
+    Operation(method="GET", path="/web/chat.css", summary="A file of the chat page", answer=str,
+              answer_content_type="text/css"),
+    Operation(method="GET", path="/web/chat.js", summary="A file of the chat page", answer=str,
+              answer_content_type="text/javascript"),
+    Operation(method="GET", path="/web/markdown.js", summary="A file of the chat page", answer=str,
+              answer_content_type="text/javascript"),
 )  # fmt: skip
 
 OPERATIONS: tuple[Operation, ...] = tuple(

@@ -19,6 +19,7 @@ import msgspec
 from starlette.routing import Route
 
 from localrun.errors import LocalrunError, QueueFull
+from localrun.server import tiers
 from localrun.server.http.exchange import Exchange, route
 from localrun.server.http.fields import ask_of, defaults_of
 from localrun.server.jobs import streaming
@@ -35,6 +36,7 @@ from localrun.server.prompting import conversation as beginning
 from localrun.server.prompting.ask import Attachments, ChatAsk, choose_tools
 from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
+from localrun.server.tiers import Question
 from localrun.wire import Delta, Finish, Sampling, Usage
 
 
@@ -168,8 +170,10 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
         think=think_of(body.effort),
         media=media.all(),
     )
-    who = ask_of(exchange, body.model, body)
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if runtime.settings.tiers:
+            body, ask = await tiers.routed(runtime, exchange, body, Question(ask=ask, effort=body.effort))
+        who = ask_of(exchange, body.model, body)
         if ask.media:
             await runtime.read_media(body.model, ask.media)
         job = await stack.enter_async_context(runtime.job(who))

@@ -1,0 +1,285 @@
+"""Tiers: names that stand for two models, and which of the two answers a request.
+
+The rules, in this order; the first that says something counts:
+
+1. `media`, `fim`: the small model cannot take the pictures or the sound, or cannot fill in; the large one answers
+2. `reasoning_effort`: the effort that the client asks for
+3. `thinking`: the client asks for thinking, which only the large model can do
+4. `tools`: the request has tools
+5. `schema`: the answer has to be JSON, or to match a schema or a grammar
+6. `length`: the prompt has more than `prompt_tokens_over` tokens
+7. `unsure`, `sure`: how probable the small model finds the beginning of its own answer
+8. `default`: nothing says otherwise; the small one answers
+
+Whoever was chosen, a prompt that leaves less than a quarter of the small model's context goes to the large one
+(`context`).
+
+Runs in the request's task, before there is a job for the answer. Rules 6, 7 and the context need the small model's
+template and tokenizer, so it is loaded for them, by a job of its own whose route is called `tier`.
+
+`unsure_below` is deferral by the mean log-probability of the output, "Chow-Average" in Gupta et al., Language Model
+Cascades: Token-level uncertainty and beyond (ICLR 2024). Here it is of the first `PROBE_TOKENS` tokens of a greedy
+answer: that bounds the cost, and the prompt, which is most of it, is in the prefix cache when the small model is to
+answer. It asks nothing of the model but its logits, so it works in any language and for models that follow no
+instruction. It says what the model is sure of, not what is true.
+
+Invariants: the same request to the same models goes to the same one; nothing of a probe reaches the client.
+Does not: answer (the API's module does, with the body and the conversation that come from here).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from localrun.config import NOTHING_ASKED, LoadSettings, Size, Tier
+from localrun.errors import BadRequest, ModelNotFound, NotFound
+from localrun.models import adapters
+from localrun.models.name import split_adapters
+from localrun.models.storage.model import Model
+from localrun.server.http.access import Visitor
+from localrun.server.http.exchange import Exchange
+from localrun.server.http.fields import SamplingFields, ServiceFields, ask_of
+from localrun.server.jobs.job import Job
+from localrun.server.media.decoder import check_taken, kinds_of
+from localrun.server.prompting.ask import ChatAsk
+from localrun.server.prompting.conversation import begun
+from localrun.server.prompting.prepare import prepare
+from localrun.server.prompting.profile import capabilities
+from localrun.server.runtime import Runtime
+from localrun.wire import Lane, Sampling, Segment, Submit
+
+PROBE_TOKENS = 32
+# The name of the route in the rows of requests and in metrics.
+API = "tier"
+# No tokenizer makes more tokens than bytes, but for a BOS and a leading space.
+_EXTRA_TOKENS = 8
+
+NO_CONVERSATION = ChatAsk(messages=())
+
+Body = TypeVar("Body", bound=ServiceFields | SamplingFields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What the rules look at. `ask` is the conversation; without one, or if it `is_raw`, `prompts` go to the model as
+    they are. With `fills_in`, only models that can fill in will do. `may_probe` is off where no answer is wanted."""
+
+    ask: ChatAsk = NO_CONVERSATION
+    prompts: Sequence[str] = ()
+    is_raw: bool = False
+    effort: str | None = None
+    has_schema: bool = False
+    fills_in: bool = False
+    may_probe: bool = True
+
+    @property
+    def has_tools(self) -> bool:
+        return bool(self.ask.tools) and self.ask.tool_choice != "none"
+
+    @property
+    def is_constrained(self) -> bool:
+        return self.has_schema or self.ask.response_grammar is not None
+
+
+class Choice(NamedTuple):
+    """Which model, by which rule; `facts` are what the rule went by."""
+
+    size: Size
+    reason: str
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+def tier_of(runtime: Runtime, name: str) -> Tier | None:
+    """The tier that a request names. Raises BadRequest for one with adapters: they are made for one model."""
+    settings = runtime.settings
+    if not settings.tiers:
+        return None
+    tier = settings.tier(split_adapters(name).model)
+    if tier is not None and "+" in name:
+        raise BadRequest(
+            f"'{tier.name}' is a tier, and adapters are made for one model; name '{tier.small}' or '{tier.large}', or "
+            f"write the adapter into {tier.source}",
+            field="model",
+        )
+    return tier
+
+
+def models_of(runtime: Runtime, tier: Tier) -> tuple[Model, Model]:
+    """The small and the large one. In a thread: reads the store. Raises NotFound for one that is not here."""
+    return _model(runtime, tier, "small"), _model(runtime, tier, "large")
+
+
+def _model(runtime: Runtime, tier: Tier, size: Size) -> Model:
+    name = tier.small if size == "small" else tier.large
+    try:
+        return adapters.resolve(runtime.store, name).model
+    except ModelNotFound:
+        raise NotFound(
+            f"the {size} model of the tier '{tier.name}', '{name}', is not here; pull it with `localrun pull {name}`, "
+            f"or change `{size}` in {tier.source}",
+            field="model",
+        ) from None
+
+
+def is_seen(runtime: Runtime, visitor: Visitor, name: str) -> bool:
+    """Whether somebody may use the model, or both models of the tier, with this name."""
+    tier = runtime.settings.tier(name)
+    return all(map(visitor.sees_model, (name,) if tier is None else (tier.small, tier.large)))
+
+
+def check_allowed(runtime: Runtime, visitor: Visitor, name: str) -> None:
+    """Raises ModelNotFound for somebody who may not use the model, or one of the models of the tier, with this name."""
+    tier = runtime.settings.tier(name)
+    for model in (name,) if tier is None else (tier.small, tier.large):
+        visitor.check_model(model)
+
+
+def check_free(runtime: Runtime, name: str, field: str = "model") -> None:
+    """Raises BadRequest for a name that is a tier's, where a model's is wanted."""
+    tier = runtime.settings.tier(name)
+    if tier is not None:
+        raise BadRequest(
+            f"'{tier.name}' is a tier of {tier.file}; use the name of a model, such as '{tier.small}' or "
+            f"'{tier.large}', or remove the table [tiers.{tier.name}]",
+            field=field,
+        )
+
+
+async def routed(
+    runtime: Runtime, exchange: Exchange, body: Body, question: Question, *, load: LoadSettings = NOTHING_ASKED
+) -> tuple[Body, ChatAsk]:
+    """The body and the conversation as they go to a model: unchanged, unless the body names a tier. Then the body names
+    the model that answers, and the exchange's answer says why.
+
+    To be called while the client is watched. Raises what loading and preparing for the small model raise, and
+    BadRequest for what only makes sense with one model.
+    """
+    name = getattr(body, "model", None) or ""
+    tier = tier_of(runtime, name)
+    if tier is None:
+        return body, question.ask
+    if getattr(body, "lora", None):
+        raise BadRequest(f"lora: '{tier.name}' is a tier, and adapters are made for one model; name that", field="lora")
+    visitor = exchange.visitor
+    check_allowed(runtime, visitor, name)
+    visitor.begin(tier.small, Lane.DEFAULT)  # before anything is computed; the lane is for the jobs to find
+    if question.ask.media:
+        await runtime.media.read(question.ask.media)
+    small, large = await asyncio.to_thread(models_of, runtime, tier)
+    choice = _by_fields(tier, question, small, large)
+    if choice is None or choice.size == "small":
+        choice = await _by_prompt(runtime, exchange, body, tier, question, small, choice, load)
+    chosen, model = (tier.small, small) if choice.size == "small" else (tier.large, large)
+    runtime.telemetry.routed(tier.name, choice.size, choice.reason)
+    why = "; ".join(f"{key}={value}" for key, value in (("reason", choice.reason), *choice.facts))
+    exchange.tier = f"{tier.name}: {choice.size}, {choice.reason}"
+    exchange.more_headers.append((b"x-localrun-tier", f"{choice.size}; {why}".encode("ascii")))
+    ask = question.ask
+    if ask.think and question.effort in tier.reasoning_effort and "thinking" not in capabilities(model):
+        # The effort has done its work: it was the tier's to read, and this model knows none.
+        ask = msgspec.structs.replace(ask, think=None)
+    return msgspec.structs.replace(body, model=chosen), ask
+
+
+def _by_fields(tier: Tier, question: Question, small: Model, large: Model) -> Choice | None:
+    """What can be said without counting; None when nothing of it says anything."""
+    ask = question.ask
+    if ask.media:
+        try:
+            check_taken(small, kinds_of(small), ask.media)
+        except BadRequest:
+            return Choice("large", "media")
+    can, large_can = capabilities(small), capabilities(large)
+    if question.fills_in and "insert" not in can:
+        return Choice("large", "fim")
+    by_effort = tier.reasoning_effort.get(question.effort) if question.effort else None  # type: ignore[call-overload]
+    if by_effort is not None:
+        return Choice(by_effort, "reasoning_effort")
+    if ask.think and "thinking" not in can and "thinking" in large_can:
+        return Choice("large", "thinking")
+    if question.has_tools and tier.tools is not None:
+        return Choice(tier.tools, "tools")
+    if question.is_constrained and tier.schema is not None:
+        return Choice(tier.schema, "schema")
+    return None
+
+
+async def _by_prompt(
+    runtime: Runtime,
+    exchange: Exchange,
+    body: Body,
+    tier: Tier,
+    question: Question,
+    small: Model,
+    choice: Choice | None,
+    load: LoadSettings,
+) -> Choice:
+    """The rules that need the small model. With a `choice` only whether the prompt fits it is left to be seen."""
+    who = ask_of(exchange, tier.small, body, load=load)
+    who = msgspec.structs.replace(
+        who,
+        api=API,
+        # Unloaded when it has answered, not before.
+        keep_alive_s=who.keep_alive_s or None,
+        speculates=False,
+        draft="",
+    )
+    async with runtime.job(who) as job:
+        prompts, stop = await _prompts(runtime, job, question)
+        limit = job.n_ctx - job.n_ctx // 4
+        over = tier.prompt_tokens_over if choice is None else None
+        n_tokens = await _count(job, prompts, at_most=limit if over is None else min(limit, over))
+        facts: tuple[tuple[str, str], ...] = () if n_tokens is None else (("prompt_tokens", str(n_tokens)),)
+        if n_tokens is not None and over is not None and n_tokens > over:
+            return Choice("large", "length", facts)
+        if n_tokens is not None and n_tokens > limit:
+            return Choice("large", "context", facts)
+        if choice is not None:
+            return choice
+        if tier.unsure_below is None or not question.may_probe or question.ask.media:
+            return Choice("small", "default")
+        began_s = time.monotonic()
+        mean, n_probed = await _probe(job, prompts[0], stop)
+        runtime.telemetry.probed(tier.name, n_probed, time.monotonic() - began_s)
+        is_unsure = mean < tier.unsure_below
+        facts = (("mean_logprob", f"{mean:.3f}"), ("probe_tokens", str(n_probed)))
+        return Choice("large" if is_unsure else "small", "unsure" if is_unsure else "sure", facts)
+
+
+async def _prompts(runtime: Runtime, job: Job, question: Question) -> tuple[list[tuple[Segment, ...]], tuple[str, ...]]:
+    """As the small model would get them, without pictures and sound, and what besides ends its answer."""
+    ask = question.ask
+    if question.is_raw or ask is NO_CONVERSATION:
+        return [(Segment(prompt),) for prompt in question.prompts], ()
+    # Grammars take time to make, and nothing of them is in the prompt. What this model cannot think, it is not asked.
+    messages = begun(job.model, ask.messages)
+    think = ask.think if "thinking" in capabilities(job.model) else None
+    ask = msgspec.structs.replace(ask, messages=messages, media=(), response_grammar=None, think=think)
+    prepared = await prepare(runtime, job, ask)
+    return [prepared.segments], prepared.stop
+
+
+async def _count(job: Job, prompts: Sequence[Sequence[Segment]], *, at_most: int) -> int | None:
+    """Tokens of the longest prompt; None if none can have more than `at_most`."""
+    lengths = [sum(len(segment.text.encode()) for segment in prompt) for prompt in prompts]
+    longest = max(lengths, default=0)
+    if longest + _EXTRA_TOKENS <= at_most:
+        return None
+    return len(await job.count(prompts[lengths.index(longest)]))
+
+
+async def _probe(job: Job, prompt: Sequence[Segment], stop: Sequence[str]) -> tuple[float, int]:
+    """The mean log-probability of the first tokens of a greedy answer, and how many there were. An answer without a
+    token is one that the model is sure of."""
+    wanted = Submit(id=0, sampling=Sampling(temperature=0), n_predict=PROBE_TOKENS, stop=tuple(stop), logprobs=True)
+    await job.submit(wanted, segments=prompt)
+    found: list[float] = []
+    async for delta in job:
+        found += [chosen.logprob for chosen in delta.logprobs or ()]
+    return (sum(found) / len(found) if found else 0.0), len(found)

@@ -1,0 +1,74 @@
+"""The chat page at `/`: which requests get it, its files, and the headers that keep it to itself.
+
+The page is three files of this package, read once: no build step, and nothing from elsewhere. It is a client like any
+other: it lists `/v1/models`, streams `/v1/chat/completions`, and asks for an API key where one is refused. Browsers get
+it at `/`; whoever does not ask for HTML gets what Ollama says there, by which its clients know a server.
+
+Its policy runs only scripts of these files, so text of a model cannot become one, whatever the page did with it.
+Does not: know models or keep conversations (the browser's storage does).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+
+from starlette.routing import Route
+
+from localrun.server.http.exchange import Exchange, route
+from localrun.server.http.failures import Headers
+from localrun.server.runtime import Runtime
+
+_POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_SAFE: Headers = [
+    (b"content-security-policy", _POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    # A newer localrun has a newer page.
+    (b"cache-control", b"no-cache"),
+]
+_PAGE = "index.html"
+_TYPES = {
+    _PAGE: b"text/html; charset=utf-8",
+    "chat.css": b"text/css; charset=utf-8",
+    "chat.js": b"text/javascript; charset=utf-8",
+    "markdown.js": b"text/javascript; charset=utf-8",
+}
+
+
+def wants_html(accept: str) -> bool:
+    """Whether an Accept header names HTML; `*/*`, which every tool sends, does not."""
+    for part in accept.lower().split(","):
+        kind, *parameters = (text.strip() for text in part.split(";"))
+        if kind == "text/html":
+            return not any(text.replace(" ", "") in ("q=0", "q=0.0", "q=0.00", "q=0.000") for text in parameters)
+    return False
+
+
+async def send_page(exchange: Exchange) -> None:
+    """The page itself. What else is at its address depends on Accept."""
+    await _send(exchange, _PAGE, [(b"vary", b"accept")])
+
+
+def routes(runtime: Runtime) -> list[Route]:
+    """The files that the page is made of."""
+    return [route(f"/web/{name}", runtime, _file, methods=["GET"]) for name in _TYPES if name != _PAGE]
+
+
+async def _file(_: Runtime, exchange: Exchange) -> None:
+    await _send(exchange, exchange.path.rpartition("/")[2], [])
+
+
+async def _send(exchange: Exchange, name: str, more: Headers) -> None:
+    await exchange.answer(_content(name), headers=[(b"content-type", _TYPES[name]), *_SAFE, *more])
+
+
+@cache
+def _content(name: str) -> bytes:
+    return resources.files(__name__).joinpath(name).read_bytes()

@@ -1,0 +1,263 @@
+"""Tiers in every API, on a daemon with fake engines: which model answers, what it says of that, what is refused."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from localrun.models.gguf.reader import read_header
+from localrun.models.synthesis.synthesize import synthesize
+from tests.daemon import Daemon, running_daemon
+from tests.projector_file import write_projector
+from tests.server.media.making import png
+
+SETTINGS = """
+[tiers.smart]
+small = "tiny"
+large = "big"
+reasoning_effort = { low = "small", high = "large" }
+tools = "large"
+schema = "large"
+prompt_tokens_over = 300
+
+[tiers.sure]
+small = "tiny"
+large = "big"
+unsure_below = -0.5
+
+[tiers.plain]
+small = "tiny"
+large = "big"
+
+[tiers.able]
+small = "tiny"
+large = "seer"
+
+[tiers.gone]
+small = "tiny"
+large = "nothing"
+"""
+HELLO = [{"role": "user", "content": "hello"}]
+LONG = [{"role": "user", "content": "hello " * 60}]
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+SCHEMA = {"type": "object", "properties": {}}
+THINKS = "{% for m in messages %}{{ m.content }}{% endfor %}<think></think>"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    home = tmp_path_factory.mktemp("home")
+    (home / "config").mkdir()
+    (home / "config" / "localrun.toml").write_text(SETTINGS, encoding="utf-8")
+    models = home / "data" / "models"
+    models.mkdir(parents=True)
+    synthesize("tiny", "Q4_0", models / "big.gguf")
+    synthesize("tiny", "Q8_0", models / "eyes.gguf")
+    write_projector(models / "mmproj-eyes.gguf", width=read_header(models / "eyes.gguf").n_embd)
+    with running_daemon(LOCALRUN_HOME=str(home)) as running:
+        made = running.post("/api/create", {"model": "seer", "from": "eyes", "template": THINKS, "stream": False})
+        assert made.status_code == 200, made.text
+        yield running
+
+
+APIS: dict[str, dict[str, Any]] = {
+    "/api/chat": {"messages": HELLO, "options": {"num_predict": 2}},
+    "/api/generate": {"prompt": "hello", "options": {"num_predict": 2}},
+    "/v1/chat/completions": {"messages": HELLO, "max_tokens": 2},
+    "/v1/completions": {"prompt": "hello", "max_tokens": 2},
+    "/v1/responses": {"input": "hello", "max_output_tokens": 2},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 2},
+}
+
+
+def ask(daemon: Daemon, path: str = "/v1/chat/completions", model: str = "smart", **body: Any) -> httpx2.Response:
+    answer = daemon.post(path, APIS[path] | {"model": model, "stream": False} | body)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def chosen(answer: httpx2.Response) -> tuple[str, str]:
+    """The model that answered, and the header without numbers."""
+    return answer.json()["model"], re.sub(r"=-?[0-9.]+", "", answer.headers["x-localrun-tier"])
+
+
+SMALL, LARGE = ("tiny", "small; reason=default"), ("big", "large; reason=")
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_every_api_says_which_model_answered_and_why(path: str, daemon: Daemon) -> None:
+    assert chosen(ask(daemon, path)) == SMALL
+    field = "prompt" if "prompt" in APIS[path] else "input" if "input" in APIS[path] else "messages"
+    long = {field: LONG if field == "messages" else LONG[0]["content"]}
+    assert chosen(ask(daemon, path, **long)) == ("big", "large; reason=length; prompt_tokens")
+    assert chosen(ask(daemon, path, model="SMART:latest")) == SMALL
+    assert "x-localrun-tier" not in ask(daemon, path, model="tiny").headers
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_streams_say_so_too(path: str, daemon: Daemon) -> None:
+    answer = daemon.post(path, APIS[path] | {"model": "smart", "stream": True})
+    assert answer.headers["x-localrun-tier"] == "small; reason=default"
+    assert '"model":"tiny"' in answer.text
+    assert '"smart"' not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"tools": [TOOL]}, ("big", "large; reason=tools")),
+        ({"tools": [TOOL], "tool_choice": "none"}, SMALL),
+        ({"tools": [TOOL], "reasoning_effort": "low"}, ("tiny", "small; reason=reasoning_effort")),
+        ({"reasoning_effort": "low"}, ("tiny", "small; reason=reasoning_effort")),
+        ({"reasoning_effort": "none"}, SMALL),
+        ({"response_format": {"type": "json_object"}}, ("big", "large; reason=schema")),
+        ({"tools": [TOOL], "response_format": {"type": "json_object"}}, ("big", "large; reason=tools")),
+        ({"messages": LONG, "reasoning_effort": "low"}, ("tiny", "small; reason=reasoning_effort")),
+        # What cannot fit the small model goes to the large one whatever the rules say; 2,048 tokens are the context.
+        (
+            {"messages": [{"role": "user", "content": "hello " * 300}], "reasoning_effort": "low"},
+            ("big", "large; reason=context; prompt_tokens"),
+        ),
+    ],
+)
+def test_the_first_rule_that_says_something_counts(body: Any, expected: tuple[str, str], daemon: Daemon) -> None:
+    assert chosen(ask(daemon, **body)) == expected
+
+
+def test_the_effort_in_the_words_of_each_api(daemon: Daemon) -> None:
+    low = ("tiny", "small; reason=reasoning_effort")
+    assert chosen(ask(daemon, "/api/chat", think="low")) == low
+    assert chosen(ask(daemon, "/v1/responses", reasoning={"effort": "low"})) == low
+    assert chosen(ask(daemon, "/v1/messages", output_config={"effort": "low"})) == low
+    # The rule takes the effort with it: these models know none.
+    assert chosen(ask(daemon, reasoning_effort="high")) == ("big", "large; reason=reasoning_effort")
+
+
+def test_schemas_of_other_apis(daemon: Daemon) -> None:
+    for path, body in (("/api/chat", {"format": SCHEMA}), ("/v1/completions", {"json_schema": SCHEMA})):
+        assert chosen(ask(daemon, path, **body)) == ("big", "large; reason=schema")
+
+
+def test_a_prompt_that_is_too_long_for_the_small_model_goes_to_the_large_one(daemon: Daemon) -> None:
+    model, why = chosen(ask(daemon, model="plain", messages=[{"role": "user", "content": "hello " * 260}]))
+    assert (model, why) == ("big", "large; reason=context; prompt_tokens")
+
+
+def test_what_only_the_large_model_can_take_goes_to_it(daemon: Daemon) -> None:
+    picture = "data:image/png;base64," + base64.b64encode(png()).decode()
+    seen = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": picture}}]}]
+    assert chosen(ask(daemon, model="able", messages=seen)) == ("seer", "large; reason=media")
+    assert chosen(ask(daemon, model="able", reasoning_effort="high")) == ("seer", "large; reason=thinking")
+    refused = daemon.post("/v1/chat/completions", model="plain", messages=seen)
+    assert refused.status_code == 400
+    assert "'big' does not support images" in refused.text
+
+
+def test_how_sure_the_small_model_is_decides_and_is_counted(daemon: Daemon) -> None:
+    before = metric(daemon, 'localrun_tier_probe_tokens_total{name="sure"}')
+    found = set[str]()
+    for number in range(12):
+        answer = ask(daemon, model="sure", messages=[{"role": "user", "content": f"question {number}"}])
+        size, why, mean, n_tokens = re.fullmatch(
+            r"(\w+); reason=(\w+); mean_logprob=(-[0-9.]+); probe_tokens=(\d+)", answer.headers["x-localrun-tier"]
+        ).groups()  # type: ignore[union-attr]
+        is_sure = float(mean) >= -0.5
+        assert (size, why) == (("small", "sure") if is_sure else ("large", "unsure"))
+        assert answer.json()["model"] == ("tiny" if is_sure else "big")
+        assert int(n_tokens) <= 32
+        before += int(n_tokens)
+        found.add(why)
+        again = ask(daemon, model="sure", messages=[{"role": "user", "content": f"question {number}"}])
+        assert again.headers["x-localrun-tier"] == answer.headers["x-localrun-tier"]
+        before += int(n_tokens)
+    assert found == {"sure", "unsure"}
+    assert metric(daemon, 'localrun_tier_probe_tokens_total{name="sure"}') == before
+
+
+def metric(daemon: Daemon, name: str) -> float:
+    page = daemon.http.get("/metrics").text
+    return next((float(line.split()[-1]) for line in page.splitlines() if line.startswith(name)), 0.0)
+
+
+def test_metrics_and_the_rows_of_requests(daemon: Daemon) -> None:
+    name = 'localrun_tier_requests_total{name="smart",reason="tools",size="large"}'
+    before = metric(daemon, name)
+    answer = ask(daemon, tools=[TOOL])
+    assert metric(daemon, name) == before + 1
+    row = daemon.http.get(f"/localrun/v1/requests/{answer.headers['x-localrun-request']}").json()
+    assert (row["model"], row["tier"]) == ("big", "smart: large, tools")
+
+
+def test_counting_is_for_the_model_that_would_answer_and_probes_nothing(daemon: Daemon) -> None:
+    count = daemon.post("/v1/messages/count_tokens", model="smart", messages=LONG)
+    assert count.headers["x-localrun-tier"].startswith("large; reason=length")
+    before = metric(daemon, 'localrun_tier_probe_tokens_total{name="sure"}')
+    count = daemon.post("/v1/messages/count_tokens", model="sure", messages=HELLO)
+    assert count.headers["x-localrun-tier"] == "small; reason=default"
+    assert metric(daemon, 'localrun_tier_probe_tokens_total{name="sure"}') == before
+
+
+def test_lists_have_tiers_with_what_the_large_model_is(daemon: Daemon) -> None:
+    tags = daemon.http.get("/api/tags").json()
+    rows = {row["name"]: row for row in tags["models"]}
+    assert rows["smart"]["tier"]["prompt_tokens_over"] == 300
+    assert rows["smart"]["source"] == "tier"
+    assert rows["smart"]["details"] == rows["big"]["details"]
+    assert "tier" not in rows["big"]
+    (unusable,) = tags["unusable"]
+    assert '[tiers."gone"]' in unusable["path"]
+    assert "localrun pull nothing" in unusable["problem"]
+    models = {row["id"]: row for row in daemon.http.get("/v1/models").json()["data"]}
+    assert models["smart"]["tier"]["tools"] == "large"
+    assert "gone" not in models
+    assert daemon.http.get("/v1/models/smart").json() == models["smart"]
+    shown = daemon.post("/api/show", model="smart").json()
+    assert shown["localrun"]["tier"] == {"name": "smart", **rows["smart"]["tier"]}
+
+
+def test_loading_and_unloading_a_tier_is_of_both_models(daemon: Daemon) -> None:
+    def loaded() -> set[str]:
+        return {row["name"] for row in daemon.http.get("/api/ps").json()["models"]}
+
+    for name in ("tiny", "big", "seer"):
+        daemon.post("/api/generate", model=name, keep_alive=0)
+    answer = daemon.post("/api/generate", model="plain").json()
+    assert (answer["done_reason"], loaded()) == ("load", {"tiny", "big"})
+    answer = daemon.post("/api/chat", model="plain", keep_alive=0).json()
+    assert (answer["done_reason"], loaded()) == ("unload", set())
+    # A request that unloads its model afterwards does not do so before it has answered.
+    assert chosen(ask(daemon, "/api/chat", keep_alive=0, options={"num_predict": 2})) == SMALL
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_a_model_that_is_not_here_is_named_with_what_to_do(path: str, daemon: Daemon) -> None:
+    refused = daemon.post(path, APIS[path] | {"model": "gone"})
+    assert refused.status_code == 404
+    for said in ("the large model of the tier 'gone', 'nothing'", "localrun pull nothing", "change `large` in"):
+        assert said in refused.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/v1/embeddings", {"model": "smart", "input": "x"}, "'smart' is a tier, which only answers with text"),
+        ("/api/embed", {"model": "smart", "input": "x"}, "name a model, such as 'tiny' or 'big'"),
+        ("/v1/rerank", {"model": "smart", "query": "x", "documents": ["y"]}, "is a tier"),
+        ("/v1/chat/completions", {"model": "smart+style", "messages": HELLO}, "adapters are made for one model"),
+        ("/v1/chat/completions", {"model": "smart", "messages": HELLO, "lora": [{"id": "x"}]}, "lora: 'smart'"),
+        ("/v1/completions", {"model": "smart", "prompt": [1, 2]}, "prompt: 'smart' is a tier, and token ids"),
+        ("/api/generate", {"model": "smart", "prompt": "x", "context": [1]}, "context: 'smart' is a tier"),
+        ("/api/copy", {"source": "tiny", "destination": "smart"}, "'smart' is a tier of"),
+        ("/api/create", {"model": "smart", "from": "tiny", "stream": False}, "remove the table [tiers.smart]"),
+        ("/api/pull", {"model": "smart"}, "'smart' is a tier of"),
+    ],
+)
+def test_what_takes_one_model_refuses_a_tier(path: str, body: Any, said: str, daemon: Daemon) -> None:
+    refused = daemon.post(path, body)
+    assert (refused.status_code, said in refused.text) == (400, True), refused.text
+    assert daemon.http.get("/localrun/v1/fit?model=smart").status_code == 400
