@@ -36,6 +36,8 @@ from starlette.routing import Match
 from localrun.config import Settings
 from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
 from localrun.server.anthropic import messages
+from localrun.server.batches import anthropic as message_batches
+from localrun.server.batches import openai as batches
 from localrun.server.embedding import routes as embedding
 from localrun.server.http import failures
 from localrun.server.http.connection import BoundedConnection, bind, url_of
@@ -56,7 +58,7 @@ _KEEP_ALIVE_S = 5
 _BACKLOG = 512
 # Systems begin with 1,024 descriptors, or with 256: less than connections, refused ones, engines and files take.
 _DESCRIPTORS = 4096
-# An idle daemon with a download under way is looked at this often.
+# An idle daemon with a download or a batch under way is looked at this often.
 _PULL_POLL_S = 5.0
 
 _log = logging.getLogger(__name__)
@@ -73,12 +75,14 @@ def build(settings: Settings, runtime: Runtime) -> Limits:
         finally:
             await runtime.stop()
 
+    computing = [*embedding.routes(runtime), *openai.routes(runtime), *messages.routes(runtime)]
+    runtime.offline.serve(computing)
     app = Starlette(
         routes=[
-            *embedding.routes(runtime),
+            *computing,
             *ollama.routes(runtime),
-            *openai.routes(runtime),
-            *messages.routes(runtime),
+            *batches.routes(runtime),
+            *message_batches.routes(runtime),
             *native.routes(runtime),
             *openapi.routes(runtime),
         ],
@@ -177,10 +181,14 @@ class _Daemon(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def _has_work(self) -> bool:
+        """Whether something is done that nobody waits for."""
+        return bool(self._runtime.pulls.n_running or self._runtime.offline.n_running)
+
     async def _watch_idle(self) -> None:
         assert self._idle_exit_s is not None
         # Nothing happens at the end of an idle time, so there is no event to wait for.
-        while (remaining_s := self._idle_exit_s - self._app.idle_s()) > 0 or self._runtime.pulls.n_running:  # noqa: ASYNC110
+        while (remaining_s := self._idle_exit_s - self._app.idle_s()) > 0 or self._has_work():  # noqa: ASYNC110
             await asyncio.sleep(remaining_s if remaining_s > 0 else _PULL_POLL_S)
         _log.info("idle for %g s", self._idle_exit_s)
         self._runtime.request_shutdown()
