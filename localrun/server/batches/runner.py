@@ -5,7 +5,7 @@ for one, which stays free for others: they find it at once, and take more by the
 one model take turns. Batches that want another model wait: two models that do not fit beside each other would only
 evict one another. After `TURN_S` it is the next one's turn.
 
-A batch yields. It loads no model in place of others until nobody has asked for anything for `QUIET_S`; and when others
+A batch yields. For `QUIET_S` after anybody else's request it runs few lines, so that steps are short. It loads no model in place of others until nobody has asked for anything for `QUIET_S`; and when others
 wait for room, its lines are given up, to be computed again later. What is only for now (a full queue, short memory, an
 engine that died, a full disk) holds all lines for a while, and the line runs again; other answers are results.
 
@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 
 TURN_S = 600.0
 QUIET_S = 60.0
+# While others use the machine, only so many lines run that a step takes about as long: who comes waits for the end of
+# one. On a CPU that is a line or two, and more would hardly be faster; on a GPU all of them.
+STEP_S = 0.012
 # How often it looks whether others need room, while lines run.
 _LOOK_S = 0.25
 _SWEEP_S = 3600.0
@@ -224,12 +227,16 @@ class Runner:
             self._model, self._turn_began_s = model, time.monotonic()
         n_slots = self._supervisor.slots_of(model)
         if n_slots and self._supervisor.n_wanting_room:
-            self._give_up_lines()
+            self._give_up_lines(n_running)
             return _LOOK_S
         left_s = QUIET_S - self._registry.quiet_s()
         if left_s > 0 and not n_slots and not n_running and await self._supervisor.would_evict(model):
             return left_s
-        n_free = max(1, n_slots - 1) - n_running
+        n_most = max(1, n_slots - 1)
+        if left_s > 0:
+            n_most = min(n_most, self._supervisor.streams_within(model, STEP_S))
+            self._give_up_lines(n_running - n_most)
+        n_free = n_most - n_running
         turns = deque(heads[model])
         while n_free > 0 and turns:
             one = turns.popleft()
@@ -309,11 +316,11 @@ class Runner:
         usage = lines.usage_of(answered.body)
         await self._ask(lambda store: store.record(batch.seq, line.place, kind, text, usage))
 
-    def _give_up_lines(self) -> None:
-        """They run again later."""
-        for one in self._open.values():
-            for task in one.running.values():
-                task.cancel()
+    def _give_up_lines(self, n_lines: int) -> None:
+        """So many, the youngest first. They run again later."""
+        running = [task for one in self._open.values() for task in one.running.values()]
+        for task in running[len(running) - max(0, n_lines) :]:
+            task.cancel()
 
     def _hold(self) -> float:
         """No line begins for so many seconds, longer each time."""

@@ -274,6 +274,13 @@ class Supervisor:
         ready = [r for r in self.residents() if r.key == found[1] and r.takes_requests]
         return max((resident.link.ready.n_slots for resident in ready), default=0)
 
+    def streams_within(self, name: str, step_s: float) -> int:
+        """How many streams of this model a step of that length has, at least one, by how long its steps take now."""
+        found = self._found_before(split_adapters(name).model)
+        rows = [r.row(self._settings.target_itl_s) for r in self.residents() if found is not None and r.key == found[1]]
+        took = [row.step_s / max(1, row.slots_busy) for row in rows if row.step_s]
+        return max(1, int(step_s / max(took))) if took else 1
+
     async def would_evict(self, name: str) -> bool:
         """Whether loading this model would take the place of others. False for what cannot be loaded, as loading it
         says."""
