@@ -1,5 +1,5 @@
-"""Offline work: `batch FILE.jsonl` has the daemon compute a file of requests, and watches; `batch list`, `show`, `cancel`
-and `results` are about batches that are there already.
+"""Offline work: `batch FILE.jsonl` has the daemon compute a file of requests, and watches; `batch list`, `show`,
+`cancel` and `results` are about batches that are there already.
 
 A batch is the daemon's: it goes on when this command is stopped, and when the daemon is started again.
 """
@@ -46,8 +46,8 @@ class _FileOrCommand(click.Group):
 def batch_command() -> None:
     """Compute a file of requests beside other work: localrun batch FILE.jsonl.
 
-    Each line of the file is a request in the form of OpenAI's batches: custom_id, method, url and body. The batch is the
-    daemon's: it yields to other requests, and goes on after a restart.
+    Each line of the file is a request in the form of OpenAI's batches: custom_id, method, url and body. The batch is
+    the daemon's: it yields to other requests, and goes on after a restart.
     """
 
 

@@ -5,9 +5,10 @@ for one, which stays free for others: they find it at once, and take more by the
 one model take turns. Batches that want another model wait: two models that do not fit beside each other would only
 evict one another. After `TURN_S` it is the next one's turn.
 
-A batch yields. For `QUIET_S` after anybody else's request it runs few lines, so that steps are short. It loads no model in place of others until nobody has asked for anything for `QUIET_S`; and when others
-wait for room, its lines are given up, to be computed again later. What is only for now (a full queue, short memory, an
-engine that died, a full disk) holds all lines for a while, and the line runs again; other answers are results.
+A batch yields. For `QUIET_S` after anybody else's request it runs few lines, so that steps are short, and loads no
+model in place of others. When others wait for room, its lines are given up, to be computed again later. What is only
+for now (a full queue, short memory, an engine that died, a full disk) holds all lines for a while, and the line runs
+again; other answers are results.
 
 However the daemon ends, a line without a result runs again, and none has two (`store.py`).
 
