@@ -304,7 +304,9 @@ def _check_content_type(content_type: str | None, origin: str | None, *, file_ty
     wanted = file_type or "application/json"
     if media_type != wanted and not (media_type == "application/json" and wanted != "multipart/form-data"):
         shown = media_type[:80] or "nothing"
-        raise UnsupportedMediaType(f"the Content-Type is {shown!r}; send the body as '{wanted}'")
+        if file_type:
+            raise UnsupportedMediaType(f"the Content-Type is {shown!r}; send the file as '{file_type}'")
+        raise UnsupportedMediaType(f"the Content-Type is {shown!r}; send the body as 'application/json'")
 
 
 def _too_large(max_body_bytes: int) -> TooLarge:
