@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
@@ -154,6 +155,23 @@ def test_lines_run_in_the_batch_lane_and_batches_take_turns(slow: Daemon):
     for batch in both:
         client.batches.cancel(batch.id)
         ended(client, batch)
+
+
+def test_a_batch_gives_its_room_to_whoever_asks_for_another_model(models_dir: Path):
+    """It keeps its place, and waits until nobody has asked for a while."""
+    with running_daemon(LOCALRUN_MODELS=str(models_dir), LOCALRUN_MAX_MODELS="1", LOCALRUN_FAKE_STEP_MS="20") as daemon:
+        client = client_of(daemon)
+        lines = [chat_line(f"r{n}", model="alpha", n_tokens=500) for n in range(50)]
+        batch = begun(client, encoded([chat_line("quick", model="alpha"), *lines]))
+        until(lambda: _n_completed(client, batch.id) >= 1)
+        answer = daemon.post("/v1/completions", model="beta", prompt="a", max_tokens=2)
+        assert answer.status_code == 200
+        assert [row["model"] for row in daemon.http.get("/api/ps").json()["models"]] == ["beta"]
+        assert client.batches.retrieve(batch.id).status == "in_progress"
+        client.batches.cancel(batch.id)
+        batch = ended(client, batch)
+        both = lines_of(client, batch.output_file_id) + lines_of(client, batch.error_file_id)
+        assert len({line["custom_id"] for line in both}) == len(both) == 51
 
 
 def test_the_other_endpoints(client: OpenAI):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from localrun.server.batches.store import Api, Ending, Kind, Line, Store, Usage,
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "batches.db")
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(tmp_path / "batches.db")
+    yield opened
+    opened.close()
 
 
 def values(batch_id: str) -> dict[str, object]:
