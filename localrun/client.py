@@ -14,9 +14,10 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
-from urllib.parse import urlencode
+from typing import Any, BinaryIO, Self, TypeVar
+from urllib.parse import quote, urlencode
 
 import httpx2
 import msgspec
@@ -245,6 +246,14 @@ class Connection:
             )
             await _raise_refusal(response)
             return response.content
+
+    async def form(self, path: str, fields: dict[str, str], filename: str, file: BinaryIO) -> dict[str, Any]:
+        """A form with a file, sent as it is read, which may take any time. Raises as `stream` does."""
+        timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S)
+        with self._reached():
+            response = await self._http.post(path, data=fields, files={"file": (filename, file)}, timeout=timeout)
+            await _raise_refusal(response)
+            return msgspec.json.decode(response.content, type=dict[str, Any])
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[None]:
@@ -507,6 +516,33 @@ class Client:
         query_string = urlencode({"query": query, "limit": limit})
         return await self._daemon.json("GET", f"/localrun/v1/search?{query_string}", is_patient=True)
 
+    async def upload(self, path: Path, *, purpose: str) -> dict[str, Any]:
+        """Upload a file, as it is read: the row of `/v1/files`."""
+        with path.open("rb") as file:
+            return await self._daemon.form("/v1/files", {"purpose": purpose}, path.name, file)
+
+    async def file_content(self, file_id: str) -> AsyncGenerator[bytes, None]:
+        """An uploaded file, or what a batch wrote. Raises NotFound."""
+        async with self._daemon.stream("GET", f"/v1/files/{quote(file_id, safe='')}/content") as response:
+            async for piece in response.aiter_raw():
+                yield piece
+
+    async def create_batch(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Begin a batch, by the body of `/v1/batches`."""
+        return await self._daemon.json("POST", "/v1/batches", body)
+
+    async def batch(self, batch_id: str) -> dict[str, Any]:
+        """A batch. Raises NotFound."""
+        return await self._daemon.json("GET", f"/v1/batches/{quote(batch_id, safe='')}")
+
+    async def batches(self, *, limit: int = 20) -> list[dict[str, Any]]:
+        """The batches, newest first."""
+        return (await self._daemon.value(_Rows, "GET", f"/v1/batches?limit={limit}")).data
+
+    async def cancel_batch(self, batch_id: str) -> dict[str, Any]:
+        """Cancel a batch. Raises NotFound, and Conflict for one that has ended."""
+        return await self._daemon.json("POST", f"/v1/batches/{quote(batch_id, safe='')}/cancel")
+
     async def shutdown(self) -> None:
         """Ask the daemon to end. It may still be answering others when this returns."""
         await self._daemon.call("POST", "/localrun/v1/shutdown", {})
@@ -514,6 +550,10 @@ class Client:
 
 class _Models(msgspec.Struct):
     models: list[dict[str, Any]]
+
+
+class _Rows(msgspec.Struct):
+    data: list[dict[str, Any]]
 
 
 class _Pulls(msgspec.Struct):

@@ -20,6 +20,7 @@ from localrun.cli.text import visible
 # Name to module and one line of help. The module has a click command `NAME_command`.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Chat with a model, or send it one prompt."),
+    "batch": ("batch", "Compute a file of requests beside other work."),
     "pull": ("pull", "Download a model, or resume a download."),
     "search": ("pull", "Find models to pull."),
     "list": ("models", "List the models that can be run."),

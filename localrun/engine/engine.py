@@ -219,7 +219,8 @@ class Engine:
         background, encodings = self._backend.background, self._encodings
         if background and background.is_busy:
             due_s = self.scheduler.due_in_s(self._clock())
-            if due_s > 0 and not (background.is_over or encodings.is_over):
+            is_outranked = background.is_lowest and self.scheduler.has_higher_prompt
+            if due_s > 0 and not (is_outranked or background.is_over or encodings.is_over):
                 background.wait(due_s)
                 return NOTHING
         elif encodings.is_busy:

@@ -42,6 +42,8 @@ from localrun.config import ConfigError, Settings, folders
 from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
 from localrun.server import web
 from localrun.server.anthropic import messages
+from localrun.server.batches import anthropic as message_batches
+from localrun.server.batches import openai as batches
 from localrun.server.embedding import routes as embedding
 from localrun.server.http import failures
 from localrun.server.http.connection import BoundedConnection, Listening, address_of, listen, url_of
@@ -68,7 +70,7 @@ _BACKLOG = 512
 _HANDSHAKE_TIMEOUT_S = 10
 # Systems begin with 1,024 descriptors, or with 256: less than connections, refused ones, engines and files take.
 _DESCRIPTORS = 4096
-# An idle daemon with a download under way is looked at this often.
+# An idle daemon with a download or a batch under way is looked at this often.
 _PULL_POLL_S = 5.0
 
 _log = logging.getLogger(__name__)
@@ -85,14 +87,16 @@ def build(settings: Settings, runtime: Runtime) -> Limits:
         finally:
             await runtime.stop()
 
+    computing = [*embedding.routes(runtime), *openai.routes(runtime), *messages.routes(runtime)]
+    runtime.offline.serve(computing)
     app = Starlette(
         routes=[
-            *embedding.routes(runtime),
+            *computing,
             *ollama.routes(runtime),
-            *openai.routes(runtime),
             *llama_server.routes(runtime),
             *lm_studio.routes(runtime),
-            *messages.routes(runtime),
+            *batches.routes(runtime),
+            *message_batches.routes(runtime),
             *native.routes(runtime),
             *usage.routes(runtime),
             *openapi.routes(runtime),
@@ -251,10 +255,14 @@ class _Daemon(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def _has_work(self) -> bool:
+        """Whether something is done that nobody waits for."""
+        return bool(self._runtime.pulls.n_running or self._runtime.offline.n_running)
+
     async def _watch_idle(self) -> None:
         assert self._idle_exit_s is not None
         # Nothing happens at the end of an idle time, so there is no event to wait for.
-        while (remaining_s := self._idle_exit_s - self._app.idle_s()) > 0 or self._runtime.pulls.n_running:  # noqa: ASYNC110
+        while (remaining_s := self._idle_exit_s - self._app.idle_s()) > 0 or self._has_work():  # noqa: ASYNC110
             await asyncio.sleep(remaining_s if remaining_s > 0 else _PULL_POLL_S)
         _log.info("idle for %g s", self._idle_exit_s)
         self._runtime.request_shutdown()

@@ -25,6 +25,7 @@ from localrun.errors import BadRequest, LocalrunError, Unavailable
 from localrun.models.name import split_adapters
 from localrun.models.storage import other_programs
 from localrun.models.storage.store import Store
+from localrun.server.batches.offline import Offline
 from localrun.server.cache import Cache
 from localrun.server.engines.link import engine_command
 from localrun.server.engines.supervisor import Supervisor
@@ -83,6 +84,10 @@ class Runtime:
             self.store, journal=folders().state / "pulls.json", rate_bytes_per_s=settings.pull_rate_bytes_per_s
         )
         self.shutdown_requested = asyncio.Event()
+        self.offline = Offline(
+            folders().data / "batches", settings, models=self.store, supervisor=self.supervisor,
+            registry=self.registry, access=self.access, is_stopping=self.shutdown_requested.is_set,
+        )  # fmt: skip
         self._stopped: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -93,6 +98,7 @@ class Runtime:
         self.supervisor.start()
         await self.pulls.start()
         self._checkpoints = asyncio.create_task(self._checkpoint())
+        self.offline.start()
 
     def job(self, ask: Ask) -> Job:
         """A new job, seen by the registry from now on. Enter it, or it stays there. Raises Unavailable at shutdown,
@@ -135,6 +141,7 @@ class Runtime:
     async def _stop(self) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.registry.idle.wait(), STOP_GRACE_S)
+        await self.offline.stop()
         await self.pulls.stop()
         await self.supervisor.stop()
         await self.renderer.stop()

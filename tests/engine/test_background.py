@@ -7,7 +7,7 @@ import pytest
 from localrun.engine.backend import DecodeFailed
 from localrun.engine.fake import FakeBackend, FakeWorker
 from localrun.engine.native.background import BRING_HOME_S
-from localrun.wire import Finish
+from localrun.wire import Finish, Lane
 from tests.engine.harness import Harness, expected_output
 
 LONG = [97 + at % 20 for at in range(200)]
@@ -234,3 +234,18 @@ def test_a_prompt_that_is_done_comes_home_though_the_stream_s_turn_is_always_nea
     while 9 not in run.finals:
         run.step()
     assert len(run.tokens[0]) < 100
+
+
+@pytest.mark.parametrize("lane", [Lane.DEFAULT, Lane.BATCH])
+def test_only_the_lowest_lanes_batch_lets_a_short_prompt_of_a_higher_lane_go_first(lane: Lane):
+    """The batch takes very long, and the stream has all the time in the world."""
+    run = harness(background_looks=1000)
+    run.submit(0, [65] * 20, n_predict=120, lane=lane, target_itl_s=100.0)
+    run.submit(1, LONG, n_predict=4, lane=lane)
+    while not run.tokens.get(0) or not run.backend.background.is_busy:
+        run.step()
+    run.submit(2, [66] * 30, n_predict=4, target_itl_s=100.0)
+    for _ in range(3):
+        run.step()
+    assert bool(run.tokens.get(2)) is (lane is Lane.BATCH)
+    assert run.backend.background.is_busy

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from localrun.engine.backend import AdapterSet, Batch, DecodeFailed, MediaRows, NoRoom
 from localrun.engine.request import Placed, Request
 from localrun.engine.schedule.budget import TILE_ROWS, CostModel, best_size, untried_rows
-from localrun.engine.schedule.policy import Want, deal
+from localrun.engine.schedule.policy import LOWEST_RANK, Want, deal
 from localrun.engine.schedule.rounds import Ring
 from localrun.engine.schedule.scheduler import Grant, fill_batch, first_of, without_numbers
 
@@ -35,6 +35,8 @@ BRING_HOME_S = 0.025
 # of 1 s, batches deep in a prompt were so small that they took a fifth more.
 BATCH_S = 2.0
 BATCH_TARGETS = 10
+# One for nobody but the lowest lane takes no longer than this: nobody of a higher lane waits longer for his place here.
+LOWEST_BATCH_S = 0.5
 
 # The rows of a chunk; None as long as they are not encoded.
 RowsOf = Callable[[Placed], NDArray[np.float32] | None]
@@ -141,6 +143,11 @@ class Background:
         ends = ((request, request.n_computed + n_tokens) for request, n_tokens, _ in self._grants)
         return [request for request, end in ends if end == request.last_start]
 
+    @property
+    def is_lowest(self) -> bool:
+        """Whether the batch under way is for nobody but requests that run in the lowest lane."""
+        return all(grant.request.rank == LOWEST_RANK for grant in self._grants)
+
     def __contains__(self, request: Request) -> bool:
         return request in self._requests
 
@@ -176,7 +183,8 @@ class Background:
             Want(min(request.last_start - request.n_computed, request.n_grantable), request.client, request.rank)
             for request in prompts
         ]
-        given = deal(wants, self._n_rows(depth, target_s))
+        is_lowest = all(want.rank == LOWEST_RANK for want in wants)
+        given = deal(wants, self._n_rows(depth, target_s, most_s=LOWEST_BATCH_S if is_lowest else BATCH_S))
         grants = [Grant(request, n_rows) for request, n_rows in zip(prompts, given, strict=True) if n_rows]
         if not grants:
             return False
@@ -264,13 +272,13 @@ class Background:
         """Seconds that computing `n_tokens` from position `start` on would take, in full batches."""
         return self._cost.recompute_s(start, n_tokens, n_rows=self.worker.batch.capacity)
 
-    def _n_rows(self, depth: float, target_s: float | None) -> int:
+    def _n_rows(self, depth: float, target_s: float | None, *, most_s: float = BATCH_S) -> int:
         capacity = self.worker.batch.capacity
         if not self._cost.has_seen(depth):
             return min(capacity, max(TILE_ROWS, 8 * untried_rows(depth) // TILE_ROWS * TILE_ROWS))
         if not self._cost.is_warm:
             return min(capacity, 8 * TILE_ROWS)
-        allowed_s = min(BATCH_S, BATCH_TARGETS * target_s) if target_s else BATCH_S
+        allowed_s = min(most_s, BATCH_TARGETS * target_s) if target_s else most_s
         return best_size(self._cost, capacity, depth, allowed_s)
 
     def _end(self, *, is_computed: bool, error: DecodeFailed | None = None) -> Done:

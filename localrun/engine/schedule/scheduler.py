@@ -24,7 +24,7 @@ from localrun.engine.backend import BASE, AdapterSet, Batch
 from localrun.engine.cache.tree import Key, common_prefix
 from localrun.engine.request import Request
 from localrun.engine.schedule.budget import TILE_ROWS, Budget
-from localrun.engine.schedule.policy import LANE_RANKS, Policy, Want, deal
+from localrun.engine.schedule.policy import LANE_RANKS, LOWEST_RANK, Policy, Want, deal
 from localrun.engine.schedule.rounds import Ring, Rounds
 from localrun.engine.schedule.waits import Waits
 from localrun.errors import QueueFull
@@ -471,6 +471,11 @@ class Scheduler:
         if len(self._companies) > 1 and self._rounds.is_open(self._due_companies):
             return 0.0
         return rounds.ended_at_s + max((target_s or 0.0) - rounds.long_s, rounds.usual_s) - now_s
+
+    @property
+    def has_higher_prompt(self) -> bool:
+        """Whether a request of a higher lane than the lowest has a prompt to be computed in a step."""
+        return any(r.rank < LOWEST_RANK and r.n_output == 0 and not r.is_away for r in self.running)
 
     @property
     def step_target_s(self) -> float:

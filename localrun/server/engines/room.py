@@ -57,6 +57,19 @@ class Room:
         """A resident became idle, ready or ended: the first in line looks again."""
         self._changed.set()
 
+    @property
+    def n_in_line(self) -> int:
+        """Models that wait for room."""
+        return self._n_in_line
+
+    async def is_free_for(self, newcomer: Resident) -> bool:
+        """Whether it would get its room without anybody's going; True also for what never will, which `make` says."""
+        others = [resident for resident in self._residents() if resident.placement is not None]
+        try:
+            return isinstance(self._offer(newcomer, others, await self._gpus()), Placement)
+        except LocalrunError:
+            return True
+
     async def make(self, newcomer: Resident) -> Placement:
         """Waits for room and takes it (`newcomer.placement`).
 

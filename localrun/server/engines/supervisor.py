@@ -39,6 +39,7 @@ from localrun.errors import (
 from localrun.kernels import Verdict
 from localrun.models import adapters
 from localrun.models.adapters import Adapted, Wanted
+from localrun.models.name import split_adapters
 from localrun.models.storage.model import Evidence, Model, Part
 from localrun.models.storage.store import Store
 from localrun.server.engines import machine
@@ -257,6 +258,42 @@ class Supervisor:
             if resident.can_be_evicted:
                 await self._end(resident)
         return bool(residents)
+
+    # --- for those who give way to others (batches/runner.py) ----------------------------------------------------
+
+    @property
+    def n_wanting_room(self) -> int:
+        """Models that wait for room."""
+        return self._room.n_in_line
+
+    def slots_of(self, name: str) -> int:
+        """Slots of the engine that serves this name; 0 while none is ready."""
+        found = self._found_before(split_adapters(name).model)
+        if found is None:
+            return 0
+        ready = [r for r in self.residents() if r.key == found[1] and r.takes_requests]
+        return max((resident.link.ready.n_slots for resident in ready), default=0)
+
+    def streams_within(self, name: str, step_s: float) -> int:
+        """How many streams of this model a step of that length has, at least one, by how long its steps take now."""
+        found = self._found_before(split_adapters(name).model)
+        rows = [r.row(self._settings.target_itl_s) for r in self.residents() if found is not None and r.key == found[1]]
+        took = [row.step_s / max(1, row.slots_busy) for row in rows if row.step_s]
+        return max(1, int(step_s / max(took))) if took else 1
+
+    async def would_evict(self, name: str) -> bool:
+        """Whether loading this model would take the place of others. False for what cannot be loaded, as loading it
+        says."""
+        try:
+            model, path, stamp, own = await asyncio.to_thread(self._look_up, split_adapters(name).model)
+            pooling = pooling_for(model, Use.TEXT if model.header.generates else Use.EMBED)
+        except LocalrunError:
+            return False
+        newcomer = Resident(
+            key=path, pooling=pooling, model=model, stamp=stamp, link=self._new_link(model), asked=own, load=own,
+            settings=self._settings.with_load(own), replaces=None,
+        )  # fmt: skip
+        return not await self._room.is_free_for(newcomer)
 
     # --- loading -------------------------------------------------------------------------------------------------
 

@@ -87,8 +87,9 @@ class Visitor:
 
     def __init__(self, key: Key | None = None, quota: Quota | None = None, usage: UsageFile | None = None) -> None:
         self.key = key
+        self.id = "" if key is None else key.id
         self.name = keys.LOCAL_NAME if key is None else key.name
-        self.namespace = b"" if key is None else key.id.encode("ascii")
+        self.namespace = self.id.encode("ascii")
         self.is_admin = key is None or key.admin
         self.may_change = key is None or not key.read_only
         self._quota = quota
@@ -300,11 +301,16 @@ class Access:
         key = self._by_id.get(visitor.key.id)
         return key is not None and key.hash == visitor.key.hash and key.problem(self._clock()) is None
 
-    def key_named(self, name: str) -> Key | None:
-        """The key with this name, if it opens something."""
+    def visitor_of(self, key_id: str) -> Visitor:
+        """The same of a key's ID, "" for the owner. Raises InvalidKey for a key that opens nothing any more."""
         self._look()
-        now_s = self._clock()
-        return next((key for key in self._by_id.values() if key.name == name and key.problem(now_s) is None), None)
+        if not key_id:
+            return Visitor(usage=self.usage) if self._by_id else OWNER
+        key = self._by_id.get(key_id)
+        problem = "was removed" if key is None else key.problem(self._clock())
+        if key is None or problem is not None:
+            raise InvalidKey(f"the API key that this is for {problem}; send it again with another one")
+        return self.visitor(key)
 
     def _look(self) -> None:
         """Read the key file again if it has changed, which its inode, times and size say in a few microseconds."""

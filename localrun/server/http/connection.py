@@ -26,6 +26,7 @@ from uvicorn.server import ServerState
 
 from localrun.config import ConfigError
 from localrun.errors import PortBusy
+from localrun.server.http.limits import is_upload
 
 
 class Listening(NamedTuple):
@@ -132,8 +133,6 @@ MAX_HEADER_FIELDS = 128
 MAX_CONNECTIONS = 512
 # How long a connection over that may take for the request that is refused.
 _REFUSAL_S = 1.0
-# Bodies of these routes are files of many gigabytes: they may take their time as long as they come.
-UPLOADS = "/api/blobs/"
 
 _END_OF_HEAD = b"\r\n\r\n"
 # Java's HTTP client (editors use it) offers an upgrade to h2c with every request. httptools then ends the request
@@ -213,7 +212,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_open = self._is_parsing_head = False
         super().on_headers_complete()
-        self._is_upload = self.scope["path"].startswith(UPLOADS)
+        self._is_upload = is_upload(self.scope["path"])
 
     def on_message_complete(self) -> None:
         self._head_open = True

@@ -160,6 +160,14 @@ class Exchange:
         """A whole answer, encoded here."""
         await self.answer(msgspec.json.encode(content), headers=headers)
 
+    async def answer_in_pieces(self, n_bytes: int, pieces: AsyncIterator[bytes], headers: Headers) -> None:
+        """A whole answer of `n_bytes`, for one too large to keep. Raises what the pieces raise: then the answer breaks
+        off, and the connection with it."""
+        await self._start(200, [*headers, (b"content-length", str(n_bytes).encode("ascii"))])
+        async for piece in pieces:
+            await self.write(piece)
+        await self._end(b"")
+
     async def open_stream(self, headers: Headers | None = None) -> None:
         """Sends the status line and headers of a stream in the family's format. From then on it says that it is alive
         whenever nothing was written for `PING_AFTER_S`."""

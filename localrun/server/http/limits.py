@@ -43,8 +43,9 @@ from localrun.server.http.access import Access, Visitor, is_loopback
 _LOCAL_APP_ORIGIN = re.compile(r"(?:app|file|tauri|vscode-webview|vscode-file)://[^\s,]*", re.ASCII)
 _LOOPBACK_ORIGIN = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::\d{1,5})?", re.ASCII | re.IGNORECASE)
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\[\]:]+)(?::\d{0,5})?", re.ASCII | re.IGNORECASE)
-# Bodies of these routes are files and no JSON.
-_FILES = "/api/blobs/"
+# Bodies of these routes are files and no JSON, of these media types.
+_BLOBS = "/api/blobs/"
+_FORM = "/v1/files"
 _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 # So many of the largest bodies may be there at once, from their first byte to the end of their answers.
@@ -105,8 +106,9 @@ class Limits:
                 return
             if self._access is not None:
                 visitor = await self._access.admit(scope)
-            is_file = scope["path"].startswith(_FILES) and scope["method"] == "POST"
-            has_body = self._check_body(scope["method"], headers, origin, is_file=is_file)
+            file_type = _file_type(scope["path"]) if scope["method"] == "POST" else ""
+            is_file = bool(file_type)
+            has_body = self._check_body(scope["method"], headers, origin, file_type=file_type)
             if is_file:
                 self._check_uploads()
         except LocalrunError as error:
@@ -185,7 +187,7 @@ class Limits:
             )
         return origin
 
-    def _check_body(self, method: str, headers: _Headers, origin: str | None, *, is_file: bool) -> bool:
+    def _check_body(self, method: str, headers: _Headers, origin: str | None, *, file_type: str) -> bool:
         """Whether there is one. An uploaded file is not buffered, and is as large as it is: the disk is its limit."""
         chunked = headers.one(b"transfer-encoding") is not None
         announced = headers.one(b"content-length") or "0"
@@ -194,13 +196,13 @@ class Limits:
         length = int(announced[:20])
         if not chunked and length == 0:
             return False
-        if length > self._room.each_bytes and not is_file:
+        if length > self._room.each_bytes and not file_type:
             raise _too_large(self._room.each_bytes)
         encoding = headers.one(b"content-encoding")
         if encoding is not None and encoding.strip().lower() not in ("", "identity"):
             raise UnsupportedMediaType(f"Content-Encoding {encoding[:40]!r} is not accepted; send the body as it is")
         if method in _METHODS_WITH_BODY:
-            _check_content_type(headers.one(b"content-type"), origin, is_file=is_file)
+            _check_content_type(headers.one(b"content-type"), origin, file_type=file_type)
         return True
 
     def _check_uploads(self) -> None:
@@ -301,12 +303,28 @@ class _BodyGuard:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _check_content_type(content_type: str | None, origin: str | None, *, is_file: bool) -> None:
+def is_upload(path: str) -> bool:
+    """Whether a body of this route is a file, which may be large and take its time."""
+    return bool(_file_type(path))
+
+
+def _file_type(path: str) -> str:
+    """The media type of a route's files; empty for routes that take JSON."""
+    if path == _FORM:
+        return "multipart/form-data"
+    return "application/octet-stream" if path.startswith(_BLOBS) else ""
+
+
+def _check_content_type(content_type: str | None, origin: str | None, *, file_type: str) -> None:
     if content_type is None and origin is None:
         return
     media_type = (content_type or "").partition(";")[0].strip().lower()
-    if media_type != "application/json" and not (is_file and media_type == "application/octet-stream"):
+    # Ollama's clients send files as JSON by their type.
+    wanted = file_type or "application/json"
+    if media_type != wanted and not (media_type == "application/json" and wanted != "multipart/form-data"):
         shown = media_type[:80] or "nothing"
+        if file_type:
+            raise UnsupportedMediaType(f"the Content-Type is {shown!r}; send the file as '{file_type}'")
         raise UnsupportedMediaType(f"the Content-Type is {shown!r}; send the body as 'application/json'")
 
 

@@ -9,6 +9,7 @@ Does not: talk to the engine, hold the text, or build the whole snapshot (teleme
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections import deque
@@ -230,6 +231,13 @@ class Registry:
         self.idle = asyncio.Event()
         self.idle.set()
         self._ended: deque[RequestRecord] = deque(maxlen=MAX_ENDED)
+        # Requests outside of the lane `batch`: how many are active, and when the last one ended.
+        self._n_awaited = 0
+        self._awaited_until_s = -math.inf
+
+    def quiet_s(self) -> float:
+        """Seconds since anybody waited for an answer, batches aside; 0 while somebody does."""
+        return 0.0 if self._n_awaited else time.monotonic() - self._awaited_until_s
 
     def new_id(self) -> str:
         """An id that no request of this machine had before."""
@@ -237,12 +245,16 @@ class Registry:
 
     def add(self, job: Job) -> None:
         self._active[job.id] = job
+        self._n_awaited += job.record.lane is not wire.Lane.BATCH
         self.idle.clear()
 
     def ended(self, record: RequestRecord) -> None:
         """A job's record became final."""
         if self._active.pop(record.id, None) is not None:
             self._ended.append(record)
+            if record.lane is not wire.Lane.BATCH:
+                self._n_awaited -= 1
+                self._awaited_until_s = time.monotonic()
         if not self._active:
             self.idle.set()
 

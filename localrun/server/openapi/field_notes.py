@@ -245,6 +245,13 @@ _OTHERS = {
     "MessagesBody.system": "A system prompt: a text, or blocks of text.",
     "CountBody.system": "A system prompt: a text, or blocks of text.",
     "min_age_s": "How old an uploaded file must be that no model names.",
+    "input_file_id": "An uploaded file with the purpose batch: a request in each line, with `custom_id`, `method` "
+    "(POST), `url` (the endpoint) and `body`. All have one model.",
+    "endpoint": "The route of all requests: /v1/chat/completions, /v1/completions, /v1/embeddings or /v1/responses.",
+    "completion_window": "How long it may take; what is not computed by then expires. 24h, or another time up to 30d.",
+    "output_expires_after": "When the results are deleted, in seconds after they were written; never without it.",
+    "BatchBody.metadata": "Kept with the batch.",
+    "requests": "The messages: each has a `custom_id` of its own and, as `params`, the body of /v1/messages.",
     "partial_min_age_s": "How long ago a download must have been broken off.",
 }
 

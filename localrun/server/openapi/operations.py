@@ -12,6 +12,14 @@ from typing import Any
 from localrun.access.usage import BY
 from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.anthropic.messages import CountedTokens
+from localrun.server.batches.anthropic import (
+    MessageBatch,
+    MessageBatchDeleted,
+    MessageBatches,
+    MessageBatchesBody,
+    MessageBatchResult,
+)
+from localrun.server.batches.openai import BatchBody, Batches, BatchObject, FileDeleted, FileObject, Files
 from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
 from localrun.server.embedding.routes import LegacyEmbedding, Ranking
 from localrun.server.llama_server.completion import LlamaCompletionBody
@@ -162,6 +170,16 @@ _OLLAMA = (
 
 _ASK = [{"role": "user", "content": "What is 3 + 4?"}]
 _RESPONSE = path_parameter("id", "The response's id")
+_FILE = path_parameter("id", "The file's id")
+_BATCH = path_parameter("id", "The batch's id")
+
+
+def _page(after: str, default: int, most: int) -> tuple[Parameter, ...]:
+    limit = {"type": "integer", "minimum": 1, "maximum": most, "default": default}
+    return (
+        Parameter(name=after, description="The page after this one"),
+        Parameter(name="limit", schema=limit, description="Most rows"),
+    )
 
 
 def _model(description: str, *, is_required: bool = False) -> Parameter:
@@ -236,6 +254,36 @@ _OPENAI = (
         summary="Not supported: scales for all requests",
         description="Always 501: they would change other clients' answers. Say them in the request.",
     ),
+    Operation(
+        method="POST", path="/v1/files", summary="Upload a file", body=bytes, body_content_type="multipart/form-data",
+        answer=FileObject, errors=(503, 507), is_body_required=False,
+        description="A form with `file` and `purpose`, which is `batch` for the requests of a batch, and if it is to "
+        "be deleted `expires_after[anchor]` (`created_at`) and `expires_after[seconds]`.",
+    ),
+    Operation(method="GET", path="/v1/files", summary="The files that are here", answer=Files,
+              parameters=(*_page("after", 10_000, 10_000),
+                          Parameter(name="order", schema={"type": "string", "enum": ["asc", "desc", ""]},
+                                    description="By time; desc without it"),
+                          Parameter(name="purpose", description="Those of this purpose alone")),
+              errors=(400, 404, 503)),
+    Operation(method="GET", path="/v1/files/{id}", summary="One file", parameters=(_FILE,), answer=FileObject,
+              errors=(404, 503)),
+    Operation(method="DELETE", path="/v1/files/{id}", summary="Delete a file", parameters=(_FILE,),
+              answer=FileDeleted, errors=(404, 409, 503)),
+    Operation(method="GET", path="/v1/files/{id}/content", summary="What is in a file", parameters=(_FILE,),
+              answer=str, answer_content_type="application/octet-stream", errors=(404, 503)),
+    Operation(
+        method="POST", path="/v1/batches", summary="Compute a file of requests", body=BatchBody, answer=BatchObject,
+        errors=(404, 503, 507),
+        description="The lines run in the lane batch, beside other requests, and go on after a restart.",
+        example={"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
+    ),
+    Operation(method="GET", path="/v1/batches", summary="The batches, newest first", answer=Batches,
+              parameters=_page("after", 20, 100), errors=(400, 404, 503)),
+    Operation(method="GET", path="/v1/batches/{id}", summary="One batch", parameters=(_BATCH,), answer=BatchObject,
+              errors=(404, 503)),
+    Operation(method="POST", path="/v1/batches/{id}/cancel", summary="Cancel a batch", parameters=(_BATCH,),
+              answer=BatchObject, errors=(404, 409, 503)),
 )  # fmt: skip
 
 
@@ -312,6 +360,26 @@ _ANTHROPIC = (
         description="By the model's own tokenizer and template. Loads the model; generates nothing.",
         example={"model": "tiny", "messages": _ASK},
     ),
+    Operation(
+        method="POST", path="/v1/messages/batches", summary="Compute many messages", body=MessageBatchesBody,
+        answer=MessageBatch, errors=(503, 507),
+        description="They run in the lane batch, beside other requests, and go on after a restart.",
+        example={"requests": [{"custom_id": "one", "params": {"model": "tiny", "max_tokens": 64, "messages": _ASK}}]},
+    ),
+    Operation(method="GET", path="/v1/messages/batches", summary="The batches, newest first", answer=MessageBatches,
+              parameters=(*_page("after_id", 20, 1000),
+                          Parameter(name="before_id", description="The page before this batch")),
+              errors=(400, 404, 503)),
+    Operation(method="GET", path="/v1/messages/batches/{id}", summary="One batch", parameters=(_BATCH,),
+              answer=MessageBatch, errors=(404, 503)),
+    Operation(method="DELETE", path="/v1/messages/batches/{id}", summary="Forget a batch and its results",
+              parameters=(_BATCH,), answer=MessageBatchDeleted, errors=(404, 409, 503)),
+    Operation(method="GET", path="/v1/messages/batches/{id}/results", summary="The results of a batch",
+              parameters=(_BATCH,), errors=(404, 503),
+              stream=Stream(content_type="application/x-jsonl", item=MessageBatchResult,
+                            description="A line for each request, in any order.")),
+    Operation(method="POST", path="/v1/messages/batches/{id}/cancel", summary="Cancel a batch",
+              parameters=(_BATCH,), answer=MessageBatch, errors=(404, 409, 503)),
 )  # fmt: skip
 
 

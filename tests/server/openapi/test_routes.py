@@ -51,6 +51,9 @@ def test_the_example_of_a_route_works_and_its_answer_has_the_shape_that_is_told(
     if operation.path in ELSEWHERE:
         pytest.skip("reaches for the network")
     body = example(operation, **({"stream": False} if operation.stream else {}))
+    if "input_file_id" in body:
+        form = {"files": {"file": ("lines.jsonl", b"\n")}, "data": {"purpose": "batch"}}
+        body["input_file_id"] = shared_daemon.http.post("/v1/files", **form).json()["id"]
     answer = shared_daemon.http.request(operation.method, operation.path, json=body)
     assert answer.status_code == operation.status, answer.text
     for kind, described in content(operation).items():

@@ -1,0 +1,293 @@
+"""The requests of a batch: what a line of the input must be, and what a line of the results is.
+
+Pure but for reading the input. An input is read to its end whatever is wrong with it, so that all mistakes are told at
+once, the first `MAX_ERRORS` of them.
+
+Does not: know whether a model is here (`is_known` says), or check what the route of a line checks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from localrun.errors import BadRequest, LocalrunError
+from localrun.server.batches.call import Answered
+from localrun.server.batches.store import Kind, Line, Result, Usage
+from localrun.server.http import failures
+from localrun.server.http.failures import Shape
+
+# OpenAI's limits, and Anthropic's.
+MAX_LINES = 50_000
+MAX_INPUT_BYTES = 200 * 1000 * 1000
+MAX_REQUESTS = 100_000
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+MESSAGES = "/v1/messages"
+
+MAX_ERRORS = 100
+_MAX_ID_CHARACTERS = 512
+_MAX_SHOWN = 80
+CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
+
+_WORDS = {Kind.CANCELED: "the batch was cancelled before this request was computed",
+          Kind.EXPIRED: "this request was not computed before the batch expired"}  # fmt: skip
+
+
+class _Asked(msgspec.Struct):
+    """A line. Everything is checked by hand: an error names the field in OpenAI's words."""
+
+    custom_id: Any = None
+    method: Any = None
+    url: Any = None
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Body(msgspec.Struct):
+    model: Any = None
+
+
+class Checked(NamedTuple):
+    """What an input was found to be: its lines in the order of running, or what is wrong with it."""
+
+    lines: list[Line]
+    model: str | None
+    errors: list[dict[str, Any]]
+
+
+class _Wrong(Exception):
+    """What is wrong with one line."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.param = code, message, param
+
+
+def check_input(path: Path, endpoint: str, *, max_line_bytes: int, is_known: Callable[[str], bool]) -> Checked:
+    """In a thread: reads an input of OpenAI's form. Raises OSError."""
+    found = Checked([], None, [])
+    if path.stat().st_size > MAX_INPUT_BYTES:
+        return found._replace(
+            errors=[error_of(None, "file_too_large", f"the file is larger than {MAX_INPUT_BYTES} bytes; split it")]
+        )
+    ids: set[str] = set()
+    known: dict[str, bool] = {}
+    model: str | None = None
+    offset = 0
+    with path.open("rb") as file:
+        number = 0
+        while text := file.readline(max_line_bytes + 1):
+            number += 1
+            begin, offset = offset, offset + len(text)
+            if len(text) > max_line_bytes and not text.endswith(b"\n"):
+                message = f"the line is longer than {max_line_bytes} bytes; LOCALRUN_MAX_BODY_BYTES sets the limit"
+                found.errors.append(error_of(number, "line_too_long", message))
+                break
+            if not text.strip():
+                continue
+            try:
+                line, named = _line(text, number, begin, endpoint, ids)
+                if model is not None and named != model:
+                    raise _Wrong(
+                        "mismatched_model",
+                        f"the model is {named[:_MAX_SHOWN]!r}, that of the lines before {model[:_MAX_SHOWN]!r}; a "
+                        f"batch has one model",
+                        "body.model",
+                    )
+                model = named
+                if named not in known:
+                    known[named] = is_known(named)
+                if not known[named]:
+                    raise _Wrong(
+                        "model_not_found",
+                        f"the model {named[:_MAX_SHOWN]!r} is not here; `localrun list` shows what is",
+                        "body.model",
+                    )
+            except _Wrong as wrong:
+                found.errors.append(error_of(number, wrong.code, wrong.message, wrong.param))
+            else:
+                found.lines.append(line)
+            if len(found.lines) > MAX_LINES:
+                message = f"the file has more than {MAX_LINES} requests; split it"
+                found.errors.append(error_of(number, "too_many_tasks", message))
+            if len(found.errors) >= MAX_ERRORS or len(found.lines) > MAX_LINES:
+                break
+    if not found.lines and not found.errors:
+        found.errors.append(error_of(None, "empty_file", "the file has no requests"))
+    return found._replace(model=model)
+
+
+def _line(text: bytes, number: int, begin: int, endpoint: str, ids: set[str]) -> tuple[Line, str]:
+    """One line, and its model. Raises _Wrong."""
+    try:
+        asked = msgspec.json.decode(text, type=_Asked)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _Wrong("invalid_json_line", f"this line is not a JSON object: {str(error)[:200]}") from None
+    for name in ("custom_id", "method", "url", "body"):
+        if getattr(asked, name) in (None, msgspec.Raw(b"null")):
+            raise _Wrong("missing_required_parameter", f"{name} is required", name)
+    custom_id = asked.custom_id
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_ID_CHARACTERS:
+        raise _Wrong("invalid_custom_id", f"custom_id: use a text of 1 to {_MAX_ID_CHARACTERS} characters", "custom_id")
+    if custom_id in ids:
+        raise _Wrong(
+            "duplicate_custom_id", f"the custom_id {custom_id[:_MAX_SHOWN]!r} is that of a line before", "custom_id"
+        )
+    if asked.method != "POST":
+        raise _Wrong("invalid_method", f"method: {str(asked.method)[:_MAX_SHOWN]!r} is not POST", "method")
+    if asked.url != endpoint:
+        raise _Wrong(
+            "invalid_url", f"url: {str(asked.url)[:_MAX_SHOWN]!r} is not the endpoint of the batch, {endpoint}", "url"
+        )
+    try:
+        model = msgspec.json.decode(asked.body, type=_Body).model
+    except msgspec.MsgspecError:
+        raise _Wrong("invalid_request", "body: expected an object", "body") from None
+    if not isinstance(model, str) or not model:
+        raise _Wrong("missing_required_parameter", "body.model is required", "body.model")
+    ids.add(custom_id)
+    return Line(number, number, custom_id, model, begin, len(text)), model
+
+
+def error_of(line: int | None, code: str, message: str, param: str | None = None) -> dict[str, Any]:
+    """What is wrong with a line, or with all of the input."""
+    return {"code": code, "message": message, "param": param, "line": line}
+
+
+class AskedMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One of `requests` of Anthropic's batches. `params` is the body of a message."""
+
+    custom_id: str
+    params: msgspec.Raw
+
+
+def check_requests(asked: Sequence[AskedMessage]) -> tuple[list[Line], bytes]:
+    """The lines of Anthropic's batch in the order of running, one model after the other, and the blob that they are in.
+    Raises BadRequest naming the request."""
+    ids: set[str] = set()
+    lines: list[Line] = []
+    texts: list[bytes] = []
+    offset = 0
+    for index, one in enumerate(asked):
+        where = f"requests[{index}]"
+        if not CUSTOM_ID.fullmatch(one.custom_id):
+            raise BadRequest(
+                f"{where}.custom_id: use 1 to 64 letters, digits, hyphens and underscores", field=f"{where}.custom_id"
+            )
+        if one.custom_id in ids:
+            raise BadRequest(
+                f"{where}.custom_id: {one.custom_id!r} is that of a request before", field=f"{where}.custom_id"
+            )
+        ids.add(one.custom_id)
+        try:
+            model = msgspec.json.decode(one.params, type=_Body).model
+        except msgspec.MsgspecError:
+            raise BadRequest(f"{where}.params: expected an object", field=f"{where}.params") from None
+        if not isinstance(model, str) or not model:
+            raise BadRequest(f"{where}.params.model is required", field=f"{where}.params.model")
+        text = bytes(one.params) + b"\n"
+        texts.append(text)
+        lines.append(Line(0, index + 1, one.custom_id, model, offset, len(text)))
+        offset += len(text)
+    lines.sort(key=lambda line: line.model)
+    return [line._replace(place=place) for place, line in enumerate(lines, 1)], b"".join(texts)
+
+
+def body_of(text: bytes, endpoint: str) -> bytes:
+    """The body that a line of an input has for its route."""
+    if endpoint == MESSAGES:
+        return text
+    return bytes(msgspec.json.decode(text, type=_Asked).body)
+
+
+# --- results ---
+
+
+def openai_line(line: Line, answered: Answered, batch_id: str) -> bytes:
+    """The line of a computed request in the output file, or the error file."""
+    response = {
+        "status_code": answered.status,
+        "request_id": answered.request_id,
+        "body": msgspec.Raw(answered.body),
+    }
+    return _encoded({
+        "id": _request_id(batch_id, line.line), "custom_id": line.custom_id, "response": response, "error": None,
+    })  # fmt: skip
+
+
+def anthropic_line(line: Line, answered: Answered) -> bytes:
+    """The line of a computed request in the results."""
+    body = msgspec.Raw(answered.body)
+    result = {"type": "succeeded", "message": body} if answered.status < 400 else {"type": "errored", "error": body}
+    return _encoded({"custom_id": line.custom_id, "result": result})
+
+
+def unanswered(result: Result, batch_id: str, *, is_anthropic: bool) -> bytes:
+    """The line of a request that was not computed."""
+    word = result.kind.name.lower()
+    if is_anthropic:
+        return _encoded({"custom_id": result.custom_id, "result": {"type": word}})
+    code = "batch_expired" if result.kind is Kind.EXPIRED else "batch_cancelled"
+    return _encoded({
+        "id": _request_id(batch_id, result.line), "custom_id": result.custom_id, "response": None,
+        "error": {"code": code, "message": _WORDS[result.kind]},
+    })  # fmt: skip
+
+
+def refused(error: LocalrunError, *, is_anthropic: bool) -> Answered:
+    """The answer of a line that never came to its route."""
+    shape = Shape.ANTHROPIC if is_anthropic else Shape.OPENAI
+    return Answered(error.status, "", error.code, failures.body(error, shape))
+
+
+def _request_id(batch_id: str, line: int) -> str:
+    return f"batch_req_{batch_id.removeprefix('batch_')}_{line}"
+
+
+def _encoded(value: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(value) + b"\n"
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    thinking_tokens: int = 0
+
+
+class _Counts(msgspec.Struct):
+    """`usage` of all APIs."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    input_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _Counts | None = None
+
+
+def usage_of(body: bytes) -> Usage:
+    """What an answer says that it used; nothing for errors."""
+    try:
+        counts = msgspec.json.decode(body, type=_Answer).usage
+    except msgspec.MsgspecError:
+        return Usage()
+    if counts is None:
+        return Usage()
+    read = counts.prompt_tokens_details or counts.input_tokens_details or _Details()
+    said = counts.completion_tokens_details or counts.output_tokens_details or _Details()
+    return Usage(
+        n_input=counts.prompt_tokens + counts.input_tokens + counts.cache_read_input_tokens,
+        n_cached=read.cached_tokens + counts.cache_read_input_tokens,
+        n_output=counts.completion_tokens + counts.output_tokens,
+        n_thinking=said.reasoning_tokens + said.thinking_tokens,
+    )

@@ -1,0 +1,255 @@
+"""Files and batches of the daemon: opens what is kept of them, answers for the routes, and has the runner run.
+
+The store's calls run in one thread, in the order in which they were asked for. Everything is in one folder, which one
+daemon at a time has: another one with the same data folder says so instead of running every line twice. A database that
+is damaged is put aside with all of its folder, and a new one begun; whatever else keeps it from being opened is the
+answer of these routes alone, and they try again.
+
+Does not: know what HTTP is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import filelock
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from localrun.config import Settings
+from localrun.errors import DiskFull, DiskRefused, LocalrunError, Unavailable
+from localrun.models import adapters
+from localrun.server.batches import lines
+from localrun.server.batches.files import Blobs
+from localrun.server.batches.lines import AskedMessage
+from localrun.server.batches.runner import Runner
+from localrun.server.batches.store import Api, Batch, Line, Store, StoredFile, new_id
+
+if TYPE_CHECKING:
+    from localrun.models.storage.store import Store as ModelStore
+    from localrun.server.engines.supervisor import Supervisor
+    from localrun.server.http.access import Access
+    from localrun.server.jobs.registry import Registry
+
+WINDOW_S = 86_400.0
+# OpenAI's default for files with requests.
+INPUTS_KEPT_S = 30 * 86_400
+
+_DAMAGED = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, None}
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Offline:
+    """See the module. `is_stopping` says that the daemon ends."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        *,
+        models: ModelStore,
+        supervisor: Supervisor,
+        registry: Registry,
+        access: Access,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self.blobs = Blobs(folder / "blobs")
+        self._folder = folder
+        self._settings = settings
+        self._models = models
+        self._supervisor = supervisor
+        self._registry = registry
+        self._access = access
+        self._is_stopping = is_stopping
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._lock = filelock.FileLock(folder.with_suffix(".lock"), thread_local=False)
+        self._store: Store | None = None
+        self._endpoints: dict[str, ASGIApp] = {}
+        self._runner: Runner | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    # --- a daemon's life -----------------------------------------------------------------------------------------
+
+    def serve(self, routes: Sequence[Route]) -> None:
+        """Before `start`: lines are answered by those of these routes that they may name."""
+        names = (*lines.ENDPOINTS, lines.MESSAGES)
+        self._endpoints = {
+            one.path: one.endpoint for one in routes if one.path in names and "POST" in (one.methods or ())
+        }
+
+    def start(self) -> None:
+        """Goes on with the batches of the daemon before, if it has routes for their lines."""
+        if not self._endpoints:
+            return
+        self._running = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Gives up the lines that run; they run again when the daemon starts again."""
+        self._is_closed = True
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        if self._runner is not None:
+            await self._runner.stop()
+        await asyncio.to_thread(self._thread.shutdown)
+        if self._store is not None:
+            self._store.close()
+        self._lock.release()
+
+    @property
+    def n_running(self) -> int:
+        """Batches that have not ended."""
+        return self._runner.n_open if self._runner is not None else 0
+
+    async def _run(self) -> None:
+        with contextlib.suppress(LocalrunError):  # the log has it, and the routes' answers
+            await self.ask(Store.open_batches)
+
+    async def ask(self, question: Callable[[Store], T]) -> T:
+        """What the store says, in its thread. Raises what the question raises, DiskFull and DiskRefused for what SQLite
+        says of the disk, and what opening raises."""
+        if self._is_closed:
+            raise Unavailable("localrun is shutting down")
+        loop = asyncio.get_running_loop()
+        try:
+            store = await loop.run_in_executor(self._thread, self._opened) if self._store is None else self._store
+            if self._runner is None:
+                self._runner = self._new_runner()
+                self._running = asyncio.create_task(self._runner.run())
+            return await loop.run_in_executor(self._thread, question, store)
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                raise DiskFull(f"the disk of {self._folder} is full; make room and try again") from None
+            raise DiskRefused(f"{self._folder}: {error}; nothing was changed") from error
+
+    def _new_runner(self) -> Runner:
+        return Runner(
+            ask=self.ask, database=self._database, blobs=self.blobs, endpoints=self._endpoints,
+            supervisor=self._supervisor, registry=self._registry, access=self._access, is_known=self._is_known,
+            is_stopping=self._is_stopping, max_line_bytes=self._settings.max_body_bytes,
+        )  # fmt: skip
+
+    @property
+    def _database(self) -> Path:
+        return self._folder / "batches.db"
+
+    def _opened(self) -> Store:
+        """In the store's thread. Raises Unavailable, OSError and sqlite3.Error."""
+        if self._store is not None:
+            return self._store
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise Unavailable(
+                f"another daemon keeps the files and batches in {self._folder}; ask that one, or stop it"
+            ) from None
+        self._folder.mkdir(exist_ok=True, mode=0o700)
+        try:
+            store = Store(self._database)
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", None) not in _DAMAGED:
+                raise
+            aside = self._put_aside()
+            _log.warning(
+                "%s cannot be read and is now in %s; its batches do not go on: %s", self._database, aside, error
+            )
+            self._folder.mkdir(mode=0o700)
+            store = Store(self._database)
+        self.blobs.sweep(store.blobs())
+        self._store = store
+        return store
+
+    def _put_aside(self) -> Path:
+        for number in range(1, 1000):
+            aside = self._folder.with_name(f"{self._folder.name}.unreadable-{number}")
+            if not aside.exists():
+                self._folder.rename(aside)
+                return aside
+        raise Unavailable(f"{self._folder} cannot be read; move it away, and its copies beside it")
+
+    def _is_known(self, model: str) -> bool:
+        try:
+            adapters.resolve(self._models, model)
+        except LocalrunError:
+            return False
+        return True
+
+    # --- for the routes ------------------------------------------------------------------------------------------
+
+    async def delete_file(self, file_id: str, owner: str) -> None:
+        """Raises NotFound, and Conflict for the input of a batch that still runs."""
+        await self.ask(lambda store: store.delete_file(file_id, owner))
+        await asyncio.to_thread(self.blobs.delete, [file_id])
+
+    async def create(
+        self,
+        file: StoredFile,
+        *,
+        endpoint: str,
+        window: str,
+        window_s: float,
+        metadata: str | None,
+        output_expires_s: int | None,
+    ) -> Batch:
+        """A batch of OpenAI's, of an uploaded file."""
+        now = time.time()
+        values = _values(Api.OPENAI, file.owner, new_id("batch_"), endpoint, file.id, now, now + window_s) | {
+            "status": "validating", "completion_window": window, "metadata": metadata,
+            "output_expires_s": output_expires_s,
+        }  # fmt: skip
+        return await self._added(values, ())
+
+    async def create_messages(self, asked: Sequence[AskedMessage], owner: str) -> Batch:
+        """A batch of Anthropic's. Raises BadRequest naming the request."""
+        now = time.time()
+        found, blob = await asyncio.to_thread(lines.check_requests, asked)
+        await asyncio.to_thread(self.blobs.check_room, len(blob))
+        await self.ask(Store.open_batches)  # before anything is written: the folder may be somebody else's
+        batch_id = new_id("msgbatch_")
+        await asyncio.to_thread(self._write, batch_id, blob)
+        values = _values(Api.ANTHROPIC, owner, batch_id, lines.MESSAGES, batch_id, now, now + WINDOW_S)
+        return await self._added(values | {"status": "in_progress", "in_progress_at": now}, found)
+
+    async def cancel(self, batch_id: str, owner: str, api: Api) -> Batch:
+        """Raises NotFound, and Conflict for a batch that has ended."""
+        batch = await self.ask(lambda store: store.cancel(batch_id, owner, api, time.time()))
+        self._changed()
+        return batch
+
+    async def delete_batch(self, batch_id: str, owner: str, api: Api) -> None:
+        """Raises NotFound, and Conflict for a batch that still runs."""
+        gone = await self.ask(lambda store: store.delete_batch(batch_id, owner, api))
+        await asyncio.to_thread(self.blobs.delete, gone)
+
+    async def _added(self, values: dict[str, Any], found: Sequence[Line]) -> Batch:
+        batch = await self.ask(lambda store: store.add_batch(values, found))
+        self._changed()
+        return batch
+
+    def _changed(self) -> None:
+        if self._runner is not None:
+            self._runner.changed()
+
+    def _write(self, blob_id: str, content: bytes) -> None:
+        with self.blobs.writing(blob_id) as file:
+            file.write(content)
+
+
+def _values(
+    api: Api, owner: str, batch_id: str, endpoint: str, input_id: str, created_at: float, expires_at: float
+) -> dict[str, Any]:
+    return {
+        "id": batch_id, "owner": owner, "api": api, "endpoint": endpoint, "input_file_id": input_id, "ending": "",
+        "completion_window": "24h", "created_at": created_at, "expires_at": expires_at,
+    }  # fmt: skip

@@ -1,0 +1,397 @@
+"""OpenAI's `/v1/files` and `/v1/batches`.
+
+Files are kept for batches above all: every purpose of OpenAI's is taken, and nothing here reads another one's. A
+completion window may be any from a second to 30 days; OpenAI has `24h` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.routing import Route
+
+from localrun.errors import BadRequest
+from localrun.server.batches.files import PIECE_BYTES, Upload
+from localrun.server.batches.lines import ENDPOINTS
+from localrun.server.batches.offline import INPUTS_KEPT_S
+from localrun.server.batches.store import Api, Batch, StoredFile, new_id
+from localrun.server.http.exchange import Exchange, parameter, route
+from localrun.server.runtime import Runtime
+
+PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
+MAX_FILES = 10_000
+MAX_BATCHES = 100
+_BATCHES = 20
+_WINDOW = re.compile(r"([0-9]{1,7})(s|m|h|d)", re.ASCII)
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_LONGEST_S = 30 * 86_400
+_SHORTEST_EXPIRY_S = 3600
+
+
+class FileObject(msgspec.Struct, frozen=True, kw_only=True):
+    """A file. `status` is always `processed`: OpenAI's clients wait for it."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+    status: Literal["processed"]
+    status_details: None = None
+
+
+class Files(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of files."""
+
+    object: Literal["list"]
+    data: list[FileObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """The file is gone."""
+
+    id: str
+    object: Literal["file"]
+    deleted: bool
+
+
+class BatchError(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong with the input; `line` counts from 1."""
+
+    code: str
+    message: str
+    param: str | None
+    line: int | None
+
+
+class BatchErrors(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong with the input, the first hundred of it."""
+
+    object: Literal["list"]
+    data: list[BatchError]
+
+
+class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines of a batch. Those that were cancelled or expired are neither completed nor failed."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of all lines so far."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch. Times are seconds since 1970."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    model: str | None
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: str
+    status: str
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    usage: BatchUsage
+    metadata: dict[str, str] | None
+
+
+class Batches(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of batches, newest first."""
+
+    object: Literal["list"]
+    data: list[BatchObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ExpiresAfter(msgspec.Struct, frozen=True, kw_only=True):
+    """`output_expires_after`."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Meta(ge=_SHORTEST_EXPIRY_S, le=_LONGEST_S)]
+
+
+_Key = Annotated[str, Meta(max_length=64)]
+_Value = Annotated[str, Meta(max_length=512)]
+
+
+class BatchBody(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v1/batches."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: Annotated[dict[_Key, _Value], Meta(max_length=16)] | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+# --- files ---
+
+
+async def upload(runtime: Runtime, exchange: Exchange) -> None:
+    """POST /v1/files."""
+    offline, owner = runtime.offline, exchange.visitor.id
+    file_id = new_id("file-")
+    await offline.ask(lambda store: store.batches("", Api.OPENAI, after="", limit=1))  # the folder is this daemon's
+    announced = exchange.header(b"content-length")
+    if announced.isascii() and announced.isdigit():
+        await asyncio.to_thread(offline.blobs.check_room, int(announced[:20]))
+    with Upload(offline.blobs, file_id, exchange.header(b"content-type")) as form:
+        async for piece in _large(exchange.pieces()):
+            await asyncio.to_thread(form.write, piece)
+        purpose = form.fields.get("purpose", "")
+        if purpose not in PURPOSES:
+            raise BadRequest(f"purpose: {purpose[:40]!r} is not known; use {', '.join(PURPOSES)}", field="purpose")
+        now = int(time.time())
+        expires_s = _expires_s(form) or (INPUTS_KEPT_S if purpose == "batch" else None)
+        await asyncio.to_thread(form.finish)
+        file = StoredFile(
+            id=file_id, owner=owner, filename=form.filename, purpose=purpose, size_bytes=form.size_bytes,
+            created_at=now, expires_at=now + expires_s if expires_s else None,
+        )  # fmt: skip
+        try:
+            await offline.ask(lambda store: store.add_file(file))
+        except BaseException:
+            offline.blobs.delete([file_id])
+            raise
+    await exchange.answer_json(_file(file))
+
+
+def _expires_s(form: Upload) -> int | None:
+    anchor, seconds = form.fields.get("expires_after[anchor]"), form.fields.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        raise BadRequest("expires_after[anchor]: use created_at", field="expires_after[anchor]")
+    if not (seconds or "").isdecimal() or not _SHORTEST_EXPIRY_S <= int(seconds or "") <= _LONGEST_S:
+        raise BadRequest(
+            f"expires_after[seconds]: use {_SHORTEST_EXPIRY_S} to {_LONGEST_S}", field="expires_after[seconds]"
+        )
+    return int(seconds or "")
+
+
+async def _large(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes in fewer pieces: a thread hop costs more than copying one."""
+    waiting = bytearray()
+    async for piece in pieces:
+        waiting += piece
+        if len(waiting) >= PIECE_BYTES:
+            yield bytes(waiting)
+            waiting.clear()
+    if waiting:
+        yield bytes(waiting)
+
+
+async def list_files(runtime: Runtime, exchange: Exchange) -> None:
+    """GET /v1/files."""
+    limit = number_of(exchange, "limit", default=MAX_FILES, most=MAX_FILES)
+    order = parameter(exchange, "order") or "desc"
+    if order not in ("asc", "desc"):
+        raise BadRequest(f"order: {order[:40]!r} is not an order; use asc or desc", field="order")
+    page = await runtime.offline.ask(
+        lambda store: store.files(
+            exchange.visitor.id,
+            purpose=parameter(exchange, "purpose"),
+            after=parameter(exchange, "after"),
+            limit=limit,
+            is_ascending=order == "asc",
+        )
+    )
+    rows = [_file(file) for file in page.rows]
+    await exchange.answer_json(
+        Files(object="list", data=rows, first_id=rows[0].id if rows else None, last_id=rows[-1].id if rows else None,
+              has_more=page.has_more)
+    )  # fmt: skip
+
+
+async def one_file(runtime: Runtime, exchange: Exchange) -> None:
+    """GET /v1/files/{id}."""
+    await exchange.answer_json(_file(await _named(runtime, exchange)))
+
+
+async def file_content(runtime: Runtime, exchange: Exchange) -> None:
+    """GET /v1/files/{id}/content."""
+    file = await _named(runtime, exchange)
+    n_bytes, pieces = await runtime.offline.blobs.pieces(file.id)
+    await exchange.answer_in_pieces(n_bytes, pieces, [(b"content-type", b"application/octet-stream")])
+
+
+async def delete_file(runtime: Runtime, exchange: Exchange) -> None:
+    """DELETE /v1/files/{id}."""
+    file = await _named(runtime, exchange)
+    await runtime.offline.delete_file(file.id, file.owner)
+    await exchange.answer_json(FileDeleted(id=file.id, object="file", deleted=True))
+
+
+async def _named(runtime: Runtime, exchange: Exchange) -> StoredFile:
+    file_id: str = exchange.scope["path_params"]["id"]
+    return await runtime.offline.ask(lambda store: store.file(file_id, exchange.visitor.id))
+
+
+def _file(file: StoredFile) -> FileObject:
+    return FileObject(
+        id=file.id, object="file", bytes=file.size_bytes, created_at=file.created_at, expires_at=file.expires_at,
+        filename=file.filename, purpose=file.purpose, status="processed",
+    )  # fmt: skip
+
+
+# --- batches ---
+
+
+async def create(runtime: Runtime, exchange: Exchange) -> None:
+    """POST /v1/batches."""
+    body = await exchange.read_json(BatchBody)
+    if body.endpoint not in ENDPOINTS:
+        raise BadRequest(
+            f"endpoint: {body.endpoint[:80]!r} has no batches; use {', '.join(ENDPOINTS)}", field="endpoint"
+        )
+    window_s = _window_s(body.completion_window)
+    file = await runtime.offline.ask(lambda store: store.file(body.input_file_id, exchange.visitor.id))
+    if file.purpose != "batch":
+        raise BadRequest(
+            f"input_file_id: the purpose of '{file.id}' is {file.purpose}; upload it with the purpose batch",
+            field="input_file_id",
+        )
+    batch = await runtime.offline.create(
+        file,
+        endpoint=body.endpoint,
+        window=body.completion_window,
+        window_s=window_s,
+        metadata=None if body.metadata is None else json.dumps(body.metadata),
+        output_expires_s=body.output_expires_after.seconds if body.output_expires_after else None,
+    )
+    await exchange.answer_json(_batch(batch))
+
+
+def _window_s(text: str) -> float:
+    match = _WINDOW.fullmatch(text)
+    seconds = int(match[1]) * _UNITS_S[match[2]] if match else 0
+    if not 1 <= seconds <= _LONGEST_S:
+        raise BadRequest(
+            f"completion_window: {text[:40]!r} is not a time; use 24h, or another one up to 30d (30m, 12h, 7d)",
+            field="completion_window",
+        )
+    return float(seconds)
+
+
+async def list_batches(runtime: Runtime, exchange: Exchange) -> None:
+    """GET /v1/batches."""
+    limit = number_of(exchange, "limit", default=_BATCHES, most=MAX_BATCHES)
+    page = await runtime.offline.ask(
+        lambda store: store.batches(exchange.visitor.id, Api.OPENAI, after=parameter(exchange, "after"), limit=limit)
+    )
+    rows = [_batch(batch) for batch in page.rows]
+    await exchange.answer_json(
+        Batches(object="list", data=rows, first_id=rows[0].id if rows else None, last_id=rows[-1].id if rows else None,
+                has_more=page.has_more)
+    )  # fmt: skip
+
+
+async def one_batch(runtime: Runtime, exchange: Exchange) -> None:
+    """GET /v1/batches/{id}."""
+    batch_id: str = exchange.scope["path_params"]["id"]
+    batch = await runtime.offline.ask(lambda store: store.batch(batch_id, exchange.visitor.id, Api.OPENAI))
+    await exchange.answer_json(_batch(batch))
+
+
+async def cancel(runtime: Runtime, exchange: Exchange) -> None:
+    """POST /v1/batches/{id}/cancel."""
+    batch_id: str = exchange.scope["path_params"]["id"]
+    await exchange.answer_json(_batch(await runtime.offline.cancel(batch_id, exchange.visitor.id, Api.OPENAI)))
+
+
+def _batch(batch: Batch) -> BatchObject:
+    errors: list[dict[str, Any]] = json.loads(batch.errors) if batch.errors else []
+    return BatchObject(
+        id=batch.id,
+        object="batch",
+        endpoint=batch.endpoint,
+        model=batch.model,
+        errors=BatchErrors(object="list", data=[BatchError(**one) for one in errors]) if errors else None,
+        input_file_id=batch.input_file_id,
+        completion_window=batch.completion_window,
+        status=batch.status,
+        output_file_id=batch.output_file_id,
+        error_file_id=batch.error_file_id,
+        created_at=int(batch.created_at),
+        in_progress_at=_whole(batch.in_progress_at),
+        expires_at=int(batch.expires_at),
+        finalizing_at=_whole(batch.finalizing_at),
+        completed_at=_whole(batch.completed_at),
+        failed_at=_whole(batch.failed_at),
+        expired_at=_whole(batch.expired_at),
+        cancelling_at=_whole(batch.cancelling_at),
+        cancelled_at=_whole(batch.cancelled_at),
+        request_counts=RequestCounts(total=batch.n_lines, completed=batch.n_succeeded, failed=batch.n_errored),
+        usage=BatchUsage(
+            input_tokens=batch.n_input_tokens,
+            input_tokens_details={"cached_tokens": batch.n_cached_tokens},
+            output_tokens=batch.n_output_tokens,
+            output_tokens_details={"reasoning_tokens": batch.n_thinking_tokens},
+            total_tokens=batch.n_input_tokens + batch.n_output_tokens,
+        ),
+        metadata=json.loads(batch.metadata) if batch.metadata else None,
+    )
+
+
+def _whole(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds)
+
+
+def number_of(exchange: Exchange, name: str, *, default: int, most: int) -> int:
+    """A query parameter that counts rows. Raises BadRequest."""
+    text = parameter(exchange, name)
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 10) or not 1 <= int(text) <= most:
+        raise BadRequest(f"{name}: {text[:40]!r} is not a number from 1 to {most}", field=name)
+    return int(text)
+
+
+def routes(runtime: Runtime) -> list[Route]:
+    """All routes of OpenAI's."""
+    return [
+        route("/v1/files", runtime, upload, methods=["POST"]),
+        route("/v1/files", runtime, list_files, methods=["GET"]),
+        route("/v1/files/{id}", runtime, one_file, methods=["GET"]),
+        route("/v1/files/{id}", runtime, delete_file, methods=["DELETE"]),
+        route("/v1/files/{id}/content", runtime, file_content, methods=["GET"]),
+        route("/v1/batches", runtime, create, methods=["POST"]),
+        route("/v1/batches", runtime, list_batches, methods=["GET"]),
+        route("/v1/batches/{id}", runtime, one_batch, methods=["GET"]),
+        route("/v1/batches/{id}/cancel", runtime, cancel, methods=["POST"]),
+    ]

@@ -1,0 +1,407 @@
+"""Runs the lines of batches, in the lane `batch`, beside whatever else the daemon does.
+
+One task in the daemon's event loop, and one for each line that runs. It keeps the slots of one model's engine busy but
+for one, which stays free for others: they find it at once, and take more by their lane. Lines of several batches with
+one model take turns. Batches that want another model wait: two models that do not fit beside each other would only
+evict one another. After `TURN_S` it is the next one's turn.
+
+A batch yields. For `QUIET_S` after anybody else's request it runs few lines, so that steps are short, and loads no
+model in place of others. When others wait for room, its lines are given up, to be computed again later. What is only
+for now (a full queue, short memory, an engine that died, a full disk) holds all lines for a while, and the line runs
+again; other answers are results.
+
+However the daemon ends, a line without a result runs again, and none has two (`store.py`).
+
+Does not: know what lines say (`lines.py`), or serve routes (`offline.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from starlette.types import ASGIApp
+
+from localrun.errors import LocalrunError, RateLimited
+from localrun.server.batches import call, lines
+from localrun.server.batches.call import Answered
+from localrun.server.batches.files import Blobs
+from localrun.server.batches.store import (
+    Api,
+    Batch,
+    Ending,
+    Kind,
+    Line,
+    Store,
+    StoredFile,
+    new_id,
+    read_results,
+)
+
+if TYPE_CHECKING:
+    from localrun.server.engines.supervisor import Supervisor
+    from localrun.server.http.access import Access
+    from localrun.server.jobs.registry import Registry
+
+TURN_S = 600.0
+QUIET_S = 60.0
+# While others use the machine, only so many lines run that a step takes about as long: who comes waits for the end of
+# one. On a CPU that is a line or two, and more would hardly be faster; on a GPU all of them.
+STEP_S = 0.012
+# How often it looks whether others need room, while lines run.
+_LOOK_S = 0.25
+_SWEEP_S = 3600.0
+_READ_LINES = 256
+_MAX_HOLD_S = 60.0
+# Anthropic keeps results for so long.
+RESULTS_KEPT_S = 29 * 86_400.0
+
+# Answers that are for now, by their code, and how often a line may have them; the others are results. Memory and disk
+# get ten tries, which is some minutes: what never fits is told in the end.
+_FOR_NOW = {
+    "queue_full": 10**9, "rate_limit_exceeded": 10**9, "unavailable": 10**9, "cannot_fit": 10, "disk_full": 10,
+    "engine_died": 2, "engine_failed": 2,
+}  # fmt: skip
+
+# A batch whose API key has used what it may for now is left alone for so long; the others go on.
+_LIMITED_S = 10.0
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Ask(Protocol):
+    """How the store is asked: in its thread."""
+
+    async def __call__(self, question: Callable[[Store], T], /) -> T: ...
+
+
+class _Open:
+    """A batch that has not ended. `queue` are its next lines; the store has more of them after `place` until
+    `is_read`. `work` is what is done with all of it: checking its input, or writing its results. Until `held_until_s`
+    no line of it begins."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.queue: deque[Line] = deque()
+        self.place = 0
+        self.is_read = False
+        self.running: dict[int, asyncio.Task[None]] = {}
+        self.n_tries: dict[int, int] = {}
+        self.work: asyncio.Task[None] | None = None
+        self.held_until_s = 0.0
+
+    @property
+    def takes_lines(self) -> bool:
+        return self.work is None and self.batch.ending is Ending.NONE and self.batch.status == "in_progress"
+
+
+class Runner:
+    """See the module. `endpoints` are the routes that lines may name. It stops starting lines when `is_stopping`."""
+
+    def __init__(
+        self,
+        *,
+        ask: Ask,
+        database: Path,
+        blobs: Blobs,
+        endpoints: Mapping[str, ASGIApp],
+        supervisor: Supervisor,
+        registry: Registry,
+        access: Access,
+        is_known: Callable[[str], bool],
+        is_stopping: Callable[[], bool],
+        max_line_bytes: int,
+    ) -> None:
+        self._ask = ask
+        self._database = database
+        self._blobs = blobs
+        self._endpoints = endpoints
+        self._supervisor = supervisor
+        self._registry = registry
+        self._access = access
+        self._is_known = is_known
+        self._is_stopping = is_stopping
+        self._max_line_bytes = max_line_bytes
+        self._open: dict[int, _Open] = {}
+        self._wake = asyncio.Event()
+        self._has_changed = True
+        self._model = ""
+        self._turn_began_s = 0.0
+        self._hold_until_s = 0.0
+        self._n_held = 0
+        self._sweep_at_s = 0.0
+
+    @property
+    def n_open(self) -> int:
+        """Batches that have not ended."""
+        return len(self._open)
+
+    def changed(self) -> None:
+        """A batch was made or cancelled."""
+        self._has_changed = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled, or the daemon stops. Lines that run then are given up by `stop`."""
+        while not self._is_stopping():
+            self._wake.clear()
+            try:
+                pause_s = await self._look()
+            except (LocalrunError, OSError, sqlite3.Error) as error:
+                _log.warning("batches wait: %s", error)
+                pause_s = self._hold()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), max(0.0, pause_s))
+
+    async def stop(self) -> None:
+        """Gives up what runs."""
+        tasks = [task for one in self._open.values() for task in (*one.running.values(), one.work) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self) -> float:
+        """Does what is to be done now. Seconds until there may be more."""
+        if self._has_changed:
+            self._has_changed = False
+            batches = await self._ask(Store.open_batches)
+            self._open = {batch.seq: self._known(batch) for batch in batches}
+        now = time.time()
+        if now >= self._sweep_at_s:
+            self._sweep_at_s = now + _SWEEP_S
+            await self._sweep(now)
+        pause_s = self._sweep_at_s - now
+        for one in self._open.values():
+            if one.work is not None:
+                continue
+            batch = one.batch
+            if batch.ending is not Ending.NONE:
+                one.work = self._spawn(one, self._end(one, batch.ending))
+            elif now >= batch.expires_at:
+                one.work = self._spawn(one, self._end(one, Ending.EXPIRED))
+            elif batch.status == "validating":
+                one.work = self._spawn(one, self._validate(one))
+            pause_s = min(pause_s, batch.expires_at - now)
+        return min(pause_s, await self._feed())
+
+    def _known(self, batch: Batch) -> _Open:
+        one = self._open.get(batch.seq) or _Open(batch)
+        one.batch = batch
+        return one
+
+    def _spawn(self, one: _Open, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        async def finish() -> None:
+            try:
+                await work
+            except (LocalrunError, OSError, sqlite3.Error) as error:
+                _log.warning("batch %s waits: %s", one.batch.id, error)
+                await asyncio.sleep(self._hold())
+            finally:
+                one.work = None
+                self.changed()
+
+        return asyncio.create_task(finish())
+
+    # --- lines ---------------------------------------------------------------------------------------------------
+
+    async def _feed(self) -> float:
+        """Starts lines, as many as there is room for. Seconds until there may be more."""
+        if self._is_stopping():
+            return _SWEEP_S
+        for one in self._open.values():
+            if one.takes_lines and not one.queue:
+                await self._read(one)
+        held_s = self._hold_until_s - time.monotonic()
+        if held_s > 0:
+            return held_s
+        heads: dict[str, list[_Open]] = {}
+        waiting = [one for one in self._open.values() if one.takes_lines and one.queue]
+        for one in waiting:
+            if one.held_until_s <= time.monotonic():
+                heads.setdefault(one.queue[0].model, []).append(one)
+        n_running = sum(len(one.running) for one in self._open.values())
+        if not heads:
+            return _LOOK_S if n_running or waiting else _SWEEP_S
+        model = self._whose_turn(list(heads))
+        if model != self._model:
+            if n_running:  # of the model before
+                return _LOOK_S
+            self._model, self._turn_began_s = model, time.monotonic()
+        n_slots = self._supervisor.slots_of(model)
+        if n_slots and self._supervisor.n_wanting_room:
+            self._give_up_lines(n_running)
+            return _LOOK_S
+        left_s = QUIET_S - self._registry.quiet_s()
+        if left_s > 0 and not n_slots and not n_running and await self._supervisor.would_evict(model):
+            return left_s
+        n_most = max(1, n_slots - 1)
+        if left_s > 0:
+            n_most = min(n_most, self._supervisor.streams_within(model, STEP_S))
+            self._give_up_lines(n_running - n_most)
+        n_free = n_most - n_running
+        turns = deque(heads[model])
+        while n_free > 0 and turns:
+            one = turns.popleft()
+            line = one.queue.popleft()
+            one.running[line.place] = asyncio.create_task(self._run(one, line))
+            n_free -= 1
+            if one.queue and one.queue[0].model == model:
+                turns.append(one)
+        return _LOOK_S
+
+    def _whose_turn(self, models: list[str]) -> str:
+        """Of these, of which the oldest batch's is the first."""
+        if self._model not in models:
+            return models[0]
+        if len(models) == 1 or time.monotonic() - self._turn_began_s < TURN_S:
+            return self._model
+        return models[(models.index(self._model) + 1) % len(models)]
+
+    async def _read(self, one: _Open) -> None:
+        """More lines; when there are none, and none runs, the batch is complete."""
+        if not one.is_read:
+            found = await self._ask(lambda store: store.pending(one.batch.seq, one.place, _READ_LINES))
+            one.queue.extend(found)
+            one.is_read = len(found) < _READ_LINES
+            one.place = found[-1].place if found else one.place
+        if one.is_read and not one.queue and not one.running:
+            one.work = self._spawn(one, self._end(one, Ending.COMPLETED))
+
+    async def _run(self, one: _Open, line: Line) -> None:
+        """Its result is written down, or it is the next one again."""
+        is_done = False
+        try:
+            answered = await self._answer(one.batch, line)
+            if self._is_for_now(one, line, answered):
+                if answered.code == RateLimited.code:
+                    hold_s, one.held_until_s = _LIMITED_S, time.monotonic() + _LIMITED_S
+                else:
+                    hold_s = self._hold()
+                _log.info(
+                    "batch %s waits %.0f s: %s", one.batch.id, hold_s, answered.body[:200].decode(errors="replace")
+                )
+            else:
+                await self._record(one.batch, line, answered)
+                self._n_held = 0
+                is_done = True
+        except (LocalrunError, OSError, sqlite3.Error) as error:
+            _log.warning("batch %s waits: %s", one.batch.id, error)
+            self._hold()
+        finally:
+            del one.running[line.place]
+            if not is_done:
+                one.queue.appendleft(line)
+            self._wake.set()
+
+    async def _answer(self, batch: Batch, line: Line) -> Answered:
+        is_anthropic = batch.api is Api.ANTHROPIC
+        try:
+            text = await asyncio.to_thread(self._blobs.read_at, batch.input_file_id, line.offset, line.size_bytes)
+            body = lines.body_of(text, batch.endpoint)
+            visitor = self._access.visitor_of(batch.owner)
+        except LocalrunError as error:  # the input is gone, or the key
+            return lines.refused(error, is_anthropic=is_anthropic)
+        return await call.answer(
+            self._endpoints[batch.endpoint], batch.endpoint, body, client=batch.id, visitor=visitor
+        )
+
+    def _is_for_now(self, one: _Open, line: Line, answered: Answered) -> bool:
+        if answered.status < 400 or answered.code not in _FOR_NOW:
+            return False
+        if self._is_stopping():
+            return True
+        one.n_tries[line.place] = one.n_tries.get(line.place, 0) + 1
+        return one.n_tries[line.place] < _FOR_NOW[answered.code]
+
+    async def _record(self, batch: Batch, line: Line, answered: Answered) -> None:
+        if batch.api is Api.ANTHROPIC:
+            text = lines.anthropic_line(line, answered)
+        else:
+            text = lines.openai_line(line, answered, batch.id)
+        kind = Kind.SUCCEEDED if answered.status < 400 else Kind.ERRORED
+        usage = lines.usage_of(answered.body)
+        await self._ask(lambda store: store.record(batch.seq, line.place, kind, text, usage))
+
+    def _give_up_lines(self, n_lines: int) -> None:
+        """So many, the youngest first. They run again later."""
+        running = [task for one in self._open.values() for task in one.running.values()]
+        for task in running[len(running) - max(0, n_lines) :]:
+            task.cancel()
+
+    def _hold(self) -> float:
+        """No line begins for so many seconds, longer each time."""
+        hold_s = min(_MAX_HOLD_S, 2.0**self._n_held)
+        if self._hold_until_s <= time.monotonic():  # the lines that run now have all the same reason
+            self._n_held = min(self._n_held + 1, 10)
+            self._hold_until_s = time.monotonic() + hold_s
+        return hold_s
+
+    # --- batches -------------------------------------------------------------------------------------------------
+
+    async def _validate(self, one: _Open) -> None:
+        batch = one.batch
+        try:
+            checked = await asyncio.to_thread(
+                lines.check_input,
+                self._blobs.path(batch.input_file_id),
+                batch.endpoint,
+                max_line_bytes=self._max_line_bytes,
+                is_known=self._is_known,
+            )
+        except FileNotFoundError:
+            gone = lines.error_of(None, "input_file_missing", "the input file is no longer there")
+            checked = lines.Checked([], None, [gone])
+        if checked.errors:
+            await self._ask(lambda store: store.fail(batch.seq, checked.errors, time.time()))
+        else:
+            await self._ask(lambda store: store.start(batch.seq, checked.lines, checked.model, time.time()))
+
+    async def _end(self, one: _Open, ending: Ending) -> None:
+        for task in one.running.values():
+            task.cancel()
+        await asyncio.gather(*one.running.values(), return_exceptions=True)
+        batch = await self._ask(lambda store: store.begin_end(one.batch.seq, ending, time.time()))
+        output, error = await asyncio.to_thread(self._write_results, batch)
+        await self._ask(lambda store: store.finish(batch.seq, output, error, time.time()))
+        _log.info("batch %s: %s, %d of %d lines", batch.id, ending, batch.n_succeeded, batch.n_lines)
+
+    def _write_results(self, batch: Batch) -> tuple[StoredFile | None, StoredFile | None]:
+        """In a thread. What was computed well, and what was not; of Anthropic's batches all is in the first."""
+        is_anthropic = batch.api is Api.ANTHROPIC
+        prefix = "results-" if is_anthropic else "file-"
+        n_in_error = 0 if is_anthropic else batch.n_lines - batch.n_succeeded
+        output_id = new_id(prefix) if batch.n_lines > n_in_error else None
+        error_id = new_id(prefix) if n_in_error else None
+        with contextlib.ExitStack() as stack:
+            output = stack.enter_context(self._blobs.writing(output_id)) if output_id else None
+            error = stack.enter_context(self._blobs.writing(error_id)) if error_id else None
+            for result in read_results(self._database, batch.seq):
+                text = result.body or lines.unanswered(result, batch.id, is_anthropic=is_anthropic)
+                into = output if is_anthropic or result.kind is Kind.SUCCEEDED else error
+                assert into is not None
+                into.write(text)
+        return self._file(batch, output_id, "output"), self._file(batch, error_id, "error")
+
+    def _file(self, batch: Batch, file_id: str | None, what: str) -> StoredFile | None:
+        if file_id is None:
+            return None
+        now = int(time.time())
+        return StoredFile(
+            id=file_id, owner=batch.owner, filename=f"{batch.id}_{what}.jsonl", purpose="batch_output",
+            size_bytes=self._blobs.path(file_id).stat().st_size, created_at=now,
+            expires_at=now + batch.output_expires_s if batch.output_expires_s else None,
+        )  # fmt: skip
+
+    async def _sweep(self, now: float) -> None:
+        """Deletes what has expired."""
+        gone = await self._ask(lambda store: store.take_expired_files(now))
+        gone += await self._ask(lambda store: store.archive(now - RESULTS_KEPT_S, now))
+        await asyncio.to_thread(self._blobs.delete, gone)

@@ -1,0 +1,66 @@
+"""What is kept of batches: one result for each line, counts that are the results', lists by an index."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localrun.server.batches.store import Api, Ending, Kind, Line, Store, Usage, read_results
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(tmp_path / "batches.db")
+    yield opened
+    opened.close()
+
+
+def values(batch_id: str) -> dict[str, object]:
+    return {
+        "id": batch_id, "owner": "", "api": Api.OPENAI, "endpoint": "/v1/completions", "input_file_id": "file-1",
+        "completion_window": "24h", "status": "in_progress", "ending": "", "created_at": 1.0, "expires_at": 2.0,
+    }  # fmt: skip
+
+
+def lines(n_lines: int) -> list[Line]:
+    return [Line(place, place, f"r{place}", "tiny", place, 1) for place in range(1, n_lines + 1)]
+
+
+def test_of_two_results_of_a_line_the_first_one_stays_and_is_counted_once(store: Store, tmp_path: Path):
+    batch = store.add_batch(values("batch_1"), lines(3))
+    store.record(batch.seq, 1, Kind.SUCCEEDED, b"first", Usage(n_output=5))
+    store.record(batch.seq, 1, Kind.ERRORED, b"second", Usage(n_output=7))
+    batch = store.batch("batch_1", "", Api.OPENAI)
+    assert (batch.n_succeeded, batch.n_errored, batch.n_output_tokens) == (1, 0, 5)
+    assert [line.place for line in store.pending(batch.seq, 0, 10)] == [2, 3]
+    store.begin_end(batch.seq, Ending.EXPIRED, 3.0)
+    batch = store.begin_end(batch.seq, Ending.EXPIRED, 4.0)  # after a crash
+    assert (batch.n_expired, batch.n_done, batch.finalizing_at) == (2, 3, 3.0)
+    store.record(batch.seq, 2, Kind.SUCCEEDED, b"too late", Usage())
+    found = list(read_results(tmp_path / "batches.db", batch.seq))
+    assert [(one.line, one.kind, one.body) for one in found] == [
+        (1, Kind.SUCCEEDED, b"first"), (2, Kind.EXPIRED, None), (3, Kind.EXPIRED, None),
+    ]  # fmt: skip
+
+
+def test_what_belongs_to_one_owner_is_not_there_for_others(store: Store):
+    store.add_batch(values("batch_1") | {"owner": "me"})
+    assert [batch.id for batch in store.batches("me", Api.OPENAI, after="", limit=9).rows] == ["batch_1"]
+    assert store.batches("you", Api.OPENAI, after="", limit=9).rows == []
+    assert store.batches("me", Api.ANTHROPIC, after="", limit=9).rows == []
+
+
+def test_pages_are_read_by_an_index(store: Store, tmp_path: Path):
+    for number in range(5):
+        store.add_batch(values(f"batch_{number}"))
+    page = store.batches("", Api.OPENAI, after="batch_3", limit=2)
+    assert ([batch.id for batch in page.rows], page.has_more) == (["batch_2", "batch_1"], True)
+    db = sqlite3.connect(tmp_path / "batches.db")
+    asked = "SELECT * FROM batches WHERE owner = '' AND api = 'openai' AND seq < 4 ORDER BY seq DESC LIMIT 2"
+    plan = " ".join(row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {asked}"))
+    db.close()
+    assert "batches_of_owner" in plan
+    assert "TEMP B-TREE" not in plan
