@@ -303,7 +303,7 @@ _LLAMA_SERVER = (
     Operation(method="POST", path="/tokenize", summary="The tokens of a text", body=TokenizeBody, answer=Tokenized,
               serves=True, description=_LOADED, example={"model": "tiny", "content": "A fox.", "with_pieces": True}),
     Operation(method="POST", path="/detokenize", summary="The text of tokens", body=DetokenizeBody,
-              answer=Detokenized, serves=True, description=_LOADED, example={"model": "tiny", "tokens": [300, 301]}),
+              answer=Detokenized, serves=True, description=_LOADED, example={"model": "tiny", "tokens": [104, 105]}),
     Operation(method="GET", path="/tokenizer_info", summary="The tokenizer of a model, as vLLM has it",
               answer=TokenizerInfo, parameters=(_model("This model; without it the one that is loaded, if it is one"),),
               errors=(400, 404, 422)),

@@ -1,0 +1,82 @@
+"""Files and batches of API keys: whose they are, what their lines may do, and what they cost the key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from openai import OpenAI
+
+from localrun.access import keys
+from localrun.access.keys import REQUESTS, KeyFile, Limit
+from tests.daemon import Daemon, running_daemon
+from tests.server.batches.batch_files import begun, chat_line, encoded, ended, lines_of, until
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running_daemon(LOCALRUN_FAKE_STEP_MS="5") as running:
+        yield running
+
+
+def client_with(daemon: Daemon, name: str, **rules: object) -> OpenAI:
+    text = KeyFile(daemon.home / "data").create(name, **rules).text
+    return OpenAI(base_url=f"{daemon.url}/v1", api_key=text, max_retries=0)
+
+
+def used(daemon: Daemon, name: str) -> dict[str, int]:
+    key = keys.local_key(daemon.home / "state", daemon.port)
+    answer = daemon.http.get("/localrun/v1/usage", headers={"authorization": f"Bearer {key}"}).json()
+    return next((row for row in answer["rows"] if row["name"] == name), {})
+
+
+def test_nobody_sees_anothers_files_and_batches_and_each_pays_for_its_own(daemon: Daemon):
+    zed, ida = client_with(daemon, "zed"), client_with(daemon, "ida")
+    batch = ended(zed, begun(zed, encoded([chat_line(f"r{n}") for n in range(6)])))
+    assert batch.output_file_id is not None
+    assert len(lines_of(zed, batch.output_file_id)) == 6
+    assert list(ida.files.list()) == list(ida.batches.list()) == []
+    with pytest.raises(openai.NotFoundError):
+        ida.batches.retrieve(batch.id)
+    with pytest.raises(openai.NotFoundError):
+        ida.files.content(batch.output_file_id)
+    assert batch.usage is not None
+    row = used(daemon, "zed")
+    assert (row["requests"], row["output_tokens"]) == (6, batch.usage.output_tokens)
+    assert used(daemon, "ida").get("requests", 0) == 0
+
+
+def test_a_line_for_a_model_that_the_key_may_not_use_is_an_error_of_that_line(daemon: Daemon):
+    client = client_with(daemon, "picky", models=("nothing*",))
+    batch = ended(client, begun(client, encoded([chat_line("one")])))
+    (line,) = lines_of(client, batch.error_file_id)
+    assert line["response"]["status_code"] == 404
+
+
+def test_a_key_that_is_revoked_ends_its_lines_with_errors_and_no_others(daemon: Daemon):
+    gone, stays = client_with(daemon, "gone"), client_with(daemon, "stays")
+    long = encoded([chat_line(f"r{n}", n_tokens=40) for n in range(40)])
+    batch, other = begun(gone, long), begun(stays, encoded([chat_line(f"s{n}") for n in range(8)]))
+    until(lambda: bool((gone.batches.retrieve(batch.id).request_counts or batch).completed))  # type: ignore[union-attr]
+    KeyFile(daemon.home / "data").revoke("gone")
+    counts = ended(stays, other).request_counts
+    assert counts is not None
+    assert (counts.completed, counts.failed) == (8, 0)
+    with pytest.raises(openai.AuthenticationError):
+        gone.batches.retrieve(batch.id)
+
+
+def test_a_key_over_its_limit_waits_and_others_go_on(daemon: Daemon, tmp_path: Path):
+    slow = client_with(daemon, "slow", limits=(Limit(REQUESTS, 2, 3600.0),))
+    quick = client_with(daemon, "quick")
+    batch = begun(slow, encoded([chat_line(f"r{n}") for n in range(4)]))
+    until(lambda: (found := slow.batches.retrieve(batch.id).request_counts) is not None and found.completed == 2)
+    other = ended(quick, begun(quick, encoded([chat_line(f"q{n}") for n in range(6)])))
+    assert other.request_counts is not None
+    assert (other.request_counts.completed, other.request_counts.failed) == (6, 0)
+    held = slow.batches.retrieve(batch.id)
+    assert held.request_counts is not None
+    assert (held.status, held.request_counts.completed, held.request_counts.failed) == ("in_progress", 2, 0)
+    assert slow.batches.cancel(batch.id).status in ("cancelling", "cancelled")
