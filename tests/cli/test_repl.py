@@ -35,7 +35,7 @@ main()
 class Conversation:
     """`localrun run tiny` in a terminal of 80 by 24."""
 
-    def __init__(self, environment: dict[str, str], port: int, model: str = "tiny") -> None:
+    def __init__(self, environment: dict[str, str], port: int, model: str = "tiny", *arguments: str) -> None:
         import fcntl
         import pty
         import struct
@@ -45,7 +45,7 @@ class Conversation:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
 
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _IN_ITS_TERMINAL, "run", model, "--port", str(port)],
+            [sys.executable, "-c", _IN_ITS_TERMINAL, "run", model, "--port", str(port), *arguments],
             stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment | {"TERM": "xterm"},
         )  # fmt: skip
         os.close(slave)

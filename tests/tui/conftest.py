@@ -100,6 +100,7 @@ class FakeDaemon:
         options: dict[str, Any] | None = None,
         think: bool | str | None = None,
         lane: str = "default",
+        tools: list[dict[str, Any]] | None = None,
     ) -> AsyncGenerator[ChatPiece, None]:
         self._check_up()
         self.questions.append((model, messages))

@@ -90,7 +90,7 @@ class ChatsScreen(Picker[int]):
     def _found(self, words: str) -> list[Option]:
         found = []
         for hit in self._session.history.search(words):
-            said = "you" if hit.role == "user" else "model"
+            said = {"user": "you", "tool": "tool"}.get(hit.role, "model")
             text = Content.assemble(
                 fit(hit.chat.title, _TITLE_WIDTH),
                 "\n  ",
