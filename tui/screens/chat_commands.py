@@ -208,7 +208,7 @@ def _write(conversation: Conversation, title: str, argument: str, files: MediaFi
     name = "".join(character if character.isalnum() else "-" for character in title).strip("-").lower()
     path = Path(argument or f"{name[:_NAME_CHARACTERS] or 'chat'}.md").expanduser().absolute()
     if path.suffix == ".json":
-        text = to_json(title, model, system, conversation.parameters, messages, files.get)
+        text = to_json(title, model, system, conversation.model_parameters, messages, files.get)
     else:
         text = to_markdown(title, model, system, messages)
     with path.open("x", encoding="utf-8") as file:
