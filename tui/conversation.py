@@ -23,7 +23,7 @@ import msgspec
 from localrun.attachments import Kind, n_carried
 from localrun.tools.toolbox import result_message
 from localrun.tui.history import Chat, History, Message
-from localrun.tui.media import Attached, media_of
+from localrun.tui.media import Attached, Medium, media_of
 
 _UNSTORED = 0
 # Among a chat's parameters, but no options of a model.
@@ -127,14 +127,17 @@ class Conversation:
             found.append(message)
         return _with_all_results(found)
 
-    def n_left_out(self, extra: dict[str, Any], taken: frozenset[Kind]) -> int:
-        """How many of the pictures and sounds `to_send` leaves out."""
-        media = [medium for each in (*(m.extra for m in self.messages), extra) for medium in media_of(each)]
-        return len(media) - n_carried([medium.size_bytes for medium in media if medium.kind in taken])
+    def media(self, extra: dict[str, Any]) -> list[Medium]:
+        """All pictures and sounds, the oldest first, with those of the next question."""
+        return [medium for each in (*(m.extra for m in self.messages), extra) for medium in media_of(each)]
 
-    def n_media(self, extra: dict[str, Any]) -> int:
-        """How many pictures and sounds there are in all, with those of the next question."""
-        return sum(len(media_of(each)) for each in (*(m.extra for m in self.messages), extra))
+    def left_out(self, extra: dict[str, Any], taken: frozenset[Kind]) -> tuple[list[Medium], list[Medium]]:
+        """The pictures and sounds that `to_send` leaves out: what the model does not take, and what is too much for one
+        request."""
+        media = self.media(extra)
+        takes = [medium for medium in media if medium.kind in taken]
+        n_carried_again = n_carried([medium.size_bytes for medium in takes])
+        return [medium for medium in media if medium.kind not in taken], takes[: len(takes) - n_carried_again]
 
     @property
     def has_media(self) -> bool:

@@ -127,7 +127,7 @@ class ConversationView(VerticalScroll):
         self._n_hidden = max(0, len(conversation.messages) - PAGE)
         self._is_paging = False
         self._has_told_trouble = False
-        self._n_left_out = 0
+        self._told_left_out: list[str] = []
         self._n_gone = 0
 
     def compose(self) -> ComposeResult:
@@ -156,6 +156,8 @@ class ConversationView(VerticalScroll):
         is_long = self.virtual_size.height > self.container_size.height
         if is_long != self.is_anchored:
             self.anchor(is_long)
+            if not is_long and self.scroll_y < 0:  # it was laid out in between
+                self.scroll_y = 0
 
     @property
     def welcome(self) -> Welcome | None:
@@ -452,12 +454,11 @@ class ConversationView(VerticalScroll):
         taken = await self._session.taken_kinds(conversation.model)
         for medium in media:
             check_kind(conversation.model, taken, medium.kind, medium.name)
-        n_left_out = conversation.n_left_out(extra, taken)
-        if n_left_out != self._n_left_out:
-            self._n_left_out = n_left_out
-            self._tell_left_out(taken)
+        not_taken, too_many = conversation.left_out(extra, taken)
+        self._tell_left_out(not_taken, too_many)
         messages = await asyncio.to_thread(conversation.to_send, text, extra, taken)
-        self._tell_gone(conversation.n_media(extra) - n_left_out - sum(len(m.get("images", ())) for m in messages))
+        n_carried = len(conversation.media(extra)) - len(not_taken) - len(too_many)
+        self._tell_gone(n_carried - sum(len(message.get("images", ())) for message in messages))
         return messages
 
     def _tell_gone(self, n_gone: int) -> None:
@@ -466,13 +467,16 @@ class ConversationView(VerticalScroll):
             self.notify(f"Not sent, as gone from the disk: {n_gone} earlier {files} of this chat.", severity="warning")
         self._n_gone = n_gone
 
-    def _tell_left_out(self, taken: frozenset[Kind]) -> None:
-        if self._n_left_out:
-            files = "pictures and sounds" if self._n_left_out > 1 else "picture or sound"
-            reason = f"one request carries {MAX_MEDIA}, of {MAX_MEDIA_BYTES // 10**6} MB together"
-            if taken != frozenset(Kind):
-                reason += ", of those that the model takes"
-            self.notify(f"{self._n_left_out} earlier {files} of this chat are not sent again: {reason}.")
+    def _tell_left_out(self, not_taken: list[Medium], too_many: list[Medium]) -> None:
+        reasons = (
+            (not_taken, f"{self.conversation.model} cannot take {'them' if len(not_taken) > 1 else 'it'}"),
+            (too_many, f"one request carries {MAX_MEDIA}, of {MAX_MEDIA_BYTES // 10**6} MB together"),
+        )
+        told = [f"Not sent again: {_files(media)}; {why}." for media, why in reasons if media]
+        if told != self._told_left_out:
+            self._told_left_out = told
+            for text in told:
+                self.notify(line(text), markup=False)
 
     def _keep(self, exchange: _Exchange) -> None:
         """The answer belongs to the chat from now on, with what there is to say of it."""
@@ -512,3 +516,9 @@ class ConversationView(VerticalScroll):
         if self.conversation.trouble is not None and not self._has_told_trouble:
             self._has_told_trouble = True
             await self.mount(Notice("This chat is no longer kept", self.conversation.trouble))
+
+
+def _files(media: list[Medium]) -> str:
+    kinds = {medium.kind for medium in media}
+    names = [name for kind, name in ((Kind.PICTURE, "picture"), (Kind.SOUND, "sound")) if kind in kinds]
+    return f"{len(media)} earlier {' and '.join(name + 's' * (len(media) > 1) for name in names)} of this chat"
