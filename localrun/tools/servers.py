@@ -123,7 +123,13 @@ class Servers:
     # --- in the thread ---
 
     async def _tools(self, name: str) -> tuple[Offered, ...]:
-        return await (await self._ready(name)).tools()
+        was_running = self.is_running(name)
+        try:
+            return await (await self._ready(name)).tools()
+        except ServerFailed:
+            if not was_running:
+                raise
+        return await (await self._ready(name)).tools()  # it had ended unnoticed
 
     async def _call(self, name: str, tool: str, arguments: dict[str, Any]) -> Result:
         return await (await self._ready(name)).call(tool, arguments)
@@ -168,7 +174,6 @@ class _Server:
         self._name = name
         self._settings = settings
         self._said: deque[str] = deque(maxlen=KEPT_LINES)
-        self._offered: tuple[Offered, ...] | None = None
         self._client: Any = None
         self._scope: Any = None
         self._is_ending = False
@@ -191,12 +196,11 @@ class _Server:
             self._scope.cancel()
 
     async def tools(self) -> tuple[Offered, ...]:
-        if self._offered is None:
-            try:
-                self._offered = await self._listed()
-            except Exception as error:
-                raise await self._failed(error) from None
-        return self._offered
+        """As of now: not every server says when they change."""
+        try:
+            return await self._listed()
+        except Exception as error:
+            raise await self._failed(error) from None
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> Result:
         from mcp import MCPError
@@ -245,7 +249,6 @@ class _Server:
                 client = mcp.Client(
                     await self._transport(stack),
                     client_info=Implementation(name="localrun", version=__version__),
-                    message_handler=self._on_message,
                     cache=None,
                 )
                 self._client = await stack.enter_async_context(client)
@@ -294,13 +297,7 @@ class _Server:
             while data := stream.read(4096):
                 *lines, pending = (pending + decoder.decode(data)).split("\n")
                 pending = pending[:MAX_REASON_CHARS]
-                self._said.extend(line[:MAX_REASON_CHARS] for line in lines if line.strip())
-
-    async def _on_message(self, message: Any) -> None:
-        from mcp.types import ToolListChangedNotification
-
-        if isinstance(message, ToolListChangedNotification):
-            self._offered = None
+                self._said.extend(line.strip()[:MAX_REASON_CHARS] for line in lines if line.strip())
 
     async def _listed(self) -> tuple[Offered, ...]:
         found: list[Offered] = []

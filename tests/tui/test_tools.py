@@ -249,6 +249,17 @@ async def test_what_tries_to_steer_is_inert_and_a_flood_is_cut(tools: Tools) -> 
         assert "cut this result: the first 20000 of 300000" in flooded.content
 
 
+async def test_a_tool_that_came_later_is_offered_with_the_next_question(tools: Tools) -> None:
+    async with tools.open("hostile") as pilot:
+        await tools.ask(pilot, said(("hostile__grow", {})))
+        await tools.choose(pilot, down=1)
+        await tools.answered(pilot)
+        await tools.ask(pilot, "SAY[[fine]]")
+        await tools.until(pilot, lambda: tools.messages[-1].content == "fine")
+        (late,) = [tool for tool in pilot.app.session.toolbox.offered() if "late" in tool.name]
+        assert "\x1b" not in late.name + late.description
+
+
 async def test_esc_cancels_a_running_call_at_its_server(tools: Tools) -> None:
     async with tools.open("hostile") as pilot:
         await tools.ask(pilot, said(("hostile__hang", {}), ("hostile__steer", {})))
