@@ -88,10 +88,20 @@ ENGINE_ROOMS = {
     "sample": ("backend", "request"),
     "speculate": ("backend", "cache.cells", "request", "schedule"),
     "native": ("backend", "request", "sample", "schedule", "speculate", "embedding.inputs"),
-    "embedding": ("backend", "encoding", "fake", "pipes", "request", "sample.media", "schedule.policy"),
+    "embedding": (
+        "backend",
+        "encoding",
+        "fake",
+        "fake_media",
+        "fake_tokens",
+        "pipes",
+        "request",
+        "sample.media",
+        "schedule.policy",
+    ),
 }
 NOT_PURE = {
-    *("adapters", "answers", "encoding", "engine", "process", "pipes", "fake", "fake_engine", "tools"),
+    *("adapters", "answers", "encoding", "engine", "process", "pipes", "fake", "fake_engine", "fake_media", "tools"),
     *("embedding.engine", "embedding.fake", "embedding.process", "native.adapters"),
     *("sample.grammars", "sample.grammar_library", "sample.gbnf"),
     *("cache.disk", "cache.disk_files", "speculate.draft_models"),

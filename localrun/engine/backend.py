@@ -193,6 +193,18 @@ class MediaChunk(NamedTuple):
     ordinal: int
 
 
+class MediaRows(NamedTuple):
+    """What a call computes of a chunk that begins at index `start` of a sequence: `n_rows` of its `rows`, from number
+    `first` on."""
+
+    seq: int
+    start: int
+    chunk: MediaChunk
+    rows: NDArray[np.float32]
+    first: int
+    n_rows: int
+
+
 class Encoding(Protocol):
     """The rows of a chunk, on their way. Whoever began it asks for the `result`, or gives it up with `halt`.
 
@@ -314,20 +326,10 @@ class Backend(Protocol):
         for text. To be told before anything else is done with the sequence, also where it is the target of a copy.
         Equal tokens have equal tables, so what the sequence already holds of the request stays where it is."""
 
-    def decode_media(
-        self,
-        seq: int,
-        start: int,
-        chunk: MediaChunk,
-        rows: NDArray[np.float32],
-        first: int,
-        n_rows: int,
-        wants_logits: bool,
-    ) -> None:
-        """Compute `n_rows` of the `rows` of a chunk that begins at index `start` of a sequence, from row `first` on.
-        `wants_logits` are those of the last one, row `n_rows - 1` of this decode. `batch.realm` is of these rows, too.
-        Raises NoRoom or DecodeFailed, and ValueError as `decode`, and for a part of a chunk that is not causal.
-        Sequences of the background are computed by its worker."""
+    def decode_media(self, part: MediaRows) -> None:
+        """Compute rows of a chunk, with the logits of the last one, row `n_rows - 1` of this decode. `batch.realm` is
+        of these rows, too. Raises NoRoom or DecodeFailed, and ValueError as `decode`, and for a part of a chunk that is
+        not causal. Sequences of the background are computed by its worker."""
 
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> Sampler:
         """A new chain. With `ignore_eos` no end-of-generation token is ever chosen."""

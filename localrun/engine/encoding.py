@@ -97,13 +97,15 @@ class Encodings(Generic[R]):
         return rows
 
     def want(self, wanted: Sequence[tuple[R, Placed]]) -> None:
-        """Running requests, each with the chunk that it needs next; nothing else is needed. Begins to encode the first
+        """Running requests, each with a chunk that it needs next; nothing else is needed. Begins to encode the first
         one that is not there."""
         if not (wanted or self._wanted):
             return
         self._wanted = {}
         for request, placed in wanted:
-            self._wanted.setdefault(placed.key, []).append(request)
+            requests = self._wanted.setdefault(placed.key, [])
+            if request not in requests:
+                requests.append(request)
         self._trim()
         if self._job is None:
             for request, placed in wanted:

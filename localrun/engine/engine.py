@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from localrun.engine.adapters import AdapterQueue, Loader
 from localrun.engine.answers import Answers, Row, no_numbers
-from localrun.engine.backend import BASE, AdapterSet, Backend, DecodeFailed, NoRoom
+from localrun.engine.backend import BASE, AdapterSet, Backend, DecodeFailed, MediaRows, NoRoom
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.tiers import Tiers
@@ -90,6 +90,8 @@ class Engine:
         self._report = Report(backend, beside)
         self.totals = self._report.totals
         self._n_failed_steps = 0
+        # Whether there may be rows in cells that were computed, perhaps, and given up before anybody looked at them.
+        self._has_unseen_rows = False
         self._puts_off = False
         self._is_checked = True
         self._answers = Answers(backend, self._report, clock)
@@ -258,6 +260,7 @@ class Engine:
             return
         except DecodeFailed as error:
             self._take_back(plan.grants, error)
+            self._has_unseen_rows = True
             return
         self._n_failed_steps = 0
         self.cache.cells.place(seqs)
@@ -291,7 +294,7 @@ class Engine:
         assert rows is not None, "a chunk is to be computed that is not encoded"
         first = request.n_computed - placed.start
         self._backend.batch.realm = request.adapters.realm
-        self._backend.decode_media(request.seq, placed.start, placed.chunk, rows, first, n_rows, True)
+        self._backend.decode_media(MediaRows(request.seq, placed.start, placed.chunk, rows, first, n_rows))
         return [request.seq] * n_rows
 
     def _encode(self) -> None:
@@ -330,7 +333,12 @@ class Engine:
         self._halt_background()
         for request in list(self.scheduler.running):
             self._preempt(request)
+        self._renew(split=split)
+
+    def _renew(self, *, split: bool) -> None:
+        """New cells, for nobody runs."""
         self.cache.change(split=split)
+        self._has_unseen_rows = False
 
     def _tidy(self) -> None:
         """Small work between steps: at most one copy of each kind, and more only when there are no requests."""
@@ -370,6 +378,8 @@ class Engine:
             self._take_back(batch.grants, batch.error)
             if batch.lacking is not None:
                 self._doubt(batch.lacking)
+            else:
+                self._has_unseen_rows = True
             return
         self._n_failed_steps = 0
         self._advance(batch.grants)
@@ -475,24 +485,24 @@ class Engine:
 
     def _doubt(self, lacking: dict[Request, int]) -> None:
         """A call, which was taken back, gave these requests logits that are no numbers (`without_numbers`). Whoever of
-        them was computed alone is to blame and ends. The others are computed alone until they are as far, all in new
-        cells.
+        them was computed alone is to blame and ends, unless its cells may have been spoiled by a batch that was given
+        up. The others are computed alone until they are as far, all in new cells.
 
         What is no number stays in a cell when its sequence is gone, and spoils others' rows, though it is masked for
         them: kernels multiply it by 0. So no other row may be computed in these cells. What they hold of others was
         computed before, and waits in memory for the new ones.
         """
-        self._halt_background()
-        for request in lacking:
+        for request in lacking if not self._has_unseen_rows else ():
             if request.doubted_until:
                 self._end(request, Finish.ERROR, self._clock(), no_numbers(request))
+        self._halt_background()
         for request in list(self.scheduler.running):
             self._preempt(request)
         for request, end in lacking.items():
             # It may be what stood beside it, or a draft of its own: whoever is doubted twice stays alone.
             request.n_doubts += 1
             request.doubted_until = end if request.n_doubts == 1 else sys.maxsize
-        self.cache.change(split=self._backend.is_split)
+        self._renew(split=self._backend.is_split)
 
     def _note_failure(self, error: Exception) -> None:
         """After `MAX_FAILED_STEPS` in a row the process gives up, since only a new context can help."""

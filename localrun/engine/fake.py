@@ -11,20 +11,16 @@ error. Of adapters whose path ends with "broken" there is nothing to load.
 With a `memory_kind` other than attention a sequence is whole or nothing: no part of it can be shared, and none taken
 off but for rows of the last step.
 
-With a `FakeProjector` it takes media. Their rows are hashed with the place that they have, in the chunk and among the
-positions, and of a chunk that is not causal each row with all others.
+With a `FakeProjector` (`fake_media.py`) it takes media, whose rows are hashed with their positions, too.
 
-Vocabulary: 256 bytes, then `<|im_start|>`, `<|im_end|>` (ends a generation). Generated tokens are lower-case letters,
-spaces and the two bytes of "é", so that text, partial characters and ends all occur. In the environment,
-LOCALRUN_FAKE_STEP_MS makes every step last so long, LOCALRUN_FAKE_ENDLESS=1 leaves the ends out, and
-LOCALRUN_FAKE_SCRIPTS=1 lets a prompt say what the reply is (see `fake_script`).
+The vocabulary is that of `fake_tokens.py`. In the environment, LOCALRUN_FAKE_STEP_MS makes every step last so long,
+LOCALRUN_FAKE_ENDLESS=1 leaves the ends out, and LOCALRUN_FAKE_SCRIPTS=1 lets a prompt say what the reply is
+(`fake_tokens.scripted_token`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -43,11 +39,24 @@ from localrun.engine.backend import (
     Batch,
     DecodeFailed,
     MediaChunk,
+    MediaRows,
     MemoryKind,
     NoRoom,
     Sampler,
     State,
     first_undoable,
+)
+from localrun.engine.fake_media import N_EMBD, FakeProjector, contents_of
+from localrun.engine.fake_tokens import (
+    CONTROL,
+    CONTROL_NAMES,
+    IM_END,
+    IM_START,
+    digest_after,
+    mixed,
+    next_token,
+    scripted_token,
+    tokenize,
 )
 from localrun.engine.native.background import Background
 from localrun.engine.sample.constraint import DEAD_END, Constraint
@@ -56,43 +65,8 @@ from localrun.engine.schedule.budget import CostModel
 from localrun.engine.speculate.choice import MOST_DRAFTS
 from localrun.engine.speculate.drafter import Drafter
 from localrun.errors import BadModelFile
-from localrun.wire import Adapter, MediaKind, Sampling, Segment, TokenLogprob
+from localrun.wire import Adapter, Sampling, TokenLogprob
 
-_SAY = re.compile(rb"SAY\[\[(.*?)\]\]", re.DOTALL)
-
-
-def scripted_token(tokens: Sequence[int], *, start: int, end: int) -> int | None:
-    """For tests of clients that need a certain reply, such as a call: `SAY[[text]]` in the prompt makes the next reply
-    that text; the last one before the reply counts. A tool's result that holds another one ends a loop of calls.
-
-    The token after `tokens`: the next byte of the script, then `end`; None for a prompt without a script.
-
-    `start` is the control token that begins a message; the reply is what follows the line after its last one.
-    """
-    if start not in tokens:
-        return None
-    at = len(tokens) - 1 - list(reversed(tokens)).index(start)
-    scripts = _SAY.findall(_bytes(tokens[:at]))
-    if not scripts:
-        return None
-    written = _bytes(tokens[at:]).partition(b"\n")[2]
-    script: bytes = scripts[-1]
-    if not script.startswith(written) or written == script:
-        return end
-    return script[len(written)]
-
-
-def _bytes(tokens: Sequence[int]) -> bytes:
-    return bytes(token for token in tokens if 0 <= token < 256)
-
-
-IM_START, IM_END = 256, 257
-CONTROL = {"<|im_start|>": IM_START, "<|im_end|>": IM_END}
-_CONTROL_NAMES = {token: name for name, token in CONTROL.items()}
-_CONTROL_TEXT = re.compile("|".join(map(re.escape, CONTROL)))
-_LETTERS = b"abcdefghijklmnopqrstuvwxyz      "
-_LEAD, _TAIL = "é".encode()
-_END_ONE_IN = 97
 # What a row is said to take in the background.
 _ROW_S = 1e-4
 
@@ -187,7 +161,7 @@ class FakeSampler:
                 return scripted
             if allowed is None:
                 return next_token(digest, ignore_eos=self._ignore_eos)
-            return int(allowed[(_mixed(digest) >> 20) % len(allowed)])
+            return int(allowed[(mixed(digest) >> 20) % len(allowed)])
 
         if self._constraint is None:
             return draw(None)
@@ -224,19 +198,17 @@ class FakeWorker:
         backend._check_rows(self.batch, n_rows, self._seqs, n_cells, self.adapters.realm)
         self._begin(n_rows, lambda n_rows: backend._compute(self.batch, n_rows))
 
-    def start_media(
-        self, seq: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32], first: int, n_rows: int
-    ) -> None:
+    def start_media(self, part: MediaRows) -> None:
         assert not self.is_busy, "one batch at a time"
         backend, realm = self._backend, self.adapters.realm
         _check_realm(self.batch, realm)
-        contents = backend._contents(seq, self._seqs, self.batch.capacity, start, chunk, rows, first, n_rows)
+        contents = backend._contents(part, self._seqs, self.batch.capacity)
 
         def compute(n_rows: int) -> None:
-            if chunk.is_causal or n_rows == chunk.n_tokens:
-                backend._compute_media(seq, start + first, contents[:n_rows], realm, wants_logits=True)
+            if part.chunk.is_causal or n_rows == part.chunk.n_tokens:
+                backend._compute_media(part, contents[:n_rows], realm)
 
-        self._begin(n_rows, compute)
+        self._begin(part.n_rows, compute)
 
     @property
     def _seqs(self) -> range:
@@ -356,7 +328,7 @@ class FakeBackend:
         self._takes_scripts = os.environ.get("LOCALRUN_FAKE_SCRIPTS") == "1"
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
-        return _tokenize(text, parse_special=parse_special)
+        return tokenize(text, parse_special=parse_special)
 
     def piece(self, token: int) -> bytes:
         if not 0 <= token < self.n_vocab:
@@ -364,7 +336,7 @@ class FakeBackend:
         return bytes([token]) if token < 256 else b""
 
     def control_text(self, token: int) -> str:
-        return _CONTROL_NAMES.get(token, "")
+        return CONTROL_NAMES.get(token, "")
 
     def load_adapter(self, adapter: Adapter) -> None:
         if adapter.path.endswith("broken"):
@@ -427,10 +399,10 @@ class FakeBackend:
                 raise ValueError(f"row {pos} of sequence {seq} is one of a chunk, and not of text")
         self._place(seqs, positions, batch.token[:n_rows].tolist(), batch.wants_logits[:n_rows].tolist(), batch.realm)
 
-    def _compute_media(self, seq: int, pos: int, contents: list[int], realm: bytes, *, wants_logits: bool) -> None:
-        n_rows = len(contents)
-        wants = [0] * (n_rows - 1) + [int(wants_logits)] if n_rows else []
-        self._place([seq] * n_rows, list(range(pos, pos + n_rows)), contents, wants, realm)
+    def _compute_media(self, part: MediaRows, contents: list[int], realm: bytes) -> None:
+        n_rows, pos = len(contents), part.start + part.first
+        wants_logits = [0] * (n_rows - 1) + [1] if n_rows else []
+        self._place([part.seq] * n_rows, list(range(pos, pos + n_rows)), contents, wants_logits, realm)
         self.n_media_rows_computed += n_rows
 
     def _place(
@@ -484,23 +456,18 @@ class FakeBackend:
         for pos in self._at[seq]:
             assert self._cell(seq, pos).shift == self._shift(seq, pos), f"sequence {seq} holds other chunks than these"
 
-    def decode_media(
-        self, seq: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32], first: int, n_rows: int,
-        wants_logits: bool,
-    ) -> None:  # fmt: skip
-        capacity, realm = self.batch.capacity, self._adapters.realm
+    def decode_media(self, part: MediaRows) -> None:
+        realm = self._adapters.realm
         _check_realm(self.batch, realm)
-        contents = self._contents(seq, range(self.n_seqs), capacity, start, chunk, rows, first, n_rows)
+        contents = self._contents(part, range(self.n_seqs), self.batch.capacity)
         if self._step_s:
             time.sleep(self._step_s)
         self.used.append(realm)
-        self._compute_media(seq, start + first, contents, realm, wants_logits=wants_logits)
+        self._compute_media(part, contents, realm)
 
-    def _contents(
-        self, seq: int, seqs: range, capacity: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32],
-        first: int, n_rows: int,
-    ) -> list[int]:  # fmt: skip
+    def _contents(self, part: MediaRows, seqs: range, capacity: int) -> list[int]:
         """What stands for some rows of a chunk in cells. Raises ValueError for what native code must not see."""
+        seq, start, chunk, rows, first, n_rows = part
         if seq not in seqs:
             raise ValueError(f"sequence {seq} of a chunk is not within {seqs}")
         if rows.shape != (chunk.n_tokens, N_EMBD) or rows.dtype != np.float32:
@@ -777,130 +744,6 @@ class FakeBackend:
             raise ValueError(f"sequence {seq} is being computed in the background")
 
 
-def next_token(digest: int, *, ignore_eos: bool = False) -> int:
-    """The token that follows a prefix with this digest."""
-    mixed = _mixed(digest)
-    if not ignore_eos and mixed >> 40 & 0xFFFF and (mixed >> 40) % _END_ONE_IN == 0:
-        return IM_END
-    pick = (mixed >> 20) % (len(_LETTERS) + 2)
-    return _LETTERS[pick] if pick < len(_LETTERS) else (_LEAD, _TAIL)[pick - len(_LETTERS)]
-
-
-def _mixed(digest: int) -> int:
-    return (digest * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & (2**64 - 1)
-
-
 def _check_realm(batch: Batch, realm: bytes) -> None:
     if batch.realm != realm:
         raise ValueError("the rows are for other adapters than those in use")
-
-
-def digest_after(before: int, token: int, shift: int = 0, realm: bytes = b"") -> int:
-    """The digest of a prefix with one more token, whose position is `shift` behind its number, computed with these
-    adapters."""
-    digest = crc32((token & 0xFFFFFFFF).to_bytes(4, "little") + realm, before)
-    return crc32(shift.to_bytes(4, "little"), digest) if shift else digest
-
-
-def _tokenize(text: str, *, parse_special: bool) -> list[int]:
-    tokens: list[int] = []
-    at = 0
-    for found in _CONTROL_TEXT.finditer(text) if parse_special else ():
-        tokens += text[at : found.start()].encode("utf-8", "replace")
-        tokens.append(CONTROL[found.group()])
-        at = found.end()
-    return tokens + list(text[at:].encode("utf-8", "replace"))
-
-
-# --- media --------------------------------------------------------------------------------------------------------
-
-N_EMBD = 4
-# A picture is a grid of patches of so many pixels, and of this many patches a side at most.
-PATCH_PIXELS, MOST_PATCHES = 16, 16
-# Sound has a chunk for each second.
-_SOUND_TOKENS = 10
-
-
-class FakeProjector:
-    """A `backend.Projector` that makes rows of the digest. A picture is one chunk, between two tokens of text if
-    `has_ends`; with `is_mrope` it takes as many positions as its longer side has patches.
-
-    An encoding is over at the `looks`th look. `problems` are raised by the next ones, in order, None for none.
-    """
-
-    kinds: tuple[MediaKind, ...] = (MediaKind.IMAGE, MediaKind.AUDIO)
-    audio_rate_hz = 16_000
-
-    def __init__(
-        self, *, is_causal: bool = True, is_mrope: bool = False, has_ends: bool = True, looks: int = 2,
-        fingerprint: bytes = b"fake projector",
-    ) -> None:  # fmt: skip
-        self.fingerprint = fingerprint
-        self.max_chunk_tokens = 0 if is_causal else MOST_PATCHES**2
-        self.looks = looks
-        self.problems: list[Exception | None] = []
-        self.begun: list[MediaChunk] = []
-        self.n_halted = 0
-        self._is_causal, self._is_mrope, self._has_ends = is_causal, is_mrope, has_ends
-        self._encoding: FakeEncoding | None = None
-
-    def tokenize(self, segments: Sequence[Segment]) -> list[list[int] | MediaChunk]:
-        pieces: list[list[int] | MediaChunk] = []
-        for segment in segments:
-            media = segment.media
-            if media is None:
-                pieces.append(_tokenize(segment.text, parse_special=segment.trusted))
-            elif media.kind is MediaKind.AUDIO:
-                n_chunks = -(-media.n_samples // self.audio_rate_hz)
-                pieces += [MediaChunk(_SOUND_TOKENS, _SOUND_TOKENS, True, media, at) for at in range(n_chunks)]
-            else:
-                nx, ny = (min(MOST_PATCHES, -(-size // PATCH_PIXELS)) for size in (media.width, media.height))
-                chunk = MediaChunk(nx * ny, max(nx, ny) if self._is_mrope else nx * ny, self._is_causal, media, 0)
-                pieces += [[*b"<"], chunk, [*b">"]] if self._has_ends else [chunk]
-        return pieces
-
-    def begin(self, chunk: MediaChunk) -> FakeEncoding:
-        if self._encoding is not None and not self._encoding.is_ended:
-            raise ValueError("one chunk at a time")
-        self.begun.append(chunk)
-        self._encoding = FakeEncoding(self, chunk, self.problems.pop(0) if self.problems else None)
-        return self._encoding
-
-
-class FakeEncoding:
-    """See `FakeProjector`."""
-
-    def __init__(self, projector: FakeProjector, chunk: MediaChunk, problem: Exception | None) -> None:
-        self.is_ended = False
-        self._projector, self._chunk, self._problem = projector, chunk, problem
-        self._n_looks_left = projector.looks
-
-    @property
-    def is_over(self) -> bool:
-        self._n_looks_left -= 1
-        return self._n_looks_left <= 0
-
-    def result(self) -> NDArray[np.float32]:
-        assert not self.is_ended, "ended twice"
-        self.is_ended = True
-        if self._problem is not None:
-            raise self._problem
-        return fake_rows(self._projector.fingerprint, self._chunk)
-
-    def halt(self) -> None:
-        assert not self.is_ended, "ended twice"
-        self.is_ended = True
-        self._projector.n_halted += 1
-
-
-def fake_rows(fingerprint: bytes, chunk: MediaChunk) -> NDArray[np.float32]:
-    """What a chunk is encoded to."""
-    seed = fingerprint + chunk.media.digest + chunk.ordinal.to_bytes(4, "little")
-    stream = hashlib.shake_256(seed).digest(2 * N_EMBD * chunk.n_tokens)
-    return np.frombuffer(stream, "<u2").astype(np.float32).reshape(chunk.n_tokens, N_EMBD)
-
-
-def contents_of(chunk: MediaChunk, rows: NDArray[np.float32]) -> list[int]:
-    """What stands for the rows of a chunk in cells, below 0."""
-    others = 0 if chunk.is_causal else crc32(rows.tobytes())
-    return [-1 - (crc32(row.tobytes(), at + others & 0xFFFFFFFF) & 0x7FFFFFFF) for at, row in enumerate(rows)]

@@ -237,7 +237,8 @@ def _fake_engine() -> type[Engine]:
 
 
 def _fake_backend(opened: wire.Open) -> Backend:
-    from localrun.engine.fake import FakeBackend, FakeProjector
+    from localrun.engine.fake import FakeBackend
+    from localrun.engine.fake_media import FakeProjector
 
     return FakeBackend(
         n_cells=opened.n_kv_cells,
@@ -312,7 +313,7 @@ def _draft_models(opened: wire.Open, backend: Backend) -> DraftModels:
 
 def _fake_embedder(opened: wire.Open) -> Embedder:
     from localrun.engine.embedding.fake import FakeEmbedder
-    from localrun.engine.fake import FakeProjector
+    from localrun.engine.fake_media import FakeProjector
 
     assert opened.pooling is not None
     return FakeEmbedder(

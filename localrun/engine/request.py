@@ -9,6 +9,7 @@ Invariant: 0 <= n_computed <= n_tokens; `seq` is set exactly while the request r
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -213,16 +214,20 @@ def check(submit: Submit, prompt: Prompt, backend: Backend) -> None:
         raise BadRequest("what the answer begins with has tokens that this model has not")
     if len(tokens) >= backend.n_ctx:
         raise ContextExceeded(len(tokens), backend.n_ctx)
-    limit = backend.batch.capacity
-    for _, chunk, _, field in chunks:
-        if not chunk.is_causal and chunk.n_tokens > limit:
-            kind = "picture" if chunk.media.kind is MediaKind.IMAGE else "recording"
-            where = f"{field}: " if field else ""
-            raise BadRequest(
-                f"{where}a {kind} of the prompt has {chunk.n_tokens} tokens that must be computed at once, and at most "
-                f"{limit} can be; send a smaller one, or give localrun serve more --batch-tokens"
-            )
+    check_chunks(chunks, backend.batch.capacity)
     chain.check(submit.sampling, n_vocab=backend.n_vocab)
+
+
+def check_chunks(chunks: Sequence[Placed], n_batch: int, where: str = "the prompt") -> None:
+    """Raises BadRequest for a chunk that no batch of `n_batch` rows can compute. `where` names what it is a part of."""
+    for _, chunk, _, field in chunks:
+        if not chunk.is_causal and chunk.n_tokens > n_batch:
+            kind = "picture" if chunk.media.kind is MediaKind.IMAGE else "recording"
+            raise BadRequest(
+                f"{field or where}: a {kind} has {chunk.n_tokens} tokens that must be computed at once, and at most "
+                f"{n_batch} can be; send a smaller one, or give localrun serve more --batch-tokens",
+                field=field or None,
+            )
 
 
 def new_request(

@@ -61,3 +61,8 @@ def test_a_projector_that_ends_the_engine_leaves_the_model_for_text(daemon: Daem
     assert refused.status_code == 400
     assert says(refused.json()["error"], "owl", "without its projector mmproj-owl.gguf", "log")
     assert says(daemon.log, "owl is used without its projector mmproj-owl.gguf, for text only")
+    as_vector = {"prompt_string": "<__media__>", "multimodal_data": [picture()]}
+    assert daemon.post("/v1/embeddings", model="owl", input="what is this?").status_code == 200
+    refused = daemon.post("/v1/embeddings", model="owl", input=as_vector)
+    assert refused.status_code == 400
+    assert says(refused.json()["error"]["message"], "owl", "without its projector mmproj-owl.gguf", "log")

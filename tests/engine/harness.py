@@ -11,15 +11,9 @@ from localrun.engine.backend import AdapterSet, Backend, MemoryKind
 from localrun.engine.cache.cells import PoolCells
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.fake import (
-    IM_END,
-    FakeBackend,
-    FakeProjector,
-    contents_of,
-    digest_after,
-    fake_rows,
-    next_token,
-)  # fmt: skip
+from localrun.engine.fake import FakeBackend
+from localrun.engine.fake_media import FakeProjector, contents_of, fake_rows
+from localrun.engine.fake_tokens import IM_END, digest_after, next_token
 from localrun.engine.request import Placed, Prompt, Request
 from localrun.engine.sample.media import prompt_of
 from localrun.engine.speculate.speculation import Speculation

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from localrun.engine.adapters import MOST_LOADED
 from localrun.engine.backend import BASE, AdapterSet, MemoryKind
-from localrun.engine.fake import PATCH_PIXELS, FakeBackend, FakeProjector
+from localrun.engine.fake import FakeBackend
+from localrun.engine.fake_media import PATCH_PIXELS, FakeProjector
 from localrun.engine.sample.media import prompt_of
 from localrun.errors import BadRequest
 from localrun.wire import Adapter, Finish, Lane, Media, MediaKind, Segment, Submit

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from localrun.engine.backend import DecodeFailed, NoRoom
-from localrun.engine.fake import IM_END, FakeBackend, next_token
+from localrun.engine.fake import FakeBackend
+from localrun.engine.fake_tokens import IM_END, next_token
 from localrun.wire import Sampling
 from tests.engine.harness import expected_output
 

@@ -10,7 +10,8 @@ from msgspec import structs
 
 from localrun.engine import encoding
 from localrun.engine.backend import DecodeFailed, MemoryKind
-from localrun.engine.fake import PATCH_PIXELS, FakeBackend, FakeProjector
+from localrun.engine.fake import FakeBackend
+from localrun.engine.fake_media import PATCH_PIXELS, FakeProjector
 from localrun.engine.sample.media import count, prompt_of
 from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import BadRequest

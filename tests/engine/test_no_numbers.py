@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrun.engine.backend import MemoryKind
-from localrun.wire import Adapter, Finish
+from localrun.wire import Adapter, Finish, Lane
 from tests.depth import DEPTH
 from tests.engine.harness import Harness, expected_output
 from tests.engine.memory_disk import MemoryDisk
@@ -103,6 +103,31 @@ def test_who_was_doubted_is_computed_with_the_others_again():
     harness.run()
     for request_id in (1, 2):
         check_fine(harness, request_id, prompt(request_id), 200, [])
+
+
+def test_nobody_is_blamed_for_what_a_batch_left_that_was_given_up_halfway():
+    """The background's stream, where a culprit's batch is given up, is then used by one who was doubted before."""
+    harness = Harness(n_cells=2048, n_slots=2, is_split=True, n_background_seqs=1, background_looks=4)
+    harness.backend.nan_tokens = {NAN}
+    harness.submit(1, prompt(1, 20), n_predict=200, lane=Lane.INTERACTIVE)
+    harness.step()
+
+    def give_up_halfway(request_id: int) -> None:
+        harness.submit(request_id, prompt(request_id, 300, nan_at=5), lane=Lane.INTERACTIVE)
+        while not harness.backend.background.is_busy:
+            harness.step()
+        harness.step()
+        harness.engine.cancel(request_id)
+
+    give_up_halfway(2)
+    harness.submit(3, prompt(3, 300), lane=Lane.BATCH)
+    while not (doubted := [one for one in harness.engine.scheduler.running if one.doubted_until]):
+        harness.step()
+    give_up_halfway(4)
+    assert doubted[0].n_preempted
+    harness.run()
+    check_fine(harness, 1, prompt(1, 20), 200, [])
+    check_fine(harness, 3, prompt(3, 300), 16, [])
 
 
 @settings(max_examples=40 * DEPTH, deadline=None)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrun.engine.backend import MemoryKind
-from localrun.engine.fake import IM_END
+from localrun.engine.fake_tokens import IM_END
 from localrun.engine.schedule.policy import AGING_S, STARVED_S
 from localrun.wire import Finish, Lane
 from tests.depth import DEPTH

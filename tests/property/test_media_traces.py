@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from localrun.engine import encoding
 from localrun.engine.backend import DecodeFailed, MemoryKind
 from localrun.engine.cache import cells, copies
-from localrun.engine.fake import PATCH_PIXELS, FakeProjector
+from localrun.engine.fake_media import PATCH_PIXELS, FakeProjector
 from localrun.engine.request import Prompt
 from localrun.engine.sample.media import prompt_of
 from localrun.engine.speculate.speculation import Speculation
@@ -191,7 +191,7 @@ def test_what_fails_harms_nobody_else(shape: dict, kind: dict, batch: list, plan
             raise DecodeFailed("broken off", is_fatal=True)
 
     backend.decode = lambda n_rows: failing(lambda: decode(n_rows))
-    backend.decode_media = lambda *call: failing(lambda: decode_media(*call))
+    backend.decode_media = lambda part: failing(lambda: decode_media(part))
     asked = {}
     for request_id, one in enumerate(batch):
         prompt = prompt_of(backend, Submit(id=0, segments=one["prompt"]))

@@ -8,7 +8,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrun.engine.fake import CONTROL
+from localrun.engine.fake_tokens import CONTROL
 from localrun.engine.sample.text import TextStream
 from localrun.wire import Delta, Finish, Grammar, GrammarKind, Resume, Sampling, Submit
 from tests.depth import DEPTH

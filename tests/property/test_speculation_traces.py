@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrun.engine.backend import MemoryKind, NoRoom
-from localrun.engine.fake import IM_END, FakeBackend
+from localrun.engine.fake import FakeBackend
+from localrun.engine.fake_tokens import IM_END
 from localrun.wire import Finish, Lane, Sampling
 from tests.depth import DEPTH
 from tests.engine.harness import GREEDY, Harness, expected_output

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import json
 import shutil
 import statistics
 import tempfile
@@ -40,6 +41,7 @@ class Stream:
 
     def __init__(self, daemon: Daemon, model: str, number: int) -> None:
         self.arrived_s: list[float] = []
+        self.n_characters = 0  # for an event has several tokens if drafts were right
         self._daemon = daemon
         self._body = {
             "model": model, "prompt": f"This is story number {number}.", "max_tokens": 100_000, "ignore_eos": True,
@@ -56,6 +58,7 @@ class Stream:
                 for line in answer.iter_lines():
                     if line.startswith("data: {"):
                         self.arrived_s.append(time.perf_counter())
+                        self.n_characters += len(json.loads(line[6:])["choices"][0]["text"])
                     if self._stop.is_set():
                         break
 
@@ -76,11 +79,13 @@ class Measured:
         self.gaps_s: list[float] = []
         self.longest_s: list[float] = []
         self.took_s: list[float] = []
+        self.characters_per_s: list[float] = []
 
     def line(self) -> str:
         middle, most = statistics.median(self.gaps_s), float(np.quantile(self.gaps_s, 0.95))
         longest = " ".join(f"{each * 1e3:.0f}" for each in sorted(self.longest_s))
-        return f"{middle * 1e3:8.0f} {most * 1e3:8.0f}   {longest:24} {statistics.median(self.took_s):8.1f} s"
+        times = f"{middle * 1e3:8.0f} {most * 1e3:8.0f}   {longest:24} {statistics.median(self.took_s):8.1f} s"
+        return f"{times} {statistics.median(self.characters_per_s):12.0f}"
 
 
 def picture(seed: int) -> str:
@@ -112,9 +117,11 @@ def run(daemon: Daemon, model: str, n_rounds: int) -> None:
         }
         for name, measured in events.items():
             time.sleep(1.0)
-            began_s = time.perf_counter()
+            began_s, n_before = time.perf_counter(), sum(stream.n_characters for stream in streams)
             counts = asks[name]() if name in asks else time.sleep(WINDOW_S)
             measured.took_s.append(time.perf_counter() - began_s)
+            n_characters = sum(stream.n_characters for stream in streams) - n_before
+            measured.characters_per_s.append(n_characters / measured.took_s[-1])
             time.sleep(0.2)
             gaps_s = [gap for stream in streams for gap in stream.gaps_s(began_s, time.perf_counter())]
             measured.gaps_s += gaps_s
@@ -131,6 +138,7 @@ def main() -> None:
     parser.add_argument("--latency", default="45", help="milliseconds, or a mode's name")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--speculation", default="on", help="off: each event is one token")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -141,12 +149,14 @@ def main() -> None:
         )  # fmt: skip
         write_parts(folder / "mmproj-seeing.gguf", parts, is_half=True)
         with running_daemon(
-            "--slots", "4", "--kv-cells", "32768", "--latency", asked.latency, fake=False,
-            LOCALRUN_MODELS=str(folder), LOCALRUN_THREADS=str(asked.threads),
+            "--slots", "4", "--kv-cells", "32768", "--latency", asked.latency, "--speculation", asked.speculation,
+            fake=False, LOCALRUN_MODELS=str(folder), LOCALRUN_THREADS=str(asked.threads),
         ) as daemon:  # fmt: skip
             daemon.http.timeout = 300
             print(f"{asked.model.name}, target {asked.latency}")
-            columns = f"{'median':>8} {'95 %':>8}   {'longest of each round':24} {'took':>10} computed"
+            columns = (
+                f"{'median':>8} {'95 %':>8}   {'longest of each round':24} {'took':>10} {'characters/s':>12} computed"
+            )
             print(f"{'ms between tokens':24}", columns)
             run(daemon, "seeing", asked.rounds)
 

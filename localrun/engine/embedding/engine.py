@@ -9,6 +9,10 @@ Rows of pictures and sound are encoded beside the steps (`encoding.py`), and an 
 next. They are computed in calls of their own, before the step's text. While something is encoded, it has the
 processors as long as the steps have them.
 
+If what comes out of a call are no numbers (a damaged model computes such), the inputs whose numbers they are may be to
+blame or may only have been computed beside the one that is. They are computed anew, one by one, in wiped cells; what
+still has no numbers then ends its request.
+
 Invariant: every submitted request gets exactly one final delta, with all of its vectors before or in it.
 Does not: read or write pipes (`process.py`), tokenize (`inputs.py`), or normalise (`engine.py`).
 """
@@ -16,13 +20,13 @@ Does not: read or write pipes (`process.py`), tokenize (`inputs.py`), or normali
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from localrun.engine.backend import DecodeFailed, NoRoom
+from localrun.engine.backend import DecodeFailed, MediaRows, NoRoom
 from localrun.engine.embedding import inputs
 from localrun.engine.embedding.inputs import Embedder, FloatMatrix, FloatVector, Tokens
 from localrun.engine.embedding.turns import Current, Ticket, Turns
@@ -73,6 +77,7 @@ class EmbeddingEngine:
         self._encodings: Encodings[Ticket] = Encodings(embedder.projector, encoded_bytes, clock)
         self._encoder_until_s = 0.0
         self._free_seqs = list(reversed(range(embedder.n_seqs)))
+        self._doubted: set[tuple[Ticket, int]] = set()  # inputs, by their requests and numbers
         self._deltas: dict[int, Delta] = {}
         self._started: list[Started] = []
         self._n_failed_steps = 0
@@ -136,11 +141,12 @@ class EmbeddingEngine:
     def step(self) -> Step | None:
         """Compute one step and return its news; None if there was neither anything to do nor to say."""
         for ticket, error in self._encodings.collect():
-            where = _where(ticket.embed, ticket.n_begun - 1)
-            self._end(ticket, Finish.ERROR, by_code(error.code, f"{where}: {error.message}"))
+            where, chunks = _where(ticket.embed, ticket.n_begun - 1), ticket.current.chunks if ticket.current else ()
+            message = inputs.located(error.message, where, (placed.field for placed in chunks))
+            self._end(ticket, Finish.ERROR, by_code(error.code, message))
         now_s = self._clock()
         is_encoders = self._encodings.is_busy and now_s < self._encoder_until_s and not self._encodings.is_over
-        pieces = [] if is_encoders else self._fill(now_s)
+        pieces = [] if is_encoders else self._next_pieces(now_s)
         if self._embedder.projector is not None:
             self._encodings.want(self._wanted(now_s))
         if pieces:
@@ -150,21 +156,42 @@ class EmbeddingEngine:
         return self._publish()
 
     def _wanted(self, now_s: float) -> list[tuple[Ticket, Placed]]:
-        """The chunks that inputs at hand need next, in the order of their turns."""
+        """The chunks that inputs at hand need next, in the order of their turns; but first all of the input under way,
+        for whose cells others wait that do not fit into a step."""
         found = [
             (ticket, placed)
             for ticket in self._turns.tickets.values()
-            if ticket.current is not None and (placed := ticket.current.next_chunk) is not None
+            if ticket.current is not None
+            for placed in ticket.current.chunks_left[: 1 if ticket.seq is None else None]
         ]
-        return sorted(found, key=lambda one: self._turns.place(one[0], now_s))
+        return sorted(found, key=lambda one: (one[0].seq is None, self._turns.place(one[0], now_s)))
 
-    def _fill(self, now_s: float) -> list[Piece]:
-        """The inputs of the next step. Those that cannot be computed end their request here."""
+    def _next_pieces(self, now_s: float) -> list[Piece]:
+        """The inputs of the next step. While there are doubted ones, inputs are computed one by one from beginning to
+        end, first those of requests that have doubted ones."""
+        if not self._doubted:
+            return self._fill(now_s)
+        if partial := self._partial:
+            return self._fill(now_s, [partial])
+        return self._fill(now_s, [ticket for ticket, _ in self._doubted]) or self._fill(now_s)
+
+    @property
+    def _partial(self) -> Ticket | None:
+        """The request that has an input under way."""
+        return next((ticket for ticket in self._turns.tickets.values() if ticket.seq is not None), None)
+
+    def _fill(self, now_s: float, among: Collection[Ticket] | None = None) -> list[Piece]:
+        """Inputs of these requests, or of all, as many as a step has rows for. Those that cannot be computed end their
+        request here."""
         pieces: list[Piece] = []
         left, n_unfit = self._embedder.n_rows, 0
-        partial = next((ticket for ticket in self._turns.tickets.values() if ticket.seq is not None), None)
+        partial = self._partial
         turns = self._turns.round(now_s)
         while left > 0 and (ticket := turns.next_up()) is not None:
+            if self._doubted and pieces:
+                break
+            if among is not None and ticket not in among:
+                continue
             is_new = ticket.current is None
             if is_new and (n_unfit == MOST_UNFIT or not self._free_seqs):
                 continue
@@ -252,6 +279,8 @@ class EmbeddingEngine:
         """The native calls, and what follows from them. Those for media come first: an input that ends with media ends
         before the next one of its request, which may be text."""
         began_s = self._clock()
+        if self._doubted and not pieces[0].current.n_computed:
+            self._embedder.wipe()
         calls = [[piece] for piece in pieces if piece.placed is not None]
         if text := [piece for piece in pieces if piece.placed is None]:
             calls.append(text)
@@ -263,6 +292,10 @@ class EmbeddingEngine:
                 vectors = self._vectors(call)
             except (NoRoom, DecodeFailed) as error:
                 self._recover(call, [*chain(*map(self._still_there, calls[at + 1 :]))], error)
+                return
+            lacking = [piece for piece, vector in zip(call, vectors, strict=True) if not np.isfinite(vector).all()]
+            if lacking:
+                self._doubt(lacking, [*call, *chain(*map(self._still_there, calls[at + 1 :]))])
                 return
             for piece, vector in zip(call, vectors, strict=True):
                 n_rows += piece.n_rows
@@ -293,7 +326,7 @@ class EmbeddingEngine:
         if placed is not None and encoded is not None:
             _, current, seq, n_rows = call[0][:4]
             first = current.n_computed - placed.start
-            self._embedder.compute_media(seq, placed.start, placed.chunk, encoded, first, n_rows)
+            self._embedder.compute_media(MediaRows(seq, placed.start, placed.chunk, encoded, first, n_rows))
             self._encodings.computed(placed, n_rows, is_last=current.n_computed + n_rows == placed.end)
             return [self._embedder.vector(seq)]
         batch, at = self._embedder.batch, 0
@@ -319,11 +352,8 @@ class EmbeddingEngine:
             return
         ticket.n_done += 1
         ticket.n_media += sum(placed.chunk.n_tokens for placed in current.chunks)
-        try:
-            vector = finish(current, ticket.embed.dimensions, self._embedder.pooling)
-        except EngineFailed as error:
-            self._end(ticket, Finish.ERROR, error)
-            return
+        self._doubted.discard((ticket, current.index))
+        vector = finish(current, ticket.embed.dimensions, self._embedder.pooling)
         delta.vectors = [*(delta.vectors or ()), vector]
         if ticket.is_done:
             self._end(ticket, Finish.STOP)
@@ -334,18 +364,36 @@ class EmbeddingEngine:
         self._n_failed_steps += 1
         if self._n_failed_steps >= MAX_FAILED_STEPS:
             raise error
-        pieces = [*call, *later]
+        self._begin_anew([*call, *later])
+        if isinstance(error, DecodeFailed) and not error.is_fatal:
+            for ticket in {piece.ticket: None for piece in call}:
+                self._end(ticket, Finish.ERROR, EngineFailed(str(error)))
+
+    def _doubt(self, lacking: list[Piece], pieces: list[Piece]) -> None:
+        """What a call made of the `lacking` ones of its pieces are no numbers. All `pieces` of the step that are left
+        begin anew, and so does the input under way, because the cells are wiped."""
+        was_alone = bool(self._doubted)
+        self._begin_anew(pieces)
+        if (partial := self._partial) is not None and (current := partial.current) is not None:
+            assert partial.seq is not None
+            self._begin_anew([Piece(partial, current, partial.seq, 0)])
+        self._embedder.wipe()
+        for piece in lacking:
+            if was_alone:
+                where = _where(piece.ticket.embed, piece.current.index)
+                problem = "the model computes numbers that are none (NaN or infinite) of it; its file may be damaged"
+                self._end(piece.ticket, Finish.ERROR, EngineFailed(f"{where}: {problem}"))
+            else:
+                self._doubted.add((piece.ticket, piece.current.index))
+
+    def _begin_anew(self, pieces: list[Piece]) -> None:
+        """The inputs of these pieces are computed from their beginnings again."""
         for piece in pieces:
             self._release(piece.seq)
             piece.ticket.n_computed -= piece.current.n_computed
-        refused = {piece.ticket for piece in call} if isinstance(error, DecodeFailed) and not error.is_fatal else ()
         for ticket in {piece.ticket: None for piece in pieces}:
-            ticket.seq = None
-            if ticket in refused:
-                self._end(ticket, Finish.ERROR, EngineFailed(str(error)))
-            else:
-                first = min(piece.current.index for piece in pieces if piece.ticket is ticket)
-                ticket.n_begun, ticket.current = first, None
+            first = min(piece.current.index for piece in pieces if piece.ticket is ticket)
+            ticket.n_begun, ticket.current, ticket.seq = first, None, None
 
     # --- inside ------------------------------------------------------------------------------------------------
 
@@ -380,6 +428,7 @@ class EmbeddingEngine:
             self._release(ticket.seq)
             ticket.seq = None
         self._encodings.drop(ticket)
+        self._doubted = {one for one in self._doubted if one[0] is not ticket}
         self._turns.leave(ticket)
 
     def _delta(self, ticket: Ticket) -> Delta:
@@ -427,13 +476,9 @@ def _where(embed: Embed, index: int) -> str:
 def finish(current: Current, dimensions: int, pooling: Pooling) -> Vector:
     """The result of an input that is done, cut to the dimensions that are wanted, and normalised. Vectors have length 1
     (L2), as those of llama.cpp's server and of Ollama. Cut vectors are normalised again: a model that was trained for
-    it (Matryoshka) puts what matters first. Scores are left as the model's head gives them.
-
-    Raises EngineFailed when it is not made of numbers."""
+    it (Matryoshka) puts what matters first. Scores are left as the model's head gives them."""
     assert current.vector is not None
     values = current.vector
-    if not np.isfinite(values).all():
-        raise EngineFailed("the model computed numbers that are none (NaN or infinite); its file may be damaged")
     if pooling is not Pooling.RANK:
         values = normalised(values[: dimensions or None])
     return Vector(current.index, values.astype("<f4").tobytes(), len(current.tokens), current.n_cut)

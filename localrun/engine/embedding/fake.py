@@ -13,10 +13,12 @@ from zlib import crc32
 
 import numpy as np
 
-from localrun.engine.backend import Batch, MediaChunk
-from localrun.engine.embedding.inputs import FloatMatrix, FloatVector, PairFormat
-from localrun.engine.fake import CONTROL, IM_END, IM_START, FakeBackend, FakeProjector, contents_of
-from localrun.engine.fake import N_EMBD as N_INPUT
+from localrun.engine.backend import Batch, MediaChunk, MediaRows
+from localrun.engine.embedding.inputs import FloatVector, PairFormat
+from localrun.engine.fake import FakeBackend
+from localrun.engine.fake_media import N_EMBD as N_INPUT
+from localrun.engine.fake_media import FakeProjector, contents_of
+from localrun.engine.fake_tokens import CONTROL, IM_END, IM_START
 from localrun.errors import NotSupported
 from localrun.wire import Pooling
 
@@ -55,6 +57,9 @@ class FakeEmbedder:
         self.held: dict[int, list[int]] = {}
         self.steps: list[list[int]] = []
         self._vectors: dict[int, list[FloatVector]] = {}
+        # What is computed of these tokens are no numbers, and so is all that is computed with or after them.
+        self.nan_tokens: set[int] = set()
+        self._is_spoiled = False
         self._tokenizer = FakeBackend(n_cells=1, n_seqs=1, n_batch=1)
         self._step_s = float(os.environ.get("LOCALRUN_FAKE_STEP_MS", "0")) / 1000
 
@@ -77,9 +82,8 @@ class FakeEmbedder:
             raise ValueError(f"sequence {seq} is not empty")
         self._chunks[seq] = chunks
 
-    def compute_media(
-        self, seq: int, start: int, chunk: MediaChunk, rows: FloatMatrix, first: int, n_rows: int
-    ) -> None:
+    def compute_media(self, part: MediaRows) -> None:
+        seq, start, chunk, rows, first, n_rows = part
         self.batch.seq[:n_rows] = seq
         self._begin(n_rows)
         if (start, chunk) not in self._chunks.get(seq, ()):
@@ -100,6 +104,7 @@ class FakeEmbedder:
         if self._step_s:
             time.sleep(self._step_s)
         self._vectors = {}
+        self._is_spoiled &= bool(self.n_cells)  # encoders have no cells to keep it in
         seqs: list[int] = self.batch.seq[:n_rows].tolist()
         self.steps.append(seqs)
         return seqs
@@ -107,6 +112,7 @@ class FakeEmbedder:
     def _hold(self, seq: int, content: int) -> None:
         held = self.held.setdefault(seq, [])
         held.append(content)
+        self._is_spoiled |= content in self.nan_tokens
         self._vectors.setdefault(seq, []).append(token_vector(held, self.n_embd))
 
     def _check_cells(self) -> None:
@@ -115,6 +121,8 @@ class FakeEmbedder:
 
     def vector(self, seq: int) -> FloatVector:
         rows = self._vectors[seq]
+        if self._is_spoiled:
+            return np.full(self.n_embd, np.nan, np.float32)
         if self.pooling is Pooling.MEAN:
             mean: FloatVector = np.mean(rows, axis=0, dtype=np.float32)
             return mean
@@ -123,6 +131,9 @@ class FakeEmbedder:
     def forget(self, seq: int) -> None:
         self.held.pop(seq, None)
         self._chunks.pop(seq, None)
+
+    def wipe(self) -> None:
+        self.held, self._is_spoiled = {}, False
 
     def close(self) -> None:
         pass

@@ -13,14 +13,15 @@ Does not: decide whether cutting is allowed; the request says.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.backend import Batch, MediaChunk, Projector
-from localrun.engine.request import Placed
+from localrun.engine.backend import Batch, MediaChunk, MediaRows, Projector
+from localrun.engine.request import Placed, check_chunks
 from localrun.engine.sample.media import has_media, joined, pieces_of
 from localrun.errors import BadRequest, ContextExceeded, LocalrunError, by_code
 from localrun.wire import Mixed, Pooling, Segment
@@ -86,17 +87,18 @@ class Embedder(Protocol):
     def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
         """Where the chunks of an empty sequence will be."""
 
-    def compute_media(
-        self, seq: int, start: int, chunk: MediaChunk, rows: FloatMatrix, first: int, n_rows: int
-    ) -> None:
-        """Compute so many of the `rows` of a chunk that begins at index `start`, from number `first` on, and nothing
-        else. Raises as `compute`."""
+    def compute_media(self, part: MediaRows) -> None:
+        """Compute rows of a chunk, and nothing else. Raises as `compute`."""
 
     def vector(self, seq: int) -> FloatVector:
         """A copy of what pooling made of the rows that `seq` had in the last call."""
 
     def forget(self, seq: int) -> None:
         """Empty a sequence, which has no chunks then."""
+
+    def wipe(self) -> None:
+        """Empty all sequences and write zeros into their cells. What is no number stays in a cell when its sequence is
+        gone, and spoils what others compute, though it is masked for them: kernels multiply it by 0."""
 
     def close(self) -> None:
         """Free everything."""
@@ -147,18 +149,25 @@ def too_long(n_tokens: int, n_ctx: int, where: str) -> LocalrunError:
     )
 
 
+def located(message: str, where: str, fields: Iterable[str]) -> str:
+    """A message with the place that it is about, unless it begins with one of these fields, which say more."""
+    is_located = any(field and message.startswith(f"{field}: ") for field in fields)
+    return message if is_located else f"{where}: {message}"
+
+
 def _of_segments(embedder: Embedder, segments: tuple[Segment, ...], where: str) -> Tokens:
     """A chat template may have written the affixes already. Nobody looks at a pixel."""
     try:
         pieces = _pieces(embedder, segments)
     except LocalrunError as error:
-        raise by_code(error.code, f"{where}: {error.message}") from None
+        raise by_code(error.code, located(error.message, where, (one.field for one in segments))) from None
     (before, after), first, last = map(list, embedder.affixes), pieces[:1], pieces[-1:]
     if first and isinstance(first[0], list) and first[0][: len(before)] == before:
         before = []
     if after and last and isinstance(last[0], list) and last[0][-len(after) :] == after:
         after = []
-    prompt = joined(embedder.projector, [before, *pieces, after], embedder.n_vocab)
+    prompt = joined(embedder.projector, [before, *pieces, after], embedder.n_vocab, segments)
+    check_chunks(prompt.chunks, embedder.batch.capacity, where)
     if len(prompt.tokens) > embedder.n_ctx:
         n_media = sum(placed.chunk.n_tokens for placed in prompt.chunks)
         raise by_code(

@@ -46,9 +46,14 @@ class Current:
         return len(self.tokens) - self.n_computed
 
     @property
+    def chunks_left(self) -> list[Placed]:
+        """The chunk that is at hand, and those that come next."""
+        return [placed for placed in self.chunks if placed.end > self.n_computed]
+
+    @property
     def next_chunk(self) -> Placed | None:
         """The chunk that is at hand, or comes next."""
-        return next((placed for placed in self.chunks if placed.end > self.n_computed), None)
+        return next(iter(self.chunks_left), None)
 
     @property
     def n_next(self) -> int:

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.backend import AdapterSet, Batch, DecodeFailed, MediaChunk, NoRoom
+from localrun.engine.backend import AdapterSet, Batch, DecodeFailed, MediaRows, NoRoom
 from localrun.engine.request import Placed, Request
 from localrun.engine.schedule.budget import TILE_ROWS, CostModel, best_size, untried_rows
 from localrun.engine.schedule.policy import Want, deal
@@ -63,9 +63,7 @@ class Worker(Protocol):
         """Begin to compute the first rows of `batch`. Raises ValueError, and nothing has begun, for a number out of
         range, or rows for other adapters."""
 
-    def start_media(
-        self, seq: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32], first: int, n_rows: int
-    ) -> None:
+    def start_media(self, part: MediaRows) -> None:
         """Begin to compute rows of a chunk (`Backend.decode_media`), with the logits of the last one, instead of a
         batch."""
 
@@ -205,7 +203,7 @@ class Background:
             n_rows = min(n_rows, self._n_rows(request.n_computed, target_s))
         self.worker.batch.realm = request.adapters.realm
         self.worker.use(request.adapters)
-        self.worker.start_media(request.seq, placed.start, placed.chunk, rows, first, n_rows)
+        self.worker.start_media(MediaRows(request.seq, placed.start, placed.chunk, rows, first, n_rows))
         self._note([Grant(request, n_rows)], [request.seq] * n_rows)
         self._was_media = True
         return True

@@ -34,6 +34,7 @@ from localrun.engine.backend import (
     AdapterSet,
     Batch,
     MediaChunk,
+    MediaRows,
     MemoryKind,
     State,
     first_undoable,
@@ -207,32 +208,21 @@ class LlamaContext:
         if self._has_states:
             self._note_snapshots(n_rows)
 
-    def decode_media(
-        self,
-        seq: int,
-        start: int,
-        chunk: MediaChunk,
-        rows: NDArray[np.float32],
-        first: int,
-        n_rows: int,
-        wants_logits: bool,
-    ) -> None:
+    def decode_media(self, part: MediaRows) -> None:
         """See `Backend.decode_media`."""
-        self.check_media(seq, start, chunk, rows, first, n_rows)
-        fields = self._rows.media(seq, start, chunk, rows, first, n_rows)
-        self.batch.wants_logits[:n_rows] = 0
-        self.batch.wants_logits[n_rows - 1] = wants_logits
+        self.check_media(part)
+        fields = self._rows.media(part)
+        self.batch.wants_logits[: part.n_rows] = 0
+        self.batch.wants_logits[part.n_rows - 1] = 1
         self._n_snapshots[:] = 0
-        with attending(self.native, chunk):
-            check_code(self._decode_prompts(fields), n_rows)
+        with attending(self.native, part.chunk):
+            check_code(self._decode_prompts(fields), part.n_rows)
 
-    def check_media(
-        self, seq: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32], first: int, n_rows: int
-    ) -> None:
+    def check_media(self, part: MediaRows) -> None:
         """Raises ValueError unless these rows of a chunk can be computed."""
-        self._check_seq(seq)
+        self._check_seq(part.seq)
         self._check_adapters()
-        self._rows.check_media(seq, start, chunk, rows, first, n_rows)
+        self._rows.check_media(part)
 
     def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
         """See `Backend.set_chunks`."""

@@ -15,9 +15,8 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from localrun.engine.backend import Batch, DecodeFailed, MediaChunk
+from localrun.engine.backend import Batch, DecodeFailed, MediaChunk, MediaRows
 from localrun.engine.embedding.inputs import FloatVector, PairFormat
 from localrun.engine.native.context import GGML_TYPES, OWN_ROPE, Rope
 from localrun.engine.native.library import Threadpools, last_problem, log_callback, native
@@ -113,14 +112,12 @@ class LlamaEmbedder:
         self._check_seq(seq)
         self._rows.set_chunks(seq, chunks)
 
-    def compute_media(
-        self, seq: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32], first: int, n_rows: int
-    ) -> None:
-        self._check_seq(seq)
-        self._rows.check_media(seq, start, chunk, rows, first, n_rows)
-        fields = self._rows.media(seq, start, chunk, rows, first, n_rows)
-        self.batch.wants_logits[:n_rows] = 1
-        with attending(self._context, chunk):
+    def compute_media(self, part: MediaRows) -> None:
+        self._check_seq(part.seq)
+        self._rows.check_media(part)
+        fields = self._rows.media(part)
+        self.batch.wants_logits[: part.n_rows] = 1
+        with attending(self._context, part.chunk):
             self._decode(fields)
 
     def _decode(self, rows: Any) -> None:
@@ -138,6 +135,10 @@ class LlamaEmbedder:
         self.set_chunks(seq, ())
         if self._memory:
             native.llama_memory_seq_rm(self._memory, seq, 0, -1)
+
+    def wipe(self) -> None:
+        if self._memory:
+            native.llama_memory_clear(self._memory, True)
 
     def close(self) -> None:
         native.llama_free(self._context)

@@ -18,10 +18,9 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from localrun import processors
-from localrun.engine.backend import BASE, SNAPSHOTS, AdapterSet, Copy, MediaChunk, MemoryKind, Sampler, State
+from localrun.engine.backend import BASE, SNAPSHOTS, AdapterSet, Copy, MediaChunk, MediaRows, MemoryKind, Sampler, State
 from localrun.engine.native.adapters import LlamaAdapters
 from localrun.engine.native.background import Background
 from localrun.engine.native.context import OWN_ROPE, ContextShape, LlamaContext, Rope
@@ -167,20 +166,11 @@ class LlamaBackend:
         context, seq = self._place(seq)
         context.set_chunks(seq, chunks)
 
-    def decode_media(
-        self,
-        seq: int,
-        start: int,
-        chunk: MediaChunk,
-        rows: NDArray[np.float32],
-        first: int,
-        n_rows: int,
-        wants_logits: bool,
-    ) -> None:
-        if seq >= self.n_seqs:
-            raise ValueError(f"sequence {seq} is the background's, whose worker computes it")
+    def decode_media(self, part: MediaRows) -> None:
+        if part.seq >= self.n_seqs:
+            raise ValueError(f"sequence {part.seq} is the background's, whose worker computes it")
         with self.turns.step():
-            self.main.decode_media(seq, start, chunk, rows, first, n_rows, wants_logits)
+            self.main.decode_media(part)
 
     def use(self, adapters: AdapterSet) -> None:
         self.main.use(adapters)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from localrun.engine.native.library import ggml, last_problem, native
@@ -50,14 +51,22 @@ def load_model(
 
 
 class Tensors(NamedTuple):
-    """The names of a file's tensors, and its architecture; nothing where it cannot be read."""
+    """The names of a model's tensors, and its architecture; nothing where a file cannot be read."""
 
     architecture: str = ""
     names: tuple[str, ...] = ()
 
 
 def tensors_of(path: str) -> Tensors:
-    """Of a model's file, or its first shard."""
+    """Of a model's file, or of all its shards, the first of which is at `path`."""
+    # Inside, for importing the engine must not load it.
+    from localrun.models.gguf.reader import later_shards
+
+    first, *others = (_tensors_in(str(each)) for each in (path, *later_shards(Path(path))))
+    return first._replace(names=(*first.names, *(name for other in others for name in other.names)))
+
+
+def _tensors_in(path: str) -> Tensors:
     library = ggml()
     for name, result, *arguments in _GGUF_FUNCTIONS:
         function = getattr(library, name)

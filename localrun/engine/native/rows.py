@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.backend import Batch, DecodeFailed, MediaChunk, NoRoom
+from localrun.engine.backend import Batch, DecodeFailed, MediaChunk, MediaRows, NoRoom
 from localrun.engine.native.library import native
 from localrun.engine.native.positions import Positions
 
@@ -63,8 +63,9 @@ class Rows:
             if table := self.tables[seq]:
                 self._positions[:n_rows][is_here] = table.of_rows(own)
 
-    def media(self, seq: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32], first: int, n_rows: int) -> Any:
+    def media(self, part: MediaRows) -> Any:
         """A native batch of these rows of a chunk, which were checked. Which of them are outputs is up to `batch`."""
+        seq, start, chunk, rows, first, n_rows = part
         positions = self._positions
         self._batch.seq[:n_rows] = seq
         begin = self.tables[seq].at(start)
@@ -80,10 +81,9 @@ class Rows:
         fields.embd = rows[first:].ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         return fields
 
-    def check_media(
-        self, seq: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32], first: int, n_rows: int
-    ) -> None:
+    def check_media(self, part: MediaRows) -> None:
         """Raises ValueError unless these rows of a chunk can be computed."""
+        seq, start, chunk, rows, first, n_rows = part
         if not 0 < n_rows <= self._batch.capacity:
             raise ValueError(f"{n_rows} rows in a batch of {self._batch.capacity}")
         if not 0 <= first <= chunk.n_tokens - n_rows or not 0 <= start <= self._n_most - chunk.n_tokens:

@@ -30,10 +30,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from localrun.engine.backend import AdapterSet, DecodeFailed, MediaChunk
+from localrun.engine.backend import AdapterSet, DecodeFailed, MediaRows
 from localrun.engine.native.context import LlamaContext
 from localrun.engine.native.library import native
 
@@ -278,14 +275,10 @@ class LlamaWorker:
         self.context.check_rows(n_rows)
         self._thread.start(lambda: self._compute(lambda: self.context.decode(n_rows)))
 
-    def start_media(
-        self, seq: int, start: int, chunk: MediaChunk, rows: NDArray[np.float32], first: int, n_rows: int
-    ) -> None:
-        seq -= self.first_seq
-        self.context.check_media(seq, start, chunk, rows, first, n_rows)
-        self._thread.start(
-            lambda: self._compute(lambda: self.context.decode_media(seq, start, chunk, rows, first, n_rows, True))
-        )
+    def start_media(self, part: MediaRows) -> None:
+        own = part._replace(seq=part.seq - self.first_seq)
+        self.context.check_media(own)
+        self._thread.start(lambda: self._compute(lambda: self.context.decode_media(own)))
 
     def has_numbers(self, row: int) -> bool:
         return self.context.has_numbers(row)

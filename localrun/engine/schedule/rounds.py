@@ -11,10 +11,14 @@ Does not: know requests or rows, or choose among prompts of the same set (`polic
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Collection, Iterable
 
 # Sets with the longest memory of their last turn; of the others it is forgotten, and they go first.
 _MOST_SETS = 256
+# Rounds that say how long the next one will take: few, because streams come and go.
+_N_RECENT = 8
 
 
 class Ring:
@@ -38,13 +42,25 @@ class Ring:
 
 
 class Rounds:
-    """See the module. The last whole round took `took_s` and ended at `ended_at_s`."""
+    """See the module. The last whole round ended at `ended_at_s`."""
 
     def __init__(self) -> None:
-        self.took_s, self.ended_at_s = 0.0, -math.inf
+        self.ended_at_s = -math.inf
         self._ring = Ring()
         self._left: list[bytes] = []
         self._so_far_s = 0.0
+        self._has_drafts = False
+        self._recent_s: deque[float] = deque(maxlen=_N_RECENT)
+
+    @property
+    def usual_s(self) -> float:
+        """How long a round without drafts takes: the median of the latest; 0 before the first one."""
+        return statistics.median_low(self._recent_s) if self._recent_s else 0.0
+
+    @property
+    def long_s(self) -> float:
+        """What such a round seldom exceeds: the longest of the latest but for one, which may have met a busy core."""
+        return sorted(self._recent_s)[-2] if len(self._recent_s) > 1 else self.usual_s
 
     def next(self, realms: Collection[bytes]) -> bytes:
         """The set whose turn it is, of those that have something to compute."""
@@ -54,22 +70,30 @@ class Rounds:
         """Whether some of these sets still have their step of the round under way."""
         return any(realm in realms for realm in self._left)
 
-    def note_only(self, realm: bytes, step_s: float, ended_at_s: float) -> float:
+    def note_only(self, realm: bytes, step_s: float, ended_at_s: float, *, has_drafts: bool) -> float:
         """The only set that is left had its step, which is a round. Returns how long it took."""
         self._ring.took(realm)
         self._left = []
-        self.took_s, self.ended_at_s = step_s, ended_at_s
-        return step_s
+        self._so_far_s, self._has_drafts = step_s, has_drafts
+        return self._end(ended_at_s)
 
-    def note(self, realm: bytes, realms: Collection[bytes], step_s: float, ended_at_s: float) -> float | None:
+    def note(
+        self, realm: bytes, realms: Collection[bytes], step_s: float, ended_at_s: float, *, has_drafts: bool
+    ) -> float | None:
         """A set had its step; `realms` are those that will have something to compute now. Returns how long the round
         took if that was the last of it."""
         if realm not in self._left:
-            self._left, self._so_far_s = self._ring.order(dict.fromkeys([realm, *realms])), 0.0
+            self._left = self._ring.order(dict.fromkeys([realm, *realms]))
+            self._so_far_s, self._has_drafts = 0.0, False
         self._so_far_s += step_s
+        self._has_drafts |= has_drafts
         self._ring.took(realm)
         self._left = [other for other in self._left if other in realms and other != realm]
-        if self._left:
-            return None
-        self.took_s, self.ended_at_s = self._so_far_s, ended_at_s
-        return self.took_s
+        return None if self._left else self._end(ended_at_s)
+
+    def _end(self, ended_at_s: float) -> float:
+        # Rounds with drafts take several times as long. Beside prompts there are none, so they say nothing of those.
+        if not self._has_drafts:
+            self._recent_s.append(self._so_far_s)
+        self.ended_at_s = ended_at_s
+        return self._so_far_s

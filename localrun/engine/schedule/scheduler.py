@@ -464,12 +464,12 @@ class Scheduler:
         target_s = self.target_s
         if all(request.is_away for request in self.running):
             return math.inf
-        took_s, ended_at_s = self._rounds.took_s, self._rounds.ended_at_s
+        rounds = self._rounds
         if target_s == 0:
-            return ended_at_s + most_s - now_s
+            return rounds.ended_at_s + most_s - now_s
         if len(self._companies) > 1 and self._rounds.is_open(self._due_companies):
             return 0.0
-        return ended_at_s + max((target_s or 0.0) - took_s, took_s) - now_s
+        return rounds.ended_at_s + max((target_s or 0.0) - rounds.long_s, rounds.usual_s) - now_s
 
     @property
     def step_target_s(self) -> float:
@@ -500,15 +500,17 @@ class Scheduler:
         """A planned step took `step_s` seconds; its prompt rows began `depth` tokens deep."""
         n_prefill, n_decode, company = plan.n_prefill_rows, plan.n_decode_rows, plan.company
         switches, self._company = company != self._company, company
+        has_drafts = plan.n_draft_rows > 0
         round_s: float | None = None  # while it lasts, and of prompts alone
         if n_decode or self.budget.mixes_rows:
             if len(self._companies) > 1:
-                round_s = self._rounds.note(company, self._due_companies, step_s, ended_at_s)
+                due = self._due_companies
+                round_s = self._rounds.note(company, due, step_s, ended_at_s, has_drafts=has_drafts)
             else:
-                round_s = self._rounds.note_only(company, step_s, ended_at_s)
+                round_s = self._rounds.note_only(company, step_s, ended_at_s, has_drafts=has_drafts)
         if n_prefill:
             self._prompts.took(company)
-        if not plan.n_draft_rows:  # such a step says little about others, for it gives more tokens and takes longer
+        if not has_drafts:  # such a step says little about others, for it gives more tokens and takes longer
             self.budget.observe(n_decode=n_decode, n_prefill=n_prefill, depth=depth, step_s=step_s, switches=switches)
             if n_prefill:
                 self.waits.observe_step(n_decode=0, n_prefill=n_prefill, step_s=step_s)

@@ -13,6 +13,7 @@ Does not: know tokens, or requests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -24,6 +25,9 @@ from localrun.engine.speculate.costs import RowCosts
 LEAST_GAIN = 1.05
 # Nobody's tokens may come this many times as far apart because others have drafts, however much these gain.
 MOST_SLOWDOWN = 1.5
+# Nor may a step take this many times as long as a token may, however many it gives: a prompt that comes meanwhile waits
+# for its end, and text in bursts is hard to read along.
+MOST_TARGETS = 4
 # Rows of all streams together, in one pool, and of a stream that is alone. Each size has to be tried before its cost is
 # known, so there are only as many as there is something to gain by.
 SIZES = (2, 4, 8, 12, 16, 24, 32, TILE_ROWS)
@@ -97,7 +101,7 @@ def may_pay(n_streams: int, promise: float, costs: RowCosts, *, is_even: bool) -
 
 def choose(streams: Sequence[Stream], costs: RowCosts, limits: Limits) -> Choice | None:
     """The best way to fill the step; None if it is best without drafts, or if what that takes is not known yet."""
-    if not costs.is_known(len(streams)):
+    if not costs.is_known(len(streams)) or costs.is_stale(len(streams)):
         return None
     gains = [expected_gains(stream.chances[: limits.most_each]) for stream in streams]
     if not any(gains):
@@ -177,7 +181,8 @@ def _judged(
         ratio += n_drawn * limits.draft_s / plain_s
     expected = [1 + sum(own[:n_rows]) for own, n_rows in zip(gains, way, strict=True)]
     slowdown = ratio / min(expected)
-    if slowdown > MOST_SLOWDOWN or (limits.target_s and plain_s * slowdown > max(limits.target_s, plain_s)):
+    token_s = max(limits.target_s, plain_s) if limits.target_s else math.inf
+    if slowdown > MOST_SLOWDOWN or plain_s * slowdown > token_s or plain_s * ratio > MOST_TARGETS * token_s:
         return Choice(way, ratio, 0.0)
     return Choice(way, ratio, sum(expected))
 

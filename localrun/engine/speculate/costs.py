@@ -33,6 +33,9 @@ _FEW = 3  # measurements
 _HOPE_STEPS, _HOPE, _MOST_HOPE = 32, 0.1, 0.8
 # The same of a size whose only step was held up. Where the others disappoint, they take up to so many times as long.
 _DOUBTFUL_HOPE_STEPS, _MOST_PATIENCE = 2, 16
+# What steps without drafts take is measured again when those with drafts have taken so many times as long since: depth
+# makes them unequally dearer. Where it was as expected, it is trusted for twice as long, and so on.
+_STALE_STEPS, _MOST_TRUST, _AS_EXPECTED = 32, 8, 0.15
 _SHALLOW_TOKENS = 256
 _LATEST = 0.2  # weight of the latest plain step in what one takes
 
@@ -49,6 +52,9 @@ class RowCosts:
         self._last: tuple[int, float, float] | None = None  # rows, seconds, and when it ended
         self._n_held_up = 0
         self._row_s = 0.0  # of a step, over its ratio to a step of one row
+        self._all_s = 0.0  # of all steps
+        self._measured_at_s: dict[int, float] = {}  # of those
+        self._trust: dict[int, int] = {}
 
     def observe(self, n_rows: int, seconds: float, ended_at_s: float) -> None:
         """A step of so many rows, computed in one pass, took so long."""
@@ -67,6 +73,9 @@ class RowCosts:
             error = math.log(seconds / last[1]) - (self._log(n_rows) - self._log(last[0]))
             is_held_up = error > _MOST_ERROR and self._n_held_up < _MOST_HELD_UP
             if last[0] != n_rows:
+                if self.is_stale(n_rows):
+                    is_right = abs(error) <= _AS_EXPECTED
+                    self._trust[n_rows] = min(_MOST_TRUST, 2 * self._trust.get(n_rows, 1)) if is_right else 1
                 self._correct(n_rows, last[0], error)
                 if hope >= _HOPE:
                     was_right = error < -hope / 2
@@ -75,6 +84,8 @@ class RowCosts:
         self._n_held_up = self._n_held_up + 1 if is_held_up else 0
         if not is_held_up:
             self._last = n_rows, seconds, ended_at_s
+        self._all_s += seconds
+        self._measured_at_s[n_rows] = self._all_s
         row_s = seconds / math.exp(self._log(n_rows))
         self._row_s = self._row_s + _LATEST * (row_s - self._row_s) if self._row_s else row_s
 
@@ -102,6 +113,13 @@ class RowCosts:
     def is_known(self, n_rows: int) -> bool:
         """Whether steps of so many rows were measured."""
         return n_rows in self._logs
+
+    def is_stale(self, n_rows: int) -> bool:
+        """Whether steps of so many rows are to be measured again before others are compared with them."""
+        measured_at_s = self._measured_at_s.get(n_rows)
+        if measured_at_s is None:
+            return True
+        return self._all_s - measured_at_s > _STALE_STEPS * self._trust.get(n_rows, 1) * self.seconds(n_rows)
 
     def _hope(self, n_rows: int) -> float:
         n_since = self._n_steps - self._measured_at.get(n_rows, self._n_steps)

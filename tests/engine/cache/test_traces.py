@@ -13,7 +13,8 @@ import pytest
 
 from localrun.engine.backend import MemoryKind
 from localrun.engine.cache import cache, copies
-from localrun.engine.fake import IM_END, FakeBackend
+from localrun.engine.fake import FakeBackend
+from localrun.engine.fake_tokens import IM_END
 from tests.engine.harness import Harness, expected_output
 from tests.engine.memory_disk import MemoryDisk
 

@@ -9,7 +9,8 @@ import pytest
 from localrun.engine.backend import MemoryKind, State
 from localrun.engine.cache.checkpoints import CHECKPOINT_GAP_TOKENS, KEPT_CHECKPOINTS
 from localrun.engine.cache.tree import Key
-from localrun.engine.fake import IM_END, FakeBackend
+from localrun.engine.fake import FakeBackend
+from localrun.engine.fake_tokens import IM_END
 from tests.engine.harness import Harness, expected_output
 
 SYSTEM = [*b"a system message of some length, for all", IM_END]

@@ -8,7 +8,7 @@ import pytest
 from localrun.engine.backend import DecodeFailed, NoRoom
 from localrun.engine.embedding.engine import EmbeddingEngine, normalised
 from localrun.engine.embedding.fake import FakeEmbedder, token_vector
-from localrun.engine.fake import IM_END, IM_START
+from localrun.engine.fake_tokens import IM_END, IM_START
 from localrun.wire import Delta, Embed, Finish, Lane, Pooling, Step, Vector
 from tests.says import says
 
@@ -319,6 +319,42 @@ def test_an_engine_that_keeps_failing_gives_up():
     harness.submit(1, "text")
     with pytest.raises(DecodeFailed):
         harness.run()
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_who_makes_no_numbers_spoils_nobody_else(is_whole: bool):
+    harness = Harness(n_rows=32, n_seqs=4, is_whole=is_whole)
+    harness.embedder.nan_tokens = {ord("#")}
+    long = "a text of many more tokens than a step has rows, computed in several"
+    texts = {1: ["one", long], 2: ["two", "with a # in it", "never computed"], 3: [long, "three"], 4: ["#" * 40]}
+    for request_id, inputs in texts.items():
+        harness.submit(request_id, *inputs, client=str(request_id))
+        harness.step()
+    harness.run()
+    harness.submit(5, "later")
+    harness.run()
+    for request_id, index, text in ((1, 0, "one"), (1, 1, long), (3, 0, long), (3, 1, "three"), (5, 0, "later")):
+        assert np.allclose(harness.values(request_id, index), expected(text), atol=1e-6)
+    assert says(harness.finals[2].error_message, "input[1]", "NaN")
+    assert says(harness.finals[4].error_message, "input", "NaN")
+    for request_id in (1, 3, 5):
+        usage = harness.finals[request_id].usage
+        assert usage is not None
+        assert usage.n_prompt == sum(len(text) + 2 for text in texts.get(request_id, ["later"]))
+
+
+def test_a_doubted_input_that_is_cancelled_holds_nobody_to_one_at_a_time():
+    harness = Harness(n_rows=64)
+    harness.embedder.nan_tokens = {ord("#")}
+    harness.submit(1, "a # here")
+    harness.submit(2, "beside it", "and again")
+    harness.step()
+    harness.engine.cancel(1)
+    harness.engine.cancel(2)
+    harness.submit(3, "one", "two", "three")
+    n_before = len(harness.embedder.steps)
+    harness.run()
+    assert len(harness.embedder.steps) == n_before + 1
 
 
 def test_numbers_that_are_none_are_an_error_and_no_answer():

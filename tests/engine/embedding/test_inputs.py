@@ -6,7 +6,7 @@ import pytest
 
 from localrun.engine.embedding.fake import FakeEmbedder
 from localrun.engine.embedding.inputs import PairFormat, tokens_of
-from localrun.engine.fake import IM_END, IM_START
+from localrun.engine.fake_tokens import IM_END, IM_START
 from localrun.errors import BadRequest, ContextExceeded
 from localrun.wire import Pooling
 

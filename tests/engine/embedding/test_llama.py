@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import gguf
 import llama_cpp.llama_cpp as native
 import numpy as np
 import pytest
@@ -46,6 +48,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+# What is computed of it are no numbers, in files that `spoil` has changed.
+NAN_TOKEN = 90
+
+
 class Reference:
     """One context, one sequence, one micro-batch: the plainest way to ask llama.cpp."""
 
@@ -58,6 +64,7 @@ class Reference:
         params.n_threads = params.n_threads_batch = 1
         params.pooling_type = {
             Pooling.MEAN: native.LLAMA_POOLING_TYPE_MEAN,
+            Pooling.CLS: native.LLAMA_POOLING_TYPE_CLS,
             Pooling.LAST: native.LLAMA_POOLING_TYPE_LAST,
             Pooling.RANK: native.LLAMA_POOLING_TYPE_RANK,
         }[pooling]
@@ -127,7 +134,10 @@ EMBEDDERS = [
     ("tiny-qwen3-embedding", Pooling.LAST),
     # A file may ask for a mean of tokens that only look back; over several steps it is a mean of means.
     ("tiny-qwen3-embedding", Pooling.MEAN, 70),
+    ("tiny-bert", Pooling.CLS),
+    ("tiny-qwen3-embedding", Pooling.CLS, 70),
     ("chat", Pooling.LAST),
+    ("chat", Pooling.MEAN, 64),
     *((shape, Pooling.LAST, 64) for shape in MEMORY_KINDS),
 ]
 
@@ -139,6 +149,43 @@ def test_a_batch_gives_what_each_input_gives_alone(opened: Opened):
         assert distance(found, opened.reference.vector(tokens)) < MOST_DISTANCE, text
         assert abs(np.linalg.norm(found) - 1) < 1e-6
     assert opened.run(TEXTS[:1])[0] == pytest.approx(opened.run(TEXTS)[0], abs=2e-3)
+
+
+def spoil(path: Path, out: Path) -> Path:
+    """The model with an embedding of `NAN_TOKEN` that is no number."""
+    shutil.copy(path, out)
+    reader = gguf.GGUFReader(out, "r+")
+    next(one for one in reader.tensors if one.name == "token_embd.weight").data[NAN_TOKEN] = np.nan
+    reader.data.flush()
+    return out
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling"),
+    [("tiny-bert", Pooling.MEAN), *((shape, Pooling.LAST) for shape in ("tiny-qwen3-embedding", *MEMORY_KINDS))],
+)
+def test_others_have_their_numbers_beside_and_after_who_has_none(
+    name: str, pooling: Pooling, folder: Path, tmp_path: Path
+):
+    opened = Opened(spoil(folder / f"{name}.gguf", tmp_path / "spoiled.gguf"), pooling, n_rows=64)
+    others = [tuple(20 + at * step % 60 for at in range(90)) for step in (1, 7)]
+    bad = (*range(20, 60), NAN_TOKEN, *range(20, 60))
+    expected = [opened.reference.vector(list(tokens)) for tokens in others]
+    engine = EmbeddingEngine(opened.embedder, max_queue=8, clock=lambda: 0.0)
+    try:
+        for first in (0, 10):
+            finals = {}
+            for number, tokens in enumerate((others[0], bad, others[1])):
+                engine.submit(Embed(id=first + number, inputs=(tokens,)))
+            while not engine.is_idle:
+                step = engine.step()
+                finals |= {delta.id: delta for delta in step.deltas if delta.finish is not None} if step else {}
+            assert "NaN" in (finals[first + 1].error_message or "")
+            for number, vector in zip((first, first + 2), expected, strict=True):
+                found = np.frombuffer(finals[number].vectors[0].values, "<f4")
+                assert distance(found, vector) < MOST_DISTANCE
+    finally:
+        opened.close()
 
 
 @pytest.mark.parametrize("opened", EMBEDDERS, indirect=True)

@@ -7,10 +7,11 @@ import hashlib
 import numpy as np
 import pytest
 
-from localrun.engine.backend import DecodeFailed, MediaChunk, NoRoom
+from localrun.engine.backend import Batch, DecodeFailed, MediaChunk, NoRoom
 from localrun.engine.embedding.engine import EmbeddingEngine, normalised
 from localrun.engine.embedding.fake import FakeEmbedder, token_vector
-from localrun.engine.fake import IM_END, IM_START, FakeProjector, contents_of, fake_rows
+from localrun.engine.fake_media import FakeProjector, contents_of, fake_rows
+from localrun.engine.fake_tokens import IM_END, IM_START
 from localrun.wire import Delta, Embed, Finish, Media, MediaKind, Mixed, Pooling, Segment, Vector
 from tests.says import says
 
@@ -149,6 +150,36 @@ def test_an_input_over_the_context_is_refused_before_anything_is_encoded() -> No
     n_media = harness.projector.tokenize(mixed(picture()).segments)[1].n_tokens
     assert says(harness.error(1), "input[1]", 50 + n_media + 4, n_media, 60, "never cut")
     assert not harness.projector.begun
+
+
+def test_the_picture_for_which_everybody_waits_is_encoded_first() -> None:
+    harness = Harness(n_rows=5)
+    a, b = picture("a"), picture("b")
+    harness.submit(1, mixed(a, "some words between", b))
+    while not harness.embedder.steps:
+        harness.step()
+    for request_id in range(2, 6):
+        harness.submit(request_id, mixed("some words before", picture(f"of {request_id}")))
+    harness.run()
+    assert [chunk.media.path for chunk in harness.projector.begun[:2]] == ["a", "b"]
+    for request_id in range(2, 6):
+        harness.check(request_id, 0, "some words before", picture(f"of {request_id}"))
+
+
+def test_a_picture_that_one_call_cannot_compute_is_refused() -> None:
+    harness = Harness(projector=FakeProjector(is_causal=False))
+    harness.embedder.batch = Batch(64)
+    large = Segment("", media=picture("large", 9 * 16, 8 * 16), field="input[1].multimodal_data[0]")
+    harness.submit(1, "text", Mixed((large,)))
+    harness.submit(2, "text", mixed(large.media))
+    harness.submit(3, mixed(picture("small", 8 * 16, 8 * 16)))
+    harness.run()
+    assert harness.error(1).startswith("input[1].multimodal_data[0]: ")
+    assert harness.error(2).startswith("input[1]: ")
+    for request_id in (1, 2):
+        assert harness.finals[request_id].error_code == "bad_request"
+        assert says(harness.error(request_id), 72, 64, "smaller", "--batch-tokens")
+    assert harness.finals[3].finish is Finish.STOP
 
 
 def test_a_model_that_takes_text_only_says_so() -> None:

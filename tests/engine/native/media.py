@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.backend import MediaChunk
+from localrun.engine.backend import MediaChunk, MediaRows
 from localrun.engine.native.library import mtmd, native
 from localrun.engine.native.llama import LlamaBackend
 from localrun.models.synthesis.synthesize import synthesize, write_model
@@ -133,7 +133,7 @@ def compute(
             rows, step = encoded(backend, part), min(piece or most, most) if part.is_causal else size
             for first in range(0, size, step):
                 row = min(step, size - first)
-                backend.decode_media(seq, at, part, rows, first, row, is_last and first + row == size)
+                backend.decode_media(MediaRows(seq, at, part, rows, first, row))
         else:
             batch = backend.batch
             for first in range(0, size, most):

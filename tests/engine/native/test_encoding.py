@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from localrun.engine.backend import DecodeFailed, MediaChunk, Projector
+from localrun.engine.backend import DecodeFailed, MediaChunk, MediaRows, Projector
 from localrun.engine.native import library
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.native.worker import Pieces
@@ -144,10 +144,10 @@ def test_wrong_numbers_are_refused_before_native_code(backend: LlamaBackend, pro
 
     def start(*, seq: int = away, start: int = 0, rows: np.ndarray = rows, first: int = 0, n_rows: int = 64) -> None:
         assert backend.background is not None
-        backend.background.worker.start_media(seq, start, chunk, rows, first, n_rows)
+        backend.background.worker.start_media(MediaRows(seq, start, chunk, rows, first, n_rows))
 
     with pytest.raises(ValueError, match="in a batch of 32"):
-        backend.decode_media(0, 0, chunk, rows, 0, chunk.n_tokens, False)
+        backend.decode_media(MediaRows(0, 0, chunk, rows, 0, chunk.n_tokens))
     with pytest.raises(ValueError, match="attend to each other"):
         start(n_rows=32)
     for wrong in (

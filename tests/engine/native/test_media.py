@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localrun.engine.backend import MediaChunk, MemoryKind
+from localrun.engine.backend import MediaChunk, MediaRows, MemoryKind
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Media
 from tests.engine.native.media import (
@@ -191,7 +191,7 @@ def test_the_background_computes_media_and_streams_go_on_meanwhile(backend: Llam
     backend.set_chunks(away, table_of(parts))
     for part in parts[:-1]:
         if isinstance(part, MediaChunk):
-            worker.start_media(away, at, part, encoded(backend, part), 0, part.n_tokens)
+            worker.start_media(MediaRows(away, at, part, encoded(backend, part), 0, part.n_tokens))
         else:
             count = len(part)
             worker.batch.token[:count], worker.batch.pos[:count] = part, range(at, at + count)

@@ -21,11 +21,12 @@ ORIGINAL = 1024
 PROMPT = [300 + at * 7 % 200 for at in range(620)]
 
 
-@pytest.fixture
-def model(tiny_gguf: Path, tmp_path: Path) -> Path:
-    """The tiny model with factors for short and for long contexts."""
+@pytest.fixture(params=["one file", "shards"])
+def model(tiny_gguf: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """The tiny model with factors for short and for long contexts; they are in the last of its files."""
     reader, out = gguf.GGUFReader(tiny_gguf), tmp_path / "long.gguf"
-    writer = gguf.GGUFWriter(out, "llama")
+    n_in_shard = len(reader.tensors) if request.param == "shards" else 0
+    writer = gguf.GGUFWriter(out, "llama", split_max_tensors=n_in_shard)
     for field in reader.fields.values():
         if not field.name.startswith("GGUF.") and field.name != "general.architecture":
             kind = field.types[0]
@@ -42,7 +43,7 @@ def model(tiny_gguf: Path, tmp_path: Path) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return out
+    return tmp_path / "long-00001-of-00002.gguf" if n_in_shard else out
 
 
 class Work:

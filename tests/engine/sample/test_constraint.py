@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from localrun.engine.fake import IM_END, IM_START, FakeBackend
+from localrun.engine.fake import FakeBackend
+from localrun.engine.fake_tokens import IM_END, IM_START
 from localrun.engine.sample.constraint import DEAD_END, SLOW_S, Constraint
 from localrun.engine.sample.grammar_library import GrammarVocabulary, compile_grammar
 from localrun.wire import Grammar, GrammarKind

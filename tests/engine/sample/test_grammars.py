@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from localrun.engine.fake import IM_END, IM_START
+from localrun.engine.fake_tokens import IM_END, IM_START
 from localrun.engine.sample import grammars as grammar_queue
 from localrun.engine.sample import grammars as late_rows
 from localrun.engine.sample.constraint import Constraint

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from localrun.engine.fake import IM_END, IM_START, FakeBackend
+from localrun.engine.fake import FakeBackend
+from localrun.engine.fake_tokens import IM_END, IM_START
 from localrun.engine.sample import text as prompt
 from localrun.errors import BadRequest
 from localrun.wire import Segment, Submit

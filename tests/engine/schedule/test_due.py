@@ -10,6 +10,7 @@ from localrun.engine.fake import FakeBackend
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
 from localrun.engine.schedule.budget import Budget
+from localrun.engine.schedule.rounds import Rounds
 from localrun.engine.schedule.scheduler import Scheduler
 from localrun.wire import Sampling
 
@@ -64,3 +65,34 @@ def test_streams_without_a_target_are_in_no_hurry():
 def test_who_is_away_is_due_for_nothing():
     assert scheduler(request_with(target_itl_s=0.1, is_away=True)).due_in_s(NOW_S) == math.inf
     assert scheduler().due_in_s(NOW_S) == math.inf
+
+
+def rounds(*took_s: float, drafts_s: float = 0.0) -> Rounds:
+    """Rounds of a single set that took so long, and one with drafts at the end."""
+    found = Rounds()
+    for each_s in took_s:
+        found.note_only(b"", each_s, NOW_S, has_drafts=False)
+    if drafts_s:
+        found.note_only(b"", drafts_s, NOW_S + 1, has_drafts=True)
+    return found
+
+
+def test_a_round_with_drafts_does_not_say_how_long_the_next_one_takes_without():
+    # It would give prompts, beside which nothing is drafted, as long a turn as the drafts took.
+    found = rounds(0.03, 0.03, drafts_s=0.3)
+    assert found.usual_s == found.long_s == 0.03
+    assert found.ended_at_s == NOW_S + 1
+
+
+def test_a_turn_of_several_sets_with_drafts_does_not_either():
+    found = Rounds()
+    for first_s, draws in ((0.02, False), (0.2, True)):
+        assert found.note(b"a", [b"b"], first_s, NOW_S, has_drafts=draws) is None
+        assert found.note(b"b", [b"a"], 0.03, NOW_S, has_drafts=False) == pytest.approx(first_s + 0.03)
+    assert found.usual_s == found.long_s == pytest.approx(0.05)
+
+
+def test_a_step_begins_early_enough_for_all_but_the_longest_of_the_latest():
+    found = rounds(0.03, 0.05, 0.5, 0.03, 0.03)
+    assert found.usual_s == 0.03
+    assert found.long_s == 0.05

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from localrun.engine.fake import FakeBackend, digest_after, next_token
+from localrun.engine.fake import FakeBackend
+from localrun.engine.fake_tokens import digest_after, next_token
 from localrun.engine.request import Request
 from localrun.engine.speculate.choice import Choice, Limits, Policy, Stream
 from localrun.engine.speculate.costs import RowCosts

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from localrun.engine.speculate.choice import MOST_SLOWDOWN, Choice, Limits, Stream, choose, passes
+from localrun.engine.speculate.choice import MOST_SLOWDOWN, MOST_TARGETS, Choice, Limits, Stream, choose, passes
 from localrun.engine.speculate.costs import RowCosts
 
 
@@ -21,6 +21,9 @@ class Costs(RowCosts):
 
     def is_known(self, n_rows: int) -> bool:
         return True
+
+    def is_stale(self, n_rows: int) -> bool:
+        return False
 
     def seconds(self, n_rows: int) -> float:
         return self._plain_s * n_rows**self._slope
@@ -96,6 +99,16 @@ def test_a_stream_keeps_its_latency_target():
     assert choose(streams(0.97, 0), slow, limits()) is not None
     chosen = choose(streams(0.97, 0), slow, limits(target_s=0.055))
     assert chosen is None or slow.seconds(2) * chosen.ratio <= 0.055
+
+
+def test_a_step_is_no_longer_than_a_few_tokens_may_take_however_many_it_gives():
+    slow = Costs(0.9, plain_s=0.04)
+    sure = [Stream(0, [0.999] * 15)]
+    assert sum(rows(choose(sure, slow, limits()))) == 15
+    assert sum(rows(choose(sure, slow, limits(target_s=0.14)))) == 15
+    chosen = choose(sure, slow, limits(target_s=0.045))
+    assert chosen is not None
+    assert 0 < slow.seconds(1) * chosen.ratio <= MOST_TARGETS * 0.045
 
 
 def test_limits_are_kept():

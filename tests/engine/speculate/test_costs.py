@@ -9,6 +9,7 @@ import pytest
 from localrun.engine.speculate.costs import DepthCosts, RowCosts
 
 STEPS_S = {1: 5.0, 2: 8.5, 4: 11.0, 8: 15.0, 16: 21.0}
+STEPS_S_AS_EXPECTED = {n_rows: seconds * 1e-3 for n_rows, seconds in STEPS_S.items()}
 
 
 def learned(steps: list[int], *, speed=lambda at: 1.0, noise: float = 0.05, costs: RowCosts | None = None) -> RowCosts:
@@ -116,3 +117,36 @@ def test_what_rows_cost_is_learned_anew_at_each_depth_beginning_with_what_is_kno
             assert depths.at(n_tokens).measured(n_rows, 1) == pytest.approx(ms / took[1], rel=0.1)
     assert depths.at(3000).measured(8, 1) == pytest.approx(160 / 28, rel=0.1), "as the nearest that is known"
     assert depths.at(300).measured(8, 1) == pytest.approx(4.0, rel=0.1)
+
+
+def drafting(costs: RowCosts, n_steps: int, seconds_of: dict[int, float], *, now_s: float = 50.0) -> list[int]:
+    """The sizes of steps that are computed if sixteen rows are, whenever one row has not to be measured again."""
+    sizes = []
+    for _ in range(n_steps):
+        n_rows = 1 if costs.is_stale(1) else 16
+        now_s += seconds_of[n_rows]
+        costs.observe(n_rows, seconds_of[n_rows], now_s)
+        sizes.append(n_rows)
+    return sizes
+
+
+def test_a_ratio_that_depth_made_wrong_is_found_out_though_nothing_else_is_computed():
+    costs = learned([1, 16] * 8)
+    drafting(costs, 200, {1: 6e-3, 16: 90e-3})
+    assert costs.ratio(16, 1) == pytest.approx(15, rel=0.2)
+    assert costs.seconds(1) == pytest.approx(6e-3, rel=0.2)
+
+
+def test_what_is_as_expected_is_measured_more_and_more_seldom():
+    costs = learned([1, 16] * 8, noise=0)
+    sizes = drafting(costs, 1000, STEPS_S_AS_EXPECTED)
+    began, ended = sizes[:100].count(1), sizes[-100:].count(1)
+    assert began > ended > 0
+    assert ended * STEPS_S_AS_EXPECTED[1] < 0.01 * sum(STEPS_S_AS_EXPECTED[n_rows] for n_rows in sizes[-100:])
+
+
+def test_the_first_step_at_a_new_depth_is_plain():
+    depths = DepthCosts()
+    learned([1, 16] * 8, costs=depths.at(10))
+    assert not depths.at(10).is_stale(1)
+    assert depths.at(300).is_stale(1)

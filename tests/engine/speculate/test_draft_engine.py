@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.fake import FakeBackend, digest_after, next_token
+from localrun.engine.fake import FakeBackend
+from localrun.engine.fake_tokens import digest_after, next_token
 from localrun.engine.speculate import choice
 from localrun.engine.speculate.choice import Choice, Stream
 from localrun.engine.speculate.costs import RowCosts

@@ -27,6 +27,9 @@ class Known(RowCosts):
     def is_known(self, n_rows: int) -> bool:
         return True
 
+    def is_stale(self, n_rows: int) -> bool:
+        return False
+
     def ratio(self, n_rows: int, to: int) -> float:
         return self._costs[n_rows] / self._costs[to]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from localrun.engine.fake import CONTROL, FakeBackend
+from localrun.engine.fake import FakeBackend
+from localrun.engine.fake_tokens import CONTROL
 from localrun.engine.sample.grammar_library import GrammarVocabulary, compile_grammar
 from localrun.errors import BadRequest
 from localrun.server.structured import CallShape, calls, gbnf
