@@ -21,7 +21,7 @@ from localrun.attachments import MAX_MEDIA, MAX_MEDIA_BYTES, Attachment, Kind
 from localrun.cli.answer import Answer, Stats, show
 from localrun.cli.cards import model_card, model_parameters
 from localrun.cli.text import for_stdout, visible
-from localrun.cli.tools import Interrupted, TerminalTools, answer_in_rounds
+from localrun.cli.tools import TerminalTools, answer_in_rounds
 from localrun.client import Client
 from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError
 
@@ -213,7 +213,10 @@ def _handle(
     if tools is not None:
         runner.run(tools.look())
 
-    def ask(said: list[dict[str, Any]], offered: list[dict[str, Any]]) -> Answer:
+    said: list[dict[str, Any]] = []
+    answer = Answer()
+
+    def ask(offered: list[dict[str, Any]]) -> Answer:
         answer = Answer()
         messages = [*session.messages(question), *said]
         pieces = client.chat(session.model, messages, options=session.options, tools=offered)
@@ -225,13 +228,13 @@ def _handle(
         return answer
 
     try:
-        answer, between = answer_in_rounds(
-            tools, ask, lambda own, last: own.results(runner, client, session.model, last)
+        answer = answer_in_rounds(
+            tools, said, ask, lambda own, last: own.run(runner, client, session.model, last, said)
         )
-    except Interrupted as interrupt:
-        answer, between = Answer(), interrupt.messages
+    except KeyboardInterrupt:
         print()
-    session.remember(question, answer.text, between)
+    finally:
+        session.remember(question, answer.text, said)
 
 
 async def message_of(client: Client, model: str, question: Question) -> dict[str, Any]:

@@ -161,16 +161,18 @@ def _one_answer(
                 runner.run(tools.look())
             messages = session.messages(runner.run(message_of(client, session.model, question)))
 
-            def ask(said: list[dict[str, Any]], offered: list[dict[str, Any]]) -> Answer:
+            def ask(offered: list[dict[str, Any]]) -> Answer:
                 answer = Answer()
-                pieces = client.chat(session.model, [*messages, *said], options=session.options, tools=offered)
+                pieces = client.chat(session.model, messages, options=session.options, tools=offered)
                 if as_json:
                     runner.run(answers.receive(pieces, answer))
                 else:
                     runner.run(answers.show(pieces, answer, session.stats, client))
                 return answer
 
-            answer, _ = answer_in_rounds(tools, ask, lambda own, last: own.results(runner, client, session.model, last))
+            answer = answer_in_rounds(
+                tools, messages, ask, lambda own, last: own.run(runner, client, session.model, last, messages)
+            )
         finally:
             if tools is not None:
                 runner.run(tools.close())

@@ -45,14 +45,6 @@ _GRANTS = {"y": Grant.ONCE, "a": Grant.CHAT, "s": Grant.ALWAYS, "n": Grant.NO, "
 _QUESTION = "Run it? [y]es once, [a]lways in this chat, always and [s]tored, [n]o, never: "
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C while calls were asked for or ran. `messages` are what was said before, with a result for each call."""
-
-    def __init__(self, messages: list[dict[str, Any]]) -> None:
-        super().__init__()
-        self.messages = messages
-
-
 class TerminalTools:
     """The tools of one conversation. `is_asking` says whether a person can be asked; then and only then counts what
     was allowed for good."""
@@ -87,21 +79,21 @@ class TerminalTools:
         lines += [visible(reason) for reason in self._toolbox.failures.values()]
         return "\n".join(lines) or "there are no tools"
 
-    def results(self, runner: asyncio.Runner, client: Client, model: str, answer: Answer) -> list[dict[str, Any]]:
-        """Asks for the calls of an answer, one after the other, and runs them: the messages with their results. What
-        is interrupted has a result, too, and raises Interrupted with these messages."""
+    def run(
+        self, runner: asyncio.Runner, client: Client, model: str, answer: Answer, said: list[dict[str, Any]]
+    ) -> None:
+        """Asks for the calls of an answer, one after the other, and runs them. Appends the messages with their results
+        to what was said; what Ctrl-C interrupts has a result there, too."""
         calls = calls_of(answer.tool_calls, self.offered)
-        messages: list[dict[str, Any]] = []
         for number, call in enumerate(calls):
             try:
                 outcome = self._outcome(runner, call)
             except KeyboardInterrupt:
                 left = zip(calls[number:], (STOPPED, *(NOT_RUN for _ in calls)), strict=False)
-                messages += [result_message(one.name, one.id, ended.text) for one, ended in left]
-                raise Interrupted(messages) from None
+                said += [result_message(one.name, one.id, ended.text) for one, ended in left]
+                raise
             _say(_line_of(call, outcome))
-            messages.append(runner.run(_message(client, model, call, outcome)))
-        return messages
+            said.append(runner.run(_message(client, model, call, outcome)))
 
     def may_go_on(self, n_rounds: int) -> bool:
         """After many rounds of calls a person is asked; without one it ends."""
@@ -180,26 +172,22 @@ def terminal_tools(names: str, allowed: Collection[str]) -> TerminalTools:
 
 def answer_in_rounds(
     tools: TerminalTools | None,
-    ask: Callable[[list[dict[str, Any]], list[dict[str, Any]]], Answer],
-    results: Callable[[TerminalTools, Answer], list[dict[str, Any]]],
-) -> tuple[Answer, list[dict[str, Any]]]:
-    """The last answer, and the messages before it with the calls and their results. `ask` is given these messages and
-    the tools. Raises Interrupted."""
-    said: list[dict[str, Any]] = []
+    said: list[dict[str, Any]],
+    ask: Callable[[list[dict[str, Any]]], Answer],
+    run: Callable[[TerminalTools, Answer], None],
+) -> Answer:
+    """The last answer. Calls and their results are appended to `said`, and stay there whatever is raised. `ask` is
+    given the tools."""
     n_rounds = 0
     while True:
-        offered = [] if tools is None else [tool.as_function for tool in tools.offered]
-        answer = ask(said, offered)
+        answer = ask([] if tools is None else [tool.as_function for tool in tools.offered])
         if tools is None or not answer.tool_calls:
-            return answer, said
+            return answer
         said.append({"role": "assistant", "content": answer.text, "tool_calls": answer.tool_calls})
+        run(tools, answer)
         n_rounds += 1
-        try:
-            said += results(tools, answer)
-        except Interrupted as interrupt:
-            raise Interrupted([*said, *interrupt.messages]) from None
         if not tools.may_go_on(n_rounds):
-            return Answer(request_id=answer.request_id), said
+            return Answer(request_id=answer.request_id)
 
 
 async def _message(client: Client, model: str, call: Call, outcome: Outcome) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from localrun.errors import BadRequest
 
 # Every server and every tool.
 ALL = "all"
-# It begins the names that models see, which have 64 characters in all.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+# It begins the names that models see, which have 64 characters in all, and ends where the first `__` begins.
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]|_(?!_|$)){0,31}")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
@@ -47,8 +47,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def identity(self) -> list[Any]:
-        """What makes it another server, which nothing was allowed yet. Secrets may change."""
-        return [self.command, list(self.args), self.cwd, self.url]
+        """What makes it another server, which nothing was allowed yet: all that says what runs where and as whom. As it
+        is written, so the values of `${NAME}` may change, as secrets do."""
+        return [self.command, list(self.args), self.env, self.cwd, self.url, self.headers]
 
 
 class Configured(NamedTuple):
@@ -95,7 +96,7 @@ def expanded(text: str, environment: Mapping[str, str]) -> str:
 
 def _server(name: str, given: object) -> ServerSettings:
     if not _NAME.fullmatch(name) or name == ALL:
-        raise ValueError("a name has up to 32 of A-Z, a-z, 0-9, _ and -, and is not 'all'")
+        raise ValueError("a name has up to 32 of A-Z, a-z, 0-9, - and single _ in between, and is not 'all'")
     server = msgspec.convert(given, ServerSettings)
     if bool(server.command) == bool(server.url):
         raise ValueError("give either command or url")

@@ -14,6 +14,7 @@ Does not: run on Windows, where a job object does this.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -45,6 +46,7 @@ def main(command: list[str]) -> None:
     copying_out = threading.Thread(target=_copy_out, args=(server, is_over), daemon=True)
     copying_out.start()
     threading.Thread(target=_wait, args=(server, is_over), daemon=True).start()
+    threading.Thread(target=_watch_input, args=(is_over,), daemon=True).start()
     is_over.wait()
     with suppress(subprocess.TimeoutExpired):
         server.wait(GRACE_S)
@@ -60,6 +62,14 @@ def main(command: list[str]) -> None:
 
 def _wait(server: subprocess.Popen[bytes], is_over: threading.Event) -> None:
     server.wait()
+    is_over.set()
+
+
+def _watch_input(is_over: threading.Event) -> None:
+    """Its end counts also while a server that does not read holds up the copying."""
+    ends = select.poll()
+    ends.register(0, 0)
+    ends.poll()
     is_over.set()
 
 

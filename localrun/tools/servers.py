@@ -28,6 +28,7 @@ from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -35,7 +36,7 @@ from localrun import __version__
 from localrun.attachments import Kind, media_kind
 from localrun.errors import LocalrunError
 from localrun.tools.config import ServerSettings, expanded
-from localrun.tools.inert import inert, shortened
+from localrun.tools.inert import inert, last_words, shortened
 
 MAX_TOOLS = 128
 MAX_PAGES = 16
@@ -45,7 +46,7 @@ MAX_SCHEMA_CHARS = 20_000
 MAX_IMAGES = 4
 MAX_IMAGE_BYTES = 16 * 1024 * 1024
 MAX_REASON_CHARS = 300
-KEPT_LINES = 20
+KEPT_LINES = 40
 # For ending all servers; the guard has killed them before.
 CLOSE_TIMEOUT_S = 8.0
 LAST_WORDS_S = 1.0
@@ -263,14 +264,12 @@ class _Server:
     async def _transport(self, stack: AsyncExitStack) -> Any:
         settings = self._settings
         if settings.url:
-            import httpx2
             from mcp.client.streamable_http import streamable_http_client
 
-            headers = {name: expanded(value, os.environ) for name, value in settings.headers.items()}
-            # A call's own time limit counts, and a stream of notifications may be silent for hours.
-            timeout = httpx2.Timeout(settings.timeout_s, read=None)
-            http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=timeout))
-            return streamable_http_client(settings.url, http_client=http, max_sse_event_size=2 * MAX_IMAGE_BYTES)
+            from localrun.tools.http import MAX_MESSAGE_BYTES, http_client
+
+            client = await stack.enter_async_context(http_client(settings))
+            return streamable_http_client(settings.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES)
         from mcp import StdioServerParameters, stdio_client
 
         command = [settings.command, *(expanded(argument, os.environ) for argument in settings.args)]
@@ -297,7 +296,7 @@ class _Server:
             while data := stream.read(4096):
                 *lines, pending = (pending + decoder.decode(data)).split("\n")
                 pending = pending[:MAX_REASON_CHARS]
-                self._said.extend(line.strip()[:MAX_REASON_CHARS] for line in lines if line.strip())
+                self._said.extend(line.rstrip()[:MAX_REASON_CHARS] for line in lines if line.strip())
 
     async def _listed(self) -> tuple[Offered, ...]:
         found: list[Offered] = []
@@ -341,7 +340,10 @@ class _Server:
         elif isinstance(error, LocalrunError):
             reason = error.message
         elif self._settings.url:
-            reason = f"cannot be reached at {self._settings.url}: {str(error) or type(error).__name__}"
+            # No more of its address: there may be secrets in it, and this goes to the model and into the chat.
+            host = urlsplit(self._settings.url).netloc.rpartition("@")[2]
+            said = str(error).replace(self._settings.url, host) or type(error).__name__
+            reason = f"cannot be reached at {host}: {said}"
         elif isinstance(error, TimeoutError):
             reason = f"did not answer within {self._settings.timeout_s:g} s"
         elif isinstance(error, OSError):
@@ -356,8 +358,9 @@ class _Server:
         return self._why(reason)
 
     def _why(self, reason: str) -> ServerFailed:
-        said = f"; it said: {' / '.join(list(self._said)[-2:])}" if self._said else ""
-        return ServerFailed(f"the server {self._name} {shortened(inert(reason + said), MAX_REASON_CHARS)}")
+        words = last_words(inert(line) for line in self._said)
+        said = f"; it said: {words}" if words else ""
+        return ServerFailed(f"the server {self._name} {shortened(inert(reason) + said, MAX_REASON_CHARS)}")
 
 
 def _offered(tool: Any) -> Offered | None:

@@ -1,7 +1,7 @@
 """What a chat can do with tools: what is offered to the model, whether a call may run, and what comes of it.
 
 The names that models see are `SERVER__TOOL`, of at most 64 letters, digits, `_` and `-`, as every API takes them; where
-that needs a change, or two would be the same, the end is a hash.
+that needs a change, the end is a hash.
 
 A call runs only with `Grant.ONCE` of a person for this call, or a grant for the tool that a person gave before: in this
 chat, or for good. The front end asks; nothing else decides.
@@ -25,9 +25,9 @@ from typing import Any
 import msgspec
 
 from localrun.tools.config import ServerSettings
-from localrun.tools.inert import inert, shortened
+from localrun.tools.inert import as_json, inert, shortened
 from localrun.tools.permissions import Permissions, Rule
-from localrun.tools.servers import Result, ServerFailed, Servers
+from localrun.tools.servers import Offered, Result, ServerFailed, Servers
 
 MAX_NAME_CHARS = 64
 # Rounds of calls for one question, before a person is asked whether to go on.
@@ -79,8 +79,8 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def shown_arguments(self) -> str:
-        """As JSON, with what controls a terminal escaped or left out."""
-        return inert(json.dumps(self.arguments, indent=2, ensure_ascii=False))
+        """As JSON. Nothing is left out: what is shown is what the server gets."""
+        return as_json(self.arguments)
 
 
 class End(StrEnum):
@@ -140,8 +140,7 @@ class Toolbox:
             elif isinstance(offered, BaseException):
                 raise offered
             else:
-                others = [tool.name for other, tools in self._tools.items() if other != name for tool in tools]
-                self._tools[name] = _named(name, self.servers.settings[name], offered, others)
+                self._tools[name] = _named(name, self.servers.settings[name], offered)
         return problems
 
     def forget_failure(self, name: str) -> None:
@@ -204,21 +203,20 @@ def result_message(name: str, call_id: str, content: str) -> dict[str, Any]:
     return {"role": "tool", "content": content, "tool_name": name, "tool_call_id": call_id}
 
 
-def _named(server: str, settings: ServerSettings, offered: Iterable[Any], others: Iterable[str]) -> tuple[Tool, ...]:
-    taken = set(others)
-    tools = []
+def _named(server: str, settings: ServerSettings, offered: Iterable[Offered]) -> tuple[Tool, ...]:
+    """Of tools with the same name the first."""
+    tools: dict[str, Tool] = {}
     for one in offered:
-        name = model_name(server, one.name, taken)
-        taken.add(name)
-        tools.append(Tool(name, server, one.name, one.description, one.schema, settings.identity))
-    return tuple(tools)
+        name = model_name(server, one.name)
+        tools.setdefault(name, Tool(name, server, one.name, one.description, one.schema, settings.identity))
+    return tuple(tools.values())
 
 
-def model_name(server: str, tool: str, taken: Collection[str] = ()) -> str:
-    """What models call a tool."""
+def model_name(server: str, tool: str) -> str:
+    """What models call a tool. No other server's tool is called so: a server's name has no `__`, nor `_` at its end."""
     plain = f"{server}__{tool}"
     name = re.sub(r"[^A-Za-z0-9_-]", "_", plain)
-    if name == plain and len(name) <= MAX_NAME_CHARS and name not in taken:
+    if name == plain and len(name) <= MAX_NAME_CHARS:
         return name
     digest = hashlib.sha256(json.dumps([server, tool]).encode()).hexdigest()[:_HASH_CHARS]
     return f"{name[: MAX_NAME_CHARS - _HASH_CHARS - 1]}_{digest}"

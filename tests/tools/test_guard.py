@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -79,6 +80,24 @@ def test_when_its_input_ends_the_whole_group_does() -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     pids = _pids(process.stdout.readline())
+    process.stdin.close()
+    _wait_until_gone([*pids, process.pid])
+    process.wait()
+    for stream in (process.stdout, process.stderr):
+        assert stream is not None
+        stream.close()
+
+
+def test_a_server_that_does_not_read_ends_with_its_input_too() -> None:
+    process = _start(STUBBORN)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    pids = _pids(process.stdout.readline())
+    os.set_blocking(process.stdin.fileno(), False)
+    with contextlib.suppress(BlockingIOError):
+        while True:  # until all the pipes are full, and the guard waits
+            os.write(process.stdin.fileno(), b"x" * 65536)
+            time.sleep(0.2)
     process.stdin.close()
     _wait_until_gone([*pids, process.pid])
     process.wait()

@@ -9,7 +9,6 @@ Does not: run anything, or decide what needs no asking.
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any, Generic, TypeVar
 
 from textual.app import ComposeResult
@@ -18,7 +17,7 @@ from textual.content import Content
 from textual.widgets import Collapsible, OptionList, Static
 from textual.widgets.option_list import Option
 
-from localrun.tools.inert import inert, shortened
+from localrun.tools.inert import as_json, inert, shortened
 from localrun.tools.toolbox import Call, End, Grant, Outcome, Tool
 from localrun.tui import short_text
 from localrun.tui.short_text import block, fit, line
@@ -74,7 +73,7 @@ class ToolCall(Vertical):
     def __init__(self, server: str, tool: str, arguments: str) -> None:
         super().__init__()
         self._what = f"{line(server)} · {fit(inert(tool), 60)}" if server else fit(inert(tool), 60)
-        self._arguments = block(inert(arguments))
+        self._arguments = arguments
         self._head = Static()
         self._result = Static()
         self._folded = Collapsible(self._result, collapsed=True)
@@ -90,7 +89,7 @@ class ToolCall(Vertical):
     @classmethod
     def kept(cls, content: str, extra: dict[str, Any], gallery: Gallery | None) -> ToolCall:
         """One of the history."""
-        arguments = json.dumps(extra.get("arguments") or {}, indent=2, ensure_ascii=False)
+        arguments = as_json(extra.get("arguments") or {})
         made = cls(str(extra.get("server", "")), str(extra.get("tool") or extra.get("tool_name", "?")), arguments)
         end, duration_s = extra.get("end"), extra.get("duration_s")
         outcome = Outcome(
