@@ -169,7 +169,8 @@ def converse(connect: Callable[[], str], session: Session, tools: TerminalTools 
     """Talk until /bye or Ctrl-D. `connect` gives the URL of a daemon, started if need be.
 
     A model that does not exist is raised before the first message; later errors are shown. A daemon that is gone (one
-    in the background ends when nobody uses it) is started again, and the conversation goes on.
+    in the background ends when nobody uses it) is started again, and the conversation goes on. Ctrl-C ends what a
+    message has begun, servers that are started among it, and never the conversation.
     """
     with _line_history(), asyncio.Runner() as runner:
         client = runner.run(_opened(connect()))
@@ -188,6 +189,8 @@ def converse(connect: Callable[[], str], session: Session, tools: TerminalTools 
                     print("(the daemon is running again and the conversation is kept; send the message again)")
                 except LocalrunError as error:
                     print(f"error: {visible(error.message)}", file=sys.stderr)
+                except KeyboardInterrupt:
+                    print()
         finally:
             if tools is not None:
                 runner.run(tools.close())
@@ -231,8 +234,6 @@ def _handle(
         answer = answer_in_rounds(
             tools, said, ask, lambda own, last: own.run(runner, client, session.model, last, said)
         )
-    except KeyboardInterrupt:
-        print()
     finally:
         session.remember(question, answer.text, said)
 

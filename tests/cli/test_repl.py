@@ -70,11 +70,11 @@ class Conversation:
 
     def interrupt_until(self, text: str) -> None:
         """Ctrl-C until `text` comes. At a prompt one may be lost: Python's readline does not see a signal that comes
-        between its look for signals and its wait for a key."""
+        between its look for signals and its wait for a key. The next one waits, as one that comes while the last is
+        dealt with is another case."""
         while text not in self.seen:
             self.type("\x03")
-            ready, _, _ = select.select([self._master], [], [], 1)
-            if ready:
+            while text not in self.seen and select.select([self._master], [], [], 5)[0]:
                 self.seen += os.read(self._master, 65536).decode()
         self.wait_for(text)
 

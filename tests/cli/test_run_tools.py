@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ SERVERS = Path(__file__).parents[1] / "tools"
 _END = "</tool_response>"
 TEMPLATE = TOOL_TEMPLATE.replace(_END, "{% if 'SAY[[' not in message.content %} SAY[[It is done.]]{% endif %}" + _END)
 ADD = 'SAY[[<tool_call>\n{"name": "sums__add", "arguments": {"a": 19, "b": 23}}\n</tool_call>]]'
+HANG = 'SAY[[<tool_call>\n{"name": "hostile__hang", "arguments": {}}\n</tool_call>]]'
 DIE = 'SAY[[<tool_call>\n{"name": "hostile__die", "arguments": {}}\n</tool_call>]]'
 
 
@@ -121,6 +123,38 @@ def test_at_a_terminal_it_asks(environment: dict[str, str], daemon: Daemon) -> N
     finally:
         conversation.process.kill()
         conversation.process.wait()
+
+
+def test_ctrl_c_ends_a_call_at_its_server_and_the_conversation_goes_on(
+    environment: dict[str, str], daemon: Daemon, tmp_path: Path
+) -> None:
+    pytest.importorskip("pty", reason="needs pseudo terminals")
+    from tests.cli.test_repl import Conversation
+
+    seen = tmp_path / "seen"
+    conversation = Conversation(environment, daemon.port, "caller", "--tools", "hostile")
+    try:
+        conversation.wait_for(">>> ")
+        conversation.type(f'"""{HANG}"""\n')
+        conversation.wait_for("never: ")
+        conversation.type("y\n")
+        _wait_for(seen, "hangs")
+        conversation.interrupt_until(">>> ")
+        _wait_for(seen, "cancelled")
+        conversation.type("SAY[[here]]\n")
+        conversation.wait_for("here\r\n")
+        conversation.type("/bye\n")
+        assert conversation.process.wait(60) == 0
+    finally:
+        conversation.process.kill()
+        conversation.process.wait()
+
+
+def _wait_for(file: Path, text: str) -> None:
+    deadline_s = time.monotonic() + 60
+    while not (file.exists() and text in file.read_text()):
+        assert time.monotonic() < deadline_s, text
+        time.sleep(0.05)
 
 
 def test_ctrl_c_at_the_question_refuses_and_the_conversation_goes_on(
