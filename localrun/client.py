@@ -349,10 +349,12 @@ class Client:
         think: bool | str | None = None,
         lane: str = "interactive",
         keep_alive: float | str | None = None,
+        tools: list[dict[str, Any]] | None = None,
     ) -> AsyncGenerator[ChatPiece, None]:
         """Stream the answer to a conversation. Raises what the daemon refused, and DaemonUnreachable."""
         body = {
             "model": model, "messages": messages, "options": options, "think": think, "keep_alive": keep_alive,
+            "tools": tools or None,
         }  # fmt: skip
         given = {name: value for name, value in body.items() if value is not None} | {"stream": True}
         done = False

@@ -30,6 +30,7 @@ CLIENT = "localrun.client"
 # What the daemon and its clients must agree on to let each other in.
 ACCESS = "localrun.access"
 OLLAMA_ENVIRONMENT = "localrun.ollama_environment"
+TOOLS = "localrun.tools"
 
 # A package may import itself and these; a name stands for everything below it.
 ALLOWED = {
@@ -42,10 +43,11 @@ ALLOWED = {
     ),
     ACCESS: (CONFIG, ERRORS, WIRE),
     "localrun.models": (CONFIG, ERRORS),
-    "localrun.tui": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, SNAPSHOT, SOUND_HEADERS),
+    TOOLS: (ATTACHMENTS, ERRORS),
+    "localrun.tui": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, SNAPSHOT, SOUND_HEADERS, TOOLS),
     "localrun.cli": (
         *(ACCESS, ATTACHMENTS, CLIENT, CONFIG, ERRORS, KV_FOLDERS, OLLAMA_ENVIRONMENT, PROCESSORS, SNAPSHOT),
-        *(THREAD_CHOICE, WIRE),
+        *(THREAD_CHOICE, TOOLS, WIRE),
     ),
     "localrun.bench": (
         ACCESS,
@@ -253,6 +255,14 @@ def test_only_the_modules_for_grammars_import_llguidance():
     loading = {found.importer for found in imports() if is_within(found.name, "llguidance") and not found.is_lazy}
     assert loading == {"localrun.engine.sample.gbnf", "localrun.engine.sample.grammar_library"}
     assert "llguidance" not in loaded_after("import localrun.engine.process, localrun.engine.fake, localrun.server.app")
+
+
+def test_only_one_module_imports_mcp_and_only_when_a_server_is_started():
+    users = [found for found in imports() if is_within(found.name, "mcp")]
+    assert {found.importer for found in users} == {"localrun.tools.servers"}
+    assert all(found.is_lazy for found in users)
+    loaded = loaded_after("import localrun.tui.app, localrun.cli.run")
+    assert not loaded & {"mcp", "mcp_types", "pydantic", "jsonschema", "starlette", "cryptography"}
 
 
 def test_only_the_entry_points_open_the_real_backend():

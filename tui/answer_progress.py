@@ -29,10 +29,12 @@ class Fact:
 @dataclass
 class AnswerProgress:
     """`has_text` is set once a piece of the answer came, which may be before the next snapshot shows it. `outcome` is
-    None while the answer runs, then one of done, stopped, failed."""
+    None while the answer runs, then one of done, stopped, failed. `doing` is what is done beside the model's answer:
+    tools are started, asked for or called."""
 
     client_name: str
     has_text: bool = False
+    doing: str = ""
     request_id: str | None = None
     row: RequestRow | None = None
     n_ctx: int | None = None
@@ -97,6 +99,8 @@ class AnswerProgress:
         return found
 
     def _state(self) -> Fact:
+        if self.doing:
+            return Fact(self.doing, 0, "wait")
         if self.outcome == "done":
             return Fact("length limit" if self.reason == "length" else "done", 0, "good")
         if self.outcome is not None:

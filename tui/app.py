@@ -24,6 +24,7 @@ from textual.messages import InBandWindowResize
 from localrun.client import Client
 from localrun.config import folders
 from localrun.errors import LocalrunError
+from localrun.tools.toolbox import toolbox
 from localrun.tui import kitty_graphics, preferences
 from localrun.tui.daemon import RETRY_DELAYS_S, Connect, Daemon, EventFeed
 from localrun.tui.history import History, HistoryUnavailable, open_history
@@ -70,6 +71,7 @@ def own_app(
         connect=connect,
         first=first,
         history_file=own.data / "chats.db",
+        permissions_file=own.data / "tool-permissions.json",
         preferences=chosen,
         start_daemon=start_daemon,
         is_replay=is_replay,
@@ -96,10 +98,10 @@ class LocalrunApp(App[None]):
     """`connect` makes the client; the name it is given is unique to this process, so that its requests are known.
 
     `retry_delays_s` are the pauses between attempts to reach a daemon that does not answer. `first` is the mode to
-    begin in. Chats are kept in `history_file`, and without one in memory. `preferences` are the person's own keys and
-    theme. `start_daemon` starts one where none answers, in a thread; it may raise LocalrunError. `is_replay` says
-    that what `connect` makes is a recording, which plays once and again when asked. `clock` gives seconds since the
-    epoch.
+    begin in. Chats are kept in `history_file`, and without one in memory; so is what tools were allowed, in
+    `permissions_file`. `preferences` are the person's own keys, theme and servers of tools. `start_daemon` starts one
+    where none answers, in a thread; it may raise LocalrunError. `is_replay` says that what `connect` makes is a
+    recording, which plays once and again when asked. `clock` gives seconds since the epoch.
     """
 
     TITLE = "localrun"
@@ -124,6 +126,7 @@ class LocalrunApp(App[None]):
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
         first: str = "chat",
         history_file: Path | None = None,
+        permissions_file: Path | None = None,
         preferences: Preferences | None = None,
         start_daemon: Callable[[], object] | None = None,
         is_replay: bool = False,
@@ -148,6 +151,7 @@ class LocalrunApp(App[None]):
             can_start=start_daemon is not None,
             is_replay=is_replay,
             keymap=self._preferences.keys,
+            toolbox=toolbox(self._preferences.servers, permissions_file),
         )
         self._feed = EventFeed(
             daemon,
@@ -215,6 +219,8 @@ class LocalrunApp(App[None]):
         self.session.stop_recording()
         self.session.history.close()
         await self.session.pulls.close()
+        if self.session.toolbox is not None:
+            await self.session.toolbox.close()
         await self.session.daemon.__aexit__(None, None, None)
 
     def _on_pulled(self, ended: tuple[str, str | None]) -> None:

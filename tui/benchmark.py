@@ -67,6 +67,7 @@ class _Daemon(Replay):
         options: dict[str, Any] | None = None,
         think: bool | str | None = None,
         lane: str = "default",
+        tools: list[dict[str, Any]] | None = None,
     ) -> AsyncGenerator[ChatPiece, None]:
         for number in range(1_000_000):
             await asyncio.sleep(1 / TOKENS_PER_S)

@@ -18,11 +18,28 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
 from localrun.attachments import Kind, n_carried
+from localrun.tools.toolbox import result_message
 from localrun.tui.history import Chat, History, Message
-from localrun.tui.media import Attached, media_of
+from localrun.tui.media import Attached, Medium, media_of
 
 _UNSTORED = 0
+# Among a chat's parameters, but no options of a model.
+_THINK = "think"
+_TOOLS = "tools"
+# What a model reads of a call without a result: one of an answer that was stopped, or lost with the program.
+_NO_RESULT = "There is no result: this call was not run."
+
+
+class ToolSettings(msgspec.Struct, frozen=True):
+    """Of one chat: whether tools are offered (None: if the model says that it can call them), which servers and tools
+    are not, and the fingerprints of those that may run without being asked for."""
+
+    is_on: bool | None = None
+    off: tuple[str, ...] = ()
+    allowed: tuple[str, ...] = ()
 
 
 class Conversation:
@@ -53,14 +70,43 @@ class Conversation:
         except (KeyError, sqlite3.Error):
             return ""
 
+    @property
+    def model_parameters(self) -> dict[str, Any]:
+        """The parameters that are the model's business."""
+        return {name: value for name, value in self.parameters.items() if name != _TOOLS}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The parameters that are options of the model."""
+        return {name: value for name, value in self.model_parameters.items() if name != _THINK}
+
+    @property
+    def think(self) -> bool | str | None:
+        """None leaves it to the model."""
+        return self.parameters.get(_THINK)
+
+    @property
+    def tools(self) -> ToolSettings:
+        """See there. What a damaged history has is as if nothing had been set."""
+        try:
+            return msgspec.convert(self.parameters.get(_TOOLS, {}), ToolSettings)
+        except msgspec.ValidationError:
+            return ToolSettings()
+
+    def set_tools(self, **changes: Any) -> None:
+        """Raises KeyError when the chat was deleted, and sqlite3.Error; it counts here all the same."""
+        changed = msgspec.to_builtins(msgspec.structs.replace(self.tools, **changes))
+        self.configure(parameters={**self.parameters, _TOOLS: changed})
+
     def to_send(
-        self, question: str, extra: dict[str, Any] | None = None, taken: frozenset[Kind] = frozenset(Kind)
+        self, question: str | None, extra: dict[str, Any] | None = None, taken: frozenset[Kind] = frozenset(Kind)
     ) -> list[dict[str, Any]]:
-        """What `/api/chat` is asked, with this question at the end. A stopped answer counts as the answer. Of all
-        pictures and sounds that the model takes, the newest, as many as one request carries. Reads their files, so it
-        is called in a thread; nothing is added to the conversation meanwhile."""
+        """What `/api/chat` is asked, with this question at the end; None goes on after results of tools. A stopped
+        answer counts as the answer. Of all pictures and sounds that the model takes, the newest, as many as one request
+        carries. Reads their files, so it is called in a thread; nothing is added to the conversation meanwhile."""
         found: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
-        said = [*((m.role, m.content, m.extra) for m in self.messages), ("user", question, extra or {})]
+        said = [(m.role, m.content, m.extra) for m in self.messages]
+        said += [] if question is None else [("user", question, extra or {})]
         media = [medium for _, _, extra in said for medium in media_of(extra) if medium.kind in taken]
         left_out = set(range(len(media) - n_carried([medium.size_bytes for medium in media])))
         numbers = itertools.count()
@@ -73,18 +119,25 @@ class Conversation:
             ]
             images = [base64.b64encode(data).decode("ascii") for data in files if data is not None]
             message |= {"images": images} if images else {}
-            message |= {name: its_extra[name] for name in ("thinking", "tool_calls") if its_extra.get(name)}
+            n_unseen = len(media_of(its_extra)) - len(images)
+            if role == "tool" and n_unseen:
+                message["content"] += f"\n[{n_unseen} of this result's pictures are not shown to you]"
+            kept = ("thinking", "tool_calls", "tool_name", "tool_call_id")
+            message |= {name: its_extra[name] for name in kept if its_extra.get(name)}
             found.append(message)
-        return found
+        return _with_all_results(found)
 
-    def n_left_out(self, extra: dict[str, Any], taken: frozenset[Kind]) -> int:
-        """How many of the pictures and sounds `to_send` leaves out."""
-        media = [medium for each in (*(m.extra for m in self.messages), extra) for medium in media_of(each)]
-        return len(media) - n_carried([medium.size_bytes for medium in media if medium.kind in taken])
+    def media(self, extra: dict[str, Any]) -> list[Medium]:
+        """All pictures and sounds, the oldest first, with those of the next question."""
+        return [medium for each in (*(m.extra for m in self.messages), extra) for medium in media_of(each)]
 
-    def n_media(self, extra: dict[str, Any]) -> int:
-        """How many pictures and sounds there are in all, with those of the next question."""
-        return sum(len(media_of(each)) for each in (*(m.extra for m in self.messages), extra))
+    def left_out(self, extra: dict[str, Any], taken: frozenset[Kind]) -> tuple[list[Medium], list[Medium]]:
+        """The pictures and sounds that `to_send` leaves out: what the model does not take, and what is too much for one
+        request."""
+        media = self.media(extra)
+        takes = [medium for medium in media if medium.kind in taken]
+        n_carried_again = n_carried([medium.size_bytes for medium in takes])
+        return [medium for medium in media if medium.kind not in taken], takes[: len(takes) - n_carried_again]
 
     @property
     def has_media(self) -> bool:
@@ -107,6 +160,15 @@ class Conversation:
     def answered(self, text: str, extra: dict[str, Any]) -> Message:
         """The answer is over, or as much of it as came."""
         return self._add("assistant", text, extra)
+
+    def called(self, text: str, extra: dict[str, Any]) -> Message:
+        """A tool that the model called has a result."""
+        return self._add("tool", text, extra)
+
+    def has_results(self, message: Message) -> bool:
+        """Whether results of tools follow a shown answer."""
+        after = self.messages.index(message) + 1
+        return after < len(self.messages) and self.messages[after].role == "tool"
 
     def back_to(self, message: Message) -> None:
         """Forget a shown message and all after it, here; they stay in the history as another branch."""
@@ -182,3 +244,29 @@ class Conversation:
         if message.id == _UNSTORED:
             return []
         return [sibling.id for sibling in self._history.siblings(message)]
+
+
+def _with_all_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With a result for every call: models that are shown a call without one may make it again, or fail."""
+    found: list[dict[str, Any]] = []
+    missing: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "tool":
+            call_id, name = message.get("tool_call_id"), message.get("tool_name")
+            answered = next(
+                (m for m in missing if (m["tool_call_id"] == call_id if call_id else m["tool_name"] == name)), None
+            )
+            if answered is not None:
+                missing.remove(answered)
+        else:
+            found += missing
+            calls = message.get("tool_calls")
+            missing = [_no_result(call) for call in calls] if isinstance(calls, list) else []
+        found.append(message)
+    return found + missing
+
+
+def _no_result(call: Any) -> dict[str, Any]:
+    call = call if isinstance(call, dict) else {}
+    function = call.get("function") or {}
+    return result_message(str(function.get("name", "")), str(call.get("id", "")), _NO_RESULT)

@@ -31,6 +31,7 @@ class Daemon(Protocol):
         options: dict[str, Any] | None = ...,
         think: bool | str | None = ...,
         lane: str = ...,
+        tools: list[dict[str, Any]] | None = ...,
     ) -> AsyncGenerator[ChatPiece, None]:
         """The answer, piece by piece. Closing the generator cancels the request in the daemon."""
         ...

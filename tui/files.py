@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -117,7 +118,8 @@ def to_markdown(title: str, model: str, system: str, messages: Sequence[Message]
         if message.extra.get("thinking"):
             parts.append(_quoted(str(message.extra["thinking"])))
         parts += [f"[with {medium.name}]" for medium in media_of(message.extra)]
-        parts.append(message.content)
+        parts.append(_fenced(message.content) if message.role == "tool" else message.content)
+        parts += [f"Calls {_called(call)}" for call in message.extra.get("tool_calls") or ()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -169,6 +171,18 @@ def code_blocks(markdown: str) -> list[str]:
     if inside:
         found.append("\n".join(inside))
     return found
+
+
+def _called(call: dict[str, Any]) -> str:
+    function = call.get("function") or {}
+    return f"{function.get('name', '?')} with\n\n{_fenced(json.dumps(function.get('arguments'), ensure_ascii=False))}"
+
+
+def _fenced(text: str) -> str:
+    """Verbatim, whatever stands in it."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{text}\n{fence}"
 
 
 def _quoted(text: str) -> str:

@@ -109,7 +109,8 @@ class Message(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """A message that matches a search; `excerpt` has the words between `[` and `]`."""
+    """A message that matches a search; `excerpt` has the words between `[` and `]`. Where only the chat's title
+    matches, it is the last message of the chat, and there is no excerpt."""
 
     chat: Chat
     message_id: int
@@ -321,8 +322,9 @@ class History:
     # --- search --------------------------------------------------------------------------------------------------
 
     def search(self, text: str) -> list[Hit]:
-        """Messages with words that begin like all of these, the best first, then those whose pictures and sounds have
-        such names. Nothing for a text without any word."""
+        """Chats with words in their title that begin like all of these, where no message of theirs has them; then
+        messages that have them, the best first; then those whose pictures and sounds have such names. Nothing for a
+        text without any word."""
         words = _WORD.findall(text)
         if not words:
             return []
@@ -337,18 +339,24 @@ class History:
         ).fetchall()
         found = {row[0] for row in rows}
         rows += [row for row in self._with_files_named(words) if row[0] not in found]
-        return [Hit(self.chat(row[2]), row[0], row[1], row[3]) for row in rows[:MAX_HITS]]
+        said_in = {row[2] for row in rows}
+        hits = [
+            Hit(chat, chat.leaf_id, "", "")
+            for chat in self.chats()
+            if chat.leaf_id is not None and chat.id not in said_in and _has_words(chat.title, words)
+        ]
+        hits += [Hit(self.chat(row[2]), row[0], row[1], row[3]) for row in rows]
+        return hits[:MAX_HITS]
 
     def _with_files_named(self, words: list[str]) -> list[tuple[int, str, int, str]]:
         """The latest first, as the rows of `search`; the index does not know the names."""
         rows = self._db.execute(
             """SELECT id, role, chat_id, extra FROM messages WHERE extra LIKE '%"media"%' ORDER BY id DESC"""
         )
-        wanted, found = [word.casefold() for word in words], []
+        found = []
         for message_id, role, chat_id, extra in rows:
             names = ", ".join(medium.name for medium in media_of(_object(extra)))
-            there = _WORD.findall(names.casefold())
-            if all(any(word.startswith(begin) for word in there) for begin in wanted):
+            if _has_words(names, words):
                 found.append((message_id, role, chat_id, names))
         return found
 
@@ -554,3 +562,9 @@ def _object(text: object) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _has_words(text: str, beginnings: list[str]) -> bool:
+    """Whether it has a word for each of these that begins so."""
+    there = _WORD.findall(text.casefold())
+    return all(any(word.startswith(begin.casefold()) for word in there) for begin in beginnings)

@@ -53,6 +53,7 @@ KEYS: dict[str, Key] = {
     "models.load": Key("ctrl+u", "Load / unload", "load or unload it"),
     "models.cancel": Key("ctrl+x", "Cancel the pull", "cancel the newest pull"),
     "models.delete": Key("ctrl+d", "Delete", "delete it from this machine; asks first"),
+    "tools.forget": Key("ctrl+d", "Forget", "ask again for what was allowed or forbidden"),
     "monitor.cancel": Key("x", "Cancel", "cancel the selected request, whoever sent it"),
     "monitor.sort": Key("s", "Sort", "sort by arrival, speed, output, prompt, client"),
     "monitor.filter": Key("slash", "Filter", "filter by parts of state, client, route, model, lane"),

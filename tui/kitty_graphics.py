@@ -58,6 +58,10 @@ def placeholders(number: int, columns: int, rows: int) -> list[Strip]:
     ]
 
 
+def has_placeholders(text: str) -> bool:
+    return _PLACEHOLDER in text
+
+
 def shown(number: int, png: bytes, columns: int, rows: int) -> str:
     """Makes the placeholders of a number be this picture, which is fitted into so many cells."""
     content = base64.b64encode(png).decode("ascii")

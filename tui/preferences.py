@@ -7,6 +7,9 @@
     "chat.new" = "f7"
     "monitor.cancel" = "k,delete"
 
+    [mcp.files]
+    command = "some-mcp-server"
+
 Read once at the start. What is wrong in the file is left out, and said; the rest counts.
 
 Does not: write the file.
@@ -24,6 +27,8 @@ from textual.app import App
 from textual.color import Color
 from textual.theme import Theme
 
+from localrun.tools import config
+from localrun.tools.config import ServerSettings
 from localrun.tui.keys import KEYS
 
 # Quiet greys, one green for what runs, one amber for what waits or is being read in. Meaning is never carried by
@@ -94,12 +99,13 @@ class Pictures(StrEnum):
 
 
 class Preferences(NamedTuple):
-    """`theme` None is the usual one. `problems` are sentences for the person."""
+    """`theme` None is the usual one. `servers` are those of tools. `problems` are sentences for the person."""
 
     theme: str | None = None
     keys: dict[str, str] = {}  # noqa: RUF012 - nobody changes it
     problems: tuple[str, ...] = ()
     pictures: Pictures = Pictures.AUTO
+    servers: dict[str, ServerSettings] = {}  # noqa: RUF012
 
 
 def rich_style(app: App[Any], colour: str) -> Style:
@@ -116,8 +122,8 @@ def load(path: Path) -> Preferences:
         return Preferences()
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         return Preferences(problems=(f"{path} cannot be read: {error}",))
-    unknown = sorted(content.keys() - {"theme", "pictures", "keys"})
-    problems = [f"{path.name}: {name!r} is unknown; there are theme, pictures and keys" for name in unknown]
+    unknown = sorted(content.keys() - {"theme", "pictures", "keys", "mcp"})
+    problems = [f"{path.name}: {name!r} is unknown; there are theme, pictures, keys and mcp" for name in unknown]
     theme = content.get("theme")
     if theme is not None and not isinstance(theme, str):
         problems.append(f"{path.name}: theme must be a text")
@@ -138,4 +144,5 @@ def load(path: Path) -> Preferences:
             problems.append(f"{path.name}: the key of {name!r} must be a text such as ctrl+t")
         else:
             keys[name] = value.strip()
-    return Preferences(theme, keys, tuple(problems), Pictures(pictures))
+    servers, its_problems = config.configured(content.get("mcp", {}), path.name)
+    return Preferences(theme, keys, (*problems, *its_problems), Pictures(pictures), servers)

@@ -72,6 +72,7 @@ class Replay:
         options: dict[str, Any] | None = None,
         think: bool | str | None = None,
         lane: str = "default",
+        tools: list[dict[str, Any]] | None = None,
     ) -> AsyncGenerator[ChatPiece, None]:
         return self._nothing()
 

@@ -20,6 +20,7 @@ from localrun.attachments import Kind
 from localrun.config import folders
 from localrun.errors import Cancelled, LocalrunError
 from localrun.snapshot import EngineRow, PullRow, Snapshot
+from localrun.tools.toolbox import Toolbox
 from localrun.tui import short_text
 from localrun.tui.daemon import Daemon
 from localrun.tui.history import Deleted, History
@@ -35,7 +36,8 @@ class Session:
     `pulled` tells a model that was pulled and what went wrong with it, if anything. `recorder` is where snapshots are
     written to, if anywhere. `deleted` tells the number of a chat that is no more; `deleted_chats` are those that can
     be brought back, the latest last. `clock` gives seconds since the epoch. `can_start` says whether a daemon can be
-    started from here, `is_replay` whether a recording stands in for one. `keymap` are the person's own keys."""
+    started from here, `is_replay` whether a recording stands in for one. `keymap` are the person's own keys. `toolbox`
+    is None where no server of tools is configured."""
 
     def __init__(
         self,
@@ -51,7 +53,9 @@ class Session:
         can_start: bool = False,
         is_replay: bool = False,
         keymap: Mapping[str, str] | None = None,
+        toolbox: Toolbox | None = None,
     ) -> None:
+        self.toolbox = toolbox
         self.keymap = keymap or {}
         self.can_start = can_start
         self.is_replay = is_replay
@@ -125,9 +129,13 @@ class Session:
         self.model = model
         self.models.publish(model)
 
+    async def capabilities(self, model: str) -> tuple[str, ...]:
+        """What a model can do, in `/api/show`'s words. Raises LocalrunError."""
+        return tuple((await self.daemon.show(model)).get("capabilities") or ())
+
     async def taken_kinds(self, model: str) -> frozenset[Kind]:
         """What may be attached to a question to a model. Raises LocalrunError."""
-        return attachments.taken_kinds((await self.daemon.show(model)).get("capabilities") or ())
+        return attachments.taken_kinds(await self.capabilities(model))
 
     def engine_of(self, model: str) -> EngineRow | None:
         """The engine that serves a model, by the model's canonical name."""

@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "set": ("[NAME VALUE]", "set a parameter (temperature, …); without a value, show them"),
     "unset": ("NAME", "take the model's own value for a parameter"),
     "think": ("LEVEL", "on, off, low, medium, high: whether a model that can think does"),
+    "tools": ("[on|off]", "the tools of this chat: what is on, what was allowed"),
     "retry": ("", "answer the last question again"),
     "edit": ("", "change the last question and ask it again"),
     "branch": ("", "go on in a copy of this chat"),

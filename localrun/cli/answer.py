@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator
 from enum import StrEnum
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 import msgspec
 
@@ -41,6 +41,7 @@ class Answer(msgspec.Struct, kw_only=True):
     """What came so far. `ttft_s` is as seen from here: with loading, queueing and the way through HTTP."""
 
     text: str = ""
+    tool_calls: list[dict[str, Any]] = []
     request_id: str | None = None
     done_reason: str | None = None
     ttft_s: float | None = None
@@ -93,6 +94,7 @@ async def _receive(pieces: AsyncGenerator[ChatPiece, None], answer: Answer, mete
                     if show:
                         sys.stdout.write(for_stdout(piece.text))
                         sys.stdout.flush()
+                answer.tool_calls += piece.tool_calls
                 answer.request_id = piece.request_id or answer.request_id
                 if piece.done:
                     answer.done_reason, answer.metrics = piece.done_reason, piece.metrics

@@ -21,6 +21,7 @@ from localrun.attachments import MAX_MEDIA, MAX_MEDIA_BYTES, Attachment, Kind
 from localrun.cli.answer import Answer, Stats, show
 from localrun.cli.cards import model_card, model_parameters
 from localrun.cli.text import for_stdout, visible
+from localrun.cli.tools import TerminalTools, answer_in_rounds
 from localrun.client import Client
 from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError
 
@@ -104,6 +105,7 @@ HELP = """\
 /show parameters            the options set here, and the model's own
 /show system                the system message
 /show template              the model's chat template
+/tools                      the tools that the model is offered, and what was allowed
 /clear                      forget the conversation
 /bye                        quit (also Ctrl-D)
 /? or /help                 this text
@@ -133,10 +135,11 @@ class Session(msgspec.Struct, kw_only=True):
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.history, question]
 
-    def remember(self, question: dict[str, Any], answer: str) -> None:
-        """Add a turn. One whose answer was stopped before its first word is not part of the conversation."""
-        if answer:
-            self.history += [question, {"role": "assistant", "content": answer}]
+    def remember(self, question: dict[str, Any], answer: str, between: Iterable[dict[str, Any]] = ()) -> None:
+        """Add a turn, with calls of tools and their results between question and answer. One whose answer was stopped
+        before its first word is not part of the conversation."""
+        said = [*between, *([{"role": "assistant", "content": answer}] if answer else [])]
+        self.history += [question, *said] if said else []
 
     def leave_out(self, question: dict[str, Any]) -> int:
         """Take the oldest pictures and sounds out of the history that a request with this question cannot carry
@@ -170,20 +173,23 @@ class Session(msgspec.Struct, kw_only=True):
         return "the conversation was cleared"
 
 
-def converse(connect: Callable[[], str], session: Session) -> None:
+def converse(connect: Callable[[], str], session: Session, tools: TerminalTools | None = None) -> None:
     """Talk until /bye or Ctrl-D. `connect` gives the URL of a daemon, started if need be.
 
     A model that does not exist is raised before the first message; later errors are shown. A daemon that is gone (one
-    in the background ends when nobody uses it) is started again, and the conversation goes on.
+    in the background ends when nobody uses it) is started again, and the conversation goes on. Ctrl-C ends what a
+    message has begun, servers that are started among it, and never the conversation.
     """
     with _line_history(), asyncio.Runner() as runner:
         client = runner.run(_opened(connect()))
         try:
             runner.run(client.show(session.model))
+            if tools is not None:
+                runner.run(tools.look())
             print(f"Chatting with {session.model}. /? lists the commands, /bye quits.")
             while (message := _read_message()) is not None and message not in ("/bye", "/exit"):
                 try:
-                    _handle(runner, client, session, message)
+                    _handle(runner, client, session, message, tools)
                 except DaemonUnreachable as error:
                     print(f"error: {visible(error.message)}", file=sys.stderr)
                     runner.run(client.__aexit__(None, None, None))
@@ -191,15 +197,23 @@ def converse(connect: Callable[[], str], session: Session) -> None:
                     print("(the daemon is running again and the conversation is kept; send the message again)")
                 except LocalrunError as error:
                     print(f"error: {visible(error.message)}", file=sys.stderr)
+                except KeyboardInterrupt:
+                    print()
         finally:
+            if tools is not None:
+                runner.run(tools.close())
             runner.run(client.__aexit__(None, None, None))
 
 
-def _handle(runner: asyncio.Runner, client: Client, session: Session, message: str) -> None:
+def _handle(
+    runner: asyncio.Runner, client: Client, session: Session, message: str, tools: TerminalTools | None
+) -> None:
+    if message == "/tools":
+        print("no tools; start with --tools" if tools is None else tools.listed())
+        return
     if message.startswith("/") and "/" not in message.split()[0][1:]:  # else a path, of a dropped file perhaps
         print(runner.run(_command(client, session, message)))
         return
-    answer = Answer()
     question = runner.run(message_of(client, session.model, Question(message)))
     n_left_out = session.leave_out(question)
     if n_left_out:
@@ -207,11 +221,29 @@ def _handle(runner: asyncio.Runner, client: Client, session: Session, message: s
             f"the {n_left_out} oldest pictures and sounds are no longer sent: a request carries {MAX_MEDIA}, of "
             f"{MAX_MEDIA_BYTES // 10**6} MB together"
         )
-    # The runner cancels the coroutine on Ctrl-C, which closes the stream, and raises only afterwards.
-    with contextlib.suppress(KeyboardInterrupt):
-        pieces = client.chat(session.model, session.messages(question), options=session.options)
-        runner.run(show(pieces, answer, session.stats, client))
-    session.remember(question, answer.text)
+    if tools is not None:
+        runner.run(tools.look())
+
+    said: list[dict[str, Any]] = []
+    answer = Answer()
+
+    def ask(offered: list[dict[str, Any]]) -> Answer:
+        answer = Answer()
+        messages = [*session.messages(question), *said]
+        pieces = client.chat(session.model, messages, options=session.options, tools=offered)
+        # The runner cancels the coroutine on Ctrl-C, which closes the stream, and raises only afterwards.
+        try:
+            runner.run(show(pieces, answer, session.stats, client))
+        except KeyboardInterrupt:
+            answer.tool_calls = []
+        return answer
+
+    try:
+        answer = answer_in_rounds(
+            tools, said, ask, lambda own, last: own.run(runner, client, session.model, last, said)
+        )
+    finally:
+        session.remember(question, answer.text, said)
 
 
 async def message_of(client: Client, model: str, question: Question) -> dict[str, Any]:

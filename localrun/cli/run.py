@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -20,6 +21,7 @@ from localrun.cli.answer import Answer, Stats
 from localrun.cli.daemon import ensure_daemon, for_daemon, with_settings
 from localrun.cli.pull import pull_missing
 from localrun.cli.repl import Question, Session, converse, message_of, parse_options
+from localrun.cli.tools import TerminalTools, answer_in_rounds, terminal_tools
 from localrun.client import Client
 from localrun.config import Settings
 from localrun.errors import BadRequest, Cancelled, ModelNotFound
@@ -33,6 +35,21 @@ from localrun.errors import BadRequest, Cancelled, ModelNotFound
     "--option", "assignments", multiple=True, metavar="NAME=VALUE",
     help="Set an option, such as temperature=0 or num_predict=100. Repeatable.",
 )  # fmt: skip
+@click.option(
+    "--tools",
+    "servers",
+    is_flag=False,
+    flag_value="all",
+    metavar="[NAME,...]",
+    help="Offer the model the tools of these servers of tui.toml, or of all; each call is asked for.",
+)
+@click.option(
+    "--allow-tool",
+    "allowed",
+    multiple=True,
+    metavar="SERVER__TOOL",
+    help="Let this tool run without asking; without a terminal no other does. Repeatable.",
+)
 @click.option("--verbose", is_flag=True, help="Print a table of counts, times and rates to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the text and the metrics.")
 @with_settings
@@ -41,6 +58,8 @@ def run_command(
     words: tuple[str, ...],
     system: str,
     assignments: tuple[str, ...],
+    servers: str | None,
+    allowed: tuple[str, ...],
     verbose: bool,
     as_json: bool,
     settings: Settings,
@@ -58,17 +77,21 @@ def run_command(
         raise click.UsageError(error.message) from None
     stats = Stats.VERBOSE if verbose else Stats.BRIEF
     session = Session(model=for_daemon(model), system=system, options=options, stats=stats)
+    if allowed and servers is None:
+        raise click.UsageError("--allow-tool needs --tools")
+    try:
+        tools = None if servers is None else terminal_tools(servers, allowed)
+    except BadRequest as error:
+        raise click.UsageError(error.message) from None
     question = _whole_question(words)
     if any(question):
-        _with_model(
-            settings, session, lambda: asyncio.run(_one_answer(ensure_daemon(settings), session, question, as_json))
-        )
+        _with_model(settings, session, lambda: _one_answer(ensure_daemon(settings), session, question, as_json, tools))
     elif as_json:
         raise click.UsageError("--json needs a PROMPT or piped input")
     elif not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("without a terminal, give a PROMPT or pipe one in")
     else:
-        _with_model(settings, session, lambda: converse(partial(ensure_daemon, settings), session))
+        _with_model(settings, session, lambda: converse(partial(ensure_daemon, settings), session, tools))
 
 
 def _with_model(settings: Settings, session: Session, action: Callable[[], None]) -> None:
@@ -128,15 +151,32 @@ def _as_text(data: bytes) -> str:
         raise click.UsageError("the piped input is not UTF-8 text, a picture or sound") from None
 
 
-async def _one_answer(base_url: str, session: Session, question: Question, as_json: bool) -> None:
-    answer = Answer()
-    async with Client(base_url, name="localrun run") as client:
-        messages = session.messages(await message_of(client, session.model, question))
-        pieces = client.chat(session.model, messages, options=session.options)
-        if as_json:
-            await answers.receive(pieces, answer)
-        else:
-            await answers.show(pieces, answer, session.stats, client)
+def _one_answer(
+    base_url: str, session: Session, question: Question, as_json: bool, tools: TerminalTools | None
+) -> None:
+    with asyncio.Runner() as runner:
+        client = Client(base_url, name="localrun run")
+        try:
+            if tools is not None:
+                runner.run(tools.look())
+            messages = session.messages(runner.run(message_of(client, session.model, question)))
+
+            def ask(offered: list[dict[str, Any]]) -> Answer:
+                answer = Answer()
+                pieces = client.chat(session.model, messages, options=session.options, tools=offered)
+                if as_json:
+                    runner.run(answers.receive(pieces, answer))
+                else:
+                    runner.run(answers.show(pieces, answer, session.stats, client))
+                return answer
+
+            answer = answer_in_rounds(
+                tools, messages, ask, lambda own, last: own.run(runner, client, session.model, last, messages)
+            )
+        finally:
+            if tools is not None:
+                runner.run(tools.close())
+            runner.run(client.__aexit__(None, None, None))
     if answer.done_reason == "cancelled":
         raise Cancelled("the request was cancelled before the answer was complete")
     if not as_json:

@@ -35,7 +35,7 @@ main()
 class Conversation:
     """`localrun run tiny` in a terminal of 80 by 24."""
 
-    def __init__(self, environment: dict[str, str], port: int, model: str = "tiny") -> None:
+    def __init__(self, environment: dict[str, str], port: int, model: str = "tiny", *arguments: str) -> None:
         import fcntl
         import pty
         import struct
@@ -45,7 +45,7 @@ class Conversation:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
 
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _IN_ITS_TERMINAL, "run", model, "--port", str(port)],
+            [sys.executable, "-c", _IN_ITS_TERMINAL, "run", model, "--port", str(port), *arguments],
             stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment | {"TERM": "xterm"},
         )  # fmt: skip
         os.close(slave)
@@ -70,11 +70,11 @@ class Conversation:
 
     def interrupt_until(self, text: str) -> None:
         """Ctrl-C until `text` comes. At a prompt one may be lost: Python's readline does not see a signal that comes
-        between its look for signals and its wait for a key."""
+        between its look for signals and its wait for a key. The next one waits, as one that comes while the last is
+        dealt with is another case."""
         while text not in self.seen:
             self.type("\x03")
-            ready, _, _ = select.select([self._master], [], [], 1)
-            if ready:
+            while text not in self.seen and select.select([self._master], [], [], 5)[0]:
                 self.seen += os.read(self._master, 65536).decode()
         self.wait_for(text)
 

@@ -37,7 +37,7 @@ from localrun.snapshot import (
 )
 from localrun.tui.app import LocalrunApp
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 # What the clock says: 2023-11-14 22:13:20 UTC.
 NOW_S = 1_700_000_000.0
 REQUEST_ID = "req_0123456789ab"
@@ -104,6 +104,7 @@ class FakeDaemon:
         options: dict[str, Any] | None = None,
         think: bool | str | None = None,
         lane: str = "default",
+        tools: list[dict[str, Any]] | None = None,
     ) -> AsyncGenerator[ChatPiece, None]:
         self._check_up()
         self.questions.append((model, messages))

@@ -177,3 +177,17 @@ def test_a_restored_chat_has_its_branches_and_disturbs_no_other(history: History
     assert [message.content for message in history.branch(restored.id)] == ["one", "answer to one"]
     assert [message.content for message in history.branch(other.id)] == ["somebody else's"]
     assert [hit.chat.id for hit in history.search("answer")] == [restored.id]
+
+
+def test_a_search_knows_titles_of_which_no_message_has_the_words(history: History):
+    named, other = (history.begin("tiny", now_s=1.0) for _ in range(2))
+    first = history.add(named.id, None, "user", "What is an otter?", now_s=2.0)
+    last = history.add(named.id, first.id, "assistant", "An animal.", now_s=3.0)
+    history.add(other.id, None, "user", "holidays", now_s=4.0)
+    history.rename(named.id, "Holidays in Ångström")
+    assert [(hit.chat.id, hit.excerpt) for hit in history.search("holi")] == [(named.id, ""), (other.id, "[holidays]")]
+    assert [(hit.chat.title, hit.message_id) for hit in history.search("ånG hol")] == [
+        ("Holidays in Ångström", last.id)
+    ]
+    assert [hit.excerpt for hit in history.search("otter")] == ["What is an [otter]?"]
+    assert history.search("holidays otter") == []

@@ -149,7 +149,7 @@ def test_a_request_carries_the_newest_media_that_the_model_takes(tmp_path: Path)
     first, _, last = conversation.to_send("more", extra, taken)
     sent = [base64.b64encode(each.file.data).decode() for each in pictures]
     assert (first["images"], last["images"]) == (sent[1:10], sent[10:])
-    assert conversation.n_left_out(extra, taken) == 2
+    assert [len(media) for media in conversation.left_out(extra, taken)] == [1, 1]
     assert "images" not in conversation.to_send("more", {}, frozenset({Kind.TEXT}))[0]
     history.close()
 

@@ -230,7 +230,9 @@ class ChatScreen(Screen[None]):
             placeholder = "Enter chats with the marked model" if is_offer else "Enter asks the marked question"
         if self._attachments.files:
             placeholder = "Ask something about it; Backspace takes the last file away"
-        self.prompt.placeholder = "Answering… Esc stops it" if view.is_answering else placeholder
+        if view.is_answering:
+            placeholder = "Shift+Tab goes to what is asked, Esc stops" if view.choices else "Answering… Esc stops it"
+        self.prompt.placeholder = placeholder
         if view.is_answering != self._was_answering:
             self._was_answering = view.is_answering
             self.refresh_bindings()
@@ -399,6 +401,22 @@ class ChatScreen(Screen[None]):
         if self.view.welcome:
             self.view.welcome.move(event.step)
             self._show_status()
+
+    @on(ConversationView.Asks)
+    def _show_what_is_asked(self, event: ConversationView.Asks) -> None:
+        """The focus goes there only from an empty prompt: who types goes on typing."""
+        if not event.choices.is_attached:
+            return
+        if event.view is self.view and self.is_current and self.prompt.has_focus and not self.prompt.text:
+            event.choices.focus()
+        else:
+            where = "above" if event.view in self._shown else f"in “{fit(event.view.conversation.title, 40)}”"
+            self.notify(f"A model asks {where} whether it may call a tool.", markup=False)
+        self._show_status()
+
+    @on(ConversationView.Answered)
+    def _go_back_to_prompt(self) -> None:
+        self.prompt.focus()
 
     @on(ConversationView.Unsent)
     def _give_back(self, event: ConversationView.Unsent) -> None:

@@ -20,6 +20,7 @@ from localrun.tui.conversation import Conversation
 from localrun.tui.files import code_blocks, in_clipboard, to_json, to_markdown
 from localrun.tui.history import Message
 from localrun.tui.media import MediaFiles
+from localrun.tui.screens.tools import ToolsScreen
 from localrun.tui.short_text import line
 from localrun.tui.slash import Slash
 
@@ -93,7 +94,7 @@ async def _set(screen: ChatScreen, argument: str) -> str:
     conversation = screen.view.conversation
     name, _, text = argument.partition(" ")
     if not text:
-        shown = ", ".join(f"{name} {value}" for name, value in conversation.parameters.items())
+        shown = ", ".join(f"{name} {value}" for name, value in conversation.model_parameters.items())
         return shown or "No parameter is set; the model's own are used. Example: /set temperature 0.2"
     try:  # what the daemon would refuse is refused here, not with the next question
         value = slash.option(name, text, await screen.session.daemon.options())
@@ -105,7 +106,7 @@ async def _set(screen: ChatScreen, argument: str) -> str:
 
 async def _unset(screen: ChatScreen, argument: str) -> str:
     conversation = screen.view.conversation
-    if argument not in conversation.parameters:
+    if argument not in conversation.model_parameters:
         raise _RefusedError(f"{argument or 'nothing'} is not set in this chat")
     conversation.configure(parameters={k: v for k, v in conversation.parameters.items() if k != argument})
     return f"{argument} is the model's own again."
@@ -117,6 +118,23 @@ async def _think(screen: ChatScreen, argument: str) -> str:
     conversation = screen.view.conversation
     conversation.configure(parameters={**conversation.parameters, "think": _THINK_LEVELS[argument]})
     return f"Thinking is {argument} from the next answer on."
+
+
+async def _tools(screen: ChatScreen, argument: str) -> str | None:
+    toolbox, conversation = screen.session.toolbox, screen.view.conversation
+    if toolbox is None:
+        raise _RefusedError("no server of tools is configured; the documentation's tools.md says how")
+    if argument in ("on", "off"):
+        conversation.set_tools(is_on=argument == "on")
+        return f"Tools are {argument} in this chat from the next answer on."
+    if argument:
+        raise _RefusedError("/tools takes on or off, or nothing")
+    await screen.app.push_screen(ToolsScreen(screen.session, toolbox, conversation))
+    if conversation.tools.is_on is False:
+        return "Tools are off in this chat; /tools on switches them on."
+    if conversation.tools.is_on is None and "tools" not in await screen.session.capabilities(conversation.model):
+        return f"{conversation.model} does not say that it can call tools; /tools on offers them all the same."
+    return None
 
 
 async def _retry(screen: ChatScreen, argument: str) -> None:
@@ -190,7 +208,7 @@ def _write(conversation: Conversation, title: str, argument: str, files: MediaFi
     name = "".join(character if character.isalnum() else "-" for character in title).strip("-").lower()
     path = Path(argument or f"{name[:_NAME_CHARACTERS] or 'chat'}.md").expanduser().absolute()
     if path.suffix == ".json":
-        text = to_json(title, model, system, conversation.parameters, messages, files.get)
+        text = to_json(title, model, system, conversation.model_parameters, messages, files.get)
     else:
         text = to_markdown(title, model, system, messages)
     with path.open("x", encoding="utf-8") as file:
@@ -220,6 +238,7 @@ _ACTIONS: dict[str, Callable[[ChatScreen, str], Awaitable[str | None]]] = {
     "set": _set,
     "unset": _unset,
     "think": _think,
+    "tools": _tools,
     "retry": _retry,
     "edit": _edit,
     "branch": _branch,

@@ -81,7 +81,7 @@ class ChatsScreen(Picker[int]):
         self._list.add_options(options)
         if options:
             self._list.highlighted = 0
-        nothing = "Nothing was said with these words in it." if words else "There are no chats yet."
+        nothing = "No chat has these words in it." if words else "There are no chats yet."
         self._note.update(Content("" if options else nothing))
 
     def _all(self) -> list[Option]:
@@ -90,12 +90,10 @@ class ChatsScreen(Picker[int]):
     def _found(self, words: str) -> list[Option]:
         found = []
         for hit in self._session.history.search(words):
-            said = "you" if hit.role == "user" else "model"
-            text = Content.assemble(
-                fit(hit.chat.title, _TITLE_WIDTH),
-                "\n  ",
-                Content.styled(f"{said}: {line(hit.excerpt)}", "$foreground 65%"),
-            )
+            text = Content(fit(hit.chat.title, _TITLE_WIDTH))
+            if hit.excerpt:
+                said = {"user": "you", "tool": "tool"}.get(hit.role, "model")
+                text += Content.assemble("\n  ", Content.styled(f"{said}: {line(hit.excerpt)}", "$foreground 65%"))
             found.append(Option(text, id=f"{hit.chat.id} {hit.message_id}"))
         return found
 

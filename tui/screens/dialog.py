@@ -6,15 +6,35 @@ Does not: know what is listed, or what Enter does with it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar, TypeVar
 
+from rich.console import RenderableType
+from rich.segment import Segment
+from rich.style import Style
 from textual.binding import Binding, BindingType
+from textual.color import Color
+from textual.renderables.background_screen import BackgroundScreen
 from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 
 from localrun.tui.keys import bind
+from localrun.tui.kitty_graphics import has_placeholders
 
 Chosen = TypeVar("Chosen")
+
+
+class _Behind(BackgroundScreen):
+    """The screen behind a dialog, dimmed but for pictures of kitty's protocol: their colour says which they are."""
+
+    @classmethod
+    def process_segments(cls, segments: Iterable[Segment], color: Color) -> Iterable[Segment]:
+        for segment in segments:
+            for dimmed in super().process_segments((segment,), color):
+                if segment.style is not None and dimmed.style is not None and has_placeholders(segment.text):
+                    yield Segment(dimmed.text, dimmed.style + Style(color=segment.style.color))
+                else:
+                    yield dimmed
 
 
 class Dialog(ModalScreen[Chosen]):
@@ -27,6 +47,10 @@ class Dialog(ModalScreen[Chosen]):
         bind("app.help", "app.help", show=False),
         bind("app.reconnect", "app.reconnect", show=False),
     ]
+
+    def render(self) -> RenderableType:
+        rendered = super().render()
+        return _Behind(rendered.screen, rendered.color) if isinstance(rendered, BackgroundScreen) else rendered
 
 
 class Picker(Dialog[Chosen]):

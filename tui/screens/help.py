@@ -37,6 +37,7 @@ _SECTIONS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     ("message", "A message", ()),
     ("chats", "List of chats", ()),
     ("models", "List of models", ()),
+    ("tools", "List of tools", ()),
     ("monitor", "Monitor", (("Enter", "all about the selected request"),)),
     ("usage", "Use", ()),
     ("logs", "Logs", ()),

@@ -4,6 +4,10 @@ Owns its messages as widgets, and at most one running answer. The answer is read
 task closes the stream, which makes the daemon cancel the request. Whatever ends an answer, the text that came stays and
 the view is ready for the next question.
 
+Where tools are configured, an answer may have several rounds: the model calls tools, each call is shown and, unless it
+was allowed before, asked for; the results go back to the model, which answers anew. Every round is kept when it is
+over, and every call has a result, also when it was stopped.
+
 A long chat is mounted from its end: the last `PAGE` messages, and a page more whenever one scrolls to the top.
 
 Does not: know about other chats, or about the event stream beyond the row of its own request.
@@ -12,6 +16,8 @@ Does not: know about other chats, or about the event stream beyond the row of it
 from __future__ import annotations
 
 import asyncio
+import itertools
+import sqlite3
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,28 +28,43 @@ from textual.message import Message as Event
 from textual.widget import Widget
 from textual.worker import Worker
 
-from localrun.attachments import MAX_MEDIA, MAX_MEDIA_BYTES, Kind, check_kind
+from localrun.attachments import MAX_MEDIA, MAX_MEDIA_BYTES, Attachment, Kind, check_kind, media_kind
 from localrun.errors import Cancelled, LocalrunError
 from localrun.snapshot import Snapshot
+from localrun.tools.inert import inert
+from localrun.tools.permissions import Rule
+from localrun.tools.toolbox import (
+    MAX_ROUNDS,
+    NOT_RUN,
+    REFUSED,
+    STOPPED,
+    Call,
+    Grant,
+    Outcome,
+    Tool,
+    Toolbox,
+    calls_of,
+)
 from localrun.tui.answer_progress import AnswerProgress
 from localrun.tui.conversation import Conversation
 from localrun.tui.files import Question
 from localrun.tui.history import Message
-from localrun.tui.media import media_of
+from localrun.tui.media import Medium, examined, extra_of, media_of
 from localrun.tui.session import Session
+from localrun.tui.short_text import line
 from localrun.tui.widgets.gallery import Gallery
 from localrun.tui.widgets.messages import AnswerMessage, Notice, UserMessage
+from localrun.tui.widgets.tool_calls import Choices, GoOn, ToolCall
 from localrun.tui.widgets.welcome import Welcome
 
 PAGE = 16
 # Final numbers such as the TTFT come with the next snapshot, so a finished answer looks at a few more of them.
 _LAST_LOOKS = 8
-_THINK = "think"
 
 
 @dataclass
 class _Exchange:
-    """A question under way, and as much of its answer as came."""
+    """A question under way, and as much of its answer as came; of several rounds the last one's."""
 
     question: Question
     asked: UserMessage
@@ -56,6 +77,15 @@ class _Exchange:
     def has_answer(self) -> bool:
         return bool(self.text or self.thinking or self.tool_calls)
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether the question belongs to the chat."""
+        return self.asked.message is not None
+
+    def go_on(self, answer: AnswerMessage) -> None:
+        """The next round begins."""
+        self.answer, self.text, self.thinking, self.tool_calls = answer, "", "", []
+
 
 class ConversationView(VerticalScroll):
     """`progress` is that of the running or last answer; None before the first. `unsent` is a question that was not
@@ -66,6 +96,16 @@ class ConversationView(VerticalScroll):
         """The running answer has news worth showing."""
 
         view: ConversationView
+
+    @dataclass
+    class Asks(Event):
+        """A call waits for a person to allow it."""
+
+        view: ConversationView
+        choices: Choices[Any]
+
+    class Answered(Event):
+        """A person has answered what was asked."""
 
     @dataclass
     class Unsent(Event):
@@ -87,7 +127,7 @@ class ConversationView(VerticalScroll):
         self._n_hidden = max(0, len(conversation.messages) - PAGE)
         self._is_paging = False
         self._has_told_trouble = False
-        self._n_left_out = 0
+        self._told_left_out: list[str] = []
         self._n_gone = 0
 
     def compose(self) -> ComposeResult:
@@ -116,11 +156,18 @@ class ConversationView(VerticalScroll):
         is_long = self.virtual_size.height > self.container_size.height
         if is_long != self.is_anchored:
             self.anchor(is_long)
+            if not is_long and self.scroll_y < 0:  # it was laid out in between
+                self.scroll_y = 0
 
     @property
     def welcome(self) -> Welcome | None:
         """The greeting, while the conversation is empty."""
         return next(iter(self.query(Welcome)), None)
+
+    @property
+    def choices(self) -> Choices[Any] | None:
+        """What waits for a person's answer."""
+        return next(iter(self.query(Choices)), None)
 
     @property
     def is_answering(self) -> bool:
@@ -130,7 +177,7 @@ class ConversationView(VerticalScroll):
         """Sends a question. Must not be called while an answer runs."""
         assert not self.is_answering
         self.progress = AnswerProgress(self._session.client_name)
-        self._worker = self.run_worker(self._run(question, self.progress), name="answer")
+        self._worker = self.run_worker(self._run(question), name="answer")
         self.post_message(self.Progressed(self))
 
     def stop(self) -> None:
@@ -166,10 +213,14 @@ class ConversationView(VerticalScroll):
         if message.role == "user":
             shown = str(message.extra.get("shown", message.content))
             return UserMessage(shown, message, self.conversation.versions(message), self._gallery(message.extra))
+        if message.role == "tool":
+            return ToolCall.kept(message.content, message.extra, self._gallery(message.extra))
         answer = AnswerMessage(message.content, str(message.extra.get("thinking", "")), message)
         answer.call_after_refresh(answer.show_caption, str(message.extra.get("caption", "")))
-        if message.extra.get("tool_calls"):
+        has_results = self.conversation.has_results(message)
+        if message.extra.get("tool_calls") and not has_results:
             answer.call(message.extra["tool_calls"])
+        answer.display = bool(message.content or message.extra.get("thinking") or not has_results)
         return answer
 
     def _gallery(self, extra: dict[str, Any]) -> Gallery | None:
@@ -192,7 +243,7 @@ class ConversationView(VerticalScroll):
 
     # --- an answer ---------------------------------------------------------------------------------------------------
 
-    async def _run(self, question: Question, progress: AnswerProgress) -> None:
+    async def _run(self, question: Question) -> None:
         await self.query(Welcome).remove()
         shown = str(question.extra.get("shown", question.text))
         if question.media:
@@ -202,37 +253,64 @@ class ConversationView(VerticalScroll):
         self._answer = exchange.answer
         await self.mount(exchange.asked, exchange.answer)
         self.anchor(self.is_anchored)
-        self._reading = asyncio.create_task(self._read(exchange, progress))
+        self._reading = asyncio.create_task(self._read(exchange))
         trouble: str | None = None
         try:
             await self._reading
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                self._keep(exchange, progress)
+                self._keep(exchange)
                 raise
-            progress.finish("stopped")
+            self._progress.finish("stopped")
         except Cancelled:
-            progress.finish("stopped")
+            self._progress.finish("stopped")
         except LocalrunError as error:
             trouble = error.message
-            progress.finish("failed")
+            self._progress.finish("failed")
         except Exception as error:  # a defect must not take the conversation away
             trouble = f"{type(error).__name__}: {error}"
-            progress.finish("failed")
+            self._progress.finish("failed")
         finally:
             self._reading = None
-        await self._end(exchange, progress, trouble)
+        await self._end(exchange, trouble)
 
-    async def _read(self, exchange: _Exchange, progress: AnswerProgress) -> None:
-        conversation = self.conversation
-        options = {name: value for name, value in conversation.parameters.items() if name != _THINK}
+    @property
+    def _progress(self) -> AnswerProgress:
+        assert self.progress is not None
+        return self.progress
+
+    def _do(self, what: str) -> None:
+        self._progress.doing = what
+        self.post_message(self.Progressed(self))
+
+    async def _read(self, exchange: _Exchange) -> None:
+        toolbox = await self._toolbox()
+        for n_rounds in itertools.count(1):
+            offered = [] if toolbox is None else toolbox.offered(self.conversation.tools.off)
+            await self._read_round(exchange, offered)
+            if toolbox is None or not exchange.tool_calls or self._progress.outcome != "done":
+                return
+            self._keep(exchange)
+            await exchange.answer.finish(exchange.text, self._progress.caption())
+            await self._call(toolbox, calls_of(exchange.tool_calls, offered))
+            if n_rounds % MAX_ROUNDS == 0 and not await self._goes_on(n_rounds):
+                return
+            exchange.go_on(AnswerMessage())
+            self._answer = exchange.answer
+            self.progress = AnswerProgress(self._session.client_name)
+            await self.mount(exchange.answer)
+            self.post_message(self.Progressed(self))
+
+    async def _read_round(self, exchange: _Exchange, offered: list[Tool]) -> None:
+        conversation, progress = self.conversation, self._progress
         pieces = self._session.daemon.chat(
             conversation.model,
-            await self._messages(exchange.question),
-            options=options or None,
-            think=conversation.parameters.get(_THINK),
+            await self._messages(None if exchange.is_asked else exchange.question),
+            options=conversation.options or None,
+            think=conversation.think,
             lane="interactive",
+            tools=[tool.as_function for tool in offered],
         )
         # Closed here and now, also when cancelled: the daemon stops computing when the connection goes.
         async with aclosing(pieces):
@@ -242,9 +320,10 @@ class ConversationView(VerticalScroll):
                 if piece.text or piece.thinking or piece.tool_calls:
                     if not exchange.has_answer:
                         progress.has_text = True
-                        question = exchange.question
-                        message = conversation.asked(question.content, question.extra)
-                        exchange.asked.belong(message, conversation.versions(message))
+                        if not exchange.is_asked:
+                            question = exchange.question
+                            message = conversation.asked(question.content, question.extra)
+                            exchange.asked.belong(message, conversation.versions(message))
                         self.post_message(self.Progressed(self))
                     exchange.text += piece.text
                     exchange.thinking += piece.thinking
@@ -254,27 +333,132 @@ class ConversationView(VerticalScroll):
                         exchange.answer.think(piece.thinking)
                     if piece.tool_calls:
                         exchange.tool_calls += piece.tool_calls
-                        exchange.answer.call(exchange.tool_calls)
+                        if not offered:
+                            exchange.answer.call(exchange.tool_calls)
                 if piece.done:
                     cancelled = piece.done_reason == "cancelled"
                     progress.finish("stopped" if cancelled else "done", piece.done_reason, piece.metrics)
 
-    async def _messages(self, question: Question) -> list[dict[str, Any]]:
+    # --- tools ---
+
+    async def _toolbox(self) -> Toolbox | None:
+        """The tools of this chat, with the servers that it needs started; None where there are none."""
+        toolbox, settings = self._session.toolbox, self.conversation.tools
+        if toolbox is None or settings.is_on is False:
+            return None
+        if settings.is_on is None and "tools" not in await self._session.capabilities(self.conversation.model):
+            return None
+        names = [name for name in toolbox.names if name not in settings.off]
+        starting = [name for name in names if not toolbox.servers.is_running(name) and name not in toolbox.failures]
+        if starting:
+            self._do(f"starting {', '.join(starting)}")
+        for problem in await toolbox.look(names):
+            await self.mount(Notice("A server of tools is not there", problem), before=self._answer)
+        self._do("")
+        return toolbox
+
+    async def _call(self, toolbox: Toolbox, calls: list[Call]) -> None:
+        """One call after the other; whatever happens, each has a result in the chat."""
+        widgets = [ToolCall.of(call) for call in calls]
+        await self.mount(*widgets)
+        waiting = list(zip(calls, widgets, strict=True))
+        try:
+            while waiting:
+                call, widget = waiting[0]
+                outcome = await self._outcome(toolbox, call, widget)
+                media = await self._kept_pictures(call, outcome)
+                del waiting[0]
+                self._has_result(call, outcome, media)
+                await widget.finish(outcome, self._gallery(extra_of(media)))
+        except asyncio.CancelledError:
+            for (call, widget), outcome in zip(waiting, (STOPPED, *(NOT_RUN for _ in waiting)), strict=False):
+                self._has_result(call, outcome, ())
+                self.call_later(widget.stop, outcome)
+            raise
+        finally:
+            self._do("")
+
+    async def _outcome(self, toolbox: Toolbox, call: Call, widget: ToolCall) -> Outcome:
+        if call.tool is None:
+            return await toolbox.run(call)
+        name = f"{call.tool.server} · {line(inert(call.tool.own_name))}"
+        may_run = toolbox.may_run(call.tool, self.conversation.tools.allowed)
+        if may_run is None:
+            self._do(f"asks to call {name}")
+            choices = await widget.ask(call.tool)
+            self.post_message(self.Asks(self, choices))
+            grant = await choices.chosen()
+            self._remember(toolbox, call.tool, grant)
+            may_run = grant in (Grant.ONCE, Grant.CHAT, Grant.ALWAYS)
+            self.post_message(self.Answered())
+            await widget.answered()
+        if not may_run:
+            return REFUSED
+        self._do(f"calling {name}")
+        widget.begin()
+        return await toolbox.run(call)
+
+    def _remember(self, toolbox: Toolbox, tool: Tool, grant: Grant) -> None:
+        """What a person allowed or forbade for more than one call. Where it cannot be stored, it counts once."""
+        try:
+            if grant is Grant.CHAT:
+                self.conversation.set_tools(allowed=(*self.conversation.tools.allowed, tool.fingerprint))
+            elif grant in (Grant.ALWAYS, Grant.NEVER):
+                toolbox.store(tool, Rule(grant.value))
+        except (OSError, KeyError, sqlite3.Error) as error:
+            self.notify(line(f"It counts for this call only: {error}"), severity="warning", markup=False)
+
+    async def _kept_pictures(self, call: Call, outcome: Outcome) -> tuple[Medium, ...]:
+        """Pictures of a result are kept as those of questions are."""
+        name = call.tool.own_name if call.tool is not None else call.name
+        files = [
+            examined(Attachment(f"{name} {number}", Kind.PICTURE, data))
+            for number, data in enumerate(outcome.pictures, 1)
+            if media_kind(data) is Kind.PICTURE
+        ]
+        await asyncio.to_thread(self.conversation.keep, files)
+        return tuple(file.medium for file in files if file.medium is not None)
+
+    def _has_result(self, call: Call, outcome: Outcome, media: tuple[Medium, ...]) -> None:
+        extra: dict[str, Any] = {"tool_name": call.name, "arguments": call.arguments, "end": outcome.end.value}
+        extra |= {"tool_call_id": call.id} if call.id else {}
+        extra |= {"server": call.tool.server, "tool": call.tool.own_name} if call.tool else {}
+        extra |= {"duration_s": outcome.duration_s} | extra_of(media)
+        self.conversation.called(outcome.text, extra)
+
+    async def _goes_on(self, n_rounds: int) -> bool:
+        question = GoOn(n_rounds)
+        self._do("asks to go on with tools")
+        await self.mount(question)
+        self.post_message(self.Asks(self, question.choices))
+        try:
+            goes_on = await question.choices.chosen()
+        except asyncio.CancelledError:
+            self.call_later(question.answered, False, n_rounds)
+            raise
+        finally:
+            self._do("")
+        self.post_message(self.Answered())
+        await question.answered(goes_on, n_rounds)
+        return goes_on
+
+    # --- what is sent and kept ---
+
+    async def _messages(self, question: Question | None) -> list[dict[str, Any]]:
         """What the daemon is sent. Raises BadRequest for a file that the model does not take."""
-        conversation, media = self.conversation, media_of(question.extra)
+        conversation = self.conversation
+        text, extra = (None, {}) if question is None else (question.content, question.extra)
+        media = media_of(extra)
         if not media and not conversation.has_media:
-            return conversation.to_send(question.content, question.extra)
+            return conversation.to_send(text, extra)
         taken = await self._session.taken_kinds(conversation.model)
         for medium in media:
             check_kind(conversation.model, taken, medium.kind, medium.name)
-        n_left_out = conversation.n_left_out(question.extra, taken)
-        if n_left_out != self._n_left_out:
-            self._n_left_out = n_left_out
-            self._tell_left_out(taken)
-        messages = await asyncio.to_thread(conversation.to_send, question.content, question.extra, taken)
-        self._tell_gone(
-            conversation.n_media(question.extra) - n_left_out - sum(len(m.get("images", ())) for m in messages)
-        )
+        not_taken, too_many = conversation.left_out(extra, taken)
+        self._tell_left_out(not_taken, too_many)
+        messages = await asyncio.to_thread(conversation.to_send, text, extra, taken)
+        n_carried = len(conversation.media(extra)) - len(not_taken) - len(too_many)
+        self._tell_gone(n_carried - sum(len(message.get("images", ())) for message in messages))
         return messages
 
     def _tell_gone(self, n_gone: int) -> None:
@@ -283,31 +467,35 @@ class ConversationView(VerticalScroll):
             self.notify(f"Not sent, as gone from the disk: {n_gone} earlier {files} of this chat.", severity="warning")
         self._n_gone = n_gone
 
-    def _tell_left_out(self, taken: frozenset[Kind]) -> None:
-        if self._n_left_out:
-            files = "pictures and sounds" if self._n_left_out > 1 else "picture or sound"
-            reason = f"one request carries {MAX_MEDIA}, of {MAX_MEDIA_BYTES // 10**6} MB together"
-            if taken != frozenset(Kind):
-                reason += ", of those that the model takes"
-            self.notify(f"{self._n_left_out} earlier {files} of this chat are not sent again: {reason}.")
+    def _tell_left_out(self, not_taken: list[Medium], too_many: list[Medium]) -> None:
+        reasons = (
+            (not_taken, f"{self.conversation.model} cannot take {'them' if len(not_taken) > 1 else 'it'}"),
+            (too_many, f"one request carries {MAX_MEDIA}, of {MAX_MEDIA_BYTES // 10**6} MB together"),
+        )
+        told = [f"Not sent again: {_files(media)}; {why}." for media, why in reasons if media]
+        if told != self._told_left_out:
+            self._told_left_out = told
+            for text in told:
+                self.notify(line(text), markup=False)
 
-    def _keep(self, exchange: _Exchange, progress: AnswerProgress) -> None:
+    def _keep(self, exchange: _Exchange) -> None:
         """The answer belongs to the chat from now on, with what there is to say of it."""
-        if not exchange.has_answer:
+        if not exchange.has_answer or exchange.answer.message is not None:
             return
-        extra: dict[str, Any] = {"caption": progress.caption()}
+        extra: dict[str, Any] = {"caption": self._progress.caption()}
         if exchange.thinking:
             extra["thinking"] = exchange.thinking
         if exchange.tool_calls:
             extra["tool_calls"] = exchange.tool_calls
         exchange.answer.message = self.conversation.answered(exchange.text, extra)
 
-    async def _end(self, exchange: _Exchange, progress: AnswerProgress, trouble: str | None) -> None:
+    async def _end(self, exchange: _Exchange, trouble: str | None) -> None:
+        progress = self._progress
         if progress.outcome is None:
             progress.finish("failed")
             trouble = "the daemon ended the answer without saying why"
         self._looks_left = _LAST_LOOKS
-        self._keep(exchange, progress)
+        self._keep(exchange)
         if exchange.has_answer:
             await exchange.answer.finish(exchange.text, progress.caption())
         else:
@@ -316,8 +504,9 @@ class ConversationView(VerticalScroll):
         if trouble is not None:
             await self.mount(Notice("The answer failed", trouble))
         if not exchange.has_answer and progress.outcome != "done":
-            exchange.asked.add_class("-unanswered")
-            self.post_message(self.Unsent(self, exchange.question))
+            if not exchange.is_asked:
+                exchange.asked.add_class("-unanswered")
+                self.post_message(self.Unsent(self, exchange.question))
         elif not exchange.has_answer:
             await self.mount(Notice("No answer", "The model ended its turn without a word."))
         await self._tell_trouble()
@@ -327,3 +516,9 @@ class ConversationView(VerticalScroll):
         if self.conversation.trouble is not None and not self._has_told_trouble:
             self._has_told_trouble = True
             await self.mount(Notice("This chat is no longer kept", self.conversation.trouble))
+
+
+def _files(media: list[Medium]) -> str:
+    kinds = {medium.kind for medium in media}
+    names = [name for kind, name in ((Kind.PICTURE, "picture"), (Kind.SOUND, "sound")) if kind in kinds]
+    return f"{len(media)} earlier {' and '.join(name + 's' * (len(media) > 1) for name in names)} of this chat"

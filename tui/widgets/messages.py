@@ -113,7 +113,7 @@ class AnswerMessage(Vertical, can_focus=True):
     def __init__(self, text: str = "", thinking: str = "", message: Message | None = None) -> None:
         super().__init__()
         self.message = message
-        self._is_over = bool(text)
+        self._is_over = message is not None
         self._markdown = Markdown(block(text), open_links=False)
         self._thoughts = Static()
         self._thinking = Collapsible(self._thoughts, title="Thinking", collapsed=True)
@@ -187,7 +187,9 @@ class AnswerMessage(Vertical, can_focus=True):
         self._thoughts.update(Content(block(thought)))
 
     async def finish(self, full_text: str, caption: str) -> None:
-        """Shows the text and the caption for good. A write that is under way comes before it: Markdown keeps order."""
+        """Shows the text and the caption for good. A write that is under way comes before it: Markdown keeps order.
+        An answer that did nothing but call tools takes no room."""
+        self.display = bool(full_text or self._thought or self._calls.display)
         if self._timer is not None:
             self._timer.stop()
         self._pending.clear()

@@ -12,7 +12,10 @@ from textual import events
 
 from localrun.attachments import Kind
 from localrun.errors import BadRequest
+from localrun.tui.app import LocalrunApp
+from localrun.tui.kitty_graphics import has_placeholders
 from localrun.tui.media import Medium
+from localrun.tui.preferences import Pictures, Preferences
 from localrun.tui.widgets.gallery import Gallery, summary
 from localrun.tui.widgets.prompt import Attachments, Prompt
 from tests.tui.conftest import Desk
@@ -116,7 +119,7 @@ async def test_earlier_pictures_are_not_sent_to_a_model_that_cannot_see(desk: An
         desk.daemon.capabilities.remove("vision")
         second = await _answer(desk, pilot, "and now?", 2)
         assert "images" not in second[0]
-        await desk.see(pilot, "1 earlier picture or sound of this chat")
+        await desk.see(pilot, "Not sent again: 1 earlier picture of this")
 
 
 async def test_files_that_failed_in_a_chat_out_of_sight_come_back_with_it(desk: Any, folder: Path) -> None:
@@ -227,6 +230,32 @@ async def test_an_unanswered_question_does_not_mix_with_what_was_attached_since(
         (message,) = await _answer(desk, pilot, "what do you hear?", 2)
         assert message["images"] == [_sent(folder / "memo.wav")]
         assert len(attachments.files) == 16
+
+
+async def test_real_pictures_keep_their_colour_behind_a_dialog(folder: Path) -> None:
+    """It is the number of the picture: in another one the terminal draws another picture, or none."""
+    desk = Desk()
+    desk.daemon.capabilities += ["vision"]
+    desk.app = LocalrunApp(
+        "http://127.0.0.1:1", connect=desk.daemon.connect, preferences=Preferences(pictures=Pictures.KITTY)
+    )
+    async with desk.open(SIZE) as pilot:
+        await _drop(desk, pilot, f"'{folder / PICTURES[0]}'")
+        await _type(desk, pilot, "what is it?")
+        desk.daemon.say("blue")
+        desk.daemon.end_answer()
+
+        def colours() -> set[Any]:
+            strips = desk.app.screen._compositor.render_strips()
+            parts = [part for strip in strips for part in strip if has_placeholders(part.text)]
+            return {part.style.color for part in parts if part.style}
+
+        await desk.until(pilot, colours)
+        before = colours()
+        assert len(before) == 1
+        await desk.app.action_help()
+        await desk.until(pilot, lambda: desk.app.screen.is_modal and colours())
+        assert colours() == before
 
 
 async def test_a_terminal_of_sixteen_colours_has_lines(desk: Any, folder: Path) -> None:

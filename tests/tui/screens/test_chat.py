@@ -248,6 +248,22 @@ async def test_a_long_answer_sticks_to_the_bottom_until_one_scrolls_up(desk: Any
         await desk.see(pilot, "paragraph 41")
 
 
+async def test_a_short_chat_that_was_anchored_for_a_moment_stays_at_the_top(desk: Any) -> None:
+    """As when it is laid out before its height is known."""
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"hello", "enter")
+        desk.daemon.say("Good day")
+        await desk.see(pilot, "Good day")
+        view = desk.app.screen.view
+        view.anchor()
+        view.refresh(layout=True)
+        await desk.until(pilot, lambda: view.scroll_y < 0)
+        view.on_resize()
+        assert (view.is_anchored, view.scroll_y) == (False, 0)
+        desk.daemon.end_answer()
+        await desk.see(pilot, "● done")
+
+
 async def test_the_daemon_goes_and_comes_back(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
         desk.daemon.publish()

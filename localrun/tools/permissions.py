@@ -1,0 +1,75 @@
+"""What the person has allowed and forbidden for good, in a file of the data folder.
+
+What is allowed is one tool as its server described it then: a server that is started in another way, or a tool whose
+description or parameters changed, is asked for again. What is forbidden stays so by its name.
+
+The file is read whenever something is asked, so that what another window stores or takes back counts at once. One that
+is damaged allows nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+
+class Rule(StrEnum):
+    """What is stored for a tool."""
+
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    server: str
+    tool: str
+    rule: Rule
+    fingerprint: str = ""
+
+
+class _File(msgspec.Struct, frozen=True):
+    version: int = 1
+    rules: list[_Entry] = []
+
+
+class Permissions:
+    """`path` None keeps them in memory."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._in_memory: list[_Entry] = []
+
+    def rule(self, server: str, tool: str, fingerprint: str) -> Rule | None:
+        """None for a tool that has to be asked for."""
+        found = next((entry for entry in self._entries() if (entry.server, entry.tool) == (server, tool)), None)
+        if found is None or (found.rule is Rule.ALWAYS and found.fingerprint != fingerprint):
+            return None
+        return found.rule
+
+    def store(self, server: str, tool: str, fingerprint: str, rule: Rule | None) -> None:
+        """Replaces what was stored for a tool; None forgets it. Raises OSError, and then nothing has changed."""
+        entries = [entry for entry in self._entries() if (entry.server, entry.tool) != (server, tool)]
+        if rule is not None:
+            entries.append(_Entry(server, tool, rule, fingerprint))
+        if self._path is None:
+            self._in_memory = entries
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
+        try:
+            part.touch(mode=0o600)
+            part.write_bytes(msgspec.json.format(msgspec.json.encode(_File(rules=entries))))
+            part.replace(self._path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _entries(self) -> list[_Entry]:
+        if self._path is None:
+            return self._in_memory
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=_File).rules
+        except (OSError, msgspec.DecodeError):
+            return []
