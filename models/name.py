@@ -109,7 +109,7 @@ def split_adapters(text: str) -> AdaptedName:
 
     Raises BadRequest, with field "model", for a scale beyond the limit, an adapter that is named twice, and too many.
     """
-    rest, found = text, list[tuple[str, float]]()
+    rest, found = text, list[tuple[str, str]]()
     while len(found) <= MAX_ADAPTERS:
         before, _, last = rest.rpartition(_AND)
         name, equals, scale = last.partition(_TIMES)
@@ -119,19 +119,19 @@ def split_adapters(text: str) -> AdaptedName:
             if text.lower().endswith(_SUFFIX):
                 break
             _refuse(f"asks for '{name}' with the scale '{scale[:40]}'; write a number, as in model+{name}=0.5")
-        found.insert(0, (name, float(scale) if equals else 1.0))
+        found.insert(0, (name, scale if equals else "1"))
         rest = before
     # A folder may be called so as well: where the whole may be a path, what is left must be a name.
     if not found or (text.lower().endswith(_SUFFIX) and not _is_name(rest)):
         return AdaptedName(text)
     if len(found) > MAX_ADAPTERS:
         _refuse(f"asks for more than {MAX_ADAPTERS} adapters")
-    for index, (name, factor) in enumerate(found):
-        if abs(factor) > MAX_SCALE:
-            _refuse(f"asks for '{name}' with the scale {factor:g}; the limit is {MAX_SCALE:g}, or -{MAX_SCALE:g}")
+    for index, (name, scale) in enumerate(found):
+        if abs(float(scale)) > MAX_SCALE:
+            _refuse(f"asks for '{name}' with the scale {scale[:40]}; the limit is {MAX_SCALE:g}, or -{MAX_SCALE:g}")
         if name in (other for other, _ in found[:index]):
             _refuse(f"asks for '{name}' twice")
-    return AdaptedName(rest, tuple(found))
+    return AdaptedName(rest, tuple((name, float(scale)) for name, scale in found))
 
 
 def _is_name(text: str) -> bool:

@@ -7,8 +7,10 @@ import re
 from functools import cache
 from pathlib import Path
 
+import click
 import pytest
 
+from localrun.cli.root import cli
 from localrun.models import catalog
 from localrun.models.fit import USABLE_RAM, rough_bytes
 from localrun.models.name import ModelName
@@ -91,6 +93,36 @@ def test_the_readmes_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / "README.md").read_text(encoding="utf-8")):
         if not re.match(r"[a-z]+:|#", target):
             assert (ROOT / target.partition("#")[0]).exists(), f"README.md links to {target}"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_a_command_of_the_pages_has_the_options_that_it_is_shown_with(page: Path):
+    text = page.read_text(encoding="utf-8")
+    shown = [
+        line.partition("#")[0]
+        for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+        for line in block.split("\n")
+    ]
+    shown += [" ".join(parts) for parts in re.findall(r"`(localrun [^`]+)`(?:: `(-[^`]+)`)?", text)]
+    for line in shown:
+        found = re.match(r"localrun(?: [a-z]+)*", line.strip())
+        if found is None:
+            continue
+        there = options_of(found[0].split()[1:])
+        for option in re.findall(r"(?<= )--?[a-z][\w-]*", line):
+            assert option in there, f"{line} has no {option}"
+
+
+def options_of(words: list[str]) -> set[str]:
+    """Those of the command that the words begin with."""
+    command: click.Command = cli
+    context = click.Context(cli)
+    for word in words:
+        below = command.get_command(context, word) if isinstance(command, click.Group) else None
+        if below is None:
+            break
+        command = below
+    return {"--help", *(name for param in command.params for name in param.opts)}
 
 
 def recommended() -> list[tuple[str, ...]]:

@@ -7,8 +7,12 @@ same answer and nothing computed twice, by every API, after the death of an engi
 from __future__ import annotations
 
 import base64
+import json
 import os
+import re
+import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+import localrun
 from tests.daemon import Daemon, running_daemon
 from tests.engine.native.media import make_pair
 from tests.server.media import making
@@ -112,6 +117,21 @@ def test_every_api_sees_the_same(daemon: Daemon) -> None:
     assert chat["usage"]["prompt_tokens"] == response["usage"]["input_tokens"] == n_prompt
     assert daemon.post("/v1/messages/count_tokens", messages).json()["input_tokens"] == n_prompt
     assert claude["usage"]["input_tokens"] + claude["usage"]["cache_read_input_tokens"] == n_prompt
+
+
+@pytest.mark.skipif(not shutil.which("curl") or not shutil.which("base64"), reason="needs curl and base64")
+def test_the_command_of_the_page_sends_a_photo(daemon: Daemon, tmp_path: Path) -> None:
+    """It is larger than what one argument of a command may be."""
+    page = Path(localrun.__file__).parent / "docs" / "images-and-sound.md"
+    command = re.findall(r"```sh\n(.*?curl.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[0]
+    command = command.replace("http://localhost:11434", daemon.url).replace("gemma3:4b", "gemma3")
+    photo = making.encoded(making.noise(800, 600), "JPEG")
+    assert len(photo) > 200_000
+    (tmp_path / "photo.jpg").write_bytes(photo)
+    ran = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    answers = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert answers, ran.stderr
+    assert answers[-1].get("prompt_eval_count", 0) > 30, answers
 
 
 def test_several_pictures_in_several_turns(daemon: Daemon) -> None:

@@ -193,6 +193,7 @@ def test_names_with_adapters(text: str, model: str, wanted: tuple[tuple[str, flo
     ("text", "problem"),
     [
         ("tiny+a=101", "the scale 101; the limit is 100"),
+        ("tiny+a=100.0000001", "the scale 100.0000001; the limit is 100"),
         ("tiny+a=nan", "the scale 'nan'; write a number"),
         ("tiny+a=1e3", "write a number"),
         ("tiny+a=", "write a number"),

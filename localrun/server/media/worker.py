@@ -154,7 +154,14 @@ def sound(data: bytes, request: DecodeRequest, output: BinaryIO) -> DecodeReply:
             n_written += len(mono)
             if not len(block):
                 break
-    headers.check_length(request.format, min(n_read, n_written), rate_hz, "")
+    if not n_read:  # its header did not say so
+        raise ValueError
+    headers.check_length(request.format, n_read, rate_hz, "")
+    if n_written < headers.MIN_SAMPLES:
+        raise BadRequest(
+            f"{request.format} of {n_read} samples, which are {n_written} at the {request.audio_rate_hz} a second that "
+            f"the model takes; at least {headers.MIN_SAMPLES} are needed; send a longer recording"
+        )
     return DecodeReply(digest=writer.digest(MediaKind.AUDIO, n_written), n_samples=n_written)
 
 

@@ -191,10 +191,13 @@ def test_channels_are_mixed_and_too_loud_ones_cut() -> None:
 def test_sound_that_is_none() -> None:
     nothing = numpy.full(1000, numpy.nan, "<f4")
     assert "no numbers" in refused(making.wave(nothing.tobytes(), bits=32, code=3))
-    assert "at least 400" in refused(making.wave(making.tone(401), rate_hz=192_000))
+    short = refused(making.wave(making.tone(401), rate_hz=192_000))
+    assert short.startswith("WAV of 401 samples, which are 33 at the 16000 a second that the model takes; at least 400")
     for data in (making.png()[:33], making.encoded(Image.new("P", (9, 9)), "GIF")[:20]):
         assert "object at" not in refused(data), "what a library calls the file is nobody's name for it"
     assert "a broken or truncated FLAC" in refused(making.sound("FLAC")[:100].ljust(200, b"\0"))
+    vorbis = making.sound("OGG", subtype="VORBIS")
+    assert "a broken or truncated OGG file; send" in refused(vorbis[: vorbis.rindex(b"OggS") + 200])
 
 
 def test_what_says_nothing_of_its_length_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
