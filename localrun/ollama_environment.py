@@ -41,7 +41,7 @@ MEANINGLESS: dict[str, str] = {
     "OLLAMA_LLM_LIBRARY": "`localrun doctor` says which build of llama.cpp is used",
     "OLLAMA_MAX_TRANSFER_STREAMS": "LOCALRUN_PULL_RATE limits downloads",
     "OLLAMA_MAX_VRAM": "LOCALRUN_GPU_LAYERS limits what goes to the GPU",
-    "OLLAMA_MULTIUSER_CACHE": "prefixes are always shared",
+    "OLLAMA_MULTIUSER_CACHE": "prefixes are shared, except between API keys",
     "OLLAMA_NEW_ENGINE": "llama.cpp is the only engine",
     "OLLAMA_NOHISTORY": "/set nohistory turns the history off",
     "OLLAMA_NOPRUNE": "downloads are always resumed, and `localrun gc` deletes what no model needs",
@@ -180,10 +180,10 @@ _SHOWN = {"models": "num_ctx of all models"}
 def _of_host(named: Address, *, serves: bool) -> dict[str, Any]:
     host = named.host or "0.0.0.0"
     if not serves:
-        if named.scheme == "https":
+        if named.scheme == "https" and _is_loopback(host):
             raise ConfigError(
-                "OLLAMA_HOST names an https address, and a localrun daemon speaks http; name it in LOCALRUN_HOST and "
-                "LOCALRUN_PORT, which count before it, or with --host and --port"
+                "OLLAMA_HOST names an https address of this machine, where a localrun daemon speaks http; write "
+                "http://, or use LOCALRUN_HOST and LOCALRUN_PORT, which count before it"
             )
         if host in _UNSPECIFIED:  # where a server listens, but no client can connect to
             host = "::1" if host == "::" else "127.0.0.1"
@@ -191,6 +191,13 @@ def _of_host(named: Address, *, serves: bool) -> dict[str, Any]:
         "host": config.checked("host", host, "OLLAMA_HOST"),
         "port": config.checked("port", named.port, "OLLAMA_HOST"),
     }
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address("127.0.0.1" if host.lower() == "localhost" else host).is_loopback
+    except ValueError:
+        return False
 
 
 def _origins(text: str) -> tuple[str, str]:

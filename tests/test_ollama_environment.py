@@ -147,7 +147,7 @@ def test_where_a_server_listens_everywhere_a_client_connects_to_loopback(text: s
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("https://models.example", r"https.*LOCALRUN_HOST"), ("1.2.3.4:66000", r"OLLAMA_HOST.*66000")]
+    ("text", "words"), [("https://localhost", r"https.*http://"), ("1.2.3.4:66000", r"OLLAMA_HOST.*66000")]
 )
 def test_an_address_that_cannot_be_meant_is_said_unless_another_is_named(home: dict[str, str], text: str, words: str):
     environ = home | {"OLLAMA_HOST": text}
@@ -155,6 +155,13 @@ def test_an_address_that_cannot_be_meant_is_said_unless_another_is_named(home: d
         load(environ=environ)
     assert load({"host": "127.0.0.2"}, environ).host == "127.0.0.2"
     assert load(environ=environ | {"LOCALRUN_HOST": "localhost"}).host == "localhost"
+
+
+def test_another_machine_is_reached_over_tls_and_may_be_written_so():
+    assert read({"OLLAMA_HOST": "https://studio.local:11434"}, serves=False).values == {
+        "host": "studio.local",
+        "port": 11434,
+    }
 
 
 def test_every_variable_is_one_or_the_other():
