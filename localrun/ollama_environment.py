@@ -2,8 +2,8 @@
 
 They count least: below `localrun.toml`, `LOCALRUN_*` and flags, which were said to localrun itself. A value that Ollama
 would not take, or that is unsafe here, is left out and named in the line that the daemon logs at its start (`told`),
-for the variables are another program's. Only an address that cannot be used, or that others can reach where there is no API
-key, keeps the daemon from starting: ignoring it would leave people waiting for a port that never opens.
+for the variables are another program's. Only an address that cannot be used, or that others can reach where there is
+no API key, keeps the daemon from starting: ignoring it would leave people waiting for a port that never opens.
 
 `OLLAMA_MODELS` is no setting: the models in that folder are used in place (`models/storage/other_programs.py`).
 

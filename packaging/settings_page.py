@@ -93,7 +93,7 @@ can reach while there is no API key.
 
 | variable | |
 |---|---|
-| `OLLAMA_HOST` | `host` and `port`, with or without a scheme: `127.0.0.1:8080`, `[::1]`, `http://localhost`, whose port is 80 |
+| `OLLAMA_HOST` | `host` and `port`: `127.0.0.1:8080`, `[::1]`, or with a scheme: `http://localhost` is port 80 |
 | `OLLAMA_MODELS` | the models in that folder are listed and used in place; localrun's own are in `models_dir` |
 | `OLLAMA_NUM_PARALLEL` | `slots` |
 | `OLLAMA_CONTEXT_LENGTH` | `num_ctx` of every model that no table names; at most what the model can take |
