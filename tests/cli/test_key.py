@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,13 @@ def test_which_key_a_program_shows(home, monkeypatch):
     environ = {"LOCALRUN_HOME": str(home)}
     assert (key_for(here, environ), key_for(there, environ)) == (text, "")
     assert key_for(here, environ | {API_KEY: " own "}) == key_for(there, environ | {API_KEY: "own"}) == "own"
+
+
+@pytest.mark.parametrize("name", ["Studio", "studio.local", "studio.home.example"])
+def test_this_machine_by_its_name_is_reached_on_loopback(monkeypatch, name: str):
+    monkeypatch.setattr(socket, "gethostname", lambda: "studio.home.example")
+    assert endpoint(name, 11434).url == "http://127.0.0.1:11434"
+    assert endpoint("studio.elsewhere", 11434).is_remote
 
 
 def test_a_host_is_named_as_the_list_shows_it(localrun, home):
