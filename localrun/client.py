@@ -523,6 +523,10 @@ class Client:
         with path.open("rb") as file:
             return await self._daemon.form("/v1/files", {"purpose": purpose}, path.name, file)
 
+    async def delete_file(self, file_id: str) -> None:
+        """Delete a file. Raises NotFound, and Conflict for one that a batch reads."""
+        await self._daemon.call("DELETE", f"/v1/files/{quote(file_id, safe='')}")
+
     async def file_content(self, file_id: str) -> AsyncGenerator[bytes, None]:
         """An uploaded file, or what a batch wrote. Raises NotFound."""
         async with self._daemon.stream("GET", f"/v1/files/{quote(file_id, safe='')}/content") as response:

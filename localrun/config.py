@@ -134,6 +134,9 @@ class ModelTable(NamedTuple):
 Size = Literal["small", "large"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 LogProbability = Annotated[float, msgspec.Meta(le=0)]
+_TIER_CHOICES = dict.fromkeys(("tools", "schema"), " or ".join(get_args(Size))) | {
+    "reasoning_effort": f"{', '.join(get_args(Effort))}, each with {' or '.join(get_args(Size))}"
+}
 
 
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
@@ -598,7 +601,8 @@ def checked(field: str, value: Any, source: str, hints: Mapping[str, Any] = _HIN
         elif field == "draft" and _CONTROL.search(value):
             raise ConfigError("there is a control character in it; leave it out")
     except (msgspec.ValidationError, ConfigError, OverflowError) as error:
-        raise ConfigError(f"{source}: {field} is {_shown(written)}: {error}") from None
+        way_out = f"; use {_TIER_CHOICES[field]}" if field in _TIER_CHOICES else ""
+        raise ConfigError(f"{source}: {field} is {_shown(written)}: {error}{way_out}") from None
     if field == "host" and not _is_host(value):
         raise ConfigError(
             f"{source}: host is {_shown(value)}; use a host name or an IP address, without scheme and port"

@@ -2,12 +2,12 @@
 
 They count least: below `localrun.toml`, `LOCALRUN_*` and flags, which were said to localrun itself. A value that Ollama
 would not take, or that is unsafe here, is left out and named in the line that the daemon logs at its start (`told`),
-for the variables are another program's. Only an address that others can reach is taken as it is: the daemon then
-refuses to start, where ignoring it would leave people waiting for a port that never opens.
+for the variables are another program's. Only an address that cannot be used, or that others can reach where there is
+no API key, keeps the daemon from starting: ignoring it would leave people waiting for a port that never opens.
 
 `OLLAMA_MODELS` is no setting: the models in that folder are used in place (`models/storage/other_programs.py`).
 
-Pure but for `load`. Does not: know what a setting does.
+Pure but for `load` and `told`. Does not: know what a setting does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MEANINGLESS: dict[str, str] = {
     "OLLAMA_LLM_LIBRARY": "`localrun doctor` says which build of llama.cpp is used",
     "OLLAMA_MAX_TRANSFER_STREAMS": "LOCALRUN_PULL_RATE limits downloads",
     "OLLAMA_MAX_VRAM": "LOCALRUN_GPU_LAYERS limits what goes to the GPU",
-    "OLLAMA_MULTIUSER_CACHE": "prefixes are always shared",
+    "OLLAMA_MULTIUSER_CACHE": "prefixes are shared, except between API keys",
     "OLLAMA_NEW_ENGINE": "llama.cpp is the only engine",
     "OLLAMA_NOHISTORY": "/set nohistory turns the history off",
     "OLLAMA_NOPRUNE": "downloads are always resumed, and `localrun gc` deletes what no model needs",
@@ -119,7 +119,9 @@ def read(environ: Mapping[str, str], *, serves: bool) -> Taken:
         elif name in _READERS:
             try:
                 fields[name] = {field: config.checked(field, value, name) for field, value in _READERS[name](text)}
-            except (ValueError, ConfigError):
+            except ConfigError as error:
+                unused[name] = str(error).removeprefix(f"{name}: ")
+            except ValueError:
                 unused[name] = f"{text[:40]!r} is not what it takes here"
             if not fields.get(name, True):
                 del fields[name]
@@ -155,8 +157,11 @@ def told(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
             used.append(f"{name} ({', '.join(_SHOWN.get(field, field) for field in counting)})")
         else:
             unused[name] = "localrun's own settings say otherwise"
-    if environ.get(_MODELS, "").strip():
-        used.append(f"{_MODELS} (models that are used in place)")
+    if folder := environ.get(_MODELS, "").strip():
+        if os.path.isdir(folder):
+            used.append(f"{_MODELS} (models that are used in place)")
+        else:
+            unused[_MODELS] = f"{folder[:200]!r} is not a folder"
     parts = [f"taken from Ollama's variables: {', '.join(used)}"] if used else []
     if unused:
         reasons = ", ".join(f"{name} ({reason})" for name, reason in unused.items())
@@ -180,10 +185,10 @@ _SHOWN = {"models": "num_ctx of all models"}
 def _of_host(named: Address, *, serves: bool) -> dict[str, Any]:
     host = named.host or "0.0.0.0"
     if not serves:
-        if named.scheme == "https":
+        if named.scheme == "https" and _is_loopback(host):
             raise ConfigError(
-                "OLLAMA_HOST names an https address, and a localrun daemon speaks http; name it in LOCALRUN_HOST and "
-                "LOCALRUN_PORT, which count before it, or with --host and --port"
+                "OLLAMA_HOST names an https address of this machine, where a localrun daemon speaks http; write "
+                "http://, or use LOCALRUN_HOST and LOCALRUN_PORT, which count before it"
             )
         if host in _UNSPECIFIED:  # where a server listens, but no client can connect to
             host = "::1" if host == "::" else "127.0.0.1"
@@ -191,6 +196,13 @@ def _of_host(named: Address, *, serves: bool) -> dict[str, Any]:
         "host": config.checked("host", host, "OLLAMA_HOST"),
         "port": config.checked("port", named.port, "OLLAMA_HOST"),
     }
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address("127.0.0.1" if host.lower() == "localhost" else host).is_loopback
+    except ValueError:
+        return False
 
 
 def _origins(text: str) -> tuple[str, str]:

@@ -86,14 +86,14 @@ TIER_ROWS
 
 ## Ollama's variables
 
-Who has set Ollama up by variables need not do it again. They count where neither the command line, nor a `LOCALRUN_*`
+The variables with which you have set up Ollama count here, too, where neither the command line, nor a `LOCALRUN_*`
 variable, nor `localrun.toml` says anything. When the daemon starts, one line of its log says which of them were taken
-and why others were not; a value that cannot be used never keeps it from starting, except an address that other machines
-can reach.
+and why others were not. Only an address can keep it from starting: one that cannot be read, or one that other machines
+can reach while there is no API key.
 
 | variable | |
 |---|---|
-| `OLLAMA_HOST` | `host` and `port`, with or without a scheme: `127.0.0.1:8080`, `[::1]`, `http://localhost` |
+| `OLLAMA_HOST` | `host` and `port`: `127.0.0.1:8080`, `[::1]`, or with a scheme: `http://localhost` is port 80 |
 | `OLLAMA_MODELS` | the models in that folder are listed and used in place; localrun's own are in `models_dir` |
 | `OLLAMA_NUM_PARALLEL` | `slots` |
 | `OLLAMA_CONTEXT_LENGTH` | `num_ctx` of every model that no table names; at most what the model can take |
@@ -105,8 +105,8 @@ can reach.
 | `OLLAMA_ORIGINS` | `origins`, without those that would let every web page in |
 | `OLLAMA_DEBUG` | `log_level` debug |
 
-With `OLLAMA_HOST=0.0.0.0` the daemon does not start, since it accepts only loopback, and commands connect to loopback.
-The others mean nothing here:
+`OLLAMA_HOST=0.0.0.0` is what `--host 0.0.0.0` is: the daemon needs an API key to start, and serves other machines over
+TLS ([sharing.md](sharing.md)). Commands connect to loopback then. The others mean nothing here:
 
 | variable | why |
 |---|---|

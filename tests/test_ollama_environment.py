@@ -95,14 +95,15 @@ def test_a_context_length_is_every_model_s_that_no_table_names(home: dict[str, s
     ("name", "text", "words"),
     [
         ("OLLAMA_NUM_PARALLEL", "many", "not what it takes"),
-        ("OLLAMA_NUM_PARALLEL", "1000", "not what it takes"),
+        ("OLLAMA_NUM_PARALLEL", "1000", "slots is 1000: Expected `int` <= 256"),
         ("OLLAMA_NUM_PARALLEL", "0", "leaves it to localrun"),
         ("OLLAMA_CONTEXT_LENGTH", "-5", "not what it takes"),
         ("OLLAMA_CONTEXT_LENGTH", "0", "leaves it to localrun"),
         ("OLLAMA_KEEP_ALIVE", "soon", "not what it takes"),
-        ("OLLAMA_KV_CACHE_TYPE", "q3_K", "not what it takes"),
+        ("OLLAMA_KV_CACHE_TYPE", "q3_K", "use one of auto, f16, q8_0, q4_0"),
         ("OLLAMA_ORIGINS", "*", "not an origin"),
         ("OLLAMA_ORIGINS", "https://*", "every web page"),
+        ("OLLAMA_MODELS", "/nowhere/models", "'/nowhere/models' is not a folder"),
         ("OLLAMA_FLASH_ATTENTION", "1", MEANINGLESS["OLLAMA_FLASH_ATTENTION"]),
     ],
 )
@@ -147,7 +148,7 @@ def test_where_a_server_listens_everywhere_a_client_connects_to_loopback(text: s
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("https://models.example", r"https.*LOCALRUN_HOST"), ("1.2.3.4:66000", r"OLLAMA_HOST.*66000")]
+    ("text", "words"), [("https://localhost", r"https.*http://"), ("1.2.3.4:66000", r"OLLAMA_HOST.*66000")]
 )
 def test_an_address_that_cannot_be_meant_is_said_unless_another_is_named(home: dict[str, str], text: str, words: str):
     environ = home | {"OLLAMA_HOST": text}
@@ -157,13 +158,25 @@ def test_an_address_that_cannot_be_meant_is_said_unless_another_is_named(home: d
     assert load(environ=environ | {"LOCALRUN_HOST": "localhost"}).host == "localhost"
 
 
+def test_another_machine_is_reached_over_tls_and_may_be_written_so():
+    assert read({"OLLAMA_HOST": "https://studio.local:11434"}, serves=False).values == {
+        "host": "studio.local",
+        "port": 11434,
+    }
+
+
 def test_every_variable_is_one_or_the_other():
     assert not set(NAMES) & set(MEANINGLESS)
     assert {field for name in NAMES for field in read({name: "1"}, serves=True).values} <= {*FIELDS, "models"}
 
 
 def test_a_daemon_takes_them_and_says_so_once(tmp_path: Path):
-    variables = {"OLLAMA_NUM_PARALLEL": "3", "OLLAMA_KEEP_ALIVE": "2h", "OLLAMA_VULKAN": "1"}
+    variables = {
+        "OLLAMA_NUM_PARALLEL": "3",
+        "OLLAMA_KEEP_ALIVE": "2h",
+        "OLLAMA_VULKAN": "1",
+        "OLLAMA_MODELS": str(tmp_path),
+    }
     with running_daemon(LOCALRUN_SLOTS="", **variables) as daemon:
         daemon.post("/api/generate", model="tiny", prompt="x", options={"num_predict": 1}, stream=False)
         lines = [line for line in daemon.log.splitlines() if "Ollama's variables" in line]

@@ -52,9 +52,11 @@ class Endpoint(NamedTuple):
 
 def endpoint(host: str, port: int) -> Endpoint:
     """Where a client finds the daemon that listens on `host`. One that listens on an address of this machine is on
-    loopback, too."""
+    loopback, too, and speaks plain HTTP wherever a hosts file has this machine's name."""
     if host in _WILDCARDS:
         return Endpoint(_WILDCARDS[host], port, is_remote=False)
+    if _is_own_name(host):
+        return Endpoint("127.0.0.1", port, is_remote=False)
     try:
         address = ipaddress.ip_address("127.0.0.1" if host.lower() == "localhost" else host)
     except ValueError:
@@ -69,6 +71,13 @@ def endpoint_of(url: str) -> Endpoint:
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return Endpoint(parts.hostname or "", port, is_remote=parts.scheme == "https")
+
+
+def _is_own_name(host: str) -> bool:
+    """Alone or with `.local`, as `server/http/names.py` serves it."""
+    own = socket.gethostname().lower().rstrip(".")
+    short = own.partition(".")[0]
+    return bool(short) and host.lower().rstrip(".") in (own, short, f"{short}.local")
 
 
 def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:

@@ -16,15 +16,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
+from localrun.access import trust
 from localrun.errors import DaemonUnreachable, LocalrunError, NotFound
 
 N_OUTPUT = 48
 _N_ASKED = 3  # the tier and its two models
 LONG_WORDS = 900
+_TIMEOUT_S = 3600.0
 _WORDS = "river stone market window garden letter winter engine mirror basket candle forest harbour ladder meadow"
 _QUESTIONS = (
     "What is the capital of France?",
@@ -89,9 +90,14 @@ class _Daemon:
     """A localrun daemon, asked one thing at a time."""
 
     def __init__(self, base_url: str) -> None:
-        parts = urlsplit(base_url)
+        where = trust.endpoint_of(base_url)
         self._url = base_url
-        self._http = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=3600)
+        self._headers = {"Content-Type": "application/json", **trust.headers_for(where)}
+        self._http = (
+            http.client.HTTPSConnection(where.host, where.port, timeout=_TIMEOUT_S, context=trust.context_for(where))
+            if where.is_remote
+            else http.client.HTTPConnection(where.host, where.port, timeout=_TIMEOUT_S)
+        )
 
     def close(self) -> None:
         self._http.close()
@@ -99,7 +105,7 @@ class _Daemon:
     def post(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], str]:
         """The answer and its `x-localrun-tier`. Raises DaemonUnreachable, and LocalrunError with what it refuses."""
         try:
-            self._http.request("POST", path, msgspec.json.encode(body), {"Content-Type": "application/json"})
+            self._http.request("POST", path, msgspec.json.encode(body), self._headers)
             response = self._http.getresponse()
             data = response.read()
         except (OSError, http.client.HTTPException) as error:
@@ -187,18 +193,7 @@ def _one(daemon: _Daemon, kind: str, asked: str, body: dict[str, Any]) -> Answer
 
 
 SHARE_HEADER = ("REQUESTS", "NUMBER", "SMALL", "LARGE", "RULES")
-COST_HEADER = (
-    "ASKED",
-    "ANSWERED BY",
-    "REQUESTS",
-    "SHARE",
-    "PROMPT",
-    "CACHED",
-    "OUTPUT",
-    "PROBE",
-    "SECONDS",
-    "OF LARGE",
-)
+COST_HEADER = ("ASKED", "REQUESTS", "SHARE", "PROMPT", "CACHED", "OUTPUT", "PROBE", "SECONDS", "OF LARGE")
 
 
 def share_rows(run: TierRun) -> list[tuple[str, ...]]:
@@ -214,23 +209,23 @@ def share_rows(run: TierRun) -> list[tuple[str, ...]]:
 
 
 def cost_rows(run: TierRun, price_per_hour: float | None = None) -> list[tuple[str, ...]]:
-    """Per name that was asked: tokens and seconds, with the price of the seconds if an hour has one."""
+    """The tier, its two models' parts of that, and each model alone: tokens and seconds, with the price of the seconds
+    if an hour has one."""
     name, small, large = (run.tier[field] for field in ("name", "small", "large"))
     all_large_s = sum(answer.seconds for answer in run.of(large))
     of_tier = run.of(name)
     parts = [
-        (name, "both", of_tier),
-        ("", small, [answer for answer in of_tier if answer.model == small]),
-        ("", large, [answer for answer in of_tier if answer.model == large]),
-        (small, small, run.of(small)),
-        (large, large, run.of(large)),
+        (name, of_tier),
+        ("  by small", [answer for answer in of_tier if answer.model == small]),
+        ("  by large", [answer for answer in of_tier if answer.model == large]),
+        ("small alone", run.of(small)),
+        ("large alone", run.of(large)),
     ]
     rows = list[tuple[str, ...]]()
-    for asked, by, answers in parts:
+    for asked, answers in parts:
         seconds = sum(answer.seconds for answer in answers)
         row = (
             asked,
-            by,
             str(len(answers)),
             f"{len(answers) / len(of_tier):.0%}",
             *(str(sum(getattr(answer, f"{count}_tokens") for answer in answers)) for count in _COUNTS),

@@ -58,10 +58,10 @@ def batch_command() -> None:
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the results.")
 @with_settings
 def run_command(file: Path, waits: bool, window: str, out: Path | None, settings: Settings) -> int:
-    """Compute the requests in FILE, and write the results beside it, as FILE.results.jsonl.
+    """Compute the requests in FILE, and write the results.
 
-    All requests have one url and one model. The results have one line for each request, the failed ones last. The exit
-    code is 1 if any of them failed.
+    They are written beside it, as FILE.results.jsonl: one line for each request, the failed ones last. All requests
+    have one url and one model. The exit code is 1 if any of them failed.
     """
     endpoint = _endpoint_of(file)
     batch_id = ""
@@ -71,7 +71,11 @@ def run_command(file: Path, waits: bool, window: str, out: Path | None, settings
         async with Client(url, name="localrun batch") as client:
             uploaded = await client.upload(file, purpose="batch")
             body = {"input_file_id": uploaded["id"], "endpoint": endpoint, "completion_window": window}
-            batch = await client.create_batch(body | {"metadata": {"file": file.name[:512]}})
+            try:
+                batch = await client.create_batch(body | {"metadata": {"file": file.name[:512]}})
+            except errors.LocalrunError:
+                await client.delete_file(uploaded["id"])  # nobody else knows of it
+                raise
             batch_id = batch["id"]
             if not waits:
                 print(batch_id)
@@ -104,7 +108,10 @@ def list_command(limit: int, as_json: bool, settings: Settings) -> None:
 @click.argument("batch_id", metavar="ID")
 @with_settings
 def show_command(batch_id: str, settings: Settings) -> None:
-    """Show a batch as JSON: its state, its counts, and what was wrong with its file."""
+    """Show a batch as JSON.
+
+    It has the state, the counts, the tokens, and what was wrong with the file.
+    """
     print_json(ask(ensure_daemon(settings), lambda client: client.batch(batch_id)))
 
 
@@ -158,7 +165,7 @@ async def _finish(client: Client, batch_id: str, out: Path | None) -> int:
         for error in (batch["errors"] or {"data": []})["data"]:
             where = f"line {error['line']}: " if error["line"] else ""
             print(visible(f"{where}{error['message']}"), file=sys.stderr)
-        raise errors.BadRequest(f"batch '{batch_id}' was not run: its file is not as it must be")
+        raise errors.BadRequest(f"batch '{batch_id}' was not run, because its file has mistakes")
     await _write(client, batch, out)
     counts = batch["request_counts"]
     if out is not None:

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     "--rounds", type=click.IntRange(min=1), default=1, show_default=True, help="How many times to send the whole mix."
 )
 @click.option("--seed", type=int, help="Seed of the prompts. Default: a new one, so that nothing is cached.")
-@click.option("--price-per-hour", type=float, help="Price of this machine per hour, for the cost in your currency.")
+@click.option(
+    "--price-per-hour",
+    type=click.FloatRange(min=0),
+    help="Price of this machine per hour, for the cost in your currency.",
+)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path),
               help="Write everything to this file, with every request.")  # fmt: skip
 @with_settings
@@ -34,7 +38,8 @@ def tiers_command(
     """Measure the tier NAME of the running daemon against its small and its large model alone.
 
     The mix is 8 short questions, a long text, a question with a tool and one with a schema, and one for each effort
-    that the tier has a rule for. Requests are sent one at a time. What a tier is, the page on models says.
+    that the tier has a rule for. Requests are sent one at a time. A tier is a table [tiers.NAME]
+    of localrun.toml: one name for a small and a large model.
     """
     from localrun.bench.session import random_seed
     from localrun.bench.tiers import COST_HEADER, SHARE_HEADER, cost_rows, measure, share_rows
@@ -46,6 +51,8 @@ def tiers_command(
     header = COST_HEADER if price_per_hour is None else (*COST_HEADER, "COST")
     print(columns(SHARE_HEADER, share_rows(run)))
     print("\n" + columns(header, cost_rows(run, price_per_hour)))
+    print(f"\nPROMPT to PROBE are tokens. OF LARGE: seconds, compared with {run.tier['large']} alone.")
+    print(f"small: {run.tier['small']}, large: {run.tier['large']}")
     if json_path is not None:
         import msgspec
 

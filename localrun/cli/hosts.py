@@ -8,10 +8,11 @@ import click
 
 from localrun import config, errors
 from localrun.access import certificate, trust
-from localrun.access.trust import TrustedHosts
+from localrun.access.trust import Endpoint, TrustedHosts
 from localrun.cli.text import columns, visible
 
 _HEADER = ("HOST", "ADDRESSES", "TRUSTED", "SHA-256 FINGERPRINT")
+_PORT_HELP = f"Port of the daemon.  [default: {config.DEFAULT_PORT}]"
 
 
 @click.group("hosts", invoke_without_command=True)
@@ -42,13 +43,21 @@ def hosts_command(context: click.Context, seconds: float) -> None:
     print(columns(_HEADER, rows) if rows else "none found")
 
 
+def _endpoint(host: str, port: int | None) -> Endpoint:
+    """HOST, or HOST:PORT as the list shows it."""
+    name, colon, digits = host.rpartition(":")
+    if colon and ":" not in name and digits.isascii() and digits.isdigit():
+        host, port = name, port or int(digits)
+    return trust.endpoint(host.lower(), port or config.DEFAULT_PORT)
+
+
 @hosts_command.command("trust")
-@click.argument("host")
-@click.option("--port", type=int, default=config.DEFAULT_PORT, show_default=True, help="Port of the daemon.")
+@click.argument("host", metavar="HOST[:PORT]")
+@click.option("--port", type=click.IntRange(1, 65535), help=_PORT_HELP)
 @click.option("--fingerprint", "expected", help="The SHA-256 fingerprint that it must have; without it you are asked.")
-def trust_host(host: str, port: int, expected: str | None) -> None:
-    """Trust the certificate that HOST shows now, in place of the one before."""
-    where = trust.endpoint(host, port)
+def trust_host(host: str, port: int | None, expected: str | None) -> None:
+    """Trust the certificate that HOST shows now. It replaces an earlier one."""
+    where = _endpoint(host, port)
     if not where.is_remote:
         raise click.UsageError(f"{host} is this machine, which is reached without a certificate")
     shown = trust.shown_certificate(where)
@@ -65,14 +74,14 @@ def trust_host(host: str, port: int, expected: str | None) -> None:
 
 
 @hosts_command.command("forget")
-@click.argument("host")
-@click.option("--port", type=int, default=config.DEFAULT_PORT, show_default=True, help="Port of the daemon.")
-def forget(host: str, port: int) -> None:
-    """Trust the certificate of HOST no longer."""
-    name = f"{host.lower()}:{port}"
+@click.argument("host", metavar="HOST[:PORT]")
+@click.option("--port", type=click.IntRange(1, 65535), help=_PORT_HELP)
+def forget(host: str, port: int | None) -> None:
+    """No longer trust the certificate of HOST."""
+    name = _endpoint(host, port).name
     if not TrustedHosts().forget(name):
         raise errors.NotFound(f"no certificate of {name} is trusted; `localrun hosts` lists those that are")
-    print(f"{name} is not trusted any more")
+    print(f"{name} is no longer trusted")
 
 
 def _plain(fingerprint: str) -> str:

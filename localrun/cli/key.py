@@ -129,7 +129,7 @@ def rotate(name: str, as_json: bool) -> None:
 @key_command.command("revoke")
 @click.argument("name")
 def revoke(name: str) -> None:
-    """Refuse a key from now on. Answers that are being given end in peace."""
+    """Refuse a key from now on. Answers that are running are finished."""
     _file().revoke(name)
     _audit("key revoke", name)
     print(f"revoked {name}")
@@ -235,5 +235,8 @@ def usage_command(by: str, days: int, as_json: bool, settings: Settings) -> None
     for row in report.rows:
         counts = (row.requests, row.prompt_tokens, row.cached_tokens, row.output_tokens)
         rows.append((row.name or "-", *(f"{count:,}" for count in counts)))
-    print(columns((by.upper(), "REQUESTS", "PROMPT", "OF IT CACHED", "OUTPUT"), rows))
-    print(f"\ntokens since {report.since}")
+    if not rows:
+        print(f"nothing was counted since {report.since}; use is counted while there are API keys")
+        return
+    header = (by.upper(), "REQUESTS", "PROMPT TOKENS", "CACHED TOKENS", "OUTPUT TOKENS")
+    print(f"{columns(header, rows)}\n\nsince {report.since}; cached tokens are part of the prompt tokens")

@@ -109,6 +109,9 @@ def run(arguments: Sequence[str]) -> int:
         result = cli.main(args=list(arguments), prog_name="localrun", standalone_mode=False)
     except (click.Abort, KeyboardInterrupt):
         return exits.INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return exits.USAGE
     except click.ClickException as error:
         return _failed(_usage_message(error), error.exit_code)
     except Exception as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from localrun.bench.tiers import Answered, TierRun, cost_rows, mix, share_rows
+from localrun.bench.tiers import COST_HEADER, Answered, TierRun, cost_rows, mix, share_rows
+from localrun.cli.text import columns
 
 TIER: dict[str, Any] = {"name": "smart", "small": "s", "large": "l", "reasoning_effort": {"low": "small"}}
 
@@ -36,7 +37,11 @@ def test_shares_and_costs() -> None:
     )
     assert share_rows(run) == [("short", "1", "1", "0", "sure 1"), ("tools", "1", "0", "1", "tools 1")]
     rows = cost_rows(run, price_per_hour=3600)
-    assert rows[0] == ("smart", "both", "2", "100%", "20", "0", "10", "4", "6.00", "75%", "6.000000")
-    assert [row[1:4] for row in rows[1:3]] == [("s", "1", "50%"), ("l", "1", "50%")]
-    assert [(row[0], row[8], row[9]) for row in rows[3:]] == [("s", "2.00", "25%"), ("l", "8.00", "100%")]
+    assert rows[0] == ("smart", "2", "100%", "20", "0", "10", "4", "6.00", "75%", "6.000000")
+    assert [row[:3] for row in rows[1:3]] == [("  by small", "1", "50%"), ("  by large", "1", "50%")]
+    assert [(row[0], row[7], row[8]) for row in rows[3:]] == [
+        ("small alone", "2.00", "25%"),
+        ("large alone", "8.00", "100%"),
+    ]
+    assert len(columns(COST_HEADER, cost_rows(run)).splitlines()[0]) <= 80
     assert run.problems == ["smart, schema: no"]

@@ -58,11 +58,15 @@ def test_without_waiting_the_id_is_all_and_the_results_come_later(batch: Run, tm
     assert (refused.returncode, refused.stderr.startswith("error: batch")) == (1, True)
 
 
-def test_failed_lines_and_bad_files_are_an_exit_code(batch: Run, tmp_path: Path):
+def test_failed_lines_and_bad_files_are_an_exit_code(batch: Run, daemon: Daemon, tmp_path: Path):
     done = batch(str(written(tmp_path / "asked.jsonl", 2, temperature=-1)))
     assert (done.returncode, "2 failed" in done.stdout) == (1, True)
     done = batch(str(written(tmp_path / "nobody.jsonl", 1, model="nobody")))
     assert (done.returncode, "line 1: the model 'nobody' is not here" in done.stderr) == (1, True)
+    files = daemon.http.get("/v1/files").json()
+    refused = batch(str(tmp_path / "asked.jsonl"), "--window", "40d")
+    assert (refused.returncode, "'40d' cannot be used; write a time from 1s to 30d" in refused.stderr) == (1, True)
+    assert daemon.http.get("/v1/files").json() == files  # a file that no batch reads is not left behind
     (tmp_path / "text.jsonl").write_text("hello\n")
     assert batch(str(tmp_path / "text.jsonl")).returncode == 2
     assert batch(str(tmp_path / "none.jsonl")).returncode == 2

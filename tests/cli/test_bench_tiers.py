@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from localrun.access.keys import KeyFile
 from localrun.cli import exits
 from localrun.cli.root import run
 from localrun.models.synthesis.synthesize import synthesize
@@ -27,8 +28,10 @@ def test_shares_and_seconds_of_a_tier(
     (tmp_path / "config" / "localrun.toml").write_text(SETTINGS, encoding="utf-8")
     (tmp_path / "data" / "models").mkdir(parents=True)
     synthesize("tiny", "Q4_0", tmp_path / "data" / "models" / "big.gguf")
+    KeyFile(tmp_path / "data").create("someone")  # so that this command, too, needs its local key
     with running_daemon("--kv-cells", "32768", LOCALRUN_HOME=str(tmp_path)) as daemon:
         monkeypatch.setenv("LOCALRUN_PORT", str(daemon.port))
+        monkeypatch.setenv("LOCALRUN_HOME", str(tmp_path))
         assert run(["bench", "tiers", "smart", "--json", str(tmp_path / "run.json"), "--seed", "1"]) == exits.OK
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
         assert ["tools", "1", "0", "1", "tools", "1"] in lines

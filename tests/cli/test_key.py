@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import getpass
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
-from localrun.access import keys
+from localrun.access import certificate, keys
 from localrun.access.keys import OUTPUT_TOKENS, REQUESTS, TOKENS, KeyFile, Limit
 from localrun.access.trust import API_KEY, TrustedHosts, endpoint, key_for
 from localrun.cli import exits
@@ -108,6 +109,21 @@ def test_which_key_a_program_shows(home, monkeypatch):
     environ = {"LOCALRUN_HOME": str(home)}
     assert (key_for(here, environ), key_for(there, environ)) == (text, "")
     assert key_for(here, environ | {API_KEY: " own "}) == key_for(there, environ | {API_KEY: "own"}) == "own"
+
+
+@pytest.mark.parametrize("name", ["Studio", "studio.local", "studio.home.example"])
+def test_this_machine_by_its_name_is_reached_on_loopback(monkeypatch, name: str):
+    monkeypatch.setattr(socket, "gethostname", lambda: "studio.home.example")
+    assert endpoint(name, 11434).url == "http://127.0.0.1:11434"
+    assert endpoint("studio.elsewhere", 11434).is_remote
+
+
+def test_a_host_is_named_as_the_list_shows_it(localrun, home):
+    made = certificate.kept(home / "tls", ["studio.local"])
+    TrustedHosts().trust(endpoint("studio.local", 8443), made.certificate.read_text())
+    assert "studio.local:8443" in localrun("hosts", "--seconds", "0.1").stdout
+    assert localrun("hosts", "forget", "studio.local").returncode == exits.ERROR
+    assert localrun("hosts", "forget", "Studio.local:8443").stdout == "studio.local:8443 is no longer trusted\n"
 
 
 def test_hosts_that_nobody_trusts(localrun, home):

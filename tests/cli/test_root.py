@@ -73,6 +73,14 @@ def test_wrong_use_is_one_line_and_code_2(arguments, words, capsys, environment)
     assert words in printed.err
 
 
+def test_a_group_without_a_command_shows_its_help(capsys, environment):
+    assert run(["batch"]) == exits.USAGE
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("Usage: localrun batch ")
+    assert "error" not in printed.err
+
+
 def test_a_wrong_environment_variable_is_named(capsys, environment, monkeypatch):
     monkeypatch.setenv("LOCALRUN_SLOTS", "many")
     assert run(["ps"]) == exits.USAGE

@@ -134,7 +134,7 @@ def _line(text: bytes, number: int, begin: int, endpoint: str, ids: set[str]) ->
         raise _Wrong("invalid_custom_id", f"custom_id: use a text of 1 to {_MAX_ID_CHARACTERS} characters", "custom_id")
     if custom_id in ids:
         raise _Wrong(
-            "duplicate_custom_id", f"the custom_id {custom_id[:_MAX_SHOWN]!r} is that of a line before", "custom_id"
+            "duplicate_custom_id", f"custom_id: an earlier line has {custom_id[:_MAX_SHOWN]!r}, too", "custom_id"
         )
     if asked.method != "POST":
         raise _Wrong("invalid_method", f"method: {str(asked.method)[:_MAX_SHOWN]!r} is not POST", "method")

@@ -302,7 +302,7 @@ def _window_s(text: str) -> float:
     seconds = int(match[1]) * _UNITS_S[match[2]] if match else 0
     if not 1 <= seconds <= _LONGEST_S:
         raise BadRequest(
-            f"completion_window: {text[:40]!r} is not a time; use 24h, or another one up to 30d (30m, 12h, 7d)",
+            f"completion_window: {text[:40]!r} cannot be used; write a time from 1s to 30d, such as 30m, 12h or 7d",
             field="completion_window",
         )
     return float(seconds)

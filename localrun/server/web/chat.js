@@ -23,15 +23,17 @@ async function ask(path, options = {}) {
     const headers = { "X-Localrun-Client": "web", ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
     const answer = await fetch(path, { ...options, headers, credentials: "omit", cache: "no-store" });
     if (answer.ok) return answer;
-    if (answer.status === 401 && (await askForKey())) continue;
     let said = "";
     try { said = (await answer.json()).error?.message ?? ""; } catch { /* not JSON */ }
+    if (answer.status === 401 && (await askForKey(key ? said : ""))) continue;
     throw new Error(said || `the server answered ${answer.status}`);
   }
 }
 
-function askForKey() {
+// `problem` says what is wrong with the key that was sent.
+function askForKey(problem) {
   const dialog = $("key"), field = $("key-text");
+  $("key-problem").textContent = problem;
   field.value = "";
   dialog.returnValue = "";
   dialog.showModal();
@@ -105,7 +107,7 @@ function show(turn) {
 }
 
 function greet() {
-  log.replaceChildren(element("div", { className: "greeting" }, element("b", { textContent: "What is it about?" }), "The conversation is kept in this browser, pictures are not."));
+  log.replaceChildren(element("div", { className: "greeting" }, element("b", { textContent: "What would you like to ask?" }), "The conversation is kept in this browser, pictures are not."));
 }
 
 const isAtEnd = () => log.scrollHeight - log.scrollTop - log.clientHeight < 60;
@@ -225,7 +227,8 @@ $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   if (running) { running.abort(); return; }
   const content = text.value.trim();
-  if ((!content && !pictures.length) || !model.value) return;
+  if (!content && !pictures.length) return;
+  if (!model.value) { loadModels(); return; }  // which asks for the key again, if that was it
   const turn = { role: "user", content, pictures };
   turns.push(turn);
   show(turn);

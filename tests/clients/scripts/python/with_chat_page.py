@@ -113,15 +113,21 @@ def check_key() -> None:
     with chat_page() as page:
         page.route("**/v1/**", guarded)
         page.reload()
+        expect(page.locator("#key-problem")).to_be_empty()
+        page.press("#key-text", "Escape")
+        expect(page.locator("#notice")).to_contain_text("an API key is missing")
+        ask(page, "too early")  # asks for the key again, and keeps the text
+        expect(page.locator("#key-text")).to_be_visible()
         page.fill("#key-text", "wrong")
         page.press("#key-text", "Enter")
+        expect(page.locator("#key-problem")).to_have_text("an API key is missing")
         expect(page.locator("#key-text")).to_have_value("")
         page.fill("#key-text", "secret")
         page.click("text=Use key")
         expect(page.locator("#model option").first).to_be_attached()
         ask(page, says("let in"))
         expect(page.locator(".assistant .said")).to_have_text("let in")
-        assert keys == [None, "Bearer wrong", "Bearer secret", "Bearer secret"], keys
+        assert keys == [None, None, "Bearer wrong", "Bearer secret", "Bearer secret"], keys
         assert "secret" not in page.evaluate("JSON.stringify(localStorage)")
 
 
