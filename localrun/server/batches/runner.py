@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.types import ASGIApp
 
-from localrun.errors import LocalrunError, RateLimited
+from localrun.errors import InvalidKey, LocalrunError, RateLimited
 from localrun.server.batches import call, lines
 from localrun.server.batches.call import Answered
 from localrun.server.batches.files import Blobs
@@ -291,6 +291,7 @@ class Runner:
             else:
                 await self._record(one.batch, line, answered)
                 self._n_held = 0
+                one.held_until_s = 0.0  # of a key that may have few requests at once, one has ended
                 is_done = True
         except (LocalrunError, OSError, sqlite3.Error) as error:
             _log.warning("batch %s waits: %s", one.batch.id, error)
@@ -349,13 +350,16 @@ class Runner:
     async def _validate(self, one: _Open) -> None:
         batch = one.batch
         try:
+            sees_model = self._access.visitor_of(batch.owner).sees_model
             checked = await asyncio.to_thread(
                 lines.check_input,
                 self._blobs.path(batch.input_file_id),
                 batch.endpoint,
                 max_line_bytes=self._max_line_bytes,
-                is_known=self._is_known,
+                is_known=lambda model: sees_model(model) and self._is_known(model),
             )
+        except InvalidKey as error:
+            checked = lines.Checked([], None, [lines.error_of(None, error.code, error.message)])
         except FileNotFoundError:
             gone = lines.error_of(None, "input_file_missing", "the input file is no longer there")
             checked = lines.Checked([], None, [gone])

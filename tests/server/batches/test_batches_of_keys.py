@@ -48,11 +48,25 @@ def test_nobody_sees_anothers_files_and_batches_and_each_pays_for_its_own(daemon
     assert used(daemon, "ida").get("requests", 0) == 0
 
 
-def test_a_line_for_a_model_that_the_key_may_not_use_is_an_error_of_that_line(daemon: Daemon):
+def test_a_model_that_the_key_may_not_use_is_one_that_is_not_here(daemon: Daemon):
     client = client_with(daemon, "picky", models=("nothing*",))
-    batch = ended(client, begun(client, encoded([chat_line("one")])))
-    (line,) = lines_of(client, batch.error_file_id)
-    assert line["response"]["status_code"] == 404
+    errors = []
+    for model in ("tiny", "tony", "/etc/passwd"):
+        batch = ended(client, begun(client, encoded([chat_line("one", model=model)])))
+        assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
+        assert batch.errors is not None
+        (error,) = batch.errors.data or []
+        errors.append((error.code, (error.message or "").replace(model, "it")))
+    assert {code for code, _ in errors} == {"model_not_found"}
+    assert len(set(errors)) == 1
+
+
+def test_a_key_with_one_request_at_once_computes_its_lines_one_after_the_other(daemon: Daemon):
+    """Each begins when the one before has ended: with a pause after each refusal, `ended` would lose its patience."""
+    client = client_with(daemon, "single", n_concurrent=1)
+    counts = ended(client, begun(client, encoded([chat_line(f"r{n}") for n in range(15)]))).request_counts
+    assert counts is not None
+    assert (counts.completed, counts.failed) == (15, 0)
 
 
 def test_a_key_that_is_revoked_ends_its_lines_with_errors_and_no_others(daemon: Daemon):
