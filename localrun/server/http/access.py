@@ -58,7 +58,7 @@ FAILURE_EVERY_S = 6.0
 MAX_ADDRESSES = 4096
 
 # Say that there is something here, and nothing more.
-_PUBLIC = frozenset({"/", "/health"})
+_PUBLIC = frozenset({"/", "/health", "/v1/health"})
 # The page for browsers, which asks for a key itself.
 _PAGE = "/web/"
 # Show what everybody does.
