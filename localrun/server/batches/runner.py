@@ -44,10 +44,10 @@ from localrun.server.batches.store import (
     new_id,
     read_results,
 )
+from localrun.server.http.access import OWNER, Access, Visitor
 
 if TYPE_CHECKING:
     from localrun.server.engines.supervisor import Supervisor
-    from localrun.server.http.access import Access
     from localrun.server.jobs.registry import Registry
 
 TURN_S = 600.0
@@ -96,6 +96,7 @@ class _Open:
         self.running: dict[int, asyncio.Task[None]] = {}
         self.n_tries: dict[int, int] = {}
         self.work: asyncio.Task[None] | None = None
+        self.is_ending = False
         self.held_until_s = 0.0
 
     @property
@@ -276,10 +277,14 @@ class Runner:
             one.work = self._spawn(one, self._end(one, Ending.COMPLETED))
 
     async def _run(self, one: _Open, line: Line) -> None:
-        """Its result is written down, or it is the next one again."""
-        is_done = False
+        """Its result is written down, or it is the next one again: then its key pays for nothing of it."""
+        is_done, visitor = False, OWNER
         try:
-            answered = await self._answer(one.batch, line)
+            try:
+                visitor = self._access.visitor_of(one.batch.owner)
+                answered = await self._answer(one.batch, line, visitor)
+            except InvalidKey as error:
+                answered = lines.refused(error, is_anthropic=one.batch.api is Api.ANTHROPIC)
             if self._is_for_now(one, line, answered):
                 if answered.code == RateLimited.code:
                     hold_s, one.held_until_s = _LIMITED_S, time.monotonic() + _LIMITED_S
@@ -300,15 +305,18 @@ class Runner:
             del one.running[line.place]
             if not is_done:
                 one.queue.appendleft(line)
+            if is_done or one.is_ending:
+                visitor.pay()
+            else:
+                visitor.forgive()
             self._wake.set()
 
-    async def _answer(self, batch: Batch, line: Line) -> Answered:
+    async def _answer(self, batch: Batch, line: Line, visitor: Visitor) -> Answered:
         is_anthropic = batch.api is Api.ANTHROPIC
         try:
             text = await asyncio.to_thread(self._blobs.read_at, batch.input_file_id, line.offset, line.size_bytes)
             body = lines.body_of(text, batch.endpoint)
-            visitor = self._access.visitor_of(batch.owner)
-        except LocalrunError as error:  # the input is gone, or the key
+        except LocalrunError as error:  # the input is gone
             return lines.refused(error, is_anthropic=is_anthropic)
         return await call.answer(
             self._endpoints[batch.endpoint], batch.endpoint, body, client=batch.id, visitor=visitor
@@ -369,6 +377,7 @@ class Runner:
             await self._ask(lambda store: store.start(batch.seq, checked.lines, checked.model, time.time()))
 
     async def _end(self, one: _Open, ending: Ending) -> None:
+        one.is_ending = True
         for task in one.running.values():
             task.cancel()
         await asyncio.gather(*one.running.values(), return_exceptions=True)

@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 
 from localrun.access import keys
-from localrun.access.keys import REQUESTS, KeyFile, Limit
+from localrun.access.keys import REQUESTS, TOKENS, KeyFile, Limit
 from tests.daemon import Daemon, running_daemon
 from tests.server.batches.batch_files import begun, chat_line, encoded, ended, lines_of, until
 
@@ -94,3 +94,28 @@ def test_a_key_over_its_limit_waits_and_others_go_on(daemon: Daemon, tmp_path: P
     assert held.request_counts is not None
     assert (held.status, held.request_counts.completed, held.request_counts.failed) == ("in_progress", 2, 0)
     assert slow.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+
+
+def test_lines_that_are_given_up_for_others_cost_once():
+    year_s = 365 * 86400.0
+    with running_daemon(LOCALRUN_FAKE_STEP_MS="20") as daemon:
+        limits = (Limit(REQUESTS, 1000, year_s), Limit(TOKENS, 1_000_000, year_s))
+        client, other = client_with(daemon, "patient", limits=limits), client_with(daemon, "other")
+        lines = [chat_line(f"r{n}", n_tokens=100, ignore_eos=True) for n in range(6)]
+        batch = begun(client, encoded(lines))
+
+        def states() -> list[str]:
+            listed = daemon.http.get("/localrun/v1/requests", headers={"x-api-key": client.api_key}).json()
+            return [row["state"] for row in listed["requests"]]
+
+        until(lambda: states().count("decode") > 1)
+        other.chat.completions.create(**chat_line("x")["body"])
+        until(lambda: "cancelled" in states())
+        batch = ended(client, batch)
+        assert batch.usage is not None
+        row = used(daemon, "patient")
+        assert row["requests"] == 6
+        assert row["prompt_tokens"] + row["output_tokens"] == batch.usage.total_tokens
+        left = client.models.with_raw_response.list().headers
+        assert left["x-ratelimit-remaining-requests"] == "994"
+        assert 0 <= batch.usage.total_tokens - (1_000_000 - int(left["x-ratelimit-remaining-tokens"])) <= 20

@@ -178,6 +178,17 @@ def test_tokens_are_taken_as_usage_says_and_those_of_one_prompt_once(daemon: Dae
     assert daemon.http.get("/localrun/v1/usage?by=x", headers=headers).status_code == 400
 
 
+def test_a_prompt_that_is_refused_costs_no_tokens(daemon: Daemon) -> None:
+    headers = new_key(daemon, "too-long", limits=(Limit(TOKENS, 100_000, 86400.0),))
+    too_long = [{"role": "user", "content": "x" * 9000}]
+    refused = chat(daemon, headers, messages=too_long)
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    left = daemon.http.get("/v1/models", headers=headers).headers
+    assert left["x-ratelimit-remaining-tokens"] == "100000"
+    [row] = daemon.http.get("/localrun/v1/usage", headers=headers).json()["rows"]
+    assert (row["requests"], row["prompt_tokens"]) == (1, 0)
+
+
 def test_what_a_key_does_not_see(daemon: Daemon) -> None:
     mine, others = new_key(daemon, "mine"), new_key(daemon, "others")
     admin = new_key(daemon, "watcher", admin=True, read_only=True)
