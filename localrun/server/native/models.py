@@ -219,8 +219,8 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
     name = parameter(exchange, "model")
     if not name:
         raise BadRequest("model is missing: /localrun/v1/fit?model=NAME", field="model")
+    tiers.check_allowed(runtime, exchange.visitor, name)
     tiers.check_free(runtime, name)
-    exchange.visitor.check_model(name)
     if drafter := parameter(exchange, "draft"):
         exchange.visitor.check_model(drafter)
     adapted = await asyncio.to_thread(adapters.resolve, runtime.store, name, settings=runtime.settings)
