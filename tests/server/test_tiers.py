@@ -16,6 +16,7 @@ from localrun.models.gguf.reader import read_header
 from localrun.models.synthesis.synthesize import synthesize
 from tests.daemon import Daemon, running_daemon
 from tests.projector_file import write_projector
+from tests.server.batches.batch_files import begun, chat_line, client_of, encoded, ended, lines_of
 from tests.server.media.making import png
 
 SETTINGS = """
@@ -292,3 +293,15 @@ def test_a_key_that_may_not_use_both_models_of_a_tier_hears_of_neither(tmp_path:
             assert not re.search("tiny|big|toml", refused.text), (path, body, refused.text)
         loaded = daemon.http.post("/api/generate", json={"model": "plain"}, headers=both)
         assert loaded.json()["done_reason"] == "load"
+
+
+def test_a_batch_may_name_a_tier(daemon: Daemon) -> None:
+    client = client_of(daemon)
+    lines = [chat_line(f"r{n}", model="smart") for n in range(3)]
+    lines.append(chat_line("tools", model="smart", tools=[TOOL]))
+    batch = ended(client, begun(client, encoded(lines)))
+    found = lines_of(client, batch.output_file_id)
+    assert [line["response"]["body"]["model"] for line in found] == ["tiny"] * 3 + ["big"]
+    gone = ended(client, begun(client, encoded([chat_line("one", model="gone")])))
+    assert gone.errors is not None
+    assert [error.code for error in gone.errors.data or ()] == ["model_not_found"]

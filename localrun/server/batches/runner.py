@@ -105,7 +105,9 @@ class _Open:
 
 
 class Runner:
-    """See the module. `endpoints` are the routes that lines may name. It stops starting lines when `is_stopping`."""
+    """See the module. `endpoints` are the routes that lines may name. `models_of` are the models that a name stands
+    for: of a tier the small one, which sees every request, and the large one. It stops starting lines when
+    `is_stopping`."""
 
     def __init__(
         self,
@@ -118,6 +120,7 @@ class Runner:
         registry: Registry,
         access: Access,
         is_known: Callable[[str], bool],
+        models_of: Callable[[str], tuple[str, ...]],
         is_stopping: Callable[[], bool],
         max_line_bytes: int,
     ) -> None:
@@ -129,6 +132,7 @@ class Runner:
         self._registry = registry
         self._access = access
         self._is_known = is_known
+        self._models_of = models_of
         self._is_stopping = is_stopping
         self._max_line_bytes = max_line_bytes
         self._open: dict[int, _Open] = {}
@@ -236,16 +240,19 @@ class Runner:
             if n_running:  # of the model before
                 return _LOOK_S
             self._model, self._turn_began_s = model, time.monotonic()
-        n_slots = self._supervisor.slots_of(model)
+        models = self._models_of(model)
+        n_slots = self._supervisor.slots_of(models[0])
         if n_slots and self._supervisor.n_wanting_room:
             self._give_up_lines(n_running)
             return _LOOK_S
         left_s = QUIET_S - self._registry.quiet_s()
-        if left_s > 0 and not n_slots and not n_running and await self._supervisor.would_evict(model):
-            return left_s
+        if left_s > 0 and not n_slots and not n_running:
+            for one_model in models:
+                if await self._supervisor.would_evict(one_model):
+                    return left_s
         n_most = max(1, n_slots - 1)
         if left_s > 0:
-            n_most = min(n_most, self._supervisor.streams_within(model, STEP_S))
+            n_most = min(n_most, self._supervisor.streams_within(models[0], STEP_S))
             self._give_up_lines(n_running - n_most)
         n_free = n_most - n_running
         turns = deque(heads[model])
@@ -364,7 +371,7 @@ class Runner:
                 self._blobs.path(batch.input_file_id),
                 batch.endpoint,
                 max_line_bytes=self._max_line_bytes,
-                is_known=lambda model: sees_model(model) and self._is_known(model),
+                is_known=lambda name: all(sees_model(one) and self._is_known(one) for one in self._models_of(name)),
             )
         except InvalidKey as error:
             checked = lines.Checked([], None, [lines.error_of(None, error.code, error.message)])
