@@ -125,6 +125,13 @@ class Quota:
         """A request that was let in is over."""
         self.n_running -= 1
 
+    def give_back(self, now_s: float) -> None:
+        """A request that was let in is to count no more."""
+        for bucket in self._buckets:
+            if bucket.limit.kind == REQUESTS:
+                bucket.fill(now_s)
+                bucket.level = min(float(bucket.limit.amount), bucket.level + 1)
+
     def use(self, n_prompt: int, n_output: int, now_s: float) -> None:
         """Takes the tokens of an answer that has ended."""
         amounts = {TOKENS: n_prompt + n_output, PROMPT_TOKENS: n_prompt, OUTPUT_TOKENS: n_output}

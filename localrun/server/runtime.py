@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from localrun import kernels, kv_folders, thread_choice
 from localrun.config import Settings, folders, model_dirs, models_folder
-from localrun.errors import BadRequest, LocalrunError, Unavailable
+from localrun.errors import BadRequest, LocalrunError, ModelNotFound, Unavailable
 from localrun.models.name import split_adapters
 from localrun.models.storage import other_programs
 from localrun.models.storage.store import Store
@@ -107,6 +107,9 @@ class Runtime:
             raise Unavailable("localrun is shutting down")
         tier = self.settings.tier(split_adapters(ask.model).model) if self.settings.tiers else None
         if tier is not None:
+            # What is said of a tier names both of its models.
+            if ask.payer is not None and not all(map(ask.payer.sees_model, (tier.small, tier.large))):
+                raise ModelNotFound(ask.model[:200])
             raise BadRequest(
                 f"'{tier.name}' is a tier, which only answers with text; here name a model, such as '{tier.small}' or "
                 f"'{tier.large}'",

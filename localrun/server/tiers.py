@@ -129,15 +129,14 @@ def _model(runtime: Runtime, tier: Tier, size: Size) -> Model:
 
 def is_seen(runtime: Runtime, visitor: Visitor, name: str) -> bool:
     """Whether somebody may use the model, or both models of the tier, with this name."""
-    tier = runtime.settings.tier(name)
+    tier = runtime.settings.tier(split_adapters(name).model)
     return all(map(visitor.sees_model, (name,) if tier is None else (tier.small, tier.large)))
 
 
 def check_allowed(runtime: Runtime, visitor: Visitor, name: str) -> None:
     """Raises ModelNotFound for somebody who may not use the model, or one of the models of the tier, with this name."""
-    tier = runtime.settings.tier(name)
-    for model in (name,) if tier is None else (tier.small, tier.large):
-        visitor.check_model(model)
+    if not is_seen(runtime, visitor, name):
+        raise ModelNotFound(name[:200])
 
 
 def check_free(runtime: Runtime, name: str, field: str = "model") -> None:
@@ -161,13 +160,14 @@ async def routed(
     BadRequest for what only makes sense with one model.
     """
     name = getattr(body, "model", None) or ""
+    if runtime.settings.tier(split_adapters(name).model) is not None:
+        check_allowed(runtime, exchange.visitor, name)  # before anything that names the two
     tier = tier_of(runtime, name)
     if tier is None:
         return body, question.ask
     if getattr(body, "lora", None):
         raise BadRequest(f"lora: '{tier.name}' is a tier, and adapters are made for one model; name that", field="lora")
     visitor = exchange.visitor
-    check_allowed(runtime, visitor, name)
     visitor.begin(tier.small, Lane.DEFAULT)  # before anything is computed; the lane is for the jobs to find
     if question.ask.media:
         await runtime.media.read(question.ask.media)

@@ -188,6 +188,26 @@ def test_real_clients_over_their_limits(shared: tuple[Daemon, Other]) -> None:
     assert said.splitlines() == ["4", "openai True", "anthropic True", "ollama 429", "[4, 4, 4, 4]"]
 
 
+def test_addresses_that_the_daemon_gives_are_encrypted(shared: tuple[Daemon, Other]) -> None:
+    """Anthropic's client sends its key to `results_url`, whatever that says."""
+    _, other = shared
+    said = other.python(
+        "import anthropic, httpx2, ssl, time\n"
+        "http = httpx2.Client(verify=ssl.create_default_context(cafile=CERTIFICATE), timeout=60)\n"
+        "client = anthropic.Anthropic(base_url=URL, api_key=KEY, http_client=http)\n"
+        "params = dict(model='tiny', messages=[{'role': 'user', 'content': 'hi'}], max_tokens=4)\n"
+        "batch = client.messages.batches.create(requests=[{'custom_id': 'one', 'params': params}])\n"
+        "while batch.processing_status != 'ended':\n"
+        "    time.sleep(0.1)\n"
+        "    batch = client.messages.batches.retrieve(batch.id)\n"
+        "print(batch.results_url.startswith(URL))\n"
+        "print([one.result.type for one in client.messages.batches.results(batch.id)])\n"
+        "page = http.get(URL + '/docs', headers={'x-api-key': KEY}).text\n"
+        "print(URL in page, URL.replace('https', 'http') in page)\n"
+    )
+    assert said.splitlines() == ["True", "['succeeded']", "True False"]
+
+
 def test_a_daemon_that_announces_itself_is_found(namespaces: None, tmp_path: Path) -> None:
     pytest.importorskip("zeroconf")
     home = tmp_path / "server"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from localrun.access.keys import KeyFile
 from localrun.models import builtin
 from tests.daemon import Daemon, running_daemon
 from tests.lora_file import write_lora, write_vector
@@ -217,3 +218,19 @@ def test_a_path_with_a_plus_sign_is_a_path(daemon: Daemon, tmp_path: Path) -> No
     for name in (str(path), f"{path}+style=0.5"):
         answer = daemon.post("/v1/chat/completions", model=name, messages=HELLO, max_tokens=2)
         assert answer.status_code == 200, answer.text
+
+
+def test_a_key_sees_the_adapters_that_it_may_use_and_not_where_they_lie() -> None:
+    with running_daemon() as daemon:
+        models = daemon.home / "data" / "models"
+        models.mkdir(parents=True)
+        for name in ("house-style", "secret"):
+            write_lora(builtin.model_path(), models / f"{name}.gguf")
+        all_rows = {row["name"]: row["id"] for row in daemon.http.get("/lora-adapters").json()}
+        text = KeyFile(daemon.home / "data").create("narrow", models=("tiny", "house*")).text
+        headers = {"x-api-key": text}
+        found = daemon.http.get("/lora-adapters", headers=headers)
+        assert [(row["name"], row["id"]) for row in found.json()] == [("house-style", all_rows["house-style"])]
+        assert str(daemon.home) not in found.text
+        for model in ("qwen", str(builtin.model_path())):
+            assert daemon.http.get("/lora-adapters", params={"model": model}, headers=headers).status_code == 404

@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from localrun.access.keys import KeyFile
 from localrun.models.gguf.reader import read_header
 from localrun.models.synthesis.synthesize import synthesize
 from tests.daemon import Daemon, running_daemon
 from tests.projector_file import write_projector
+from tests.server.batches.batch_files import begun, chat_line, client_of, encoded, ended, lines_of
 from tests.server.media.making import png
 
 SETTINGS = """
@@ -261,3 +264,44 @@ def test_what_takes_one_model_refuses_a_tier(path: str, body: Any, said: str, da
     refused = daemon.post(path, body)
     assert (refused.status_code, said in refused.text) == (400, True), refused.text
     assert daemon.http.get("/localrun/v1/fit?model=smart").status_code == 400
+
+
+def test_a_key_that_may_not_use_both_models_of_a_tier_hears_of_neither(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "localrun.toml").write_text(SETTINGS, encoding="utf-8")
+    (tmp_path / "data" / "models").mkdir(parents=True)
+    synthesize("tiny", "Q4_0", tmp_path / "data" / "models" / "big.gguf")
+    file = KeyFile(tmp_path / "data")
+    name_only = {"x-api-key": file.create("name-only", models=("plain", "x")).text}
+    both = {"x-api-key": file.create("both", models=("tiny", "big")).text}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {"model": "plain", "messages": HELLO}),
+        ("/v1/chat/completions", {"model": "plain+style", "messages": HELLO}),
+        ("/v1/completions", {"model": "plain+style", "prompt": "hello"}),
+        ("/v1/messages", {"model": "plain", "messages": HELLO, "max_tokens": 2}),
+        ("/api/generate", {"model": "plain"}), ("/api/generate", {"model": "plain+style"}),
+        ("/api/generate", {"model": "plain", "keep_alive": 0}),
+        ("/api/show", {"model": "plain"}), ("/api/show", {"model": "plain+style"}),
+        ("/v1/embeddings", {"model": "plain", "input": "hello"}), ("/tokenize", {"model": "plain", "content": "hello"}),
+        ("/api/copy", {"source": "plain", "destination": "x"}), ("/api/pull", {"model": "plain", "stream": False}),
+        ("/api/create", {"model": "plain", "from": "x", "stream": False}),
+    ]  # fmt: skip
+    with running_daemon(LOCALRUN_HOME=str(tmp_path)) as daemon:
+        for path, body in asked:
+            refused = daemon.http.post(path, json=body, headers=name_only)
+            assert refused.status_code == 404, (path, body, refused.text)
+            assert not re.search("tiny|big|toml", refused.text), (path, body, refused.text)
+        loaded = daemon.http.post("/api/generate", json={"model": "plain"}, headers=both)
+        assert loaded.json()["done_reason"] == "load"
+
+
+def test_a_batch_may_name_a_tier(daemon: Daemon) -> None:
+    client = client_of(daemon)
+    lines = [chat_line(f"r{n}", model="smart") for n in range(3)]
+    lines.append(chat_line("tools", model="smart", tools=[TOOL]))
+    batch = ended(client, begun(client, encoded(lines)))
+    found = lines_of(client, batch.output_file_id)
+    assert [line["response"]["body"]["model"] for line in found] == ["tiny"] * 3 + ["big"]
+    gone = ended(client, begun(client, encoded([chat_line("one", model="gone")])))
+    assert gone.errors is not None
+    assert [error.code for error in gone.errors.data or ()] == ["model_not_found"]

@@ -144,7 +144,7 @@ async def _named(runtime: Runtime, exchange: Exchange) -> Batch:
 def _shown(batch: Batch, exchange: Exchange) -> MessageBatch:
     has_ended = batch.has_ended
     ended_at = batch.completed_at or batch.cancelled_at or batch.expired_at
-    host = exchange.header(b"host")
+    at = f"{exchange.scope['scheme']}://{exchange.header(b'host')}"  # clients send their key there
     return MessageBatch(
         id=batch.id,
         type="message_batch",
@@ -161,9 +161,7 @@ def _shown(batch: Batch, exchange: Exchange) -> MessageBatch:
         ended_at=_time(ended_at) if has_ended and ended_at is not None else None,
         cancel_initiated_at=_time(batch.cancelling_at) if batch.cancelling_at is not None else None,
         archived_at=_time(batch.archived_at) if batch.archived_at is not None else None,
-        results_url=f"http://{host}/v1/messages/batches/{batch.id}/results"
-        if has_ended and batch.archived_at is None
-        else None,
+        results_url=f"{at}/v1/messages/batches/{batch.id}/results" if has_ended and batch.archived_at is None else None,
     )
 
 

@@ -136,6 +136,7 @@ class Offline:
         return Runner(
             ask=self.ask, database=self._database, blobs=self.blobs, endpoints=self._endpoints,
             supervisor=self._supervisor, registry=self._registry, access=self._access, is_known=self._is_known,
+            models_of=self._models_of,
             is_stopping=self._is_stopping, max_line_bytes=self._settings.max_body_bytes,
         )  # fmt: skip
 
@@ -177,6 +178,10 @@ class Offline:
                 self._folder.rename(aside)
                 return aside
         raise Unavailable(f"{self._folder} cannot be read; move it away, and its copies beside it")
+
+    def _models_of(self, name: str) -> tuple[str, ...]:
+        tier = self._settings.tier(name)
+        return (name,) if tier is None else (tier.small, tier.large)
 
     def _is_known(self, model: str) -> bool:
         try:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.types import ASGIApp
 
-from localrun.errors import LocalrunError, RateLimited
+from localrun.errors import InvalidKey, LocalrunError, RateLimited
 from localrun.server.batches import call, lines
 from localrun.server.batches.call import Answered
 from localrun.server.batches.files import Blobs
@@ -44,10 +44,10 @@ from localrun.server.batches.store import (
     new_id,
     read_results,
 )
+from localrun.server.http.access import OWNER, Access, Visitor
 
 if TYPE_CHECKING:
     from localrun.server.engines.supervisor import Supervisor
-    from localrun.server.http.access import Access
     from localrun.server.jobs.registry import Registry
 
 TURN_S = 600.0
@@ -96,6 +96,7 @@ class _Open:
         self.running: dict[int, asyncio.Task[None]] = {}
         self.n_tries: dict[int, int] = {}
         self.work: asyncio.Task[None] | None = None
+        self.is_ending = False
         self.held_until_s = 0.0
 
     @property
@@ -104,7 +105,9 @@ class _Open:
 
 
 class Runner:
-    """See the module. `endpoints` are the routes that lines may name. It stops starting lines when `is_stopping`."""
+    """See the module. `endpoints` are the routes that lines may name. `models_of` are the models that a name stands
+    for: of a tier the small one, which sees every request, and the large one. It stops starting lines when
+    `is_stopping`."""
 
     def __init__(
         self,
@@ -117,6 +120,7 @@ class Runner:
         registry: Registry,
         access: Access,
         is_known: Callable[[str], bool],
+        models_of: Callable[[str], tuple[str, ...]],
         is_stopping: Callable[[], bool],
         max_line_bytes: int,
     ) -> None:
@@ -128,6 +132,7 @@ class Runner:
         self._registry = registry
         self._access = access
         self._is_known = is_known
+        self._models_of = models_of
         self._is_stopping = is_stopping
         self._max_line_bytes = max_line_bytes
         self._open: dict[int, _Open] = {}
@@ -235,16 +240,19 @@ class Runner:
             if n_running:  # of the model before
                 return _LOOK_S
             self._model, self._turn_began_s = model, time.monotonic()
-        n_slots = self._supervisor.slots_of(model)
+        models = self._models_of(model)
+        n_slots = self._supervisor.slots_of(models[0])
         if n_slots and self._supervisor.n_wanting_room:
             self._give_up_lines(n_running)
             return _LOOK_S
         left_s = QUIET_S - self._registry.quiet_s()
-        if left_s > 0 and not n_slots and not n_running and await self._supervisor.would_evict(model):
-            return left_s
+        if left_s > 0 and not n_slots and not n_running:
+            for one_model in models:
+                if await self._supervisor.would_evict(one_model):
+                    return left_s
         n_most = max(1, n_slots - 1)
         if left_s > 0:
-            n_most = min(n_most, self._supervisor.streams_within(model, STEP_S))
+            n_most = min(n_most, self._supervisor.streams_within(models[0], STEP_S))
             self._give_up_lines(n_running - n_most)
         n_free = n_most - n_running
         turns = deque(heads[model])
@@ -276,10 +284,14 @@ class Runner:
             one.work = self._spawn(one, self._end(one, Ending.COMPLETED))
 
     async def _run(self, one: _Open, line: Line) -> None:
-        """Its result is written down, or it is the next one again."""
-        is_done = False
+        """Its result is written down, or it is the next one again: then its key pays for nothing of it."""
+        is_done, visitor = False, OWNER
         try:
-            answered = await self._answer(one.batch, line)
+            try:
+                visitor = self._access.visitor_of(one.batch.owner)
+                answered = await self._answer(one.batch, line, visitor)
+            except InvalidKey as error:
+                answered = lines.refused(error, is_anthropic=one.batch.api is Api.ANTHROPIC)
             if self._is_for_now(one, line, answered):
                 if answered.code == RateLimited.code:
                     hold_s, one.held_until_s = _LIMITED_S, time.monotonic() + _LIMITED_S
@@ -291,6 +303,7 @@ class Runner:
             else:
                 await self._record(one.batch, line, answered)
                 self._n_held = 0
+                one.held_until_s = 0.0  # of a key that may have few requests at once, one has ended
                 is_done = True
         except (LocalrunError, OSError, sqlite3.Error) as error:
             _log.warning("batch %s waits: %s", one.batch.id, error)
@@ -299,15 +312,18 @@ class Runner:
             del one.running[line.place]
             if not is_done:
                 one.queue.appendleft(line)
+            if is_done or one.is_ending:
+                visitor.pay()
+            else:
+                visitor.forgive()
             self._wake.set()
 
-    async def _answer(self, batch: Batch, line: Line) -> Answered:
+    async def _answer(self, batch: Batch, line: Line, visitor: Visitor) -> Answered:
         is_anthropic = batch.api is Api.ANTHROPIC
         try:
             text = await asyncio.to_thread(self._blobs.read_at, batch.input_file_id, line.offset, line.size_bytes)
             body = lines.body_of(text, batch.endpoint)
-            visitor = self._access.visitor_of(batch.owner)
-        except LocalrunError as error:  # the input is gone, or the key
+        except LocalrunError as error:  # the input is gone
             return lines.refused(error, is_anthropic=is_anthropic)
         return await call.answer(
             self._endpoints[batch.endpoint], batch.endpoint, body, client=batch.id, visitor=visitor
@@ -349,13 +365,16 @@ class Runner:
     async def _validate(self, one: _Open) -> None:
         batch = one.batch
         try:
+            sees_model = self._access.visitor_of(batch.owner).sees_model
             checked = await asyncio.to_thread(
                 lines.check_input,
                 self._blobs.path(batch.input_file_id),
                 batch.endpoint,
                 max_line_bytes=self._max_line_bytes,
-                is_known=self._is_known,
+                is_known=lambda name: all(sees_model(one) and self._is_known(one) for one in self._models_of(name)),
             )
+        except InvalidKey as error:
+            checked = lines.Checked([], None, [lines.error_of(None, error.code, error.message)])
         except FileNotFoundError:
             gone = lines.error_of(None, "input_file_missing", "the input file is no longer there")
             checked = lines.Checked([], None, [gone])
@@ -365,6 +384,7 @@ class Runner:
             await self._ask(lambda store: store.start(batch.seq, checked.lines, checked.model, time.time()))
 
     async def _end(self, one: _Open, ending: Ending) -> None:
+        one.is_ending = True
         for task in one.running.values():
             task.cancel()
         await asyncio.gather(*one.running.values(), return_exceptions=True)

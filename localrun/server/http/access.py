@@ -43,6 +43,7 @@ from localrun.config import ConfigError, Settings
 from localrun.errors import BadRequest, Forbidden, InvalidKey, ModelNotFound, TooManyFailures
 from localrun.models.name import Kind, ModelName, split_adapters
 from localrun.server.http.failures import Headers, Shape
+from localrun.snapshot import RequestState
 from localrun.wire import Lane
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ FAILURE_EVERY_S = 6.0
 MAX_ADDRESSES = 4096
 
 # Say that there is something here, and nothing more.
-_PUBLIC = frozenset({"/", "/health"})
+_PUBLIC = frozenset({"/", "/health", "/v1/health"})
 # The page for browsers, which asks for a key itself.
 _PAGE = "/web/"
 # Show what everybody does.
@@ -82,10 +83,18 @@ class Visitor:
     """Who asks. Without a key it is the daemon's owner, who may do everything.
 
     `namespace` keeps what is cached of its prompts from others; empty for the owner. As a request's, it counts what the
-    request uses: `begin` when it wants a model, `settle` at each answer's end, `leave` when it is over.
+    request uses: `begin` when it wants a model, `settle` at each answer's end, `leave` when it is over. One that
+    `pays_later` counts nothing before `pay`, and by `forgive` nothing at all: the daemon computes it again.
     """
 
-    def __init__(self, key: Key | None = None, quota: Quota | None = None, usage: UsageFile | None = None) -> None:
+    def __init__(
+        self,
+        key: Key | None = None,
+        quota: Quota | None = None,
+        usage: UsageFile | None = None,
+        *,
+        pays_later: bool = False,
+    ) -> None:
         self.key = key
         self.id = "" if key is None else key.id
         self.name = keys.LOCAL_NAME if key is None else key.name
@@ -95,7 +104,10 @@ class Visitor:
         self._quota = quota
         self._usage = usage
         self._has_begun = False
+        self._is_taken = False
         self._n_answers = 0
+        self._pays_later = pays_later
+        self._unpaid: list[Used] = []
 
     def begin(self, model: str, lane: Lane) -> Lane:
         """A request for a model: takes it from the quota, once, and returns the lane that it gets. Raises
@@ -107,7 +119,7 @@ class Visitor:
         if not self._has_begun:
             now_s = time.time()
             quota.admit(now_s)
-            self._has_begun = True
+            self._has_begun = self._is_taken = True
             if key.limits and self._usage is not None:
                 self._usage.write(key.id, quota.levels(), None, now_s)
         return key.lane_of(lane)
@@ -116,17 +128,38 @@ class Visitor:
         """An answer has ended, and nobody knows it yet. The prompt of several answers counts with the first."""
         if self._usage is None:
             return
+        was_refused = record.state is RequestState.FAILED and not record.n_computed
+        counts_prompt = counts_prompt and not was_refused
         n_prompt = (record.n_prompt or 0) if counts_prompt else 0
         n_cached = (record.n_cached or 0) if counts_prompt else 0
         model = record.model if record.was_loaded else ""
         used = Used(self.name, model, int(self._n_answers == 0), n_prompt, n_cached, record.n_output)
         self._n_answers += 1
+        self._unpaid.append(used)
+        if not self._pays_later:
+            self.pay()
+
+    def pay(self) -> None:
+        """Counts what was used and is not counted yet."""
         now_s = time.time()
-        levels = []
-        if self.key is not None and self._quota is not None and self.key.limits:
-            self._quota.use(n_prompt, record.n_output, now_s)
-            levels = self._quota.levels()
-        self._usage.write("" if self.key is None else self.key.id, levels, used, now_s)
+        for used in self._unpaid:
+            levels = []
+            if self.key is not None and self._quota is not None and self.key.limits:
+                self._quota.use(used.n_prompt, used.n_output, now_s)
+                levels = self._quota.levels()
+            if self._usage is not None:
+                self._usage.write("" if self.key is None else self.key.id, levels, used, now_s)
+        self._unpaid.clear()
+
+    def forgive(self) -> None:
+        """Nothing came of the request, by no fault of the key's: it is as if it had not been there."""
+        self._unpaid.clear()
+        if self._is_taken and self.key is not None and self._quota is not None and self.key.limits:
+            now_s = time.time()
+            self._quota.give_back(now_s)
+            if self._usage is not None:
+                self._usage.write(self.key.id, self._quota.levels(), None, now_s)
+        self._is_taken = False
 
     def leave(self) -> None:
         """The HTTP request is over."""
@@ -285,12 +318,12 @@ class Access:
         now_s = self._clock()
         return key.problem(now_s) or self.visitor(key)
 
-    def visitor(self, key: Key) -> Visitor:
+    def visitor(self, key: Key, *, pays_later: bool = False) -> Visitor:
         """A new request of a key. Whatever works for a key without an HTTP request begins and leaves by it, too."""
         quota = self._quotas.get(key.id)
         if quota is None:
             quota = self._quotas[key.id] = Quota(key, self._clock(), self.usage.levels(key.id))
-        return Visitor(key, quota, self.usage)
+        return Visitor(key, quota, self.usage, pays_later=pays_later)
 
     def still_admits(self, visitor: Visitor) -> bool:
         """Whether somebody who was let in would be again, with the same key: for streams that do not end by
@@ -302,15 +335,16 @@ class Access:
         return key is not None and key.hash == visitor.key.hash and key.problem(self._clock()) is None
 
     def visitor_of(self, key_id: str) -> Visitor:
-        """The same of a key's ID, "" for the owner. Raises InvalidKey for a key that opens nothing any more."""
+        """The same of a key's ID, "" for the owner; it pays later. Raises InvalidKey for a key that opens nothing any
+        more."""
         self._look()
         if not key_id:
-            return Visitor(usage=self.usage) if self._by_id else OWNER
+            return Visitor(usage=self.usage, pays_later=True) if self._by_id else OWNER
         key = self._by_id.get(key_id)
         problem = "was removed" if key is None else key.problem(self._clock())
         if key is None or problem is not None:
             raise InvalidKey(f"the API key that this is for {problem}; send it again with another one")
-        return self.visitor(key)
+        return self.visitor(key, pays_later=True)
 
     def _look(self) -> None:
         """Read the key file again if it has changed, which its inode, times and size say in a few microseconds."""

@@ -134,6 +134,8 @@ MAX_CONNECTIONS = 512
 # How long a connection over that may take for the request that is refused.
 _REFUSAL_S = 1.0
 
+# What a client that wants TLS sends first; no method begins with it.
+_TLS_HANDSHAKE = b"\x16\x03"
 _END_OF_HEAD = b"\r\n\r\n"
 # Java's HTTP client (editors use it) offers an upgrade to h2c with every request. httptools then ends the request
 # after its head and drops the body. We never upgrade, so the parser is not told; the name keeps its length.
@@ -186,6 +188,9 @@ class BoundedConnection(HttpToolsProtocol):
         if self._head_open:
             self._unset_keepalive_if_required()
             self._head += data
+            if self._head.startswith(_TLS_HANDSHAKE):  # has no end of a head, and both sides would wait
+                self._answer_and_close(b"400 Bad Request")
+                return
             found = (self._parsed + self._head).find(_END_OF_HEAD)
             end = len(self._head) if found < 0 else max(0, found - len(self._parsed))
             if end > MAX_HEAD_BYTES or self._head.count(b"\r\n", 0, end) > MAX_HEADER_FIELDS:

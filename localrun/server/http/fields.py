@@ -285,14 +285,17 @@ def ask_of(
 
 
 def of_visitor(ask: Ask, visitor: Visitor) -> Ask:
-    """The same, of somebody with a key. Raises what `Visitor.begin` raises."""
+    """The same, of somebody with a key. `keep_alive` of one that may not unload models has no effect. Raises what
+    `Visitor.begin` raises, and ModelNotFound for a draft model or an adapter that it may not use."""
     lane = visitor.begin(ask.model, ask.lane)
-    for named in (ask.draft, *(str(wanted.id) for wanted in ask.lora)):
-        if named:
-            visitor.check_file(named)
+    if ask.draft:
+        visitor.check_model(ask.draft)
+    for wanted in ask.lora:
+        visitor.check_file(str(wanted.id))
     return msgspec.structs.replace(
         ask,
         lane=lane,
+        keep_alive_s=ask.keep_alive_s if visitor.may_change else None,
         key="" if visitor.key is None else visitor.name,
         namespace=visitor.namespace,
         payer=visitor,

@@ -58,9 +58,10 @@ _FINISHED_STATES = {
 
 
 class Payer(Protocol):
-    """Who is told what a request used: the visitor whose key it came with."""
+    """Who is told what a request used: the visitor whose key it came with, and which models that one may use."""
 
     def settle(self, record: RequestRecord, *, counts_prompt: bool) -> None: ...
+    def sees_model(self, name: str) -> bool: ...
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):

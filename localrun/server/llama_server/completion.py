@@ -155,7 +155,7 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
     ]
     prompts = [prompt for prompt in prompts for _ in range(body.n or 1)]
     grammar = body.answer_grammar()
-    model = body.model or loaded_model(runtime)
+    model = body.model or loaded_model(runtime, exchange.visitor)
     who = ask_of(exchange, model, body)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         if media.all():

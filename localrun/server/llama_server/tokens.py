@@ -113,7 +113,7 @@ async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(TokenizeBody)
     body.check_supported()
-    model = body.model or loaded_model(runtime)
+    model = body.model or loaded_model(runtime, exchange.visitor)
     async with exchange.while_connected(), runtime.job(ask_of(exchange, model, body)) as job:
         field, text = ("prompt", body.prompt or "") if body.is_vllms else ("content", body.content)
         segments = segments_of(text, job.n_vocab, field=field, trusted=body.parse_special)
@@ -131,7 +131,7 @@ async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
 async def detokenize(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(DetokenizeBody)
-    model = body.model or loaded_model(runtime)
+    model = body.model or loaded_model(runtime, exchange.visitor)
     async with exchange.while_connected(), runtime.job(ask_of(exchange, model, body)) as job:
         text = await text_of(job, body.tokens or [], field="tokens")
         await exchange.answer_json(Detokenized(content=text, prompt=text))
@@ -139,7 +139,7 @@ async def detokenize(runtime: Runtime, exchange: Exchange) -> None:
 
 async def tokenizer_info(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler. Nothing is loaded."""
-    name = parameter(exchange, "model") or loaded_model(runtime)
+    name = parameter(exchange, "model") or loaded_model(runtime, exchange.visitor)
     exchange.visitor.check_model(name)
     model = await asyncio.to_thread(runtime.store.resolve, name)
     header = model.header
@@ -159,7 +159,7 @@ async def apply_template(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(TemplateBody)
     body.check_supported()
     ask = body.ask()
-    model = body.model or loaded_model(runtime)
+    model = body.model or loaded_model(runtime, exchange.visitor)
     who = ask_of(exchange, model, body)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         if ask.media:

@@ -219,15 +219,17 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
     name = parameter(exchange, "model")
     if not name:
         raise BadRequest("model is missing: /localrun/v1/fit?model=NAME", field="model")
+    tiers.check_allowed(runtime, exchange.visitor, name)
     tiers.check_free(runtime, name)
-    exchange.visitor.check_model(name)
+    if drafter := parameter(exchange, "draft"):
+        exchange.visitor.check_model(drafter)
     adapted = await asyncio.to_thread(adapters.resolve, runtime.store, name, settings=runtime.settings)
     model = adapted.model
     # Raises for models that only make vectors: they have no slots or cells to choose.
     pooling_for(model, Use.TEXT)
     idle_bytes = _idle_bytes(runtime, model.name)
     here = Machine(machine.available_bytes() + idle_bytes, await installed_gpus())
-    draft, left_out = await asyncio.to_thread(_draft, runtime, model, parameter(exchange, "draft"))
+    draft, left_out = await asyncio.to_thread(_draft, runtime, model, drafter)
     header = None if draft is None else draft.header
     adapter_bytes = model.adapter_bytes
     if adapted.adapters is not None:

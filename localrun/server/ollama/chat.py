@@ -19,8 +19,8 @@ from localrun.errors import BadRequest
 from localrun.models.name import split_adapters
 from localrun.server import tiers
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import ask_of
-from localrun.server.jobs.job import Ask, Job
+from localrun.server.http.fields import ask_of, keep_alive_s
+from localrun.server.jobs.job import Job
 from localrun.server.media.places import placed
 from localrun.server.ollama import fitting
 from localrun.server.ollama.answer import Kind, Lines, answer, metrics
@@ -40,8 +40,7 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
     ask = body.ask()
     async with exchange.while_connected():
         if not ask.messages:
-            who = ask_of(exchange, body.model, body.service, load=body.load)
-            await load_or_unload(runtime, exchange, who, Lines(body.model, Kind.CHAT))
+            await load_or_unload(runtime, exchange, body, Lines(body.model, Kind.CHAT))
             return
         if runtime.settings.tiers:
             body, ask = await tiers.routed(
@@ -67,8 +66,7 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
     ask = body.ask()
     async with exchange.while_connected():
         if not body.prompt and not body.suffix and not body.images:
-            who = ask_of(exchange, body.model, body.service, load=body.load)
-            await load_or_unload(runtime, exchange, who, Lines(body.model, Kind.GENERATE))
+            await load_or_unload(runtime, exchange, body, Lines(body.model, Kind.GENERATE))
             return
         if runtime.settings.tiers:
             body, ask = await tiers.routed(runtime, exchange, body, _question(runtime, body, ask), load=body.load)
@@ -85,7 +83,7 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
 
 def _question(runtime: Runtime, body: GenerateBody, ask: ChatAsk) -> Question:
     """Raises BadRequest for token ids of an earlier answer: which model they are of nobody knows."""
-    tier = tiers.tier_of(runtime, body.model)
+    tier = runtime.settings.tier(body.model)
     if tier is not None and body.context:
         raise BadRequest(
             f"context: '{tier.name}' is a tier, and token ids are those of one model; name the one that answered "
@@ -137,13 +135,14 @@ def _after(job: Job, context: list[int], tokens: Tokens) -> Tokens:
 _NOTHING = Usage(n_prompt=0, n_cached=0, n_output=0, queued_s=0.0, prefill_s=0.0, decode_s=0.0)
 
 
-async def load_or_unload(runtime: Runtime, exchange: Exchange, ask: Ask, lines: Lines) -> None:
-    """Loads the model and answers when it is there; with `keep_alive_s` 0 unloads it. Of a tier both, the small one
+async def load_or_unload(runtime: Runtime, exchange: Exchange, body: ChatBody | GenerateBody, lines: Lines) -> None:
+    """Loads the model and answers when it is there; with a `keep_alive` of 0 unloads it. Of a tier both, the small one
     last, so that it is there if there is room for one only. Raises what loading raises."""
-    tiers.check_allowed(runtime, exchange.visitor, ask.model)
-    tier = tiers.tier_of(runtime, ask.model)
-    names = (ask.model,) if tier is None else (tier.large, tier.small)
-    if ask.keep_alive_s == 0:
+    tiers.check_allowed(runtime, exchange.visitor, body.model)
+    tier = tiers.tier_of(runtime, body.model)
+    names = (body.model,) if tier is None else (tier.large, tier.small)
+    asks = [ask_of(exchange, name, body.service, load=body.load) for name in names]
+    if keep_alive_s(body.service.keep_alive) == 0:
         for name in names:
             exchange.visitor.check_change(f"unload {name}")
             await runtime.supervisor.unload(split_adapters(name).model)
@@ -152,8 +151,8 @@ async def load_or_unload(runtime: Runtime, exchange: Exchange, ask: Ask, lines: 
     if tier is not None:
         await asyncio.to_thread(tiers.models_of, runtime, tier)
     began_s, load_s = time.monotonic(), 0.0
-    for name in names:
-        async with runtime.job(msgspec.structs.replace(ask, model=name)) as job:
+    for ask in asks:
+        async with runtime.job(ask) as job:
             load_s += job.load_s
     total_s = time.monotonic() - began_s
     await exchange.answer(lines.end("load", metrics(_NOTHING, load_s=load_s, total_s=total_s)))

@@ -216,6 +216,7 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
 async def _steps(runtime: Runtime, body: CreateBody, visitor: Visitor) -> AsyncGenerator[Status, None]:
     store = runtime.store
     order = order_of(body)
+    tiers.check_allowed(runtime, visitor, order.name)
     tiers.check_free(runtime, order.name)
     check_requires(order.requires)
     await asyncio.to_thread(naming.check_free, store, order.name)

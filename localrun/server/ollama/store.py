@@ -71,7 +71,7 @@ async def pull(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(PullBody)
     name = body.model_name
-    exchange.visitor.check_model(name)
+    tiers.check_allowed(runtime, exchange.visitor, name)
     tiers.check_free(runtime, name)
     stream = body.stream is not False
     is_own = await asyncio.to_thread(_is_own, runtime.store, name)
@@ -132,8 +132,8 @@ class DeletedModel(msgspec.Struct, frozen=True, kw_only=True):
 async def copy(runtime: Runtime, exchange: Exchange) -> None:
     """POST /api/copy: a second name for a model."""
     body = await exchange.read_json(CopyBody)
-    exchange.visitor.check_model(body.source)
-    exchange.visitor.check_model(body.destination)
+    for name in (body.source, body.destination):
+        tiers.check_allowed(runtime, exchange.visitor, name)
     tiers.check_free(runtime, body.source, "source")
     tiers.check_free(runtime, body.destination, "destination")
     await asyncio.to_thread(naming.copy, runtime.store, body.source, body.destination)
@@ -144,7 +144,7 @@ async def delete(runtime: Runtime, exchange: Exchange) -> None:
     """DELETE /api/delete."""
     body = await exchange.read_json(ModelBody)
     name = body.model_name
-    exchange.visitor.check_model(name)
+    tiers.check_allowed(runtime, exchange.visitor, name)
     tiers.check_free(runtime, name)
     await asyncio.to_thread(naming.check_removable, runtime.store, name)
     # A model whose file is damaged or gone is not loaded under this name, and may be removed all the same.

@@ -265,7 +265,7 @@ async def answer_completion(
 async def _routed(
     runtime: Runtime, exchange: Exchange, body: CompletionBody, prompts: Sequence[Prompt], *, has_schema: bool
 ) -> CompletionBody:
-    tier = tiers.tier_of(runtime, body.model)
+    tier = runtime.settings.tier(body.model)
     if tier is not None and not isinstance(prompts[0], str):
         raise BadRequest(
             f"prompt: '{tier.name}' is a tier, and token ids are those of one model; send text, or name that model",

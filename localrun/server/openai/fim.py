@@ -21,6 +21,7 @@ from localrun.server import tiers
 from localrun.server.embedding.bodies import MediaInput
 from localrun.server.engines.resident import ResidentState
 from localrun.server.http import fields
+from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import SamplingFields, ask_of, defaults_of
 from localrun.server.jobs import streaming
@@ -104,7 +105,7 @@ async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
         if runtime.settings.tiers:
             question = Question(prompts=[before_cursor + body.input_suffix], fills_in=True)
             body, _ = await tiers.routed(runtime, exchange, body, question)
-        model = body.model or loaded_model(runtime)
+        model = body.model or loaded_model(runtime, exchange.visitor)
         who = ask_of(exchange, model, body)
         (job,) = await streaming.enter(runtime, stack, who, n_jobs=1)
         segments = infill(
@@ -189,10 +190,12 @@ def picked(answer: Fields, wanted: list[str]) -> Fields:
     return picked
 
 
-def loaded_model(runtime: Runtime) -> str:
-    """The name of the model that is loaded. Raises BadRequest unless there is exactly one."""
+def loaded_model(runtime: Runtime, visitor: Visitor) -> str:
+    """The name of the model that is loaded, of those that whoever asks may use. Raises BadRequest unless there is
+    exactly one."""
     residents = runtime.supervisor.residents()
     names = {one.model.name for one in residents if one.state is not ResidentState.STOPPING and one.pooling is None}
+    names = {name for name in names if visitor.sees_model(name)}
     if len(names) != 1:
         raise BadRequest(
             f"model is required while {len(names)} models are loaded; name one, or load the one that is to answer",

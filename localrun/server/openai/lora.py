@@ -39,7 +39,14 @@ class AdapterRow(msgspec.Struct, frozen=True, kw_only=True):
 
 async def list_adapters(runtime: Runtime, exchange: Exchange) -> None:
     """GET /lora-adapters."""
-    await exchange.answer_json(await asyncio.to_thread(_rows, runtime.store, parameter(exchange, "model")))
+    visitor, model = exchange.visitor, parameter(exchange, "model")
+    if model:
+        visitor.check_model(model)
+    rows = await asyncio.to_thread(_rows, runtime.store, model)
+    rows = [row for row in rows if visitor.sees_model(row.name)]
+    if not visitor.is_admin:  # where files lie is nobody else's business
+        rows = [msgspec.structs.replace(row, path=row.name) for row in rows]
+    await exchange.answer_json(rows)
 
 
 async def change_adapters(_: Runtime, exchange: Exchange) -> None:

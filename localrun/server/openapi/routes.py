@@ -61,4 +61,4 @@ def _with_address(exchange: Exchange, text: str) -> bytes:
     """`limits.py` lets loopback names in alone; what else a header may hold has no business in a page."""
     host = exchange.header(b"host")
     shown = host if _HOST.fullmatch(host) else "localhost"
-    return text.replace(page.BASE_URL, f"http://{shown}").encode("utf-8")
+    return text.replace(page.BASE_URL, f"{exchange.scope['scheme']}://{shown}").encode("utf-8")

@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 
 from localrun.access import keys
-from localrun.access.keys import REQUESTS, KeyFile, Limit
+from localrun.access.keys import REQUESTS, TOKENS, KeyFile, Limit
 from tests.daemon import Daemon, running_daemon
 from tests.server.batches.batch_files import begun, chat_line, encoded, ended, lines_of, until
 
@@ -48,11 +48,25 @@ def test_nobody_sees_anothers_files_and_batches_and_each_pays_for_its_own(daemon
     assert used(daemon, "ida").get("requests", 0) == 0
 
 
-def test_a_line_for_a_model_that_the_key_may_not_use_is_an_error_of_that_line(daemon: Daemon):
+def test_a_model_that_the_key_may_not_use_is_one_that_is_not_here(daemon: Daemon):
     client = client_with(daemon, "picky", models=("nothing*",))
-    batch = ended(client, begun(client, encoded([chat_line("one")])))
-    (line,) = lines_of(client, batch.error_file_id)
-    assert line["response"]["status_code"] == 404
+    errors = []
+    for model in ("tiny", "tony", "/etc/passwd"):
+        batch = ended(client, begun(client, encoded([chat_line("one", model=model)])))
+        assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
+        assert batch.errors is not None
+        (error,) = batch.errors.data or []
+        errors.append((error.code, (error.message or "").replace(model, "it")))
+    assert {code for code, _ in errors} == {"model_not_found"}
+    assert len(set(errors)) == 1
+
+
+def test_a_key_with_one_request_at_once_computes_its_lines_one_after_the_other(daemon: Daemon):
+    """Each begins when the one before has ended: with a pause after each refusal, `ended` would lose its patience."""
+    client = client_with(daemon, "single", n_concurrent=1)
+    counts = ended(client, begun(client, encoded([chat_line(f"r{n}") for n in range(15)]))).request_counts
+    assert counts is not None
+    assert (counts.completed, counts.failed) == (15, 0)
 
 
 def test_a_key_that_is_revoked_ends_its_lines_with_errors_and_no_others(daemon: Daemon):
@@ -80,3 +94,28 @@ def test_a_key_over_its_limit_waits_and_others_go_on(daemon: Daemon, tmp_path: P
     assert held.request_counts is not None
     assert (held.status, held.request_counts.completed, held.request_counts.failed) == ("in_progress", 2, 0)
     assert slow.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+
+
+def test_lines_that_are_given_up_for_others_cost_once():
+    year_s = 365 * 86400.0
+    with running_daemon(LOCALRUN_FAKE_STEP_MS="20") as daemon:
+        limits = (Limit(REQUESTS, 1000, year_s), Limit(TOKENS, 1_000_000, year_s))
+        client, other = client_with(daemon, "patient", limits=limits), client_with(daemon, "other")
+        lines = [chat_line(f"r{n}", n_tokens=100, ignore_eos=True) for n in range(6)]
+        batch = begun(client, encoded(lines))
+
+        def states() -> list[str]:
+            listed = daemon.http.get("/localrun/v1/requests", headers={"x-api-key": client.api_key}).json()
+            return [row["state"] for row in listed["requests"]]
+
+        until(lambda: states().count("decode") > 1)
+        other.chat.completions.create(**chat_line("x")["body"])
+        until(lambda: "cancelled" in states())
+        batch = ended(client, batch)
+        assert batch.usage is not None
+        row = used(daemon, "patient")
+        assert row["requests"] == 6
+        assert row["prompt_tokens"] + row["output_tokens"] == batch.usage.total_tokens
+        left = client.models.with_raw_response.list().headers
+        assert left["x-ratelimit-remaining-requests"] == "994"
+        assert 0 <= batch.usage.total_tokens - (1_000_000 - int(left["x-ratelimit-remaining-tokens"])) <= 20

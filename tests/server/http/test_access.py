@@ -73,8 +73,8 @@ def test_without_keys_nobody_is_asked_for_one() -> None:
 
 
 def test_what_is_open_to_all(daemon: Daemon) -> None:
-    assert daemon.http.get("/health").status_code == 200
-    assert daemon.http.get("/").status_code == 200
+    for path in ("/", "/health", "/v1/health"):
+        assert daemon.http.get(path).status_code == 200
     for path in ("/v1/models", "/api/tags", "/metrics", "/localrun/v1/snapshot", "/docs", "/nothing"):
         assert daemon.http.get(path).status_code == 401
 
@@ -178,6 +178,17 @@ def test_tokens_are_taken_as_usage_says_and_those_of_one_prompt_once(daemon: Dae
     assert daemon.http.get("/localrun/v1/usage?by=x", headers=headers).status_code == 400
 
 
+def test_a_prompt_that_is_refused_costs_no_tokens(daemon: Daemon) -> None:
+    headers = new_key(daemon, "too-long", limits=(Limit(TOKENS, 100_000, 86400.0),))
+    too_long = [{"role": "user", "content": "x" * 9000}]
+    refused = chat(daemon, headers, messages=too_long)
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    left = daemon.http.get("/v1/models", headers=headers).headers
+    assert left["x-ratelimit-remaining-tokens"] == "100000"
+    [row] = daemon.http.get("/localrun/v1/usage", headers=headers).json()["rows"]
+    assert (row["requests"], row["prompt_tokens"]) == (1, 0)
+
+
 def test_what_a_key_does_not_see(daemon: Daemon) -> None:
     mine, others = new_key(daemon, "mine"), new_key(daemon, "others")
     admin = new_key(daemon, "watcher", admin=True, read_only=True)
@@ -230,6 +241,45 @@ def test_files_of_this_machine_are_for_admins(daemon: Daemon, small_model: Path)
     assert chat(daemon, admin, model=path).status_code == 200
 
 
+def test_routes_that_need_no_name_take_the_loaded_model_that_the_key_may_use() -> None:
+    with running_daemon() as daemon:
+        narrow, admin = new_key(daemon, "narrow", models=("tiny",)), new_key(daemon, "admin", admin=True)
+        copied = daemon.http.post("/api/copy", json={"source": "tiny", "destination": "secret"}, headers=admin)
+        assert copied.status_code == 200
+        assert chat(daemon, admin, model="secret").status_code == 200
+        bodies: list[tuple[str, Any]] = [
+            ("/completion", {"prompt": "a", "n_predict": 1}), ("/tokenize", {"content": "a"}),
+            ("/detokenize", {"tokens": [1]}), ("/apply-template", {"messages": CHAT["messages"]}),
+            ("/infill", {"input_prefix": "a", "input_suffix": "b"}),
+        ]  # fmt: skip
+        for path, body in bodies:
+            refused = daemon.http.post(path, json=body, headers=narrow)
+            assert refused.status_code == 400
+            assert "secret" not in refused.text
+        assert "secret" not in daemon.http.get("/tokenizer_info", headers=narrow).text
+        unloaded = daemon.http.post("/api/generate", json={"model": "secret", "keep_alive": 0}, headers=admin)
+        assert unloaded.status_code == 200
+        assert chat(daemon, narrow).status_code == 200
+        for path, body in bodies[:4]:
+            assert daemon.http.post(path, json=body, headers=narrow).status_code == 200
+
+
+def test_a_draft_model_that_the_key_may_not_use_is_not_there(daemon: Daemon) -> None:
+    headers = new_key(daemon, "drafts", models=("tiny",))
+    admin = new_key(daemon, "drafts-admin", admin=True)
+    body = {"source": "tiny", "destination": "hidden"}
+    assert daemon.http.post("/api/copy", json=body, headers=admin).status_code == 200
+    refused = []
+    for name in ("hidden", "absent", "/etc/passwd"):
+        answer = chat(daemon, headers, draft=name)
+        refused.append((answer.status_code, answer.text.replace(name, "it")))
+        of_studio = daemon.http.post("/api/v0/chat/completions", json=CHAT | {"draft_model": name}, headers=headers)
+        assert of_studio.status_code == 404
+        assert daemon.http.get(f"/localrun/v1/fit?model=tiny&draft={name}", headers=headers).status_code == 404
+    assert len(set(refused)) == 1
+    assert refused[0][0] == 404
+
+
 @pytest.mark.parametrize(
     ("name", "is_file"),
     [
@@ -255,6 +305,26 @@ def test_a_read_only_key_changes_nothing(daemon: Daemon) -> None:
     acts.append(("POST", "/api/chat", {"model": "tiny", "messages": [], "keep_alive": 0}))
     for method, path, body in acts:
         assert daemon.http.request(method, path, json=body, headers=headers).status_code == 403, path
+
+
+def test_a_read_only_key_unloads_nothing_with_what_it_asks(daemon: Daemon) -> None:
+    reader, admin = new_key(daemon, "asks-only", read_only=True), new_key(daemon, "looks", admin=True)
+
+    def engines() -> list[int]:
+        snapshot = daemon.http.get("/localrun/v1/snapshot", headers=admin).json()
+        return [row["pid"] for row in snapshot["engines"]]
+
+    asked: list[tuple[str, Any]] = [
+        ("/v1/chat/completions", CHAT | {"keep_alive": 0}), ("/api/v0/chat/completions", CHAT | {"ttl": 0}),
+        ("/api/chat", {"model": "tiny", "messages": CHAT["messages"], "keep_alive": "0s", "stream": False}),
+        ("/tokenize", {"model": "tiny", "content": "a", "keep_alive": 0}),
+    ]  # fmt: skip
+    assert chat(daemon, admin).status_code == 200
+    before = engines()
+    for path, body in asked:
+        assert daemon.http.post(path, json=body, headers=reader).status_code == 200
+        assert chat(daemon, reader).status_code == 200
+        assert engines() == before, path
 
 
 def test_only_admins_end_it_for_all(daemon: Daemon) -> None:

@@ -119,6 +119,11 @@ async def test_a_byte_now_and_then_does_not_keep_a_connection() -> None:
     assert b"200 OK" not in await closed
 
 
+async def test_who_wants_tls_is_told_at_once_that_there_is_none() -> None:
+    async with serving(deadline_s=1000.0) as port:
+        assert (await exchange(port, b"\x16\x03\x01\x02\x00\x01" + bytes(500))).startswith(b"HTTP/1.1 400 ")
+
+
 async def test_an_uploaded_file_may_take_its_time_as_long_as_it_comes() -> None:
     head = b"POST /api/blobs/sha256:0 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 30\r\n\r\n"
     async with serving(deadline_s=1.0) as port:
