@@ -327,7 +327,8 @@ class Engine:
         """Change the layout of the KV cache if the requests need another one."""
         if not self._backend.can_split:
             return
-        n_longest = max((request.n_known for request in self._requests.values()), default=0)
+        requests = self._requests.values()
+        n_longest = max((len(one.tokens) if one.scoring is None else one.n_known for one in requests), default=0)
         split = self.cache.fit(n_longest, is_running=bool(self.scheduler.running), now_s=now_s)
         if split is None:
             return
@@ -425,7 +426,7 @@ class Engine:
             if request.chunks and (placed := request.next_chunk):
                 is_last = request.n_computed + n_tokens == placed.end
                 self._encodings.computed(placed, n_tokens, is_last=is_last)
-            if request.is_scoring:
+            if request.scoring is not None and request.is_scoring:
                 self._answers.score(request, row - n_tokens + 1, n_tokens)
             request.n_computed += n_tokens
             if 0 < request.doubted_until <= request.n_computed:
@@ -435,7 +436,7 @@ class Engine:
                 self.cache.grow(request.seq, request.n_computed)
             if not is_steady:  # in a steady step the tokens say it all
                 self._report.delta(request)
-            if request.n_computed == len(request.tokens) and not self._reads_on(request):
+            if request.n_computed == len(request.tokens) and (request.scoring is None or not self._reads_on(request)):
                 caught_up.append(Row(request, row, drafts))
             row += len(drafts)
         if has_drafts:

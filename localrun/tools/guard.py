@@ -25,7 +25,7 @@ from contextlib import suppress
 GRACE_S = 1.5
 TERMINATE_S = 1.0
 FLUSH_S = 0.5
-MAX_LINE_BYTES = 32 * 1024 * 1024
+MAX_LINE_BYTES = 32_000_000
 SHOWN_BYTES = 200
 _CHUNK_BYTES = 65536
 
@@ -98,7 +98,7 @@ def _copy_out(server: subprocess.Popen[bytes], is_over: threading.Event) -> None
                 for line in lines:
                     _pass_on(line)
             elif len(pending) > MAX_LINE_BYTES:
-                _say(f"wrote a line of more than {MAX_LINE_BYTES >> 20} MiB")
+                _say(f"wrote a line of more than {MAX_LINE_BYTES // 1_000_000} MB")
                 is_over.set()
                 return
         if pending:

@@ -13,7 +13,7 @@ import httpx2
 from localrun.tools.config import ServerSettings, expanded
 
 # As the guard's for programs. Events of a stream have this limit, too, by the MCP library.
-MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+MAX_MESSAGE_BYTES = 32_000_000
 
 
 def http_client(settings: ServerSettings) -> httpx2.AsyncClient:
@@ -44,7 +44,7 @@ class _Bounded(httpx2.AsyncByteStream):
         async for data in self._stream:
             size_bytes += len(data)
             if size_bytes > MAX_MESSAGE_BYTES:
-                raise httpx2.StreamError(f"it sent a message of more than {MAX_MESSAGE_BYTES >> 20} MiB")
+                raise httpx2.StreamError(f"it sent a message of more than {MAX_MESSAGE_BYTES // 1_000_000} MB")
             yield data
 
     async def aclose(self) -> None:

@@ -15,7 +15,7 @@ from localrun.engine.fake_media import PATCH_PIXELS, FakeProjector
 from localrun.engine.sample.media import count, prompt_of
 from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import BadRequest
-from localrun.wire import Finish, Lane, Media, MediaKind, Resume, Sampling, Segment, Submit
+from localrun.wire import Count, Finish, Lane, Media, MediaKind, Resume, Sampling, Segment, Submit
 from tests.engine.harness import Harness, expected_media_output, expected_output
 from tests.engine.memory_disk import MemoryDisk
 from tests.engine.test_adapters import A, B
@@ -434,7 +434,8 @@ def test_tokens_below_zero_are_nobody_s_to_send():
 
 def test_counting_takes_no_pixels():
     backend = FakeBackend(n_cells=64, n_seqs=1, n_batch=32, projector=FakeProjector())
-    assert len(count(backend, asked("ab", picture("cat"), "c", sound("bark")))) == 2 + 14 + 1 + 20
+    segments = asked("ab", picture("cat"), "c", sound("bark"))
+    assert len(count(backend, Count(id=0, segments=segments))) == 2 + 14 + 1 + 20
 
 
 # --- beside others ------------------------------------------------------------------------------------------------

@@ -161,4 +161,4 @@ def test_a_command_line_that_fails_leaves_its_reason_in_the_log(tmp_path: Path):
         [sys.executable, "-P", "-m", "localrun.service.windows", str(start)], check=False, timeout=60
     )
     assert ended.returncode == 2
-    assert "only loopback addresses" in log.read_text()
+    assert "there is no API key" in log.read_text()

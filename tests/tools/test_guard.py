@@ -72,7 +72,7 @@ def test_a_line_without_end_ends_the_server() -> None:
     process = _start("import os\nwhile True: os.write(1, b'x' * 65536)")
     out, err = process.communicate(timeout=PATIENCE_S)
     assert out == b""
-    assert b"wrote a line of more than 32 MiB" in err
+    assert b"wrote a line of more than 32 MB" in err
 
 
 def test_when_its_input_ends_the_whole_group_does() -> None:

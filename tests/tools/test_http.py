@@ -23,6 +23,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.asked.append(self.path)
+        # Else the connection is reset with its end, and what was sent before may be lost.
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.path.startswith("/elsewhere"):
             self.send_response(307)
             self.send_header("Location", f"http://localhost:{self.server.server_address[1]}/stolen")
@@ -54,7 +56,7 @@ def _server() -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize(
     ("path", "reason"),
-    [("/endless", "more than 32 MiB"), ("/packed", "compresses"), ("/elsewhere", "not followed"), ("/none", "parse")],
+    [("/endless", "more than 32 MB"), ("/packed", "compresses"), ("/elsewhere", "not followed"), ("/none", "parse")],
 )
 def test_what_it_may_not_do_is_said_without_what_is_secret(path: str, reason: str) -> None:
     async def failure(url: str) -> str:

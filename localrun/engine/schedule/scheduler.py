@@ -99,7 +99,8 @@ def fill_batch(batch: Batch, grants: Sequence[Grant]) -> list[int]:
         batch.pos[row:end] = range(first, first + n_rows)
         batch.seq[row:end] = request.seq
         batch.wants_logits[row:end] = 0
-        batch.wants_logits[row if request.is_scoring else row + n_tokens - 1 : end] = 1
+        is_scoring = request.scoring is not None and request.is_scoring
+        batch.wants_logits[row if is_scoring else row + n_tokens - 1 : end] = 1
         rows += [request.seq] * n_rows
         row = end
     return rows

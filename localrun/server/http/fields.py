@@ -76,7 +76,7 @@ DraftName = Annotated[str, Meta(max_length=MAX_PATH_BYTES)]
 DryMultiplier = Annotated[float, Meta(ge=0.0, le=100.0)]
 DryBase = Annotated[float, Meta(ge=1.0, le=100.0)]
 # llama.cpp cuts longer ones.
-# Without a pattern that forbids NUL, which the engine refuses: msgspec 0.22 frees a pattern of such a union twice, and
+# Without a pattern that forbids NUL, which `_breakers` does: msgspec 0.22 frees a pattern of such a union twice, and
 # now and then a process crashes at its end.
 Breaker = Annotated[str, Meta(min_length=1, max_length=40)]
 Breakers = Breaker | Annotated[list[Breaker], Meta(max_length=MAX_BREAKERS)]
@@ -223,10 +223,19 @@ def sampling(sources: Sequence[Parameters], default: Sampling) -> Sampling:
     if said.get("top_k") == -1:
         said["top_k"] = 0
     if "dry_sequence_breakers" in said:
-        said["dry_sequence_breakers"] = _texts(said["dry_sequence_breakers"])
+        said["dry_sequence_breakers"] = _breakers(said["dry_sequence_breakers"])
     if said.get("seed") == -1:  # the other spelling of random
         said["seed"] = None
     return msgspec.structs.replace(default, **said)
+
+
+def _breakers(said: str | list[str]) -> tuple[str, ...]:
+    texts = _texts(said)
+    if any("\0" in text for text in texts):
+        raise BadRequest(
+            "dry_sequence_breakers: there is a NUL character in a text; leave it out", field="dry_sequence_breakers"
+        )
+    return texts
 
 
 def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ Json = dict[str, Any]
 _REF = "#/components/schemas/"
 _AREAS = {"openai": "OpenAI"}
 # Met by programs that use the daemon, and never its answer.
-_NEVER_SENT = {"port_busy", "daemon_unreachable", "untrusted_certificate", "service_failed"}
+_NEVER_SENT = {"port_busy", "daemon_unreachable", "untrusted_certificate", "service_failed", "tools_unavailable"}
 # Of use to readers of the code alone.
 _SEE_MODULE = re.compile(r"^See the module\. ?")
 # Of any request: no key, or a wrong one; a foreign Host or Origin; many wrong keys.
