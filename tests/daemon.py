@@ -101,3 +101,14 @@ def running_daemon(
                     process.kill()
                     process.wait()
             process.stdout.close()
+
+
+@contextmanager
+def calling_daemon(models: Path, template: str, *, kv_cells: int) -> Iterator[Daemon]:
+    """One with the model `caller`, whose fake engine says what a prompt scripts (`SAY[[...]]`), such as calls."""
+    with running_daemon(
+        LOCALRUN_MODELS=str(models), LOCALRUN_FAKE_SCRIPTS="1", LOCALRUN_KV_CELLS=str(kv_cells)
+    ) as running:  # fmt: skip
+        made = running.post("/api/create", model="caller", **{"from": "tiny"}, template=template, stream=False)
+        assert made.json() == {"status": "success"}, made.text
+        yield running

@@ -77,9 +77,7 @@ class Report:
         assert request.slot is not None
         assert request.started_at_s is not None
         self._started.append(
-            Started(
-                request.id, request.slot, request.n_known - request.n_output, request.n_cached, request.started_at_s
-            )
+            Started(request.id, request.slot, request.n_whole_prompt, request.n_cached, request.started_at_s)
         )
         if is_first:
             self.totals.cached_tokens += request.n_cached

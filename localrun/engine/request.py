@@ -153,10 +153,14 @@ class Request:
         return self.scoring is not None and not self.scoring.is_over
 
     @property
+    def n_whole_prompt(self) -> int:
+        """Tokens of its prompt, read or not."""
+        return self.n_prompt if self.scoring is None else len(self.scoring.tokens)
+
+    @property
     def n_known(self) -> int:
         """Tokens that it has, read or not."""
-        n_prompt = self.n_prompt if self.scoring is None else len(self.scoring.tokens)
-        return n_prompt + self.n_output
+        return self.n_whole_prompt + self.n_output
 
     def read_on(self) -> int:
         """The next part of a prompt whose scores are wanted. Returns how many tokens that is; 0 at the end."""
@@ -244,7 +248,7 @@ class Request:
         first = self.first_token_at_s if self.first_token_at_s is not None else now_s
         last = self.last_token_at_s if self.last_token_at_s is not None else first
         return Usage(
-            n_prompt=self.n_known - self.n_output,
+            n_prompt=self.n_whole_prompt,
             n_cached=self.n_cached,
             n_output=self.n_output,
             queued_s=max(0.0, started - self.arrived_at_s),

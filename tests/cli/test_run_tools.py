@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.clients.real_daemons import TOOL_TEMPLATE
-from tests.daemon import Daemon, running_daemon
+from tests.daemon import Daemon, calling_daemon
 
 SERVERS = Path(__file__).parents[1] / "tools"
 _END = "</tool_response>"
@@ -26,12 +26,7 @@ DIE = 'SAY[[<tool_call>\n{"name": "hostile__die", "arguments": {}}\n</tool_call>
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    models = tmp_path_factory.mktemp("models")
-    with running_daemon(
-        LOCALRUN_MODELS=str(models), LOCALRUN_FAKE_SCRIPTS="1", LOCALRUN_KV_CELLS="65536"
-    ) as running:  # fmt: skip
-        made = running.post("/api/create", model="caller", **{"from": "tiny"}, template=TEMPLATE, stream=False)
-        assert made.json() == {"status": "success"}, made.text
+    with calling_daemon(tmp_path_factory.mktemp("models"), TEMPLATE, kv_cells=65536) as running:
         yield running
 
 

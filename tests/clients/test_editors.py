@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.clients.real_daemons import TOOL_TEMPLATE
-from tests.daemon import Daemon, running_daemon
+from tests.daemon import Daemon, calling_daemon
 
 HEADERS = {"content-type": "application/json"}
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -28,12 +28,7 @@ T = TypeVar("T")
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    folder = tmp_path_factory.mktemp("models")
-    with running_daemon(
-        LOCALRUN_MODELS=str(folder), LOCALRUN_FAKE_SCRIPTS="1", LOCALRUN_KV_CELLS="8192"
-    ) as running:  # fmt: skip
-        made = running.post("/api/create", model="caller", **{"from": "tiny"}, template=TOOL_TEMPLATE, stream=False)
-        assert made.json() == {"status": "success"}, made.text
+    with calling_daemon(tmp_path_factory.mktemp("models"), TOOL_TEMPLATE, kv_cells=8192) as running:
         yield running
 
 

@@ -30,7 +30,7 @@ from localrun.tui.preferences import Preferences
 from localrun.tui.widgets.prompt import Prompt
 from localrun.tui.widgets.tool_calls import Choices
 from tests.clients.real_daemons import TOOL_TEMPLATE
-from tests.daemon import Daemon, running_daemon
+from tests.daemon import Daemon, calling_daemon
 
 SERVERS = Path(__file__).parents[1] / "tools"
 SIZE = (110, 40)
@@ -51,12 +51,7 @@ ADD = said(("arithmetic__add", {"a": 19, "b": 23}))
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    models = tmp_path_factory.mktemp("models")
-    with running_daemon(
-        LOCALRUN_MODELS=str(models), LOCALRUN_FAKE_SCRIPTS="1", LOCALRUN_KV_CELLS="131072"
-    ) as running:  # fmt: skip
-        made = running.post("/api/create", model="caller", **{"from": "tiny"}, template=TEMPLATE, stream=False)
-        assert made.json() == {"status": "success"}, made.text
+    with calling_daemon(tmp_path_factory.mktemp("models"), TEMPLATE, kv_cells=131072) as running:
         yield running
 
 

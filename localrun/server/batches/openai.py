@@ -10,7 +10,6 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -18,7 +17,7 @@ from msgspec import Meta
 from starlette.routing import Route
 
 from localrun.errors import BadRequest
-from localrun.server.batches.files import PIECE_BYTES, Upload
+from localrun.server.batches.files import Upload
 from localrun.server.batches.lines import ENDPOINTS
 from localrun.server.batches.offline import INPUTS_KEPT_S
 from localrun.server.batches.store import Api, Batch, StoredFile, new_id
@@ -167,11 +166,9 @@ async def upload(runtime: Runtime, exchange: Exchange) -> None:
     offline, owner = runtime.offline, exchange.visitor.id
     file_id = new_id("file-")
     await offline.ask(lambda store: store.batches("", Api.OPENAI, after="", limit=1))  # the folder is this daemon's
-    announced = exchange.header(b"content-length")
-    if announced.isascii() and announced.isdigit():
-        await asyncio.to_thread(offline.blobs.check_room, int(announced[:20]))
+    await asyncio.to_thread(offline.blobs.check_room, exchange.announced_bytes)
     with Upload(offline.blobs, file_id, exchange.header(b"content-type")) as form:
-        async for piece in _large(exchange.pieces()):
+        async for piece in exchange.large_pieces():
             await asyncio.to_thread(form.write, piece)
         purpose = form.fields.get("purpose", "")
         if purpose not in PURPOSES:
@@ -202,18 +199,6 @@ def _expires_s(form: Upload) -> int | None:
             f"expires_after[seconds]: use {_SHORTEST_EXPIRY_S} to {_LONGEST_S}", field="expires_after[seconds]"
         )
     return int(seconds or "")
-
-
-async def _large(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes in fewer pieces: a thread hop costs more than copying one."""
-    waiting = bytearray()
-    async for piece in pieces:
-        waiting += piece
-        if len(waiting) >= PIECE_BYTES:
-            yield bytes(waiting)
-            waiting.clear()
-    if waiting:
-        yield bytes(waiting)
 
 
 async def list_files(runtime: Runtime, exchange: Exchange) -> None:

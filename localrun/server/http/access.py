@@ -240,10 +240,6 @@ class Access:
         self._hashing = asyncio.Lock()
         self._throttle = Throttle()
 
-    @property
-    def has_keys(self) -> bool:
-        return bool(self._by_id)
-
     def has_usable_keys(self) -> bool:
         """Whether somebody could get in with a key now."""
         now_s = self._clock()

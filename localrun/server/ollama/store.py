@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
@@ -187,7 +187,6 @@ def _shown(removed: Removed, notes: list[str]) -> DeletedModel:
     )
 
 
-PIECE_BYTES = 1024 * 1024
 # Of the disk, to be left for others.
 RESERVE_BYTES = 256 * 1024 * 1024
 
@@ -207,11 +206,10 @@ async def blob(runtime: Runtime, exchange: Exchange) -> None:
             pass
         await exchange.answer(b"")
         return
-    announced = exchange.header(b"content-length")
     folder = runtime.store.blobs.folder
-    await asyncio.to_thread(_check_room, folder, int(announced) if announced.isascii() and announced.isdigit() else 0)
+    await asyncio.to_thread(_check_room, folder, exchange.announced_bytes)
     with BlobWriter(runtime.store.blobs) as writer:
-        async for piece in _large(exchange.pieces()):
+        async for piece in exchange.large_pieces():
             await asyncio.to_thread(_write, writer, piece, folder)
         await asyncio.to_thread(writer.finish, digest)
     await exchange.answer(b"", status=201)
@@ -240,15 +238,3 @@ def _exact(n_bytes: int) -> str:
         if n_bytes >= unit:
             return f"{n_bytes / unit:.3f} {name}"
     return f"{n_bytes} bytes"
-
-
-async def _large(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes in fewer pieces: a thread hop costs more than copying one."""
-    waiting = bytearray()
-    async for piece in pieces:
-        waiting += piece
-        if len(waiting) >= PIECE_BYTES:
-            yield bytes(waiting)
-            waiting.clear()
-    if waiting:
-        yield bytes(waiting)

@@ -22,8 +22,9 @@ from starlette.applications import Starlette
 
 from localrun.models.gguf.reader import read_header
 from localrun.models.synthesis.synthesize import synthesize
+from localrun.server.http.exchange import PIECE_BYTES
 from localrun.server.ollama import routes
-from localrun.server.ollama.store import PIECE_BYTES, RESERVE_BYTES, _exact
+from localrun.server.ollama.store import RESERVE_BYTES, _exact
 from tests.daemon import Daemon, running_daemon
 from tests.lora_file import write_lora
 
