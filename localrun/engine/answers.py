@@ -60,7 +60,7 @@ class Answers:
         tokens = request.tokens if request.scoring is None else request.scoring.tokens
         said = [token for token in tokens if token >= 0] if request.chunks else tokens
         request.sampler.accept(said, resume.mu if resume is not None else None)
-        self._grammars.add(request, submit, self._clock())
+        self._grammars.add(request, submit)
         for token in request.output:
             request.text.feed(self._shown(request, token))
         # With a grammar that is known as soon as it has seen the tokens (`collect`).

@@ -1,4 +1,4 @@
-"""Grammars by llguidance: the only module with `grammar_library.py` and `grammar_library.py` that imports it.
+"""Grammars by llguidance: with `gbnf.py` the only module that imports it.
 
 Owner: the compiler's threads; importing it takes a while.
 Does not: keep anything (`grammars.py`).

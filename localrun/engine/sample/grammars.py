@@ -58,6 +58,11 @@ class GrammarCompiler:
         self._cache.move_to_end(key)
         return self._cache[key]
 
+    @property
+    def has_vocabulary(self) -> bool:
+        """Whether the model's vocabulary was read, which the first grammar waits for."""
+        return self._vocabulary is not None and self._vocabulary.done()
+
     def close(self) -> None:
         """End the threads; what they have not begun is dropped."""
         if self._threads is not None:
@@ -79,18 +84,19 @@ def _compile(grammar: Grammar, vocabulary: Future[GrammarVocabulary]) -> Compile
     return compile_grammar(grammar, vocabulary.result())
 
 
-# A request whose grammar is not ready after this is refused.
+# A request whose grammar is not ready after this is refused. The vocabulary does not count: on a busy machine one of
+# 262,000 tokens alone can take as long, and a smaller grammar would change nothing.
 COMPILE_LIMIT_S = 10.0
 # How long to sleep when there is nothing else to do; a cancel may come in the meantime.
 _WAIT_S = 0.005
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Entry:
     request: Request
     submit: Submit
     compiling: Future[Compiled]
-    late_at_s: float
+    late_at_s: float = math.inf
 
 
 class GrammarQueue:
@@ -109,12 +115,12 @@ class GrammarQueue:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, request: Request, submit: Submit, now_s: float) -> None:
+    def add(self, request: Request, submit: Submit) -> None:
         """A new request, which waits for its grammar if it has one."""
         if submit.grammar is not None:
             request.awaits_grammar = True
             compiling = self._compiler.compile(submit.grammar)
-            self._entries.append(_Entry(request, submit, compiling, now_s + COMPILE_LIMIT_S))
+            self._entries.append(_Entry(request, submit, compiling))
 
     def collect(self, now_s: float) -> list[tuple[Request, LocalrunError | None]]:
         """Give compiled grammars to their requests. Returns those that have theirs now, or why they never will."""
@@ -127,6 +133,8 @@ class GrammarQueue:
                 self._entries.remove(entry)
                 error = BadRequest(f"the grammar takes more than {COMPILE_LIMIT_S:.0f} s to compile; make it smaller")
             else:
+                if entry.late_at_s == math.inf and self._compiler.has_vocabulary:
+                    entry.late_at_s = now_s + COMPILE_LIMIT_S
                 continue
             settled.append((entry.request, error))
         return settled

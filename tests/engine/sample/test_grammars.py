@@ -214,6 +214,27 @@ def test_a_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatc
     compiler.release.set()
 
 
+def test_reading_the_vocabulary_does_not_count_against_a_grammar(monkeypatch: pytest.MonkeyPatch):
+    released = threading.Event()
+    read_now = grammar_queue._read_vocabulary
+
+    def read_later(backend: Any) -> Any:
+        released.wait(30)
+        return read_now(backend)
+
+    monkeypatch.setattr(grammar_queue, "_read_vocabulary", read_later)
+    monkeypatch.setattr(grammar_queue, "_WAIT_S", 0.0)
+    harness = Harness()
+    harness.submit(1, "first", grammar=DIGITS, n_predict=5)
+    begun_at_s = harness.now_s
+    while harness.now_s < begun_at_s + 3 * grammar_queue.COMPILE_LIMIT_S:
+        harness.step()
+    assert 1 not in harness.finals
+    released.set()
+    harness.run()
+    assert harness.texts[1].isdecimal()
+
+
 def test_a_grammar_is_compiled_once_for_all(monkeypatch: pytest.MonkeyPatch):
     compiler = SlowCompiler(monkeypatch)
     compiler.release.set()
