@@ -115,6 +115,11 @@ class DecodeFailed(Exception):
         self.is_fatal = is_fatal
 
 
+class GivenUp(Exception):
+    """The step was given up as it was told to be. The pool is as it was before the call, or as `DecodeFailed` leaves
+    it."""
+
+
 class Batch:
     """The rows of one step, as parallel arrays of `capacity` entries; a decode reads the first `n_rows`.
 
@@ -303,9 +308,10 @@ class Backend(Protocol):
     def control_text(self, token: int) -> str:
         """The name of a control token; empty for others."""
 
-    def decode(self, n_rows: int) -> None:
+    def decode(self, n_rows: int, gives_up: Callable[[], bool] | None = None) -> None:
         """Compute the first `n_rows` of `batch`. Raises NoRoom or DecodeFailed, and ValueError if the rows are for
-        other adapters than those in use."""
+        other adapters than those in use. Once `gives_up` says so, GivenUp may be raised where that is possible: on a
+        CPU, and of models without states."""
 
     def use(self, adapters: AdapterSet) -> None:
         """What is decoded from now on is computed with these adapters. A change has the next decode build its graph

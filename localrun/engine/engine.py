@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from localrun.engine.adapters import AdapterQueue, Loader
 from localrun.engine.answers import Answers, Row, no_numbers
-from localrun.engine.backend import BASE, AdapterSet, Backend, DecodeFailed, MediaRows, NoRoom
+from localrun.engine.backend import BASE, AdapterSet, Backend, DecodeFailed, GivenUp, MediaRows, NoRoom
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.tiers import Tiers
@@ -29,6 +29,7 @@ from localrun.engine.report import Beside, Report, at_once
 from localrun.engine.request import Placed, Prompt, Request
 from localrun.engine.schedule.admission import Admission
 from localrun.engine.schedule.budget import Budget
+from localrun.engine.schedule.policy import LOWEST_RANK
 from localrun.engine.schedule.scheduler import NOTHING, Grant, Rows, Scheduler, StepPlan, without_numbers
 from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import EngineFailed, LocalrunError
@@ -40,6 +41,11 @@ log = logging.getLogger("localrun.engine")
 MAX_FAILED_STEPS = 3
 # Streams without a latency target have a step at least this often while something is encoded.
 ENCODING_TURN_S = 2.0
+
+
+def never() -> bool:
+    """Nobody is in a hurry."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -171,13 +177,14 @@ class Engine:
 
     # --- the step ----------------------------------------------------------------------------------------------
 
-    def step(self) -> Step | None:
-        """One round. Returns its news; None if there was nothing to do and nothing to report."""
+    def step(self, is_hurried: Callable[[], bool] = never) -> Step | None:
+        """One round. Returns its news; None if there was nothing to do and nothing to report. What it computes for the
+        lowest lane alone is given up when `is_hurried`."""
         now_s = self._clock()
         self._collect(now_s)
         self._admit(now_s)
         plan = self._plan()
-        self._compute(plan, now_s)
+        self._compute(plan, now_s, is_hurried)
         return self._report.take(self.cache, self.scheduler, self._encodings.counts, self._clock())
 
     def _collect(self, now_s: float) -> None:
@@ -244,7 +251,7 @@ class Engine:
                 return plan
             self._preempt(self.scheduler.victim())
 
-    def _compute(self, plan: StepPlan, now_s: float) -> None:
+    def _compute(self, plan: StepPlan, now_s: float, is_hurried: Callable[[], bool]) -> None:
         """One native decode, and what follows from it: a token for each request that caught up, and more for those
         whose drafts were right."""
         if not plan.n_rows:
@@ -254,14 +261,14 @@ class Engine:
         depth = plan.depth
         try:
             self._backend.use(plan.adapters)
-            seqs = self._decode_media(plan.grants[0]) if plan.is_media else self._decode(plan)
+            seqs = self._decode_media(plan.grants[0]) if plan.is_media else self._decode(plan, is_hurried)
         except NoRoom as error:
             self._note_failure(error)
             self._preempt(self.scheduler.victim())
             self.cache.make_room(self.cache.cells.n_free + plan.n_rows)  # parked sequences take cells, too
             return
-        except DecodeFailed as error:
-            self._take_back(plan.grants, error)
+        except (DecodeFailed, GivenUp) as error:
+            self._take_back(plan.grants, error if isinstance(error, DecodeFailed) else None)
             self._has_unseen_rows = True
             return
         self._n_failed_steps = 0
@@ -280,10 +287,13 @@ class Engine:
 
     # --- the verbs' parts --------------------------------------------------------------------------------------
 
-    def _decode(self, plan: StepPlan) -> list[int]:
+    def _decode(self, plan: StepPlan, is_hurried: Callable[[], bool]) -> list[int]:
         """Compute rows of text. Returns the sequence of each."""
         seqs = self._rows.fill(self._backend.batch, plan)
-        self._backend.decode(plan.n_rows)
+        if all(grant.request.rank >= LOWEST_RANK for grant in plan.grants):
+            self._backend.decode(plan.n_rows, is_hurried)
+        else:
+            self._backend.decode(plan.n_rows)
         return seqs
 
     def _decode_media(self, grant: Grant) -> list[int]:

@@ -38,6 +38,7 @@ from localrun.engine.backend import (
     AdapterSet,
     Batch,
     DecodeFailed,
+    GivenUp,
     MediaChunk,
     MediaRows,
     MemoryKind,
@@ -320,6 +321,7 @@ class FakeBackend:
         self._nan_realms: set[bytes] = set()
         self._nan_rows: set[int] = set()
         self.used: list[bytes] = []  # the sets of all decodes
+        self.n_given_up = 0
         self.n_rows_computed = self.n_media_rows_computed = 0
         self.meanwhile: Callable[[], None] = lambda: None
         self.rebuild(split=self.can_split)
@@ -367,13 +369,16 @@ class FakeBackend:
             if adapter.path.endswith("nan"):
                 self._nan_realms.add(adapters.realm)
 
-    def decode(self, n_rows: int) -> None:
+    def decode(self, n_rows: int, gives_up: Callable[[], bool] | None = None) -> None:
         self._check_rows(self.batch, n_rows, range(self.n_seqs), self.n_cells, self._adapters.realm)
         self.used.append(self._adapters.realm)
         if self.overlaps:
             self.meanwhile()
         if self._step_s:
             time.sleep(self._step_s)
+        if gives_up is not None and self.memory_kind in (MemoryKind.ATTENTION, MemoryKind.WINDOW) and gives_up():
+            self.n_given_up += 1
+            raise GivenUp
         self._compute(self.batch, n_rows)
 
     def _check_rows(self, batch: Batch, n_rows: int, seqs: range, n_cells: int, realm: bytes) -> None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from localrun.engine.engine import Engine
+from localrun.engine.engine import Engine, never
 from localrun.engine.request import Placed
 from localrun.wire import Step, Submit
 
@@ -33,8 +33,8 @@ class FakeEngine(Engine):
         self._prompts[submit.id] = bytes(token for token in tokens if 0 <= token < 256)
         super().submit(submit, tokens, prediction, chunks)
 
-    def step(self) -> Step | None:
-        step = super().step()
+    def step(self, is_hurried: Callable[[], bool] = never) -> Step | None:
+        step = super().step(is_hurried)
         if step is not None and self._deaths.is_file():
             self._is_last_moment = self._is_planned(step, "after")
             if self._is_planned(step, "before"):

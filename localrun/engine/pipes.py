@@ -45,7 +45,8 @@ class Steps(Protocol):
 
     def overlap(self, meanwhile: Callable[[], None]) -> None: ...
 
-    def step(self) -> wire.Step | None: ...
+    def step(self, is_hurried: Callable[[], bool]) -> wire.Step | None:
+        """`is_hurried`: whether somebody waits for whom this step may be given up."""
 
 
 E = TypeVar("E", bound=Steps)
@@ -63,9 +64,17 @@ class Inbox(Generic[E]):
     def __init__(self) -> None:
         self._items: queue.SimpleQueue[Callable[[E], None] | None] = queue.SimpleQueue()
         self.exit_code = 0
+        self._is_hurried = False
 
-    def put(self, item: Callable[[E], None]) -> None:
+    def put(self, item: Callable[[E], None], *, hurries: bool = False) -> None:
+        """More work. It `hurries` if a step may be given up for it."""
         self._items.put(item)
+        if hurries:
+            self._is_hurried = True
+
+    def is_hurried(self) -> bool:
+        """Whether there may be work that hurries."""
+        return self._is_hurried
 
     @property
     def has_work(self) -> bool:
@@ -79,6 +88,7 @@ class Inbox(Generic[E]):
     def drain(self, engine: E, *, wait: bool, timeout_s: float | None = None) -> bool:
         """Run everything that waits; first sleep until there is something, or for so long, if `wait`. False when it is
         time to go."""
+        self._is_hurried = False
         try:
             while (item := self._items.get(wait, timeout_s)) is not None:
                 item(engine)
@@ -349,7 +359,7 @@ def run_steps(engine: E, inbox: Inbox[E], outbox: Outbox, spare_time: SpareTime 
     engine.overlap(outbox.send_held)
     is_idle, pause_s = engine.is_idle, None
     while inbox.drain(engine, wait=is_idle, timeout_s=pause_s):
-        step = engine.step()
+        step = engine.step(inbox.is_hurried)
         outbox.send_held()  # where nothing was computed
         if step is not None:
             if engine.may_hold and not inbox.has_work:

@@ -168,7 +168,8 @@ def take(message: wire.ToEngine, prompts: Prompts, tokenizing: Tokenizing, inbox
         length = pipes.length_of(submit.segments) + len(prediction)
         read = partial(_read_prompt, prompts, submit, prediction)
         try:
-            text = Text(submit.id, submit.client, length, read, inbox.put)
+            deliver = partial(inbox.put, hurries=submit.lane is not wire.Lane.BATCH)
+            text = Text(submit.id, submit.client, length, read, deliver)
             tokenizing.put(text, is_resumed=submit.resume is not None)
         except QueueFull as error:
             inbox.put(_refusal(submit.id, error))

@@ -68,8 +68,10 @@ class Harness:
         speculation: Callable[[FakeBackend, Callable[[], float]], Speculation] | None = None,
         adapters: Sequence[Adapter] = (),
         projector: FakeProjector | None = None,
+        hurried_every: int = 0,
     ) -> None:
         self.now_s = 0.0
+        self._hurried_every, self._n_asked = hurried_every, 0
         fake = FakeBackend(
             n_cells=n_cells,
             n_seqs=n_seqs,
@@ -151,8 +153,12 @@ class Harness:
         )
         self.engine.submit(submit, tokens, prediction, chunks)
 
+    def _is_hurried(self) -> bool:
+        self._n_asked += 1
+        return bool(self._hurried_every) and self._n_asked % self._hurried_every == 0
+
     def step(self) -> Step | None:
-        step = self.engine.step()
+        step = self.engine.step(self._is_hurried)
         self.check()
         if step is None:
             return None

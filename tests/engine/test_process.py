@@ -59,7 +59,7 @@ GREEDY = Sampling(temperature=0)
 BROKEN_STEP = """
 import sys
 from localrun.engine import engine, process
-def step(self):
+def step(self, is_hurried):
     raise RuntimeError("a bug in the step")
 engine.Engine.step = step
 sys.exit(process.main(["--fake"]))
@@ -397,6 +397,19 @@ def test_a_text_that_cannot_be_tokenized_fails_its_own_request_only(reader: Read
     assert counted.id == 3
     assert "nobody thought of" in counted.error
     assert counted.error_code == "engine_failed"
+
+
+def test_only_requests_of_a_higher_lane_than_the_lowest_hurry(reader: Reader):
+    reader.take(replace(submit(1), lane=wire.Lane.BATCH))
+    assert reader.finals(1).keys() == {1}
+    assert not reader.inbox.is_hurried()
+    reader.take(submit(2))
+    given_up_at_s = time.monotonic() + PATIENCE_S
+    while not reader.inbox.is_hurried():
+        assert time.monotonic() < given_up_at_s
+        time.sleep(0.001)
+    assert reader.finals(1).keys() == {2}
+    assert not reader.inbox.is_hurried()
 
 
 def test_a_cancel_overtakes_the_long_prompt_that_is_being_read_and_ends_it(reader: Reader):

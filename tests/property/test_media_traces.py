@@ -190,7 +190,7 @@ def test_what_fails_harms_nobody_else(shape: dict, kind: dict, batch: list, plan
         if outcome == "broken off":
             raise DecodeFailed("broken off", is_fatal=True)
 
-    backend.decode = lambda n_rows: failing(lambda: decode(n_rows))
+    backend.decode = lambda *arguments: failing(lambda: decode(*arguments))
     backend.decode_media = lambda part: failing(lambda: decode_media(part))
     asked = {}
     for request_id, one in enumerate(batch):

@@ -50,6 +50,7 @@ shapes = st.fixed_dictionaries(
         "ram_cache_bytes": st.sampled_from([0, 600, 1 << 20]),
         "is_split": st.booleans(),
         "n_background_seqs": st.integers(0, 2),
+        "hurried_every": st.sampled_from([0, 3]),
         "n_ctx": st.sampled_from([80, 512]),
         "memory_kind": st.sampled_from([MemoryKind.ATTENTION, MemoryKind.WINDOW, MemoryKind.HYBRID]),
     }
@@ -61,7 +62,7 @@ def strict(fake: FakeBackend, n_ctx: int) -> FakeBackend:
     fake.n_ctx = min(fake.n_ctx, n_ctx)
     decode = fake.decode
 
-    def checked(n_rows: int) -> None:
+    def checked(n_rows: int, *gives_up: object) -> None:
         batch = fake.batch
         n_wanted = Counter(batch.seq[:n_rows][batch.wants_logits[:n_rows] > 0].tolist())
         has_drafts = max(n_wanted.values(), default=0) > 1
@@ -71,7 +72,7 @@ def strict(fake: FakeBackend, n_ctx: int) -> FakeBackend:
             assert max(n_wanted.values()) <= 1 + fake.n_rollback, "drafts that cannot be taken off"
             assert fake.background is None or not fake.background.is_busy, "drafts beside a prompt in the background"
         try:
-            decode(n_rows)
+            decode(n_rows, *gives_up)
         except NoRoom as error:
             if has_drafts:
                 raise RuntimeError("drafts without cells") from error

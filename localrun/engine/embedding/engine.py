@@ -138,7 +138,7 @@ class EmbeddingEngine:
 
     # --- the step ----------------------------------------------------------------------------------------------
 
-    def step(self) -> Step | None:
+    def step(self, is_hurried: Callable[[], bool] = bool) -> Step | None:
         """Compute one step and return its news; None if there was neither anything to do nor to say."""
         for ticket, error in self._encodings.collect():
             where, chunks = _where(ticket.embed, ticket.n_begun - 1), ticket.current.chunks if ticket.current else ()

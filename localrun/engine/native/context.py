@@ -33,6 +33,7 @@ from localrun.engine.backend import (
     BASE,
     AdapterSet,
     Batch,
+    GivenUp,
     MediaChunk,
     MediaRows,
     MemoryKind,
@@ -42,7 +43,7 @@ from localrun.engine.backend import (
 from localrun.engine.native.adapters import LlamaAdapters
 from localrun.engine.native.library import Threadpools, last_problem, native
 from localrun.engine.native.pages import Memory, StateBuffer, give_back, grown, memory_of_cells
-from localrun.engine.native.rows import Places, Rows, attending, check_code, check_range
+from localrun.engine.native.rows import ABORTED, Places, Rows, attending, check_code, check_range, giving_up
 from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads
 from localrun.engine.sample.constraint import DEAD_END
@@ -194,16 +195,21 @@ class LlamaContext:
         """Whether its rows are computed with this adapter."""
         return any(adapter.digest == digest for adapter in self._used.adapters)
 
-    def decode(self, n_rows: int) -> None:
-        """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed."""
+    def decode(self, n_rows: int, gives_up: Callable[[], bool] | None = None) -> None:
+        """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed; GivenUp as `Backend.decode`."""
         n_wanted = self.check_rows(n_rows)
         self._rows.find_positions(n_rows)
         self._rows.tokens.n_tokens = n_rows
         self._n_snapshots[:] = 0
-        if self._fewer is not None and n_wanted == n_rows:
-            code = self._decode_streams(n_rows, self._fewer)
-        else:
-            code = self._decode_prompts(self._rows.tokens)
+        if self._has_states:
+            gives_up = None
+        with nullcontext() if gives_up is None else giving_up(self.native, gives_up):
+            if self._fewer is not None and n_wanted == n_rows:
+                code = self._decode_streams(n_rows, self._fewer)
+            else:
+                code = self._decode_prompts(self._rows.tokens)
+        if gives_up is not None and code == ABORTED:
+            raise GivenUp
         check_code(code, n_rows)
         if self._has_states:
             self._note_snapshots(n_rows)
@@ -236,7 +242,7 @@ class LlamaContext:
         # A helper is done long before a batch of prompts, which therefore leaves it no processor.
         self._use_threads(n_threads if fewer is None else fewer.prompts.choose(n_threads))
         code = self._call(rows)
-        if fewer is not None:
+        if fewer is not None and code == 0:
             fewer.prompts.note_batch(time.perf_counter())
         return code
 
@@ -249,7 +255,7 @@ class LlamaContext:
         began_at_s = time.perf_counter()
         code = self._call(self._rows.tokens)
         ended_at_s = time.perf_counter()
-        if is_alone and n_begun == fewer.helpers.n_begun:
+        if code == 0 and is_alone and n_begun == fewer.helpers.n_begun:
             fewer.steps.note(n_rows, ended_at_s - began_at_s)
         fewer.prompts.note_step(ended_at_s)
         return code

@@ -156,9 +156,9 @@ class LlamaBackend:
 
     # --- computing ---------------------------------------------------------------------------------------------
 
-    def decode(self, n_rows: int) -> None:
+    def decode(self, n_rows: int, gives_up: Callable[[], bool] | None = None) -> None:
         with self.turns.step() as is_alone, nullcontext() if is_alone else self._helpers:
-            self.main.decode(n_rows)
+            self.main.decode(n_rows, None if self.overlaps else gives_up)
         if self.overlaps:
             self.meanwhile()
 

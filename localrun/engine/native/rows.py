@@ -135,6 +135,26 @@ def native_batch(batch: Batch) -> tuple[Any, tuple[NDArray[Any], ...]]:
     return fields, (n_seq_id, addresses)
 
 
+GO_ON = native.ggml_abort_callback()
+
+
+@contextmanager
+def giving_up(context: Any, gives_up: Callable[[], bool]) -> Iterator[None]:
+    """What this native context computes inside ends before its next operation once `gives_up` says so: llama_decode
+    returns `ABORTED`, and what it had computed of that micro-batch is in no sequence. Only a CPU asks, 500 times in a
+    step of 30 layers, which takes 0.1 ms."""
+    callback = native.ggml_abort_callback(lambda _data: gives_up())
+    native.llama_set_abort_callback(context, callback, None)
+    try:
+        yield
+    finally:
+        native.llama_set_abort_callback(context, GO_ON, None)
+
+
+# What llama_decode returns for a graph that was given up.
+ABORTED = 2
+
+
 def check_code(code: int, n_rows: int) -> None:
     """What llama_decode returned. Raises NoRoom or DecodeFailed."""
     if code == 1:

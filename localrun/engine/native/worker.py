@@ -33,13 +33,13 @@ from typing import Any
 from localrun.engine.backend import AdapterSet, DecodeFailed, MediaRows
 from localrun.engine.native.context import LlamaContext
 from localrun.engine.native.library import native
+from localrun.engine.native.rows import GO_ON
 
 # A piece takes about this long: cutting costs some 20 us, and streams wait for half a piece on average.
 PIECE_S = 0.004
 PATIENCE_S = 2 * PIECE_S
 # Of what computes beside others, so that they get the processors.
 NICENESS = 10
-_go_on = native.ggml_abort_callback()
 _give_up = native.ggml_abort_callback(lambda _data: True)
 
 
@@ -295,7 +295,7 @@ class LlamaWorker:
                 decode()
         finally:
             if self._thread.is_stopped:
-                native.llama_set_abort_callback(self.context.native, _go_on, None)
+                native.llama_set_abort_callback(self.context.native, GO_ON, None)
 
     def _stop(self) -> bool:
         """Worker thread. A graph that stops here would pass for one that was computed; the next operation gives up

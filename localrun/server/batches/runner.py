@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
 TURN_S = 600.0
 QUIET_S = 60.0
-# While others use the machine, only so many lines run that a step takes about as long: who comes waits for the end of
-# one. On a CPU that is a line or two, and more would hardly be faster; on a GPU all of them.
+# While others use the machine, only so many lines run that a step takes about as long: others' streams have their
+# tokens in the same steps. On a CPU that is a line or two, and more would hardly be faster; on a GPU all of them.
 STEP_S = 0.012
 # How often it looks whether others need room, while lines run.
 _LOOK_S = 0.25
