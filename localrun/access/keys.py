@@ -21,16 +21,15 @@ import hmac
 import os
 import re
 import secrets
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from localrun import private_file
 from localrun.config import ConfigError
 from localrun.errors import Conflict, NotFound
 from localrun.wire import Lane
@@ -44,7 +43,6 @@ MAX_KEYS = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}", re.ASCII)
 _KEY = re.compile(rf"{PREFIX}([a-z0-9]{{10}})_([A-Za-z0-9_-]{{43}})", re.ASCII)
 _ID_CHARACTERS = "abcdefghijkmnpqrstuvwxyz23456789"
-_LOCK_TIMEOUT_S = 10.0
 
 LANES = tuple(Lane)  # best first
 
@@ -237,24 +235,14 @@ class KeyFile:
         self._change(drop)
 
     def _change(self, change: Callable[[list[Key]], T]) -> T:
-        with self._locked():
-            keys = self.read()
-            result = change(keys)
-            write_private(self.path, msgspec.json.format(msgspec.json.encode(_File(keys=keys)), indent=1))
-        return result
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        import filelock
-
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with filelock.FileLock(self.path.with_suffix(".lock"), timeout=_LOCK_TIMEOUT_S, mode=0o600):
-                yield
-        except filelock.Timeout:
-            raise Conflict(
-                f"another command has been changing {self.path} for {_LOCK_TIMEOUT_S:g} s; try again"
-            ) from None
+            with private_file.locked(self.path):
+                keys = self.read()
+                result = change(keys)
+                private_file.replace(self.path, msgspec.json.format(msgspec.json.encode(_File(keys=keys)), indent=1))
+        except TimeoutError as error:
+            raise Conflict(str(error)) from None
+        return result
 
 
 def _find(keys: Sequence[Key], name: str) -> tuple[int, Key]:
@@ -271,22 +259,6 @@ def _new_id(taken: set[str]) -> str:
             return new
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Replaces a file at once, readable by its owner alone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
-
-
 # --- the local key ---
 
 
@@ -298,7 +270,7 @@ def local_key_path(state: Path, port: int) -> Path:
 def make_local_key(state: Path, port: int) -> str:
     """A new local key, in its file."""
     text = LOCAL_PREFIX + secrets.token_urlsafe(32)
-    write_private(local_key_path(state, port), text.encode())
+    private_file.replace(local_key_path(state, port), text.encode())
     return text
 
 

@@ -523,6 +523,13 @@ _ANTHROPIC_NAMES = {
     REQUESTS: b"requests", TOKENS: b"tokens", PROMPT_TOKENS: b"input-tokens", OUTPUT_TOKENS: b"output-tokens"
 }  # fmt: skip
 
+_FACTS = (b"limit", b"remaining", b"reset")
+# All names that `Visitor.headers` may have.
+LIMIT_HEADERS = (
+    *(b"x-ratelimit-%b-%b" % (fact, what) for what in (b"requests", b"tokens") for fact in _FACTS),
+    *(b"anthropic-ratelimit-%b-%b" % (what, fact) for what in _ANTHROPIC_NAMES.values() for fact in _FACTS),
+)
+
 
 def _anthropic_headers(standings: dict[str, Standing], now_s: float) -> Headers:
     result: Headers = []
