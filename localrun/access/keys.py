@@ -94,12 +94,15 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def allows_model(self, name: str) -> bool:
-        """Whether it may use a model of this name, with or without adapters and tag."""
-        if not self.models:
-            return True
-        lowered = name.lower().partition("+")[0]
-        names = {lowered, lowered.removesuffix(":latest")}
-        return any(fnmatchcase(one, pattern.lower()) for one in names for pattern in self.models)
+        """Whether it may use a model or an adapter of this name, with or without tag; of `model+adapter=0.5` all that
+        it names."""
+        lowered = name.lower()
+        names = [lowered] if lowered.endswith(".gguf") else [part.partition("=")[0] for part in lowered.split("+")]
+        return not self.models or all(map(self._allows, names))
+
+    def _allows(self, name: str) -> bool:
+        patterns = [pattern.lower() for pattern in self.models]
+        return any(fnmatchcase(one, pattern) for one in {name, name.removesuffix(":latest")} for pattern in patterns)
 
     def lane_of(self, asked: Lane) -> Lane:
         """The lane that a request gets: the one it asks for, if it is not better than the key's."""

@@ -110,7 +110,10 @@ def test_a_damaged_file_is_said_and_not_overwritten(tmp_path: Path) -> None:
     [
         ((), "anything", True),
         (("qwen3*",), "qwen3:0.6b", True),
-        (("qwen3*",), "Qwen3:0.6b+style=0.5", True),
+        (("qwen3*",), "Qwen3:0.6b+qwen3-style=0.5", True),
+        (("qwen3*",), "Qwen3:0.6b+style=0.5", False),
+        (("qwen3*", "style"), "qwen3+style=-1+qwen3-terse", True),
+        (("/m/*",), "/m/a+b.gguf", True),
         (("qwen3*",), "llama3", False),
         (("tiny",), "tiny:latest", True),
         (("a", "b*"), "bc", True),

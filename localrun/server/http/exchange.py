@@ -25,6 +25,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs
 
@@ -36,6 +37,7 @@ from localrun.errors import BadRequest, LocalrunError, Unavailable
 from localrun.server.http import failures
 from localrun.server.http.access import OWNER, Visitor
 from localrun.server.http.failures import Headers, Shape
+from localrun.server.http.hidden_paths import without_paths, without_paths_in
 
 if TYPE_CHECKING:
     from localrun.server.runtime import Runtime
@@ -179,6 +181,12 @@ class Exchange:
         """A whole answer, encoded here."""
         await self.answer(msgspec.json.encode(content), headers=headers)
 
+    async def answer_facts(self, content: object) -> None:
+        """The same of what the daemon knows of this machine: only admins are told where files lie."""
+        if not self.visitor.is_admin:
+            content = without_paths_in(msgspec.to_builtins(content))
+        await self.answer_json(content)
+
     async def answer_in_pieces(self, n_bytes: int, pieces: AsyncIterator[bytes], headers: Headers) -> None:
         """A whole answer of `n_bytes`, for one too large to keep. Raises what the pieces raise: then the answer breaks
         off, and the connection with it."""
@@ -208,6 +216,9 @@ class Exchange:
         """The error as the answer, or as the last event of a stream that has begun."""
         if self._is_over:
             return
+        if not self.visitor.is_admin:
+            error = copy(error)
+            error.message = without_paths(error.message)
         if self.started:
             await self._end(failures.stream_event(error, self.shape, self._request_id))
         else:
