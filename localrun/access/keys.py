@@ -46,6 +46,8 @@ _ID_CHARACTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 
 LANES = tuple(Lane)  # best first
 
+NO_LIMIT = -1  # of `Key.storage_bytes`
+
 REQUESTS, TOKENS, PROMPT_TOKENS, OUTPUT_TOKENS = "requests", "tokens", "prompt_tokens", "output_tokens"
 
 T = TypeVar("T")
@@ -59,6 +61,11 @@ class Limit(msgspec.Struct, frozen=True, array_like=True):
     per_s: float
 
     @property
+    def per(self) -> str:
+        """second, minute, hour, day or week."""
+        return _NAMES_BY_S.get(self.per_s, f"{self.per_s:g} seconds")
+
+    @property
     def text(self) -> str:
         """As people write it: 60/min."""
         unit = next((name for name, seconds in _SHOWN_UNITS if seconds == self.per_s), f"{self.per_s:g}s")
@@ -67,7 +74,8 @@ class Limit(msgspec.Struct, frozen=True, array_like=True):
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
     """One key. Times are seconds since the epoch. `lane` is the best that its requests get, `models` are patterns (all,
-    if there are none), `n_concurrent` 0 is any number. A key that is `read_only` may ask models and change nothing; an
+    if there are none), `n_concurrent` 0 is any number. `storage_bytes` are those of its files and batches at most, None
+    for the setting, NO_LIMIT for any number. A key that is `read_only` may ask models and change nothing; an
     `admin` sees what others do, and may end it unless it is read-only, too."""
 
     id: str
@@ -82,6 +90,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
     n_concurrent: int = 0
+    storage_bytes: int | None = None
     read_only: bool = False
     admin: bool = False
 
@@ -200,6 +209,21 @@ class KeyFile:
 
         return self._change(add)
 
+    def change(self, name: str, make: Callable[[Key], Key]) -> Key:
+        """A key with other rules and the same secret. `make` gets the one that there is. Raises NotFound, and Conflict
+        for a key that was revoked."""
+
+        def put(keys: list[Key]) -> Key:
+            at, key = _find(keys, name)
+            if key.revoked_at_s is not None:
+                raise Conflict(
+                    f"the key {name!r} was revoked; remove it with `localrun key rm {name}` and make another"
+                )
+            keys[at] = make(key)
+            return keys[at]
+
+        return self._change(put)
+
     def revoke(self, name: str) -> Key:
         """From now on it opens nothing. Raises NotFound."""
 
@@ -296,8 +320,10 @@ _UNIT_NAMES = {
     **dict.fromkeys(("w", "week", "weeks"), "w"),
 }
 _SHOWN_UNITS = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("day", 86400.0), ("week", 604800.0))
-_MULTIPLES = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+_NAMES_BY_S = {1.0: "second", 60.0: "minute", 3600.0: "hour", 86400.0: "day", 604800.0: "week"}
+_MULTIPLES = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000, "t": 1_000_000_000_000}
 _LIMIT = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,6})?)(?P<multiple>[kmg]?)/(?P<unit>[a-z]+)", re.ASCII)
+_SIZE = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,6})?)(?P<multiple>[kmgt]?)b?", re.ASCII)
 _DURATION = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,6})?)(?P<unit>[a-z]+)", re.ASCII)
 
 
@@ -319,6 +345,15 @@ def parse_duration_s(text: str) -> float:
     if not 0 < seconds <= 36500 * _UNITS_S["d"]:
         raise ConfigError(f"{text!r} is not a time; write a number and a unit, such as 90min, 12h or 30d")
     return seconds
+
+
+def parse_size_bytes(text: str) -> int:
+    """`500M`, `1.5G`, `2GB`: decimal, as sizes are shown. Raises ConfigError."""
+    match = _SIZE.fullmatch(text.strip().lower().replace(" ", ""))
+    n_bytes = int(float(match["number"]) * _MULTIPLES[match["multiple"]]) if match else 0
+    if n_bytes < 1:
+        raise ConfigError(f"{text!r} is not a size; write a number and a unit, such as 500M, 1G or 2.5T")
+    return n_bytes
 
 
 def _short(amount: int) -> str:

@@ -25,7 +25,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from copy import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs
 
@@ -33,7 +32,7 @@ import msgspec
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from localrun.errors import BadRequest, LocalrunError, Unavailable
+from localrun.errors import BadRequest, LocalrunError, ModelNotFound, Unavailable
 from localrun.server.http import failures
 from localrun.server.http.access import OWNER, Visitor
 from localrun.server.http.failures import Headers, Shape
@@ -216,9 +215,9 @@ class Exchange:
         """The error as the answer, or as the last event of a stream that has begun."""
         if self._is_over:
             return
-        if not self.visitor.is_admin:
-            error = copy(error)
-            error.message = without_paths(error.message)
+        # The name of a model that is not here is the client's own.
+        if not self.visitor.is_admin and not isinstance(error, ModelNotFound):
+            error = _with_message(error, without_paths(error.message))
         if self.started:
             await self._end(failures.stream_event(error, self.shape, self._request_id))
         else:
@@ -308,6 +307,14 @@ class Endpoint:
 def route(path: str, runtime: Runtime, handler: Handler, *, methods: Sequence[str]) -> Route:
     """A starlette route to a handler. GET includes HEAD."""
     return Route(path, Endpoint(runtime, handler, failures.shape_of(path)), methods=list(methods))
+
+
+def _with_message(error: LocalrunError, message: str) -> LocalrunError:
+    """The same error in other words; itself is perhaps also told to others."""
+    other = error.__class__.__new__(error.__class__)
+    other.__dict__.update(error.__dict__)
+    other.message = message
+    return other
 
 
 def parameter(exchange: Exchange, name: str) -> str:

@@ -262,7 +262,7 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
         idle_bytes=idle_bytes,
         projector=_projector_part(model, fit),
         draft=None if draft is None else _draft_part(draft.name if visitor.sees_model(draft.name) else "", fit),
-        load=load.said,
+        load=visitor.load_shown(load.said),
         notes=[*fit.notes, *left_out],
         problem=None
         if fit.fits

@@ -159,8 +159,7 @@ def _engine_shown_to(visitor: Visitor, engine: EngineRow, own: set[str]) -> Engi
         run if run.request is None or run.request in own else msgspec.structs.replace(run, request=SOMEBODY)
         for run in engine.kv_runs
     ]
-    said = {name: value for name, value in engine.load.items() if name != "draft" or visitor.sees_model(str(value))}
-    return msgspec.structs.replace(engine, kv_runs=runs, load=said)
+    return msgspec.structs.replace(engine, kv_runs=runs, load=visitor.load_shown(engine.load))
 
 
 async def _cache(runtime: Runtime, exchange: Exchange) -> None:

@@ -459,7 +459,7 @@ def _more(runtime: Runtime, adapted: Adapted, visitor: Visitor) -> dict[str, Any
         "projector": _projector(model),
         "no_projector": model.no_projector,
         "draft": draft if visitor.sees_model(draft) else "",
-        "load": load.said,
+        "load": visitor.load_shown(load.said),
         "tensor_types": [
             {"type": kind, "tensors": n_tensors[kind], "parameters": count, "size": sizes[kind]}
             for kind, count in weights.most_common()

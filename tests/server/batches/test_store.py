@@ -64,3 +64,18 @@ def test_pages_are_read_by_an_index(store: Store, tmp_path: Path):
     db.close()
     assert "batches_of_owner" in plan
     assert "TEMP B-TREE" not in plan
+
+
+def test_a_file_of_the_version_before_is_used_as_it_is(tmp_path: Path):
+    store = Store(tmp_path / "old.db")
+    store.add_batch(values("batch_old"), lines(2))
+    store.close()
+    db = sqlite3.connect(tmp_path / "old.db")
+    db.execute("ALTER TABLE batches DROP COLUMN blob_bytes")
+    db.execute("PRAGMA user_version=1")
+    db.commit()
+    db.close()
+    store = Store(tmp_path / "old.db")
+    assert [batch.id for batch in store.open_batches()] == ["batch_old"]
+    assert store.stored_bytes("") == 0
+    store.close()
