@@ -211,13 +211,21 @@ class Exchange:
         """The last piece of a stream."""
         await self._end(data)
 
+    def told(self, error: LocalrunError) -> LocalrunError:
+        """The error in the words that who asks may read. The name of a model that is not here is the client's own."""
+        if self.visitor.is_admin or isinstance(error, ModelNotFound):
+            return error
+        # Not the same one: perhaps others are told it as well.
+        other = error.__class__.__new__(error.__class__)
+        other.__dict__.update(error.__dict__)
+        other.message = without_paths(error.message)
+        return other
+
     async def refuse(self, error: LocalrunError) -> None:
         """The error as the answer, or as the last event of a stream that has begun."""
         if self._is_over:
             return
-        # The name of a model that is not here is the client's own.
-        if not self.visitor.is_admin and not isinstance(error, ModelNotFound):
-            error = _with_message(error, without_paths(error.message))
+        error = self.told(error)
         if self.started:
             await self._end(failures.stream_event(error, self.shape, self._request_id))
         else:
@@ -307,14 +315,6 @@ class Endpoint:
 def route(path: str, runtime: Runtime, handler: Handler, *, methods: Sequence[str]) -> Route:
     """A starlette route to a handler. GET includes HEAD."""
     return Route(path, Endpoint(runtime, handler, failures.shape_of(path)), methods=list(methods))
-
-
-def _with_message(error: LocalrunError, message: str) -> LocalrunError:
-    """The same error in other words; itself is perhaps also told to others."""
-    other = error.__class__.__new__(error.__class__)
-    other.__dict__.update(error.__dict__)
-    other.message = message
-    return other
 
 
 def parameter(exchange: Exchange, name: str) -> str:

@@ -244,7 +244,7 @@ class _Run:
         except LocalrunError as error:
             if not self._exchange.started:
                 raise
-            self._response = failed_response(self._response, self._output.items, error)
+            self._response = failed_response(self._response, self._output.items, self._exchange.told(error))
             await self._exchange.close_stream(self.end())
 
     # --- as the writer of a stream -------------------------------------------------------------------------------
