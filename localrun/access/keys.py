@@ -351,7 +351,7 @@ def parse_size_bytes(text: str) -> int:
     """`500M`, `1.5G`, `2GB`: decimal, as sizes are shown. Raises ConfigError."""
     match = _SIZE.fullmatch(text.strip().lower().replace(" ", ""))
     n_bytes = int(float(match["number"]) * _MULTIPLES[match["multiple"]]) if match else 0
-    if n_bytes < 1:
+    if not 1 <= n_bytes < 2**60:
         raise ConfigError(f"{text!r} is not a size; write a number and a unit, such as 500M, 1G or 2.5T")
     return n_bytes
 
