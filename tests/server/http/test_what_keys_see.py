@@ -146,7 +146,6 @@ def test_neither_do_answers_about_models_and_errors(place: Place) -> None:
                        "/api/embed", "/v1/completions", "/api/generate", "/tokenize", "/apply-template")),
         ("POST", "/api/create", {"model": "new", "from": "damaged"}),
         ("POST", "/api/create", {"model": "new", "from": "damaged", "stream": False}),
-        ("POST", "/api/pull", {"model": "damaged"}),
         ("POST", "/localrun/v1/gc", {}),
         ("POST", "/api/copy", {"source": "damaged", "destination": "other"}),
         ("DELETE", "/api/delete", {"model": "damaged"}),
