@@ -51,6 +51,7 @@ _ENV_NAMES = {
     "disk_cache_bytes": "LOCALRUN_DISK_CACHE",
     "models_dir": "LOCALRUN_MODELS",
     "pull_rate_bytes_per_s": "LOCALRUN_PULL_RATE",
+    "key_storage_bytes": "LOCALRUN_KEY_STORAGE",
 }
 
 
@@ -206,6 +207,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     fetch_images: str = "off"
     origins: str = ""
     loopback_needs_key: str = "on"
+    key_storage_bytes: NonNegative = 10 * 1024 * 1024 * 1024
     host_names: str = ""
     tls_cert: str = ""
     tls_key: str = ""
@@ -288,6 +290,8 @@ HELP: dict[str, str] = {
     "origins": "browser origins allowed besides localhost, separated by commas",
     "loopback_needs_key": "on or off: whether programs on this machine need an API key as soon as there is one; "
     "localrun's own commands have theirs",
+    "key_storage_bytes": "disk space for the files and batches of each API key that has no limit of its own; 0 means "
+    "no limit",
     "host_names": "names besides this machine's own that other machines may call it by, separated by commas",
     "tls_cert": "file with the certificate and its chain (PEM); empty makes one that is kept in the data folder",
     "tls_key": "file with the certificate's private key (PEM)",

@@ -16,6 +16,7 @@ LocalrunError (500 internal)
   MethodNotAllowed (405 method_not_allowed)
   Conflict (409 conflict)
   TooLarge (413 body_too_large)
+  StorageExceeded (413 storage_limit_exceeded)
   UnsupportedMediaType (415 unsupported_media_type)
   BadModelFile (422 bad_model_file)
   QueueFull (429 queue_full)
@@ -127,6 +128,13 @@ class Conflict(LocalrunError):
 class TooLarge(LocalrunError):
     status = 413
     code = "body_too_large"
+
+
+class StorageExceeded(LocalrunError):
+    """An API key keeps as many bytes of files and batches as it may. No status that clients try again by themselves."""
+
+    status = 413
+    code = "storage_limit_exceeded"
 
 
 class UnsupportedMediaType(LocalrunError):
@@ -310,6 +318,7 @@ _SIMPLE: tuple[type[LocalrunError], ...] = (
     MethodNotAllowed,
     Conflict,
     TooLarge,
+    StorageExceeded,
     UnsupportedMediaType,
     BadModelFile,
     Cancelled,

@@ -98,7 +98,7 @@ class RequestRow(msgspec.Struct, kw_only=True):
 
 class KvRunRow(msgspec.Struct, array_like=True):
     """Neighbouring KV cells: first one, number, the id of the request that holds them (None: a prefix that is kept for
-    later), and whether others hold them as well."""
+    later; `other`: a request of another API key), and whether others hold them as well."""
 
     start: int
     n_cells: int

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -35,7 +35,7 @@ from localrun.models.gguf.header import Header
 from localrun.models.name import split_adapters
 from localrun.models.storage.model import Evidence, Model, OwnAdapter
 from localrun.models.storage.named_adapter import NamedAdapter
-from localrun.models.storage.store import Store
+from localrun.models.storage.store import Store, adapter_not_found
 
 # Pairs of a model and an adapter that a list of models has at most.
 MAX_PAIRS = 256
@@ -127,8 +127,16 @@ def evidence(store: Store, settings: Settings, model: Model) -> Evidence:
     return found
 
 
-def resolve(store: Store, name: str, wanted: Sequence[Wanted] = (), *, settings: Settings | None = None) -> Adapted:
-    """What `model+a+b=0.5` and a list of adapters mean together; with `settings` the model is `opened`.
+def resolve(
+    store: Store,
+    name: str,
+    wanted: Sequence[Wanted] = (),
+    *,
+    settings: Settings | None = None,
+    sees: Callable[[str], bool] = lambda _: True,
+) -> Adapted:
+    """What `model+a+b=0.5` and a list of adapters mean together; with `settings` the model is `opened`. For who asks
+    there are only those adapters that it `sees`, by their names.
 
     Raises what the store and `opened` raise for the model; of the adapters NotFound, and BadRequest for one that does
     not fit the model, is asked for twice, and for too many. The field is `model` or the entry's.
@@ -139,8 +147,8 @@ def resolve(store: Store, name: str, wanted: Sequence[Wanted] = (), *, settings:
         model = opened(store, settings, model)
     if not asked.adapters and not wanted:
         return Adapted(model)
-    by_name = [(store.adapter(text, field="model"), scale, "model") for text, scale in asked.adapters]
-    listed = [(_listed(store, each), each.scale, each.field) for each in wanted]
+    by_name = [(_adapter(store, text, "model", sees), scale, "model") for text, scale in asked.adapters]
+    listed = [(_listed(store, each, sees), each.scale, each.field) for each in wanted]
     in_effect = {each.sha256: each for each in own(store, model)}
     for group in (by_name, listed):
         seen: set[str] = set()
@@ -183,19 +191,26 @@ def own(store: Store, model: Model) -> list[InEffect]:
     return [InEffect(path, store.adapter_sha256(file), file.size_bytes, scale) for file, path, scale in model.adapters]
 
 
-def _listed(store: Store, wanted: Wanted) -> NamedAdapter:
+def _adapter(store: Store, name: str, field: str, sees: Callable[[str], bool]) -> NamedAdapter:
+    if not sees(name):
+        raise adapter_not_found(name, field)
+    return store.adapter(name, field=field)
+
+
+def _listed(store: Store, wanted: Wanted, sees: Callable[[str], bool]) -> NamedAdapter:
     if isinstance(wanted.id, int):
         adapters = store.adapters()
-        if wanted.id >= len(adapters):
-            there = f"the last one is {len(adapters) - 1}" if adapters else "there is none"
+        places = [place for place, adapter in enumerate(adapters) if sees(adapter.name)]
+        if wanted.id not in places:
+            there = f"the last one is {places[-1]}" if places else "there is none"
             raise NotFound(f"{wanted.field}: no adapter has the id {wanted.id}; {there} (GET /lora-adapters)",
                            field=wanted.field)  # fmt: skip
         return adapters[wanted.id]
     digest = _DIGEST.fullmatch(wanted.id)
     if digest is None:
-        return store.adapter(wanted.id, field=wanted.field)
+        return _adapter(store, wanted.id, wanted.field, sees)
     for adapter in store.adapters():
         with suppress(BadModelFile, Conflict):  # gone, or written to, since it was listed
-            if adapter.sha256 == digest[1].lower():
+            if sees(adapter.name) and adapter.sha256 == digest[1].lower():
                 return adapter
     raise NotFound(f"{wanted.field}: no adapter has the digest {wanted.id}", field=wanted.field)

@@ -18,9 +18,17 @@ FOLDERS = {"localrun": ROOT / "localrun", "localrun.models": ROOT / "models", "l
 # Nothing of ours, whoever imports them.
 LEAVES = (
     *("localrun.config", "localrun.errors", "localrun.kernels", "localrun.kv_folders", "localrun.library_problems"),
-    *("localrun.priority", "localrun.processors", "localrun.snapshot", "localrun.thread_choice", "localrun.wire"),
+    *(
+        "localrun.priority",
+        "localrun.private_file",
+        "localrun.processors",
+        "localrun.snapshot",
+        "localrun.thread_choice",
+        "localrun.wire",
+    ),
 )
-CONFIG, ERRORS, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PRIORITY, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE = LEAVES
+CONFIG, ERRORS, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, *_SOME = LEAVES
+PRIORITY, PRIVATE_FILE, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE = _SOME
 # Headers of sound files, for the daemon and its clients.
 SOUND_HEADERS = "localrun.sound_headers"
 KERNEL_PROBE = "localrun.kernel_probe"
@@ -41,9 +49,9 @@ ALLOWED = {
         *(CONFIG, ERRORS, FRAMING, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, SNAPSHOT, SOUND_HEADERS, THREAD_CHOICE, WIRE),
         *(ACCESS, OLLAMA_ENVIRONMENT, "localrun.models"),
     ),
-    ACCESS: (CONFIG, ERRORS, WIRE),
+    ACCESS: (CONFIG, ERRORS, PRIVATE_FILE, WIRE),
     "localrun.models": (CONFIG, ERRORS),
-    TOOLS: (ATTACHMENTS, ERRORS),
+    TOOLS: (ATTACHMENTS, ERRORS, PRIVATE_FILE),
     "localrun.tui": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, SNAPSHOT, SOUND_HEADERS, TOOLS),
     "localrun.cli": (
         *(ACCESS, ATTACHMENTS, CLIENT, CONFIG, ERRORS, KV_FOLDERS, OLLAMA_ENVIRONMENT, PROCESSORS, SNAPSHOT),
@@ -60,7 +68,7 @@ ALLOWED = {
         "localrun.models",
         "localrun.native_build",
     ),
-    "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT),
+    "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, PRIVATE_FILE),
     OLLAMA_ENVIRONMENT: (CONFIG,),
     "localrun.doctor": (
         *(CONFIG, ERRORS, KERNEL_PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSORS, THREAD_CHOICE),

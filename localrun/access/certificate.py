@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from localrun.access.keys import write_private
+from localrun import private_file
 from localrun.config import ConfigError
 
 _DAYS = 3650
@@ -119,11 +119,11 @@ def _make(certificate: Path, key: Path, names: Iterable[str]) -> None:
         .sign(private, hashes.SHA256())
     )
     encoding = serialization.Encoding.PEM
-    write_private(
+    private_file.replace(
         key,
         private.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
     )
-    write_private(certificate, made.public_bytes(encoding))
+    private_file.replace(certificate, made.public_bytes(encoding))
 
 
 def own_addresses() -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:

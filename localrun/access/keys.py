@@ -21,16 +21,15 @@ import hmac
 import os
 import re
 import secrets
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from localrun import private_file
 from localrun.config import ConfigError
 from localrun.errors import Conflict, NotFound
 from localrun.wire import Lane
@@ -44,9 +43,10 @@ MAX_KEYS = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}", re.ASCII)
 _KEY = re.compile(rf"{PREFIX}([a-z0-9]{{10}})_([A-Za-z0-9_-]{{43}})", re.ASCII)
 _ID_CHARACTERS = "abcdefghijkmnpqrstuvwxyz23456789"
-_LOCK_TIMEOUT_S = 10.0
 
 LANES = tuple(Lane)  # best first
+
+NO_LIMIT = -1  # of `Key.storage_bytes`
 
 REQUESTS, TOKENS, PROMPT_TOKENS, OUTPUT_TOKENS = "requests", "tokens", "prompt_tokens", "output_tokens"
 
@@ -61,6 +61,11 @@ class Limit(msgspec.Struct, frozen=True, array_like=True):
     per_s: float
 
     @property
+    def per(self) -> str:
+        """second, minute, hour, day or week."""
+        return _NAMES_BY_S.get(self.per_s, f"{self.per_s:g} seconds")
+
+    @property
     def text(self) -> str:
         """As people write it: 60/min."""
         unit = next((name for name, seconds in _SHOWN_UNITS if seconds == self.per_s), f"{self.per_s:g}s")
@@ -69,7 +74,8 @@ class Limit(msgspec.Struct, frozen=True, array_like=True):
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
     """One key. Times are seconds since the epoch. `lane` is the best that its requests get, `models` are patterns (all,
-    if there are none), `n_concurrent` 0 is any number. A key that is `read_only` may ask models and change nothing; an
+    if there are none), `n_concurrent` 0 is any number. `storage_bytes` are those of its files and batches at most, None
+    for the setting, NO_LIMIT for any number. A key that is `read_only` may ask models and change nothing; an
     `admin` sees what others do, and may end it unless it is read-only, too."""
 
     id: str
@@ -84,6 +90,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
     n_concurrent: int = 0
+    storage_bytes: int | None = None
     read_only: bool = False
     admin: bool = False
 
@@ -96,12 +103,15 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def allows_model(self, name: str) -> bool:
-        """Whether it may use a model of this name, with or without adapters and tag."""
-        if not self.models:
-            return True
-        lowered = name.lower().partition("+")[0]
-        names = {lowered, lowered.removesuffix(":latest")}
-        return any(fnmatchcase(one, pattern.lower()) for one in names for pattern in self.models)
+        """Whether it may use a model or an adapter of this name, with or without tag; of `model+adapter=0.5` all that
+        it names."""
+        lowered = name.lower()
+        names = [lowered] if lowered.endswith(".gguf") else [part.partition("=")[0] for part in lowered.split("+")]
+        return not self.models or all(map(self._allows, names))
+
+    def _allows(self, name: str) -> bool:
+        patterns = [pattern.lower() for pattern in self.models]
+        return any(fnmatchcase(one, pattern) for one in {name, name.removesuffix(":latest")} for pattern in patterns)
 
     def lane_of(self, asked: Lane) -> Lane:
         """The lane that a request gets: the one it asks for, if it is not better than the key's."""
@@ -199,6 +209,21 @@ class KeyFile:
 
         return self._change(add)
 
+    def change(self, name: str, make: Callable[[Key], Key]) -> Key:
+        """A key with other rules and the same secret. `make` gets the one that there is. Raises NotFound, and Conflict
+        for a key that was revoked."""
+
+        def put(keys: list[Key]) -> Key:
+            at, key = _find(keys, name)
+            if key.revoked_at_s is not None:
+                raise Conflict(
+                    f"the key {name!r} was revoked; remove it with `localrun key rm {name}` and make another"
+                )
+            keys[at] = make(key)
+            return keys[at]
+
+        return self._change(put)
+
     def revoke(self, name: str) -> Key:
         """From now on it opens nothing. Raises NotFound."""
 
@@ -237,24 +262,14 @@ class KeyFile:
         self._change(drop)
 
     def _change(self, change: Callable[[list[Key]], T]) -> T:
-        with self._locked():
-            keys = self.read()
-            result = change(keys)
-            write_private(self.path, msgspec.json.format(msgspec.json.encode(_File(keys=keys)), indent=1))
-        return result
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        import filelock
-
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with filelock.FileLock(self.path.with_suffix(".lock"), timeout=_LOCK_TIMEOUT_S, mode=0o600):
-                yield
-        except filelock.Timeout:
-            raise Conflict(
-                f"another command has been changing {self.path} for {_LOCK_TIMEOUT_S:g} s; try again"
-            ) from None
+            with private_file.locked(self.path):
+                keys = self.read()
+                result = change(keys)
+                private_file.replace(self.path, msgspec.json.format(msgspec.json.encode(_File(keys=keys)), indent=1))
+        except TimeoutError as error:
+            raise Conflict(str(error)) from None
+        return result
 
 
 def _find(keys: Sequence[Key], name: str) -> tuple[int, Key]:
@@ -271,22 +286,6 @@ def _new_id(taken: set[str]) -> str:
             return new
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Replaces a file at once, readable by its owner alone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
-
-
 # --- the local key ---
 
 
@@ -298,7 +297,7 @@ def local_key_path(state: Path, port: int) -> Path:
 def make_local_key(state: Path, port: int) -> str:
     """A new local key, in its file."""
     text = LOCAL_PREFIX + secrets.token_urlsafe(32)
-    write_private(local_key_path(state, port), text.encode())
+    private_file.replace(local_key_path(state, port), text.encode())
     return text
 
 
@@ -321,8 +320,10 @@ _UNIT_NAMES = {
     **dict.fromkeys(("w", "week", "weeks"), "w"),
 }
 _SHOWN_UNITS = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("day", 86400.0), ("week", 604800.0))
-_MULTIPLES = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+_NAMES_BY_S = {1.0: "second", 60.0: "minute", 3600.0: "hour", 86400.0: "day", 604800.0: "week"}
+_MULTIPLES = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000, "t": 1_000_000_000_000}
 _LIMIT = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,6})?)(?P<multiple>[kmg]?)/(?P<unit>[a-z]+)", re.ASCII)
+_SIZE = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,6})?)(?P<multiple>[kmgt]?)b?", re.ASCII)
 _DURATION = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,6})?)(?P<unit>[a-z]+)", re.ASCII)
 
 
@@ -344,6 +345,15 @@ def parse_duration_s(text: str) -> float:
     if not 0 < seconds <= 36500 * _UNITS_S["d"]:
         raise ConfigError(f"{text!r} is not a time; write a number and a unit, such as 90min, 12h or 30d")
     return seconds
+
+
+def parse_size_bytes(text: str) -> int:
+    """`500M`, `1.5G`, `2GB`: decimal, as sizes are shown. Raises ConfigError."""
+    match = _SIZE.fullmatch(text.strip().lower().replace(" ", ""))
+    n_bytes = int(float(match["number"]) * _MULTIPLES[match["multiple"]]) if match else 0
+    if not 1 <= n_bytes < 2**60:
+        raise ConfigError(f"{text!r} is not a size; write a number and a unit, such as 500M, 1G or 2.5T")
+    return n_bytes
 
 
 def _short(amount: int) -> str:

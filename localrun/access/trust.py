@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from localrun import private_file
 from localrun.access import keys
 from localrun.access.certificate import fingerprint
 from localrun.config import DEFAULT_PORT, ConfigError, Folders, folders
@@ -134,19 +135,21 @@ class TrustedHosts:
     def trust(self, where: Endpoint, certificate: str) -> Host:
         """From now on this certificate, and no other one, counts there."""
         found = Host(certificate, fingerprint(ssl.PEM_cert_to_DER_cert(certificate)))
-        self._write(self.all() | {where.name: found})
+        with private_file.locked(self.path):
+            self._write(self.all() | {where.name: found})
         return found
 
     def forget(self, name: str) -> bool:
         """False when there was none by this host and port."""
-        hosts = self.all()
-        if hosts.pop(name, None) is None:
-            return False
-        self._write(hosts)
+        with private_file.locked(self.path):
+            hosts = self.all()
+            if hosts.pop(name, None) is None:
+                return False
+            self._write(hosts)
         return True
 
     def _write(self, hosts: dict[str, Host]) -> None:
-        keys.write_private(self.path, msgspec.json.format(msgspec.json.encode(_File(hosts=hosts)), indent=1))
+        private_file.replace(self.path, msgspec.json.format(msgspec.json.encode(_File(hosts=hosts)), indent=1))
 
 
 def context_for(where: Endpoint) -> ssl.SSLContext:

@@ -22,7 +22,7 @@ import click
 from localrun import errors
 from localrun.cli import exits
 from localrun.cli.daemon import ask, ensure_daemon, with_settings
-from localrun.cli.text import ago, columns, duration, print_json, visible
+from localrun.cli.text import ago, duration, print_json, table, visible
 from localrun.client import Client
 from localrun.config import Settings
 
@@ -31,6 +31,7 @@ RATE_WINDOW_S = 60.0
 ENDED = ("completed", "failed", "expired", "cancelled")
 _STEP_PERCENT = 10
 _HEADER = ("ID", "STATUS", "DONE", "FAILED", "TOTAL", "MODEL", "ENDPOINT", "CREATED")
+_SPARE = ("ENDPOINT", "CREATED", "MODEL", "TOTAL")
 
 
 class _FileOrCommand(click.Group):
@@ -101,7 +102,7 @@ def list_command(limit: int, as_json: bool, settings: Settings) -> None:
         print_json(batches)
         return
     now = datetime.now(UTC)
-    print(visible(columns(_HEADER, [_cells(batch, now) for batch in batches])))
+    print(visible(table(_HEADER, [_cells(batch, now) for batch in batches], spare=_SPARE)))
 
 
 @batch_command.command("show")

@@ -17,13 +17,15 @@ import click
 
 from localrun.cli.cards import adapter_card, fit_card, model_card
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon, with_settings
-from localrun.cli.text import ago, columns, for_stdout, size, visible
+from localrun.cli.text import ago, for_stdout, size, table, visible
 from localrun.client import Client
 from localrun.config import Settings
 
 MAX_MODELFILE_BYTES = 8 * 1024 * 1024
 _HEADER = ("NAME", "ID", "SIZE", "QUANT", "PARAMETERS", "CONTEXT", "MODIFIED", "SOURCE", "LOADED")
+_SPARE = ("SOURCE", "ID", "CONTEXT", "PARAMETERS", "MODIFIED", "QUANT", "LOADED", "SIZE")
 _ADAPTER_HEADER = ("ADAPTER", "KIND", "FOR", "ID", "SIZE", "RANK", "MODIFIED", "SOURCE")
+_ADAPTER_SPARE = ("SOURCE", "ID", "RANK", "MODIFIED", "KIND", "FOR", "SIZE")
 
 
 @click.command("list")
@@ -40,9 +42,9 @@ def list_command(as_json: bool, settings: Settings) -> None:
         print(json.dumps([*rows, *adapters], indent=2))
         return
     now = datetime.now(UTC)
-    print(columns(_HEADER, [_cells(row, now) for row in rows]))
+    print(table(_HEADER, [_cells(row, now) for row in rows], spare=_SPARE))
     if adapters:
-        print("\n" + columns(_ADAPTER_HEADER, [_adapter_cells(row, now) for row in adapters]))
+        print("\n" + table(_ADAPTER_HEADER, [_adapter_cells(row, now) for row in adapters], spare=_ADAPTER_SPARE))
     for file in store.get("unusable", ()):
         print(f"not usable: {visible(file['path'])}: {visible(file['problem'])}", file=sys.stderr)
 

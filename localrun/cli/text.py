@@ -2,11 +2,12 @@
 
 A terminal obeys control characters: text with them could move the cursor, rename the window or write to the clipboard.
 
-Does not: know a terminal's width, or touch text that goes to a file or a pipe.
+Does not: touch text that goes to a file or a pipe.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -24,6 +25,41 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(line[index]) for line in lines) for index in range(len(header))]
     padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
     return "\n".join(line.rstrip() for line in padded)
+
+
+# A column with less room than this says nothing.
+_LEAST = 12
+
+
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, spare: Sequence[str], cut: Sequence[str] = ()
+) -> str:
+    """`columns` that fit the terminal. Of the `spare` ones, the first to go first, it leaves out those without room;
+    one to `cut` is made narrower where that is enough, so it must hold nothing that people copy. Elsewhere than in a
+    terminal all are whole."""
+    width = terminal_columns()
+    widths = {name: max(len(name), *(len(row[at]) for row in rows)) for at, name in enumerate(header)} if rows else {}
+    for name in spare:
+        excess = sum(widths.values()) + 2 * (len(widths) - 1) - width if width else 0
+        if excess <= 0:
+            break
+        if name in cut and widths[name] - excess >= _LEAST:
+            widths[name] -= excess
+        else:
+            del widths[name]
+    kept = [(at, widths.get(name)) for at, name in enumerate(header) if name in widths or not rows]
+    return columns(
+        [header[at] for at, _ in kept], [[_shortened(row[at], n_most) for at, n_most in kept] for row in rows]
+    )
+
+
+def terminal_columns() -> int:
+    """0 where the output is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def _shortened(cell: str, n_most: int | None) -> str:
+    return cell if n_most is None or len(cell) <= n_most else cell[: n_most - 1] + "…"
 
 
 def size(n_bytes: float) -> str:

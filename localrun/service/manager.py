@@ -1,5 +1,5 @@
 """What every service manager can do for the daemon, which one this system has, and what all of them are made with:
-commands found on PATH, run without a shell, and files that only the user can read.
+commands found on PATH, run without a shell, and the end of a log.
 """
 
 from __future__ import annotations
@@ -64,22 +64,9 @@ def show_command(*command: str) -> int:
     return subprocess.run([program, *command[1:]], stdin=subprocess.DEVNULL, check=False).returncode
 
 
-# --- files that service managers read, and the log that they do not keep ---
+# --- their files, and the log that they do not keep ---
 
 FOLLOW_EVERY_S = 0.5
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Puts a file there that only the user can read, whole or not at all. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def remove_file(path: Path) -> bool:

@@ -9,11 +9,15 @@ is damaged allows nothing.
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from pathlib import Path
 
 import msgspec
+
+from localrun import private_file
+
+# A window shows nothing new while it waits for another one.
+_LOCK_TIMEOUT_S = 2.0
 
 
 class Rule(StrEnum):
@@ -51,20 +55,16 @@ class Permissions:
 
     def store(self, server: str, tool: str, fingerprint: str, rule: Rule | None) -> None:
         """Replaces what was stored for a tool; None forgets it. Raises OSError, and then nothing has changed."""
-        entries = [entry for entry in self._entries() if (entry.server, entry.tool) != (server, tool)]
-        if rule is not None:
-            entries.append(_Entry(server, tool, rule, fingerprint))
         if self._path is None:
-            self._in_memory = entries
+            self._in_memory = self._with(server, tool, fingerprint, rule)
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
-        try:
-            part.touch(mode=0o600)
-            part.write_bytes(msgspec.json.format(msgspec.json.encode(_File(rules=entries))))
-            part.replace(self._path)
-        finally:
-            part.unlink(missing_ok=True)
+        with private_file.locked(self._path, timeout_s=_LOCK_TIMEOUT_S):
+            entries = self._with(server, tool, fingerprint, rule)
+            private_file.replace(self._path, msgspec.json.format(msgspec.json.encode(_File(rules=entries))))
+
+    def _with(self, server: str, tool: str, fingerprint: str, rule: Rule | None) -> list[_Entry]:
+        entries = [entry for entry in self._entries() if (entry.server, entry.tool) != (server, tool)]
+        return entries if rule is None else [*entries, _Entry(server, tool, rule, fingerprint)]
 
     def _entries(self) -> list[_Entry]:
         if self._path is None:

@@ -116,18 +116,15 @@ class Store:
     def adapter(self, name: str, *, field: str) -> NamedAdapter:
         """The adapter that a client means by `name`, in the field `field`. Raises NotFound, BadRequest for a malformed
         name and for a model's, and BadModelFile."""
-        # What stands in the model's name needs no other; not every API's errors have a place for the field.
-        where = "" if field == "model" else f"{field}: "
         try:
             found = self.find(name)
         except ModelNotFound:
-            text = f"{where}adapter '{name[:200]}' not found; `localrun list` shows what is here"
-            raise NotFound(text, field=field) from None
+            raise adapter_not_found(name, field) from None
         except BadRequest as error:
             text = error.message.replace("the model name", "the adapter's name")
-            raise BadRequest(f"{where}{text}", field=field) from None
+            raise BadRequest(f"{_where(field)}{text}", field=field) from None
         if isinstance(found, Model):
-            raise BadRequest(f"{where}'{found.name}' is no adapter but a model", field=field)
+            raise BadRequest(f"{_where(field)}'{found.name}' is no adapter but a model", field=field)
         return found
 
     def find(self, name: str) -> Model | NamedAdapter:
@@ -520,3 +517,13 @@ def _check_stored_name(name: str) -> None:
         raise BadRequest(f"{name}{SUFFIX} has the name of the built-in model; rename it, or use its path")
     if parsed.kind is not Kind.STORED or parsed.name != name:
         raise BadRequest(f"{name}{SUFFIX} has a name that no model can have; rename it, or use its path")
+
+
+def adapter_not_found(name: str, field: str) -> NotFound:
+    """For an adapter that is asked for in this field and is not here."""
+    return NotFound(f"{_where(field)}adapter '{name[:200]}' not found; `localrun list` shows what is here", field=field)
+
+
+def _where(field: str) -> str:
+    """What stands in the model's name needs no other; not every API's errors have a place for the field."""
+    return "" if field == "model" else f"{field}: "

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from localrun.access import keys
-from localrun.access.keys import REQUESTS, TOKENS, Key, KeyFile, Limit, parse_duration_s, parse_limit
+from localrun.access.keys import REQUESTS, TOKENS, Key, KeyFile, Limit, parse_duration_s, parse_limit, parse_size_bytes
 from localrun.config import ConfigError
 from localrun.errors import Conflict, NotFound
 from localrun.wire import Lane
@@ -110,7 +110,10 @@ def test_a_damaged_file_is_said_and_not_overwritten(tmp_path: Path) -> None:
     [
         ((), "anything", True),
         (("qwen3*",), "qwen3:0.6b", True),
-        (("qwen3*",), "Qwen3:0.6b+style=0.5", True),
+        (("qwen3*",), "Qwen3:0.6b+qwen3-style=0.5", True),
+        (("qwen3*",), "Qwen3:0.6b+style=0.5", False),
+        (("qwen3*", "style"), "qwen3+style=-1+qwen3-terse", True),
+        (("/m/*",), "/m/a+b.gguf", True),
         (("qwen3*",), "llama3", False),
         (("tiny",), "tiny:latest", True),
         (("a", "b*"), "bc", True),
@@ -155,3 +158,16 @@ def test_durations() -> None:
     for text in ("", "30", "d", "0d", "99999999d", "1month"):
         with pytest.raises(ConfigError, match="30d"):
             parse_duration_s(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"), [("500M", 500_000_000), ("1.5 g", 1_500_000_000), ("2GB", 2_000_000_000), ("5000", 5000)]
+)
+def test_sizes(text: str, n_bytes: int) -> None:
+    assert parse_size_bytes(text) == n_bytes
+
+
+@pytest.mark.parametrize("text", ["", "0", "0.1", "-1G", "1X", "999999999T", "G"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ConfigError, match="such as 500M, 1G"):
+        parse_size_bytes(text)

@@ -7,12 +7,13 @@ import json
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from localrun.access import certificate, keys
 from localrun.access.keys import OUTPUT_TOKENS, REQUESTS, TOKENS, KeyFile, Limit
 from localrun.access.trust import API_KEY, TrustedHosts, endpoint, key_for
-from localrun.cli import exits
+from localrun.cli import exits, text
 from localrun.wire import Lane
 
 
@@ -47,6 +48,87 @@ def test_a_key_with_everything(localrun, home):
     shown = localrun("key", "list").stdout
     assert "60/min requests, 1k/day requests, 1M/day tokens, 2.5k/h output, 2 at once" in shown
     assert secret not in shown
+
+
+def test_set_changes_what_is_named_and_nothing_else(localrun, home):
+    made = localrun("key", "create", "--name", "zed", "--rate", "60/min", "--tokens", "1M/day", "--models", "a").stdout
+    [before] = KeyFile(home / "data").read()
+    assert (
+        localrun("key", "set", "zed", "--rate", "5/s", "--rate", "100/day", "--lane", "batch").stdout == "changed zed\n"
+    )
+    assert (
+        localrun("key", "set", "zed", "--read-only", "--admin", "--expires", "2d", "--storage", "1.5G").returncode == 0
+    )
+    [kept] = KeyFile(home / "data").read()
+    assert kept.limits == (
+        Limit(REQUESTS, 5, 1.0), Limit(REQUESTS, 100, 86400.0), Limit(TOKENS, 1_000_000, 86400.0)
+    )  # fmt: skip
+    assert (kept.lane, kept.models, kept.storage_bytes) == (Lane.BATCH, ("a",), 1_500_000_000)
+    assert kept.read_only
+    assert kept.admin
+    assert keys.is_secret(kept, keys.split(made.strip())[1])
+    changed = localrun(
+        "key", "set", "zed", "--rate", "none", "--tokens", "none", "--models", "all", "--expires", "never", "--lane",
+        "interactive", "--no-read-only", "--no-admin", "--storage", "default", "--concurrency", "0", "--json",
+    )  # fmt: skip
+    [kept] = KeyFile(home / "data").read()
+    assert kept == msgspec.structs.replace(before, limits=(), models=())
+    assert "key" not in json.loads(changed.stdout)
+    assert localrun("key", "set", "zed", "--storage", "none").returncode == 0
+    assert KeyFile(home / "data").read()[0].storage_bytes == keys.NO_LIMIT
+    audited = [json.loads(line)["what"] for line in (home / "state" / "audit.jsonl").read_text().splitlines()]
+    assert audited[1] == "key set zed (lane, limits)"
+
+
+def test_what_cannot_be_set(localrun, home):
+    localrun("key", "create", "--name", "zed")
+    for arguments in (
+        (),
+        ("--rate", "60"),
+        ("--rate", "none", "--rate", "5/s"),
+        ("--storage", "0"),
+        ("--expires", "x"),
+    ):
+        refused = localrun("key", "set", "zed", *arguments)
+        assert refused.returncode == exits.USAGE, arguments
+    assert localrun("key", "set", "nobody", "--admin").returncode == exits.ERROR
+    localrun("key", "revoke", "zed")
+    refused = localrun("key", "set", "zed", "--admin")
+    assert (refused.returncode, "was revoked" in refused.stderr) == (exits.ERROR, True)
+
+
+def test_json_says_limits_in_words(localrun, home):
+    localrun("key", "create", "--name", "zed", "--rate", "60/min", "--tokens", "1M/day", "--storage", "2G")
+    [shown] = json.loads(localrun("key", "list", "--json").stdout)
+    assert shown["limits"] == [
+        {"kind": "requests", "limit": 60, "per": "minute"}, {"kind": "tokens", "limit": 1_000_000, "per": "day"}
+    ]  # fmt: skip
+    assert (shown["concurrency"], shown["storage_bytes"]) == (None, 2_000_000_000)
+
+
+def test_a_file_from_before_is_read(localrun, home):
+    localrun("key", "create", "--name", "zed", "--rate", "60/min")
+    path = home / "data" / "keys.json"
+    content = json.loads(path.read_text())
+    assert content["keys"][0]["limits"] == [["requests", 60, 60.0]]
+    for new in ("storage_bytes",):
+        content["keys"][0].pop(new)
+    path.write_text(json.dumps(content))
+    assert "60/min requests" in localrun("key", "list").stdout
+
+
+def test_the_list_fits_a_narrow_terminal(localrun, home, monkeypatch):
+    name = "a-name-of-thirty-two-characters-"
+    rules = ("--rate", "60/min", "--rate", "1k/day", "--tokens", "1M/day", "--output-tokens", "2.5k/h")
+    localrun("key", "create", "--name", name, *rules, "--models", "qwen3*", "--expires", "30d", "--admin")
+    monkeypatch.setattr(text, "terminal_columns", lambda: 80)
+    narrow = localrun("key", "list").stdout.splitlines()
+    assert max(map(len, narrow)) <= 80
+    assert narrow[1].startswith(name + "  ")
+    assert "qwen3*" in narrow[1]
+    assert "LIMITS" not in narrow[0] or "…" in narrow[1]
+    monkeypatch.setattr(text, "terminal_columns", lambda: 300)
+    assert "2.5k/h output" in localrun("key", "list").stdout
 
 
 def test_rotate_revoke_and_remove(localrun, home):

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from localrun.cli import text
 from localrun.cli.text import ago, columns, duration, size, visible
 
 
@@ -15,6 +16,22 @@ def test_columns_line_up_without_trailing_spaces():
         == "NAME         SIZE\na-long-name  1\nb            22"
     )
     assert columns(("NAME", "SIZE"), []) == "NAME  SIZE"
+
+
+def test_a_table_leaves_out_what_has_no_room_and_never_cuts_a_name(monkeypatch):
+    header, row = ("NAME", "ID", "NOTE", "SIZE"), ("a-long-name", "0123456789", "x" * 30, "12 MB")
+    whole = columns(header, [row])
+
+    def shown(width: int) -> list[str]:
+        monkeypatch.setattr(text, "terminal_columns", lambda: width)
+        return text.table(header, [row], spare=("ID", "NOTE", "SIZE"), cut=("NOTE",)).splitlines()
+
+    assert "\n".join(shown(0)) == "\n".join(shown(62)) == whole
+    assert shown(61)[0].split() == ["NAME", "NOTE", "SIZE"]
+    assert shown(40)[1] == f"a-long-name  {'x' * 19}…  12 MB"
+    assert shown(31)[1] == "a-long-name  12 MB"
+    assert shown(5) == ["NAME", "a-long-name"]
+    assert text.table(header, [], spare=header) == "NAME  ID  NOTE  SIZE"
 
 
 @pytest.mark.parametrize(

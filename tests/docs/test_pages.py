@@ -122,7 +122,7 @@ def options_of(words: list[str]) -> set[str]:
         if below is None:
             break
         command = below
-    return {"--help", *(name for param in command.params for name in param.opts)}
+    return {"--help", *(name for param in command.params for name in (*param.opts, *param.secondary_opts))}
 
 
 def recommended() -> list[tuple[str, ...]]:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from localrun import kernels, kv_folders, thread_choice
+from localrun import kernels, kv_folders, private_file, thread_choice
 from localrun.kernels import Verdict
 from localrun.models import naming
 from localrun.models.download import journal
@@ -24,7 +24,6 @@ from localrun.models.download.journal import Journal, Range, Record
 from localrun.models.storage.blobs import BlobWriter, hash_file
 from localrun.models.storage.manifest import Place, Role, StoredFile
 from localrun.server import pulls
-from localrun.service import manager
 from localrun.thread_choice import Shape
 from localrun.tui.history import open_history
 from tests.engine.disk_harness import record, scanned, tier
@@ -146,9 +145,9 @@ CHANGES = {
         lambda folder, _: pulls._write(folder / "pulls.json", [pulls.Wanted("acme/new")]),
         lambda folder: tuple(wanted.model for wanted in pulls._read(folder / "pulls.json")),
     ),
-    "service file": Change(
-        lambda folder: manager.write_private(folder / "unit", b"old"),
-        lambda folder, _: manager.write_private(folder / "unit", b"new"),
+    "private file": Change(
+        lambda folder: private_file.replace(folder / "unit", b"old"),
+        lambda folder, _: private_file.replace(folder / "unit", b"new"),
         lambda folder: (folder / "unit").read_bytes(),
     ),
 }

@@ -82,7 +82,7 @@ class MessageBatchResult(msgspec.Struct, frozen=True, kw_only=True):
 async def create(runtime: Runtime, exchange: Exchange) -> None:
     """POST /v1/messages/batches."""
     body = await exchange.read_json(MessageBatchesBody)
-    batch = await runtime.offline.create_messages(body.requests, exchange.visitor.id)
+    batch = await runtime.offline.create_messages(body.requests, exchange.visitor.id, exchange.visitor.storage_bytes)
     await exchange.answer_json(_shown(batch, exchange))
 
 

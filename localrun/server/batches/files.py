@@ -32,6 +32,8 @@ RESERVE_BYTES = 256 * 1024 * 1024
 _MAX_FIELDS = 16
 _MAX_FIELD_BYTES = 1024
 _MAX_NAME_CHARACTERS = 255
+# What a form has besides its file, generously.
+MAX_FORM_BYTES = 2 * _MAX_FIELDS * _MAX_FIELD_BYTES
 
 
 class Blobs:

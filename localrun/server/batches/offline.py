@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from localrun.config import Settings
-from localrun.errors import DiskFull, DiskRefused, LocalrunError, Unavailable
+from localrun.errors import DiskFull, DiskRefused, LocalrunError, StorageExceeded, Unavailable
 from localrun.models import adapters
 from localrun.server.batches import lines
 from localrun.server.batches.files import Blobs
@@ -206,25 +206,32 @@ class Offline:
         window_s: float,
         metadata: str | None,
         output_expires_s: int | None,
+        most_bytes: int,
     ) -> Batch:
-        """A batch of OpenAI's, of an uploaded file."""
+        """A batch of OpenAI's, of an uploaded file. Raises StorageExceeded for an owner who has `most_bytes`."""
         now = time.time()
         values = _values(Api.OPENAI, file.owner, new_id("batch_"), endpoint, file.id, now, now + window_s) | {
             "status": "validating", "completion_window": window, "metadata": metadata,
             "output_expires_s": output_expires_s,
         }  # fmt: skip
-        return await self._added(values, ())
+        return await self._added(values, (), most_bytes)
 
-    async def create_messages(self, asked: Sequence[AskedMessage], owner: str) -> Batch:
-        """A batch of Anthropic's. Raises BadRequest naming the request."""
+    async def create_messages(self, asked: Sequence[AskedMessage], owner: str, most_bytes: int) -> Batch:
+        """A batch of Anthropic's. Raises BadRequest naming the request, and StorageExceeded."""
         now = time.time()
         found, blob = await asyncio.to_thread(lines.check_requests, asked)
         await asyncio.to_thread(self.blobs.check_room, len(blob))
-        await self.ask(Store.open_batches)  # before anything is written: the folder may be somebody else's
+        # Before anything is written: the folder may be somebody else's.
+        await self.ask(lambda store: store.check_storage(owner, len(blob), most_bytes))
         batch_id = new_id("msgbatch_")
         await asyncio.to_thread(self._write, batch_id, blob)
         values = _values(Api.ANTHROPIC, owner, batch_id, lines.MESSAGES, batch_id, now, now + WINDOW_S)
-        return await self._added(values | {"status": "in_progress", "in_progress_at": now}, found)
+        values |= {"status": "in_progress", "in_progress_at": now, "blob_bytes": len(blob)}
+        try:
+            return await self._added(values, found, most_bytes)
+        except StorageExceeded:
+            self.blobs.delete([batch_id])
+            raise
 
     async def cancel(self, batch_id: str, owner: str, api: Api) -> Batch:
         """Raises NotFound, and Conflict for a batch that has ended."""
@@ -237,8 +244,8 @@ class Offline:
         gone = await self.ask(lambda store: store.delete_batch(batch_id, owner, api))
         await asyncio.to_thread(self.blobs.delete, gone)
 
-    async def _added(self, values: dict[str, Any], found: Sequence[Line]) -> Batch:
-        batch = await self.ask(lambda store: store.add_batch(values, found))
+    async def _added(self, values: dict[str, Any], found: Sequence[Line], most_bytes: int) -> Batch:
+        batch = await self.ask(lambda store: store.add_batch(values, found, most_bytes))
         self._changed()
         return batch
 

@@ -17,11 +17,12 @@ from msgspec import Meta
 from starlette.routing import Route
 
 from localrun.errors import BadRequest
-from localrun.server.batches.files import Upload
+from localrun.server.batches.files import MAX_FORM_BYTES, Upload
 from localrun.server.batches.lines import ENDPOINTS
 from localrun.server.batches.offline import INPUTS_KEPT_S
 from localrun.server.batches.store import Api, Batch, StoredFile, new_id
 from localrun.server.http.exchange import Exchange, parameter, route
+from localrun.server.openai.responses.create import TokenUsage
 from localrun.server.runtime import Runtime
 
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
@@ -90,16 +91,6 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
 
 
-class BatchUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of all lines so far."""
-
-    input_tokens: int
-    input_tokens_details: dict[str, int]
-    output_tokens: int
-    output_tokens_details: dict[str, int]
-    total_tokens: int
-
-
 class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
     """A batch. Times are seconds since 1970."""
 
@@ -123,7 +114,7 @@ class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: RequestCounts
-    usage: BatchUsage
+    usage: TokenUsage
     metadata: dict[str, str] | None
 
 
@@ -166,6 +157,9 @@ async def upload(runtime: Runtime, exchange: Exchange) -> None:
     offline, owner = runtime.offline, exchange.visitor.id
     file_id = new_id("file-")
     await offline.ask(lambda store: store.batches("", Api.OPENAI, after="", limit=1))  # the folder is this daemon's
+    most_bytes = exchange.visitor.storage_bytes
+    least_bytes = max(1, exchange.announced_bytes - MAX_FORM_BYTES)
+    await offline.ask(lambda store: store.check_storage(owner, least_bytes, most_bytes))
     await asyncio.to_thread(offline.blobs.check_room, exchange.announced_bytes)
     with Upload(offline.blobs, file_id, exchange.header(b"content-type")) as form:
         async for piece in exchange.large_pieces():
@@ -181,7 +175,7 @@ async def upload(runtime: Runtime, exchange: Exchange) -> None:
             created_at=now, expires_at=now + expires_s if expires_s else None,
         )  # fmt: skip
         try:
-            await offline.ask(lambda store: store.add_file(file))
+            await offline.ask(lambda store: store.add_file(file, most_bytes))
         except BaseException:
             offline.blobs.delete([file_id])
             raise
@@ -278,6 +272,7 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
         window_s=window_s,
         metadata=None if body.metadata is None else json.dumps(body.metadata),
         output_expires_s=body.output_expires_after.seconds if body.output_expires_after else None,
+        most_bytes=exchange.visitor.storage_bytes,
     )
     await exchange.answer_json(_batch(batch))
 
@@ -342,7 +337,7 @@ def _batch(batch: Batch) -> BatchObject:
         cancelling_at=_whole(batch.cancelling_at),
         cancelled_at=_whole(batch.cancelled_at),
         request_counts=RequestCounts(total=batch.n_lines, completed=batch.n_succeeded, failed=batch.n_errored),
-        usage=BatchUsage(
+        usage=TokenUsage(
             input_tokens=batch.n_input_tokens,
             input_tokens_details={"cached_tokens": batch.n_cached_tokens},
             output_tokens=batch.n_output_tokens,

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from localrun.errors import Conflict, NotFound, Unavailable
+from localrun.errors import Conflict, NotFound, StorageExceeded, Unavailable
 
-VERSION = 1
+VERSION = 2
 
 _SCHEMA = (
     """CREATE TABLE files (
@@ -74,7 +74,8 @@ _SCHEMA = (
          n_input_tokens INTEGER NOT NULL DEFAULT 0,
          n_cached_tokens INTEGER NOT NULL DEFAULT 0,
          n_output_tokens INTEGER NOT NULL DEFAULT 0,
-         n_thinking_tokens INTEGER NOT NULL DEFAULT 0)""",
+         n_thinking_tokens INTEGER NOT NULL DEFAULT 0,
+         blob_bytes INTEGER NOT NULL DEFAULT 0)""",
     "CREATE INDEX batches_of_owner ON batches (owner, api, seq)",
     "CREATE INDEX batches_open ON batches (seq) WHERE ending != 'done'",
     """CREATE TABLE lines (
@@ -244,6 +245,10 @@ class Store:
                     for statement in _SCHEMA:
                         self._db.execute(statement)
                     self._db.execute(f"PRAGMA user_version={VERSION}")
+            if version == 1:
+                with self._writing():
+                    self._db.execute("ALTER TABLE batches ADD COLUMN blob_bytes INTEGER NOT NULL DEFAULT 0")
+                    self._db.execute(f"PRAGMA user_version={VERSION}")
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
                 raise sqlite3.DatabaseError(found)
@@ -256,9 +261,33 @@ class Store:
 
     # --- files ---------------------------------------------------------------------------------------------------
 
-    def add_file(self, file: StoredFile) -> None:
+    def add_file(self, file: StoredFile, most_bytes: int = 0) -> None:
+        """`most_bytes` are what the owner may have with it, 0 is any number. Raises StorageExceeded."""
         with self._writing():
+            self.check_storage(file.owner, file.size_bytes, most_bytes)
             self._add_file(file)
+
+    def stored_bytes(self, owner: str) -> int:
+        """Of an owner's files, results of batches among them, and of Anthropic's batches, which are no files."""
+        (n_bytes,) = self._db.execute(
+            "SELECT (SELECT coalesce(sum(size_bytes), 0) FROM files WHERE owner = ?1) + "
+            "(SELECT coalesce(sum(blob_bytes), 0) FROM batches WHERE owner = ?1 AND archived_at IS NULL)",
+            (owner,),
+        ).fetchone()
+        return int(n_bytes)
+
+    def check_storage(self, owner: str, n_bytes: int, most_bytes: int) -> None:
+        """Raises StorageExceeded where so many more bytes are beyond what the owner may have; 0 is any number."""
+        if not most_bytes:
+            return
+        stored_bytes = self.stored_bytes(owner)
+        if stored_bytes + n_bytes > most_bytes:
+            raise StorageExceeded(
+                f"this API key has {_megabytes(stored_bytes)} of files and batches here"
+                f"{f', and {_megabytes(n_bytes)} more' if n_bytes > 1 else ''}; its limit is {_megabytes(most_bytes)}. "
+                f"Delete some (DELETE /v1/files/ID or /v1/messages/batches/ID), or ask whoever runs this server for "
+                f"more (localrun key set NAME --storage SIZE)"
+            )
 
     def file(self, file_id: str, owner: str) -> StoredFile:
         """Raises NotFound."""
@@ -300,10 +329,12 @@ class Store:
 
     # --- batches -------------------------------------------------------------------------------------------------
 
-    def add_batch(self, values: dict[str, Any], lines: Sequence[Line] = ()) -> Batch:
-        """A new batch of these columns; with `lines` it runs at once, else it is to be validated."""
+    def add_batch(self, values: dict[str, Any], lines: Sequence[Line] = (), most_bytes: int = 0) -> Batch:
+        """A new batch of these columns; with `lines` it runs at once, else it is to be validated. Raises
+        StorageExceeded for an owner who has `most_bytes` already. What comes of it is kept all the same."""
         names = ", ".join(values)
         with self._writing():
+            self.check_storage(values["owner"], max(1, values.get("blob_bytes", 0)), most_bytes)
             cursor = self._db.execute(
                 f"INSERT INTO batches ({names}) VALUES ({', '.join('?' * len(values))})", tuple(values.values())
             )
@@ -412,14 +443,15 @@ class Store:
         """The batch has ended, and its files are there. Files of batches that are not OpenAI's are not listed."""
         batch = self._by_seq(seq)
         assert batch.ending not in (Ending.NONE, Ending.DONE)
+        n_unlisted = output.size_bytes if output is not None and batch.api is Api.ANTHROPIC else 0
         with self._writing():
             for file in (output, error):
                 if file is not None and batch.api is Api.OPENAI:
                     self._add_file(file)
             self._db.execute(
                 f"UPDATE batches SET status = ?, {batch.ending}_at = ?, ending = 'done', output_file_id = ?, "
-                f"error_file_id = ? WHERE seq = ?",
-                (batch.ending, now, output and output.id, error and error.id, seq),
+                f"error_file_id = ?, blob_bytes = blob_bytes + ? WHERE seq = ?",
+                (batch.ending, now, output and output.id, error and error.id, n_unlisted, seq),
             )
             self._db.execute("DELETE FROM results WHERE batch = ?", (seq,))
             self._db.execute("DELETE FROM lines WHERE batch = ?", (seq,))
@@ -517,6 +549,10 @@ def read_results(path: Path, seq: int) -> Iterator[Result]:
 def new_id(prefix: str) -> str:
     """An id that nothing here had before, and that is safe as the name of a file."""
     return prefix + secrets.token_hex(16)
+
+
+def _megabytes(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 100_000 else f"{n_bytes} bytes"
 
 
 def _file(row: Sequence[Any]) -> StoredFile:

@@ -138,13 +138,16 @@ class Supervisor:
         """A row for every engine that is loading, ready or stopping, in order of loading."""
         return [resident.row(self._settings.target_itl_s) for resident in self.residents()]
 
-    async def adapted(self, name: str, lora: Sequence[Wanted], use: Use = Use.TEXT) -> Adapted:
-        """The model of `model+a+b`, which is the name to borrow, and the adapters that are to be in effect.
+    async def adapted(
+        self, name: str, lora: Sequence[Wanted], use: Use = Use.TEXT, sees: Callable[[str], bool] = lambda _: True
+    ) -> Adapted:
+        """The model of `model+a+b`, which is the name to borrow, and the adapters that are to be in effect. For who
+        asks there are only those that it `sees`.
 
         Raises what `adapters.resolve` raises for the names, and BadRequest for adapters where there is no text to
         generate.
         """
-        found = await asyncio.to_thread(adapters.resolve, self._store, name, lora, settings=self._settings)
+        found = await asyncio.to_thread(adapters.resolve, self._store, name, lora, settings=self._settings, sees=sees)
         if found.adapters is not None and use is not Use.TEXT:
             raise BadRequest(
                 f"adapters are for requests that generate text; ask for '{found.model.name}' alone",

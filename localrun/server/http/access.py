@@ -94,8 +94,10 @@ class Visitor:
         usage: UsageFile | None = None,
         *,
         pays_later: bool = False,
+        storage_bytes: int = 0,
     ) -> None:
         self.key = key
+        self._storage_bytes = storage_bytes
         self.id = "" if key is None else key.id
         self.name = keys.LOCAL_NAME if key is None else key.name
         self.namespace = self.id.encode("ascii")
@@ -167,6 +169,14 @@ class Visitor:
             self._quota.leave()
             self._has_begun = False
 
+    @property
+    def storage_bytes(self) -> int:
+        """How much its files and batches may take of the disk; 0 is any amount."""
+        key = self.key
+        if key is None:
+            return 0
+        return self._storage_bytes if key.storage_bytes is None else max(0, key.storage_bytes)
+
     def check_change(self, act: str) -> None:
         """Raises Forbidden for a key that is read-only. `act` completes "may not"."""
         if not self.may_change:
@@ -190,6 +200,15 @@ class Visitor:
         if not key.admin and _is_path(name):
             return False
         return key.allows_model(name)
+
+    def load_shown(self, said: dict[str, Any]) -> dict[str, Any]:
+        """Load settings without the names of models and adapters that it may not use."""
+        shown = {name: value for name, value in said.items() if name != "draft" or self.sees_model(value)}
+        if "adapters" in shown:
+            named = shown["adapters"]
+            texts = named.split(",") if isinstance(named, str) else named
+            shown["adapters"] = [text for text in texts if self.sees_model(text.partition("=")[0])]
+        return shown
 
     def sees(self, name: str) -> bool:
         """Whether requests of the one with this name are its own, or it sees those of all."""
@@ -227,6 +246,7 @@ class Access:
         self._file = KeyFile(data)
         self._state = state
         self._clock = clock
+        self._settings = settings
         self._loopback_needs_key = settings.loopback_needs_key == "on"
         self._quotas: dict[str, Quota] = {}
         self._by_id: dict[str, Key] = {}
@@ -319,7 +339,7 @@ class Access:
         quota = self._quotas.get(key.id)
         if quota is None:
             quota = self._quotas[key.id] = Quota(key, self._clock(), self.usage.levels(key.id))
-        return Visitor(key, quota, self.usage, pays_later=pays_later)
+        return Visitor(key, quota, self.usage, pays_later=pays_later, storage_bytes=self._settings.key_storage_bytes)
 
     def still_admits(self, visitor: Visitor) -> bool:
         """Whether somebody who was let in would be again, with the same key: for streams that do not end by
@@ -522,6 +542,13 @@ def _go_duration(seconds: float) -> bytes:
 _ANTHROPIC_NAMES = {
     REQUESTS: b"requests", TOKENS: b"tokens", PROMPT_TOKENS: b"input-tokens", OUTPUT_TOKENS: b"output-tokens"
 }  # fmt: skip
+
+_FACTS = (b"limit", b"remaining", b"reset")
+# All names that `Visitor.headers` may have.
+LIMIT_HEADERS = (
+    *(b"x-ratelimit-%b-%b" % (fact, what) for what in (b"requests", b"tokens") for fact in _FACTS),
+    *(b"anthropic-ratelimit-%b-%b" % (what, fact) for what in _ANTHROPIC_NAMES.values() for fact in _FACTS),
+)
 
 
 def _anthropic_headers(standings: dict[str, Standing], now_s: float) -> Headers:

@@ -32,10 +32,11 @@ import msgspec
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from localrun.errors import BadRequest, LocalrunError, Unavailable
+from localrun.errors import BadRequest, LocalrunError, ModelNotFound, Unavailable
 from localrun.server.http import failures
 from localrun.server.http.access import OWNER, Visitor
 from localrun.server.http.failures import Headers, Shape
+from localrun.server.http.hidden_paths import without_paths, without_paths_in
 
 if TYPE_CHECKING:
     from localrun.server.runtime import Runtime
@@ -179,6 +180,12 @@ class Exchange:
         """A whole answer, encoded here."""
         await self.answer(msgspec.json.encode(content), headers=headers)
 
+    async def answer_facts(self, content: object) -> None:
+        """The same of what the daemon knows of this machine: only admins are told where files lie."""
+        if not self.visitor.is_admin:
+            content = without_paths_in(msgspec.to_builtins(content))
+        await self.answer_json(content)
+
     async def answer_in_pieces(self, n_bytes: int, pieces: AsyncIterator[bytes], headers: Headers) -> None:
         """A whole answer of `n_bytes`, for one too large to keep. Raises what the pieces raise: then the answer breaks
         off, and the connection with it."""
@@ -204,10 +211,21 @@ class Exchange:
         """The last piece of a stream."""
         await self._end(data)
 
+    def told(self, error: LocalrunError) -> LocalrunError:
+        """The error in the words that who asks may read. The name of a model that is not here is the client's own."""
+        if self.visitor.is_admin or isinstance(error, ModelNotFound):
+            return error
+        # Not the same one: perhaps others are told it as well.
+        other = error.__class__.__new__(error.__class__)
+        other.__dict__.update(error.__dict__)
+        other.message = without_paths(error.message)
+        return other
+
     async def refuse(self, error: LocalrunError) -> None:
         """The error as the answer, or as the last event of a stream that has begun."""
         if self._is_over:
             return
+        error = self.told(error)
         if self.started:
             await self._end(failures.stream_event(error, self.shape, self._request_id))
         else:

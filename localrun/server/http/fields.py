@@ -295,12 +295,10 @@ def ask_of(
 
 def of_visitor(ask: Ask, visitor: Visitor) -> Ask:
     """The same, of somebody with a key. `keep_alive` of one that may not unload models has no effect. Raises what
-    `Visitor.begin` raises, and ModelNotFound for a draft model or an adapter that it may not use."""
+    `Visitor.begin` raises, and ModelNotFound for a draft model that it may not use."""
     lane = visitor.begin(ask.model, ask.lane)
     if ask.draft:
         visitor.check_model(ask.draft)
-    for wanted in ask.lora:
-        visitor.check_file(str(wanted.id))
     return msgspec.structs.replace(
         ask,
         lane=lane,

@@ -37,7 +37,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from localrun.config import Settings, origins_of
 from localrun.errors import BadRequest, Forbidden, LocalrunError, QueueFull, TooLarge, UnsupportedMediaType
 from localrun.server.http import failures, names
-from localrun.server.http.access import Access, Visitor, is_loopback
+from localrun.server.http.access import LIMIT_HEADERS, Access, Visitor, is_loopback
 
 # Schemes that a page from the network cannot have: desktop applications and editor panels.
 _LOCAL_APP_ORIGIN = re.compile(r"(?:app|file|tauri|vscode-webview|vscode-file)://[^\s,]*", re.ASCII)
@@ -355,10 +355,12 @@ _ALLOWED_HEADERS = (
     "x-stainless-timeout"
 )
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9\-_, ]{1,2048}", re.ASCII)
-_EXPOSED_HEADERS = (
-    b"x-localrun-request, x-localrun-error, x-localrun-truncated, x-localrun-ignored, x-localrun-tier, request-id, "
-    b"retry-after, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
-    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+# What a page may read of an answer besides its type and length.
+_EXPOSED_HEADERS = b", ".join(
+    (
+        *(b"x-localrun-request", b"x-localrun-error", b"x-localrun-truncated", b"x-localrun-ignored"),
+        *(b"x-localrun-tier", b"x-request-id", b"request-id", b"retry-after", *LIMIT_HEADERS),
+    )
 )
 _PREFLIGHT_AGE_S = b"600"
 

@@ -19,7 +19,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -94,6 +94,10 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it takes more than the model's name to know what is to be in effect."""
         return bool(self.lora) or "+" in self.model
 
+    def sees_model(self, name: str) -> bool:
+        """Whether for who asks there is a model, or an adapter, of this name."""
+        return self.payer is None or self.payer.sees_model(name)
+
 
 class Lease(Protocol):
     """The right to use a loaded model. While it is held, the model is not unloaded. `identity` tells which files were
@@ -117,7 +121,9 @@ class Lease(Protocol):
 class Lender(Protocol):
     """Who gives leases: the supervisor."""
 
-    async def adapted(self, name: str, lora: Sequence[Wanted], use: Use = Use.TEXT) -> Adapted: ...
+    async def adapted(
+        self, name: str, lora: Sequence[Wanted], use: Use = ..., sees: Callable[[str], bool] = ...
+    ) -> Adapted: ...
     def lend(self, name: str, keep_alive_s: float | None, use: Use, load: LoadSettings) -> Lease | None: ...
     async def acquire(
         self, name: str, keep_alive_s: float | None, use: Use, load: LoadSettings, *, is_resumed: bool = False
@@ -218,7 +224,7 @@ class Job:
     async def _acquire(self) -> Lease:
         ask = self.ask
         if ask.may_have_adapters:
-            self._adapted = await self._lender.adapted(ask.model, ask.lora, ask.use)
+            self._adapted = await self._lender.adapted(ask.model, ask.lora, ask.use, ask.sees_model)
             self._model = self._adapted.model.name
             self.record.adapters = self._adapted.shown
         if not self._cancel_asked.is_set():

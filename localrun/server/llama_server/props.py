@@ -94,13 +94,13 @@ async def show_props(runtime: Runtime, exchange: Exchange) -> None:
     if not name and len({resident.model.name for resident in loaded}) == 1:
         name = loaded[0].model.name
     if not name:
-        await exchange.answer_json(_of_daemon(runtime))
+        await exchange.answer_facts(_of_daemon(runtime))
         return
     exchange.visitor.check_model(name)
     found = await asyncio.to_thread(_of_model, runtime, name, loaded)
     if not exchange.visitor.is_admin:  # where files lie is nobody else's business
         found = msgspec.structs.replace(found, model_path=found.model_alias)
-    await exchange.answer_json(found)
+    await exchange.answer_facts(found)
 
 
 async def list_slots(runtime: Runtime, exchange: Exchange) -> None:
@@ -115,7 +115,7 @@ async def list_slots(runtime: Runtime, exchange: Exchange) -> None:
     ]
     if parameter(exchange, "fail_on_no_slot") and all(slot.is_processing for slot in slots):
         raise Unavailable("no slot is free; try again later")
-    await exchange.answer_json(slots)
+    await exchange.answer_facts(slots)
 
 
 async def keep_slot(_: Runtime, exchange: Exchange) -> None:

@@ -188,7 +188,7 @@ async def _list_models(runtime: Runtime, exchange: Exchange) -> None:
     rows = await asyncio.to_thread(
         lambda: [_row(model, model.name, loaded) for model in runtime.store.list() if sees(model.name)]
     )
-    await exchange.answer_json(LmStudioModels(data=rows))
+    await exchange.answer_facts(LmStudioModels(data=rows))
 
 
 async def _one_model(runtime: Runtime, exchange: Exchange) -> None:
@@ -196,7 +196,7 @@ async def _one_model(runtime: Runtime, exchange: Exchange) -> None:
     exchange.visitor.check_model(name)
     loaded = _loaded(runtime)
     found = await asyncio.to_thread(adapters.resolve, runtime.store, name)
-    await exchange.answer_json(await asyncio.to_thread(_row, found.model, name, loaded))
+    await exchange.answer_facts(await asyncio.to_thread(_row, found.model, name, loaded))
 
 
 def _loaded(runtime: Runtime) -> dict[str, int]:

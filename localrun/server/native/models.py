@@ -140,7 +140,7 @@ def model_routes(runtime: Runtime) -> list[Route]:
 
 async def _pulls(runtime: Runtime, exchange: Exchange) -> None:
     rows = [row for row in runtime.pulls.rows() if exchange.visitor.sees_model(row.model)]
-    await exchange.answer_json(Pulls(pulls=rows))
+    await exchange.answer_facts(Pulls(pulls=rows))
 
 
 async def _cancel_pull(runtime: Runtime, exchange: Exchange) -> None:
@@ -203,7 +203,7 @@ async def _collect(runtime: Runtime, exchange: Exchange) -> None:
         partial_min_age_s=body.partial_min_age_s,
     )
     deleted = [str(path) for path in collected.files]
-    await exchange.answer_json(
+    await exchange.answer_facts(
         Collected(freed_bytes=collected.freed_bytes, deleted=deleted, kept_blobs=collected.kept_blobs)
     )
 
@@ -212,7 +212,7 @@ async def _fit(one_at_a_time: asyncio.Lock, runtime: Runtime, exchange: Exchange
     """Asking the GPUs takes a process, so there is one such question at a time."""
     await exchange.read_body()
     async with exchange.while_connected(), one_at_a_time:
-        await exchange.answer_json(await _explained(runtime, exchange))
+        await exchange.answer_facts(await _explained(runtime, exchange))
 
 
 async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
@@ -221,8 +221,9 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
         raise BadRequest("model is missing: /localrun/v1/fit?model=NAME", field="model")
     tiers.check_allowed(runtime, exchange.visitor, name)
     tiers.check_free(runtime, name)
+    visitor = exchange.visitor
     if drafter := parameter(exchange, "draft"):
-        exchange.visitor.check_model(drafter)
+        visitor.check_model(drafter)
     adapted = await asyncio.to_thread(adapters.resolve, runtime.store, name, settings=runtime.settings)
     model = adapted.model
     # Raises for models that only make vectors: they have no slots or cells to choose.
@@ -230,6 +231,8 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
     idle_bytes = _idle_bytes(runtime, model.name)
     here = Machine(machine.available_bytes() + idle_bytes, await installed_gpus())
     draft, left_out = await asyncio.to_thread(_draft, runtime, model, drafter)
+    if not visitor.sees_model(own_draft(runtime.settings, model)):
+        left_out = []
     header = None if draft is None else draft.header
     adapter_bytes = model.adapter_bytes
     if adapted.adapters is not None:
@@ -258,8 +261,8 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
         prefix_cache_bytes=runtime.settings.ram_cache_bytes,
         idle_bytes=idle_bytes,
         projector=_projector_part(model, fit),
-        draft=None if draft is None else _draft_part(draft.name, fit),
-        load=load.said,
+        draft=None if draft is None else _draft_part(draft.name if visitor.sees_model(draft.name) else "", fit),
+        load=visitor.load_shown(load.said),
         notes=[*fit.notes, *left_out],
         problem=None
         if fit.fits

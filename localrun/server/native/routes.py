@@ -30,14 +30,17 @@ import localrun
 from localrun.errors import BadRequest, Forbidden, Unavailable
 from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange, parameter, route
+from localrun.server.http.hidden_paths import without_paths_in
 from localrun.server.jobs.registry import unknown_request
 from localrun.server.native.models import model_routes
 from localrun.server.runtime import Runtime
-from localrun.snapshot import LogLine, RequestRow, Snapshot
+from localrun.snapshot import EngineRow, LogLine, RequestRow, Snapshot
 
 DEFAULT_HZ = 4.0
 MIN_HZ = 1.0
 MAX_HZ = 10.0
+# Whose cells they are, where it is nobody else's business.
+SOMEBODY = "other"
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +94,7 @@ async def _health(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def _snapshot(runtime: Runtime, exchange: Exchange) -> None:
-    await exchange.answer_json(shown_to(exchange.visitor, await runtime.telemetry.snapshot()))
+    await exchange.answer_facts(shown_to(exchange.visitor, await runtime.telemetry.snapshot()))
 
 
 async def _events(runtime: Runtime, exchange: Exchange) -> None:
@@ -104,7 +107,8 @@ async def _events(runtime: Runtime, exchange: Exchange) -> None:
             if exchange.visitor.is_admin:
                 data = await runtime.telemetry.encoded_snapshot(interval_s / 2)
             else:
-                data = _encoder.encode(shown_to(exchange.visitor, await runtime.telemetry.snapshot()))
+                seen = shown_to(exchange.visitor, await runtime.telemetry.snapshot())
+                data = _encoder.encode(without_paths_in(msgspec.to_builtins(seen)))
             await exchange.write(b"event: snapshot\ndata: " + data + b"\n\n")
             await _pause(runtime.shutdown_requested, interval_s)
         await exchange.close_stream()
@@ -112,11 +116,11 @@ async def _events(runtime: Runtime, exchange: Exchange) -> None:
 
 async def _list_requests(runtime: Runtime, exchange: Exchange) -> None:
     rows = [row for row in runtime.registry.rows() if exchange.visitor.sees(row.key)]
-    await exchange.answer_json(Requests(requests=rows))
+    await exchange.answer_facts(Requests(requests=rows))
 
 
 async def _one_request(runtime: Runtime, exchange: Exchange) -> None:
-    await exchange.answer_json(_row(runtime, exchange))
+    await exchange.answer_facts(_row(runtime, exchange))
 
 
 async def _cancel_request(runtime: Runtime, exchange: Exchange) -> None:
@@ -140,17 +144,34 @@ def shown_to(visitor: Visitor, snapshot: Snapshot) -> Snapshot:
     """What somebody sees of it: of others' requests only how many there are."""
     if visitor.is_admin:
         return snapshot
+    requests = [row for row in snapshot.requests if visitor.sees(row.key)]
+    own = {row.id for row in requests}
     return msgspec.structs.replace(
         snapshot,
-        requests=[row for row in snapshot.requests if visitor.sees(row.key)],
-        engines=[row for row in snapshot.engines if visitor.sees_model(row.model)],
+        requests=requests,
+        engines=[_engine_shown_to(visitor, row, own) for row in snapshot.engines if visitor.sees_model(row.model)],
     )
+
+
+def _engine_shown_to(visitor: Visitor, engine: EngineRow, own: set[str]) -> EngineRow:
+    """Cells of others' requests are only in use."""
+    runs = [
+        run if run.request is None or run.request in own else msgspec.structs.replace(run, request=SOMEBODY)
+        for run in engine.kv_runs
+    ]
+    return msgspec.structs.replace(engine, kv_runs=runs, load=visitor.load_shown(engine.load))
 
 
 async def _cache(runtime: Runtime, exchange: Exchange) -> None:
     report = await runtime.cache.report()
     rows = [row for row in report.models if exchange.visitor.sees_model(row.model)]
-    await exchange.answer_json(msgspec.structs.replace(report, models=rows))
+    report = msgspec.structs.replace(
+        report,
+        models=rows,
+        ram_bytes=sum(row.ram_bytes for row in rows),
+        disk_bytes=sum(row.disk_bytes for row in rows),
+    )
+    await exchange.answer_facts(report)
 
 
 async def _clear_cache(runtime: Runtime, exchange: Exchange) -> None:

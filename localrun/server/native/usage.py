@@ -43,7 +43,7 @@ async def _usage(runtime: Runtime, exchange: Exchange) -> None:
     except sqlite3.Error as error:
         raise DiskRefused(f"{runtime.access.usage.path} cannot be read: {error}") from None
     rows = [UsageRow(**total._asdict()) for total in totals]
-    await exchange.answer_json(UsageReport(by=by, since=since, rows=rows))
+    await exchange.answer_facts(UsageReport(by=by, since=since, rows=rows))
 
 
 def _days(exchange: Exchange) -> int:

@@ -63,7 +63,5 @@ def more_of(adapter: NamedAdapter) -> dict[str, Any]:
     }
 
 
-def modelfile_of(adapter: NamedAdapter) -> str:
-    return modelfile.write(
-        adapters=[str(adapter.path)], licence=adapter.manifest.licence_text if adapter.manifest else ""
-    )
+def modelfile_of(adapter: NamedAdapter, where: str) -> str:
+    return modelfile.write(adapters=[where], licence=adapter.manifest.licence_text if adapter.manifest else "")

@@ -223,10 +223,10 @@ async def _steps(runtime: Runtime, body: CreateBody, visitor: Visitor) -> AsyncG
     if order.template:
         await check_template(runtime, order.template)
     said = (order.base, order.projector or "", *order.adapters, *order.files.values())
-    for name in (order.name, order.base):
+    for name in (order.name, order.base, order.draft, *order.adapters):
         if name and not _DIGEST.fullmatch(name):
             visitor.check_model(name)
-    for name in (*said, order.draft or ""):
+    for name in said:
         visitor.check_file(name)
     with store.blobs.held([match[1] for text in said if (match := _DIGEST.fullmatch(text))]):
         adapter = await asyncio.to_thread(_adapter_alone, store, order)

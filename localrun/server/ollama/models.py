@@ -33,6 +33,7 @@ from localrun.models.storage.named_adapter import NamedAdapter
 from localrun.models.storage.store import DamagedFile, Store
 from localrun.server import tiers
 from localrun.server.engines.drafts import own_draft
+from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange
 from localrun.server.ollama.adapters import AdapterTag, modelfile_of, more_of, tag_of
 from localrun.server.ollama.answer import rfc3339
@@ -158,14 +159,14 @@ async def tags(runtime: Runtime, exchange: Exchange) -> None:
         adapters=[row for row in found.adapters if visitor.sees_model(row.name)],
         unusable=found.unusable if visitor.is_admin else [],
     )
-    await exchange.answer_json(found)
+    await exchange.answer_facts(found)
 
 
 async def ps(runtime: Runtime, exchange: Exchange) -> None:
     """GET /api/ps: the models that are loaded."""
     sees = exchange.visitor.sees_model
     engines = [engine for engine in runtime.supervisor.loaded() if engine.state == "ready" and sees(engine.model)]
-    await exchange.answer_json(Ps(models=await asyncio.to_thread(_ps_rows, runtime.store, engines)))
+    await exchange.answer_facts(Ps(models=await asyncio.to_thread(_ps_rows, runtime.store, engines)))
 
 
 def _tags(runtime: Runtime, loaded: set[Files]) -> Tags:
@@ -298,12 +299,13 @@ async def show(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(ModelBody)
     tiers.check_allowed(runtime, exchange.visitor, body.model_name)
     loaded = {row.model: row.n_ctx for row in runtime.supervisor.loaded() if row.n_ctx}
-    answer = await asyncio.to_thread(_shown, runtime, body, loaded)
-    await exchange.answer_json(answer)
+    answer = await asyncio.to_thread(_shown, runtime, body, loaded, exchange.visitor)
+    await exchange.answer_facts(answer)
 
 
-def _shown(runtime: Runtime, body: ModelBody, loaded: dict[str, int]) -> Show:
-    """In a thread: reads the store. Of `model+adapter` the model, with the adapter among its own."""
+def _shown(runtime: Runtime, body: ModelBody, loaded: dict[str, int], visitor: Visitor) -> Show:
+    """In a thread: reads the store. Of `model+adapter` the model, with the adapter among its own. Who is no admin is
+    told the model's name in place of its path, and of no draft model that the key may not use."""
     name = body.model_name
     tier = tiers.tier_of(runtime, name)
     if tier is not None:
@@ -312,7 +314,7 @@ def _shown(runtime: Runtime, body: ModelBody, loaded: dict[str, int]) -> Show:
     if not split_adapters(name).adapters:
         found = runtime.store.find(name)
         if isinstance(found, NamedAdapter):
-            return _shown_adapter(found, is_verbose=bool(body.verbose))
+            return _shown_adapter(found, visitor, is_verbose=bool(body.verbose))
     adapted = adapters.resolve(runtime.store, name)
     model = adapted.model
     header, said = model.header, model.manifest
@@ -320,7 +322,7 @@ def _shown(runtime: Runtime, body: ModelBody, loaded: dict[str, int]) -> Show:
     tensors = _tensors(header) if body.verbose else UNSET
     return Show(
         license=licence,
-        modelfile=_modelfile(model, licence),
+        modelfile=_modelfile(model, licence, visitor),
         parameters=_parameters(model, loaded.get(model.name)),
         template=_template(model),
         system=model.system,
@@ -330,19 +332,20 @@ def _shown(runtime: Runtime, body: ModelBody, loaded: dict[str, int]) -> Show:
         capabilities=capabilities(model),
         modified_at=model.modified_at.isoformat(),
         requires=said.requires if said else "",
-        localrun=_more(runtime, adapted) | ({} if tier is None else {"tier": {"name": tier.name, **tier.rules}}),
+        localrun=_more(runtime, adapted, visitor)
+        | ({} if tier is None else {"tier": {"name": tier.name, **tier.rules}}),
         projector_info=UNSET if model.projector_header is None else _model_info(model.projector_header),
         tensors=tensors,
     )
 
 
-def _shown_adapter(adapter: NamedAdapter, *, is_verbose: bool) -> Show:
+def _shown_adapter(adapter: NamedAdapter, visitor: Visitor, *, is_verbose: bool) -> Show:
     """An adapter in the same form. It has no capabilities: nothing can be asked of it alone."""
     header = adapter.header
     family = adapter.facts.architecture
     return Show(
         license=_licence(adapter),
-        modelfile=modelfile_of(adapter),
+        modelfile=modelfile_of(adapter, _where(adapter.path, visitor)),
         parameters="",
         template="",
         system="",
@@ -391,12 +394,12 @@ def _parameters(model: Model, n_ctx: int | None) -> str:
     return "\n".join(lines)
 
 
-def _modelfile(model: Model, licence: str) -> str:
+def _modelfile(model: Model, licence: str, visitor: Visitor) -> str:
     return modelfile.write(
-        base=str(model.path),
-        projector=str(model.projector or ""),
-        adapters=[str(adapter.path) for adapter in model.adapters],
-        draft=model.draft,
+        base=str(model.path) if visitor.is_admin else model.name,
+        projector=_where(model.projector, visitor) if model.projector else "",
+        adapters=[_where(adapter.path, visitor) for adapter in model.adapters],
+        draft=model.draft if visitor.sees_model(model.draft) else "",
         template=model.template,
         parameters=model.parameters,
         system=model.system,
@@ -404,6 +407,10 @@ def _modelfile(model: Model, licence: str) -> str:
         licence=licence if model.manifest else "",
         requires=model.manifest.requires if model.manifest else "",
     )
+
+
+def _where(path: Path, visitor: Visitor) -> str:
+    return str(path) if visitor.is_admin else path.name
 
 
 def _model_info(header: Header) -> dict[str, Any]:
@@ -425,9 +432,10 @@ def _plain(value: object) -> object:
     return None
 
 
-def _more(runtime: Runtime, adapted: Adapted) -> dict[str, Any]:
+def _more(runtime: Runtime, adapted: Adapted, visitor: Visitor) -> dict[str, Any]:
     model, header = adapted.model, adapted.model.header
     settings, load = runtime.settings, runtime.supervisor.asked(model)
+    draft = own_draft(settings, model)
     no_adapters = ""
     try:
         opened = adapters.opened(runtime.store, settings, model)
@@ -442,7 +450,7 @@ def _more(runtime: Runtime, adapted: Adapted) -> dict[str, Any]:
         sizes[tensor.type_name] += tensor.size_bytes
     return {
         "name": model.name,
-        "path": str(model.path),
+        "path": str(model.path) if visitor.is_admin else model.name,
         "size": model.size_bytes,
         "digest": model.digest,
         "source": msgspec.to_builtins(model.source),
@@ -450,8 +458,8 @@ def _more(runtime: Runtime, adapted: Adapted) -> dict[str, Any]:
         "no_adapters": no_adapters,
         "projector": _projector(model),
         "no_projector": model.no_projector,
-        "draft": own_draft(settings, model),
-        "load": load.said,
+        "draft": draft if visitor.sees_model(draft) else "",
+        "load": visitor.load_shown(load.said),
         "tensor_types": [
             {"type": kind, "tensors": n_tensors[kind], "parameters": count, "size": sizes[kind]}
             for kind, count in weights.most_common()

@@ -31,6 +31,7 @@ from localrun.models.storage.store import Store
 from localrun.server import tiers
 from localrun.server.engines import drafts
 from localrun.server.http.exchange import Exchange
+from localrun.server.http.hidden_paths import without_paths_in
 from localrun.server.ollama.bodies import ModelBody
 from localrun.server.runtime import Runtime
 
@@ -44,11 +45,11 @@ async def send_statuses(exchange: Exchange, statuses: AsyncGenerator[Status, Non
     last: Status = {}
     async with aclosing(statuses):
         async for status in statuses:
-            last = status
+            last = status if exchange.visitor.is_admin else without_paths_in(status)
             if stream:
                 if not exchange.started:
                     await exchange.open_stream()
-                await exchange.write(_encode(status) + b"\n")
+                await exchange.write(_encode(last) + b"\n")
     if stream:
         await exchange.close_stream()
     else:
@@ -166,7 +167,7 @@ async def delete(runtime: Runtime, exchange: Exchange) -> None:
         for model, why in refused.items()
         if model not in refused_before
     ]
-    await exchange.answer_json(_shown(removed, notes))
+    await exchange.answer_facts(_shown(removed, notes))
 
 
 async def push(_: Runtime, exchange: Exchange) -> None:

@@ -46,7 +46,7 @@ async def list_adapters(runtime: Runtime, exchange: Exchange) -> None:
     rows = [row for row in rows if visitor.sees_model(row.name)]
     if not visitor.is_admin:  # where files lie is nobody else's business
         rows = [msgspec.structs.replace(row, path=row.name) for row in rows]
-    await exchange.answer_json(rows)
+    await exchange.answer_facts(rows)
 
 
 async def change_adapters(_: Runtime, exchange: Exchange) -> None:

@@ -77,7 +77,7 @@ async def list_models(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/models."""
     rows = await asyncio.to_thread(_rows, runtime)
     data = [row for row in rows if tiers.is_seen(runtime, exchange.visitor, row.id)]
-    await exchange.answer_json(OpenAIModels(object="list", data=data))
+    await exchange.answer_facts(OpenAIModels(object="list", data=data))
 
 
 async def one_model(runtime: Runtime, exchange: Exchange) -> None:
@@ -86,11 +86,11 @@ async def one_model(runtime: Runtime, exchange: Exchange) -> None:
     tiers.check_allowed(runtime, exchange.visitor, name)
     tier = tiers.tier_of(runtime, name)
     if tier is not None:
-        await exchange.answer_json(await asyncio.to_thread(_tier_row, runtime, tier))
+        await exchange.answer_facts(await asyncio.to_thread(_tier_row, runtime, tier))
         return
     found = await asyncio.to_thread(adapters.resolve, runtime.store, name)
     parent = UNSET if found.adapters is None else found.model.name
-    await exchange.answer_json(_row(found.model, name, parent))
+    await exchange.answer_facts(_row(found.model, name, parent))
 
 
 def _rows(runtime: Runtime) -> list[OpenAIModel]:

@@ -16,7 +16,7 @@ from localrun.server.embedding.routes import EmbeddingUsage
 from localrun.server.http.failures import Shape, shape_of
 from localrun.server.lm_studio.routes import AnswerModel, AnswerRuntime, AnswerStats
 from localrun.server.openai.answer import OpenAIUsage, Timings
-from localrun.server.openai.responses.create import ResponseUsage
+from localrun.server.openai.responses.create import TokenUsage
 
 
 class OllamaError(msgspec.Struct, frozen=True, kw_only=True):
@@ -344,7 +344,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int
     top_p: float
     truncation: str
-    usage: ResponseUsage | None
+    usage: TokenUsage | None
     completed_at: int | UnsetType | None = UNSET
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import openai
 import pytest
 from openai import OpenAI
@@ -119,3 +120,80 @@ def test_lines_that_are_given_up_for_others_cost_once():
         left = client.models.with_raw_response.list().headers
         assert left["x-ratelimit-remaining-requests"] == "994"
         assert 0 <= batch.usage.total_tokens - (1_000_000 - int(left["x-ratelimit-remaining-tokens"])) <= 20
+
+
+def upload(client: OpenAI, n_bytes: int, purpose: str = "user_data") -> str:
+    return client.files.create(file=("a.bin", bytes(n_bytes)), purpose=purpose).id  # type: ignore[arg-type]
+
+
+def test_a_key_keeps_as_many_bytes_as_it_may_and_more_when_some_are_deleted(tmp_path: Path):
+    with running_daemon(LOCALRUN_HOME=str(tmp_path), LOCALRUN_KEY_STORAGE="5000") as daemon:
+        file = KeyFile(tmp_path / "data")
+        texts = {
+            "usual": file.create("usual").text,
+            "large": file.create("large", storage_bytes=20_000).text,
+            "any": file.create("any", storage_bytes=keys.NO_LIMIT).text,
+        }
+        usual, large, anything = (
+            OpenAI(base_url=f"{daemon.url}/v1", api_key=texts[name], max_retries=0) for name in texts
+        )
+        first = upload(usual, 3000)
+        with pytest.raises(openai.APIStatusError) as refused:
+            upload(usual, 2001)
+        error = refused.value
+        assert (error.status_code, error.code) == (413, "storage_limit_exceeded")
+        assert error.type == "invalid_request_error"
+        for part in ("3000 bytes", "2001 bytes more", "5000 bytes", "DELETE /v1/files/ID", "--storage SIZE"):
+            assert part in error.message
+        assert len(list(usual.files.list())) == 1
+        upload(usual, 2000)
+        for client, n_bytes in ((large, 20_000), (anything, 30_000)):
+            upload(client, n_bytes)
+        with pytest.raises(openai.APIStatusError, match="of files and batches here; its limit is"):
+            upload(usual, 1)
+        usual.files.delete(first)
+        upload(usual, 3000)
+    with running_daemon(LOCALRUN_HOME=str(tmp_path), LOCALRUN_KEY_STORAGE="5000") as daemon:
+        usual = OpenAI(base_url=f"{daemon.url}/v1", api_key=texts["usual"], max_retries=0)
+        with pytest.raises(openai.APIStatusError, match="of files and batches here; its limit is"):
+            upload(usual, 1)
+        file.change("usual", lambda key: msgspec.structs.replace(key, storage_bytes=5001))
+        upload(usual, 1)
+        assert sum(one.bytes for one in usual.files.list()) == 5001
+
+
+def test_a_batch_that_runs_keeps_its_results_and_the_next_one_waits_for_room(tmp_path: Path):
+    with running_daemon(LOCALRUN_HOME=str(tmp_path)) as daemon:
+        lines = encoded([chat_line(f"r{n}") for n in range(6)])
+        key = KeyFile(tmp_path / "data").create("zed", storage_bytes=len(lines) + 10)
+        client = OpenAI(base_url=f"{daemon.url}/v1", api_key=key.text, max_retries=0)
+        batch = ended(client, begun(client, lines))
+        assert (batch.status, len(lines_of(client, batch.output_file_id))) == ("completed", 6)
+        assert sum(one.bytes for one in client.files.list()) > len(lines) + 10
+        again = {"input_file_id": batch.input_file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        with pytest.raises(openai.APIStatusError, match="of files and batches here; its limit is"):
+            client.batches.create(**again)  # type: ignore[arg-type]
+        headers = {"x-api-key": key.text}
+        params = {"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+        asked = {"requests": [{"custom_id": "a", "params": params}]}
+        refused = daemon.http.post("/v1/messages/batches", json=asked, headers=headers)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (413, "request_too_large")
+        assert batch.output_file_id is not None
+        client.files.delete(batch.output_file_id)
+        assert ended(client, client.batches.create(**again)).status == "completed"  # type: ignore[arg-type]
+
+
+def test_batches_that_are_no_files_count_as_well_until_they_are_deleted(tmp_path: Path):
+    with running_daemon(LOCALRUN_HOME=str(tmp_path)) as daemon:
+        key = KeyFile(tmp_path / "data").create("zed", storage_bytes=300)
+        headers = {"x-api-key": key.text}
+        params = {"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "a" * 50}]}
+        asked = {"requests": [{"custom_id": "a", "params": params}]}
+        made = daemon.http.post("/v1/messages/batches", json=asked, headers=headers).json()
+        path = f"/v1/messages/batches/{made['id']}"
+        until(lambda: daemon.http.get(path, headers=headers).json()["processing_status"] == "ended")
+        refused = daemon.http.post("/v1/messages/batches", json=asked, headers=headers)
+        assert (refused.status_code, refused.headers["x-localrun-error"]) == (413, "storage_limit_exceeded")
+        assert daemon.http.get(f"{path}/results", headers=headers).status_code == 200
+        assert daemon.http.delete(path, headers=headers).status_code == 200
+        assert daemon.http.post("/v1/messages/batches", json=asked, headers=headers).status_code == 200

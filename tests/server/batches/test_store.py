@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from localrun.server.batches.store import Api, Ending, Kind, Line, Store, Usage, read_results
+from localrun.errors import StorageExceeded
+from localrun.server.batches.store import Api, Ending, Kind, Line, Store, StoredFile, Usage, read_results
 
 
 @pytest.fixture
@@ -64,3 +65,46 @@ def test_pages_are_read_by_an_index(store: Store, tmp_path: Path):
     db.close()
     assert "batches_of_owner" in plan
     assert "TEMP B-TREE" not in plan
+
+
+def test_a_file_of_the_version_before_is_used_as_it_is(tmp_path: Path):
+    store = Store(tmp_path / "old.db")
+    store.add_batch(values("batch_old"), lines(2))
+    store.close()
+    db = sqlite3.connect(tmp_path / "old.db")
+    db.execute("ALTER TABLE batches DROP COLUMN blob_bytes")
+    db.execute("PRAGMA user_version=1")
+    db.commit()
+    db.close()
+    store = Store(tmp_path / "old.db")
+    assert [batch.id for batch in store.open_batches()] == ["batch_old"]
+    assert store.stored_bytes("") == 0
+    store.close()
+
+
+def test_stored_bytes_are_those_that_are_there(store: Store):
+    def file(name: str, n_bytes: int, expires_at: int | None = None) -> StoredFile:
+        return StoredFile(
+            id=name, owner="zed", filename="a", purpose="batch", size_bytes=n_bytes, created_at=0, expires_at=expires_at
+        )
+
+    store.add_file(file("file-a", 60, expires_at=10), most_bytes=100)
+    with pytest.raises(StorageExceeded, match=r"has 60 bytes .* and 41 bytes more; its limit is 100"):
+        store.add_file(file("file-b", 41), most_bytes=100)
+    store.add_file(file("file-b", 40), most_bytes=100)
+    store.add_file(file("file-c", 1000))  # no limit
+    assert (store.stored_bytes("zed"), store.stored_bytes("ida")) == (1100, 0)
+    assert store.take_expired_files(11.0) == ["file-a"]
+    store.delete_file("file-c", "zed")
+    assert store.stored_bytes("zed") == 40
+    of_anthropic = {"owner": "zed", "api": Api.ANTHROPIC}
+    made = store.add_batch(values("msgbatch_1") | of_anthropic | {"blob_bytes": 30}, lines(1), 100)
+    store.begin_end(made.seq, Ending.COMPLETED, 5.0)
+    store.finish(made.seq, file("results-1", 50), None, 6.0)
+    assert store.stored_bytes("zed") == 120
+    with pytest.raises(StorageExceeded):
+        store.add_batch(values("msgbatch_2") | of_anthropic | {"blob_bytes": 1}, lines(1), 100)
+    with pytest.raises(StorageExceeded, match=r"120 bytes of files and batches here; its limit is 100"):
+        store.add_batch(values("batch_1") | {"owner": "zed"}, lines(1), 100)
+    store.archive(2.0, 7.0)
+    assert store.stored_bytes("zed") == 40

@@ -40,8 +40,8 @@ from localrun.server.tiers import Question
 from localrun.wire import Delta, Finish, Sampling, Usage
 
 
-class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of a response."""
+class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a response, or of all lines of a batch so far."""
 
     input_tokens: int
     input_tokens_details: dict[str, int]
@@ -102,7 +102,7 @@ def begun_response(response_id: str, body: ResponsesBody, sampling: Sampling) ->
     }
 
 
-def ended_response(response: Fields, output: Sequence[Fields], finish: Finish, usage: ResponseUsage) -> Fields:
+def ended_response(response: Fields, output: Sequence[Fields], finish: Finish, usage: TokenUsage) -> Fields:
     """The object of a response that has ended, with all it said."""
     is_cut = finish is Finish.LENGTH
     return response | {
@@ -124,10 +124,10 @@ def failed_response(response: Fields, output: Sequence[Fields], error: LocalrunE
     }
 
 
-def _usage(usage: Usage, n_thinking: int) -> ResponseUsage:
+def _usage(usage: Usage, n_thinking: int) -> TokenUsage:
     # What was computed is kept as a prefix for the next request.
     n_written = usage.n_prompt - usage.n_cached
-    return ResponseUsage(
+    return TokenUsage(
         input_tokens=usage.n_prompt,
         input_tokens_details={"cached_tokens": usage.n_cached, "cache_write_tokens": n_written},
         output_tokens=usage.n_output,
@@ -244,7 +244,7 @@ class _Run:
         except LocalrunError as error:
             if not self._exchange.started:
                 raise
-            self._response = failed_response(self._response, self._output.items, error)
+            self._response = failed_response(self._response, self._output.items, self._exchange.told(error))
             await self._exchange.close_stream(self.end())
 
     # --- as the writer of a stream -------------------------------------------------------------------------------
