@@ -265,11 +265,13 @@ class Connection:
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise trust.untrusted(trust.endpoint_of(self.base_url)) from None
+            there = " there" if self.base_url.startswith("https") else ""
             raise errors.DaemonUnreachable(
-                f"no daemon answers at {self.base_url}; `localrun serve` starts one"
+                f"no daemon answers at {self.base_url}; `localrun serve` starts one{there}"
             ) from None
         except httpx2.HTTPError as error:
-            reason = str(error) or type(error).__name__
+            silent = isinstance(error, httpx2.TimeoutException)
+            reason = str(error) or ("it is silent" if silent else "the connection broke")
             raise errors.DaemonUnreachable(f"the daemon at {self.base_url} went away: {reason}") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise errors.DaemonUnreachable(

@@ -199,6 +199,11 @@ def ensure_daemon(settings: config.Settings) -> str:
         time.sleep(POLL_INTERVAL_S)
 
 
+def starter(settings: config.Settings) -> Callable[[], object] | None:
+    """What starts a daemon where none answers; None for another machine's."""
+    return None if endpoint(settings).is_remote else lambda: ensure_daemon(settings)
+
+
 def require_daemon(settings: config.Settings) -> str:
     """The base URL of a daemon that answers. Raises DaemonUnreachable without one, Unavailable and PortBusy."""
     if daemon_version(settings) is None:

@@ -172,7 +172,7 @@ class ChatScreen(Screen[None]):
         self._bar.model = model
         if self.view.welcome:
             await self.view.welcome.remove()
-            await self.view.mount(Welcome(model))
+            await self.view.mount(Welcome(model, self.session.machine))
         self._show_status()
 
     async def action_new(self) -> None:
