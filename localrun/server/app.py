@@ -211,7 +211,8 @@ class _Daemon(uvicorn.Server):
         """uvicorn would have one TLS context for all of its sockets, or for none."""
         assert self._listening.outside is not None
         for option in resolver.socket_options():  # which its connections inherit
-            self._listening.outside.setsockopt(*option)
+            with contextlib.suppress(OSError):
+                self._listening.outside.setsockopt(*option)
         loop, config = asyncio.get_running_loop(), self.config
 
         def new_connection() -> asyncio.Protocol:

@@ -323,6 +323,46 @@ def test_the_second_machine_of_a_name_gets_another_one(studio: tuple[Daemon, Oth
     assert "studio-2.local" not in listed
 
 
+@pytest.mark.slow
+def test_a_network_that_is_cut_ends_the_stream_and_comes_back(shared: tuple[Daemon, Other]) -> None:
+    """Nothing comes through any more, in the middle of a stream that may be silent for long."""
+    _, other = shared
+    other.trusts()
+    admin = KeyFile(other.certificate.parents[1]).create("admin", admin=True).text
+    code = (
+        "import asyncio, subprocess\n"
+        "from localrun import errors\n"
+        "from localrun.client import Client\n"
+        "def cut(verb):\n"
+        f"    subprocess.run(['ip', '-n', {SERVER!r}, 'route', verb, 'blackhole', '{INSIDE}/32'], check=True)\n"
+        "async def main():\n"
+        f"    async with Client('https://{OUTSIDE}:{other.port}') as client:\n"
+        "        try:\n"
+        "            log = client.logs()\n"
+        "            first = asyncio.ensure_future(anext(log))\n"
+        "            await asyncio.sleep(0.5)\n"
+        "            cut('add')\n"
+        "            while True:\n"
+        "                await (first or anext(log))\n"
+        "                first = None\n"
+        "        except errors.DaemonUnreachable as error:\n"
+        "            print('the connection broke' in str(error) or str(error))\n"
+        "        cut('del')\n"
+        "        for _ in range(50):\n"
+        "            try:\n"
+        "                print(len(await client.models()))\n"
+        "                break\n"
+        "            except errors.DaemonUnreachable:\n"
+        "                await asyncio.sleep(0.2)\n"
+        "asyncio.run(asyncio.wait_for(main(), 110))\n"
+    )
+    try:
+        done = other.run(sys.executable, "-c", code, LOCALRUN_API_KEY=admin)
+    finally:
+        subprocess.run(["ip", "-n", SERVER, "route", "del", "blackhole", f"{INSIDE}/32"], capture_output=True)
+    assert done.stdout.splitlines() == ["True", "1"], done.stderr
+
+
 def test_nothing_is_to_be_had_without_encryption(shared: tuple[Daemon, Other]) -> None:
     daemon, other = shared
     done = other.run("curl", "-sS", "--max-time", "10", f"http://{OUTSIDE}:{daemon.port}/health")

@@ -457,6 +457,16 @@ async function addPicture(file) {
   showPictures();
 }
 
+// A page that is closed keeps what came of its answers.
+addEventListener("pagehide", () => {
+  for (const [id, run] of runs) {
+    const answering = open.get(id);
+    answering.turns.at(-1).problem = "The page was closed.";
+    chats.write(answering);
+    run.abort(new Error("The page was closed."));
+  }
+});
+
 // Another tab wrote or deleted a conversation.
 addEventListener("storage", (event) => {
   const id = chats.idOf(event.key);

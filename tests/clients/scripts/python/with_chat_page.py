@@ -123,6 +123,16 @@ def check_an_answer_goes_on_while_another_conversation_is_read() -> None:
         assert_cancelled(FAKE_URL)
 
 
+def check_a_page_that_is_closed_keeps_what_came() -> None:
+    with chat_page() as page:
+        ask(page, long_reply())
+        expect(page.locator(".assistant .said")).to_contain_text("word word")
+        page.reload()
+        expect(page.locator(".assistant .said")).to_contain_text("word word")
+        expect(page.locator(".assistant .wrong")).not_to_be_empty()
+        assert_cancelled(FAKE_URL)
+
+
 def check_edit_and_answer_again() -> None:
     with chat_page() as page:
         ask(page, says("one"))
