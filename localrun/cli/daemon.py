@@ -71,7 +71,7 @@ def load_settings(flags: Mapping[str, Any], *, serves: bool = False) -> config.S
         if serves:
             return ollama_environment.load(given, serves=True)
         said = given.get("host") or os.environ.get(_HOST, "").strip()
-        host, port = parted(said)
+        host, port = parted(said, "--host" if given.get("host") else _HOST)
         if port is not None and given.get("port") not in (None, port):
             raise config.ConfigError(f"--port is {given['port']}, and {said} names port {port}; leave one of them out")
         given |= ({"host": host} if host != said else {}) | ({"port": port} if port is not None else {})
@@ -86,13 +86,13 @@ _NO_PORT = -1
 _HOST = config.env_name("host")
 
 
-def parted(text: str) -> tuple[str, int | None]:
+def parted(text: str, source: str) -> tuple[str, int | None]:
     """Host and port of `studio.local`, `studio.local:8443`, `https://studio.local:8443/`, `[::1]:8443`, `::1`. Which
     scheme it is makes no difference: other machines are asked by TLS, this one without. Raises ConfigError."""
     scheme, separator, rest = text.rpartition("://")
     if separator:
         if scheme.lower() not in ("http", "https"):
-            raise config.ConfigError(f"host: {scheme[:20]}:// reaches no daemon; give HOST, HOST:PORT or a URL")
+            raise config.ConfigError(f"{source}: host is {text[:100]!r}; {scheme[:20]}:// reaches no daemon")
         rest = rest.partition("/")[0]
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(rest.strip("[]"))), None
@@ -100,7 +100,7 @@ def parted(text: str) -> tuple[str, int | None]:
     if not colon:
         return rest.rstrip("."), None
     if not (digits.isascii() and digits.isdigit() and 0 < int(digits) < 65536):
-        raise config.ConfigError(f"host: {digits[:20]!r} is not a port; use 1 to 65535")
+        raise config.ConfigError(f"{source}: host is {text[:100]!r}; {digits[:20]!r} is not a port")
     return name.strip("[]").rstrip("."), int(digits)
 
 

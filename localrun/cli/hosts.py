@@ -48,7 +48,7 @@ def _endpoint(text: str, port: int | None, *, asks: bool = False) -> Endpoint:
     """HOST, or HOST:PORT as the list shows it. Raises click.UsageError, and if it `asks` the network for the port as
     `port_of` does."""
     try:
-        host, named = parted(text)
+        host, named = parted(text, "HOST")
     except config.ConfigError as error:
         raise click.UsageError(str(error)) from None
     return trust.endpoint(host.lower(), port or named or (port_of(host) if asks else config.DEFAULT_PORT))

@@ -226,7 +226,7 @@ def test_a_file_of_a_repository_on_the_hub_is_no_path():
     ],
 )  # fmt: skip
 def test_a_host_may_be_written_with_its_port_or_as_a_url(text: str, expected: tuple[str, int | None]) -> None:
-    assert parted(text) == expected
+    assert parted(text, "--host") == expected
 
 
 @pytest.mark.parametrize(
