@@ -477,6 +477,7 @@ addEventListener("storage", (event) => {
 });
 
 if (["light", "dark"].includes(kept(localStorage, THEME))) setTheme(kept(localStorage, THEME));
+$("list").ariaExpanded = String(!matchMedia("(max-width: 50rem)").matches);
 const known = chats.all();
 showChat(known.find((one) => one.id === kept(sessionStorage, LAST)) ?? known[0] ?? chats.fresh(""));
 loadModels();
