@@ -10,6 +10,7 @@ Does not: start a daemon, retry, or go through a proxy.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
@@ -23,7 +24,7 @@ import httpx2
 import msgspec
 
 from localrun import __version__, errors
-from localrun.access import trust
+from localrun.access import resolver, trust
 from localrun.access.trust import Endpoint
 from localrun.snapshot import CacheCleared, CacheReport, LogLine, PullRow, RequestRow, Snapshot, UsageReport
 
@@ -187,15 +188,16 @@ class Connection:
         self.base_url = base_url
         where = trust.endpoint_of(base_url)
         headers = {"User-Agent": f"{name}/{__version__}", "X-Localrun-Client": name, "Accept-Encoding": "identity"}
+        limits = httpx2.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_EXPIRY_S)
         self._http = httpx2.AsyncClient(
             base_url=base_url,
             headers=headers,
             timeout=httpx2.Timeout(REPLY_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-            limits=httpx2.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_EXPIRY_S),
+            limits=limits,
             # A proxy set for the web cannot reach a daemon on this machine.
             trust_env=False,
             auth=partial(_with_key, where),
-            verify=trust.context_for(where) if where.is_remote else True,
+            transport=_ToMachine(where, limits) if where.is_remote else None,
         )
 
     async def close(self) -> None:
@@ -263,17 +265,55 @@ class Connection:
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise trust.untrusted(trust.endpoint_of(self.base_url)) from None
+            there = " there" if self.base_url.startswith("https") else ""
             raise errors.DaemonUnreachable(
-                f"no daemon answers at {self.base_url}; `localrun serve` starts one"
+                f"no daemon answers at {self.base_url}; `localrun serve` starts one{there}"
             ) from None
         except httpx2.HTTPError as error:
-            reason = str(error) or type(error).__name__
+            silent = isinstance(error, httpx2.TimeoutException)
+            reason = str(error) or ("it is silent" if silent else "the connection broke")
             raise errors.DaemonUnreachable(f"the daemon at {self.base_url} went away: {reason}") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise errors.DaemonUnreachable(
                 f"what answers at {self.base_url} is no localrun daemon, or one of another version ({error}); "
                 f"`localrun version` shows both, `localrun stop --daemon` ends it"
             ) from None
+
+
+class _ToMachine(httpx2.AsyncBaseTransport):
+    """To another machine, by TLS, at the address that its name has now (`access/resolver.py`). Connections notice a
+    network that is gone; the machine may have another address when it is back."""
+
+    def __init__(self, where: Endpoint, limits: httpx2.Limits) -> None:
+        self._where = where
+        self._transport = httpx2.AsyncHTTPTransport(
+            verify=trust.context_for(where), limits=limits, trust_env=False, socket_options=resolver.socket_options()
+        )
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        addresses = await asyncio.to_thread(resolver.addresses, self._where.host)
+        for address in addresses[:-1]:
+            with contextlib.suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
+                return await self._sent(request, address)
+        try:
+            return await self._sent(request, addresses[-1])
+        except (httpx2.ConnectError, httpx2.ConnectTimeout):
+            resolver.forget(self._where.host)
+            renewed = await asyncio.to_thread(resolver.addresses, self._where.host)
+            if renewed[0] in addresses:
+                raise
+            return await self._sent(request, renewed[0])
+
+    async def _sent(self, request: httpx2.Request, address: str) -> httpx2.Response:
+        """The body is sent after there is a connection, so a request that raises ConnectError can be sent again."""
+        there = httpx2.Request(
+            request.method, request.url.copy_with(host=address), headers=request.headers, stream=request.stream,
+            extensions={**request.extensions, "sni_hostname": self._where.host},
+        )  # fmt: skip
+        return await self._transport.handle_async_request(there)
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
 
 
 def _with_key(where: Endpoint, request: httpx2.Request) -> httpx2.Request:

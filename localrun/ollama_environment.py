@@ -107,7 +107,7 @@ def read(environ: Mapping[str, str], *, serves: bool) -> Taken:
     for name, text in sorted(said.items()):
         if name == "OLLAMA_HOST":
             try:
-                fields[name] = _of_host(address(text), serves=serves)
+                fields[name] = _of_host(text, serves=serves)
             except ConfigError as error:
                 problem, unused[name] = error, f"{text[:40]!r} is no address here"
         elif name == "OLLAMA_ORIGINS":
@@ -132,14 +132,19 @@ def read(environ: Mapping[str, str], *, serves: bool) -> Taken:
 
 
 def load(
-    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ, *, serves: bool = False
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    serves: bool = False,
+    default_port: int = DEFAULT_PORT,
 ) -> Settings:
-    """`config.load` with these variables below everything else. Raises ConfigError, also for an address that cannot be
-    meant unless another one is named."""
+    """`config.load` with these variables below everything else. The port is `default_port` where nobody names one.
+    Raises ConfigError, also for an address that cannot be meant unless another one is named."""
     taken = read(environ, serves=serves)
+    below = {"port": default_port} | taken.values
     if taken.problem is None:
-        return config.load(flags, environ, below=taken.values)
-    settings = config.load(flags, environ, below=taken.values | {"host": ""})
+        return config.load(flags, environ, below=below)
+    settings = config.load(flags, environ, below=below | {"host": ""})
     if not settings.host:
         raise taken.problem
     return settings
@@ -182,7 +187,8 @@ def _says(settings: Settings, field: str, value: Any) -> bool:
 _SHOWN = {"models": "num_ctx of all models"}
 
 
-def _of_host(named: Address, *, serves: bool) -> dict[str, Any]:
+def _of_host(text: str, *, serves: bool) -> dict[str, Any]:
+    named = address(text)
     host = named.host or "0.0.0.0"
     if not serves:
         if named.scheme == "https" and _is_loopback(host):
@@ -192,10 +198,10 @@ def _of_host(named: Address, *, serves: bool) -> dict[str, Any]:
             )
         if host in _UNSPECIFIED:  # where a server listens, but no client can connect to
             host = "::1" if host == "::" else "127.0.0.1"
-    return {
-        "host": config.checked("host", host, "OLLAMA_HOST"),
-        "port": config.checked("port", named.port, "OLLAMA_HOST"),
-    }
+    fields = {"host": config.checked("host", host, "OLLAMA_HOST")}
+    if serves or named.port != DEFAULT_PORT or f":{DEFAULT_PORT}" in text:  # else a client may find another one
+        fields["port"] = config.checked("port", named.port, "OLLAMA_HOST")
+    return fields
 
 
 def _is_loopback(host: str) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from textual.dom import DOMNode
 from textual.signal import Signal
@@ -63,6 +64,9 @@ class Session:
         self.clock = clock
         self.daemon = daemon
         self.base_url = base_url
+        # The name of another machine, where the daemon is; empty for this one.
+        parts = urlsplit(base_url)
+        self.machine = parts.hostname or "" if parts.scheme == "https" else ""
         self.client_name = client_name
         self.model = model
         self.snapshot: Snapshot | None = None

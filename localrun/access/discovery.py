@@ -1,16 +1,22 @@
 """mDNS: how machines of one network find each other. Needs `zeroconf`, the extra `mdns`.
 
 A daemon that announces itself says its name, its port and the fingerprint of its certificate, which whoever looks can
-compare; it proves nothing. `NAME.local` is found by the system's own resolver and needs nothing of this.
+compare; it proves nothing. Clients ask here for the addresses of a name that the system's resolver does not know
+(`resolver.py`), and for the port of a daemon that they know by name only.
+
+Two machines may have one host name. zeroconf sees to it that their services have different names, but would announce
+the same host for both. So a daemon looks first who has the name, and takes the next free one: `studio-2.local`.
 
 Does not: import `zeroconf` unless it is used.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import time
+from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +28,13 @@ if TYPE_CHECKING:
     from zeroconf.asyncio import AsyncZeroconf
 
 SERVICE = "_localrun._tcp.local."
+LOCAL = ".local"
+# A name that nobody claims in this time is free.
+_PROBE_MS = 1000
+_MAX_NAMES = 9
+# How long a machine may have new addresses before others hear of them.
+_ADDRESSES_EVERY_S = 10.0
+_POLL_S = 0.05
 _log = logging.getLogger(__name__)
 
 
@@ -34,44 +47,100 @@ class Announced(NamedTuple):
     fingerprint: str
 
 
+def is_installed() -> bool:
+    """Whether there is the package for it."""
+    try:
+        import zeroconf  # noqa: F401
+    except ImportError:
+        return False
+    # It tells of every interface that takes no part, with a traceback, and would write into a terminal interface.
+    logging.getLogger("zeroconf").setLevel(logging.CRITICAL)
+    return True
+
+
 def _missing() -> ConfigError:
     return ConfigError("mDNS needs the package zeroconf; install it with: pip install 'localrun[mdns]'")
 
 
 class Announcement:
-    """Of one daemon that listens at this address, on its event loop. Raises ConfigError without the package."""
+    """Of one daemon that listens at this address, on its event loop. `on_name` gets another name than the machine's,
+    such as `studio-2.local`, if somebody else has that. Raises ConfigError without the package."""
 
-    def __init__(self, address: IPv4Address | IPv6Address, port: int, fingerprint: str) -> None:
-        try:
-            import zeroconf.asyncio  # noqa: F401
-        except ImportError:
-            raise _missing() from None
+    def __init__(
+        self, address: IPv4Address | IPv6Address, port: int, fingerprint: str, on_name: Callable[[str], None]
+    ) -> None:
+        if not is_installed():
+            raise _missing()
         self._address = address
         self._port = port
         self._fingerprint = fingerprint
+        self._on_name = on_name
         self._zeroconf: AsyncZeroconf | None = None
+        self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Never raises: a daemon that nobody finds works all the same."""
-        from zeroconf import IPVersion, ServiceInfo
-        from zeroconf.asyncio import AsyncZeroconf
-
-        name = socket.gethostname().partition(".")[0] or "localrun"
-        addresses = [str(address) for address in reached_by(self._address)]
-        try:
-            info = ServiceInfo(
-                SERVICE, f"{name}-{self._port}.{SERVICE}", port=self._port, server=f"{name}.local.",
-                parsed_addresses=addresses, properties={"sha256": self._fingerprint},
-            )  # fmt: skip
-            self._zeroconf = AsyncZeroconf(ip_version=IPVersion.V4Only)
-            await self._zeroconf.async_register_service(info, allow_name_change=True)
-        except Exception as error:  # the network, and whatever the library makes of it
-            _log.warning("this machine is not announced: %s", str(error) or type(error).__name__)
+    def start(self) -> None:
+        """Returns at once; looking whether the name is free takes a second."""
+        self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
+        """Says goodbye, so that others forget this daemon at once."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
         if self._zeroconf is not None:
             await self._zeroconf.async_close()
             self._zeroconf = None
+
+    async def _run(self) -> None:
+        """Never raises: a daemon that nobody finds works all the same."""
+        from zeroconf import IPVersion
+        from zeroconf.asyncio import AsyncZeroconf
+
+        try:
+            wants_both = self._address.version == 6
+            self._zeroconf = AsyncZeroconf(ip_version=IPVersion.All if wants_both else IPVersion.V4Only)
+            own = socket.gethostname().partition(".")[0] or "localrun"
+            name = await self._free(own)
+            if name != own:
+                self._on_name(name + LOCAL)
+            addresses = self._addresses()
+            info = self._info(name, addresses)
+            wanted = info.name
+            await (await self._zeroconf.async_register_service(info, allow_name_change=True))
+            if info.name != wanted:
+                _log.warning("another daemon announces itself as %s; this one does as %s", wanted, info.name)
+            while True:
+                await asyncio.sleep(_ADDRESSES_EVERY_S)
+                if (now := self._addresses()) != addresses:
+                    addresses = now
+                    await self._zeroconf.async_update_interfaces()
+                    await (await self._zeroconf.async_update_service(self._info(name, addresses, info.name)))
+        except Exception as error:  # the network, and whatever the library makes of it
+            _log.warning("this machine is not announced: %s", str(error) or type(error).__name__)
+
+    def _addresses(self) -> list[str]:
+        return [str(address) for address in reached_by(self._address)]
+
+    def _info(self, name: str, addresses: list[str], service: str = "") -> ServiceInfo:
+        from zeroconf import ServiceInfo
+
+        return ServiceInfo(
+            SERVICE, service or f"{name}-{self._port}.{SERVICE}", port=self._port, server=f"{name}{LOCAL}.",
+            parsed_addresses=addresses, properties={"sha256": self._fingerprint},
+        )  # fmt: skip
+
+    async def _free(self, name: str) -> str:
+        """The name, or with a number what of it no other machine has. The system's own responder, or another daemon
+        here, may have it: they answer with addresses of this machine."""
+        assert self._zeroconf is not None
+        for candidate in (name, *(f"{name}-{number}" for number in range(2, _MAX_NAMES + 1))):
+            resolver = _question(candidate + LOCAL)
+            await resolver.async_request(self._zeroconf.zeroconf, _PROBE_MS)
+            others = set(_addresses_of(resolver)) - {str(own) for own in own_addresses()}
+            if not others:
+                return candidate
+            _log.warning("%s%s is another machine's name already (%s)", candidate, LOCAL, ", ".join(sorted(others)))
+        return name
 
 
 def reached_by(address: IPv4Address | IPv6Address) -> list[IPv4Address | IPv6Address]:
@@ -81,12 +150,61 @@ def reached_by(address: IPv4Address | IPv6Address) -> list[IPv4Address | IPv6Add
     return [own for own in own_addresses() if not own.is_loopback and own.version in (4, address.version)]
 
 
+# --- for clients ---
+
+
+def addresses_of(host: str, seconds: float) -> list[str]:
+    """Of a name that ends in `.local`, those that answer in so many seconds, IPv4 first; link-local ones of IPv6 with
+    their interface. Raises ConfigError without the package."""
+    if not is_installed():
+        raise _missing()
+    zeroconf = _zeroconf()
+    if zeroconf is None:
+        return []
+    try:
+        resolver = _question(host)
+        resolver.request(zeroconf, seconds * 1000)
+        return _addresses_of(resolver)
+    finally:
+        zeroconf.close()
+
+
+def _question(host: str) -> ServiceInfo:
+    """For the addresses of a name."""
+    from zeroconf import AddressResolver  # type: ignore[attr-defined] # documented, and not in its __all__
+
+    resolver: ServiceInfo = AddressResolver(f"{host}.")
+    return resolver
+
+
+def _addresses_of(resolver: ServiceInfo) -> list[str]:
+    from zeroconf import IPVersion
+
+    found = [
+        str(one) for kind in (IPVersion.V4Only, IPVersion.V6Only) for one in resolver.ip_addresses_by_version(kind)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def ports_of(host: str, seconds: float) -> list[int]:
+    """Of the daemons that announce themselves by this name; returns as soon as one answered. Raises ConfigError."""
+
+    def is_it(one: Announced) -> bool:
+        return one.host.lower() == host.lower()
+
+    return sorted({one.port for one in _find(seconds, is_it) if is_it(one)})
+
+
 def find(seconds: float) -> list[Announced]:
     """Those that answer in so many seconds. Raises ConfigError without the package."""
-    try:
-        from zeroconf import ServiceBrowser, ServiceListener, Zeroconf
-    except ImportError:
-        raise _missing() from None
+    return _find(seconds, lambda _: False)
+
+
+def _find(seconds: float, is_enough: Callable[[Announced], bool]) -> list[Announced]:
+    if not is_installed():
+        raise _missing()
+    from zeroconf import ServiceBrowser, ServiceListener
+
     found: dict[str, Announced] = {}
 
     class Listener(ServiceListener):
@@ -101,16 +219,34 @@ def find(seconds: float) -> list[Announced]:
         def remove_service(self, zeroconf: Zeroconf, kind: str, name: str) -> None:
             found.pop(name, None)
 
-    zeroconf = Zeroconf()
+    zeroconf = _zeroconf()
+    if zeroconf is None:
+        return []
     try:
         ServiceBrowser(zeroconf, SERVICE, Listener())
-        time.sleep(seconds)
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s and not any(is_enough(one) for one in list(found.values())):
+            time.sleep(_POLL_S)
+        if any(is_enough(one) for one in list(found.values())):
+            time.sleep(_POLL_S)  # what came with it
     finally:
         zeroconf.close()
     return sorted(found.values())
 
 
+def _zeroconf() -> Zeroconf | None:
+    """None where no interface takes part."""
+    from zeroconf import IPVersion, Zeroconf
+
+    for version in (IPVersion.All, IPVersion.V4Only):  # some machines have no IPv6 at all
+        try:
+            return Zeroconf(ip_version=version)
+        except OSError as error:
+            _log.debug("mDNS: %s", error)
+    return None
+
+
 def _announced(info: ServiceInfo) -> Announced:
     said = (info.properties or {}).get(b"sha256") or b""
     host = (info.server or "").rstrip(".")
-    return Announced(host, info.port or 0, tuple(info.parsed_addresses()), said.decode("ascii", "replace")[:95])
+    return Announced(host, info.port or 0, tuple(info.parsed_scoped_addresses()), said.decode("ascii", "replace")[:95])

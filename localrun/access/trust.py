@@ -10,6 +10,7 @@ Does not: ask the person (the command line does).
 
 from __future__ import annotations
 
+import http.client
 import ipaddress
 import os
 import socket
@@ -22,7 +23,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from localrun import private_file
-from localrun.access import keys
+from localrun.access import keys, resolver
 from localrun.access.certificate import fingerprint
 from localrun.config import DEFAULT_PORT, ConfigError, Folders, folders
 from localrun.errors import DaemonUnreachable, UntrustedCertificate
@@ -173,7 +174,7 @@ def shown_certificate(where: Endpoint) -> str:
     context.verify_mode = ssl.CERT_NONE  # nothing is sent: only the certificate is looked at
     try:
         with (
-            socket.create_connection((where.host, where.port), timeout=_HANDSHAKE_TIMEOUT_S) as plain,
+            resolver.connect(where.host, where.port, _HANDSHAKE_TIMEOUT_S) as plain,
             context.wrap_socket(plain, server_hostname=where.host) as connection,
         ):
             der = connection.getpeercert(binary_form=True)
@@ -181,6 +182,31 @@ def shown_certificate(where: Endpoint) -> str:
         raise DaemonUnreachable(f"nobody shows a certificate at {where.url}: {error}") from None
     assert der is not None
     return ssl.DER_cert_to_PEM_cert(der)
+
+
+class _Encrypted(http.client.HTTPSConnection):
+    """To a name that the system's resolver may not know."""
+
+    def __init__(self, where: Endpoint, timeout_s: float) -> None:
+        self._tls = context_for(where)
+        self._where = where
+        self._timeout_s = timeout_s
+        super().__init__(where.host, where.port, timeout=timeout_s, context=self._tls)
+
+    def connect(self) -> None:
+        plain = resolver.connect(self._where.host, self._where.port, self._timeout_s)
+        try:
+            self.sock = self._tls.wrap_socket(plain, server_hostname=self._where.host)
+        except BaseException:
+            plain.close()
+            raise
+
+
+def http_connection(where: Endpoint, timeout_s: float) -> http.client.HTTPConnection:
+    """For a few short questions, not connected yet."""
+    if where.is_remote:
+        return _Encrypted(where, timeout_s)
+    return http.client.HTTPConnection(where.host, where.port, timeout=timeout_s)
 
 
 def untrusted(where: Endpoint) -> UntrustedCertificate:

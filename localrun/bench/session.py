@@ -12,6 +12,7 @@ import asyncio
 import dataclasses
 import http.client
 import secrets
+import ssl
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,7 +50,7 @@ class Holds(NamedTuple):
 def base_url_of(text: str) -> str:
     """What a person gives as the address of a server, without `/v1` at its end. Raises BadRequest if it is not HTTP."""
     url = text if "://" in text else f"http://{text}"
-    if urlsplit(url).scheme != "http" or not urlsplit(url).hostname:
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise BadRequest(f"{text} is not an address that can be measured; give one such as http://127.0.0.1:8080")
     return url.rstrip("/").removesuffix("/v1")
 
@@ -86,15 +87,17 @@ class _Snapshot(msgspec.Struct):
 
 
 def _get(base_url: str, path: str, kind: type[T]) -> T | None:
-    parts = urlsplit(base_url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=TIMEOUT_S)
+    where = trust.endpoint_of(base_url)
+    connection = trust.http_connection(where, TIMEOUT_S)
     try:
         connection.connect()
+    except ssl.SSLCertVerificationError:
+        raise trust.untrusted(where) from None
     except OSError as error:
         raise DaemonUnreachable(f"nothing answers at {base_url}: {error}") from error
     try:
-        headers = trust.headers_for(trust.endpoint_of(base_url))
-        connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
+        path = urlsplit(base_url).path.rstrip("/") + path
+        connection.request("GET", path, headers=trust.headers_for(where))
         response = connection.getresponse()
         body = response.read(MAX_BODY_BYTES)
         return msgspec.json.decode(body, type=kind) if response.status == 200 else None

@@ -13,17 +13,18 @@ import asyncio
 import contextlib
 import functools
 import random
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import httptools
 import msgspec
 
-from localrun.access import trust
+from localrun.access import resolver, trust
 from localrun.bench.results import Options, StreamRecord, Target
 from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError
 
@@ -81,19 +82,21 @@ async def post_stream(
 ) -> None:
     """POST a JSON `body`; `on_data` gets each piece of the answer and the time (`perf_counter`) at which it came.
 
-    Raises DaemonUnreachable when nobody listens, Refused for an HTTP error, LocalrunError for a connection that breaks,
-    and BadRequest for a URL that is not plain HTTP.
+    Raises DaemonUnreachable when nobody listens, UntrustedCertificate, Refused for an HTTP error, LocalrunError for a
+    connection that breaks, and BadRequest for a URL that is not HTTP.
     """
     parts = urlsplit(url)
-    if parts.scheme != "http":
-        raise BadRequest(f"the load generator speaks plain HTTP, not {parts.scheme or 'this'}: {url}; use http://")
-    host, port = parts.hostname or "127.0.0.1", parts.port or 80
+    if parts.scheme not in ("http", "https"):
+        raise BadRequest(f"the load generator speaks HTTP, not {parts.scheme or 'this'}: {url}; use http://")
+    where = trust.endpoint_of(url)
     loop = asyncio.get_running_loop()
     exchange = _Exchange(loop.create_future(), on_data)
     try:
-        transport, _ = await loop.create_connection(lambda: exchange, host, port)
+        transport, _ = await loop.create_connection(lambda: exchange, **await _place(where))
+    except ssl.SSLCertVerificationError:
+        raise trust.untrusted(where) from None
     except OSError as error:
-        raise DaemonUnreachable(f"nothing answers at {host}:{port}: {error}") from error
+        raise DaemonUnreachable(f"nothing answers at {where.host}:{where.port}: {error}") from error
     fields = {
         "Host": parts.netloc.rpartition("@")[2],
         "Content-Type": "application/json",
@@ -107,6 +110,19 @@ async def post_stream(
         await exchange.ended
     finally:
         transport.close()
+
+
+async def _place(where: trust.Endpoint) -> dict[str, Any]:
+    if not where.is_remote:
+        return {"host": where.host, "port": where.port}
+    [address, *_] = await asyncio.to_thread(resolver.addresses, where.host)
+    return {"host": address, "port": where.port, "ssl": _tls(where), "server_hostname": where.host}
+
+
+@functools.cache
+def _tls(where: trust.Endpoint) -> ssl.SSLContext:
+    """Once, for it reads all authorities of the system."""
+    return trust.context_for(where)
 
 
 class _Exchange(asyncio.Protocol):

@@ -93,11 +93,7 @@ class _Daemon:
         where = trust.endpoint_of(base_url)
         self._url = base_url
         self._headers = {"Content-Type": "application/json", **trust.headers_for(where)}
-        self._http = (
-            http.client.HTTPSConnection(where.host, where.port, timeout=_TIMEOUT_S, context=trust.context_for(where))
-            if where.is_remote
-            else http.client.HTTPConnection(where.host, where.port, timeout=_TIMEOUT_S)
-        )
+        self._http = trust.http_connection(where, _TIMEOUT_S)
 
     def close(self) -> None:
         self._http.close()

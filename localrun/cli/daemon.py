@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import functools
 import http.client
+import ipaddress
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+import msgspec
 
 from localrun import config, errors, ollama_environment
 from localrun.cli import exits
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 IDLE_EXIT_S = 1800
 START_TIMEOUT_S = 60.0
 PROBE_TIMEOUT_S = 5.0
+ANNOUNCED_S = 2.0
 POLL_INTERVAL_S = 0.05
 LOG_TAIL_LINES = 5
 
@@ -60,11 +63,64 @@ def with_settings(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def load_settings(flags: Mapping[str, Any], *, serves: bool = False) -> config.Settings:
-    """The settings, with this command's flags over those given before the command's name. Raises click.UsageError."""
+    """The settings, with this command's flags over those given before the command's name. A client's host may be
+    HOST:PORT or a URL; where nobody names the port of a `.local` machine, that is the one its daemon announces. Raises
+    click.UsageError."""
+    given = given_flags(flags)
     try:
-        return ollama_environment.load(given_flags(flags), serves=serves)
+        if serves:
+            return ollama_environment.load(given, serves=True)
+        said = given.get("host") or os.environ.get(_HOST, "").strip()
+        host, port = parted(said, "--host" if given.get("host") else _HOST)
+        if port is not None and given.get("port") not in (None, port):
+            raise config.ConfigError(f"--port is {given['port']}, and {said} names port {port}; leave one of them out")
+        given |= ({"host": host} if host != said else {}) | ({"port": port} if port is not None else {})
+        environ = {name: value for name, value in os.environ.items() if name != _HOST or "host" not in given}
+        settings = ollama_environment.load(given, environ, default_port=_NO_PORT)
     except config.ConfigError as error:
         raise click.UsageError(str(error)) from None
+    return settings if settings.port != _NO_PORT else msgspec.structs.replace(settings, port=port_of(settings.host))
+
+
+_NO_PORT = -1
+_HOST = config.env_name("host")
+
+
+def parted(text: str, source: str) -> tuple[str, int | None]:
+    """Host and port of `studio.local`, `studio.local:8443`, `https://studio.local:8443/`, `[::1]:8443`, `::1`. Which
+    scheme it is makes no difference: other machines are asked by TLS, this one without. Raises ConfigError."""
+    scheme, separator, rest = text.rpartition("://")
+    if separator:
+        if scheme.lower() not in ("http", "https"):
+            raise config.ConfigError(f"{source}: host is {text[:100]!r}; {scheme[:20]}:// reaches no daemon")
+        rest = rest.partition("/")[0]
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(rest.strip("[]"))), None
+    name, colon, digits = rest.rpartition(":")
+    if not colon:
+        return rest.rstrip("."), None
+    if not (digits.isascii() and digits.isdigit() and 0 < int(digits) < 65536):
+        raise config.ConfigError(f"{source}: host is {text[:100]!r}; {digits[:20]!r} is not a port")
+    return name.strip("[]").rstrip("."), int(digits)
+
+
+def port_of(host: str) -> int:
+    """The usual one, or where nobody listens there, what a `.local` machine announces. Raises click.UsageError for
+    several, and DaemonUnreachable for a name that nobody has."""
+    from localrun.access import discovery, resolver, trust
+
+    if not (resolver.is_local(host) and trust.endpoint(host, config.DEFAULT_PORT).is_remote):
+        return config.DEFAULT_PORT
+    try:
+        resolver.connect(host, config.DEFAULT_PORT, PROBE_TIMEOUT_S).close()
+    except OSError:
+        ports = discovery.ports_of(host.rstrip("."), ANNOUNCED_S) if discovery.is_installed() else []
+        if len(ports) > 1:
+            raise click.UsageError(
+                f"{host} announces daemons at ports {', '.join(map(str, ports))}; choose one with --port"
+            ) from None
+        return ports[0] if ports else config.DEFAULT_PORT
+    return config.DEFAULT_PORT
 
 
 def given_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,6 +199,11 @@ def ensure_daemon(settings: config.Settings) -> str:
         time.sleep(POLL_INTERVAL_S)
 
 
+def starter(settings: config.Settings) -> Callable[[], object] | None:
+    """What starts a daemon where none answers; None for another machine's."""
+    return None if endpoint(settings).is_remote else lambda: ensure_daemon(settings)
+
+
 def require_daemon(settings: config.Settings) -> str:
     """The base URL of a daemon that answers. Raises DaemonUnreachable without one, Unavailable and PortBusy."""
     if daemon_version(settings) is None:
@@ -173,16 +234,29 @@ def daemon_version(settings: config.Settings) -> str | None:
     """The version of the daemon at the settings' address; None when nobody listens there.
 
     Raises Unavailable for a daemon that is shutting down, Forbidden for a host name that it refuses, PortBusy when
-    somebody listens who is not localrun, and UntrustedCertificate; of one that is new the person is asked first.
+    somebody listens who is not localrun, UntrustedCertificate (of one that is new the person is asked first), and
+    DaemonUnreachable for a name that nobody answers to.
     """
     where = endpoint(settings)
-    connection = _connection(where)
+    from localrun.access import trust
+
+    connection = trust.http_connection(where, PROBE_TIMEOUT_S)
     try:
         try:
             connection.connect()
         except ssl.SSLCertVerificationError:
             connection.close()
             connection = _connected_once_trusted(where)
+        except ssl.SSLError:
+            raise errors.PortBusy(
+                f"what listens at port {where.port} of {where.host} does not speak TLS, as a localrun daemon does with "
+                f"other machines; use another --port, or look at what is running there"
+            ) from None
+        except TimeoutError:
+            raise errors.DaemonUnreachable(
+                f"nobody answers at {where.url} within {PROBE_TIMEOUT_S:g} s; is the machine on and in this network, "
+                f"and does its firewall let port {where.port} through?"
+            ) from None
         except OSError:
             return None
         try:
@@ -208,16 +282,6 @@ def daemon_version(settings: config.Settings) -> str | None:
     )
 
 
-def _connection(where: Endpoint) -> http.client.HTTPConnection:
-    if not where.is_remote:
-        return http.client.HTTPConnection(where.host, where.port, timeout=PROBE_TIMEOUT_S)
-    from localrun.access import trust
-
-    return http.client.HTTPSConnection(
-        where.host, where.port, timeout=PROBE_TIMEOUT_S, context=trust.context_for(where)
-    )
-
-
 def _connected_once_trusted(where: Endpoint) -> http.client.HTTPConnection:
     """After the person was asked about a certificate that was not seen before. Raises UntrustedCertificate."""
     from localrun.access import certificate, trust
@@ -231,7 +295,7 @@ def _connected_once_trusted(where: Endpoint) -> http.client.HTTPConnection:
     if not click.confirm("Is it the one that `localrun serve` shows there? Trust it", err=True):
         raise trust.untrusted(where)
     hosts.trust(where, shown)
-    connection = _connection(where)
+    connection = trust.http_connection(where, PROBE_TIMEOUT_S)
     connection.connect()
     return connection
 

@@ -9,10 +9,11 @@ import click
 from localrun import config, errors
 from localrun.access import certificate, trust
 from localrun.access.trust import Endpoint, TrustedHosts
+from localrun.cli.daemon import parted, port_of
 from localrun.cli.text import columns, visible
 
 _HEADER = ("HOST", "ADDRESSES", "TRUSTED", "SHA-256 FINGERPRINT")
-_PORT_HELP = f"Port of the daemon.  [default: {config.DEFAULT_PORT}]"
+_PORT_HELP = f"Port of the daemon.  [default: {config.DEFAULT_PORT}, or what a .local name announces]"
 
 
 @click.group("hosts", invoke_without_command=True)
@@ -43,12 +44,14 @@ def hosts_command(context: click.Context, seconds: float) -> None:
     print(columns(_HEADER, rows) if rows else "none found")
 
 
-def _endpoint(host: str, port: int | None) -> Endpoint:
-    """HOST, or HOST:PORT as the list shows it."""
-    name, colon, digits = host.rpartition(":")
-    if colon and ":" not in name and digits.isascii() and digits.isdigit():
-        host, port = name, port or int(digits)
-    return trust.endpoint(host.lower(), port or config.DEFAULT_PORT)
+def _endpoint(text: str, port: int | None, *, asks: bool = False) -> Endpoint:
+    """HOST, or HOST:PORT as the list shows it. Raises click.UsageError, and if it `asks` the network for the port as
+    `port_of` does."""
+    try:
+        host, named = parted(text, "HOST")
+    except config.ConfigError as error:
+        raise click.UsageError(str(error)) from None
+    return trust.endpoint(host.lower(), port or named or (port_of(host) if asks else config.DEFAULT_PORT))
 
 
 @hosts_command.command("trust")
@@ -57,7 +60,7 @@ def _endpoint(host: str, port: int | None) -> Endpoint:
 @click.option("--fingerprint", "expected", help="The SHA-256 fingerprint that it must have; without it you are asked.")
 def trust_host(host: str, port: int | None, expected: str | None) -> None:
     """Trust the certificate that HOST shows now. It replaces an earlier one."""
-    where = _endpoint(host, port)
+    where = _endpoint(host, port, asks=True)
     if not where.is_remote:
         raise click.UsageError(f"{host} is this machine, which is reached without a certificate")
     shown = trust.shown_certificate(where)

@@ -91,13 +91,13 @@ def _open_tui(host: str | None, port: int | None) -> None:
         raise click.UsageError(
             "the interface needs a terminal; without one use `localrun run MODEL PROMPT` or `localrun serve`"
         )
-    from localrun.cli.daemon import ensure_daemon, load_settings
+    from localrun.cli.daemon import ensure_daemon, load_settings, starter
 
     settings = load_settings({"host": host, "port": port})
     base_url = ensure_daemon(settings)
     from localrun.tui.app import own_app
 
-    own_app(base_url, start_daemon=lambda: ensure_daemon(settings)).run()
+    own_app(base_url, start_daemon=starter(settings)).run()
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from localrun.cli.daemon import ask, ensure_daemon, for_daemon, require_daemon, wait_until_gone, with_settings
+from localrun.cli.daemon import ask, ensure_daemon, for_daemon, require_daemon, starter, wait_until_gone, with_settings
 from localrun.cli.text import columns, duration, one_line, print_json, size
 from localrun.client import Client
 from localrun.config import Settings
@@ -98,7 +98,7 @@ def _watch(settings: Settings, replay: Path | None, speed: float) -> None:
     if replay is not None:
         own_app(str(replay), connect=lambda *_: Replay(replay, speed=speed), first="monitor", is_replay=True).run()
     else:
-        own_app(ensure_daemon(settings), first="monitor", start_daemon=lambda: ensure_daemon(settings)).run()
+        own_app(ensure_daemon(settings), first="monitor", start_daemon=starter(settings)).run()
 
 
 async def _record(base_url: str, path: Path) -> None:

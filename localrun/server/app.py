@@ -36,6 +36,7 @@ from starlette.routing import Match
 
 from localrun import ollama_environment
 from localrun.access import certificate as certificates
+from localrun.access import resolver
 from localrun.access.certificate import Certificate
 from localrun.access.discovery import Announcement
 from localrun.config import ConfigError, Settings, folders
@@ -187,7 +188,12 @@ class _Daemon(uvicorn.Server):
             f"its certificate{' (new)' if found.is_new else ''} is {found.certificate}, SHA-256 {found.fingerprint}"
         )
         if settings.announce == "on":
-            self._announcement = Announcement(address_of(settings.host), port, found.fingerprint)
+            self._announcement = Announcement(address_of(settings.host), port, found.fingerprint, self._is_called)
+
+    def _is_called(self, name: str) -> None:
+        """Another machine has this one's name."""
+        self._app.serve_name(name)
+        print(f"other machines find this one as {name}, because another one has its name", flush=True)
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         await super().startup(sockets)
@@ -197,13 +203,16 @@ class _Daemon(uvicorn.Server):
             await self._listen_outside(self._tls)
             print(self._invitation, flush=True)
             if self._announcement is not None:
-                await self._announcement.start()
+                self._announcement.start()
         if self.started:
             self._notify.send(READY, f"listening on {url}")
 
     async def _listen_outside(self, tls: ssl.SSLContext) -> None:
         """uvicorn would have one TLS context for all of its sockets, or for none."""
         assert self._listening.outside is not None
+        for option in resolver.socket_options():  # which its connections inherit
+            with contextlib.suppress(OSError):
+                self._listening.outside.setsockopt(*option)
         loop, config = asyncio.get_running_loop(), self.config
 
         def new_connection() -> asyncio.Protocol:

@@ -40,7 +40,7 @@ def test_an_address_is_taken_as_people_write_it(text: str, url: str) -> None:
     assert base_url_of(text) == url
 
 
-@pytest.mark.parametrize("text", ["https://127.0.0.1", "ftp://box", "http://", ""])
+@pytest.mark.parametrize("text", ["ftp://box", "http://", ""])
 def test_what_cannot_be_measured_is_said(text: str) -> None:
     with pytest.raises(BadRequest, match=r"http://127\.0\.0\.1:8080"):
         base_url_of(text)

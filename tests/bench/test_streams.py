@@ -266,9 +266,9 @@ def test_nobody_there_is_an_error_before_anything_is_measured() -> None:
         asyncio.run(endpoint.connect())
 
 
-def test_encrypted_servers_are_refused_with_the_reason() -> None:
-    with pytest.raises(BadRequest, match="plain HTTP"):
-        asyncio.run(Endpoint(Target("tls", "https://127.0.0.1", "model"), Options(seed=1)).connect())
+def test_other_protocols_are_refused_with_the_reason() -> None:
+    with pytest.raises(BadRequest, match="speaks HTTP"):
+        asyncio.run(Endpoint(Target("box", "ftp://127.0.0.1", "model"), Options(seed=1)).connect())
 
 
 @settings(max_examples=50)

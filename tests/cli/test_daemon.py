@@ -15,7 +15,7 @@ import pytest
 
 from localrun import __version__, config, errors
 from localrun.cli import exits
-from localrun.cli.daemon import daemon_version, ensure_daemon, for_daemon, require_daemon, wait_until_gone
+from localrun.cli.daemon import daemon_version, ensure_daemon, for_daemon, parted, require_daemon, wait_until_gone
 
 
 def _free_port() -> int:
@@ -214,3 +214,35 @@ def test_a_file_of_a_repository_on_the_hub_is_no_path():
         assert for_daemon(name) == name
     for path in ("./owner/repo:m.gguf", "../repo:m.gguf", "repo:m.gguf", "/owner/repo:m.gguf"):
         assert for_daemon(path) == str(Path(path).absolute())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("studio.local", ("studio.local", None)), ("Studio.local.", ("Studio.local", None)),
+        ("studio.local:8443", ("studio.local", 8443)), ("https://studio.local:8443/v1", ("studio.local", 8443)),
+        ("http://studio.local", ("studio.local", None)), ("10.0.0.7:80", ("10.0.0.7", 80)), ("::1", ("::1", None)),
+        ("[::1]", ("::1", None)), ("[fd00::7]:8443", ("fd00::7", 8443)), ("https://[fd00::7]", ("fd00::7", None)),
+    ],
+)  # fmt: skip
+def test_a_host_may_be_written_with_its_port_or_as_a_url(text: str, expected: tuple[str, int | None]) -> None:
+    assert parted(text, "--host") == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "problem"),
+    [
+        ("ftp://studio", "ftp:// reaches no daemon"),
+        ("studio:0", "'0' is not a port"),
+        ("studio:x", "'x' is not a port"),
+    ],
+)
+def test_a_host_that_is_none(localrun, host: str, problem: str) -> None:
+    done = localrun("--host", host, "list")
+    assert (done.returncode, problem in done.stderr) == (exits.USAGE, True)
+
+
+def test_a_port_that_is_said_twice_is_said_once(localrun) -> None:
+    done = localrun("--host", "studio.local:8443", "--port", "9000", "list")
+    assert done.returncode == exits.USAGE
+    assert "leave one of them out" in done.stderr

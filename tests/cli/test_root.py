@@ -145,7 +145,7 @@ def test_codes(error, code):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--host", "a b", "list"], ["list", "--host", "http://127.0.0.1"], ["--host", "[::1]", "ps"]]
+    "arguments", [["--host", "a b", "list"], ["list", "--host", "ftp://127.0.0.1"], ["--host", "[::1]:x", "ps"]]
 )
 def test_a_malformed_host_is_a_usage_error_that_names_the_option(arguments, capsys):
     assert run(arguments) == exits.USAGE

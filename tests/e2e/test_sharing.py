@@ -72,6 +72,9 @@ class Other:
         where = ("--host", OUTSIDE, "--port", str(self.port))
         return self.run(sys.executable, "-m", "localrun", *where, *arguments, **variables)
 
+    def by_name(self, host: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.run(sys.executable, "-m", "localrun", "--host", host, *arguments)
+
     def python(self, code: str) -> str:
         """What the code prints; it finds `URL`, `KEY` and `CERTIFICATE`."""
         names = f"URL = 'https://{OUTSIDE}:{self.port}'; KEY = {self.key!r}; CERTIFICATE = {str(self.certificate)!r}\n"
@@ -225,6 +228,139 @@ def test_a_daemon_that_announces_itself_is_found(namespaces: None, tmp_path: Pat
         assert f":{daemon.port}" in listed
         assert OUTSIDE in listed
         assert listed.rstrip().endswith(f"no       {fingerprint}")
+
+
+@pytest.fixture
+def studio(namespaces: None, tmp_path: Path) -> Iterator[tuple[Daemon, Other]]:
+    """A daemon on a machine called studio, which announces itself. No resolver knows its name."""
+    pytest.importorskip("zeroconf")
+    if not shutil.which("unshare"):
+        pytest.skip("needs unshare")
+    home = tmp_path / "server"
+    text = KeyFile(home / "data").create("laptop").text
+    within = ("ip", "netns", "exec", SERVER, "unshare", "--uts", "sh", "-c", 'hostname studio && exec "$@"', "sh")
+    arguments = ("--host", "::", "--announce", "on")
+    with running_daemon(*arguments, within=within, LOCALRUN_HOME=str(home)) as daemon:
+        assert daemon.process.stdout is not None
+        assert "https://studio.local:" in daemon.process.stdout.readline()
+        fingerprint = daemon.process.stdout.readline().split()[-1]
+        other = Other(tmp_path / "client", text, daemon.port, fingerprint, home / "data" / "tls" / "certificate.pem")
+        for _ in range(20):  # it looks first whether the name is free
+            done = other.by_name("studio.local", "hosts", "trust", "studio.local", "--fingerprint", fingerprint)
+            if done.returncode == 0:
+                break
+        assert done.stdout == f"studio.local:{daemon.port} is trusted\n", done.stderr
+        yield daemon, other
+
+
+def test_a_name_that_only_mdns_knows_and_the_port_that_it_announces(studio: tuple[Daemon, Other]) -> None:
+    daemon, other = studio
+    assert "studio.local" in other.run("openssl", "x509", "-in", str(other.certificate), "-noout", "-text").stdout
+    for host in ("studio.local", "Studio.local.", f"studio.local:{daemon.port}", "https://studio.local/"):
+        listed = other.by_name(host, "list")
+        assert listed.returncode == 0, listed.stderr
+        assert "tiny" in listed.stdout
+    listed = other.run(sys.executable, "-m", "localrun", "list", OLLAMA_HOST="studio.local")
+    assert "tiny" in listed.stdout
+    answer = other.by_name("studio.local", "run", "tiny", "hi")
+    assert answer.stdout.strip(), answer.stderr
+    without = other.run(
+        sys.executable, "-c", "import sys; sys.modules['zeroconf'] = None; from localrun.__main__ import main; main()",
+        "--host", "studio.local", "list",
+    )  # fmt: skip
+    assert without.returncode == 4
+    assert "pip install 'localrun[mdns]'" in without.stderr
+    nobody = other.by_name("nobody.local", "list")
+    assert nobody.returncode == 4
+    assert "--announce on" in nobody.stderr
+
+
+def test_a_name_keeps_its_machine_when_the_address_changes(studio: tuple[Daemon, Other]) -> None:
+    """One client lives on: what it found does not answer any more."""
+    _, other = studio
+    code = (
+        "import asyncio, subprocess\n"
+        "from localrun.access import resolver\n"
+        "from localrun.client import Client\n"
+        "def ip(*arguments):\n"
+        "    subprocess.run(['ip', *arguments], check=True)\n"
+        "async def main():\n"
+        f"    async with Client('https://studio.local:{other.port}') as client:\n"
+        "        print(len(await client.models()), resolver.addresses('studio.local')[0])\n"
+        f"        ip('-n', {SERVER!r}, 'addr', 'add', '10.231.77.9/24', 'dev', 'a{_HERE}')\n"
+        f"        ip('-n', {SERVER!r}, 'addr', 'del', '{OUTSIDE}/24', 'dev', 'a{_HERE}')\n"
+        "        await client._daemon._http._transport._transport.aclose()\n"
+        "        print(len(await client.models()))\n"
+        "asyncio.run(main())\n"
+    )
+    try:
+        done = other.run(sys.executable, "-c", code)
+    finally:
+        ip("-n", SERVER, "addr", "flush", "dev", f"a{_HERE}", "scope", "global")
+        ip("-n", SERVER, "addr", "add", f"{OUTSIDE}/24", "dev", f"a{_HERE}")
+    assert done.stdout.splitlines() == [f"1 {OUTSIDE}", "1"], done.stderr
+
+
+def test_the_second_machine_of_a_name_gets_another_one(studio: tuple[Daemon, Other], tmp_path: Path) -> None:
+    _, other = studio
+    home = tmp_path / "second"
+    KeyFile(home / "data").create("laptop")
+    within = ("ip", "netns", "exec", CLIENT, "unshare", "--uts", "sh", "-c", 'hostname studio && exec "$@"', "sh")
+    arguments = ("--host", "0.0.0.0", "--announce", "on")
+    with running_daemon(*arguments, within=within, LOCALRUN_HOME=str(home)) as daemon:
+        assert daemon.process.stdout is not None
+        said = [daemon.process.stdout.readline() for _ in range(3)][-1]
+        assert said == "other machines find this one as studio-2.local, because another one has its name\n"
+        for _ in range(20):
+            listed = other.run(sys.executable, "-m", "localrun", "hosts").stdout
+            if "studio-2.local" in listed:
+                break
+        assert f"studio-2.local:{daemon.port}" in listed
+    for _ in range(20):  # it has said goodbye
+        listed = other.run(sys.executable, "-m", "localrun", "hosts").stdout
+        if f"studio.local:{other.port}" in listed and OUTSIDE in listed:
+            break
+    assert "studio-2.local" not in listed
+
+
+@pytest.mark.slow
+def test_a_network_that_is_cut_ends_the_stream_and_comes_back(shared: tuple[Daemon, Other]) -> None:
+    """Nothing comes through any more, in the middle of a stream that may be silent for long."""
+    _, other = shared
+    other.trusts()
+    admin = KeyFile(other.certificate.parents[1]).create("admin", admin=True).text
+    code = (
+        "import asyncio, subprocess\n"
+        "from localrun import errors\n"
+        "from localrun.client import Client\n"
+        "def cut(verb):\n"
+        f"    subprocess.run(['ip', '-n', {SERVER!r}, 'route', verb, 'blackhole', '{INSIDE}/32'], check=True)\n"
+        "async def main():\n"
+        f"    async with Client('https://{OUTSIDE}:{other.port}') as client:\n"
+        "        try:\n"
+        "            log = client.logs()\n"
+        "            first = asyncio.ensure_future(anext(log))\n"
+        "            await asyncio.sleep(0.5)\n"
+        "            cut('add')\n"
+        "            while True:\n"
+        "                await (first or anext(log))\n"
+        "                first = None\n"
+        "        except errors.DaemonUnreachable as error:\n"
+        "            print('the connection broke' in str(error) or str(error))\n"
+        "        cut('del')\n"
+        "        for _ in range(50):\n"
+        "            try:\n"
+        "                print(len(await client.models()))\n"
+        "                break\n"
+        "            except errors.DaemonUnreachable:\n"
+        "                await asyncio.sleep(0.2)\n"
+        "asyncio.run(asyncio.wait_for(main(), 110))\n"
+    )
+    try:
+        done = other.run(sys.executable, "-c", code, LOCALRUN_API_KEY=admin)
+    finally:
+        subprocess.run(["ip", "-n", SERVER, "route", "del", "blackhole", f"{INSIDE}/32"], capture_output=True)
+    assert done.stdout.splitlines() == ["True", "1"], done.stderr
 
 
 def test_nothing_is_to_be_had_without_encryption(shared: tuple[Daemon, Other]) -> None:

@@ -62,6 +62,7 @@ class FakeDaemon:
         self.cancelled: list[str] = []
         self.connections = 0
         self.is_up = True
+        self.refusal: LocalrunError = DaemonUnreachable("no daemon answers; `localrun serve` starts one")
         self.rows: list[dict[str, Any]] = [
             {"name": "tiny:latest", "size": 5_400_000, "details": {"parameter_size": "2.4M"}},
             {"name": "qwen3:0.6b", "size": 640_000_000, "details": {"quantization_level": "Q8_0"}},
@@ -222,7 +223,7 @@ class FakeDaemon:
 
     def _check_up(self) -> None:
         if not self.is_up:
-            raise DaemonUnreachable("no daemon answers; `localrun serve` starts one")
+            raise self.refusal
 
     # What a test makes it do.
 
@@ -319,14 +320,15 @@ class Desk:
     engine = TINY
     request_id = REQUEST_ID
 
-    def __init__(self, history_file: Path | None = None) -> None:
+    def __init__(self, history_file: Path | None = None, url: str = "http://127.0.0.1:1") -> None:
         self.daemon = FakeDaemon()
         self.n_starts = 0
         self.refusal: LocalrunError | None = None
         self.retry_delays_s = [0.02]
+        start_daemon = None if url.startswith("https") else self._start_daemon
         self.app = LocalrunApp(
-            "http://127.0.0.1:1", connect=self.daemon.connect, retry_delays_s=self.retry_delays_s,
-            history_file=history_file, start_daemon=self._start_daemon, clock=lambda: NOW_S,
+            url, connect=self.daemon.connect, retry_delays_s=self.retry_delays_s,
+            history_file=history_file, start_daemon=start_daemon, clock=lambda: NOW_S,
         )  # fmt: skip
 
     def _start_daemon(self) -> None:

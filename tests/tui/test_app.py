@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from localrun.errors import DaemonUnreachable
+from localrun.errors import DaemonUnreachable, InvalidKey
 from localrun.tui.app import LocalrunApp
 from localrun.tui.preferences import DARK, LIGHT
 
@@ -60,6 +60,22 @@ async def test_ctrl_r_reconnects_at_once(desk: Any) -> None:
         desk.daemon.publish()
         await pilot.press("ctrl+r")
         await desk.see(pilot, "● ready")
+
+
+async def test_another_machine_is_named_and_its_refusals_are_shown(desk: Any) -> None:
+    other = type(desk)(url="https://studio.local:11434")
+    other.daemon.is_up = False
+    other.daemon.refusal = InvalidKey("this API key was revoked")
+    async with other.open((110, 24)) as pilot:
+        await other.see(pilot, "Not connected, retrying; ^r now: this API key was revoked")
+        await other.see(pilot, "○ not connected")
+        await other.see(pilot, "It runs on studio.local.")
+        assert "No daemon" not in other.seen(other.app)
+        other.daemon.is_up = True
+        other.daemon.publish()
+        await pilot.press("ctrl+r")
+        await other.see(pilot, "● ready")
+        assert other.n_starts == 0
 
 
 async def test_both_themes_and_the_terminals_own_colours_draw_every_screen(desk: Any) -> None:

@@ -172,7 +172,7 @@ class ChatScreen(Screen[None]):
         self._bar.model = model
         if self.view.welcome:
             await self.view.welcome.remove()
-            await self.view.mount(Welcome(model))
+            await self.view.mount(Welcome(model, self.session.machine))
         self._show_status()
 
     async def action_new(self) -> None:
@@ -240,7 +240,7 @@ class ChatScreen(Screen[None]):
     def _idle_facts(self, view: ConversationView) -> list[Fact]:
         """Before the first question: whether the model is in memory."""
         if self.session.trouble is not None:
-            return [Fact("no daemon", 0, "bad")]
+            return [Fact("not connected" if self.session.machine else "no daemon", 0, "bad")]
         if self.session.snapshot is None:
             return [Fact("connecting", 0, "wait")]
         engine = self.session.engine_of(view.conversation.model)

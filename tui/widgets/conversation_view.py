@@ -132,7 +132,7 @@ class ConversationView(VerticalScroll):
 
     def compose(self) -> ComposeResult:
         if not self.conversation.messages:
-            yield Welcome(self.conversation.model)
+            yield Welcome(self.conversation.model, self._session.machine)
         yield from self._widgets(self.conversation.messages[self._n_hidden :])
 
     def on_mount(self) -> None:

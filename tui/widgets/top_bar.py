@@ -45,7 +45,8 @@ class TopBar(Static):
             parts.append(Content.from_markup(f"[@click={click}] $label [/]", label=label).stylize(style))
             parts.append(Content(" "))
         left = Content("").join(parts)
-        state = ("●", "$success") if self.connected else ("○ no daemon", "$error")
+        away = "○ not connected" if self._session.machine else "○ no daemon"
+        state = ("●", "$success") if self.connected else (away, "$error")
         room = self.size.width - left.cell_length - len(state[0]) - 4
         name = fit(_short_name(self.model), max(8, room))
         right = Content.assemble(Content.styled(name, "$foreground"), " ", Content.styled(*state), " ")
@@ -72,11 +73,18 @@ class Banner(Static):
     def _show(self, trouble: str | None) -> None:
         self.set_class(trouble is not None, "-shown")
         if trouble is not None:
-            self.update(Content(line(trouble)) if self._session.is_replay else _no_daemon(self._session))
+            self.update(Content(line(trouble)) if self._session.is_replay else _no_daemon(self._session, trouble))
             self.tooltip = line(trouble)
 
 
-def _no_daemon(session: Session) -> Content:
+def _no_daemon(session: Session, trouble: str) -> Content:
+    if session.machine:  # another machine's, which nobody here can start
+        return Content.assemble(
+            Content.styled("Not connected", "bold"),
+            ", retrying; ",
+            Content.styled("^r", "bold"),
+            f" now: {line(trouble)}",
+        )
     place = session.base_url.removeprefix("http://")
     way_out: list[str | Content] = [" starts one."]
     if not session.can_start:

@@ -104,11 +104,13 @@ class Offer(Choice):
 
 
 class Welcome(Vertical):
-    """Stands alone in a conversation until the first question."""
+    """Stands alone in a conversation until the first question. `machine` is the name of another one that answers."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, machine: str = "") -> None:
         super().__init__()
         self._model = model
+        self._place = f"on {machine}" if machine else "on this machine alone"
+        self._machine = machine or "this machine"
         self._hint = Static(Content("Type below, or press Enter to ask:"), classes="hint")
         self._choices: list[Choice] = [Suggestion(text) for text in _SUGGESTIONS.get(model, _SUGGESTIONS[""])]
         self._choices[0].marked = True
@@ -116,9 +118,9 @@ class Welcome(Vertical):
 
     def compose(self) -> ComposeResult:
         if self._model == BUILT_IN:
-            text = "This is tiny, the small model that comes with localrun. It runs on this machine alone."
+            text = f"This is tiny, the small model that comes with localrun. It runs {self._place}."
         else:
-            text = f"This is {fit(self._model, 60)}. It runs on this machine alone."
+            text = f"This is {fit(self._model, 60)}. It runs {self._place}."
         yield Static(Content(text), classes="greeting")
         yield self._hint
         yield from self._choices
@@ -139,7 +141,7 @@ class Welcome(Vertical):
         the mark was moved already."""
         offers = [Offer(model, about) for model, about in models]
         hint = Static(
-            Content("There are other models on this machine. Enter chats with the marked one:"), classes="hint"
+            Content(f"There are other models on {self._machine}. Enter chats with the marked one:"), classes="hint"
         )
         await self.mount(hint, *offers, Static(""), before=self._hint)
         self._hint.update(Content("Or type below and ask tiny:"))

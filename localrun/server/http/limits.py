@@ -69,11 +69,15 @@ class Limits:
         self._hosts = {"localhost", "127.0.0.1", "[::1]"}
         if names.is_loopback_address(settings.host):
             self._hosts.add(names.bracketed(settings.host.lower()))
-        self._served_names = names.served(settings)
+        self._served_names = set(names.served(settings))
         self._origins = origins_of(settings.origins)
         self._n_open = 0
         self._n_uploads = 0
         self._last_end_s = time.monotonic()
+
+    def serve_name(self, name: str) -> None:
+        """Other machines may call this one so, too."""
+        self._served_names.add(name.lower())
 
     def idle_s(self) -> float:
         """Seconds since the last request ended; 0 while one is open. An open event stream is one: a daemon that

@@ -1,6 +1,6 @@
 """The chat page at `/`: which requests get it, its files, and the headers that keep it to itself.
 
-The page is three files of this package, read once: no build step, and nothing from elsewhere. It is a client like any
+The page is a few files of this package, read once: no build step, and nothing from elsewhere. It is a client like any
 other: it lists `/v1/models`, streams `/v1/chat/completions`, and asks for an API key where one is refused. Browsers get
 it at `/`; whoever does not ask for HTML gets what Ollama says there, by which its clients know a server.
 
@@ -38,6 +38,7 @@ _TYPES = {
     _PAGE: b"text/html; charset=utf-8",
     "chat.css": b"text/css; charset=utf-8",
     "chat.js": b"text/javascript; charset=utf-8",
+    "chats.js": b"text/javascript; charset=utf-8",
     "markdown.js": b"text/javascript; charset=utf-8",
 }
 

@@ -1,19 +1,20 @@
-// The chat page: models, one conversation, one answer at a time. The conversation is kept in this browser's localStorage
-// (the text; pictures are not), the API key in sessionStorage, which ends with the tab.
-import { element, markdown } from "/web/markdown.js";
+// The chat page: models, conversations, and one answer at a time in each. Conversations are kept in this browser's
+// localStorage (`chats.js`; pictures are not), the API key in sessionStorage, which ends with the tab. The key goes to
+// no other place than the paths of this server that are named here.
+import * as chats from "/web/chats.js";
+import { copyButton, element, show as showMarkdown } from "/web/markdown.js";
 
 const $ = (id) => document.getElementById(id);
+const { keep, kept } = chats;
 const log = $("log"), text = $("text"), model = $("model"), send = $("send");
-const CHAT = "localrun.chat", MODEL = "localrun.model", THEME = "localrun.theme", KEY = "localrun.key";
+const MODEL = "localrun.model", THEME = "localrun.theme", KEY = "localrun.key", LAST = "localrun.last";
 const MAX_PICTURE_BYTES = 10e6;
 
-let turns = [], capabilities = {}, pictures = [], running = null;
-
-// Storage may be full or forbidden; the page works without.
-const kept = (store, name) => { try { return store.getItem(name); } catch { return null; } };
-function keep(store, name, value) {
-  try { value === null ? store.removeItem(name) : store.setItem(name, value); } catch { /* nothing is kept then */ }
-}
+let capabilities = {}, pictures = [];
+let chat = chats.fresh(""), editedAt = null;
+const runs = new Map();     // what ends the running answer of a conversation, by its id
+const open = new Map();     // conversations that were seen, with their pictures
+const views = new Map();    // what shows a turn of this conversation
 
 // --- the server ---
 
@@ -21,7 +22,7 @@ async function ask(path, options = {}) {
   for (;;) {
     const key = kept(sessionStorage, KEY);
     const headers = { "X-Localrun-Client": "web", ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-    const answer = await fetch(path, { ...options, headers, credentials: "omit", cache: "no-store" });
+    const answer = await fetch(path, { ...options, headers, mode: "same-origin", credentials: "omit", cache: "no-store", redirect: "error" });
     if (answer.ok) return answer;
     let said = "";
     try { said = (await answer.json()).error?.message ?? ""; } catch { /* not JSON */ }
@@ -36,21 +37,17 @@ function askForKey(problem) {
   $("key-problem").textContent = problem;
   field.value = "";
   dialog.returnValue = "";
-  dialog.showModal();
+  if (!dialog.open) dialog.showModal();
   field.focus();
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => {
-      const isGiven = dialog.returnValue === "use" && field.value.trim() !== "";
-      if (isGiven) keep(sessionStorage, KEY, field.value.trim());
-      field.value = "";
+      const isGiven = dialog.returnValue === "use" && (field.value.trim() !== "" || kept(sessionStorage, KEY) !== null);
+      if (isGiven && field.value.trim()) keep(sessionStorage, KEY, field.value.trim());
+      setTimeout(() => { field.value = ""; });  // others may have asked meanwhile
       resolve(isGiven);
     }, { once: true });
   });
 }
-// Enter is the first button of a form otherwise, which is Cancel.
-$("key-text").addEventListener("keydown", (event) => {
-  if (event.key === "Enter") { event.preventDefault(); $("key").close("use"); }
-});
 
 async function loadModels() {
   try {
@@ -58,19 +55,23 @@ async function loadModels() {
     const usable = data.filter((row) => row.meta.capabilities.includes("completion") && !row.parent);
     capabilities = Object.fromEntries(usable.map((row) => [row.id, row.meta.capabilities]));
     model.replaceChildren(...usable.map((row) => element("option", { value: row.id, textContent: row.tier ? `${row.id} (tier)` : row.id })));
-    const last = kept(localStorage, MODEL);
-    if (last in capabilities) model.value = last;
     notice(usable.length ? "" : "There is no model here that answers; pull one with `localrun pull NAME`.");
   } catch (error) {
     notice(`The models cannot be listed: ${error.message}`);
   }
+  chooseModel();
+}
+
+// That of the conversation, or the last one that was chosen.
+function chooseModel() {
+  const wanted = [chat.model, kept(localStorage, MODEL)].find((name) => name in capabilities);
+  if (wanted) model.value = wanted;
   modelChanged();
 }
 
 function modelChanged() {
   $("attach").hidden = !capabilities[model.value]?.includes("vision");
   if ($("attach").hidden && pictures.length) { pictures = []; showPictures(); }
-  if (model.value) keep(localStorage, MODEL, model.value);
 }
 
 // --- what is shown ---
@@ -80,62 +81,146 @@ function notice(said) {
   $("notice").hidden = !said;
 }
 
+const button = (label, what, act, properties = {}) => {
+  const made = element("button", { type: "button", textContent: label, title: what, ariaLabel: what, ...properties });
+  made.addEventListener("click", act);
+  return made;
+};
+
 function show(turn) {
   log.querySelector(".greeting")?.remove();
+  const isOwn = turn.role === "user";
   const said = element("div", { className: "said" });
-  const made = element("div", { className: `turn ${turn.role}` });
-  if (turn.role === "user") {
+  const numbers = element("span", { className: "numbers" });
+  const again = isOwn ? button("Edit", "Edit this message", () => edit(turn)) : button("Again", "Answer again", () => answerAgain(turn));
+  const acts = element("div", { className: "acts" }, again, copyButton(() => turn.content), ...(isOwn ? [] : [numbers]));
+  const made = element("article", { className: `turn ${turn.role}` });
+  if (isOwn) {
+    made.ariaLabel = "You";
     for (const url of turn.pictures ?? []) made.append(element("img", { src: url, alt: "attached picture" }));
     said.textContent = turn.content;
-    made.append(said);
+    made.append(said, acts);
   } else {
     const thinking = element("div"), details = element("details", { className: "thinking", hidden: true }, element("summary", { textContent: "Thinking" }), thinking);
-    const by = element("p", { className: "by" });
-    made.append(by, details, said);
+    const by = element("p", { className: "by" }), problem = element("p", { className: "by wrong", hidden: true });
+    made.append(by, details, said, problem, acts);
     made.update = () => {
-      by.textContent = turn.model ?? "";
+      made.ariaLabel = by.textContent = turn.model || "Answer";
       details.hidden = !turn.thinking;
-      thinking.textContent = turn.thinking ?? "";
-      said.replaceChildren(markdown(turn.content));
-      made.querySelector(".wrong")?.remove();
-      if (turn.problem) made.append(element("p", { className: "by wrong", textContent: turn.problem }));
+      thinking.textContent = turn.thinking;
+      showMarkdown(said, turn.content);
+      problem.textContent = turn.problem ?? "";
+      problem.hidden = !turn.problem;
+      numbers.textContent = turn.numbers ?? "";
     };
+    made.isBusy = (is) => { said.classList.toggle("busy", is); made.ariaBusy = is; again.disabled = is; };
     made.update();
   }
+  views.set(turn, made);
   log.append(made);
-  return made;
 }
 
-function greet() {
-  log.replaceChildren(element("div", { className: "greeting" }, element("b", { textContent: "What would you like to ask?" }), "The conversation is kept in this browser, pictures are not."));
+function showChat(other) {
+  chat = other;
+  open.set(chat.id, chat);
+  views.clear();
+  log.replaceChildren();
+  stopEditing();
+  if (chat.turns.length) chat.turns.forEach(show);
+  else log.append(element("div", { className: "greeting" }, element("b", { textContent: "What would you like to ask?" }), "Conversations are kept in this browser, pictures are not."));
+  if (runs.has(chat.id)) views.get(chat.turns.at(-1))?.isBusy(true);
+  keep(sessionStorage, LAST, chat.id);
+  chooseModel();
+  showRun();
+  showList();
+  toEnd();
+}
+
+function showRun() {
+  send.textContent = runs.has(chat.id) ? "Stop" : "Send";
+  const isSet = chat.system || Object.keys(chat.sampling).length;
+  $("setup").classList.toggle("set", Boolean(isSet));
 }
 
 const isAtEnd = () => log.scrollHeight - log.scrollTop - log.clientHeight < 60;
 const toEnd = () => { log.scrollTop = log.scrollHeight; };
 
-function save() {
-  keep(localStorage, CHAT, JSON.stringify(turns.map(({ pictures: _, ...rest }) => rest)));
+function save(one) {
+  if (!chats.write(one)) notice("This browser keeps no more; delete conversations, or export this one before the tab is closed.");
+  showList();
 }
 
 function showPictures() {
   $("pictures").replaceChildren(...pictures.map((url, index) => {
-    const remove = element("button", { type: "button", title: "Leave it out" }, element("img", { src: url, alt: "picture to send; click leaves it out" }));
-    remove.addEventListener("click", () => { pictures.splice(index, 1); showPictures(); });
+    const remove = button("", "Leave this picture out", () => { pictures.splice(index, 1); showPictures(); });
+    remove.append(element("img", { src: url, alt: "" }));
     return remove;
   }));
 }
 
-function showNumbers({ startedAt, firstAt, nTokens, perSecond }) {
-  const parts = [];
-  if (firstAt) {
-    const seconds = (performance.now() - firstAt) / 1000;
-    const rate = perSecond ?? (nTokens > 1 && seconds > 0 ? (nTokens - 1) / seconds : null);
-    if (rate) parts.push(`${rate.toFixed(1)} tokens/s`);
-    parts.push(`first token ${((firstAt - startedAt) / 1000).toFixed(2)} s`, `${nTokens} tokens`);
-  } else {
-    parts.push(`waiting ${((performance.now() - startedAt) / 1000).toFixed(1)} s`);
-  }
-  $("numbers").textContent = parts.join(" · ");
+// --- the list of conversations ---
+
+function showList() {
+  const known = chats.all();
+  $("chats").replaceChildren(...known.map((one) => {
+    const isThis = one.id === chat.id;
+    const title = button(chats.titleOf(one), chats.titleOf(one), () => { showChat(open.get(one.id) ?? one); closeList(); }, { className: "title" });
+    if (isThis) title.ariaCurrent = "true";
+    const row = element("li", {}, title);
+    if (isThis) row.append(element("div", { className: "acts" },
+      button("Rename", "Rename this conversation", () => rename(row, title)),
+      button("Markdown", "Export as Markdown", () => download(chats.asMarkdown(chat), "md", "text/markdown")),
+      button("JSON", "Export as JSON", () => download(chats.asJson(chat), "json", "application/json")),
+      button("Delete", "Delete this conversation", () => { if (confirm(`Delete "${chats.titleOf(chat)}"?`)) forget(chat.id); }),
+    ));
+    return row;
+  }));
+}
+
+function rename(row, title) {
+  const field = element("input", { value: chats.titleOf(chat), ariaLabel: "Name of the conversation", maxLength: 120 });
+  let isDone = false;
+  const end = (takes) => {
+    if (isDone) return;
+    isDone = true;
+    if (takes) { chat.name = field.value.trim(); save(chat); } else showList();
+    $("chats").querySelector("[aria-current]")?.focus();
+  };
+  field.addEventListener("keydown", (event) => {
+    if (event.isComposing || !["Enter", "Escape"].includes(event.key)) return;
+    event.stopPropagation();
+    end(event.key === "Enter");
+  });
+  field.addEventListener("blur", () => end(true));
+  title.replaceWith(field);
+  field.select();
+}
+
+function forget(id) {
+  runs.get(id)?.abort();
+  open.delete(id);
+  chats.remove(id);
+  if (id === chat.id) showChat(chats.all()[0] ?? chats.fresh(model.value));
+}
+
+function download(content, suffix, type) {
+  const url = URL.createObjectURL(new Blob([content], { type }));
+  const name = chats.titleOf(chat).replace(/[^\p{L}\p{N} _-]+/gu, "").trim().slice(0, 60) || "conversation";
+  element("a", { href: url, download: `${name}.${suffix}` }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+function toggleList(is) {
+  const isNarrow = matchMedia("(max-width: 50rem)").matches;
+  document.body.classList.toggle(isNarrow ? "listed" : "unlisted", isNarrow ? is : is === undefined ? undefined : !is);
+  const isShown = isNarrow ? document.body.classList.contains("listed") : !document.body.classList.contains("unlisted");
+  $("shade").hidden = !(isNarrow && isShown);
+  $("list").ariaExpanded = String(isShown);
+  if (isShown) ($("chats").querySelector("[aria-current]") ?? $("new")).focus();
+}
+function closeList() {
+  if (document.body.classList.contains("listed")) toggleList(false);
+  text.focus();
 }
 
 // --- an answer ---
@@ -147,31 +232,47 @@ const forServer = (turn) => ({
     : turn.content,
 });
 
-async function answer() {
-  const asked = turns.filter((turn) => turn.content || turn.role === "user").map(forServer);
-  const turn = { role: "assistant", content: "", thinking: "", model: model.value };
-  turns.push(turn);
-  const shown = show(turn), numbers = { startedAt: performance.now(), firstAt: 0, nTokens: 0, perSecond: null };
-  shown.querySelector(".said").classList.add("busy");
-  toEnd();
-  running = new AbortController();
-  send.textContent = "Stop";
-  const clock = setInterval(() => showNumbers(numbers), 200);
-  let isDrawing = false;
+function numbersOf({ startedAt, firstAt, nTokens, perSecond }) {
+  const now = performance.now();
+  if (!firstAt) return `waiting ${((now - startedAt) / 1000).toFixed(1)} s`;
+  const seconds = (now - firstAt) / 1000;
+  const rate = perSecond ?? (nTokens > 1 && seconds > 0 ? (nTokens - 1) / seconds : null);
+  return [...(rate ? [`${rate.toFixed(1)} tokens/s`] : []), `first token ${((firstAt - startedAt) / 1000).toFixed(2)} s`, `${nTokens} tokens`].join(" · ");
+}
+
+// Of the conversation as it is now; it goes on while others are looked at.
+async function answer(asking) {
+  const asked = asking.turns.filter((turn) => turn.content || turn.role === "user").map(forServer);
+  if (asking.system) asked.unshift({ role: "system", content: asking.system });
+  const turn = { role: "assistant", content: "", thinking: "", model: asking.model, problem: "", numbers: "" };
+  const numbers = { startedAt: performance.now(), firstAt: 0, nTokens: 0, perSecond: null };
+  const run = new AbortController();
+  asking.turns.push(turn);
+  runs.set(asking.id, run);
+  if (asking === chat) { show(turn); views.get(turn).isBusy(true); toEnd(); }
+  showRun();
+  $("status").textContent = "Answering";
   const draw = () => {
-    if (isDrawing) return;
-    isDrawing = true;
-    requestAnimationFrame(() => {
-      isDrawing = false;
-      const follows = isAtEnd();
-      shown.update();
-      if (follows) toEnd();
-    });
+    const view = views.get(turn);
+    if (!view) return;
+    const follows = isAtEnd();
+    view.update();
+    if (follows) toEnd();
   };
+  let drawing = 0, lastMs = 0;
+  const drawSoon = () => {  // a long answer takes longer to draw, and is drawn less often
+    drawing ||= setTimeout(() => requestAnimationFrame(() => {
+      const from = performance.now();
+      drawing = 0;
+      draw();
+      lastMs = performance.now() - from;
+    }), 30 + 4 * lastMs);
+  };
+  const clock = setInterval(() => { turn.numbers = numbersOf(numbers); drawSoon(); }, 200);
   try {
-    const body = { model: model.value, messages: asked, stream: true, stream_options: { include_usage: true } };
+    const body = { model: asking.model, messages: asked, stream: true, stream_options: { include_usage: true }, ...asking.sampling };
     const response = await ask("/v1/chat/completions", {
-      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal: running.signal,
+      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal: run.signal,
     });
     for await (const event of events(response.body)) {
       if (event.error) throw new Error(event.error.message ?? "the answer broke off");
@@ -182,8 +283,9 @@ async function answer() {
         numbers.nTokens += 1;
         turn.content += delta.content ?? "";
         turn.thinking += delta.reasoning_content ?? "";
-        draw();
+        drawSoon();
       }
+      if (event.choices?.[0]?.finish_reason === "length") turn.problem = "The longest answer was reached.";
       if (event.usage) {
         numbers.nTokens = event.usage.completion_tokens;
         numbers.perSecond = event.timings?.predicted_per_second ?? null;
@@ -193,14 +295,14 @@ async function answer() {
     turn.problem = error.name === "AbortError" ? "Stopped." : error.message;
   }
   clearInterval(clock);
-  showNumbers(numbers);
-  running = null;
-  send.textContent = "Send";
-  shown.querySelector(".said").classList.remove("busy");
-  const follows = isAtEnd();
-  shown.update();
-  if (follows) toEnd();
-  save();
+  clearTimeout(drawing);
+  turn.numbers = numbersOf(numbers);
+  runs.delete(asking.id);
+  views.get(turn)?.isBusy(false);
+  draw();
+  showRun();
+  if (open.get(asking.id) === asking) save(asking);  // and was not deleted meanwhile
+  $("status").textContent = turn.problem || `The answer is complete, ${numbers.nTokens} tokens`;
 }
 
 // The data of server-sent events, as JSON, until [DONE].
@@ -225,39 +327,97 @@ async function* events(body) {
 
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (running) { running.abort(); return; }
+  if (runs.has(chat.id)) { runs.get(chat.id).abort(); return; }
   const content = text.value.trim();
   if (!content && !pictures.length) return;
   if (!model.value) { loadModels(); return; }  // which asks for the key again, if that was it
+  if (editedAt !== null) cutAt(editedAt);
   const turn = { role: "user", content, pictures };
-  turns.push(turn);
+  chat.turns.push(turn);
+  chat.model = model.value;
   show(turn);
   text.value = "";
   pictures = [];
   showPictures();
+  stopEditing();
   notice("");
-  save();
-  answer();
+  save(chat);
+  answer(chat);
 });
 
+function cutAt(at) {
+  for (const turn of chat.turns.splice(at)) { views.get(turn)?.remove(); views.delete(turn); }
+}
+
+function answerAgain(turn) {
+  if (runs.has(chat.id) || !model.value) return;
+  cutAt(chat.turns.indexOf(turn));
+  chat.model = model.value;
+  answer(chat);
+}
+
+function edit(turn) {
+  if (runs.has(chat.id)) return;
+  stopEditing();
+  editedAt = chat.turns.indexOf(turn);
+  views.get(turn).classList.add("edited");
+  $("editing").hidden = false;
+  text.value = turn.content;
+  pictures = [...(turn.pictures ?? [])];
+  showPictures();
+  text.focus();
+}
+
+function stopEditing() {
+  if (editedAt === null) return;
+  log.querySelector(".edited")?.classList.remove("edited");
+  $("editing").hidden = true;
+  editedAt = null;
+  text.value = "";
+  pictures = [];
+  showPictures();
+}
+
 text.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  if (event.isComposing) return;
+  if (event.key === "ArrowUp" && !text.value) {
+    const last = chat.turns.findLast((turn) => turn.role === "user");
+    if (last) { event.preventDefault(); edit(last); }
+  }
+  if (event.key !== "Enter" || event.shiftKey) return;
   event.preventDefault();
-  if (!running) $("form").requestSubmit();
+  if (!runs.has(chat.id)) $("form").requestSubmit();
 });
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && running && !$("key").open) running.abort();
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+    if (document.body.classList.contains("listed")) closeList();
+    else if (editedAt !== null) stopEditing();
+    else runs.get(chat.id)?.abort();
+  }
   if (event.altKey && event.code === "KeyN") { event.preventDefault(); $("new").click(); }
+  if (event.altKey && event.code === "KeyL") { event.preventDefault(); toggleList(); }
 });
 
 $("new").addEventListener("click", () => {
-  running?.abort();
-  turns = [];
-  keep(localStorage, CHAT, null);
-  $("numbers").textContent = "";
-  greet();
-  text.focus();
+  if (chat.turns.length) showChat(chats.fresh(model.value));
+  closeList();
+});
+$("list").addEventListener("click", () => toggleList());
+$("shade").addEventListener("click", closeList);
+
+$("setup").addEventListener("click", () => {
+  $("system").value = chat.system;
+  for (const field of $("settings").querySelectorAll("input")) field.value = chat.sampling[field.name] ?? "";
+  $("settings").returnValue = "";
+  $("settings").showModal();
+});
+$("settings").addEventListener("close", () => {
+  if ($("settings").returnValue !== "use") return;
+  chat.system = $("system").value.trim();
+  chat.sampling = Object.fromEntries([...$("settings").querySelectorAll("input")].filter((field) => field.value !== "").map((field) => [field.name, field.valueAsNumber]));
+  if (chat.turns.length) save(chat);
+  showRun();
 });
 
 $("theme").addEventListener("click", () => {
@@ -270,7 +430,11 @@ function setTheme(theme) {
   keep(localStorage, THEME, theme);
 }
 
-model.addEventListener("change", modelChanged);
+model.addEventListener("change", () => {
+  keep(localStorage, MODEL, model.value);
+  chat.model = model.value;
+  modelChanged();
+});
 $("attach").addEventListener("click", () => $("file").click());
 $("file").addEventListener("change", async () => {
   for (const file of $("file").files) await addPicture(file);
@@ -293,9 +457,27 @@ async function addPicture(file) {
   showPictures();
 }
 
-if (kept(localStorage, THEME)) setTheme(kept(localStorage, THEME));
-try { turns = JSON.parse(kept(localStorage, CHAT) ?? "[]"); } catch { turns = []; }
-if (!Array.isArray(turns)) turns = [];
-turns.length ? turns.forEach(show) : greet();
-toEnd();
+// A page that is closed keeps what came of its answers.
+addEventListener("pagehide", () => {
+  for (const [id, run] of runs) {
+    const answering = open.get(id);
+    answering.turns.at(-1).problem = "The page was closed.";
+    chats.write(answering);
+    run.abort(new Error("The page was closed."));
+  }
+});
+
+// Another tab wrote or deleted a conversation.
+addEventListener("storage", (event) => {
+  const id = chats.idOf(event.key);
+  if (id === null || runs.has(id)) return;
+  open.delete(id);
+  if (id === chat.id && editedAt === null) showChat(chats.read(id) ?? chats.fresh(model.value));
+  else showList();
+});
+
+if (["light", "dark"].includes(kept(localStorage, THEME))) setTheme(kept(localStorage, THEME));
+$("list").ariaExpanded = String(!matchMedia("(max-width: 50rem)").matches);
+const known = chats.all();
+showChat(known.find((one) => one.id === kept(sessionStorage, LAST)) ?? known[0] ?? chats.fresh(""));
 loadModels();

@@ -11,7 +11,8 @@ import pytest
 from localrun.server import web
 from tests.daemon import Daemon, running_daemon
 
-FILES = {"chat.css": "text/css", "chat.js": "text/javascript", "markdown.js": "text/javascript"}
+SCRIPTS = ("chat.js", "chats.js", "markdown.js")
+FILES = {"chat.css": "text/css"} | dict.fromkeys(SCRIPTS, "text/javascript")
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
 
@@ -67,6 +68,13 @@ def test_nothing_is_from_elsewhere_and_no_code_is_in_the_page() -> None:
     page = texts["index.html"]
     assert not re.search(r"<style|<script(?![^>]*\bsrc=)|\sstyle=|\son\w+=", page)
     named = re.findall(r'(?:src|href)="([^"]*)"|from "([^"]*)"', "".join(texts.values()))
-    assert {one or other for one, other in named} == {"/web/chat.css", "/web/chat.js", "/web/markdown.js", "data:,"}
-    for name in ("chat.js", "markdown.js"):
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", texts[name]), name
+    assert {one or other for one, other in named} == {*(f"/web/{name}" for name in FILES), "data:,"}
+    for name in SCRIPTS:
+        wrong = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|setAttribute|\.style\b|DOMParser"
+        assert not re.search(wrong, texts[name]), name
+
+
+def test_the_page_stays_small() -> None:
+    """All of it is sent as it is written."""
+    sizes = {name: len(resources.files(web).joinpath(name).read_bytes()) for name in (*FILES, "index.html")}
+    assert sum(sizes.values()) < 48_000, sizes

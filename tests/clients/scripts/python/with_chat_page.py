@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from checks import FAKE_URL, PICTURE, URL, assert_cancelled, long_reply, run, says
 from playwright.sync_api import Page, Route, expect, sync_playwright
@@ -14,13 +15,20 @@ from playwright.sync_api import Page, Route, expect, sync_playwright
 MARKDOWN = """# A title
 
 Some **bold**, `code` and [a link](https://example.org/x), but <b>no</b> <img src=x onerror="document.title='run'">,
-[no script](javascript:alert(1)).
+[no script](javascript:alert(1)), ![no picture](https://example.org/x.png) and <a href="javascript:alert(1)">no</a>.
+[quotes](https://example.org/"onmouseover="alert(1)) <https://example.org/ok>
+
+| Name | Size | <i>Note</i> |
+|:-----|-----:|:-:|
+| `a\\|b` | 2 | <img src=x onerror="document.title='run'"> |
+| c \\| d | 10 | **[x](javascript:alert(1))** |
 
 - one
+  1. deeper
 - two
 
 ```python
-print("hi")
+print("<script>document.title='run'</script>")
 ```
 """
 
@@ -51,20 +59,166 @@ def ask(page: Page, text: str) -> None:
     page.press("#text", "Enter")
 
 
+def chats(page: Page) -> list[str]:
+    return page.locator("#chats .title").all_text_contents()
+
+
 def check_answer_and_numbers() -> None:
     with chat_page() as page:
         ask(page, says("some words"))
         expect(page.locator(".assistant .said")).to_have_text("some words")
-        expect(page.locator("#numbers")).to_contain_text("first token")
+        expect(page.locator(".numbers")).to_contain_text("first token")
         expect(page.locator("#send")).to_have_text("Send")
         ask(page, says("more words"))
         expect(page.locator(".assistant .said").nth(1)).to_have_text("more words")
+        expect(page.locator("#status")).to_contain_text("The answer is complete")
         page.reload()
         expect(page.locator(".assistant .said").nth(1)).to_have_text("more words")
-        page.click("#new")
-        expect(page.locator(".turn")).to_have_count(0)
-        page.reload()
+        expect(page.locator(".assistant .numbers").first).to_contain_text("first token")
+
+
+def check_several_conversations() -> None:
+    with chat_page() as page:
+        ask(page, says("one"))
+        expect(page.locator(".assistant .said")).to_have_text("one")
+        page.keyboard.press("Alt+N")
         expect(page.locator(".greeting")).to_be_visible()
+        ask(page, says("two"))
+        expect(page.locator(".assistant .said")).to_have_text("two")
+        assert len(chats(page)) == 2
+        page.locator("#chats").get_by_text("Rename").click()
+        page.fill("#chats input", "The second <b>one</b>")
+        page.press("#chats input", "Enter")
+        assert chats(page)[0] == "The second <b>one</b>"
+        page.reload()
+        expect(page.locator(".assistant .said")).to_have_text("two")
+        page.locator("#chats .title").nth(1).click()
+        expect(page.locator(".assistant .said")).to_have_text("one")
+        page.once("dialog", lambda asked: asked.accept())
+        page.locator("#chats").get_by_text("Delete").click()
+        expect(page.locator(".assistant .said")).to_have_text("two")
+        assert chats(page) == ["The second <b>one</b>"]
+        page.once("dialog", lambda asked: asked.accept())
+        page.locator("#chats").get_by_text("Delete").click()
+        expect(page.locator(".greeting")).to_be_visible()
+        assert "two" not in page.evaluate("JSON.stringify(localStorage)")
+
+
+def check_an_answer_goes_on_while_another_conversation_is_read() -> None:
+    with chat_page() as page:
+        ask(page, says("first"))
+        expect(page.locator(".numbers")).to_contain_text("first token")
+        page.click("#new")
+        ask(page, long_reply())
+        expect(page.locator(".assistant .said")).to_contain_text("word word")
+        page.locator("#chats .title").nth(1).click()
+        expect(page.locator(".assistant .said")).to_have_text("first")
+        expect(page.locator("#send")).to_have_text("Send")
+        page.locator("#chats .title").first.click()
+        expect(page.locator("#send")).to_have_text("Stop")
+        seen = len(page.locator(".assistant .said").inner_text())
+        page.wait_for_function("n => document.querySelector('.assistant .said').innerText.length > n", arg=seen)
+        page.keyboard.press("Escape")
+        expect(page.locator(".assistant")).to_contain_text("Stopped.")
+        assert_cancelled(FAKE_URL)
+
+
+def check_a_page_that_is_closed_keeps_what_came() -> None:
+    with chat_page() as page:
+        ask(page, long_reply())
+        expect(page.locator(".assistant .said")).to_contain_text("word word")
+        page.reload()
+        expect(page.locator(".assistant .said")).to_contain_text("word word")
+        expect(page.locator(".assistant .wrong")).not_to_be_empty()
+        assert_cancelled(FAKE_URL)
+
+
+def check_edit_and_answer_again() -> None:
+    with chat_page() as page:
+        ask(page, says("one"))
+        expect(page.locator(".assistant .said")).to_have_text("one")
+        ask(page, says("two"))
+        expect(page.locator(".assistant .said").nth(1)).to_have_text("two")
+        page.locator(".assistant").nth(1).get_by_text("Again").click()
+        expect(page.locator(".assistant .said")).to_have_text(["one", "two"])
+        page.press("#text", "ArrowUp")
+        expect(page.locator("#text")).to_have_value(says("two"))
+        page.keyboard.press("Escape")
+        expect(page.locator("#text")).to_have_value("")
+        page.locator(".user").first.get_by_text("Edit").click()
+        with page.expect_request("**/v1/chat/completions") as sent:
+            ask(page, says("three"))
+        assert [one["content"] for one in sent.value.post_data_json["messages"]] == [says("three")]
+        expect(page.locator(".assistant .said")).to_have_text(["three"])
+        expect(page.locator(".user")).to_have_count(1)
+
+
+def check_system_prompt_and_sampling() -> None:
+    with chat_page() as page:
+        page.click("#setup")
+        page.fill("#system", "Be brief")
+        page.fill("[name=temperature]", "0.5")
+        page.fill("[name=max_tokens]", "7")
+        page.press("[name=max_tokens]", "Enter")
+        with page.expect_request("**/v1/chat/completions") as sent:
+            ask(page, says("yes"))
+        body = sent.value.post_data_json
+        assert body["messages"][0] == {"role": "system", "content": "Be brief"}
+        assert (body["temperature"], body["max_tokens"], "top_p" in body) == (0.5, 7, False)
+        page.reload()
+        page.click("#setup")
+        expect(page.locator("#system")).to_have_value("Be brief")
+        expect(page.locator("[name=temperature]")).to_have_value("0.5")
+
+
+def check_export() -> None:
+    with chat_page() as page:
+        ask(page, says("some **words**"))
+        expect(page.locator(".assistant strong")).to_have_text("words")
+        expect(page.locator("#send")).to_have_text("Send")
+        for label, suffix in (("Markdown", ".md"), ("JSON", ".json")):
+            with page.expect_download() as begun:
+                page.locator("#chats").get_by_text(label).click()
+            content = Path(begun.value.path()).read_text(encoding="utf-8")
+            assert begun.value.suggested_filename.endswith(suffix)
+            assert "some **words**" in content
+            if suffix == ".json":
+                assert [turn["role"] for turn in json.loads(content)["turns"]] == ["user", "assistant"]
+
+
+def check_damaged_storage() -> None:
+    with chat_page() as page:
+        page.evaluate(
+            """() => {
+                for (const [index, text] of ["no JSON", "null", "[]", '{"turns":[{"role":"x"},null,{"role":"user"}]}',
+                    '{"turns":{},"sampling":7,"name":{}}'].entries())
+                    localStorage.setItem(`localrun.chat.${index}`, text);
+                localStorage.setItem("localrun.chat", '{"no":"list"}');
+            }"""
+        )
+        page.reload()
+        ask(page, says("all the same"))
+        expect(page.locator(".assistant .said")).to_have_text("all the same")
+
+
+def check_names_for_screen_readers_and_a_phone() -> None:
+    with chat_page() as page:
+        ask(page, says("| a | b |\n|---|---|\n| 1 | 2 |"))
+        expect(page.locator(".assistant td")).to_have_text(["1", "2"])
+        nameless = page.evaluate(
+            """() => [...document.querySelectorAll("button, select, textarea, input:not([hidden])")]
+                .filter((one) => !(one.textContent.trim() || one.ariaLabel || one.labels?.length))
+                .map((one) => one.outerHTML)"""
+        )
+        assert nameless == []
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        expect(page.locator("#side")).to_be_hidden()
+        page.click("#list")
+        expect(page.locator("#side")).to_be_visible()
+        expect(page.locator("#list")).to_have_attribute("aria-expanded", "true")
+        page.keyboard.press("Escape")
+        expect(page.locator("#side")).to_be_hidden()
 
 
 def check_markdown_is_never_html() -> None:
@@ -76,15 +230,40 @@ def check_markdown_is_never_html() -> None:
         for name, text in (
             ("h1", "A title"),
             ("strong", "bold"),
-            ("li", "one"),
-            ("pre", 'print("hi")'),
+            ("ul > li > ol > li", "deeper"),
+            ("pre", "print(\"<script>document.title='run'</script>\")"),
             ("a", "a link"),
+            ("td.right", "2"),
+            ("th.center", "<i>Note</i>"),
         ):
             expect(said.locator(name).first).to_have_text(text)
-        expect(said.locator("a")).to_have_count(1)
+        expect(said.locator("td").nth(3)).to_have_text("c | d")
+        links = said.locator("a").evaluate_all("all => all.map((one) => one.href)")
+        assert all(one.startswith("https://example.org/") for one in links), links
+        attributes = said.evaluate(
+            "it => [...new Set([...it.querySelectorAll('*')].flatMap((one) => one.getAttributeNames()))]"
+        )
+        assert not [one for one in attributes if one.startswith("on") or one in ("style", "src", "srcdoc")], attributes
         expect(said).to_contain_text("<b>no</b>")
-        expect(page.locator(".turn b, .turn i, .turn img, .turn script")).to_have_count(0)
+        expect(page.locator(".turn b, .turn i, .turn img, .turn script, .turn iframe")).to_have_count(0)
         assert page.title() == "localrun"
+
+
+def check_endless_marks_do_not_stop_the_page() -> None:
+    """What a model that repeats itself writes is drawn in a moment, whatever it is."""
+    with chat_page() as page:
+        took = page.evaluate(
+            """async () => {
+                const { markdown } = await import("/web/markdown.js");
+                const all = ["`", "*", "_", "[", "| ", "> ", "- ", "~~", "`a", "**a", "[a](", "https://", "|-|\\n"];
+                const from = performance.now();
+                for (const mark of all) markdown("a " + mark.repeat(5000));
+                const steps = (mark) => Array.from({ length: 500 }, (_, n) => mark.repeat(n) + "- x").join("\\n");
+                for (const mark of ["> ", "- ", "  "]) markdown(steps(mark));
+                return performance.now() - from;
+            }"""
+        )
+        assert took < 60_000, took  # without bounds it would be hours
 
 
 def check_stop() -> None:
@@ -145,7 +324,7 @@ def check_picture() -> None:
         parts = sent.value.post_data_json["messages"][0]["content"]
         assert [part["type"] for part in parts] == ["image_url", "text"]
         expect(page.locator(".user img")).to_have_count(1)
-        expect(page.locator("#numbers")).to_contain_text("first token", timeout=60_000)
+        expect(page.locator(".numbers")).to_contain_text("first token", timeout=60_000)
         page.keyboard.press("Escape")
 
 
