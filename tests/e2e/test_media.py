@@ -119,6 +119,32 @@ def test_every_api_sees_the_same(daemon: Daemon) -> None:
     assert claude["usage"]["input_tokens"] + claude["usage"]["cache_read_input_tokens"] == n_prompt
 
 
+def test_llama_server_s_completion_sees_the_same(daemon: Daemon) -> None:
+    raw = said(daemon, "gemma3", PICTURES[0], raw=True)
+
+    def completed(*texts: str) -> Any:
+        prompts = [{"prompt_string": text, "multimodal_data": PICTURES[: text.count("<__media__>")]} for text in texts]
+        answer = daemon.post("/completion", model="gemma3", prompt=prompts, temperature=0, n_predict=8)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    one = completed("<__media__>what?")
+    assert (one["content"], one["tokens_evaluated"]) == (raw["response"], raw["prompt_eval_count"])
+    assert one["prompt"] == "[img-0]what?"
+    assert [each["content"] for each in completed("<__media__>what?", "<__media__>what?")] == [one["content"]] * 2
+    assert completed("<__media__>and<__media__>?")["prompt"] == "[img-0]and[img-1]?"
+    for body, field in (
+        ({"model": "gemma3", "prompt": "what?", "multimodal_data": PICTURES[:1]}, "multimodal_data"),
+        ({"model": "gemma3", "prompt": "what?", "image_data": [{"data": PICTURES[0], "id": 1}]}, "image_data"),
+        ({"model": "gemma3", "prompt": {"prompt_string": "<__media__>", "multimodal_data": ["aGk="]}},
+         "prompt.multimodal_data[0]"),
+        ({"model": "ultravox", "prompt": {"prompt_string": "<__media__>", "multimodal_data": PICTURES[:1]}},
+         "prompt.multimodal_data[0]"),
+    ):  # fmt: skip
+        refused = daemon.post("/completion", body)
+        assert (refused.status_code, refused.json()["error"]["field"]) == (400, field)
+
+
 @pytest.mark.skipif(not shutil.which("curl") or not shutil.which("base64"), reason="needs curl and base64")
 def test_the_command_of_the_page_sends_a_photo(daemon: Daemon, tmp_path: Path) -> None:
     """It is larger than what one argument of a command may be."""
