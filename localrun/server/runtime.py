@@ -67,7 +67,7 @@ class Runtime:
         self.access = Access(settings, data=own.data, state=own.state)
         self.registry = Registry()
         self.logs = LogFeed()
-        self.telemetry = Telemetry(settings, self.registry, self._engine_rows)
+        self.telemetry = Telemetry(settings, self.registry, self._engine_rows, lambda: self.offline.rows())
         self.supervisor = Supervisor(
             settings,
             self.store,
@@ -86,7 +86,8 @@ class Runtime:
         self.shutdown_requested = asyncio.Event()
         self.offline = Offline(
             folders().data / "batches", settings, models=self.store, supervisor=self.supervisor,
-            registry=self.registry, access=self.access, is_stopping=self.shutdown_requested.is_set,
+            registry=self.registry, access=self.access,
+            telemetry=self.telemetry, is_stopping=self.shutdown_requested.is_set,
         )  # fmt: skip
         self._stopped: asyncio.Task[None] | None = None
 

@@ -144,6 +144,7 @@ def shown_to(visitor: Visitor, snapshot: Snapshot) -> Snapshot:
         snapshot,
         requests=[row for row in snapshot.requests if visitor.sees(row.key)],
         engines=[row for row in snapshot.engines if visitor.sees_model(row.model)],
+        batches=[row for row in snapshot.batches if visitor.sees(row.key)],
     )
 
 
