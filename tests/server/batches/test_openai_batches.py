@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from openai import OpenAI
 
 from tests.daemon import Daemon, running_daemon
+from tests.models.handmade import TYPE_F32, file_bytes, tensor
 from tests.server.batches.batch_files import begun, chat_line, client_of, encoded, ended, lines_of, until
 
 
@@ -108,6 +111,58 @@ def test_an_input_that_is_not_as_it_must_be_fails_with_the_number_of_each_line(c
     assert [error.code for error in (missing.errors and missing.errors.data) or ()] == ["model_not_found"]
     empty = ended(client, begun(client, b"\n"))
     assert [error.code for error in (empty.errors and empty.errors.data) or ()] == ["empty_file"]
+
+
+def test_inputs_as_other_programs_write_them(client: OpenAI):
+    one, two = encoded([chat_line("a")]), encoded([chat_line("b")])
+    windows = b"\xef\xbb\xbf" + one.rstrip() + b"\r\n\r\n  \r\n" + two.rstrip()
+    for content in (windows, b"\n" + one + b"\n\n" + two + b"\n", one + two.replace(b"hello", "\u2028\x85".encode())):
+        batch = ended(client, begun(client, content))
+        found = [line["custom_id"] for line in lines_of(client, batch.output_file_id)]
+        assert (batch.status, found) == ("completed", ["a", "b"])
+    batch = ended(client, begun(client, one + two.replace(b"hello", b"hell\xff")))
+    (refused,) = lines_of(client, batch.error_file_id)
+    assert (refused["custom_id"], refused["response"]["status_code"]) == ("b", 400)
+    for content, code in (((one + two).decode().encode("utf-16"), "invalid_file_format"),
+                          (one + two.replace(b'"b"', b'"\xff"'), "invalid_json_line"),
+                          (one + bytes(99) + b"\n", "invalid_json_line")):  # fmt: skip
+        batch = ended(client, begun(client, content))
+        assert batch.errors is not None
+        assert [error.code for error in batch.errors.data or ()] == [code]
+
+
+def test_a_model_that_does_not_fit_holds_its_own_batch_and_no_other(daemon: Daemon, client: OpenAI):
+    n_wide = 1 << 20
+    huge = file_bytes(tensors=(tensor("token_embd.weight", (n_wide, n_wide), TYPE_F32, 0),), data=b"")
+    path = daemon.home / "huge.gguf"
+    path.write_bytes(huge)
+    os.truncate(path, len(huge) + 4 * n_wide * n_wide)
+    held = begun(client, encoded([chat_line("a", model=str(path))]))
+    rows = lambda: {row["id"]: row for row in daemon.http.get("/localrun/v1/snapshot").json()["batches"]}  # noqa: E731
+    until(lambda: "weights 4398.0 GB" in rows()[held.id]["waits_for"])
+    batch = ended(client, begun(client, encoded([chat_line(f"r{n}") for n in range(30)])))
+    assert batch.status == "completed"
+    assert rows().keys() == {held.id}
+    page = daemon.http.get("/metrics").text
+    for line in ("localrun_batches 1.0", "localrun_batches_waiting 1.0", "localrun_batch_lines_left 1.0"):
+        assert f"\n{line}\n" in page
+    client.batches.cancel(held.id)
+    assert ended(client, held).status == "cancelled"
+    path.unlink()
+
+
+def test_lines_and_batches_are_counted_by_what_became_of_them(daemon: Daemon, client: OpenAI):
+    def counted() -> dict[str, float]:
+        page = daemon.http.get("/metrics").text
+        found = re.findall(r'^localrun_batch\w+_total\{\w+="(\w+)"\} ([0-9.]+)$', page, re.M)
+        return {name: float(number) for name, number in found}
+
+    before = counted()
+    ended(client, begun(client, encoded([*(chat_line(f"r{n}") for n in range(3)), chat_line("bad", temperature=-1)])))
+    ended(client, begun(client, b"no line"))
+    after = counted()
+    found = {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
+    assert found == {"succeeded": 3, "errored": 1, "completed": 1, "failed": 1}
 
 
 def test_a_batch_of_what_cannot_be_one_is_refused_at_once(client: OpenAI):
