@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
@@ -245,3 +246,23 @@ def _n_completed(client: OpenAI, batch_id: str) -> int:
     counts = client.batches.retrieve(batch_id).request_counts
     assert counts is not None
     return counts.completed
+
+
+def test_whoever_asks_beside_a_batch_waits_for_no_line_of_it(slow: Daemon):
+    """All of them are answered before any line is: lines make room in the slots, and are not waited for."""
+    client = client_of(slow)
+    lines = [chat_line(f"r{n}", n_tokens=1500, ignore_eos=True) for n in range(8)]
+    batch = begun(client, encoded(lines))
+
+    def n_decoding() -> int:
+        rows = slow.http.get("/localrun/v1/requests").json()["requests"]
+        return sum(row["client"] == batch.id and row["state"] == "decode" for row in rows)
+
+    until(lambda: n_decoding() >= 1)
+    with ThreadPoolExecutor(8) as several:
+        asked = [several.submit(client.chat.completions.create, **chat_line(f"x{n}")["body"]) for n in range(8)]
+        answers = [one.result() for one in asked]
+    assert len(answers) == 8
+    assert _n_completed(client, batch.id) == 0
+    client.batches.cancel(batch.id)
+    ended(client, batch)
