@@ -55,7 +55,8 @@ async def change_adapters(_: Runtime, exchange: Exchange) -> None:
     await exchange.read_body()
     raise NotSupported(
         "scales for all requests are not supported, for they would change other clients' answers; say them in the "
-        "request, as lora or in the model's name (model+adapter=0.5)"
+        "request, as lora or in the model's name (model+adapter=0.5), or create a model with the adapter (ADAPTER in a "
+        "Modelfile) and have clients name that"
     )
 
 
