@@ -216,6 +216,25 @@ class PullRow(msgspec.Struct, kw_only=True):
     error: str | None = None
 
 
+class BatchRow(msgspec.Struct, kw_only=True):
+    """One batch that has not ended. `state` is validating, in_progress, cancelling or finalizing. `lines_per_s` is of
+    the last minute, None before its second line. `waits_for` says why no line runs, or did until a moment ago; empty
+    where nothing is wrong."""
+
+    id: str
+    api: str
+    model: str
+    state: str
+    lines: int = 0
+    succeeded: int = 0
+    errored: int = 0
+    running: int = 0
+    lines_per_s: float | None = None
+    expires_in_s: float = 0.0
+    waits_for: str = ""
+    key: str = ""
+
+
 class Aggregate(msgspec.Struct, kw_only=True):
     """Sums over all engines. `*_tokens_per_s` are of the last second. `prefix_hit_rate` is cached prompt tokens over
     prompt tokens, and `draft_hit_rate` accepted over drafted tokens, since the daemon started."""
@@ -262,7 +281,7 @@ class SystemRow(msgspec.Struct, kw_only=True):
 
 class Snapshot(msgspec.Struct, kw_only=True):
     """Everything at one moment. `requests` holds the active ones and those that ended in the last minute (at most 100
-    of them), oldest first."""
+    of them), oldest first. `batches` are those that have not ended."""
 
     time_s: float
     uptime_s: float
@@ -271,6 +290,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     engines: list[EngineRow]
     requests: list[RequestRow]
     system: SystemRow
+    batches: list[BatchRow] = []
 
 
 class UsageRow(msgspec.Struct, kw_only=True):

@@ -30,7 +30,7 @@ from localrun.server.cache import Cache
 from localrun.server.engines.link import engine_command
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.http.access import Access
-from localrun.server.jobs.job import Ask, Job
+from localrun.server.jobs.job import Ask, Job, Payer
 from localrun.server.jobs.registry import Registry
 from localrun.server.media.decoder import MediaDecoder, check_taken, kinds_of
 from localrun.server.media.fetching import Fetcher
@@ -67,7 +67,7 @@ class Runtime:
         self.access = Access(settings, data=own.data, state=own.state)
         self.registry = Registry()
         self.logs = LogFeed()
-        self.telemetry = Telemetry(settings, self.registry, self._engine_rows)
+        self.telemetry = Telemetry(settings, self.registry, self._engine_rows, lambda: self.offline.rows())
         self.supervisor = Supervisor(
             settings,
             self.store,
@@ -86,7 +86,8 @@ class Runtime:
         self.shutdown_requested = asyncio.Event()
         self.offline = Offline(
             folders().data / "batches", settings, models=self.store, supervisor=self.supervisor,
-            registry=self.registry, access=self.access, is_stopping=self.shutdown_requested.is_set,
+            registry=self.registry, access=self.access,
+            telemetry=self.telemetry, is_stopping=self.shutdown_requested.is_set,
         )  # fmt: skip
         self._stopped: asyncio.Task[None] | None = None
 
@@ -105,20 +106,30 @@ class Runtime:
         and BadRequest for the name of a tier: which model that is was to be found out before (tiers.py)."""
         if self.shutdown_requested.is_set():
             raise Unavailable("localrun is shutting down")
-        tier = self.settings.tier(split_adapters(ask.model).model) if self.settings.tiers else None
-        if tier is not None:
-            # What is said of a tier names both of its models.
-            if ask.payer is not None and not all(map(ask.payer.sees_model, (tier.small, tier.large))):
-                raise ModelNotFound(ask.model[:200])
+        self.check_is_model(ask.model, ask.payer)
+        if ask.draft and self.settings.tier(ask.draft) is not None:
             raise BadRequest(
-                f"'{tier.name}' is a tier, which only answers with text; here name a model, such as '{tier.small}' or "
-                f"'{tier.large}'",
-                field="model",
+                f"draft: '{ask.draft}' is a tier, and one model drafts; name that one, or leave draft out",
+                field="draft",
             )
         resumes = self.settings.resume == "on"
         job = Job(self.registry.new_id(), ask, lender=self.supervisor, observer=self.telemetry, resumes=resumes)
         self.registry.add(job)
         return job
+
+    def check_is_model(self, name: str, payer: Payer | None) -> None:
+        """Raises BadRequest for the name of a tier, where a model's is wanted; ModelNotFound for somebody who may not
+        use both of its models, for it names them."""
+        tier = self.settings.tier(split_adapters(name).model) if self.settings.tiers else None
+        if tier is None:
+            return
+        if payer is not None and not all(map(payer.sees_model, (tier.small, tier.large))):
+            raise ModelNotFound(name[:200])
+        raise BadRequest(
+            f"'{tier.name}' is a tier, which only answers with text; here name a model, such as '{tier.small}' or "
+            f"'{tier.large}'",
+            field="model",
+        )
 
     async def read_media(self, name: str, attached: Sequence[Attached]) -> None:
         """Reads the pictures and sound of a request to this model, before it is loaded. Raises as `MediaDecoder.read`,

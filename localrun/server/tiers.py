@@ -33,7 +33,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -47,7 +47,7 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import SamplingFields, ServiceFields, ask_of
 from localrun.server.jobs.job import Job
 from localrun.server.media.decoder import check_taken, kinds_of
-from localrun.server.prompting.ask import ChatAsk
+from localrun.server.prompting.ask import Attached, ChatAsk
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import prepare
 from localrun.server.prompting.profile import capabilities
@@ -184,7 +184,36 @@ async def routed(
     if ask.think and question.effort in tier.reasoning_effort and "thinking" not in capabilities(model):
         # The effort has done its work: it was the tier's to read, and this model knows none.
         ask = msgspec.structs.replace(ask, think=None)
-    return msgspec.structs.replace(body, model=chosen), ask
+    changes: dict[str, Any] = {"model": chosen}
+    if choice.size == "small" and body.draft == split_adapters(tier.small).model:
+        changes["draft"] = None  # it drafts for the large model
+    return msgspec.structs.replace(body, **changes), ask
+
+
+async def routed_prompts(
+    runtime: Runtime,
+    exchange: Exchange,
+    body: Body,
+    prompts: Sequence[object],
+    *,
+    has_schema: bool,
+    suffix: str = "",
+    media: tuple[Attached, ...] = (),
+) -> Body:
+    """`routed`, of a body whose prompts go to the model as they are. Raises BadRequest for one of token ids."""
+    name = getattr(body, "model", None) or ""
+    tier = runtime.settings.tier(name)
+    if tier is not None:
+        check_allowed(runtime, exchange.visitor, name)
+        if not all(isinstance(prompt, str) for prompt in prompts):
+            raise BadRequest(
+                f"prompt: '{tier.name}' is a tier, and token ids are those of one model; send text, or name that model",
+                field="prompt",
+            )
+    ask = ChatAsk(messages=(), media=media) if media else NO_CONVERSATION
+    texts = [f"{prompt}{suffix}" for prompt in prompts]
+    question = Question(ask=ask, prompts=texts, is_raw=True, has_schema=has_schema, fills_in=bool(suffix))
+    return (await routed(runtime, exchange, body, question))[0]
 
 
 def _by_fields(tier: Tier, question: Question, small: Model, large: Model) -> Choice | None:

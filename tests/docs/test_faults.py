@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "localrun" / "docs" / "faults.md"
-N_FAULTS = 43
+N_FAULTS = 46
 
 
 def test_every_fault_has_one_row_and_every_row_a_test_of_its_number():

@@ -23,6 +23,7 @@ import pytest
 import localrun
 from tests.daemon import Daemon, running_daemon
 from tests.engine.native.media import make_pair
+from tests.server.batches.batch_files import begun, client_of, encoded, ended, lines_of
 from tests.server.media import making
 
 KINDS = ("gemma3", "qwen2vl", "ultravox")
@@ -117,6 +118,53 @@ def test_every_api_sees_the_same(daemon: Daemon) -> None:
     assert chat["usage"]["prompt_tokens"] == response["usage"]["input_tokens"] == n_prompt
     assert daemon.post("/v1/messages/count_tokens", messages).json()["input_tokens"] == n_prompt
     assert claude["usage"]["input_tokens"] + claude["usage"]["cache_read_input_tokens"] == n_prompt
+
+
+def test_llama_server_s_completion_sees_the_same(daemon: Daemon) -> None:
+    raw = said(daemon, "gemma3", PICTURES[0], raw=True)
+
+    def completed(*texts: str) -> Any:
+        prompts = [{"prompt_string": text, "multimodal_data": PICTURES[: text.count("<__media__>")]} for text in texts]
+        answer = daemon.post("/completion", model="gemma3", prompt=prompts, temperature=0, n_predict=8)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    one = completed("<__media__>what?")
+    assert (one["content"], one["tokens_evaluated"]) == (raw["response"], raw["prompt_eval_count"])
+    assert one["prompt"] == "[img-0]what?"
+    assert [each["content"] for each in completed("<__media__>what?", "<__media__>what?")] == [one["content"]] * 2
+    assert completed("<__media__>and<__media__>?")["prompt"] == "[img-0]and[img-1]?"
+    for body, field in (
+        ({"model": "gemma3", "prompt": "what?", "multimodal_data": PICTURES[:1]}, "multimodal_data"),
+        ({"model": "gemma3", "prompt": "what?", "image_data": [{"data": PICTURES[0], "id": 1}]}, "image_data"),
+        ({"model": "gemma3", "prompt": {"prompt_string": "<__media__>", "multimodal_data": ["aGk="]}},
+         "prompt.multimodal_data[0]"),
+        ({"model": "ultravox", "prompt": {"prompt_string": "<__media__>", "multimodal_data": PICTURES[:1]}},
+         "prompt.multimodal_data[0]"),
+    ):  # fmt: skip
+        refused = daemon.post("/completion", body)
+        assert (refused.status_code, refused.json()["error"]["field"]) == (400, field)
+
+
+def test_a_line_of_a_batch_sees_what_a_request_sees(daemon: Daemon) -> None:
+    def asked(data: str) -> dict[str, Any]:
+        content = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}]
+        message = {"role": "user", "content": [*content, {"type": "text", "text": "what?"}]}
+        return {"model": "gemma3", "temperature": 0, "max_tokens": 8, "messages": [message]}
+
+    lines = [
+        {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": asked(data)}
+        for name, data in (("first", PICTURES[0]), ("second", PICTURES[1]), ("broken", "aGk="))
+    ]
+    with client_of(daemon) as client:
+        batch = ended(client, begun(client, encoded(lines)))
+        output = lines_of(client, batch.output_file_id)
+        (refused,) = lines_of(client, batch.error_file_id)
+    assert [line["custom_id"] for line in output] == ["first", "second"]
+    for line, picture in zip(output, PICTURES, strict=False):
+        same = daemon.post("/v1/chat/completions", asked(picture)).json()["choices"][0]["message"]["content"]
+        assert line["response"]["body"]["choices"][0]["message"]["content"] == same
+    assert (refused["custom_id"], refused["response"]["status_code"]) == ("broken", 400)
 
 
 @pytest.mark.skipif(not shutil.which("curl") or not shutil.which("base64"), reason="needs curl and base64")

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 
 from localrun.access.keys import REQUESTS, KeyFile, Limit
 from tests.daemon import Daemon, running_daemon
+from tests.depth import DEPTH
 
 OUTSIDE, INSIDE = "10.231.77.1", "10.231.77.2"
 TIMEOUT_S = 120
@@ -396,3 +398,42 @@ def test_programs_of_the_machine_itself_go_on_as_before(shared: tuple[Daemon, Ot
             capture_output=True, text=True, timeout=TIMEOUT_S, env=os.environ | own,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
+
+
+def test_wrong_keys_over_tls_slow_nobody_and_fill_nothing(shared: tuple[Daemon, Other]) -> None:
+    """Some on a connection that stays, some on a new one each; `make test-deep` sends ten thousand."""
+    daemon, other = shared
+    process = psutil.Process(daemon.process.pid)
+    warm_up = (
+        "import collections, httpx2, json, ssl, threading, time\n"
+        "context = ssl.create_default_context(cafile=CERTIFICATE)\n"
+        "def client(): return httpx2.Client(verify=context, base_url=URL, timeout=60)\n"
+        "def ask(http, key): return http.get('/v1/models', headers={'x-api-key': key}).status_code\n"
+    )
+    assert other.python(warm_up + "print(ask(client(), KEY))\n") == "200\n"
+    before_bytes, n_descriptors = process.memory_info().rss, process.num_fds()
+    said = other.python(
+        warm_up + "codes = collections.Counter()\n"
+        "def attack(start, n, is_new):\n"
+        "    http = client()\n"
+        "    for number in range(start, start + n):\n"
+        "        http = client() if is_new else http\n"
+        "        codes[ask(http, KEY.rpartition('_')[0] + f'_{number:043d}')] += 1\n"
+        "        if is_new: http.close()\n"
+        f"attackers = [threading.Thread(target=attack, args=(0, {900 * DEPTH}, False)),\n"
+        f"             threading.Thread(target=attack, args=(10**6, {100 * DEPTH}, True))]\n"
+        "for attacker in attackers: attacker.start()\n"
+        "right = []\n"
+        "http = client()\n"
+        "while any(attacker.is_alive() for attacker in attackers):\n"
+        "    right.append(ask(http, KEY))\n"
+        "print(json.dumps([dict(codes), right.count(200), len(right)]))\n"
+    )
+    codes, n_right, n_asked = json.loads(said)
+    assert codes.keys() <= {"401", "429"}
+    assert codes["429"] > 0.9 * sum(codes.values()) == 0.9 * 1000 * DEPTH
+    assert n_right == n_asked > 20, "as many as a busy machine lets through beside two attackers"
+    assert process.memory_info().rss - before_bytes < 32 * 1024 * 1024
+    assert process.num_fds() <= n_descriptors + 2
+    audit = daemon.home / "state" / "audit.jsonl"
+    assert not audit.exists() or len(audit.read_text().splitlines()) < 200

@@ -14,10 +14,11 @@ import pytest
 from localrun.access.keys import KeyFile
 from localrun.models.gguf.reader import read_header
 from localrun.models.synthesis.synthesize import synthesize
-from tests.daemon import Daemon, running_daemon
+from tests.daemon import N_CTX, Daemon, running_daemon
 from tests.projector_file import write_projector
 from tests.server.batches.batch_files import begun, chat_line, client_of, encoded, ended, lines_of
 from tests.server.media.making import png
+from tests.server.openai.test_fim_routes import write_model
 
 SETTINGS = """
 [tiers.smart]
@@ -41,6 +42,14 @@ large = "big"
 small = "tiny"
 large = "seer"
 
+[tiers.fills]
+small = "tiny"
+large = "code"
+
+[tiers.coder]
+small = "code"
+large = "big"
+
 [tiers.gone]
 small = "tiny"
 large = "nothing"
@@ -62,6 +71,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     synthesize("tiny", "Q4_0", models / "big.gguf")
     synthesize("tiny", "Q8_0", models / "eyes.gguf")
     write_projector(models / "mmproj-eyes.gguf", width=read_header(models / "eyes.gguf").n_embd)
+    write_model(models / "code.gguf")
     with running_daemon(LOCALRUN_HOME=str(home)) as running:
         made = running.post("/api/create", {"model": "seer", "from": "eyes", "template": THINKS, "stream": False})
         assert made.status_code == 200, made.text
@@ -75,6 +85,7 @@ APIS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hello", "max_tokens": 2},
     "/v1/responses": {"input": "hello", "max_output_tokens": 2},
     "/v1/messages": {"messages": HELLO, "max_tokens": 2},
+    "/completion": {"prompt": "hello", "n_predict": 2},
 }
 
 
@@ -142,7 +153,8 @@ def test_the_effort_in_the_words_of_each_api(daemon: Daemon) -> None:
 
 
 def test_schemas_of_other_apis(daemon: Daemon) -> None:
-    for path, body in (("/api/chat", {"format": SCHEMA}), ("/v1/completions", {"json_schema": SCHEMA})):
+    asked = {"/api/chat": "format", "/v1/completions": "json_schema", "/completion": "json_schema"}
+    for path, body in ((path, {field: SCHEMA}) for path, field in asked.items()):
         assert chosen(ask(daemon, path, **body)) == ("big", "large; reason=schema")
 
 
@@ -156,9 +168,42 @@ def test_what_only_the_large_model_can_take_goes_to_it(daemon: Daemon) -> None:
     seen = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": picture}}]}]
     assert chosen(ask(daemon, model="able", messages=seen)) == ("seer", "large; reason=media")
     assert chosen(ask(daemon, model="able", reasoning_effort="high")) == ("seer", "large; reason=thinking")
+    raw = {"prompt_string": "<__media__>", "multimodal_data": [picture]}
+    assert chosen(ask(daemon, "/completion", model="able", prompt=raw)) == ("seer", "large; reason=media")
     refused = daemon.post("/v1/chat/completions", model="plain", messages=seen)
     assert refused.status_code == 400
     assert "'big' does not support images" in refused.text
+
+
+FILLS: dict[str, dict[str, Any]] = {
+    "/infill": {"input_prefix": "def f(", "input_suffix": "return x", "n_predict": 2},
+    "/v1/completions": {"prompt": "def f(", "suffix": "return x", "max_tokens": 2},
+    "/v1/fim/completions": {"prompt": "def f(", "suffix": "return x", "max_tokens": 2},
+    "/api/generate": {"prompt": "def f(", "suffix": "return x", "options": {"num_predict": 2}},
+}
+
+
+@pytest.mark.parametrize("path", FILLS)
+def test_filling_in_goes_to_a_model_that_can(path: str, daemon: Daemon) -> None:
+    def answer(model: str) -> httpx2.Response:
+        return daemon.post(path, FILLS[path] | {"model": model, "stream": False})
+
+    assert chosen(answer("fills")) == ("code", "large; reason=fim")
+    assert chosen(answer("coder")) == ("code", "small; reason=default")
+    refused = answer("plain")
+    assert (refused.status_code, "cannot fill in the middle" in refused.text) == (400, True)
+
+
+def test_other_files_count_when_an_answer_is_to_be_filled_in(daemon: Daemon) -> None:
+    body = FILLS["/infill"] | {"input_extra": [{"filename": "a.py", "text": "x" * N_CTX}]}
+    refused = daemon.post("/infill", body | {"model": "coder"})
+    assert refused.headers["x-localrun-tier"].startswith("large; reason=context; prompt_tokens=")
+
+
+def test_a_draft_model_that_is_the_small_one_is_for_the_large_one(daemon: Daemon) -> None:
+    assert chosen(ask(daemon, model="plain", draft="tiny")) == SMALL
+    refused = daemon.post("/v1/completions", model="plain", prompt="hello " * 300, draft="tiny")
+    assert "draft: 'tiny' cannot draft for 'big'" in refused.text
 
 
 def test_how_sure_the_small_model_is_decides_and_is_counted(daemon: Daemon) -> None:
@@ -227,7 +272,7 @@ def test_loading_and_unloading_a_tier_is_of_both_models(daemon: Daemon) -> None:
     def loaded() -> set[str]:
         return {row["name"] for row in daemon.http.get("/api/ps").json()["models"]}
 
-    for name in ("tiny", "big", "seer"):
+    for name in ("tiny", "big", "seer", "code"):
         daemon.post("/api/generate", model=name, keep_alive=0)
     answer = daemon.post("/api/generate", model="plain").json()
     assert (answer["done_reason"], loaded()) == ("load", {"tiny", "big"})
@@ -254,6 +299,11 @@ def test_a_model_that_is_not_here_is_named_with_what_to_do(path: str, daemon: Da
         ("/v1/chat/completions", {"model": "smart+style", "messages": HELLO}, "adapters are made for one model"),
         ("/v1/chat/completions", {"model": "smart", "messages": HELLO, "lora": [{"id": "x"}]}, "lora: 'smart'"),
         ("/v1/completions", {"model": "smart", "prompt": [1, 2]}, "prompt: 'smart' is a tier, and token ids"),
+        ("/completion", {"model": "smart", "prompt": [1, 2]}, "prompt: 'smart' is a tier, and token ids"),
+        ("/completion", {"model": "smart", "prompt": ["x", [1]]}, "prompt: 'smart' is a tier, and token ids"),
+        ("/completion", {"model": "smart", "prompt": "x", "lora": [{"id": "x"}]}, "lora: 'smart'"),
+        ("/v1/completions", {"model": "tiny", "prompt": "x", "draft": "smart"}, "draft: 'smart' is a tier"),
+        ("/tokenize", {"model": "smart", "content": "x"}, "name a model, such as 'tiny' or 'big'"),
         ("/api/generate", {"model": "smart", "prompt": "x", "context": [1]}, "context: 'smart' is a tier"),
         ("/api/copy", {"source": "tiny", "destination": "smart"}, "'smart' is a tier of"),
         ("/api/create", {"model": "smart", "from": "tiny", "stream": False}, "remove the table [tiers.smart]"),
@@ -263,7 +313,8 @@ def test_a_model_that_is_not_here_is_named_with_what_to_do(path: str, daemon: Da
 def test_what_takes_one_model_refuses_a_tier(path: str, body: Any, said: str, daemon: Daemon) -> None:
     refused = daemon.post(path, body)
     assert (refused.status_code, said in refused.text) == (400, True), refused.text
-    assert daemon.http.get("/localrun/v1/fit?model=smart").status_code == 400
+    for route in ("/localrun/v1/fit", "/props", "/tokenizer_info", "/lora-adapters"):
+        assert daemon.http.get(f"{route}?model=smart").status_code == 400
 
 
 def test_a_key_that_may_not_use_both_models_of_a_tier_hears_of_neither(tmp_path: Path) -> None:
@@ -279,6 +330,8 @@ def test_a_key_that_may_not_use_both_models_of_a_tier_hears_of_neither(tmp_path:
         ("/v1/chat/completions", {"model": "plain+style", "messages": HELLO}),
         ("/v1/completions", {"model": "plain+style", "prompt": "hello"}),
         ("/v1/messages", {"model": "plain", "messages": HELLO, "max_tokens": 2}),
+        ("/v1/completions", {"model": "plain", "prompt": [1]}), ("/completion", {"model": "plain", "prompt": [1]}),
+        ("/api/generate", {"model": "plain", "prompt": "x", "context": [1]}), ("/infill", {"model": "plain"}),
         ("/api/generate", {"model": "plain"}), ("/api/generate", {"model": "plain+style"}),
         ("/api/generate", {"model": "plain", "keep_alive": 0}),
         ("/api/show", {"model": "plain"}), ("/api/show", {"model": "plain+style"}),
@@ -291,6 +344,9 @@ def test_a_key_that_may_not_use_both_models_of_a_tier_hears_of_neither(tmp_path:
             refused = daemon.http.post(path, json=body, headers=name_only)
             assert refused.status_code == 404, (path, body, refused.text)
             assert not re.search("tiny|big|toml", refused.text), (path, body, refused.text)
+        for route in ("/props", "/tokenizer_info", "/lora-adapters"):
+            refused = daemon.http.get(f"{route}?model=plain", headers=name_only)
+            assert (refused.status_code, re.search("tiny|big|toml", refused.text)) == (404, None)
         loaded = daemon.http.post("/api/generate", json={"model": "plain"}, headers=both)
         assert loaded.json()["done_reason"] == "load"
 

@@ -27,7 +27,7 @@ from localrun.tui.session import Session
 from localrun.tui.short_text import line
 from localrun.tui.widgets.kv_map import KvMap
 from localrun.tui.widgets.rate_graph import RateGraph
-from localrun.tui.widgets.tables import SORTS, EngineTable, RequestTable
+from localrun.tui.widgets.tables import SORTS, BatchTable, EngineTable, RequestTable
 from localrun.tui.widgets.top_bar import Banner, TopBar
 from localrun.tui.widgets.vitals import RequestDetail, Throughput, Vitals
 
@@ -62,6 +62,7 @@ class MonitorScreen(Screen[None]):
         self._requests = RequestTable(cursor=True)
         self._nothing = Static(id="nothing")
         self._detail = RequestDetail()
+        self._batches = BatchTable(cursor=False)
         self._engines = EngineTable(cursor=False)
         self._shown: Snapshot | None = None
         self._sort = next(iter(SORTS))
@@ -80,6 +81,7 @@ class MonitorScreen(Screen[None]):
         yield self._requests
         yield self._filter
         yield self._detail
+        yield self._batches
         yield self._engines
         yield Footer(show_command_palette=False)
 
@@ -108,6 +110,8 @@ class MonitorScreen(Screen[None]):
         self._throughput.show(snapshot.aggregate)
         self._vitals.snapshot = snapshot
         self._graph.refresh()
+        self.set_class(bool(snapshot.batches), "-batches")
+        self._batches.show_batches(snapshot.batches, self._colours())
         self._engines.show_engines(snapshot.engines, self._colours())
         self._show_requests()
 

@@ -1,4 +1,4 @@
-"""The tables of requests and of engines, whose rows come and go and whose cells change several times a second.
+"""The tables of requests, batches and engines, whose rows come and go and whose cells change several times a second.
 
 Rows are known by key. `show` compares with what is on the screen: it updates the cells that differ, adds and removes
 rows, and reorders only when the order differs, keeping the cursor on its row. Nothing is cleared, except when the width
@@ -19,11 +19,12 @@ from rich.text import Text
 from textual import events
 from textual.widgets import DataTable
 
-from localrun.snapshot import EngineRow, RequestRow, RequestState
+from localrun.snapshot import BatchRow, EngineRow, RequestRow, RequestState
 from localrun.tui import short_text
 from localrun.tui.answer_progress import prefill_percent
 from localrun.tui.rates import RequestRates, sparkline
 from localrun.tui.short_text import column as aligned
+from localrun.tui.widgets.vitals import bar
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,44 @@ def _engine_row(engine: EngineRow, colours: Mapping[str, Style]) -> Row:
 
 def _expiry(engine: EngineRow) -> str:
     return "never" if engine.expires_in_s is None else short_text.age(engine.expires_in_s)
+
+
+class BatchTable(LiveTable):
+    """One row for each batch that has not ended."""
+
+    COLUMNS: ClassVar[tuple[Column, ...]] = (
+        Column("id", "batch", 13, right=False, grows=1),
+        Column("state", "state", 11, right=False),
+        Column("model", "model", 11, right=False, grows=1, from_width=100),
+        Column("bar", "", 8, right=False),
+        Column("done", "done", 11),
+        Column("failed", "failed", 6),
+        Column("rate", "line/s", 6),
+        Column("left", "left", 7, gap=1),
+        Column("waits", "", 12, right=False, grows=2, from_width=110),
+    )
+
+    def show_batches(self, batches: Sequence[BatchRow], colours: Mapping[str, Style]) -> None:
+        """`colours` are styles by the names good, wait and bad."""
+        self.show([_batch_row(batch, colours) for batch in batches])
+
+
+def _batch_row(batch: BatchRow, colours: Mapping[str, Style]) -> Row:
+    n_done = batch.succeeded + batch.errored
+    left_s = (batch.lines - n_done) / batch.lines_per_s if batch.lines_per_s else None
+    texts = {
+        "id": batch.id,
+        "state": "waiting" if batch.waits_for else batch.state.replace("_", " "),
+        "model": batch.model,
+        "bar": "".join(bar(n_done / batch.lines, 8)) if batch.lines else "",
+        "done": f"{short_text.cells(n_done)} / {short_text.cells(batch.lines)}",
+        "failed": _count(batch.errored or None),
+        "rate": _text(short_text.rate(batch.lines_per_s)),
+        "left": _text(short_text.age(left_s)),
+        "waits": batch.waits_for,
+    }
+    state = colours["wait" if batch.waits_for or batch.state != "in_progress" else "good"]
+    return Row(batch.id, texts, {"state": state, "failed": colours["bad"], "waits": colours["wait"]})
 
 
 TREND_WIDTH = 10

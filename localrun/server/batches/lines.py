@@ -8,6 +8,7 @@ Does not: know whether a model is here (`is_known` says), or check what the rout
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -82,6 +83,11 @@ def check_input(path: Path, endpoint: str, *, max_line_bytes: int, is_known: Cal
         while text := file.readline(max_line_bytes + 1):
             number += 1
             begin, offset = offset, offset + len(text)
+            if number == 1 and text.startswith(codecs.BOM_UTF8):  # as Windows' editors write it
+                begin, text = len(codecs.BOM_UTF8), text.removeprefix(codecs.BOM_UTF8)
+            if number == 1 and text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                found.errors.append(error_of(None, "invalid_file_format", "the file is UTF-16; save it as UTF-8"))
+                break
             if len(text) > max_line_bytes and not text.endswith(b"\n"):
                 message = f"the line is longer than {max_line_bytes} bytes; LOCALRUN_MAX_BODY_BYTES sets the limit"
                 found.errors.append(error_of(number, "line_too_long", message))
@@ -241,6 +247,19 @@ def refused(error: LocalrunError, *, is_anthropic: bool) -> Answered:
     """The answer of a line that never came to its route."""
     shape = Shape.ANTHROPIC if is_anthropic else Shape.OPENAI
     return Answered(error.status, "", error.code, failures.body(error, shape))
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _Failed(msgspec.Struct):
+    error: _Error
+
+
+def message_of(body: bytes) -> str:
+    """What an answer with an error says."""
+    return msgspec.json.decode(body, type=_Failed).error.message
 
 
 def _request_id(batch_id: str, line: int) -> str:

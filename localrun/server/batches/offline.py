@@ -11,7 +11,6 @@ Does not: know what HTTP is.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sqlite3
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import filelock
+import msgspec
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -32,12 +32,14 @@ from localrun.server.batches.files import Blobs
 from localrun.server.batches.lines import AskedMessage
 from localrun.server.batches.runner import Runner
 from localrun.server.batches.store import Api, Batch, Line, Store, StoredFile, new_id
+from localrun.snapshot import BatchRow
 
 if TYPE_CHECKING:
     from localrun.models.storage.store import Store as ModelStore
     from localrun.server.engines.supervisor import Supervisor
     from localrun.server.http.access import Access
     from localrun.server.jobs.registry import Registry
+    from localrun.server.metering.telemetry import Telemetry
 
 WINDOW_S = 86_400.0
 # OpenAI's default for files with requests.
@@ -45,6 +47,8 @@ INPUTS_KEPT_S = 30 * 86_400
 
 _DAMAGED = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, None}
 _log = logging.getLogger(__name__)
+# Until the folder that could not be opened is tried again.
+_RETRY_S = 10.0
 T = TypeVar("T")
 
 
@@ -60,6 +64,7 @@ class Offline:
         supervisor: Supervisor,
         registry: Registry,
         access: Access,
+        telemetry: Telemetry,
         is_stopping: Callable[[], bool],
     ) -> None:
         self.blobs = Blobs(folder / "blobs")
@@ -69,12 +74,14 @@ class Offline:
         self._supervisor = supervisor
         self._registry = registry
         self._access = access
+        self._telemetry = telemetry
         self._is_stopping = is_stopping
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._lock = filelock.FileLock(folder.with_suffix(".lock"), thread_local=False)
         self._store: Store | None = None
         self._endpoints: dict[str, ASGIApp] = {}
         self._runner: Runner | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -91,14 +98,15 @@ class Offline:
         """Goes on with the batches of the daemon before, if it has routes for their lines."""
         if not self._endpoints:
             return
-        self._running = asyncio.create_task(self._run())
+        self._opening = asyncio.create_task(self._open())
 
     async def stop(self) -> None:
         """Gives up the lines that run; they run again when the daemon starts again."""
         self._is_closed = True
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+        tasks = [task for task in (self._opening, self._running) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._runner is not None:
             await self._runner.stop()
         await asyncio.to_thread(self._thread.shutdown)
@@ -111,9 +119,22 @@ class Offline:
         """Batches that have not ended."""
         return self._runner.n_open if self._runner is not None else 0
 
-    async def _run(self) -> None:
-        with contextlib.suppress(LocalrunError):  # the log has it, and the routes' answers
-            await self.ask(Store.open_batches)
+    def rows(self) -> list[BatchRow]:
+        """Batches that have not ended, as people see them."""
+        found = [] if self._runner is None else self._runner.rows()
+        return [msgspec.structs.replace(row, key=self._access.name_of(owner)) for owner, row in found]
+
+    async def _open(self) -> None:
+        """Opens what there is: now, or when a full disk has room again or another daemon has ended."""
+        said = ""
+        while self._runner is None:
+            try:
+                await self.ask(Store.open_batches)
+            except LocalrunError as error:
+                if error.message != said:
+                    said = error.message
+                    _log.warning("batches do not go on: %s", said)
+                await asyncio.sleep(_RETRY_S)
 
     async def ask(self, question: Callable[[Store], T]) -> T:
         """What the store says, in its thread. Raises what the question raises, DiskFull and DiskRefused for what SQLite
@@ -135,7 +156,8 @@ class Offline:
     def _new_runner(self) -> Runner:
         return Runner(
             ask=self.ask, database=self._database, blobs=self.blobs, endpoints=self._endpoints,
-            supervisor=self._supervisor, registry=self._registry, access=self._access, is_known=self._is_known,
+            supervisor=self._supervisor, registry=self._registry, access=self._access,
+            telemetry=self._telemetry, is_known=self._is_known,
             models_of=self._models_of,
             is_stopping=self._is_stopping, max_line_bytes=self._settings.max_body_bytes,
         )  # fmt: skip

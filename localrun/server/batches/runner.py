@@ -7,8 +7,8 @@ evict one another. After `TURN_S` it is the next one's turn.
 
 A batch yields. For `QUIET_S` after anybody else's request it runs few lines, so that steps are short, and loads no
 model in place of others. When others wait for room, its lines are given up, to be computed again later. What is only
-for now (a full queue, short memory, an engine that died, a full disk) holds all lines for a while, and the line runs
-again; other answers are results.
+for now (a full queue, short memory, an engine that died) holds the lines of its batch for a while, and the line runs
+again; other answers are results. A full disk holds all lines.
 
 However the daemon ends, a line without a result runs again, and none has two (`store.py`).
 
@@ -27,9 +27,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import msgspec
 from starlette.types import ASGIApp
 
-from localrun.errors import InvalidKey, LocalrunError, RateLimited
+from localrun.errors import InvalidKey, LocalrunError, RateLimited, of_disk
 from localrun.server.batches import call, lines
 from localrun.server.batches.call import Answered
 from localrun.server.batches.files import Blobs
@@ -45,10 +46,12 @@ from localrun.server.batches.store import (
     read_results,
 )
 from localrun.server.http.access import OWNER, Access, Visitor
+from localrun.snapshot import BatchRow
 
 if TYPE_CHECKING:
     from localrun.server.engines.supervisor import Supervisor
     from localrun.server.jobs.registry import Registry
+    from localrun.server.metering.telemetry import Telemetry
 
 TURN_S = 600.0
 QUIET_S = 60.0
@@ -70,6 +73,7 @@ _FOR_NOW = {
     "engine_died": 2, "engine_failed": 2,
 }  # fmt: skip
 
+RATE_WINDOW_S = 60.0
 # A batch whose API key has used what it may for now is left alone for so long; the others go on.
 _LIMITED_S = 10.0
 
@@ -83,10 +87,36 @@ class Ask(Protocol):
     async def __call__(self, question: Callable[[Store], T], /) -> T: ...
 
 
+class _Hold:
+    """No line begins until `until_s`; longer each time, up to a minute, until something went well."""
+
+    def __init__(self) -> None:
+        self.until_s = 0.0
+        self.why = ""  # also while a line tries again
+        self._n_times = 0
+
+    def begin(self, why: str, hold_s: float | None = None) -> bool:
+        """False while it holds: the lines that run then have all the same reason."""
+        now_s = time.monotonic()
+        if self.until_s > now_s:
+            return False
+        self.why = why
+        self.until_s = now_s + (min(_MAX_HOLD_S, 2.0**self._n_times) if hold_s is None else hold_s)
+        self._n_times = min(self._n_times + 1, 10)
+        return True
+
+    def end(self) -> None:
+        self.until_s, self.why, self._n_times = 0.0, "", 0
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.until_s - time.monotonic())
+
+
 class _Open:
     """A batch that has not ended. `queue` are its next lines; the store has more of them after `place` until
-    `is_read`. `work` is what is done with all of it: checking its input, or writing its results. Until `held_until_s`
-    no line of it begins."""
+    `is_read`. `work` is what is done with all of it: checking its input, or writing its results. `ends_s` are when its
+    lines of the last minute were done."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -97,7 +127,37 @@ class _Open:
         self.n_tries: dict[int, int] = {}
         self.work: asyncio.Task[None] | None = None
         self.is_ending = False
-        self.held_until_s = 0.0
+        self.hold = _Hold()
+        self.ends_s: deque[float] = deque()
+
+    def done(self, kind: Kind) -> None:
+        """A line has a result: counted here as well as in the store, for those who look."""
+        batch = self.batch
+        n_succeeded = batch.n_succeeded + (kind is Kind.SUCCEEDED)
+        n_errored = batch.n_errored + (kind is Kind.ERRORED)
+        self.batch = msgspec.structs.replace(batch, n_succeeded=n_succeeded, n_errored=n_errored)
+        self.hold.end()  # of a key that may have few requests at once, one has ended
+        self.ends_s.append(time.monotonic())
+
+    def row(self, held_by: str) -> BatchRow:
+        """As it is now."""
+        batch, now_s = self.batch, time.monotonic()
+        while self.ends_s and now_s - self.ends_s[0] > RATE_WINDOW_S:
+            self.ends_s.popleft()
+        lasted_s = now_s - self.ends_s[0] if self.ends_s else 0.0
+        return BatchRow(
+            id=batch.id,
+            api=batch.endpoint,
+            model=batch.model or (self.queue[0].model if self.queue else ""),
+            state="finalizing" if self.is_ending and batch.status == "in_progress" else batch.status,
+            lines=batch.n_lines,
+            succeeded=batch.n_succeeded,
+            errored=batch.n_errored,
+            running=len(self.running),
+            lines_per_s=(len(self.ends_s) - 1) / lasted_s if len(self.ends_s) > 1 and lasted_s > 0 else None,
+            expires_in_s=max(0.0, batch.expires_at - time.time()),
+            waits_for=self.hold.why or held_by,
+        )
 
     @property
     def takes_lines(self) -> bool:
@@ -119,6 +179,7 @@ class Runner:
         supervisor: Supervisor,
         registry: Registry,
         access: Access,
+        telemetry: Telemetry,
         is_known: Callable[[str], bool],
         models_of: Callable[[str], tuple[str, ...]],
         is_stopping: Callable[[], bool],
@@ -131,6 +192,7 @@ class Runner:
         self._supervisor = supervisor
         self._registry = registry
         self._access = access
+        self._telemetry = telemetry
         self._is_known = is_known
         self._models_of = models_of
         self._is_stopping = is_stopping
@@ -140,14 +202,17 @@ class Runner:
         self._has_changed = True
         self._model = ""
         self._turn_began_s = 0.0
-        self._hold_until_s = 0.0
-        self._n_held = 0
+        self._hold = _Hold()
         self._sweep_at_s = 0.0
 
     @property
     def n_open(self) -> int:
         """Batches that have not ended."""
         return len(self._open)
+
+    def rows(self) -> list[tuple[str, BatchRow]]:
+        """Batches that have not ended, oldest first, with whose they are."""
+        return [(one.batch.owner, one.row(self._hold.why)) for one in self._open.values()]
 
     def changed(self) -> None:
         """A batch was made or cancelled."""
@@ -161,8 +226,8 @@ class Runner:
             try:
                 pause_s = await self._look()
             except (LocalrunError, OSError, sqlite3.Error) as error:
-                _log.warning("batches wait: %s", error)
-                pause_s = self._hold()
+                self._hold_all(error)
+                pause_s = self._hold.left_s
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), max(0.0, pause_s))
 
@@ -177,7 +242,11 @@ class Runner:
         """Does what is to be done now. Seconds until there may be more."""
         if self._has_changed:
             self._has_changed = False
-            batches = await self._ask(Store.open_batches)
+            try:
+                batches = await self._ask(Store.open_batches)
+            except BaseException:
+                self._has_changed = True
+                raise
             self._open = {batch.seq: self._known(batch) for batch in batches}
         now = time.time()
         if now >= self._sweep_at_s:
@@ -207,8 +276,10 @@ class Runner:
             try:
                 await work
             except (LocalrunError, OSError, sqlite3.Error) as error:
-                _log.warning("batch %s waits: %s", one.batch.id, error)
-                await asyncio.sleep(self._hold())
+                self._hold_all(error)
+                await asyncio.sleep(self._hold.left_s)
+            else:
+                self._hold.end()
             finally:
                 one.work = None
                 self.changed()
@@ -224,13 +295,12 @@ class Runner:
         for one in self._open.values():
             if one.takes_lines and not one.queue:
                 await self._read(one)
-        held_s = self._hold_until_s - time.monotonic()
-        if held_s > 0:
-            return held_s
+        if self._hold.left_s > 0:
+            return self._hold.left_s
         heads: dict[str, list[_Open]] = {}
         waiting = [one for one in self._open.values() if one.takes_lines and one.queue]
         for one in waiting:
-            if one.held_until_s <= time.monotonic():
+            if one.hold.left_s <= 0:
                 heads.setdefault(one.queue[0].model, []).append(one)
         n_running = sum(len(one.running) for one in self._open.values())
         if not heads:
@@ -293,21 +363,15 @@ class Runner:
             except InvalidKey as error:
                 answered = lines.refused(error, is_anthropic=one.batch.api is Api.ANTHROPIC)
             if self._is_for_now(one, line, answered):
-                if answered.code == RateLimited.code:
-                    hold_s, one.held_until_s = _LIMITED_S, time.monotonic() + _LIMITED_S
-                else:
-                    hold_s = self._hold()
-                _log.info(
-                    "batch %s waits %.0f s: %s", one.batch.id, hold_s, answered.body[:200].decode(errors="replace")
-                )
+                why = lines.message_of(answered.body)
+                if one.hold.begin(why, _LIMITED_S if answered.code == RateLimited.code else None):
+                    _log.info("batch %s waits %.0f s: %s", one.batch.id, one.hold.left_s, why)
             else:
-                await self._record(one.batch, line, answered)
-                self._n_held = 0
-                one.held_until_s = 0.0  # of a key that may have few requests at once, one has ended
+                await self._record(one, line, answered)
+                self._hold.end()
                 is_done = True
         except (LocalrunError, OSError, sqlite3.Error) as error:
-            _log.warning("batch %s waits: %s", one.batch.id, error)
-            self._hold()
+            self._hold_all(error)
         finally:
             del one.running[line.place]
             if not is_done:
@@ -337,14 +401,17 @@ class Runner:
         one.n_tries[line.place] = one.n_tries.get(line.place, 0) + 1
         return one.n_tries[line.place] < _FOR_NOW[answered.code]
 
-    async def _record(self, batch: Batch, line: Line, answered: Answered) -> None:
+    async def _record(self, one: _Open, line: Line, answered: Answered) -> None:
+        batch = one.batch
         if batch.api is Api.ANTHROPIC:
             text = lines.anthropic_line(line, answered)
         else:
             text = lines.openai_line(line, answered, batch.id)
         kind = Kind.SUCCEEDED if answered.status < 400 else Kind.ERRORED
         usage = lines.usage_of(answered.body)
-        await self._ask(lambda store: store.record(batch.seq, line.place, kind, text, usage))
+        if await self._ask(lambda store: store.record(batch.seq, line.place, kind, text, usage)):
+            one.done(kind)
+            self._telemetry.batch_lines(kind.name.lower(), 1)
 
     def _give_up_lines(self, n_lines: int) -> None:
         """So many, the youngest first. They run again later."""
@@ -352,13 +419,11 @@ class Runner:
         for task in running[len(running) - max(0, n_lines) :]:
             task.cancel()
 
-    def _hold(self) -> float:
-        """No line begins for so many seconds, longer each time."""
-        hold_s = min(_MAX_HOLD_S, 2.0**self._n_held)
-        if self._hold_until_s <= time.monotonic():  # the lines that run now have all the same reason
-            self._n_held = min(self._n_held + 1, 10)
-            self._hold_until_s = time.monotonic() + hold_s
-        return hold_s
+    def _hold_all(self, error: Exception) -> None:
+        """What the store or the disk says counts for all batches."""
+        why = str((of_disk(error) if isinstance(error, OSError) else None) or error)
+        if self._hold.begin(why):
+            _log.warning("batches wait %.0f s: %s", self._hold.left_s, why)
 
     # --- batches -------------------------------------------------------------------------------------------------
 
@@ -380,6 +445,7 @@ class Runner:
             checked = lines.Checked([], None, [gone])
         if checked.errors:
             await self._ask(lambda store: store.fail(batch.seq, checked.errors, time.time()))
+            self._telemetry.batch_ended("failed")
         else:
             await self._ask(lambda store: store.start(batch.seq, checked.lines, checked.model, time.time()))
 
@@ -391,6 +457,9 @@ class Runner:
         batch = await self._ask(lambda store: store.begin_end(one.batch.seq, ending, time.time()))
         output, error = await asyncio.to_thread(self._write_results, batch)
         await self._ask(lambda store: store.finish(batch.seq, output, error, time.time()))
+        self._telemetry.batch_lines("canceled", batch.n_canceled)
+        self._telemetry.batch_lines("expired", batch.n_expired)
+        self._telemetry.batch_ended(str(ending))
         _log.info("batch %s: %s, %d of %d lines", batch.id, ending, batch.n_succeeded, batch.n_lines)
 
     def _write_results(self, batch: Batch) -> tuple[StoredFile | None, StoredFile | None]:

@@ -393,13 +393,13 @@ class Store:
         )
         return [Line(*row) for row in rows.fetchall()]
 
-    def record(self, seq: int, place: int, kind: Kind, body: bytes, usage: Usage) -> None:
+    def record(self, seq: int, place: int, kind: Kind, body: bytes, usage: Usage) -> bool:
         """A line's result, and the counts with it. Of two results of a line the first one stays, and a batch that no
-        longer runs takes none."""
+        longer runs takes none: then False."""
         column = "n_succeeded" if kind is Kind.SUCCEEDED else "n_errored"
         with self._writing():
             if self._ending(seq) is not Ending.NONE:
-                return
+                return False
             added = self._db.execute(
                 "INSERT OR IGNORE INTO results (batch, place, kind, body) VALUES (?, ?, ?, ?)", (seq, place, kind, body)
             ).rowcount
@@ -410,6 +410,7 @@ class Store:
                     f"n_thinking_tokens = n_thinking_tokens + ? WHERE seq = ?",
                     (usage.n_input, usage.n_cached, usage.n_output, usage.n_thinking, seq),
                 )
+        return bool(added)
 
     def cancel(self, batch_id: str, owner: str, api: Api, now: float) -> Batch:
         """No more lines are computed. Raises NotFound, and Conflict for a batch that has ended."""

@@ -362,6 +362,11 @@ class Access:
             raise InvalidKey(f"the API key that this is for {problem}; send it again with another one")
         return self.visitor(key, pays_later=True)
 
+    def name_of(self, key_id: str) -> str:
+        """The name of a key, "" for the owner and for one that was removed."""
+        key = self._by_id.get(key_id)
+        return "" if key is None else key.name
+
     def _look(self) -> None:
         """Read the key file again if it has changed, which its inode, times and size say in a few microseconds."""
         now_s = time.monotonic()

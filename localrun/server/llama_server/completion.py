@@ -20,7 +20,8 @@ import msgspec
 from msgspec import Meta
 
 from localrun.errors import BadRequest
-from localrun.server.embedding.bodies import MediaInput
+from localrun.server import tiers
+from localrun.server.embedding.bodies import MEDIA_PLACE, MediaInput
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
@@ -94,9 +95,19 @@ class LlamaCompletionBody(FormatFields, frozen=True, kw_only=True):
     t_max_predict_ms: int | None = None
     grammar_lazy: bool | None = None
     post_sampling_probs: bool | None = None
+    multimodal_data: list[Any] | None = None
+    image_data: list[Any] | None = None
+    images: list[Any] | None = None
 
     def check_supported(self) -> None:
         """Raises BadRequest for what this build does not do."""
+        for name in ("multimodal_data", "image_data", "images"):
+            if getattr(self, name):
+                raise BadRequest(
+                    f"{name}: pictures and sound belong to a prompt; send prompt as an object of a prompt_string, with "
+                    f"{MEDIA_PLACE} for each of them, and multimodal_data",
+                    field=name,
+                )
         for name, neutral in _UNSUPPORTED.items():
             value = getattr(self, name)
             if value is not None and value != neutral and not (name == "adaptive_target" and value < 0):
@@ -155,9 +166,13 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
     ]
     prompts = [prompt for prompt in prompts for _ in range(body.n or 1)]
     grammar = body.answer_grammar()
-    model = body.model or loaded_model(runtime, exchange.visitor)
-    who = ask_of(exchange, model, body)
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if runtime.settings.tiers:
+            body = await tiers.routed_prompts(
+                runtime, exchange, body, prompts, has_schema=grammar is not None, media=media.all()
+            )
+        model = body.model or loaded_model(runtime, exchange.visitor)
+        who = ask_of(exchange, model, body)
         if media.all():
             await runtime.read_media(model, media.all())
         jobs = await streaming.enter(runtime, stack, who, n_jobs=len(prompts))

@@ -97,6 +97,7 @@ async def show_props(runtime: Runtime, exchange: Exchange) -> None:
         await exchange.answer_facts(_of_daemon(runtime))
         return
     exchange.visitor.check_model(name)
+    runtime.check_is_model(name, exchange.visitor)
     found = await asyncio.to_thread(_of_model, runtime, name, loaded)
     if not exchange.visitor.is_admin:  # where files lie is nobody else's business
         found = msgspec.structs.replace(found, model_path=found.model_alias)

@@ -141,6 +141,7 @@ async def tokenizer_info(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler. Nothing is loaded."""
     name = parameter(exchange, "model") or loaded_model(runtime, exchange.visitor)
     exchange.visitor.check_model(name)
+    runtime.check_is_model(name, exchange.visitor)
     model = await asyncio.to_thread(runtime.store.resolve, name)
     header = model.header
     await exchange.answer_json(

@@ -10,7 +10,7 @@ page follows the Prometheus customs (base units, unit as suffix, `_total` on cou
 bounded: `model` is a model's own name, never what a client made up; `api` is a route's family; `outcome` is done,
 cancelled or failed; `tier` is ram or disk; `source` is a `wire.DraftSource`; `key` is the name of an API key; `name` is
 a tier's in the settings file, `size` small or large, and `reason` one of the rules in tiers.py. Nothing on it is per
-request or per client.
+request, per client or per batch.
 
 Does not: decide anything; nothing in the daemon acts on these numbers.
 """
@@ -33,7 +33,7 @@ from localrun.server.engines.link import EngineLink
 from localrun.server.engines.machine import MachineSampler
 from localrun.server.jobs.registry import Registry, RequestRecord
 from localrun.server.metering.windows import LatencyWindow, RateWindow
-from localrun.snapshot import Aggregate, EngineRow, RequestState, Snapshot
+from localrun.snapshot import Aggregate, BatchRow, EngineRow, RequestState, Snapshot
 
 RUNNING_STATES = (RequestState.PREFILL, RequestState.DECODE)
 
@@ -69,7 +69,9 @@ class Metrics:
     """The families of the Prometheus page. Its registry is its own, so that two runtimes in one process (tests) do not
     share counters."""
 
-    def __init__(self, requests: Registry, engine_rows: Callable[[], list[EngineRow]]) -> None:
+    def __init__(
+        self, requests: Registry, engine_rows: Callable[[], list[EngineRow]], batch_rows: Callable[[], list[BatchRow]]
+    ) -> None:
         # A `_created` series beside every counter and histogram doubles the page and says nothing new.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
@@ -176,8 +178,15 @@ class Metrics:
         self.probe_seconds = Counter(
             "localrun_tier_probe_seconds", "Time that this took.", ("name",), registry=registry
         )
+        self.batch_lines = Counter(
+            "localrun_batch_lines", "Lines of batches that have a result, by what it is.", ("outcome",),
+            registry=registry,
+        )  # fmt: skip
+        self.batches = Counter(
+            "localrun_batches_ended", "Batches that ended, by how they did.", ("status",), registry=registry
+        )
         self._models: dict[str, _ModelMetrics] = {}
-        registry.register(_LiveCollector(requests, engine_rows))
+        registry.register(_LiveCollector(requests, engine_rows, batch_rows))
         ProcessCollector(registry=registry)
 
     def of(self, model: str) -> _ModelMetrics:
@@ -196,9 +205,12 @@ class Metrics:
 class _LiveCollector(Collector):
     """Gauges, made at each scrape, so that a step never touches them."""
 
-    def __init__(self, requests: Registry, engine_rows: Callable[[], list[EngineRow]]) -> None:
+    def __init__(
+        self, requests: Registry, engine_rows: Callable[[], list[EngineRow]], batch_rows: Callable[[], list[BatchRow]]
+    ) -> None:
         self._requests = requests
         self._engine_rows = engine_rows
+        self._batch_rows = batch_rows
 
     def collect(self) -> Iterable[Metric]:
         engines = self._engine_rows()
@@ -242,6 +254,18 @@ class _LiveCollector(Collector):
             "Saved segments of prefixes on disk.",
             {row.model: row.disk_entries for row in ready},
         )
+        batches = self._batch_rows()
+        yield GaugeMetricFamily("localrun_batches", "Batches that have not ended.", value=len(batches))
+        yield GaugeMetricFamily(
+            "localrun_batches_waiting",
+            "Of these those whose lines wait: for memory, room on the disk, an engine or their key's limit.",
+            value=sum(bool(row.waits_for) for row in batches),
+        )
+        yield GaugeMetricFamily(
+            "localrun_batch_lines_left",
+            "Lines of batches without a result.",
+            value=sum(row.lines - row.succeeded - row.errored for row in batches),
+        )
 
 
 def _by_model(name: str, documentation: str, values: dict[str, int]) -> Metric:
@@ -265,12 +289,19 @@ class _EngineMeter:
 
 
 class Telemetry:
-    """See the module. `engine_rows` gives the supervisor's rows."""
+    """See the module. `engine_rows` gives the supervisor's rows, `batch_rows` those of batches."""
 
-    def __init__(self, settings: Settings, registry: Registry, engine_rows: Callable[[], list[EngineRow]]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        engine_rows: Callable[[], list[EngineRow]],
+        batch_rows: Callable[[], list[BatchRow]] = list,
+    ) -> None:
         self._settings = settings
         self._registry = registry
         self._engine_rows = engine_rows
+        self._batch_rows = batch_rows
         self._machine = MachineSampler()
         self._started_s = time.monotonic()
         self._meters: dict[EngineLink, _EngineMeter] = {}
@@ -280,7 +311,7 @@ class Telemetry:
         self._encoder = msgspec.json.Encoder()
         self._encoded = b""
         self._encoded_at_s = float("-inf")
-        self.metrics = Metrics(registry, engine_rows)
+        self.metrics = Metrics(registry, engine_rows, batch_rows)
 
     # --- told by jobs and engines --------------------------------------------------------------------------------
 
@@ -309,6 +340,14 @@ class Telemetry:
         """What it took to see how sure a tier's small model is."""
         self.metrics.probe_tokens.labels(name).inc(n_tokens)
         self.metrics.probe_seconds.labels(name).inc(seconds)
+
+    def batch_lines(self, outcome: str, n_lines: int) -> None:
+        """So many lines of a batch came to this."""
+        self.metrics.batch_lines.labels(outcome).inc(n_lines)
+
+    def batch_ended(self, status: str) -> None:
+        """One batch did, so."""
+        self.metrics.batches.labels(status).inc()
 
     def ended(self, record: RequestRecord) -> None:
         """A request's record became final. One that never reached a model has no part in the page's figures by model,
@@ -420,6 +459,7 @@ class Telemetry:
             engines=rows,
             requests=self._registry.rows(),
             system=sample.system,
+            batches=self._batch_rows(),
         )
 
     async def encoded_snapshot(self, max_age_s: float) -> bytes:

@@ -150,6 +150,7 @@ def shown_to(visitor: Visitor, snapshot: Snapshot) -> Snapshot:
         snapshot,
         requests=requests,
         engines=[_engine_shown_to(visitor, row, own) for row in snapshot.engines if visitor.sees_model(row.model)],
+        batches=[row for row in snapshot.batches if visitor.sees(row.key)],
     )
 
 

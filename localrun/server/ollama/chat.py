@@ -69,7 +69,8 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
             await load_or_unload(runtime, exchange, body, Lines(body.model, Kind.GENERATE))
             return
         if runtime.settings.tiers:
-            body, ask = await tiers.routed(runtime, exchange, body, _question(runtime, body, ask), load=body.load)
+            question = _question(runtime, exchange, body, ask)
+            body, ask = await tiers.routed(runtime, exchange, body, question, load=body.load)
         who = ask_of(exchange, body.model, body.service, load=body.load)
         lines = Lines(body.model, Kind.GENERATE)
         if ask.media:
@@ -81,10 +82,11 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
             await answer(exchange, job, body, options, fitted, lines, context=context)
 
 
-def _question(runtime: Runtime, body: GenerateBody, ask: ChatAsk) -> Question:
+def _question(runtime: Runtime, exchange: Exchange, body: GenerateBody, ask: ChatAsk) -> Question:
     """Raises BadRequest for token ids of an earlier answer: which model they are of nobody knows."""
     tier = runtime.settings.tier(body.model)
     if tier is not None and body.context:
+        tiers.check_allowed(runtime, exchange.visitor, body.model)
         raise BadRequest(
             f"context: '{tier.name}' is a tier, and token ids are those of one model; name the one that answered "
             f"before, or use /api/chat",

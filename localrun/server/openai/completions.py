@@ -29,7 +29,6 @@ from localrun.server.openai.answer import Answer, Chunks, Fields, piece_text
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, CommonFields
 from localrun.server.prompting.infill import infill
 from localrun.server.runtime import Runtime
-from localrun.server.tiers import Question
 from localrun.wire import ChosenLogprob, Delta, Segment, TokenLogprob
 
 Prompt = str | list[int]
@@ -218,7 +217,8 @@ async def answer_completion(
     grammar = body.answer_grammar()
     async with exchange.while_connected(), AsyncExitStack() as stack:
         if runtime.settings.tiers:
-            body = await _routed(runtime, exchange, body, prompts, has_schema=grammar is not None)
+            has_schema, suffix = grammar is not None, body.suffix or ""
+            body = await tiers.routed_prompts(runtime, exchange, body, prompts, has_schema=has_schema, suffix=suffix)
         who = ask_of(exchange, body.model, body)
         jobs = await streaming.enter(runtime, stack, who, n_jobs=len(prompts))
         check_tokens(prompts, jobs[0].n_vocab)
@@ -260,20 +260,6 @@ async def answer_completion(
             await answer.send_choices(best(chunks, await answer.gather(), body.n_candidates, body.n_choices))
         else:
             await answer.send(stream=bool(body.stream))
-
-
-async def _routed(
-    runtime: Runtime, exchange: Exchange, body: CompletionBody, prompts: Sequence[Prompt], *, has_schema: bool
-) -> CompletionBody:
-    tier = runtime.settings.tier(body.model)
-    if tier is not None and not isinstance(prompts[0], str):
-        raise BadRequest(
-            f"prompt: '{tier.name}' is a tier, and token ids are those of one model; send text, or name that model",
-            field="prompt",
-        )
-    texts = [f"{prompt}{body.suffix or ''}" for prompt in prompts]
-    question = Question(prompts=texts, has_schema=has_schema, fills_in=bool(body.suffix))
-    return (await tiers.routed(runtime, exchange, body, question))[0]
 
 
 def best(chunks: CompletionChunks, reasons: list[str], n_candidates: int, n_choices: int) -> list[Fields]:

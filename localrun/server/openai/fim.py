@@ -103,7 +103,8 @@ async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
     before_cursor = body.before_cursor()
     async with exchange.while_connected(), AsyncExitStack() as stack:
         if runtime.settings.tiers:
-            question = Question(prompts=[before_cursor + body.input_suffix], fills_in=True)
+            others = "".join(file.filename + file.text for file in body.input_extra or ())
+            question = Question(prompts=[others + before_cursor + body.input_suffix], fills_in=True)
             body, _ = await tiers.routed(runtime, exchange, body, question)
         model = body.model or loaded_model(runtime, exchange.visitor)
         who = ask_of(exchange, model, body)

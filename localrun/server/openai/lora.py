@@ -42,6 +42,7 @@ async def list_adapters(runtime: Runtime, exchange: Exchange) -> None:
     visitor, model = exchange.visitor, parameter(exchange, "model")
     if model:
         visitor.check_model(model)
+        runtime.check_is_model(model, visitor)
     rows = await asyncio.to_thread(_rows, runtime.store, model)
     rows = [row for row in rows if visitor.sees_model(row.name)]
     if not visitor.is_admin:  # where files lie is nobody else's business
@@ -54,7 +55,8 @@ async def change_adapters(_: Runtime, exchange: Exchange) -> None:
     await exchange.read_body()
     raise NotSupported(
         "scales for all requests are not supported, for they would change other clients' answers; say them in the "
-        "request, as lora or in the model's name (model+adapter=0.5)"
+        "request, as lora or in the model's name (model+adapter=0.5), or create a model with the adapter (ADAPTER in a "
+        "Modelfile) and have clients name that"
     )
 
 

@@ -94,6 +94,13 @@ def test_a_key_over_its_limit_waits_and_others_go_on(daemon: Daemon, tmp_path: P
     held = slow.batches.retrieve(batch.id)
     assert held.request_counts is not None
     assert (held.status, held.request_counts.completed, held.request_counts.failed) == ("in_progress", 2, 0)
+    shown = [
+        daemon.http.get("/localrun/v1/snapshot", headers={"x-api-key": one.api_key}).json()["batches"]
+        for one in (slow, quick)
+    ]
+    found = [[(row["id"], row["key"], row["succeeded"]) for row in rows] for rows in shown]
+    assert found == [[(batch.id, "slow", 2)], []]
+    assert "the key 'slow' has used its requests" in shown[0][0]["waits_for"]
     assert slow.batches.cancel(batch.id).status in ("cancelling", "cancelled")
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
@@ -10,6 +13,7 @@ import pytest
 from openai import OpenAI
 
 from tests.daemon import Daemon, running_daemon
+from tests.models.handmade import TYPE_F32, file_bytes, tensor
 from tests.server.batches.batch_files import begun, chat_line, client_of, encoded, ended, lines_of, until
 
 
@@ -110,6 +114,58 @@ def test_an_input_that_is_not_as_it_must_be_fails_with_the_number_of_each_line(c
     assert [error.code for error in (empty.errors and empty.errors.data) or ()] == ["empty_file"]
 
 
+def test_inputs_as_other_programs_write_them(client: OpenAI):
+    one, two = encoded([chat_line("a")]), encoded([chat_line("b")])
+    windows = b"\xef\xbb\xbf" + one.rstrip() + b"\r\n\r\n  \r\n" + two.rstrip()
+    for content in (windows, b"\n" + one + b"\n\n" + two + b"\n", one + two.replace(b"hello", "\u2028\x85".encode())):
+        batch = ended(client, begun(client, content))
+        found = [line["custom_id"] for line in lines_of(client, batch.output_file_id)]
+        assert (batch.status, found) == ("completed", ["a", "b"])
+    batch = ended(client, begun(client, one + two.replace(b"hello", b"hell\xff")))
+    (refused,) = lines_of(client, batch.error_file_id)
+    assert (refused["custom_id"], refused["response"]["status_code"]) == ("b", 400)
+    for content, code in (((one + two).decode().encode("utf-16"), "invalid_file_format"),
+                          (one + two.replace(b'"b"', b'"\xff"'), "invalid_json_line"),
+                          (one + bytes(99) + b"\n", "invalid_json_line")):  # fmt: skip
+        batch = ended(client, begun(client, content))
+        assert batch.errors is not None
+        assert [error.code for error in batch.errors.data or ()] == [code]
+
+
+def test_a_model_that_does_not_fit_holds_its_own_batch_and_no_other(daemon: Daemon, client: OpenAI):
+    n_wide = 1 << 20
+    huge = file_bytes(tensors=(tensor("token_embd.weight", (n_wide, n_wide), TYPE_F32, 0),), data=b"")
+    path = daemon.home / "huge.gguf"
+    path.write_bytes(huge)
+    os.truncate(path, len(huge) + 4 * n_wide * n_wide)
+    held = begun(client, encoded([chat_line("a", model=str(path))]))
+    rows = lambda: {row["id"]: row for row in daemon.http.get("/localrun/v1/snapshot").json()["batches"]}  # noqa: E731
+    until(lambda: "weights 4398.0 GB" in rows()[held.id]["waits_for"])
+    batch = ended(client, begun(client, encoded([chat_line(f"r{n}") for n in range(30)])))
+    assert batch.status == "completed"
+    assert rows().keys() == {held.id}
+    page = daemon.http.get("/metrics").text
+    for line in ("localrun_batches 1.0", "localrun_batches_waiting 1.0", "localrun_batch_lines_left 1.0"):
+        assert f"\n{line}\n" in page
+    client.batches.cancel(held.id)
+    assert ended(client, held).status == "cancelled"
+    path.unlink()
+
+
+def test_lines_and_batches_are_counted_by_what_became_of_them(daemon: Daemon, client: OpenAI):
+    def counted() -> dict[str, float]:
+        page = daemon.http.get("/metrics").text
+        found = re.findall(r'^localrun_batch\w+_total\{\w+="(\w+)"\} ([0-9.]+)$', page, re.M)
+        return {name: float(number) for name, number in found}
+
+    before = counted()
+    ended(client, begun(client, encoded([*(chat_line(f"r{n}") for n in range(3)), chat_line("bad", temperature=-1)])))
+    ended(client, begun(client, b"no line"))
+    after = counted()
+    found = {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
+    assert found == {"succeeded": 3, "errored": 1, "completed": 1, "failed": 1}
+
+
 def test_a_batch_of_what_cannot_be_one_is_refused_at_once(client: OpenAI):
     content = encoded([chat_line("a")])
     for fields, field in (({"endpoint": "/v1/moderations"}, "endpoint"), ({"window": "soon"}, "completion_window")):
@@ -190,3 +246,23 @@ def _n_completed(client: OpenAI, batch_id: str) -> int:
     counts = client.batches.retrieve(batch_id).request_counts
     assert counts is not None
     return counts.completed
+
+
+def test_whoever_asks_beside_a_batch_waits_for_no_line_of_it(slow: Daemon):
+    """All of them are answered before any line is: lines make room in the slots, and are not waited for."""
+    client = client_of(slow)
+    lines = [chat_line(f"r{n}", n_tokens=1500, ignore_eos=True) for n in range(8)]
+    batch = begun(client, encoded(lines))
+
+    def n_decoding() -> int:
+        rows = slow.http.get("/localrun/v1/requests").json()["requests"]
+        return sum(row["client"] == batch.id and row["state"] == "decode" for row in rows)
+
+    until(lambda: n_decoding() >= 1)
+    with ThreadPoolExecutor(8) as several:
+        asked = [several.submit(client.chat.completions.create, **chat_line(f"x{n}")["body"]) for n in range(8)]
+        answers = [one.result() for one in asked]
+    assert len(answers) == 8
+    assert _n_completed(client, batch.id) == 0
+    client.batches.cancel(batch.id)
+    ended(client, batch)

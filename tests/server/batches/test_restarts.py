@@ -9,6 +9,7 @@ from pathlib import Path
 from openai import OpenAI
 
 from tests.daemon import Daemon, running_daemon
+from tests.faults.injection import Injected
 from tests.server.batches.batch_files import begun, chat_line, client_of, encoded, ended, lines_of, until
 
 N_LINES = 240
@@ -103,6 +104,18 @@ def test_two_daemons_do_not_run_the_same_lines(tmp_path: Path):
             assert "another daemon" in refused.json()["error"]["message"]
             first.stop()
             until(lambda: second.http.get("/v1/batches").status_code == 200)
+
+
+def test_a_daemon_that_could_not_open_the_folder_tries_again_by_itself(tmp_path: Path):
+    faults = Injected(tmp_path, localrun__server__batches__offline___RETRY_S=0.1)
+    home = {"LOCALRUN_HOME": str(tmp_path / "home"), "LOCALRUN_FAKE_STEP_MS": "20"}
+    with running_daemon(**home) as first:
+        begun(client_of(first), encoded([chat_line(f"r{n}") for n in range(20)]))
+        with running_daemon(**home | faults.environment) as second:
+            until(lambda: "batches do not go on: another daemon" in second.log)
+            first.process.kill()
+            ended_well = 'localrun_batches_ended_total{status="completed"} 1.0'
+            until(lambda: ended_well in second.http.get("/metrics").text)
 
 
 def test_an_input_that_is_gone_and_a_model_that_was_removed_are_errors_of_their_lines(tmp_path: Path):

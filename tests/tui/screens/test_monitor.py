@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from textual.widgets import DataTable
 
-from localrun.snapshot import DraftRow, GpuRow, KvRunRow
+from localrun.snapshot import BatchRow, DraftRow, GpuRow, KvRunRow
 from localrun.tui.recording import Recorder, snapshots
 from localrun.tui.screens.details import RequestScreen
 from localrun.tui.widgets.tables import RequestTable
@@ -364,3 +364,35 @@ async def test_gpus_are_shown_where_there_are_any(desk: Any) -> None:
         snapshot.system.gpus = gpus
         desk.daemon.publish_snapshot(snapshot)
         await desk.see(pilot, "45%  VRAM 12.0 of 48.0 GB")
+
+
+def batch(**changes: Any) -> BatchRow:
+    values: dict[str, Any] = {
+        "id": "batch_12ab", "api": "/v1/chat/completions", "model": "tiny", "state": "in_progress", "lines": 1200,
+        "succeeded": 590, "errored": 10, "running": 7, "lines_per_s": 2.5, "expires_in_s": 3600.0,
+    }  # fmt: skip
+    return BatchRow(**values | changes)
+
+
+@pytest.mark.parametrize("size", [NARROW, (120, 40)], ids=["narrow", "wide"])
+async def test_batches_show_how_far_they_are(desk: Any, size: tuple[int, int]) -> None:
+    async with desk.open(size) as pilot:
+        await _open(desk, pilot)
+        plain = desk.snapshot_of(desk.row("a"))
+        desk.daemon.publish_snapshot(plain)
+        await desk.see(pilot, "zed")
+        assert "line/s" not in desk.seen(desk.app)
+        held = batch(id="msgbatch_34cd", lines_per_s=None, errored=0, waits_for="the disk is full; make room")
+        desk.daemon.publish_snapshot(replace(plain, batches=[batch(), held]))
+        await desk.see(pilot, "batch_12ab")
+        lines = desk.seen(desk.app).split("\n")
+        first = next(line for line in lines if "batch_12ab" in line)
+        assert first.replace("tiny", "").split() == [
+            "batch_12ab", "in", "progress", "████░░░░", "600", "/", "1.2k", "10", "2.5", "4m", "00s",
+        ]  # fmt: skip
+        second = next(line for line in lines if "msgbatch_34cd" in line)
+        assert "waiting" in second
+        assert ("the disk is" in second) is (size != NARROW)
+        assert max(map(len, lines)) <= size[0]
+        desk.daemon.publish_snapshot(plain)
+        await desk.until(pilot, lambda: "batch_12ab" not in desk.seen(desk.app))
