@@ -156,7 +156,9 @@ def test_it_is_the_daemon_with_the_files_environment_and_log(tmp_path: Path):
 def test_a_command_line_that_fails_leaves_its_reason_in_the_log(tmp_path: Path):
     log = tmp_path / "service.log"
     start = tmp_path / "start.json"
-    start.write_text(json.dumps({"arguments": ["serve", "--host", "0.0.0.0"], "environment": {}, "log": str(log)}))
+    start.write_text(
+        json.dumps({"arguments": ["serve", "--host", "0.0.0.0", "--port", "0"], "environment": {}, "log": str(log)})
+    )
     ended = subprocess.run(
         [sys.executable, "-P", "-m", "localrun.service.windows", str(start)], check=False, timeout=60
     )

@@ -26,8 +26,12 @@ def encoded(lines: list[dict[str, Any]]) -> bytes:
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
-def client_of(daemon: Daemon) -> OpenAI:
-    return OpenAI(base_url=f"{daemon.url}/v1", api_key="any", max_retries=0)
+# What keeps no connection need not be closed.
+ONCE = {"connection": "close"}
+
+
+def client_of(daemon: Daemon, key: str = "any") -> OpenAI:
+    return OpenAI(base_url=f"{daemon.url}/v1", api_key=key, max_retries=0, default_headers=ONCE)
 
 
 def begun(client: OpenAI, content: bytes, *, endpoint: Any = CHAT, window: Any = "24h", **fields: Any) -> Batch:

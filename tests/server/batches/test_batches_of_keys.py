@@ -13,7 +13,7 @@ from openai import OpenAI
 from localrun.access import keys
 from localrun.access.keys import REQUESTS, TOKENS, KeyFile, Limit
 from tests.daemon import Daemon, running_daemon
-from tests.server.batches.batch_files import begun, chat_line, encoded, ended, lines_of, until
+from tests.server.batches.batch_files import begun, chat_line, client_of, encoded, ended, lines_of, until
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def daemon() -> Iterator[Daemon]:
 
 def client_with(daemon: Daemon, name: str, **rules: object) -> OpenAI:
     text = KeyFile(daemon.home / "data").create(name, **rules).text
-    return OpenAI(base_url=f"{daemon.url}/v1", api_key=text, max_retries=0)
+    return client_of(daemon, text)
 
 
 def used(daemon: Daemon, name: str) -> dict[str, int]:
@@ -141,9 +141,7 @@ def test_a_key_keeps_as_many_bytes_as_it_may_and_more_when_some_are_deleted(tmp_
             "large": file.create("large", storage_bytes=20_000).text,
             "any": file.create("any", storage_bytes=keys.NO_LIMIT).text,
         }
-        usual, large, anything = (
-            OpenAI(base_url=f"{daemon.url}/v1", api_key=texts[name], max_retries=0) for name in texts
-        )
+        usual, large, anything = (client_of(daemon, text) for text in texts.values())
         first = upload(usual, 3000)
         with pytest.raises(openai.APIStatusError) as refused:
             upload(usual, 2001)
@@ -161,7 +159,7 @@ def test_a_key_keeps_as_many_bytes_as_it_may_and_more_when_some_are_deleted(tmp_
         usual.files.delete(first)
         upload(usual, 3000)
     with running_daemon(LOCALRUN_HOME=str(tmp_path), LOCALRUN_KEY_STORAGE="5000") as daemon:
-        usual = OpenAI(base_url=f"{daemon.url}/v1", api_key=texts["usual"], max_retries=0)
+        usual = client_of(daemon, texts["usual"])
         with pytest.raises(openai.APIStatusError, match="of files and batches here; its limit is"):
             upload(usual, 1)
         file.change("usual", lambda key: msgspec.structs.replace(key, storage_bytes=5001))
@@ -173,7 +171,7 @@ def test_a_batch_that_runs_keeps_its_results_and_the_next_one_waits_for_room(tmp
     with running_daemon(LOCALRUN_HOME=str(tmp_path)) as daemon:
         lines = encoded([chat_line(f"r{n}") for n in range(6)])
         key = KeyFile(tmp_path / "data").create("zed", storage_bytes=len(lines) + 10)
-        client = OpenAI(base_url=f"{daemon.url}/v1", api_key=key.text, max_retries=0)
+        client = client_of(daemon, key.text)
         batch = ended(client, begun(client, lines))
         assert (batch.status, len(lines_of(client, batch.output_file_id))) == ("completed", 6)
         assert sum(one.bytes for one in client.files.list()) > len(lines) + 10

@@ -11,7 +11,7 @@ import pytest
 from anthropic import Anthropic
 
 from tests.daemon import Daemon, running_daemon
-from tests.server.batches.batch_files import until
+from tests.server.batches.batch_files import ONCE, until
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture
 def client(daemon: Daemon) -> Anthropic:
-    return Anthropic(base_url=daemon.url, api_key="any", max_retries=0)
+    return Anthropic(base_url=daemon.url, api_key="any", max_retries=0, default_headers=ONCE)
 
 
 def asked(custom_id: str, model: str = "tiny") -> Any:

@@ -110,7 +110,8 @@ def test_a_daemon_that_could_not_open_the_folder_tries_again_by_itself(tmp_path:
     faults = Injected(tmp_path, localrun__server__batches__offline___RETRY_S=0.1)
     home = {"LOCALRUN_HOME": str(tmp_path / "home"), "LOCALRUN_FAKE_STEP_MS": "20"}
     with running_daemon(**home) as first:
-        begun(client_of(first), encoded([chat_line(f"r{n}") for n in range(20)]))
+        # So many that there are some left when the second one is up, which takes a second or more.
+        begun(client_of(first), encoded([chat_line(f"r{n}") for n in range(400)]))
         with running_daemon(**home | faults.environment) as second:
             until(lambda: "batches do not go on: another daemon" in second.log)
             first.process.kill()
