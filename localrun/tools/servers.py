@@ -358,9 +358,7 @@ class _Server:
             reason = f"did not answer within {self._settings.timeout_s:g} s"
         elif isinstance(error, OSError):
             reason = f"cannot be started: {error}"
-        elif isinstance(error, (ValueError, RuntimeError)) or self._is_answer(
-            error
-        ):  # also of what is no valid message
+        elif isinstance(error, (ValueError, RuntimeError)) or self._is_answer(error):  # ValueError: no valid message
             reason = f"cannot be used: {' '.join(str(error).split())}"
         else:
             reason = "has ended"
