@@ -31,7 +31,7 @@ RATE_WINDOW_S = 60.0
 ENDED = ("completed", "failed", "expired", "cancelled")
 _STEP_PERCENT = 10
 _HEADER = ("ID", "STATUS", "DONE", "FAILED", "TOTAL", "MODEL", "ENDPOINT", "CREATED")
-_SPARE = ("ENDPOINT", "CREATED", "MODEL", "TOTAL")
+_SPARE = ("ENDPOINT", "CREATED", "MODEL", "TOTAL", "FAILED", "DONE")
 
 
 class _FileOrCommand(click.Group):

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon, require_daemon, starter, wait_until_gone, with_settings
-from localrun.cli.text import columns, duration, one_line, print_json, size
+from localrun.cli.text import columns, duration, one_line, print_json, size, table
 from localrun.client import Client
 from localrun.config import Settings
 from localrun.snapshot import EngineRow, RequestRow, Snapshot
@@ -19,6 +19,7 @@ END_TIMEOUT_S = 60.0
 _ENGINES = (
     *("NAME", "PID", "STATE", "SIZE", "SLOTS", "KV CELLS", "CONTEXT", "LOADED WITH", "BACKEND", "LAYERS", "UNLOADS IN"),
 )
+_SPARE = ("LOADED WITH", "BACKEND", "PID", "LAYERS", "KV CELLS", "SLOTS", "CONTEXT", "UNLOADS IN", "SIZE")
 _REQUESTS = ("STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", "DRAFTS", "TOK/S", "TTFT", "AGE")
 
 
@@ -31,7 +32,7 @@ def ps_command(as_json: bool, settings: Settings) -> None:
     if as_json:
         print_json(engines)
     else:
-        print(columns(_ENGINES, [_engine_cells(engine) for engine in engines]))
+        print(table(_ENGINES, [_engine_cells(engine) for engine in engines], spare=_SPARE))
 
 
 def _engine_cells(engine: EngineRow) -> tuple[str, ...]:

@@ -205,7 +205,7 @@ class _Server:
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> Result:
         from mcp import MCPError
-        from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+        from mcp.types import REQUEST_TIMEOUT
 
         timeout_s = self._settings.timeout_s
         try:
@@ -214,7 +214,7 @@ class _Server:
             if error.code == REQUEST_TIMEOUT:
                 said = f"the tool gave no answer within {timeout_s:g} s, and the call was cancelled"
                 return Result(said, is_error=True)
-            if error.code == CONNECTION_CLOSED:
+            if not self._is_answer(error):
                 raise await self._failed(error) from None
             return Result(self._cut(inert(error.message)), is_error=True)
         except Exception as error:  # of a result that is not what its schema says, too
@@ -329,6 +329,16 @@ class _Server:
             return text
         return f"{text[:most]}\n[localrun cut this result: the first {most} of {len(text)} characters]"
 
+    def _is_answer(self, error: BaseException) -> bool:
+        """Whether an error is the server's, and not that the connection has ended. Servers use the code of the latter
+        for errors of their own: it is the first of those that JSON-RPC leaves to them."""
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
+
+        if not isinstance(error, MCPError):
+            return False
+        return error.code != CONNECTION_CLOSED or not (self._settings.url or error.message == "Connection closed")
+
     async def _failed(self, error: BaseException) -> ServerFailed:
         """Ends the connection: why. A program's last words on standard error come a little later than its end."""
         while isinstance(error, BaseExceptionGroup):
@@ -348,6 +358,8 @@ class _Server:
             reason = f"did not answer within {self._settings.timeout_s:g} s"
         elif isinstance(error, OSError):
             reason = f"cannot be started: {error}"
+        elif isinstance(error, (ValueError, RuntimeError)) or self._is_answer(error):  # ValueError: no valid message
+            reason = f"cannot be used: {' '.join(str(error).split())}"
         else:
             reason = "has ended"
         self.end()

@@ -9,8 +9,9 @@ const { keep, kept } = chats;
 const log = $("log"), text = $("text"), model = $("model"), send = $("send");
 const MODEL = "localrun.model", THEME = "localrun.theme", KEY = "localrun.key", LAST = "localrun.last";
 const MAX_PICTURE_BYTES = 10e6;
+const NARROW = matchMedia("(max-width: 50rem)");
 
-let capabilities = {}, pictures = [];
+let capabilities = {}, pictures = [], key = kept("sessionStorage", KEY);
 let chat = chats.fresh(""), editedAt = null;
 const runs = new Map();     // what ends the running answer of a conversation, by its id
 const open = new Map();     // conversations that were seen, with their pictures
@@ -20,13 +21,15 @@ const views = new Map();    // what shows a turn of this conversation
 
 async function ask(path, options = {}) {
   for (;;) {
-    const key = kept(sessionStorage, KEY);
-    const headers = { "X-Localrun-Client": "web", ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-    const answer = await fetch(path, { ...options, headers, mode: "same-origin", credentials: "omit", cache: "no-store", redirect: "error" });
+    const sent = key;
+    const headers = { "X-Localrun-Client": "web", ...options.headers, ...(sent ? { Authorization: `Bearer ${sent}` } : {}) };
+    const answer = await fetch(path, { ...options, headers, mode: "same-origin", credentials: "omit", cache: "no-store", redirect: "error" }).catch((error) => {
+      throw error instanceof TypeError ? new Error(`${location.host} does not answer; is the daemon running?`) : error;
+    });
     if (answer.ok) return answer;
     let said = "";
     try { said = (await answer.json()).error?.message ?? ""; } catch { /* not JSON */ }
-    if (answer.status === 401 && (await askForKey(key ? said : ""))) continue;
+    if (answer.status === 401 && (await askForKey(sent ? said : ""))) continue;
     throw new Error(said || `the server answered ${answer.status}`);
   }
 }
@@ -41,8 +44,8 @@ function askForKey(problem) {
   field.focus();
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => {
-      const isGiven = dialog.returnValue === "use" && (field.value.trim() !== "" || kept(sessionStorage, KEY) !== null);
-      if (isGiven && field.value.trim()) keep(sessionStorage, KEY, field.value.trim());
+      const isGiven = dialog.returnValue === "use" && (field.value.trim() !== "" || key !== null);
+      if (isGiven && field.value.trim()) keep("sessionStorage", KEY, key = field.value.trim());
       setTimeout(() => { field.value = ""; });  // others may have asked meanwhile
       resolve(isGiven);
     }, { once: true });
@@ -64,7 +67,7 @@ async function loadModels() {
 
 // That of the conversation, or the last one that was chosen.
 function chooseModel() {
-  const wanted = [chat.model, kept(localStorage, MODEL)].find((name) => name in capabilities);
+  const wanted = [chat.model, kept("localStorage", MODEL)].find((name) => name in capabilities);
   if (wanted) model.value = wanted;
   modelChanged();
 }
@@ -129,7 +132,7 @@ function showChat(other) {
   if (chat.turns.length) chat.turns.forEach(show);
   else log.append(element("div", { className: "greeting" }, element("b", { textContent: "What would you like to ask?" }), "Conversations are kept in this browser, pictures are not."));
   if (runs.has(chat.id)) views.get(chat.turns.at(-1))?.isBusy(true);
-  keep(sessionStorage, LAST, chat.id);
+  keep("sessionStorage", LAST, chat.id);
   chooseModel();
   showRun();
   showList();
@@ -161,7 +164,9 @@ function showPictures() {
 // --- the list of conversations ---
 
 function showList() {
+  if ($("chats").querySelector("input")) return;  // a name is being typed, after which the list is shown anew
   const known = chats.all();
+  for (const one of open.values()) if (one.turns.length && !known.some(({ id }) => id === one.id)) known.unshift(one);  // no room
   $("chats").replaceChildren(...known.map((one) => {
     const isThis = one.id === chat.id;
     const title = button(chats.titleOf(one), chats.titleOf(one), () => { showChat(open.get(one.id) ?? one); closeList(); }, { className: "title" });
@@ -178,12 +183,14 @@ function showList() {
 }
 
 function rename(row, title) {
-  const field = element("input", { value: chats.titleOf(chat), ariaLabel: "Name of the conversation", maxLength: 120 });
+  const { id } = chat, field = element("input", { value: chats.titleOf(chat), ariaLabel: "Name of the conversation", maxLength: 120 });
   let isDone = false;
   const end = (takes) => {
     if (isDone) return;
     isDone = true;
-    if (takes) { chat.name = field.value.trim(); save(chat); } else showList();
+    field.replaceWith(title);
+    const renamed = open.get(id);  // not deleted, here or in another tab
+    if (takes && renamed) { renamed.name = field.value.trim(); save(renamed); } else showList();
     $("chats").querySelector("[aria-current]")?.focus();
   };
   field.addEventListener("keydown", (event) => {
@@ -211,7 +218,7 @@ function download(content, suffix, type) {
 }
 
 function toggleList(is) {
-  const isNarrow = matchMedia("(max-width: 50rem)").matches;
+  const isNarrow = NARROW.matches;
   document.body.classList.toggle(isNarrow ? "listed" : "unlisted", isNarrow ? is : is === undefined ? undefined : !is);
   const isShown = isNarrow ? document.body.classList.contains("listed") : !document.body.classList.contains("unlisted");
   $("shade").hidden = !(isNarrow && isShown);
@@ -310,7 +317,10 @@ async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch((error) => {
+      if (error instanceof TypeError) return { done: true };
+      throw error;
+    });
     if (done) throw new Error("the connection broke before the answer was complete");
     const lines = (rest + value).split("\n");
     rest = lines.pop();
@@ -351,6 +361,7 @@ function cutAt(at) {
 
 function answerAgain(turn) {
   if (runs.has(chat.id) || !model.value) return;
+  stopEditing();
   cutAt(chat.turns.indexOf(turn));
   chat.model = model.value;
   answer(chat);
@@ -390,7 +401,8 @@ text.addEventListener("keydown", (event) => {
 });
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+  if (event.isComposing || document.querySelector("dialog[open]")) return;
+  if (event.key === "Escape") {
     if (document.body.classList.contains("listed")) closeList();
     else if (editedAt !== null) stopEditing();
     else runs.get(chat.id)?.abort();
@@ -427,11 +439,11 @@ $("theme").addEventListener("click", () => {
 });
 function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
-  keep(localStorage, THEME, theme);
+  keep("localStorage", THEME, theme);
 }
 
 model.addEventListener("change", () => {
-  keep(localStorage, MODEL, model.value);
+  keep("localStorage", MODEL, model.value);
   chat.model = model.value;
   modelChanged();
 });
@@ -461,6 +473,7 @@ async function addPicture(file) {
 addEventListener("pagehide", () => {
   for (const [id, run] of runs) {
     const answering = open.get(id);
+    if (!answering) continue;  // it was deleted a moment ago
     answering.turns.at(-1).problem = "The page was closed.";
     chats.write(answering);
     run.abort(new Error("The page was closed."));
@@ -470,14 +483,38 @@ addEventListener("pagehide", () => {
 // Another tab wrote or deleted a conversation.
 addEventListener("storage", (event) => {
   const id = chats.idOf(event.key);
-  if (id === null || runs.has(id)) return;
+  if (id === null) return;
+  const ours = open.get(id);
   open.delete(id);
-  if (id === chat.id && editedAt === null) showChat(chats.read(id) ?? chats.fresh(model.value));
+  if (ours && event.newValue !== null && (runs.has(id) || (ours === chat && editedAt !== null))) { part(ours); return; }
+  runs.get(id)?.abort();
+  if (id === chat.id) showChat(chats.read(id) ?? chats.fresh(model.value));
   else showList();
 });
 
-if (["light", "dark"].includes(kept(localStorage, THEME))) setTheme(kept(localStorage, THEME));
-$("list").ariaExpanded = String(!matchMedia("(max-width: 50rem)").matches);
+// What is being answered or edited here while another tab goes on with it becomes a conversation of its own, so that
+// neither tab overwrites the other's turns.
+function part(ours) {
+  const run = runs.get(ours.id);
+  runs.delete(ours.id);
+  ours.id = chats.newId();
+  open.set(ours.id, ours);
+  if (run) runs.set(ours.id, run);
+  if (ours === chat) {
+    keep("sessionStorage", LAST, ours.id);
+    notice("Another tab went on with this conversation; here it goes on as a copy.");
+  }
+  save(ours);
+}
+
+NARROW.addEventListener("change", () => {
+  document.body.classList.remove("listed", "unlisted");
+  $("shade").hidden = true;
+  $("list").ariaExpanded = String(!NARROW.matches);
+});
+
+if (["light", "dark"].includes(kept("localStorage", THEME))) setTheme(kept("localStorage", THEME));
+$("list").ariaExpanded = String(!NARROW.matches);
 const known = chats.all();
-showChat(known.find((one) => one.id === kept(sessionStorage, LAST)) ?? known[0] ?? chats.fresh(""));
+showChat(known.find((one) => one.id === kept("sessionStorage", LAST)) ?? known[0] ?? chats.fresh(""));
 loadModels();

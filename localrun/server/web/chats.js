@@ -4,13 +4,15 @@
 const ENTRY = "localrun.chat.";
 const FORMER = "localrun.chat";  // of the one conversation that there was before
 
-// Storage may be full or forbidden; the page works without. `keep` says whether it did.
-export const kept = (store, name) => { try { return store.getItem(name); } catch { return null; } };
+// Storage may be full or forbidden, where even its name throws; the page works without. `keep` says whether it did.
+export const kept = (store, name) => { try { return window[store].getItem(name); } catch { return null; } };
 export function keep(store, name, value) {
-  try { value === null ? store.removeItem(name) : store.setItem(name, value); return true; } catch { return false; }
+  try { value === null ? window[store].removeItem(name) : window[store].setItem(name, value); return true; } catch { return false; }
 }
 
-export const fresh = (model) => ({ id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, name: "", at: Date.now(), model, system: "", sampling: {}, turns: [] });
+export const newId = () => crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
+
+export const fresh = (model) => ({ id: newId(), name: "", at: Date.now(), model, system: "", sampling: {}, turns: [] });
 
 export function titleOf(chat) {
   const asked = chat.turns.find((turn) => turn.role === "user")?.content.trim().replace(/\s+/g, " ") ?? "";
@@ -20,7 +22,7 @@ export function titleOf(chat) {
 export const idOf = (storageName) => storageName?.startsWith(ENTRY) ? storageName.slice(ENTRY.length) : null;
 
 export function read(id) {
-  try { return checked(JSON.parse(kept(localStorage, ENTRY + id)), id); } catch { return null; }
+  try { return checked(JSON.parse(kept("localStorage", ENTRY + id)), id); } catch { return null; }
 }
 
 // The newest first.
@@ -34,10 +36,10 @@ export function all() {
 export function write(chat) {
   chat.at = Date.now();
   const turns = chat.turns.map(({ pictures: _, ...rest }) => rest);
-  return keep(localStorage, ENTRY + chat.id, JSON.stringify({ ...chat, turns }));
+  return keep("localStorage", ENTRY + chat.id, JSON.stringify({ ...chat, turns }));
 }
 
-export const remove = (id) => keep(localStorage, ENTRY + id, null);
+export const remove = (id) => keep("localStorage", ENTRY + id, null);
 
 function checked(value, id) {
   if (typeof value !== "object" || value === null) return null;
@@ -52,9 +54,9 @@ function checked(value, id) {
 
 function takeFormer() {
   try {
-    const turns = JSON.parse(kept(localStorage, FORMER));
+    const turns = JSON.parse(kept("localStorage", FORMER));
     const chat = checked({ turns }, fresh("").id);
-    if (!chat?.turns.length || write(chat)) keep(localStorage, FORMER, null);
+    if (!chat?.turns.length || write(chat)) keep("localStorage", FORMER, null);
   } catch { /* not ours */ }
 }
 

@@ -3,15 +3,15 @@
 // Known: headings, paragraphs, lists, tables, quotes, rules, code blocks, code, bold, italic, struck out, links. Not
 // known: pictures and HTML; they stay text.
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/;
+const FENCE = /^ {0,3}(`{3,}(?=[^`]*$)|~{3,})\s*([\w+#.-]*)/;
 const ITEM = /^([ \t]*)(?:([-*+])|(\d{1,9})[.)])(?: +|$)(.*)$/;
-const HEADING = /^(#{1,6})\s+(.*?)\s*#*$/;
+const HEADING = /^(#{1,6})[ \t]+(\S.*)$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const QUOTE = /^\s*>\s?(.*)$/;
-const DELIMITERS = /^\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
+const DELIMITERS = /^\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?$/;
 const MAX_DEPTH = 6;
 // One of them at a time, leftmost first. Lengths are bounded, for a model may repeat a mark without end.
-const INLINE = /(?<!`)(`{1,3})(?!`)(.{1,2000}?)(?<!`)\1(?!`)|\*\*(?=\S)(.{1,2000}?)\*\*|__(?=\S)(.{1,2000}?)__|~~(?=\S)(.{1,2000}?)~~|\*(?=\S)([^*\n]{1,2000}?)\*|\[([^[\]\n]{1,500})\]\((https?:\/\/[^\s)]{1,2000})\)|(https?:\/\/[^\s<>()]{1,2000}[^\s<>().,:;!?'"])/;
+const INLINE = /(?<!`)(`{1,3})(?!`)(.{1,2000}?)(?<!`)\1(?!`)|\*\*(?=\S)(.{1,2000}?)\*\*(?!\*)|(?<!\w)__(?=\S)(.{1,2000}?)__(?!\w)|~~(?=\S)(.{1,2000}?)~~|\*(?=\S)([^*\n]{1,2000}?)\*|\[([^[\]\n]{1,500})\]\((https?:\/\/(?:[^\s()]|\([^\s()]{0,200}\)){1,2000})\)|(https?:\/\/(?:[^\s<>()]|\([^\s<>()]{0,200}\)){0,2000}(?:[^\s<>().,:;!?'"]|\([^\s<>()]{0,200}\)))|\\([*_`~])/;
 
 export function element(name, properties = {}, ...children) {
   const made = Object.assign(document.createElement(name), properties);
@@ -32,7 +32,7 @@ export function show(parent, text) {
 
 export function markdown(text, depth = 0) {
   const made = document.createDocumentFragment();
-  const lines = text.split("\n");
+  const lines = text.split(/\r\n?|[\n\u2028\u2029]/);
   for (let at = 0; at < lines.length;) {
     const line = lines[at];
     const fence = FENCE.exec(line);
@@ -48,7 +48,7 @@ export function markdown(text, depth = 0) {
       at++;
     } else if (HEADING.test(line)) {
       const [, marks, title] = HEADING.exec(line);
-      made.append(element(`h${Math.min(marks.length, 4)}`, {}, ...inline(title)));
+      made.append(element(`h${Math.min(marks.length, 4)}`, {}, ...inline(title.trimEnd().replace(/\s#+$/, ""))));
       at++;
     } else if (isTable(lines, at)) {
       const end = lines.findIndex((row, index) => index > at + 1 && !(row.includes("|") && row.trim()));
@@ -56,7 +56,7 @@ export function markdown(text, depth = 0) {
       at = end < 0 ? lines.length : end;
     } else if (ITEM.test(line) && depth < MAX_DEPTH) {
       const [, indent, bullet, number] = ITEM.exec(line);
-      const list = element(bullet ? "ul" : "ol", bullet ? {} : { start: Number(number) });
+      const list = element(bullet ? "ul" : "ol", { dir: "auto", ...(bullet ? {} : { start: Number(number) }) });
       for (let item; at < lines.length && (item = ITEM.exec(lines[at])) && item[1].length <= indent.length + 1 && !item[2] === !bullet;) {
         const inside = [item[4]], width = lines[at].length - item[4].length;
         for (at++; at < lines.length && belongs(lines, at, item[1].length); at++) inside.push(lines[at].replace(new RegExp(`^[ \\t]{0,${width}}`), ""));
@@ -92,7 +92,7 @@ function belongs(lines, at, indent) {
   return !lines[at - 1].trim() ? false : ![FENCE, RULE, HEADING, ITEM, QUOTE].some((known) => known.test(lines[at]));
 }
 
-const isTable = (lines, at) => lines[at].includes("|") && lines[at + 1]?.includes("-") && lines[at + 1].includes("|") && DELIMITERS.test(lines[at + 1]);
+const isTable = (lines, at) => lines[at].includes("|") && lines[at + 1]?.includes("-") && lines[at + 1].includes("|") && DELIMITERS.test(lines[at + 1].trim());
 
 function table([head, delimiters, ...body]) {
   const sides = cells(delimiters).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : ""));
@@ -138,8 +138,9 @@ function inline(text, depth = 0) {
   let rest = text;
   for (let found; depth < 4 && (found = INLINE.exec(rest)); rest = rest.slice(found.index + found[0].length)) {
     made.push(...plain(rest.slice(0, found.index)));
-    const [, ticks, code, strong, strongToo, struck, emphasis, label, address, bare] = found;
-    if (ticks) made.push(element("code", { textContent: code.trim() || code }));
+    const [, ticks, code, strong, strongToo, struck, emphasis, label, address, bare, escaped] = found;
+    if (escaped) made.push(escaped);
+    else if (ticks) made.push(element("code", { textContent: code.trim() || code }));
     else if (strong ?? strongToo) made.push(element("strong", {}, ...inline(strong ?? strongToo, depth + 1)));
     else if (struck) made.push(element("s", {}, ...inline(struck, depth + 1)));
     else if (emphasis) made.push(element("em", {}, ...inline(emphasis, depth + 1)));

@@ -40,7 +40,7 @@ def chat_page(url: str = FAKE_URL, path: str = "/") -> Iterator[Page]:
         # As root, in a container, there is no sandbox; no page but ours is opened.
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = driver.chromium.launch(executable_path=os.environ["LOCALRUN_TEST_CHROMIUM"], args=arguments)
-        page = browser.new_page()
+        page = browser.new_context().new_page()
         wrong: list[str] = []
         asked: list[str] = []
         page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -201,6 +201,129 @@ def check_damaged_storage() -> None:
         expect(page.locator(".assistant .said")).to_have_text("all the same")
 
 
+def check_storage_that_is_full_or_forbidden() -> None:
+    """The page works, says that nothing is kept, and lists the conversation all the same, to be exported."""
+    full = "Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); };"
+    forbidden = """for (const name of ["localStorage", "sessionStorage"])
+        Object.defineProperty(window, name, { get() { throw new DOMException("denied", "SecurityError"); } });"""
+    for script in (full, forbidden):
+        with chat_page() as page:
+            page.add_init_script(script)
+            page.reload()
+            expect(page.locator("#model option").first).to_be_attached()
+            ask(page, says("not kept"))
+            expect(page.locator(".assistant .said")).to_have_text("not kept")
+            expect(page.locator("#notice")).to_contain_text("This browser keeps no more")
+            assert chats(page) == [says("not kept")]
+            with page.expect_download() as begun:
+                page.locator("#chats").get_by_text("Markdown").click()
+            assert "not kept" in Path(begun.value.path()).read_text(encoding="utf-8")
+
+
+@contextmanager
+def two_tabs() -> Iterator[tuple[Page, Page]]:
+    """With the same conversation of one answer."""
+    with chat_page() as page:
+        ask(page, says("one"))
+        expect(page.locator("#status")).to_contain_text("The answer is complete")
+        other = page.context.new_page()
+        other.goto(FAKE_URL)
+        expect(other.locator(".assistant .said")).to_have_text("one")
+        expect(other.locator("#model option").first).to_be_attached()
+        yield page, other
+
+
+def check_two_tabs_lose_no_turn() -> None:
+    with two_tabs() as (page, other):
+        ask(page, long_reply())
+        expect(page.locator(".assistant .said").nth(1)).to_contain_text("word word")
+        expect(other.locator(".user")).to_have_count(2)
+        ask(other, says("other"))
+        expect(page.locator("#notice")).to_contain_text("Another tab")
+        expect(other.locator(".assistant .said").last).to_have_text("other")
+        page.keyboard.press("Escape")
+        expect(page.locator(".assistant")).to_contain_text(["one", "Stopped."])
+        for tab in (page, other):
+            tab.reload()
+            expect(tab.locator("#chats .title")).to_have_count(2)
+        expect(page.locator(".assistant .said").nth(1)).to_contain_text("word word")
+        expect(other.locator(".assistant .said").last).to_have_text("other")
+
+
+def check_an_edit_beside_another_tab_is_kept() -> None:
+    with two_tabs() as (page, other):
+        other.locator(".user").first.get_by_text("Edit").click()
+        ask(page, says("two"))
+        expect(page.locator(".assistant .said").nth(1)).to_have_text("two")
+        expect(other.locator("#notice")).to_contain_text("Another tab")
+        ask(other, says("three"))
+        expect(other.locator(".assistant .said")).to_have_text("three")
+        expect(other.locator("#status")).to_contain_text("The answer is complete")
+        for tab, answers in ((page, ["one", "two"]), (other, ["three"])):
+            tab.reload()
+            expect(tab.locator(".assistant .said")).to_have_text(answers)
+
+
+def check_what_another_tab_deletes_is_gone() -> None:
+    with two_tabs() as (page, other):
+        ask(page, long_reply())
+        expect(page.locator(".assistant .said").nth(1)).to_contain_text("word word")
+        other.once("dialog", lambda asked: asked.accept())
+        other.locator("#chats").get_by_text("Delete").click()
+        expect(page.locator(".greeting")).to_be_visible()
+        assert_cancelled(FAKE_URL)
+        page.reload()
+        assert chats(page) == []
+
+
+def check_a_name_being_typed_outlives_an_answer() -> None:
+    with chat_page() as page:
+        ask(page, long_reply())
+        expect(page.locator(".assistant .said")).to_contain_text("word word")
+        page.click("#new")
+        ask(page, says("short"))
+        expect(page.locator("#send")).to_have_text("Send")
+        page.locator("#chats").get_by_text("Rename").click()
+        page.fill("#chats input", "half a na")
+        other = page.context.new_page()  # a write there has the list shown anew
+        other.goto(FAKE_URL)
+        other.evaluate('localStorage.setItem(\'localrun.chat.x\', \'{"turns":[{"role":"user","content":"x"}]}\')')
+        page.wait_for_function("() => localStorage.getItem('localrun.chat.x') !== null")
+        expect(page.locator("#chats input")).to_have_value("half a na")
+        page.press("#chats input", "Enter")
+        expect(page.locator("#chats .title", has_text="half a na")).to_have_count(1)
+        expect(page.locator("#chats .title")).to_have_count(3)
+
+
+def check_a_list_over_a_page_that_gets_wide() -> None:
+    with chat_page() as page:
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.click("#list")
+        expect(page.locator("#shade")).to_be_visible()
+        page.set_viewport_size({"width": 1200, "height": 844})
+        expect(page.locator("#shade")).to_be_hidden()
+        expect(page.locator("#side")).to_be_visible()
+
+
+def check_answer_again_leaves_an_edit() -> None:
+    with chat_page() as page:
+        for word in ("one", "two"):
+            ask(page, says(word))
+            expect(page.locator(".assistant .said").last).to_have_text(word)
+            expect(page.locator("#send")).to_have_text("Send")
+        page.locator(".user").last.get_by_text("Edit").click()
+        page.locator(".assistant").first.get_by_text("Again").click()
+        expect(page.locator("#editing")).to_be_hidden()
+        expect(page.locator("#text")).to_have_value("")
+
+
+def check_a_daemon_that_does_not_answer() -> None:
+    with chat_page() as page:
+        page.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"))
+        ask(page, "hello")
+        expect(page.locator(".assistant .wrong")).to_contain_text("does not answer; is the daemon running?")
+
+
 def check_names_for_screen_readers_and_a_phone() -> None:
     with chat_page() as page:
         ask(page, says("| a | b |\n|---|---|\n| 1 | 2 |"))
@@ -249,6 +372,33 @@ def check_markdown_is_never_html() -> None:
         assert page.title() == "localrun"
 
 
+def check_markdown_as_others_read_it() -> None:
+    cases = {
+        "```ls``` lists\n\n**b**": "<p><code>ls</code> lists</p><p><strong>b</strong></p>",
+        "my__own__name and __init__": "<p>my__own__name and <strong>init</strong></p>",
+        "\\*no\\* 5 \\* 3": "<p>*no* 5 * 3</p>",
+        "***both***": "<p><strong><em>both</em></strong></p>",
+        "# Learn C#": "<h1>Learn C#</h1>",
+        "## Closed ##": "<h2>Closed</h2>",
+        "a\r\n\r\n- c\r\n- d": '<p>a</p><ul dir="auto"><li>c</li><li>d</li></ul>',
+    }
+    with chat_page() as page:
+        for text, html in cases.items():
+            made = page.evaluate(
+                """async (text) => {
+                    const { element, markdown } = await import("/web/markdown.js");
+                    return element("div", {}, markdown(text)).innerHTML;
+                }""",
+                text,
+            )
+            assert made == html, (text, made)
+        address = "https://example.org/A_(b)"
+        page.evaluate("turns => localStorage.setItem('localrun.chat', JSON.stringify(turns))",
+                      [{"role": "assistant", "content": f"[a]({address}), {address}."}])  # fmt: skip
+        page.reload()
+        assert page.locator(".said a").evaluate_all("all => all.map((one) => one.href)") == [address, address]
+
+
 def check_endless_marks_do_not_stop_the_page() -> None:
     """What a model that repeats itself writes is drawn in a moment, whatever it is."""
     with chat_page() as page:
@@ -258,6 +408,10 @@ def check_endless_marks_do_not_stop_the_page() -> None:
                 const all = ["`", "*", "_", "[", "| ", "> ", "- ", "~~", "`a", "**a", "[a](", "https://", "|-|\\n"];
                 const from = performance.now();
                 for (const mark of all) markdown("a " + mark.repeat(5000));
+                const spaces = " ".repeat(200_000);
+                const hashes = "#".repeat(200_000);
+                for (const text of [`# a${spaces}x`, `# ${hashes}x`, `|\\n|-${spaces}x`, `# ${spaces}\\u2028x`])
+                    markdown(text);
                 const steps = (mark) => Array.from({ length: 500 }, (_, n) => mark.repeat(n) + "- x").join("\\n");
                 for (const mark of ["> ", "- ", "  "]) markdown(steps(mark));
                 return performance.now() - from;
