@@ -30,6 +30,7 @@ from localrun.errors import DaemonUnreachable, UntrustedCertificate
 
 API_KEY = "LOCALRUN_API_KEY"
 FILE_NAME = "hosts.json"
+VERSION = 1
 _HANDSHAKE_TIMEOUT_S = 5.0
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}
 
@@ -114,7 +115,7 @@ class Host(msgspec.Struct, frozen=True):
 
 
 class _File(msgspec.Struct):
-    version: int = 1
+    version: int = VERSION
     hosts: dict[str, Host] = {}
 
 
@@ -127,11 +128,17 @@ class TrustedHosts:
     def all(self) -> dict[str, Host]:
         """By host and port. Raises ConfigError."""
         try:
-            return msgspec.json.decode(self.path.read_bytes(), type=_File).hosts
+            found = msgspec.json.decode(self.path.read_bytes(), type=_File)
         except FileNotFoundError:
             return {}
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.path} cannot be read: {error}; remove it to begin anew") from None
+        if found.version > VERSION:
+            raise ConfigError(
+                f"{self.path} was made by a newer localrun (version {found.version}, this one knows {VERSION}); use "
+                f"that one, or remove the file to begin anew"
+            )
+        return found.hosts
 
     def trust(self, where: Endpoint, certificate: str) -> Host:
         """From now on this certificate, and no other one, counts there."""

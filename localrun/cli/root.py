@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import click
 
-from localrun import __version__, errors
+from localrun import __version__, config, errors
 from localrun.cli import exits
 from localrun.cli.text import visible
 
@@ -119,6 +119,8 @@ def run(arguments: Sequence[str]) -> int:
             raise
         if isinstance(error, errors.LocalrunError):
             return _failed(error.message, exits.code_of(error))
+        if isinstance(error, config.ConfigError):
+            return _failed(str(error), exits.USAGE)
         if isinstance(error, OSError):
             words = error.strerror or str(error)
             return _failed(f"{error.filename}: {words}" if error.filename else words, exits.ERROR)

@@ -214,3 +214,20 @@ def test_hosts_that_nobody_trusts(localrun, home):
     TrustedHosts().path.parent.mkdir(parents=True, exist_ok=True)
     TrustedHosts().path.write_text("{")
     assert "remove it to begin anew" in localrun("hosts", "forget", "studio.local").stderr
+
+
+def test_patterns_beside_all_and_empty_ones(localrun, home):
+    localrun("key", "create", "--name", "zed", "--models", "a")
+    assert localrun("key", "set", "zed", "--models", "all", "--models", "b").returncode == 0
+    assert KeyFile(home / "data").read()[0].models == ("all", "b")
+    assert "an empty pattern is for no model" in localrun("key", "set", "zed", "--models", "").stderr
+    assert localrun("key", "set", "zed", "--models", "ALL").returncode == 0
+    assert KeyFile(home / "data").read()[0].models == ()
+
+
+def test_a_damaged_file_is_one_line(localrun, home):
+    localrun("key", "create", "--name", "zed")
+    (home / "data" / "keys.json").write_text("{")
+    for command in (("list",), ("revoke", "zed"), ("set", "zed", "--read-only")):
+        ended = localrun("key", *command)
+        assert (ended.returncode, ended.stderr.partition(" cannot be read")[0]) == (2, f"error: {home / 'data' / 'keys.json'}")
