@@ -13,6 +13,7 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import os
+import re
 import socket
 import ssl
 from collections.abc import Mapping
@@ -94,7 +95,8 @@ def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 def key_for(where: Endpoint, environ: Mapping[str, str] = os.environ) -> str:
     """The key to show there; empty for none. Read each time: a daemon that was restarted has another local one."""
-    own = environ.get(API_KEY, "").strip()
+    # What no header can have is no key, which the daemon says.
+    own = re.sub(r"[^!-~]", "?", environ.get(API_KEY, "").strip())
     return own if own or where.is_remote else keys.local_key(folders(environ).state, where.port)
 
 
@@ -170,7 +172,13 @@ def context_for(where: Endpoint) -> ssl.SSLContext:
     # The certificate itself is what is trusted, whatever its names, and whoever signed it.
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    context.load_verify_locations(cadata=kept.certificate)
+    try:
+        context.load_verify_locations(cadata=kept.certificate)
+    except (ValueError, ssl.SSLError):
+        raise ConfigError(
+            f"{TrustedHosts().path} has no certificate of {where.name} that can be read; see `localrun hosts forget`, and "
+            f"trust it again"
+        ) from None
     return context
 
 

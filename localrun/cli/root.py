@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import click
 
-from localrun import __version__, config, errors
+from localrun import __version__, errors
 from localrun.cli import exits
 from localrun.cli.text import visible
 
@@ -119,7 +119,9 @@ def run(arguments: Sequence[str]) -> int:
             raise
         if isinstance(error, errors.LocalrunError):
             return _failed(error.message, exits.code_of(error))
-        if isinstance(error, config.ConfigError):
+        from localrun.config import ConfigError
+
+        if isinstance(error, ConfigError):
             return _failed(str(error), exits.USAGE)
         if isinstance(error, OSError):
             words = error.strerror or str(error)

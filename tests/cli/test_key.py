@@ -12,8 +12,9 @@ import pytest
 
 from localrun.access import certificate, keys
 from localrun.access.keys import OUTPUT_TOKENS, REQUESTS, TOKENS, KeyFile, Limit
-from localrun.access.trust import API_KEY, TrustedHosts, endpoint, key_for
+from localrun.access.trust import API_KEY, TrustedHosts, context_for, endpoint, key_for
 from localrun.cli import exits, text
+from localrun.config import ConfigError
 from localrun.wire import Lane
 
 
@@ -208,6 +209,27 @@ def test_a_host_is_named_as_the_list_shows_it(localrun, home):
     assert localrun("hosts", "forget", "Studio.local:8443").stdout == "studio.local:8443 is no longer trusted\n"
 
 
+def test_a_certificate_that_is_none(home):
+    where = endpoint("studio.local", 8443)
+    TrustedHosts().path.parent.mkdir(parents=True, exist_ok=True)
+    for wrong, said in (
+        (
+            '{"hosts": {"studio.local:8443": {"certificate": "?", "fingerprint": "?"}}}',
+            "no certificate of studio.local",
+        ),
+        ('{"hosts": {"\xff": 1}}', "cannot be read"),
+        ('{"version": 2, "hosts": {}}', "made by a newer localrun"),
+    ):
+        TrustedHosts().path.write_text(wrong, encoding="latin-1")
+        with pytest.raises(ConfigError, match=said):
+            context_for(where)
+
+
+def test_a_key_that_no_header_can_have(home):
+    there = endpoint("studio.local", 11434)
+    assert key_for(there, {"LOCALRUN_HOME": str(home), API_KEY: "lrk_\u00e9\nb"}) == "lrk_??b"
+
+
 def test_hosts_that_nobody_trusts(localrun, home):
     assert localrun("hosts", "forget", "studio.local").returncode == exits.ERROR
     assert localrun("hosts", "trust", "127.0.0.1").returncode == exits.USAGE
@@ -230,4 +252,5 @@ def test_a_damaged_file_is_one_line(localrun, home):
     (home / "data" / "keys.json").write_text("{")
     for command in (("list",), ("revoke", "zed"), ("set", "zed", "--read-only")):
         ended = localrun("key", *command)
-        assert (ended.returncode, ended.stderr.partition(" cannot be read")[0]) == (2, f"error: {home / 'data' / 'keys.json'}")
+        assert ended.returncode == exits.USAGE
+        assert ended.stderr.startswith(f"error: {home / 'data' / 'keys.json'} cannot be read")

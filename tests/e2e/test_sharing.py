@@ -277,6 +277,46 @@ def test_a_name_that_only_mdns_knows_and_the_port_that_it_announces(studio: tupl
     assert "--announce on" in nobody.stderr
 
 
+# Says ten times a second that there is a daemon whose name has control characters in it, and one at port 0.
+WRONG_NAMES = f"""
+import socket, struct, time
+def name(*parts): return b"".join(bytes([len(part)]) + part for part in parts) + bytes(1)
+def row(owner, kind, data): return owner + struct.pack(">HHIH", kind, 1, 120, len(data)) + data
+service = name(b"_localrun", b"_tcp", b"local")
+rows = [row(service, 12, name(b"a\\x1b[31mred", b"_localrun", b"_tcp", b"local"))]
+one = name(b"zero", b"_localrun", b"_tcp", b"local")
+rows += [row(service, 12, one), row(one, 33, struct.pack(">HHH", 0, 0, 0) + name(b"studio", b"local")),
+         row(one, 16, bytes(1))]
+packet = struct.pack(">HHHHHH", 0, 0x8400, 0, len(rows), 0, 0) + b"".join(rows)
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+link.bind(("", 5353))
+link.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton({OUTSIDE!r}))
+link.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 255)
+while True:
+    link.sendto(packet, ("224.0.0.251", 5353))
+    print(flush=True)
+    time.sleep(0.1)
+"""
+
+
+def test_somebody_with_a_wrong_name_hides_nobody(studio: tuple[Daemon, Other]) -> None:
+    daemon, other = studio
+    command = ["ip", "netns", "exec", SERVER, sys.executable, "-c", WRONG_NAMES]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as neighbour:
+        try:
+            assert neighbour.stdout is not None
+            assert neighbour.stdout.readline()
+            listed = other.by_name("studio.local", "hosts", "--seconds", "3")
+            assert other.by_name("studio.local", "list").returncode == 0
+        finally:
+            neighbour.terminate()
+    assert f"studio.local:{daemon.port}" in listed.stdout
+    assert OUTSIDE in listed.stdout
+    assert "studio.local:0" not in listed.stdout
+    assert listed.stderr == ""
+
+
 def test_a_name_keeps_its_machine_when_the_address_changes(studio: tuple[Daemon, Other]) -> None:
     """One client lives on: what it found does not answer any more."""
     _, other = studio
