@@ -176,8 +176,8 @@ def context_for(where: Endpoint) -> ssl.SSLContext:
         context.load_verify_locations(cadata=kept.certificate)
     except (ValueError, ssl.SSLError):
         raise ConfigError(
-            f"{TrustedHosts().path} has no certificate of {where.name} that can be read; see `localrun hosts forget`, and "
-            f"trust it again"
+            f"{TrustedHosts().path} has no certificate of {where.name} that can be read; trust it again with: localrun "
+            f"hosts trust {where.name}"
         ) from None
     return context
 
