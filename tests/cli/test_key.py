@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
+import shutil
 import socket
 from pathlib import Path
 
@@ -207,6 +209,15 @@ def test_a_host_is_named_as_the_list_shows_it(localrun, home):
     assert "studio.local:8443" in localrun("hosts", "--seconds", "0.1").stdout
     assert localrun("hosts", "forget", "studio.local").returncode == exits.ERROR
     assert localrun("hosts", "forget", "Studio.local:8443").stdout == "studio.local:8443 is no longer trusted\n"
+
+
+@pytest.mark.parametrize("damaged", ["key.pem", "certificate.pem"])
+def test_a_certificate_and_a_key_that_are_no_pair(home, damaged):
+    made = certificate.kept(home, ["studio.local"])
+    other = certificate.kept(home / "other", ["studio.local"])
+    shutil.copy(other.key.with_name(damaged), made.key.with_name(damaged))
+    with pytest.raises(ConfigError, match=rf"delete {re.escape(str(home / 'tls'))} to get others"):
+        certificate.kept(home, ["studio.local"])
 
 
 def test_a_certificate_that_is_none(home):

@@ -477,3 +477,45 @@ def test_wrong_keys_over_tls_slow_nobody_and_fill_nothing(shared: tuple[Daemon, 
     assert process.num_fds() <= n_descriptors + 2
     audit = daemon.home / "state" / "audit.jsonl"
     assert not audit.exists() or len(audit.read_text().splitlines()) < 200
+
+
+# Opens as many connections as two addresses may have, and one more from each; holds them until its input ends.
+MANY = """
+import socket, ssl, sys
+context = ssl.create_default_context(cafile=CERTIFICATE)
+context.check_hostname = False
+host, port = URL.removeprefix("https://").split(":")
+held, said = [], []
+for source in SOURCES:
+    for number in range(257):
+        plain = socket.create_connection((host, int(port)), source_address=(source, 0))
+        held.append(context.wrap_socket(plain))
+        if number in (0, 256):
+            held[-1].sendall(f"GET /health HTTP/1.1\\r\\nHost: {host}\\r\\n\\r\\n".encode())
+            said.append(held[-1].recv(12).decode().split()[1])
+print(*said, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_connections_from_outside_lock_out_neither_others_nor_this_machine(shared: tuple[Daemon, Other]) -> None:
+    daemon, other = shared
+    second = INSIDE.removesuffix("2") + "3"
+    subprocess.run(["ip", "-n", CLIENT, "addr", "add", f"{second}/24", "dev", f"b{_HERE}"], check=True)
+    names = f"URL, CERTIFICATE = 'https://{OUTSIDE}:{daemon.port}', {str(other.certificate)!r}\n"
+    names += f"SOURCES = {INSIDE!r}, {second!r}\n"
+    command = ["ip", "netns", "exec", CLIENT, sys.executable, "-c", names + MANY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holding:
+        assert holding.stdin is not None
+        assert holding.stdout is not None
+        try:
+            assert holding.stdout.readline().split() == ["200", "503", "200", "503"]
+            own = subprocess.run(
+                ["ip", "netns", "exec", SERVER, sys.executable, "-m", "localrun", "list", "--port", str(daemon.port)],
+                env=os.environ | {"LOCALRUN_HOME": str(other.certificate.parents[2])}, capture_output=True, text=True,
+                timeout=TIMEOUT_S,
+            )  # fmt: skip
+        finally:
+            holding.stdin.close()
+    assert own.returncode == 0, own.stderr
+    assert "tiny" in own.stdout
