@@ -142,8 +142,8 @@ _END_OF_HEAD = b"\r\n\r\n"
 # after its head and drops the body. We never upgrade, so the parser is not told; the name keeps its length.
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _TOO_MANY = (
-    f'{{"error": "localrun has more than {MAX_CONNECTIONS // 2} connections; close some, or let requests share them, and '
-    f'try again"}}'
+    f'{{"error": "localrun has more than {MAX_CONNECTIONS // 2} connections; close some, or let requests share them, '
+    f'and try again"}}'
 ).encode()
 _NOT_UPGRADE = b"\r\nx-upgrd:"
 
