@@ -66,6 +66,8 @@ class Runtime:
         )
         own = folders()
         self.access = Access(settings, data=own.data, state=own.state)
+        # Files that keys have sent: the key's ID and the digest.
+        self.sent_blobs: set[tuple[str, str]] = set()
         self.registry = Registry()
         self.logs = LogFeed()
         self.telemetry = Telemetry(settings, self.registry, self._engine_rows, lambda: self.offline.rows())
