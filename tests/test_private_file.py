@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable
@@ -23,6 +24,23 @@ from localrun.tools.permissions import Permissions, Rule
 
 N_EACH = 20
 PATIENCE_S = 60.0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such limits")
+def test_a_file_that_cannot_be_written_is_named_and_stays(tmp_path: Path) -> None:
+    import resource
+
+    path = tmp_path / "file"
+    private_file.replace(path, b"one")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(OSError, match=re.escape(str(path))):
+            private_file.replace(path, b"two" * 10)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_bytes() == b"one"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no modes")

@@ -64,7 +64,14 @@ def kept(folder: Path, names: Iterable[str]) -> Certificate:
         except OSError as error:
             raise ConfigError(f"no certificate can be kept in {folder / 'tls'}: {error}") from None
         return of_files(str(files[0]), str(files[1]))._replace(is_new=True)
-    return of_files(str(files[0]), str(files[1]))
+    found = of_files(str(files[0]), str(files[1]))
+    try:
+        context(found)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; restore them, or delete {folder / 'tls'} to get others, which clients have to be told to trust"
+        ) from None
+    return found
 
 
 def context(certificate: Certificate) -> ssl.SSLContext:

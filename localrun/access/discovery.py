@@ -209,8 +209,12 @@ def _find(seconds: float, is_enough: Callable[[Announced], bool]) -> list[Announ
 
     class Listener(ServiceListener):
         def add_service(self, zeroconf: Zeroconf, kind: str, name: str) -> None:
-            info = zeroconf.get_service_info(kind, name)
-            if info is not None:
+            try:
+                info = zeroconf.get_service_info(kind, name)
+            except Exception as error:  # the library refuses some names, and its thread would end: no one else is found
+                _log.debug("mDNS: %r announces itself: %s", name, error)
+                return
+            if info is not None and info.port:
                 found[name] = _announced(info)
 
         def update_service(self, zeroconf: Zeroconf, kind: str, name: str) -> None:

@@ -25,9 +25,10 @@ import time
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from localrun import private_file
 from localrun.config import ConfigError
@@ -35,12 +36,15 @@ from localrun.errors import Conflict, NotFound
 from localrun.wire import Lane
 
 FILE_NAME = "keys.json"
+VERSION = 1
 PREFIX = "lrk_"
 LOCAL_PREFIX = "lrl_"
 LOCAL_NAME = "local"
 # A name is a label of metrics, and every entry is in memory.
 MAX_KEYS = 1000
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}", re.ASCII)
+_NAME = re.compile(rf"(?!{LOCAL_NAME}\Z)[A-Za-z0-9][A-Za-z0-9._-]{{0,31}}\Z", re.ASCII)
+_MAX_TIME_S = 1e11  # in the year 5138
+_MAX_AMOUNT = 10**15
 _KEY = re.compile(rf"{PREFIX}([a-z0-9]{{10}})_([A-Za-z0-9_-]{{43}})", re.ASCII)
 _ID_CHARACTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 
@@ -48,17 +52,23 @@ LANES = tuple(Lane)  # best first
 
 NO_LIMIT = -1  # of `Key.storage_bytes`
 
-REQUESTS, TOKENS, PROMPT_TOKENS, OUTPUT_TOKENS = "requests", "tokens", "prompt_tokens", "output_tokens"
+REQUESTS: Final = "requests"
+TOKENS: Final = "tokens"
+PROMPT_TOKENS: Final = "prompt_tokens"
+OUTPUT_TOKENS: Final = "output_tokens"
 
 T = TypeVar("T")
+Kind = Literal["requests", "tokens", "prompt_tokens", "output_tokens"]
+# What a file that somebody edited may say; `Key` and `Limit` have the meanings.
+_Time = Annotated[float, Meta(ge=0, le=_MAX_TIME_S)]
 
 
 class Limit(msgspec.Struct, frozen=True, array_like=True):
     """At most `amount` of `kind` in `per_s` seconds. TOKENS are those of prompt and output together."""
 
-    kind: str
-    amount: int
-    per_s: float
+    kind: Kind
+    amount: Annotated[int, Meta(ge=1, le=_MAX_AMOUNT)]
+    per_s: Annotated[float, Meta(ge=1)]
 
     @property
     def per(self) -> str:
@@ -78,19 +88,19 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     for the setting, NO_LIMIT for any number. A key that is `read_only` may ask models and change nothing; an
     `admin` sees what others do, and may end it unless it is read-only, too."""
 
-    id: str
-    name: str
-    salt: bytes
-    hash: bytes
-    check: bytes
-    created_at_s: float
-    expires_at_s: float | None = None
-    revoked_at_s: float | None = None
+    id: Annotated[str, Meta(pattern=f"^[{_ID_CHARACTERS}]{{10}}$")]
+    name: Annotated[str, Meta(pattern=f"^{_NAME.pattern}")]
+    salt: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    hash: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    check: Annotated[bytes, Meta(min_length=4, max_length=4)]
+    created_at_s: _Time
+    expires_at_s: _Time | None = None
+    revoked_at_s: _Time | None = None
     lane: Lane = Lane.INTERACTIVE
     models: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
-    n_concurrent: int = 0
-    storage_bytes: int | None = None
+    n_concurrent: Annotated[int, Meta(ge=0)] = 0
+    storage_bytes: Annotated[int, Meta(ge=NO_LIMIT)] | None = None
     read_only: bool = False
     admin: bool = False
 
@@ -103,15 +113,9 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def allows_model(self, name: str) -> bool:
-        """Whether it may use a model or an adapter of this name, with or without tag; of `model+adapter=0.5` all that
-        it names."""
-        lowered = name.lower()
-        names = [lowered] if lowered.endswith(".gguf") else [part.partition("=")[0] for part in lowered.split("+")]
-        return not self.models or all(map(self._allows, names))
-
-    def _allows(self, name: str) -> bool:
-        patterns = [pattern.lower() for pattern in self.models]
-        return any(fnmatchcase(one, pattern) for one in {name, name.removesuffix(":latest")} for pattern in patterns)
+        """Whether it may use a model or an adapter of this name, with or without tag."""
+        names = {name.lower(), name.lower().removesuffix(":latest")}
+        return not self.models or any(fnmatchcase(one, pattern.lower()) for one in names for pattern in self.models)
 
     def lane_of(self, asked: Lane) -> Lane:
         """The lane that a request gets: the one it asks for, if it is not better than the key's."""
@@ -119,8 +123,12 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _File(msgspec.Struct, kw_only=True):
-    version: int = 1
+    version: int = VERSION
     keys: list[Key] = []
+
+
+class _Version(msgspec.Struct):
+    version: int = VERSION
 
 
 class NewKey(msgspec.Struct, frozen=True):
@@ -175,12 +183,25 @@ class KeyFile:
         return found.st_ino, found.st_ctime_ns, found.st_size
 
     def read(self) -> list[Key]:
-        """All keys, also those that open nothing any more. Raises ConfigError for a file that is damaged."""
+        """All keys, also those that open nothing any more. Raises ConfigError for a file that is damaged, and for one
+        of a newer version: it may say what a key may not do in words that this one does not know."""
         try:
-            return msgspec.json.decode(self.path.read_bytes(), type=_File).keys
+            content = self.path.read_bytes()
+            version = msgspec.json.decode(content, type=_Version).version
+            if version > VERSION:
+                raise ConfigError(
+                    f"{self.path} was made by a newer localrun (version {version}, this one knows {VERSION}); use that "
+                    f"one, or remove the file and make new keys"
+                )
+            found = msgspec.json.decode(content, type=_File).keys
+            for field in ("name", "id"):
+                values = [getattr(key, field) for key in found]
+                if len(set(values)) < len(values):
+                    raise msgspec.ValidationError(f"two keys have the same {field}")
+            return found
         except FileNotFoundError:
             return []
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"{self.path} cannot be read: {error}; restore it, or remove it and make new keys"
             ) from None
@@ -188,7 +209,7 @@ class KeyFile:
     def create(self, name: str, **rules: object) -> NewKey:
         """Add a key. `rules` are fields of `Key`. Raises Conflict for a name that is taken, ConfigError for one that
         cannot be."""
-        if _NAME.fullmatch(name) is None or name == LOCAL_NAME:
+        if _NAME.fullmatch(name) is None:
             raise ConfigError(
                 f"{name!r} cannot be a key's name; use up to 32 letters, digits, dots, hyphens and underscores, and "
                 f"not {LOCAL_NAME!r}"
@@ -327,12 +348,12 @@ _SIZE = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,6})?)(?P<multiple>[kmgt]?)b?",
 _DURATION = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,6})?)(?P<unit>[a-z]+)", re.ASCII)
 
 
-def parse_limit(kind: str, text: str) -> Limit:
+def parse_limit(kind: Kind, text: str) -> Limit:
     """`60/min`, `1M/day`, `2.5k/h`. Raises ConfigError."""
     match = _LIMIT.fullmatch(text.strip().lower().replace(" ", "").replace("_", ""))
     unit = _UNIT_NAMES.get(match["unit"]) if match else None
     amount = int(float(match["number"]) * _MULTIPLES[match["multiple"]]) if match else 0
-    if unit is None or unit == "w" or amount < 1:
+    if unit is None or unit == "w" or not 1 <= amount <= _MAX_AMOUNT:
         raise ConfigError(f"{text!r} is not a limit; write a number and a time, such as 60/min, 500/h or 1M/day")
     return Limit(kind, amount, _UNITS_S[unit])
 

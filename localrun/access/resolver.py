@@ -20,6 +20,8 @@ from localrun.errors import DaemonUnreachable
 
 _SYSTEM_S = 1.0
 _MDNS_S = 3.0
+# Whoever answers for a name may give any number of addresses, and each may have to be waited for.
+_MAX_ADDRESSES = 8
 # A cable that is pulled says nothing. Without this, whoever waits for an answer would wait for ever.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 _USER_TIMEOUT_MS = 30_000
@@ -44,7 +46,7 @@ def addresses(host: str) -> list[str]:
                 raise DaemonUnreachable(f"this machine's resolver does not know {host}; {error}") from None
         if not found:
             raise DaemonUnreachable(_unknown(host))
-        _found[name] = found
+        _found[name] = found[:_MAX_ADDRESSES]
     return _found[name]
 
 

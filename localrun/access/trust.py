@@ -13,6 +13,7 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import os
+import re
 import socket
 import ssl
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from localrun.errors import DaemonUnreachable, UntrustedCertificate
 
 API_KEY = "LOCALRUN_API_KEY"
 FILE_NAME = "hosts.json"
+VERSION = 1
 _HANDSHAKE_TIMEOUT_S = 5.0
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}
 
@@ -93,7 +95,8 @@ def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 def key_for(where: Endpoint, environ: Mapping[str, str] = os.environ) -> str:
     """The key to show there; empty for none. Read each time: a daemon that was restarted has another local one."""
-    own = environ.get(API_KEY, "").strip()
+    # What no header can have is no key, which the daemon says.
+    own = re.sub(r"[^!-~]", "?", environ.get(API_KEY, "").strip())
     return own if own or where.is_remote else keys.local_key(folders(environ).state, where.port)
 
 
@@ -114,7 +117,7 @@ class Host(msgspec.Struct, frozen=True):
 
 
 class _File(msgspec.Struct):
-    version: int = 1
+    version: int = VERSION
     hosts: dict[str, Host] = {}
 
 
@@ -127,11 +130,17 @@ class TrustedHosts:
     def all(self) -> dict[str, Host]:
         """By host and port. Raises ConfigError."""
         try:
-            return msgspec.json.decode(self.path.read_bytes(), type=_File).hosts
+            found = msgspec.json.decode(self.path.read_bytes(), type=_File)
         except FileNotFoundError:
             return {}
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.path} cannot be read: {error}; remove it to begin anew") from None
+        if found.version > VERSION:
+            raise ConfigError(
+                f"{self.path} was made by a newer localrun (version {found.version}, this one knows {VERSION}); use "
+                f"that one, or remove the file to begin anew"
+            )
+        return found.hosts
 
     def trust(self, where: Endpoint, certificate: str) -> Host:
         """From now on this certificate, and no other one, counts there."""
@@ -163,7 +172,13 @@ def context_for(where: Endpoint) -> ssl.SSLContext:
     # The certificate itself is what is trusted, whatever its names, and whoever signed it.
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    context.load_verify_locations(cadata=kept.certificate)
+    try:
+        context.load_verify_locations(cadata=kept.certificate)
+    except (ValueError, ssl.SSLError):
+        raise ConfigError(
+            f"{TrustedHosts().path} has no certificate of {where.name} that can be read; trust it again with: localrun "
+            f"hosts trust {where.name}"
+        ) from None
     return context
 
 

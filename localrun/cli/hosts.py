@@ -37,7 +37,7 @@ def hosts_command(context: click.Context, seconds: float) -> None:
     rows = []
     for found in announced:
         name = f"{found.host}:{found.port}"
-        kept = trusted.pop(name, None)
+        kept = trusted.pop(name.lower(), None)
         says = "no" if kept is None else "yes" if kept.fingerprint == found.fingerprint else "another one"
         rows.append((visible(name), ", ".join(found.addresses), says, visible(found.fingerprint)))
     rows += [(name, "-", "yes", host.fingerprint) for name, host in trusted.items()]

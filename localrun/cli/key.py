@@ -27,6 +27,7 @@ from localrun.access.keys import (
     TOKENS,
     Key,
     KeyFile,
+    Kind,
     Limit,
     NewKey,
     parse_duration_s,
@@ -58,7 +59,7 @@ def key_command() -> None:
     """
 
 
-def _limits(kind: str) -> Callable[..., tuple[Limit, ...] | None]:
+def _limits(kind: Kind) -> Callable[..., tuple[Limit, ...] | None]:
     def parse(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[Limit, ...] | None:
         if values and all(value.strip().lower() == NONE for value in values):
             return ()
@@ -94,8 +95,10 @@ def _words(word: str, parse: Callable[[str], Any]) -> Callable[..., tuple[Any] |
 
 
 def _patterns(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...] | None:
-    if ALL in values:
+    if values and all(value.strip().lower() == ALL for value in values):
         return ()
+    if not all(value.strip() for value in values):
+        raise click.BadParameter("an empty pattern is for no model; write a name, a pattern, or all")
     return values or None
 
 

@@ -119,6 +119,10 @@ def run(arguments: Sequence[str]) -> int:
             raise
         if isinstance(error, errors.LocalrunError):
             return _failed(error.message, exits.code_of(error))
+        from localrun.config import ConfigError
+
+        if isinstance(error, ConfigError):
+            return _failed(str(error), exits.USAGE)
         if isinstance(error, OSError):
             words = error.strerror or str(error)
             return _failed(f"{error.filename}: {words}" if error.filename else words, exits.ERROR)

@@ -23,12 +23,13 @@ from localrun import kernels, kv_folders, thread_choice
 from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import BadRequest, LocalrunError, ModelNotFound, Unavailable
 from localrun.models.name import split_adapters
-from localrun.models.storage import other_programs
+from localrun.models.storage import hub_cache, other_programs
 from localrun.models.storage.store import Store
 from localrun.server.batches.offline import Offline
 from localrun.server.cache import Cache
 from localrun.server.engines.link import engine_command
 from localrun.server.engines.supervisor import Supervisor
+from localrun.server.http import hidden_paths
 from localrun.server.http.access import Access
 from localrun.server.jobs.job import Ask, Job, Payer
 from localrun.server.jobs.registry import Registry
@@ -65,6 +66,8 @@ class Runtime:
         )
         own = folders()
         self.access = Access(settings, data=own.data, state=own.state)
+        # Files that keys have sent: the key's ID and the digest.
+        self.sent_blobs: set[tuple[str, str]] = set()
         self.registry = Registry()
         self.logs = LogFeed()
         self.telemetry = Telemetry(settings, self.registry, self._engine_rows, lambda: self.offline.rows())
@@ -183,9 +186,11 @@ def _store(settings: Settings, *, fake: bool) -> Store:
         no_projectors = (
             "projectors cannot be used: llama.cpp was built without libmtmd (`localrun doctor` says what to do)"
         )
+    folder, dirs = models_folder(settings), model_dirs(settings)
+    hidden_paths.hide((folder, *dirs, hub_cache.folder()))
     return Store(
-        models_folder(settings),
-        model_dirs=model_dirs(settings),
+        folder,
+        model_dirs=dirs,
         others=other_programs.found(folders().cache),
         no_projectors=no_projectors,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
+import shutil
 import socket
 from pathlib import Path
 
@@ -12,8 +14,9 @@ import pytest
 
 from localrun.access import certificate, keys
 from localrun.access.keys import OUTPUT_TOKENS, REQUESTS, TOKENS, KeyFile, Limit
-from localrun.access.trust import API_KEY, TrustedHosts, endpoint, key_for
+from localrun.access.trust import API_KEY, TrustedHosts, context_for, endpoint, key_for
 from localrun.cli import exits, text
+from localrun.config import ConfigError
 from localrun.wire import Lane
 
 
@@ -208,9 +211,57 @@ def test_a_host_is_named_as_the_list_shows_it(localrun, home):
     assert localrun("hosts", "forget", "Studio.local:8443").stdout == "studio.local:8443 is no longer trusted\n"
 
 
+@pytest.mark.parametrize("damaged", ["key.pem", "certificate.pem"])
+def test_a_certificate_and_a_key_that_are_no_pair(home, damaged):
+    made = certificate.kept(home, ["studio.local"])
+    other = certificate.kept(home / "other", ["studio.local"])
+    shutil.copy(other.key.with_name(damaged), made.key.with_name(damaged))
+    with pytest.raises(ConfigError, match=rf"delete {re.escape(str(home / 'tls'))} to get others"):
+        certificate.kept(home, ["studio.local"])
+
+
+def test_a_certificate_that_is_none(home):
+    where = endpoint("studio.local", 8443)
+    TrustedHosts().path.parent.mkdir(parents=True, exist_ok=True)
+    for wrong, said in (
+        (
+            '{"hosts": {"studio.local:8443": {"certificate": "?", "fingerprint": "?"}}}',
+            "no certificate of studio.local",
+        ),
+        ('{"hosts": {"\xff": 1}}', "cannot be read"),
+        ('{"version": 2, "hosts": {}}', "made by a newer localrun"),
+    ):
+        TrustedHosts().path.write_text(wrong, encoding="latin-1")
+        with pytest.raises(ConfigError, match=said):
+            context_for(where)
+
+
+def test_a_key_that_no_header_can_have(home):
+    there = endpoint("studio.local", 11434)
+    assert key_for(there, {"LOCALRUN_HOME": str(home), API_KEY: "lrk_\u00e9\nb"}) == "lrk_??b"
+
+
 def test_hosts_that_nobody_trusts(localrun, home):
     assert localrun("hosts", "forget", "studio.local").returncode == exits.ERROR
     assert localrun("hosts", "trust", "127.0.0.1").returncode == exits.USAGE
     TrustedHosts().path.parent.mkdir(parents=True, exist_ok=True)
     TrustedHosts().path.write_text("{")
     assert "remove it to begin anew" in localrun("hosts", "forget", "studio.local").stderr
+
+
+def test_patterns_beside_all_and_empty_ones(localrun, home):
+    localrun("key", "create", "--name", "zed", "--models", "a")
+    assert localrun("key", "set", "zed", "--models", "all", "--models", "b").returncode == 0
+    assert KeyFile(home / "data").read()[0].models == ("all", "b")
+    assert "an empty pattern is for no model" in localrun("key", "set", "zed", "--models", "").stderr
+    assert localrun("key", "set", "zed", "--models", "ALL").returncode == 0
+    assert KeyFile(home / "data").read()[0].models == ()
+
+
+def test_a_damaged_file_is_one_line(localrun, home):
+    localrun("key", "create", "--name", "zed")
+    (home / "data" / "keys.json").write_text("{")
+    for command in (("list",), ("revoke", "zed"), ("set", "zed", "--read-only")):
+        ended = localrun("key", *command)
+        assert ended.returncode == exits.USAGE
+        assert ended.stderr.startswith(f"error: {home / 'data' / 'keys.json'} cannot be read")

@@ -277,6 +277,46 @@ def test_a_name_that_only_mdns_knows_and_the_port_that_it_announces(studio: tupl
     assert "--announce on" in nobody.stderr
 
 
+# Says ten times a second that there is a daemon whose name has control characters in it, and one at port 0.
+WRONG_NAMES = f"""
+import socket, struct, time
+def name(*parts): return b"".join(bytes([len(part)]) + part for part in parts) + bytes(1)
+def row(owner, kind, data): return owner + struct.pack(">HHIH", kind, 1, 120, len(data)) + data
+service = name(b"_localrun", b"_tcp", b"local")
+rows = [row(service, 12, name(b"a\\x1b[31mred", b"_localrun", b"_tcp", b"local"))]
+one = name(b"zero", b"_localrun", b"_tcp", b"local")
+rows += [row(service, 12, one), row(one, 33, struct.pack(">HHH", 0, 0, 0) + name(b"studio", b"local")),
+         row(one, 16, bytes(1))]
+packet = struct.pack(">HHHHHH", 0, 0x8400, 0, len(rows), 0, 0) + b"".join(rows)
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+link.bind(("", 5353))
+link.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton({OUTSIDE!r}))
+link.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 255)
+while True:
+    link.sendto(packet, ("224.0.0.251", 5353))
+    print(flush=True)
+    time.sleep(0.1)
+"""
+
+
+def test_somebody_with_a_wrong_name_hides_nobody(studio: tuple[Daemon, Other]) -> None:
+    daemon, other = studio
+    command = ["ip", "netns", "exec", SERVER, sys.executable, "-c", WRONG_NAMES]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as neighbour:
+        try:
+            assert neighbour.stdout is not None
+            assert neighbour.stdout.readline()
+            listed = other.by_name("studio.local", "hosts", "--seconds", "3")
+            assert other.by_name("studio.local", "list").returncode == 0
+        finally:
+            neighbour.terminate()
+    assert f"studio.local:{daemon.port}" in listed.stdout
+    assert OUTSIDE in listed.stdout
+    assert "studio.local:0" not in listed.stdout
+    assert listed.stderr == ""
+
+
 def test_a_name_keeps_its_machine_when_the_address_changes(studio: tuple[Daemon, Other]) -> None:
     """One client lives on: what it found does not answer any more."""
     _, other = studio
@@ -437,3 +477,45 @@ def test_wrong_keys_over_tls_slow_nobody_and_fill_nothing(shared: tuple[Daemon, 
     assert process.num_fds() <= n_descriptors + 2
     audit = daemon.home / "state" / "audit.jsonl"
     assert not audit.exists() or len(audit.read_text().splitlines()) < 200
+
+
+# Opens as many connections as two addresses may have, and one more from each; holds them until its input ends.
+MANY = """
+import socket, ssl, sys
+context = ssl.create_default_context(cafile=CERTIFICATE)
+context.check_hostname = False
+host, port = URL.removeprefix("https://").split(":")
+held, said = [], []
+for source in SOURCES:
+    for number in range(257):
+        plain = socket.create_connection((host, int(port)), source_address=(source, 0))
+        held.append(context.wrap_socket(plain))
+        if number in (0, 256):
+            held[-1].sendall(f"GET /health HTTP/1.1\\r\\nHost: {host}\\r\\n\\r\\n".encode())
+            said.append(held[-1].recv(12).decode().split()[1])
+print(*said, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_connections_from_outside_lock_out_neither_others_nor_this_machine(shared: tuple[Daemon, Other]) -> None:
+    daemon, other = shared
+    second = INSIDE.removesuffix("2") + "3"
+    subprocess.run(["ip", "-n", CLIENT, "addr", "add", f"{second}/24", "dev", f"b{_HERE}"], check=True)
+    names = f"URL, CERTIFICATE = 'https://{OUTSIDE}:{daemon.port}', {str(other.certificate)!r}\n"
+    names += f"SOURCES = {INSIDE!r}, {second!r}\n"
+    command = ["ip", "netns", "exec", CLIENT, sys.executable, "-c", names + MANY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holding:
+        assert holding.stdin is not None
+        assert holding.stdout is not None
+        try:
+            assert holding.stdout.readline().split() == ["200", "503", "200", "503"]
+            own = subprocess.run(
+                ["ip", "netns", "exec", SERVER, sys.executable, "-m", "localrun", "list", "--port", str(daemon.port)],
+                env=os.environ | {"LOCALRUN_HOME": str(other.certificate.parents[2])}, capture_output=True, text=True,
+                timeout=TIMEOUT_S,
+            )  # fmt: skip
+        finally:
+            holding.stdin.close()
+    assert own.returncode == 0, own.stderr
+    assert "tiny" in own.stdout

@@ -173,9 +173,9 @@ class Visitor:
     def storage_bytes(self) -> int:
         """How much its files and batches may take of the disk; 0 is any amount."""
         key = self.key
-        if key is None:
+        if key is None or key.storage_bytes == keys.NO_LIMIT:
             return 0
-        return self._storage_bytes if key.storage_bytes is None else max(0, key.storage_bytes)
+        return self._storage_bytes if key.storage_bytes is None else max(1, key.storage_bytes)
 
     def check_change(self, act: str) -> None:
         """Raises Forbidden for a key that is read-only. `act` completes "may not"."""
@@ -193,13 +193,17 @@ class Visitor:
             raise ModelNotFound(name[:200])
 
     def sees_model(self, name: str) -> bool:
-        """Whether the key may use it, and so know of it."""
+        """Whether the key may use it, and so know of it; of `model+adapter=0.5` all that it names."""
         key = self.key
         if key is None:
             return True
         if not key.admin and _is_path(name):
             return False
-        return key.allows_model(name)
+        try:
+            named = split_adapters(name)
+        except BadRequest:
+            return key.allows_model(name.partition("+")[0])  # whoever reads it says what is wrong with it
+        return all(map(key.allows_model, (named.model, *(adapter for adapter, _ in named.adapters))))
 
     def load_shown(self, said: dict[str, Any]) -> dict[str, Any]:
         """Load settings without the names of models and adapters that it may not use."""

@@ -3,9 +3,9 @@
 Runs in the daemon's event loop. A request, headers and body, must have arrived within `deadline_s` of its first byte
 (of the connection's opening, for the first request), an uploaded file within `deadline_s` of its last piece; its head
 is bounded in bytes and in fields before the parser sees it; and a client that accepts no output for `deadline_s` is cut
-off, so that it cannot hold a model for ever. Of more than `MAX_CONNECTIONS` at once the last ones are answered 503 and
-closed. None of this costs anything per token: the timers move only when a request begins or ends, when a piece of a
-file arrives, or when the socket's buffer fills or empties.
+off, so that it cannot hold a model for ever. Of more than `MAX_CONNECTIONS` at once, from this machine or from others,
+the last ones are answered 503 and closed. None of this costs anything per token: the timers move only when a request
+begins or ends, when a piece of a file arrives, or when the socket's buffer fills or empties.
 
 Does not: look at what the headers say (`limits.py` does), or bound the body's size.
 """
@@ -18,7 +18,7 @@ import ipaddress
 import re
 import socket
 import sys
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -130,6 +130,7 @@ def _cannot_listen(error: OSError, host: str, port: int) -> PortBusy | ConfigErr
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADER_FIELDS = 128
+# From this machine, and as many from others, of which one gets half: nobody needs a key to open them.
 MAX_CONNECTIONS = 512
 # How long a connection over that may take for the request that is refused.
 _REFUSAL_S = 1.0
@@ -141,8 +142,8 @@ _END_OF_HEAD = b"\r\n\r\n"
 # after its head and drops the body. We never upgrade, so the parser is not told; the name keeps its length.
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _TOO_MANY = (
-    f'{{"error": "localrun has more than {MAX_CONNECTIONS} connections; close some, or let requests share them, and '
-    f'try again"}}'
+    f'{{"error": "localrun has more than {MAX_CONNECTIONS // 2} connections; close some, or let requests share them, '
+    f'and try again"}}'
 ).encode()
 _NOT_UPGRADE = b"\r\nx-upgrd:"
 
@@ -176,7 +177,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._is_one_too_many = len(self.connections) > MAX_CONNECTIONS
+        self._is_one_too_many = self._is_beyond_limits()
         if self._is_one_too_many:
             self._receiving = self.loop.call_later(_REFUSAL_S, transport.close)
         else:
@@ -242,6 +243,19 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     # --- private -------------------------------------------------------------------------------------------------
+
+    def _is_beyond_limits(self) -> bool:
+        """Whether there are too many with this one: of this machine's, of others', or of its address."""
+        if len(self.connections) <= MAX_CONNECTIONS // 2:
+            return False
+        connections = cast("set[BoundedConnection]", self.connections)
+        alike = [one.client for one in connections if one.scheme == self.scheme]
+        if len(alike) > MAX_CONNECTIONS:
+            return True
+        if self.scheme == "http" or self.client is None:
+            return False
+        address = self.client[0]
+        return sum(one is not None and one[0] == address for one in alike) > MAX_CONNECTIONS // 2
 
     def _start_receiving(self) -> None:
         self._receiving = self.loop.call_later(self._deadline_s, self._on_deadline)

@@ -1,25 +1,32 @@
 """Where files lie is the business of who runs the daemon: others are told the files' names.
 
-Pure, but for the folders of this process, which are looked up once. Paths are known by their form, and those in the
-daemon's own folders also where they have spaces in them. Routes of the API are left alone.
-Does not: change what clients send, models say, or a model has of its own.
+A path is known by where it begins: in one of the daemon's folders, in a folder that operating systems have at the top,
+in somebody's home, on a drive or a share. Everything else that looks like one, such as the routes, references and
+patterns that a client wrote, is left alone. Folders may have spaces in their names.
+
+Pure, but for the daemon's folders, which it names once (`hide`), before the first request.
+Does not: change what models say, or a model has of its own.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from pathlib import Path
+from collections.abc import Iterable
+from pathlib import Path, PurePath
 from typing import Any
 
 from localrun.config import folders
 
-_ROUTES = r"(?!/(?:v1|api|localrun/v1|slots|docs|web)\b)"
-_BEGINNING = r"(?:~?/|[A-Za-z]:[\\/])"
-_PART = r"[^\s/\\'\",;()<>{}|*]"
-_QUOTED = rf"(?<=['\"]){_ROUTES}{_BEGINNING}[^'\"\n]+(?=['\"])"
-_PLAIN = rf"(?<![\w.:/\\~+<-]){_ROUTES}{_BEGINNING}{_PART}+[/\\](?:{_PART}|[/\\])*"
-_WHOLE = re.compile(rf"{_ROUTES}{_BEGINNING}(?:(?![:;,] )[^\n])+")
+_AT_THE_TOP = frozenset(
+    ("Applications", "Library", "System", "Users", "Volumes", "app", "bin", "boot", "dev", "etc", "home", "lib",
+     "lib64", "media", "mnt", "nix", "opt", "private", "proc", "root", "run", "sbin", "snap", "srv", "sys", "tmp",
+     "usr", "var")
+)  # fmt: skip
+_NO_PART = r"\s/\\'\"`,;()<>{}|*"
+_PARTS = rf"(?:[^{_NO_PART}]|[/\\])+"
+# A name that goes on after a space does so before the next slash, and is neither a file's nor a host's.
+_MORE = rf"(?<!\.gguf)(?<!\.json)(?<!\.toml)(?:[ ][^{_NO_PART}:.]+){{1,3}}[/\\]"
 
 # What of a model's own is shown as it is, by its field.
 _OF_MODELS = frozenset(
@@ -27,12 +34,21 @@ _OF_MODELS = frozenset(
      "template", "tensors")
 )  # fmt: skip
 
+_own: set[Path] = set()
+
+
+def hide(own: Iterable[Path]) -> None:
+    """Folders of the daemon, besides those that it always has."""
+    _own.update(own)
+    _patterns.cache_clear()
+
 
 def without_paths(text: str) -> str:
     """The text with the name of each file and folder in place of its path."""
-    if _WHOLE.fullmatch(text) and "/" in text[1:].replace("\\", "/"):
+    whole, within = _patterns()
+    if whole.fullmatch(text):
         return _name(text)
-    return _pattern().sub(lambda found: _name(found[0]), text)
+    return within.sub(lambda found: _name(found[0]), text)
 
 
 def without_paths_in(value: Any) -> Any:
@@ -51,8 +67,14 @@ def _name(path: str) -> str:
 
 
 @functools.cache
-def _pattern() -> re.Pattern[str]:
-    own = folders()
-    roots = {str(folder) for folder in (own.data, own.cache, own.config, own.state, Path.home())}
-    known = "|".join(re.escape(root) for root in sorted(roots, key=len, reverse=True) if len(root) > 1)
-    return re.compile(rf"{_QUOTED}|(?:{known})(?:{_PART}|[/\\])*|{_PLAIN}")
+def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Of a text that is a path, and of those within one."""
+    always = folders()
+    own = {always.data, always.cache, always.config, always.state, Path.home(), *_own}
+    roots = {str(each) for one in own for each in (one.absolute(), one.resolve())} - {"/"}
+    known = "|".join(re.escape(root) for root in sorted(roots, key=len, reverse=True))
+    top = "|".join(map(re.escape, sorted(_AT_THE_TOP | {PurePath(root).parts[1] for root in roots if root[0] == "/"})))
+    begins = rf"(?:~(?:[A-Za-z_]\w*)?/|/(?:{top})/|[A-Za-z]:[\\/]|\\\\\w)"
+    quoted = "|".join(rf"(?<={quote}){begins}[^{quote}\n]+(?={quote})" for quote in "'\"`")
+    plain = rf"(?:(?<=file://)|(?<![\w./\\~+<]))(?:(?:{known})(?=[/\\])|{begins}){_PARTS}(?:{_MORE}{_PARTS})*"
+    return re.compile(rf"{begins}(?:(?![:;,] )[^\n])+"), re.compile(rf"{quoted}|{plain}")

@@ -41,7 +41,7 @@ import msgspec
 from msgspec import Meta
 from starlette.routing import Route
 
-from localrun.errors import BadRequest, DownloadFailed, Unavailable
+from localrun.errors import BadRequest, DownloadFailed, Forbidden, Unavailable
 from localrun.models import adapters, catalog, naming
 from localrun.models.catalog import Entry
 from localrun.models.draft import find
@@ -195,6 +195,12 @@ class GarbageBody(msgspec.Struct, frozen=True, kw_only=True):
 
 async def _collect(runtime: Runtime, exchange: Exchange) -> None:
     body = decode_body(await exchange.read_body() or b"{}", GarbageBody)
+    is_early = body.min_age_s < naming.MIN_AGE_S or body.partial_min_age_s < naming.PARTIAL_MIN_AGE_S
+    if is_early and not exchange.visitor.is_admin:
+        raise Forbidden(
+            f"a min_age_s of less than {naming.MIN_AGE_S:g} and a partial_min_age_s of less than "
+            f"{naming.PARTIAL_MIN_AGE_S:g} are for admins: others may be uploading or downloading those files"
+        )
     collected = await asyncio.to_thread(
         naming.collect_garbage,
         runtime.store,

@@ -22,16 +22,16 @@ from typing import Any
 
 import msgspec
 
-from localrun.errors import BadRequest, BadTemplate
+from localrun.errors import BadRequest, BadTemplate, NotFound
 from localrun.models import creation, load_settings, modelfile, naming, projector_choice
 from localrun.models.creation import Base, Changes
-from localrun.models.storage.manifest import Manifest, Message, StoredFile
+from localrun.models.storage.manifest import Manifest, Message, StoredFile, check_digest
 from localrun.models.storage.store import Store
 from localrun.server import tiers
 from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange, decode_body
 from localrun.server.ollama.bodies import Options
-from localrun.server.ollama.store import Status, send_statuses
+from localrun.server.ollama.store import Status, knows_blob, send_statuses
 from localrun.server.runtime import Runtime
 
 _ROLES = ("system", "user", "assistant")
@@ -203,7 +203,7 @@ OLLAMA_API_LEVEL = "0.33.0"
 
 
 _VERSION = re.compile(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?")
-_DIGEST = re.compile(r"@?(sha256[:-][0-9A-Fa-f]{64})")
+_DIGEST = re.compile(r"@?(sha256[:-][0-9A-F]{64})", re.IGNORECASE)
 
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
@@ -228,7 +228,11 @@ async def _steps(runtime: Runtime, body: CreateBody, visitor: Visitor) -> AsyncG
             visitor.check_model(name)
     for name in said:
         visitor.check_file(name)
-    with store.blobs.held([match[1] for text in said if (match := _DIGEST.fullmatch(text))]):
+    digests = [check_digest(match[1]) for text in said if (match := _DIGEST.fullmatch(text))]
+    for digest in digests:
+        if not knows_blob(runtime, visitor, digest):
+            raise NotFound(f"{digest} is not here; upload it first (POST /api/blobs/{digest})", field="files")
+    with store.blobs.held(digests):
         adapter = await asyncio.to_thread(_adapter_alone, store, order)
         if adapter is not None:
             yield {"status": "writing manifest"}

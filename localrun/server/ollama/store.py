@@ -13,6 +13,7 @@ Does not: keep pulls (server/pulls.py), decide what may be removed (models/namin
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
@@ -30,6 +31,7 @@ from localrun.models.storage.manifest import check_digest
 from localrun.models.storage.store import Store
 from localrun.server import tiers
 from localrun.server.engines import drafts
+from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.hidden_paths import without_paths_in
 from localrun.server.ollama.bodies import ModelBody
@@ -196,16 +198,25 @@ async def blob(runtime: Runtime, exchange: Exchange) -> None:
     """The routes' handler."""
     digest = check_digest(exchange.scope["path_params"]["digest"], field="digest")
     is_here = await asyncio.to_thread(runtime.store.blobs.has, digest)
+    is_known = is_here and knows_blob(runtime, exchange.visitor, digest)
     if exchange.scope["method"] == "HEAD":
-        if not is_here:
+        if not is_known:
             raise NotFound(f"{digest} is not here", field="digest")
         await exchange.answer(b"")
         return
-    if is_here:
+    if is_known:
         # Read all the same: a client whose sending is cut off does not look at the answer.
         async for _ in exchange.pieces():
             pass
         await exchange.answer(b"")
+        return
+    if is_here:
+        hashed = hashlib.sha256()
+        async for piece in exchange.large_pieces():
+            await asyncio.to_thread(hashed.update, piece)
+        if digest != f"sha256:{hashed.hexdigest()}":
+            raise BadRequest(f"the content has the digest sha256:{hashed.hexdigest()}, not {digest}", field="digest")
+        await _is_sent(runtime, exchange, digest)
         return
     folder = runtime.store.blobs.folder
     await asyncio.to_thread(_check_room, folder, exchange.announced_bytes)
@@ -213,6 +224,18 @@ async def blob(runtime: Runtime, exchange: Exchange) -> None:
         async for piece in exchange.large_pieces():
             await asyncio.to_thread(_write, writer, piece, folder)
         await asyncio.to_thread(writer.finish, digest)
+    await _is_sent(runtime, exchange, digest)
+
+
+def knows_blob(runtime: Runtime, visitor: Visitor, digest: str) -> bool:
+    """Whether it may use a file that is here. A key that may not use all models knows of those that it has sent: the
+    digest of a model is no secret, and would be a way around its name."""
+    key = visitor.key
+    return key is None or not key.models or (key.id, digest) in runtime.sent_blobs
+
+
+async def _is_sent(runtime: Runtime, exchange: Exchange, digest: str) -> None:
+    runtime.sent_blobs.add((exchange.visitor.id, digest))
     await exchange.answer(b"", status=201)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import signal
 import threading
@@ -21,6 +22,7 @@ import pytest
 from localrun.access import keys
 from localrun.access.keys import OUTPUT_TOKENS, REQUESTS, TOKENS, Key, KeyFile, Limit
 from localrun.access.usage import UsageFile
+from localrun.models import builtin
 from localrun.server.http.access import FAILURES, MAX_ADDRESSES, Throttle, Visitor
 from localrun.wire import Lane
 from tests.daemon import Daemon, running_daemon
@@ -291,6 +293,58 @@ def test_names_that_are_files_of_this_machine(name: str, is_file: bool) -> None:
     key = Key(id="a", name="a", salt=b"", hash=b"", check=b"", created_at_s=0.0)
     assert Visitor(key).sees_model(name) is not is_file
     assert Visitor(msgspec.structs.replace(key, admin=True)).sees_model(name)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "is_allowed"),
+    [
+        ("qwen3*", "Qwen3:0.6b+qwen3-style=0.5", True),
+        ("qwen3*", "Qwen3:0.6b+style=0.5", False),
+        ("qwen3*", "qwen3+qwen3-terse=-1+style", False),
+        ("qwen3*", "qwen3+owner/style:file.gguf", False),
+        ("owner/*", "owner/repo+owner/style:file.gguf", True),
+        ("qwen3*", "qwen3+style=much", True),  # is a wrong name, and said to be one
+        ("tiny", "qwen3+style=much", False),
+        ("/m/*", "/m/a+b.gguf", True),
+    ],
+)
+def test_patterns_are_for_all_that_a_name_asks_for(pattern: str, name: str, is_allowed: bool) -> None:
+    key = Key(id="a", name="a", salt=b"", hash=b"", check=b"", created_at_s=0.0, models=(pattern,), admin=True)
+    assert Visitor(key).sees_model(name) is is_allowed
+
+
+def test_a_digest_is_no_way_around_a_pattern(daemon: Daemon) -> None:
+    admin, narrow = local(daemon), new_key(daemon, "sender", models=("fox*",))
+    content = builtin.model_path().read_bytes()
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    octets = {"content-type": "application/octet-stream"}
+
+    def send(body: bytes) -> int:
+        return daemon.http.post(f"/api/blobs/{digest}", content=body, headers=narrow | octets).status_code
+
+    def create(named: str) -> bool:
+        body = {"model": "fox", "files": {"m.gguf": named}}
+        return '"success"' in daemon.http.post("/api/create", json=body, headers=narrow).text
+
+    daemon.http.post(f"/api/blobs/{digest}", content=content, headers=admin | octets).raise_for_status()
+    daemon.http.post("/api/create", json={"model": "secret", "files": {"m.gguf": digest}}, headers=admin)
+    assert daemon.http.head(f"/api/blobs/{digest}", headers=admin).status_code == 200
+    assert daemon.http.head(f"/api/blobs/{digest}", headers=narrow).status_code == 404
+    assert not any(map(create, (digest, digest.replace(":", "-"), f"@{digest}", digest.upper())))
+    assert send(b"another") == 400
+    assert not create(digest)
+    assert send(content) == 201
+    assert daemon.http.head(f"/api/blobs/{digest}", headers=narrow).status_code == 200
+    assert create(digest)
+
+
+def test_only_admins_collect_what_others_may_be_sending(daemon: Daemon) -> None:
+    headers = new_key(daemon, "tidy")
+    for early in ("min_age_s", "partial_min_age_s"):
+        refused = daemon.http.post("/localrun/v1/gc", json={early: 0}, headers=headers)
+        assert (refused.status_code, "for admins" in refused.text) == (403, True)
+    assert daemon.http.post("/localrun/v1/gc", json={}, headers=headers).status_code == 200
+    assert daemon.http.post("/localrun/v1/gc", json={"min_age_s": 0}, headers=local(daemon)).status_code == 200
 
 
 def test_a_read_only_key_changes_nothing(daemon: Daemon) -> None:

@@ -18,7 +18,7 @@ import pytest
 from localrun.access.keys import KeyFile
 from localrun.models import builtin
 from localrun.models.gguf.reader import read_header
-from localrun.server.http.hidden_paths import without_paths, without_paths_in
+from localrun.server.http.hidden_paths import hide, without_paths, without_paths_in
 from tests.daemon import Daemon, running_daemon
 from tests.lora_file import write_lora
 from tests.projector_file import write_projector
@@ -270,9 +270,19 @@ def test_nor_is_one_found_by_other_fields(place: Place) -> None:
         ("hf.co/owner/repo:Q4_0 and https://example.org/a/b", None),
         ("/lora-adapters", None),
         ("</think>a</think></tool>", None),
+        ("\"$ref\": '#/$defs/a/b' leads nowhere, and '/x/y' is no tool", None),
+        ("/foo/bar and ^/a/b/c$ and 2026/11/23, or ~3/4 of text/event-stream", None),
+        ("copied /mnt/a/b to hf.co/owner/repo", "copied b to hf.co/owner/repo"),
+        ("file /mnt/my models/x y/fox.gguf: no magic", "file fox.gguf: no magic"),
+        ('"/home/some body\'s/fox.gguf" is damaged', '"fox.gguf" is damaged'),
+        ("C:\\Users\\some body\\fox.gguf: no magic", "fox.gguf: no magic"),
+        ("see:/home/somebody/fox.gguf, file:///home/somebody/fox.gguf", "see:fox.gguf, file://fox.gguf"),
+        ("\\\\server\\share\\fox.gguf", "fox.gguf"),
+        ("/our disk/some models/fox.gguf is not here", "fox.gguf is not here"),
     ],
 )
 def test_paths_in_texts(text: str, shown: str | None) -> None:
+    hide([Path("/our disk")])
     assert without_paths(text) == (text if shown is None else shown)
     assert without_paths_in({"a": [text], "template": text, "n": 1}) == {
         "a": [text if shown is None else shown], "template": text, "n": 1,
