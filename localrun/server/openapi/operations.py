@@ -504,6 +504,8 @@ _NATIVE = (
               answer_content_type="text/css"),
     Operation(method="GET", path="/web/chat.js", summary="A file of the chat page", answer=str,
               answer_content_type="text/javascript"),
+    Operation(method="GET", path="/web/chats.js", summary="A file of the chat page", answer=str,
+              answer_content_type="text/javascript"),
     Operation(method="GET", path="/web/markdown.js", summary="A file of the chat page", answer=str,
               answer_content_type="text/javascript"),
 )  # fmt: skip
