@@ -268,6 +268,9 @@ class Engine:
             self.cache.make_room(self.cache.cells.n_free + plan.n_rows)  # parked sequences take cells, too
             return
         except (DecodeFailed, GivenUp) as error:
+            for request, _, _ in plan.grants:
+                request.gave_way = isinstance(error, GivenUp)
+            self._speculation.broken_off()
             self._take_back(plan.grants, error if isinstance(error, DecodeFailed) else None)
             self._has_unseen_rows = True
             return
@@ -288,9 +291,10 @@ class Engine:
     # --- the verbs' parts --------------------------------------------------------------------------------------
 
     def _decode(self, plan: StepPlan, is_hurried: Callable[[], bool]) -> list[int]:
-        """Compute rows of text. Returns the sequence of each."""
+        """Compute rows of text. Returns the sequence of each. Nobody's rows are given up twice without being computed:
+        those who come may be refused or cancelled, and so many may come that nothing else would ever be computed."""
         seqs = self._rows.fill(self._backend.batch, plan)
-        if all(grant.request.rank >= LOWEST_RANK for grant in plan.grants):
+        if all(request.rank >= LOWEST_RANK and not request.gave_way for request, _, _ in plan.grants):
             self._backend.decode(plan.n_rows, is_hurried)
         else:
             self._backend.decode(plan.n_rows)
@@ -439,6 +443,7 @@ class Engine:
             if request.scoring is not None and request.is_scoring:
                 self._answers.score(request, row - n_tokens + 1, n_tokens)
             request.n_computed += n_tokens
+            request.gave_way = False
             if 0 < request.doubted_until <= request.n_computed:
                 self.scheduler.trust(request)
             if is_prefilling:

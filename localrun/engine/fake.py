@@ -378,6 +378,9 @@ class FakeBackend:
             time.sleep(self._step_s)
         if gives_up is not None and self.memory_kind in (MemoryKind.ATTENTION, MemoryKind.WINDOW) and gives_up():
             self.n_given_up += 1
+            n_computed = self.n_given_up % n_rows if self.is_split else 0  # in passes before the one that it gave up
+            if n_computed:
+                self._compute(self.batch, n_computed)
             raise GivenUp
         self._compute(self.batch, n_rows)
 

@@ -80,7 +80,8 @@ class Request:
     `requeued_at_s` are the policy's: the rank that a running request started with, what it waited until then, how often
     and when it last gave up a slot. `drafting` is
     None for one that does not draft. Until it has `doubted_until` tokens in cells it is computed alone, for its logits,
-    or those of others in the same call, were no numbers (`Engine._doubt`).
+    or those of others in the same call, were no numbers (`Engine._doubt`). `gave_way`: its rows were given up for
+    somebody, and it had none since.
     """
 
     id: int
@@ -113,6 +114,7 @@ class Request:
     is_away: bool = False
     doubted_until: int = 0
     n_doubts: int = 0
+    gave_way: bool = False
     n_cached: int = 0
     started_at_s: float | None = None
     first_token_at_s: float | None = None

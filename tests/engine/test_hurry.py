@@ -64,6 +64,41 @@ def test_whoever_waits_has_the_next_step() -> None:
     assert len(harness.texts[1]) <= n_tokens + 1
 
 
+@pytest.mark.parametrize("is_split", [False, True])
+@pytest.mark.parametrize("prompt", ["a line of a batch", "b" * 150])
+def test_nobody_keeps_a_line_from_its_tokens_who_never_computes_any(prompt: str, is_split: bool) -> None:
+    harness = Harness(n_cells=2048, n_batch=64, is_split=is_split)
+    harness.submit(0, prompt, n_predict=20, lane=Lane.BATCH)
+    n_refused = 0
+    while 0 not in harness.finals:
+        n_before = harness.backend.n_given_up
+        step = harness.engine.step(lambda: True)
+        if harness.backend.n_given_up > n_before:
+            n_refused += 1
+            harness.submit(n_refused, "too long" * 1000, lane=Lane.INTERACTIVE)
+            assert n_refused <= 30, "the line has no tokens"
+        if step is not None and any(delta.id == 0 and delta.finish for delta in step.deltas):
+            break
+    assert n_refused >= 20
+
+
+def test_what_was_given_up_says_nothing_about_what_steps_cost() -> None:
+    harness = Harness(n_cells=2048, speculation=drafting(3, 0.7))
+    harness.submit(0, "a line of a batch", n_predict=40, lane=Lane.BATCH)
+    observed: list[float] = []
+    costs = harness.engine._speculation.costs.at(0)
+    observe = costs.observe
+    costs.observe = lambda n_rows, seconds, ended_at_s: (  # type: ignore[method-assign]
+        observed.append(seconds), observe(n_rows, seconds, ended_at_s),
+    )[1]  # fmt: skip
+    for at in range(1, 25):
+        harness.engine.step(lambda hurries=at % 3 == 0: hurries)
+        harness.now_s += 1.0 if at % 3 == 0 else 0.0
+    assert harness.backend.n_given_up > 5
+    assert 5 < len(observed) < 24 - harness.backend.n_given_up
+    assert max(observed) < 0.5
+
+
 def test_only_what_came_since_the_inbox_was_emptied_hurries() -> None:
     inbox: Inbox[list[int]] = Inbox()
     done: list[int] = []

@@ -264,6 +264,11 @@ def test_lists_have_tiers_with_what_the_large_model_is(daemon: Daemon) -> None:
     assert models["smart"]["tier"]["tools"] == "large"
     assert "gone" not in models
     assert daemon.http.get("/v1/models/smart").json() == models["smart"]
+    of_lm_studio = {row["id"]: row for row in daemon.http.get("/api/v0/models").json()["data"]}
+    assert of_lm_studio["smart"] == of_lm_studio["big"] | {"id": "smart"}
+    assert "gone" not in of_lm_studio
+    assert daemon.http.get("/api/v0/models/smart").json() == of_lm_studio["smart"]
+    assert daemon.http.get("/api/v0/models/gone").status_code == 404
     shown = daemon.post("/api/show", model="smart").json()
     assert shown["localrun"]["tier"] == {"name": "smart", **rows["smart"]["tier"]}
 
@@ -307,6 +312,7 @@ def test_a_model_that_is_not_here_is_named_with_what_to_do(path: str, daemon: Da
         ("/api/generate", {"model": "smart", "prompt": "x", "context": [1]}, "context: 'smart' is a tier"),
         ("/api/copy", {"source": "tiny", "destination": "smart"}, "'smart' is a tier of"),
         ("/api/create", {"model": "smart", "from": "tiny", "stream": False}, "remove the table [tiers.smart]"),
+        ("/api/create", {"model": "own", "from": "smart", "stream": False}, "'smart' is a tier of"),
         ("/api/pull", {"model": "smart"}, "'smart' is a tier of"),
     ],
 )
@@ -338,14 +344,16 @@ def test_a_key_that_may_not_use_both_models_of_a_tier_hears_of_neither(tmp_path:
         ("/v1/embeddings", {"model": "plain", "input": "hello"}), ("/tokenize", {"model": "plain", "content": "hello"}),
         ("/api/copy", {"source": "plain", "destination": "x"}), ("/api/pull", {"model": "plain", "stream": False}),
         ("/api/create", {"model": "plain", "from": "x", "stream": False}),
+        ("/api/create", {"model": "x", "from": "plain", "stream": False}),
     ]  # fmt: skip
     with running_daemon(LOCALRUN_HOME=str(tmp_path)) as daemon:
         for path, body in asked:
             refused = daemon.http.post(path, json=body, headers=name_only)
             assert refused.status_code == 404, (path, body, refused.text)
             assert not re.search("tiny|big|toml", refused.text), (path, body, refused.text)
-        for route in ("/props", "/tokenizer_info", "/lora-adapters"):
-            refused = daemon.http.get(f"{route}?model=plain", headers=name_only)
+        for route in ("/props?model=plain", "/tokenizer_info?model=plain", "/lora-adapters?model=plain",
+                      "/v1/models/plain", "/api/v0/models/plain"):  # fmt: skip
+            refused = daemon.http.get(route, headers=name_only)
             assert (refused.status_code, re.search("tiny|big|toml", refused.text)) == (404, None)
         loaded = daemon.http.post("/api/generate", json={"model": "plain"}, headers=both)
         assert loaded.json()["done_reason"] == "load"
@@ -360,4 +368,6 @@ def test_a_batch_may_name_a_tier(daemon: Daemon) -> None:
     assert [line["response"]["body"]["model"] for line in found] == ["tiny"] * 3 + ["big"]
     gone = ended(client, begun(client, encoded([chat_line("one", model="gone")])))
     assert gone.errors is not None
-    assert [error.code for error in gone.errors.data or ()] == ["model_not_found"]
+    (error,) = gone.errors.data or ()
+    assert error.code == "model_not_found"
+    assert (error.message or "").startswith("the model 'nothing' of the tier 'gone' is not here")

@@ -264,6 +264,10 @@ class Speculation:
         if choice.is_one_pass([len(grant.drafts) for grant in plan.grants], is_even=self._is_even):
             self._costs.observe(plan.n_rows, ended_at_s - began_at_s - drawn_s, ended_at_s)
 
+    def broken_off(self) -> None:
+        """A step was not computed after all: the time since the one before it says nothing about the next one."""
+        self._ended_at_s = self._drawn_s = 0.0
+
     def begin_step(self, requests: Iterable[Request]) -> None:
         """A step with drafts was computed, and nothing was drawn yet."""
         self._before = {request.id: (request.n_computed, request.n_tokens) for request in requests}

@@ -3,7 +3,7 @@
 Pure but for reading the input. An input is read to its end whatever is wrong with it, so that all mistakes are told at
 once, the first `MAX_ERRORS` of them.
 
-Does not: know whether a model is here (`is_known` says), or check what the route of a line checks.
+Does not: know whether a model is here (`lacks` says), or check what the route of a line checks.
 """
 
 from __future__ import annotations
@@ -67,15 +67,16 @@ class _Wrong(Exception):
         self.code, self.message, self.param = code, message, param
 
 
-def check_input(path: Path, endpoint: str, *, max_line_bytes: int, is_known: Callable[[str], bool]) -> Checked:
-    """In a thread: reads an input of OpenAI's form. Raises OSError."""
+def check_input(path: Path, endpoint: str, *, max_line_bytes: int, lacks: Callable[[str], str | None]) -> Checked:
+    """In a thread: reads an input of OpenAI's form. `lacks` is the model that is not here of those that a name stands
+    for, if there is one. Raises OSError."""
     found = Checked([], None, [])
     if path.stat().st_size > MAX_INPUT_BYTES:
         return found._replace(
             errors=[error_of(None, "file_too_large", f"the file is larger than {MAX_INPUT_BYTES} bytes; split it")]
         )
     ids: set[str] = set()
-    known: dict[str, bool] = {}
+    lacking: dict[str, str | None] = {}
     model: str | None = None
     offset = 0
     with path.open("rb") as file:
@@ -104,12 +105,14 @@ def check_input(path: Path, endpoint: str, *, max_line_bytes: int, is_known: Cal
                         "body.model",
                     )
                 model = named
-                if named not in known:
-                    known[named] = is_known(named)
-                if not known[named]:
+                if named not in lacking:
+                    lacking[named] = lacks(named)
+                gone = lacking[named]
+                if gone is not None:
+                    of_tier = f" of the tier {named[:_MAX_SHOWN]!r}" if gone != named else ""
                     raise _Wrong(
                         "model_not_found",
-                        f"the model {named[:_MAX_SHOWN]!r} is not here; `localrun list` shows what is",
+                        f"the model {gone[:_MAX_SHOWN]!r}{of_tier} is not here; `localrun list` shows what is",
                         "body.model",
                     )
             except _Wrong as wrong:

@@ -430,13 +430,13 @@ class Runner:
     async def _validate(self, one: _Open) -> None:
         batch = one.batch
         try:
-            sees_model = self._access.visitor_of(batch.owner).sees_model
+            visitor = self._access.visitor_of(batch.owner)
             checked = await asyncio.to_thread(
                 lines.check_input,
                 self._blobs.path(batch.input_file_id),
                 batch.endpoint,
                 max_line_bytes=self._max_line_bytes,
-                is_known=lambda name: all(sees_model(one) and self._is_known(one) for one in self._models_of(name)),
+                lacks=lambda name: self._lacks(name, visitor),
             )
         except InvalidKey as error:
             checked = lines.Checked([], None, [lines.error_of(None, error.code, error.message)])
@@ -448,6 +448,13 @@ class Runner:
             self._telemetry.batch_ended("failed")
         else:
             await self._ask(lambda store: store.start(batch.seq, checked.lines, checked.model, time.time()))
+
+    def _lacks(self, name: str, visitor: Visitor) -> str | None:
+        """In a thread. The model that is missing for this name; who may not use a tier hears of none of its models."""
+        models = self._models_of(name)
+        if not all(map(visitor.sees_model, models)):
+            return name
+        return next((model for model in models if not self._is_known(model)), None)
 
     async def _end(self, one: _Open, ending: Ending) -> None:
         one.is_ending = True

@@ -8,6 +8,7 @@ model stays loaded), `draft_model`, and -1 for no limit as `max_tokens`; an answ
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
@@ -15,8 +16,11 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.routing import Route
 
 from localrun import __version__
+from localrun.config import Tier
+from localrun.errors import LocalrunError
 from localrun.models import adapters
 from localrun.models.storage.model import Model
+from localrun.server import tiers
 from localrun.server.embedding.routes import embeddings
 from localrun.server.engines.resident import ResidentState
 from localrun.server.http import fields
@@ -183,20 +187,34 @@ async def _complete(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def _list_models(runtime: Runtime, exchange: Exchange) -> None:
-    loaded = _loaded(runtime)
-    sees = exchange.visitor.sees_model
-    rows = await asyncio.to_thread(
-        lambda: [_row(model, model.name, loaded) for model in runtime.store.list() if sees(model.name)]
-    )
-    await exchange.answer_facts(LmStudioModels(data=rows))
+    rows = await asyncio.to_thread(_rows, runtime, _loaded(runtime))
+    data = [row for row in rows if tiers.is_seen(runtime, exchange.visitor, row.id)]
+    await exchange.answer_facts(LmStudioModels(data=data))
 
 
 async def _one_model(runtime: Runtime, exchange: Exchange) -> None:
     name: str = exchange.scope["path_params"]["id"]
-    exchange.visitor.check_model(name)
-    loaded = _loaded(runtime)
+    tiers.check_allowed(runtime, exchange.visitor, name)
+    tier, loaded = tiers.tier_of(runtime, name), _loaded(runtime)
+    if tier is not None:
+        await exchange.answer_facts(await asyncio.to_thread(_tier_row, runtime, tier, loaded))
+        return
     found = await asyncio.to_thread(adapters.resolve, runtime.store, name)
     await exchange.answer_facts(await asyncio.to_thread(_row, found.model, name, loaded))
+
+
+def _rows(runtime: Runtime, loaded: dict[str, int]) -> list[LmStudioModel]:
+    """In a thread. The models, and the tiers that can answer."""
+    rows = [_row(model, model.name, loaded) for model in runtime.store.list()]
+    for tier in runtime.settings.tiers:
+        with suppress(LocalrunError):
+            rows.append(_tier_row(runtime, tier, loaded))
+    return rows
+
+
+def _tier_row(runtime: Runtime, tier: Tier, loaded: dict[str, int]) -> LmStudioModel:
+    _, large = tiers.models_of(runtime, tier)
+    return _row(large, tier.name, loaded)
 
 
 def _loaded(runtime: Runtime) -> dict[str, int]:

@@ -218,6 +218,9 @@ async def _steps(runtime: Runtime, body: CreateBody, visitor: Visitor) -> AsyncG
     order = order_of(body)
     tiers.check_allowed(runtime, visitor, order.name)
     tiers.check_free(runtime, order.name)
+    if runtime.settings.tier(order.base) is not None:
+        tiers.check_allowed(runtime, visitor, order.base)  # before anything that names its models
+        tiers.check_free(runtime, order.base, "from")
     check_requires(order.requires)
     await asyncio.to_thread(naming.check_free, store, order.name)
     if order.template:
