@@ -41,9 +41,11 @@ _LATEST = 0.2  # weight of the latest plain step in what one takes
 
 
 class RowCosts:
-    """See the module. Learns from `observe`, answers `ratio` and `seconds`."""
+    """See the module. Learns from `observe`, answers `ratio` and `seconds`. `has_tiles`: 64 rows and more are those of
+    one stream, or of a pool, so that a kernel takes them as tiles."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_tiles: bool = True) -> None:
+        self._has_tiles = has_tiles
         self._logs: dict[int, float] = {}
         self._n_seen: dict[int, int] = {}
         self._n_steps = 0
@@ -91,7 +93,7 @@ class RowCosts:
 
     def heir(self) -> RowCosts:
         """A table that begins with what this one knows, all of it seen once but the fewest rows."""
-        heir = RowCosts()
+        heir = RowCosts(has_tiles=self._has_tiles)
         heir._logs, heir._row_s = dict(self._logs), self._row_s
         heir._n_seen = {n_rows: min(n_seen, 1) for n_rows, n_seen in self._n_seen.items()}
         heir._n_seen |= dict.fromkeys([min(self._logs)] if self._logs else [], _FEW)
@@ -154,7 +156,7 @@ class RowCosts:
             return known
         at = math.log(n_rows)
         below = max((size for size in self._logs if size < n_rows), default=None)
-        if n_rows >= TILE_ROWS and below is not None and below <= n_rows // 2:
+        if self._has_tiles and n_rows >= TILE_ROWS and below is not None and below <= n_rows // 2:
             # A processor computes the attention of a tile at once, so its rows are expected to take half as long.
             # (Measured behind 1,440 tokens, 135M, two threads: 64 rows take 12.6 times as long as one, 63 rows 45
             # times, 16 rows 11.)
@@ -178,11 +180,12 @@ class DepthCosts:
         self._by_depth: dict[bool, dict[int, RowCosts]] = {False: {}, True: {}}
 
     def at(self, n_tokens: int, *, is_even: bool = False) -> RowCosts:
-        """Of streams with so many tokens each; with `is_even`, of several with equal numbers of rows, whose tiles are
-        their own."""
+        """Of streams with so many tokens each; with `is_even`, of several with equal numbers of rows, none
+        of which has a tile for itself."""
         by_depth, kind = self._by_depth[is_even], (n_tokens // _SHALLOW_TOKENS).bit_length()
         costs = by_depth.get(kind)
         if costs is None:
             nearest = min(by_depth, key=lambda known: abs(known - kind), default=None)
-            costs = by_depth[kind] = RowCosts() if nearest is None else by_depth[nearest].heir()
+            costs = RowCosts(has_tiles=not is_even) if nearest is None else by_depth[nearest].heir()
+            by_depth[kind] = costs
         return costs

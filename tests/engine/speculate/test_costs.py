@@ -68,6 +68,16 @@ def test_what_was_never_measured_is_guessed_from_its_neighbours():
     assert 1 < costs.ratio(2, 1) < costs.ratio(4, 1) < costs.ratio(8, 1)
 
 
+def test_rows_of_several_streams_are_expected_to_be_no_tile():
+    costs = DepthCosts()
+    of_one, of_several = costs.at(1000), costs.at(1000, is_even=True)
+    for table in (of_one, of_several):
+        for at_s, (n_rows, seconds) in enumerate(((4, 0.1), (16, 0.32), (4, 0.1), (16, 0.32))):
+            table.observe(n_rows, seconds, float(at_s) / 2)
+    assert of_several.measured(64, to=4) > 1.4 * of_one.measured(64, to=4)
+    assert of_several.heir().measured(64, to=4) == pytest.approx(of_several.measured(64, to=4))
+
+
 def test_what_was_too_dear_long_ago_is_hoped_to_be_cheaper_now():
     costs = learned([1, 8] * 10, noise=0.0)
     measured = costs.ratio(8, 1)
