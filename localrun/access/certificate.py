@@ -133,6 +133,13 @@ def _make(certificate: Path, key: Path, names: Iterable[str]) -> None:
     private_file.replace(certificate, made.public_bytes(encoding))
 
 
+def own_names() -> frozenset[str]:
+    """This machine's host name in lower case, alone and with `.local`; nothing for one without a name."""
+    own = socket.gethostname().lower().rstrip(".")
+    short = own.partition(".")[0]
+    return frozenset((own, short, f"{short}.local")) if short else frozenset()
+
+
 def own_addresses() -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     """This machine's addresses, loopback first."""
     import psutil

@@ -25,7 +25,7 @@ import msgspec
 
 from localrun import private_file
 from localrun.access import keys, resolver
-from localrun.access.certificate import fingerprint
+from localrun.access.certificate import fingerprint, own_names
 from localrun.config import DEFAULT_PORT, ConfigError, Folders, folders
 from localrun.errors import DaemonUnreachable, UntrustedCertificate
 
@@ -59,7 +59,7 @@ def endpoint(host: str, port: int) -> Endpoint:
     loopback, too, and speaks plain HTTP wherever a hosts file has this machine's name."""
     if host in _WILDCARDS:
         return Endpoint(_WILDCARDS[host], port, is_remote=False)
-    if _is_own_name(host):
+    if host.lower().rstrip(".") in own_names():
         return Endpoint("127.0.0.1", port, is_remote=False)
     try:
         address = ipaddress.ip_address("127.0.0.1" if host.lower() == "localhost" else host)
@@ -75,13 +75,6 @@ def endpoint_of(url: str) -> Endpoint:
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return Endpoint(parts.hostname or "", port, is_remote=parts.scheme == "https")
-
-
-def _is_own_name(host: str) -> bool:
-    """Alone or with `.local`, as `server/http/names.py` serves it."""
-    own = socket.gethostname().lower().rstrip(".")
-    short = own.partition(".")[0]
-    return bool(short) and host.lower().rstrip(".") in (own, short, f"{short}.local")
 
 
 def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:

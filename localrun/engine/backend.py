@@ -120,6 +120,11 @@ class GivenUp(Exception):
     it."""
 
 
+def never() -> bool:
+    """Nobody is in a hurry."""
+    return False
+
+
 class Batch:
     """The rows of one step, as parallel arrays of `capacity` entries; a decode reads the first `n_rows`.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from localrun.engine.adapters import AdapterQueue, Loader
 from localrun.engine.answers import Answers, Row, no_numbers
-from localrun.engine.backend import BASE, AdapterSet, Backend, DecodeFailed, GivenUp, MediaRows, NoRoom
+from localrun.engine.backend import BASE, AdapterSet, Backend, DecodeFailed, GivenUp, MediaRows, NoRoom, never
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.tiers import Tiers
@@ -41,11 +41,6 @@ log = logging.getLogger("localrun.engine")
 MAX_FAILED_STEPS = 3
 # Streams without a latency target have a step at least this often while something is encoded.
 ENCODING_TURN_S = 2.0
-
-
-def never() -> bool:
-    """Nobody is in a hurry."""
-    return False
 
 
 @dataclass(frozen=True)

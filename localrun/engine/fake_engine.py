@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from localrun.engine.engine import Engine, never
+from localrun.engine.backend import never
+from localrun.engine.engine import Engine
 from localrun.engine.request import Placed
 from localrun.wire import Step, Submit
 

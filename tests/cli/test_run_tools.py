@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +95,8 @@ def test_at_a_terminal_it_asks(environment: dict[str, str], daemon: Daemon) -> N
     pytest.importorskip("pty", reason="needs pseudo terminals")
     from tests.cli.test_repl import Conversation
 
-    conversation = Conversation(environment, daemon.port, "caller", "--tools", "sums")
     typed = f'"""{ADD}"""\n'
-    try:
+    with closing(Conversation(environment, daemon.port, "caller", "--tools", "sums")) as conversation:
         conversation.wait_for(">>> ")
         conversation.type(typed)
         shown = conversation.wait_for("never: ")
@@ -115,9 +115,6 @@ def test_at_a_terminal_it_asks(environment: dict[str, str], daemon: Daemon) -> N
         conversation.wait_for(">>> ")
         conversation.type("/bye\n")
         assert conversation.process.wait(60) == 0
-    finally:
-        conversation.process.kill()
-        conversation.process.wait()
 
 
 def test_ctrl_c_ends_a_call_at_its_server_and_the_conversation_goes_on(
@@ -127,8 +124,7 @@ def test_ctrl_c_ends_a_call_at_its_server_and_the_conversation_goes_on(
     from tests.cli.test_repl import Conversation
 
     seen = tmp_path / "seen"
-    conversation = Conversation(environment, daemon.port, "caller", "--tools", "hostile")
-    try:
+    with closing(Conversation(environment, daemon.port, "caller", "--tools", "hostile")) as conversation:
         conversation.wait_for(">>> ")
         conversation.type(f'"""{HANG}"""\n')
         conversation.wait_for("never: ")
@@ -140,9 +136,6 @@ def test_ctrl_c_ends_a_call_at_its_server_and_the_conversation_goes_on(
         conversation.wait_for("here\r\n")
         conversation.type("/bye\n")
         assert conversation.process.wait(60) == 0
-    finally:
-        conversation.process.kill()
-        conversation.process.wait()
 
 
 def _wait_for(file: Path, text: str) -> None:
@@ -158,8 +151,7 @@ def test_ctrl_c_at_the_question_refuses_and_the_conversation_goes_on(
     pytest.importorskip("pty", reason="needs pseudo terminals")
     from tests.cli.test_repl import Conversation
 
-    conversation = Conversation(environment, daemon.port, "caller", "--tools", "sums")
-    try:
+    with closing(Conversation(environment, daemon.port, "caller", "--tools", "sums")) as conversation:
         conversation.wait_for(">>> ")
         conversation.type(f'"""{ADD}"""\n')
         conversation.wait_for("never: ")
@@ -168,6 +160,3 @@ def test_ctrl_c_at_the_question_refuses_and_the_conversation_goes_on(
         conversation.wait_for("here\r\n")
         conversation.type("/bye\n")
         assert conversation.process.wait(60) == 0
-    finally:
-        conversation.process.kill()
-        conversation.process.wait()

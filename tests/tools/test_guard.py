@@ -75,17 +75,23 @@ def test_a_line_without_end_ends_the_server() -> None:
     assert b"wrote a line of more than 32 MB" in err
 
 
-def test_when_its_input_ends_the_whole_group_does() -> None:
-    process = _start(STUBBORN)
+def _end_with_its_input(process: subprocess.Popen[bytes], pids: list[int]) -> None:
+    """Nothing of it is left when its input is closed."""
     assert process.stdin is not None
-    assert process.stdout is not None
-    pids = _pids(process.stdout.readline())
     process.stdin.close()
     _wait_until_gone([*pids, process.pid])
     process.wait()
     for stream in (process.stdout, process.stderr):
         assert stream is not None
         stream.close()
+
+
+def test_when_its_input_ends_the_whole_group_does() -> None:
+    process = _start(STUBBORN)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    pids = _pids(process.stdout.readline())
+    _end_with_its_input(process, pids)
 
 
 def test_a_server_that_does_not_read_ends_with_its_input_too() -> None:
@@ -98,12 +104,7 @@ def test_a_server_that_does_not_read_ends_with_its_input_too() -> None:
         while True:  # until all the pipes are full, and the guard waits
             os.write(process.stdin.fileno(), b"x" * 65536)
             time.sleep(0.2)
-    process.stdin.close()
-    _wait_until_gone([*pids, process.pid])
-    process.wait()
-    for stream in (process.stdout, process.stderr):
-        assert stream is not None
-        stream.close()
+    _end_with_its_input(process, pids)
 
 
 def test_a_kill_of_the_owner_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localrun.engine.backend import DecodeFailed, MediaRows, NoRoom
+from localrun.engine.backend import DecodeFailed, MediaRows, NoRoom, never
 from localrun.engine.embedding import inputs
 from localrun.engine.embedding.inputs import Embedder, FloatMatrix, FloatVector, Tokens
 from localrun.engine.embedding.turns import Current, Ticket, Turns
@@ -138,7 +138,7 @@ class EmbeddingEngine:
 
     # --- the step ----------------------------------------------------------------------------------------------
 
-    def step(self, is_hurried: Callable[[], bool] = bool) -> Step | None:
+    def step(self, is_hurried: Callable[[], bool] = never) -> Step | None:
         """Compute one step and return its news; None if there was neither anything to do nor to say."""
         for ticket, error in self._encodings.collect():
             where, chunks = _where(ticket.embed, ticket.n_begun - 1), ticket.current.chunks if ticket.current else ()

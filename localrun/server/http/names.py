@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-import socket
 
+from localrun.access.certificate import own_names
 from localrun.config import Settings
 
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
@@ -31,8 +31,6 @@ def bracketed(host: str) -> str:
 def served(settings: Settings) -> frozenset[str]:
     """Lower-case host names: the machine's own, alone and with `.local`, the address listened on if it is a name, and
     those of `settings.host_names`."""
-    own = socket.gethostname().lower().rstrip(".")
-    short = own.partition(".")[0]
     more = (name.strip().lower().rstrip(".") for name in settings.host_names.split(","))
-    found = {own, short, f"{short}.local", *more, settings.host.lower()}
+    found = {*own_names(), *more, settings.host.lower()}
     return frozenset(name for name in found if name and ":" not in name and not is_wildcard(name))
