@@ -113,7 +113,7 @@ LOAD_HELP: dict[str, str] = {
     "strength after an equals sign if that is not 1",
     "rope_scaling": "how positions beyond the trained context are brought within it: none, linear or yarn",
     "rope_frequency_base": "base of the rotary position embedding; 0 is the model's own",
-    "rope_frequency_scale": "how much closer positions are moved together; 0.25 is four times the trained context, 0 "
+    "rope_frequency_scale": "context extension (RoPE scaling): 0.25 is four times the trained context, 0 "
     "the model's own",
     "yarn_orig_ctx": "with yarn: the context of the first training; 0 is the model's own",
 }

@@ -67,7 +67,7 @@ def check_context(header: Header, said: LoadSettings, name: str) -> None:
         scale = f"{header.n_ctx_train / said.num_ctx:.3g}"
         raise BadRequest(
             f"num_ctx is {said.num_ctx}, but '{name}' can take {limit} tokens (trained for {header.n_ctx_train}); use "
-            f"{limit} or less, or move the positions together (rope_frequency_scale {scale}), which costs quality",
+            f"{limit} or less, or extend the context (RoPE scaling: rope_frequency_scale {scale}), which costs quality",
             field="num_ctx",
         )
 

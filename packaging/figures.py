@@ -1,4 +1,4 @@
-"""The comparison with llama-server: one file of measured figures, and the tables that three pages make of it.
+"""The comparison with llama-server: one file of measured figures, and the tables and sentences that pages make of it.
 
     localrun bench peer --workloads decode --streams 1,4,8 --json decode.json      measures; as often as needed
     python packaging/figures.py decode.json stall.json ... --machine "..."         condenses, and writes the pages
@@ -21,7 +21,9 @@ import msgspec
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "localrun/bench/figures.json"
-README, BENCH, TUNING = ROOT / "README.md", ROOT / "localrun/bench/README.md", ROOT / "localrun/docs/tuning.md"
+README, BENCH = ROOT / "README.md", ROOT / "localrun/bench/README.md"
+PERFORMANCE, TUNING = (ROOT / "localrun/docs" / name for name in ("performance.md", "tuning.md"))
+PAGES = (README, BENCH, PERFORMANCE, TUNING)
 BEGIN, END = "<!-- figures: written by packaging/figures.py -->", "<!-- end of the figures -->"
 MODES = ("interactive", "balanced", "throughput")
 NOT_MEASURED = "not measured"
@@ -80,8 +82,8 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Row(NamedTuple):
-    """A line of the tables. `label` is that of the bench's page, `headline` that of README.md, empty for none there.
-    `beside` is a workload that the same file has, where the metric is of everything that ran before it."""
+    """A line of the tables. `label` is that of the bench's page, `headline` that of performance.md, empty for
+    none there. `beside` is a workload that the same file has, where the metric is of everything that ran before it."""
 
     label: str
     headline: str
@@ -122,6 +124,20 @@ ROWS = (
     Row("overload: wall of 64 requests at once", "", "overload:burst_wall_s"),
     Row("fairness: slowdown of the small client", "", "fairness:mouse_slowdown"),
     Row("chat: goodput", "", "chat:goodput_requests_per_s"),
+)  # fmt: skip
+
+# What README.md says, favourable or not: the metric, what a lower and what a higher figure of localrun's means, and the
+# sentence around the comparison.
+SENTENCES = (
+    ("stall:longest_gap_s", "balanced", "shorter", "longer",
+        "When somebody sends a long prompt, the longest pause in the answers that are running is {}."),
+    ("stall:long_ttft_s", "balanced", "shorter", "longer", "That long prompt's own wait for its first token is {}."),
+    ("shared:cold_wall_s", "balanced", "sooner", "later",
+        "Requests that begin with the same long system prompt are all answered {}."),
+    ("restart:restarted_ttft_s", "balanced", "sooner", "later",
+        "After a restart, the answer to a prompt that was computed before begins {}."),
+    ("decode:c1_decode_tokens_per_s", "balanced", "slower", "faster", "A lone answer is written {}."),
+    ("decode:c8_decode_tokens_per_s", "balanced", "slower", "faster", "Eight answers at once are written {}."),
 )  # fmt: skip
 
 
@@ -211,7 +227,8 @@ def tables(figures: Figures) -> dict[Path, str]:
     header = ("workload", "ratio, median (lowest to highest)")
     conditions = _conditions(figures, [measured for _, measured, _ in found])
     return {
-        README: f"{_table(header, headlines)}\n\n{conditions}",
+        README: _sentences(figures.measured),
+        PERFORMANCE: f"{_table(header, headlines)}\n\n{conditions}",
         BENCH: f"{_table(header, rows)}\n\n{conditions}" + _speculation(figures),
         TUNING: _table(
             ("`latency`", "longest gap of a stream while a 2,400-token prompt arrives", "first token of that prompt"),
@@ -221,6 +238,25 @@ def tables(figures: Figures) -> dict[Path, str]:
             ],
         ),
     }  # fmt: skip
+
+
+def _sentences(measured: Sequence[Measured]) -> str:
+    """A list, each ratio in words that say which side it favours."""
+    lines = []
+    for metric, latency, less, more, sentence in SENTENCES:
+        hit = find(measured, Row("", "", metric, latency))
+        if hit is not None:
+            wrapped = _wrapped(f"- {sentence.format(_compared(hit[1].median, less, more))}")
+            lines += [wrapped[0], *(f"  {line}" for line in wrapped[1:])]
+    return "\n".join(lines)
+
+
+def _compared(ratio: float, less: str, more: str) -> str:
+    """0.07 is "14 times shorter", 1.11 "11 % longer"."""
+    if ratio <= 0.5 or ratio >= 2:
+        return f"{max(ratio, 1 / ratio):.2g} times {less if ratio < 1 else more}"
+    percent = round(100 * abs(ratio - 1))
+    return f"{percent} % {less if ratio < 1 else more}" if percent else f"neither {less} nor {more}"
 
 
 def _speculation(figures: Figures) -> str:
@@ -322,7 +358,7 @@ def main(arguments: list[str]) -> int:
         measured = [condensed(msgspec.json.decode(file.read_bytes()), here.name) for file in args.files]
     figures = Figures(args.machine or before.machine, measured)
     KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n")
-    for path in (README, BENCH, TUNING):
+    for path in (README, BENCH, PERFORMANCE, TUNING):
         path.write_text(page(path, figures), encoding="utf-8")
     return 0
 

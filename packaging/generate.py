@@ -17,15 +17,18 @@ import command_page
 import constraints
 import figures
 import manual_page
+import modelfile_page
 import settings_page
 
 ROOT = Path(__file__).parents[1]
 FILES: dict[str, tuple[Path, Callable[[], str]]] = {
     "settings": (ROOT / "localrun/docs/settings.md", settings_page.text),
     "cli": (ROOT / "localrun/docs/cli.md", command_page.text),
+    "modelfile": (ROOT / "localrun/docs/modelfile.md", modelfile_page.text),
     "manual": (ROOT / "packaging/localrun.1", manual_page.text),
     "figures": (figures.BENCH, lambda: figures.page(figures.BENCH)),
     "figures-readme": (figures.README, lambda: figures.page(figures.README)),
+    "figures-performance": (figures.PERFORMANCE, lambda: figures.page(figures.PERFORMANCE)),
     "figures-tuning": (figures.TUNING, lambda: figures.page(figures.TUNING)),
     "constraints": (ROOT / "packaging/constraints.txt", constraints.text),
 }

@@ -86,23 +86,36 @@ def test_the_last_file_counts_and_modes_are_kept_apart():
     bench = figures.tables(made)[figures.BENCH]
     assert "| stall, balanced: wall until all are done | 2.00 (1.50 to 2.50) |" in bench
     assert "| stall, throughput: wall until all are done | 9.00 (8.00 to 10.00) |" in bench
-    assert "throughput" not in figures.tables(made)[figures.README].partition("Measured")[0]
+    assert "throughput" not in figures.tables(made)[figures.PERFORMANCE].partition("Measured")[0]
     assert "| `interactive` | not measured | not measured |" in figures.tables(made)[figures.TUNING]
 
 
 def test_one_round_is_called_one():
     made = figures.Figures("", [figures.condensed(peer("shared", "cold_wall_s", spread(0.5, 0.5, 0.5, 1)), "")])
-    assert "| 0.50 (one round) |" in figures.tables(made)[figures.README]
+    assert "| 0.50 (one round) |" in figures.tables(made)[figures.PERFORMANCE]
+
+
+def test_the_readme_says_in_words_which_side_a_figure_favours():
+    def said(metric: str, median: float) -> str:
+        workload, _, name = metric.partition(":")
+        made = figures.condensed(peer(workload, name, spread(median, median, median)), "")
+        return " ".join(figures.tables(figures.Figures("", [made]))[figures.README].split())
+
+    assert said("stall:longest_gap_s", 0.07).endswith("the answers that are running is 14 times shorter.")
+    assert said("stall:long_ttft_s", 1.11).endswith("wait for its first token is 11 % longer.")
+    assert said("decode:c1_decode_tokens_per_s", 0.86) == "- A lone answer is written 14 % slower."
+    assert said("decode:c1_decode_tokens_per_s", 1.002) == "- A lone answer is written neither slower nor faster."
+    assert said("decode:c8_decode_tokens_per_s", 2.5) == "- Eight answers at once are written 2.5 times faster."
 
 
 def test_the_committed_figures_name_no_folder_of_anybody():
     assert "/" not in re.sub(r"localrun / llama-server", "", figures.KEPT.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", [figures.README, figures.BENCH, figures.TUNING], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.name)
 def test_a_page_has_the_kept_figures(page: Path):
     made = figures.tables(figures.kept())[page]
-    assert re.search(r"\d\.\d\d", made)
+    assert re.search(r"\d\.\d\d|\d times|\d %", made)
     assert made in page.read_text(encoding="utf-8")
 
 
@@ -112,11 +125,11 @@ def test_the_script_reads_several_files(tmp_path: Path):
     program = (
         "import figures, sys; from pathlib import Path\n"
         "folder = Path(sys.argv[1])\n"
-        "for name in ('README', 'BENCH', 'TUNING'):\n"
+        "for name in ('README', 'BENCH', 'PERFORMANCE', 'TUNING'):\n"
         "    path = folder / name; path.write_text(f'{figures.BEGIN}{figures.END}'); setattr(figures, name, path)\n"
         "figures.KEPT = folder / 'figures.json'\n"
         "figures.main([str(folder / 'a.json'), str(folder / 'b.json'), '--machine', 'a machine'])\n"
-        "print(figures.README.read_text())"
+        "print(figures.PERFORMANCE.read_text())"
     )
     ran = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], cwd=PACKAGING, capture_output=True, text=True, timeout=60

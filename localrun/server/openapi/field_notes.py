@@ -175,7 +175,7 @@ _OLLAMA = {
     "num_predict": "Most tokens to generate; negative until the model ends.",
     "num_keep": "How many tokens from the start stay when a prompt is cut; -1 all.",
     "num_ctx": "Tokens that the request has room for at least. If the loaded model has less, it is loaded anew, and "
-    "requests that run end first. Never more than the model was trained for, unless positions are scaled.",
+    "requests that run end first. Never more than the model was trained for, unless `rope_frequency_scale` extends it.",
     "num_batch": "Has no effect; `--batch-tokens` of the daemon.",
     "num_gpu": "Layers on the GPU; -1 as many as fit. A loaded model with another number stays for other requests.",
     "main_gpu": "Has no effect.",
@@ -185,7 +185,8 @@ _OLLAMA = {
     "kv_cells": "Has no effect in a request; as a model's own parameter, the cells that its slots share.",
     "rope_scaling": "How positions beyond the trained context are brought within it.",
     "rope_frequency_base": "Base of the rotary position embedding; 0 is the model's own.",
-    "rope_frequency_scale": "How much closer positions are moved together; 0 is the model's own.",
+    "rope_frequency_scale": "Context extension (RoPE scaling): 0.25 is four times the trained context; 0 is the "
+    "model's own.",
     "yarn_orig_ctx": "With yarn: the context of the first training; 0 is the model's own.",
     "draft_num_predict": "Has no effect: how much is drafted is decided for each step, by what it is worth.",
     "use_mmap": "Has no effect.",
