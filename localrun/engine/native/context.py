@@ -556,8 +556,20 @@ def _params(shape: ContextShape, kind: MemoryKind) -> Any:
 
 
 def _device_chain() -> Any:
+    """The likeliest tokens, found twice: what one stage finds can be overwritten before it reaches the host.
+
+    Every graph has the nodes of every sequence's chain, but only results of sequences with rows in the batch are
+    flagged as outputs (`build_sampling`, ggml-org/llama.cpp#19266). llama.cpp plans where tensors lie in memory, and
+    keeps the plan while graphs have as many nodes; it does not compare the flags (`ggml_gallocr_needs_realloc`). A plan
+    that was made for sequences 0 and 2 then serves 0 and 1: the ids that the stage of 1 found count as used up once
+    their logits were fetched, the stage of 2 writes its own over them, and 1 gets the ids of 2.
+
+    A plan gives up only tensors from which others are made. From the results of a second stage nothing is made, so they
+    stay where they are, whoever is in the batch.
+    """
     chain = native.llama_sampler_chain_init(native.llama_sampler_chain_default_params())
-    native.llama_sampler_chain_add(chain, native.llama_sampler_init_top_k(DEVICE_TOP_K))
+    for _ in range(2):
+        native.llama_sampler_chain_add(chain, native.llama_sampler_init_top_k(DEVICE_TOP_K))
     return chain
 
 
