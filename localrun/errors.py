@@ -19,12 +19,14 @@ LocalrunError (500 internal)
   StorageExceeded (413 storage_limit_exceeded)
   UnsupportedMediaType (415 unsupported_media_type)
   BadModelFile (422 bad_model_file)
+    NoNumbers (422 no_numbers)
   QueueFull (429 queue_full)
     RateLimited (429 rate_limit_exceeded)
     TooManyFailures (429 too_many_failures)
   Cancelled (499 cancelled)
   EngineFailed (500 engine_failed)
     EngineDied (500 engine_died)
+    UnknownToken (500 unknown_token)
   NotSupported (501 not_supported)
   Unavailable (503 unavailable)
   DownloadFailed (502 download_failed)
@@ -149,6 +151,12 @@ class BadModelFile(LocalrunError):
     code = "bad_model_file"
 
 
+class NoNumbers(BadModelFile):
+    """What the model computes for a request are no numbers (NaN or infinite)."""
+
+    code = "no_numbers"
+
+
 class QueueFull(LocalrunError):
     status = 429
     code = "queue_full"
@@ -189,6 +197,12 @@ class EngineDied(EngineFailed):
     """The engine process is gone. Its streams end with this; the next request starts a new one."""
 
     code = "engine_died"
+
+
+class UnknownToken(EngineFailed):
+    """llama.cpp chose a token for a request that the model does not have."""
+
+    code = "unknown_token"
 
 
 class NotSupported(LocalrunError):
@@ -321,9 +335,11 @@ _SIMPLE: tuple[type[LocalrunError], ...] = (
     StorageExceeded,
     UnsupportedMediaType,
     BadModelFile,
+    NoNumbers,
     Cancelled,
     EngineFailed,
     EngineDied,
+    UnknownToken,
     NotSupported,
     Unavailable,
     DownloadFailed,

@@ -12,11 +12,16 @@ from typing import NamedTuple
 from localrun.engine.backend import Backend
 from localrun.engine.report import Report
 from localrun.engine.request import Request
-from localrun.engine.sample.constraint import DEAD_END
+from localrun.engine.sample.constraint import DEAD_END, UNKNOWN
 from localrun.engine.sample.grammars import GrammarQueue, LateRows
 from localrun.engine.sample.text import text_of
-from localrun.errors import BadModelFile, BadRequest, LocalrunError
+from localrun.errors import BadRequest, LocalrunError, NoNumbers, UnknownToken
 from localrun.wire import ChosenLogprob, Finish, Phase, Scores, Submit
+
+_UNKNOWN_TOKEN = (
+    "llama.cpp chose a token that this model does not have, so the answer ends here; ask again, and if it happens "
+    "again on a GPU, compute on the CPU (--gpu-layers 0)"
+)
 
 
 class Over(NamedTuple):
@@ -37,10 +42,10 @@ class Row(NamedTuple):
     drafts: tuple[int, ...] = ()
 
 
-def no_numbers(request: Request) -> BadModelFile:
+def no_numbers(request: Request) -> NoNumbers:
     """Why a request ends whose logits are none."""
     way_out = "with these adapters; give them less strength" if request.adapters.adapters else "for this prompt"
-    return BadModelFile(f"what the model computes are no numbers (NaN) {way_out}")
+    return NoNumbers(f"what the model computes are no numbers (NaN) {way_out}")
 
 
 class Answers:
@@ -154,6 +159,8 @@ class Answers:
             if constraint is not None and constraint.problem:
                 return Over(request, Finish.ERROR, now_s, BadRequest(constraint.problem))
             return Over(request, Finish.ERROR, now_s, no_numbers(request))
+        if token == UNKNOWN:
+            return Over(request, Finish.ERROR, now_s, UnknownToken(_UNKNOWN_TOKEN))
         if request.ends_at_eog and token in self._backend.eog_tokens:
             if request.scoring is not None and request.n_probs is not None and row is not None:
                 # Whoever reads scores counts on those of all that was drawn, and leaves the last one out.

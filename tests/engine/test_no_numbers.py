@@ -58,7 +58,7 @@ def test_others_say_what_they_say_alone_beside_and_after(layout: str):
         harness.submit(round_ + 3, prompt(5), adapters=[FINE])
         harness.run()
         for culprit in (round_, round_ + 1):
-            assert harness.finals[culprit].error_code == "bad_model_file"
+            assert harness.finals[culprit].error_code == "no_numbers"
             assert "no numbers" in (harness.finals[culprit].error_message or "")
         check_fine(harness, round_ + 2, prompt(4), 16, [])
         check_fine(harness, round_ + 3, prompt(5), 16, [FINE])
@@ -156,6 +156,6 @@ def test_whoever_comes_when(
     harness.run()
     for number, (tokens, adapters) in enumerate(asked):
         if NAN in tokens or NOT_FINE in adapters:
-            assert harness.finals[number].error_code == "bad_model_file"
+            assert harness.finals[number].error_code == "no_numbers"
         else:
             check_fine(harness, number, tokens, 16, adapters)

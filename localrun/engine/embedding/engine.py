@@ -32,7 +32,7 @@ from localrun.engine.embedding.inputs import Embedder, FloatMatrix, FloatVector,
 from localrun.engine.embedding.turns import Current, Ticket, Turns
 from localrun.engine.encoding import POLL_S, Encodings
 from localrun.engine.request import Placed, refusal
-from localrun.errors import BadRequest, EngineFailed, LocalrunError, by_code
+from localrun.errors import BadRequest, EngineFailed, LocalrunError, NoNumbers, by_code
 from localrun.wire import Delta, Embed, Finish, Phase, Pooling, Resume, Started, Step, StepStats, Vector
 
 log = logging.getLogger("localrun.engine")
@@ -382,7 +382,7 @@ class EmbeddingEngine:
             if was_alone:
                 where = _where(piece.ticket.embed, piece.current.index)
                 problem = "the model computes numbers that are none (NaN or infinite) of it; its file may be damaged"
-                self._end(piece.ticket, Finish.ERROR, EngineFailed(f"{where}: {problem}"))
+                self._end(piece.ticket, Finish.ERROR, NoNumbers(f"{where}: {problem}"))
             else:
                 self._doubted.add((piece.ticket, piece.current.index))
 

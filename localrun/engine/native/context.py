@@ -46,7 +46,7 @@ from localrun.engine.native.pages import Memory, StateBuffer, give_back, grown, 
 from localrun.engine.native.rows import ABORTED, Places, Rows, attending, check_code, check_range, giving_up
 from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads
-from localrun.engine.sample.constraint import DEAD_END
+from localrun.engine.sample.constraint import DEAD_END, UNKNOWN
 from localrun.engine.speculate.choice import MOST_DRAFTS
 from localrun.errors import EngineFailed
 from localrun.thread_choice import Threads
@@ -334,23 +334,39 @@ class LlamaContext:
         native.llama_get_logits_ith(self.native, row)
 
     def has_numbers(self, row: int) -> bool:
-        """Whether a row of the last decode can be drawn from."""
-        return are_numbers(self.logits(row) if self._is_whole[self.batch.seq[row]] else self._left_logits(row))
+        """Whether what was computed for a row of the last decode are numbers."""
+        return self.problem(row) != DEAD_END
+
+    def problem(self, row: int) -> int:
+        """Why no token can be drawn from a row of the last decode: `DEAD_END` if its logits are no numbers, `UNKNOWN`
+        if what a device found of it cannot be; 0 if nothing is wrong."""
+        logits = self.logits(row) if self._is_whole[self.batch.seq[row]] else self._left_logits(row)
+        if not logits.size:
+            return UNKNOWN
+        return 0 if are_numbers(logits) else DEAD_END
 
     def likeliest(self, row: int) -> int:
-        """The token with the highest logit of a row of the last decode; `DEAD_END` if they are no numbers."""
+        """The token with the highest logit of a row of the last decode, or `problem`."""
         is_whole = self._is_whole[self.batch.seq[row]]
         logits = self.logits(row) if is_whole else self._left_logits(row)
+        if not logits.size:
+            return UNKNOWN
         best = int(logits.argmax())  # of numbers that are none the first, if there is one
         if not np.isfinite(logits[best]):
             return DEAD_END
-        return best if is_whole else int(native.llama_get_sampled_candidates_ith(self.native, row)[best])
+        if is_whole:
+            return best
+        return self.known(int(native.llama_get_sampled_candidates_ith(self.native, row)[best]))
+
+    def known(self, token: int) -> int:
+        """A token that native code chose; `UNKNOWN` if the vocabulary has none of that number."""
+        return token if 0 <= token < self._n_vocab else UNKNOWN
 
     def _left_logits(self, row: int) -> NDArray[np.float32]:
-        """Those that the device left of a row."""
-        n_found = native.llama_get_sampled_logits_count_ith(self.native, row)
-        if not n_found:
-            raise ValueError(f"row {row} has no logits")
+        """Those that the device left of a row, one for each token that it found; none if their numbers differ."""
+        n_found = int(native.llama_get_sampled_logits_count_ith(self.native, row))
+        if not 0 < n_found == native.llama_get_sampled_candidates_count_ith(self.native, row) <= self._n_vocab:
+            return np.empty(0, np.float32)
         return np.ctypeslib.as_array(native.llama_get_sampled_logits_ith(self.native, row), (n_found,))
 
     def logits(self, row: int) -> NDArray[np.float32]:

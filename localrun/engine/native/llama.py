@@ -35,7 +35,6 @@ from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads, Helpers, PromptThreads, StepThreads, Usage
 from localrun.engine.native.worker import LlamaWorker, Turns
 from localrun.engine.sample import chain as stages
-from localrun.engine.sample.constraint import DEAD_END
 from localrun.engine.schedule.budget import CostModel
 from localrun.errors import EngineFailed, LocalrunError
 from localrun.thread_choice import Threads
@@ -221,13 +220,11 @@ class LlamaBackend:
         return self.main.logits(row)
 
     def draw(self, chain: Any | None, row: int) -> int:
-        """The next token by a native chain, which remembers it; the likeliest one without a chain. `DEAD_END` if the
-        logits are no numbers."""
+        """The next token by a native chain, which remembers it; the likeliest one without a chain. `DEAD_END` and
+        `UNKNOWN` as `LlamaContext.likeliest`."""
         if chain is None:
             return self.main.likeliest(row)
-        if not self.main.has_numbers(row):
-            return DEAD_END
-        return int(native.llama_sampler_sample(chain, self.main.native, row))
+        return self.main.problem(row) or self.main.known(int(native.llama_sampler_sample(chain, self.main.native, row)))
 
     def logprobs(self, row: int, token: int, n_top: int) -> tuple[float, tuple[TokenLogprob, ...]]:
         logits = self.logits(row).astype(np.float64)

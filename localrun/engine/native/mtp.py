@@ -32,7 +32,6 @@ from localrun.engine.native.context import LlamaContext
 from localrun.engine.native.library import native
 from localrun.engine.native.model import Tensors
 from localrun.engine.request import Request
-from localrun.engine.sample.constraint import DEAD_END
 from localrun.engine.speculate.choice import MOST_DRAFTS
 from localrun.thread_choice import Threads
 from localrun.wire import DraftSource
@@ -155,7 +154,7 @@ class Heads:
             left: list[int] = []
             for row, index in enumerate(going):
                 token = self.context.likeliest(row)
-                if token == DEAD_END:
+                if token < 0:
                     continue
                 drafts[index].append(token)
                 if len(drafts[index]) < min(wanted[index][1], self.n_most):

@@ -20,7 +20,7 @@ from localrun.engine.native.context import DEVICE_TOP_K, are_numbers
 from localrun.engine.native.library import native
 from localrun.engine.sample import chain as stages
 from localrun.engine.sample.chain import Adjustments
-from localrun.engine.sample.constraint import DEAD_END, Constraint
+from localrun.engine.sample.constraint import DEAD_END, UNKNOWN, Constraint
 from localrun.engine.sample.draws import Mirostat, Nucleus, bits_at, fraction, native_seed
 
 # llama_token_data
@@ -120,7 +120,7 @@ class LlamaSampler:
         self._begin_token()
         with self._adjustments.applied(logits):
             token = self._constraint.choose(lambda allowed: self._choose(logits, allowed), tries_first=self._takes_best)
-        if token != DEAD_END:
+        if token >= 0:
             self._end_token(token)
             if self._dry is not None:
                 self._tell_dry((token,))
@@ -134,7 +134,7 @@ class LlamaSampler:
             # The row is changed in place, so that native stages see it too, and put back for whoever reads logprobs.
             with self._adjustments.applied(self._logits(row)):
                 token = self._draw_from(row)
-        if token != DEAD_END:
+        if token >= 0:
             self._end_token(token)
         return token
 
@@ -190,7 +190,10 @@ class LlamaSampler:
         data = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(native.llama_token_data))
         array = native.llama_token_data_array(data=data, size=allowed.size, selected=-1, sorted=False)
         native.llama_sampler_apply(self._chain, ctypes.byref(array))
-        return int(array.data[array.selected].id)
+        if not 0 <= array.selected < array.size <= allowed.size:
+            return UNKNOWN
+        token = int(array.data[array.selected].id)
+        return token if 0 <= token < self._n_vocab else UNKNOWN
 
     def close(self) -> None:
         if self._chain is not None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # What `choose` returns when no token can follow.
 DEAD_END = -1
+# What a draw returns whose native code chose a token that the vocabulary does not have.
+UNKNOWN = -2
 # More than this for one token is noticed by those who are in the same step.
 SLOW_S = 0.001
 _SLOW_TOKENS = 16
@@ -89,7 +91,8 @@ class Constraint:
             self._accept(token)
 
     def choose(self, draw: Draw, *, tries_first: bool) -> int:
-        """The next token, which is then part of the answer; `DEAD_END` if there is none.
+        """The next token, which is then part of the answer; `DEAD_END` if there is none, `UNKNOWN` as
+        `draw` does.
 
         `tries_first`: `draw` gives the same token whatever else is allowed beside it, as greedy does, and never a
         banned one.
@@ -99,9 +102,9 @@ class Constraint:
             token = self._choose_freely(draw)
         else:
             token = draw(None) if tries_first else DEAD_END
-            if token == DEAD_END or self._matcher.validate_tokens([token]) != 1:
+            if token == DEAD_END or (token >= 0 and self._matcher.validate_tokens([token]) != 1):
                 token = self._choose_allowed(draw)
-        if token != DEAD_END:
+        if token >= 0:
             started_at_s = self._clock()
             self._accept(token)
             self._cost_s += self._clock() - started_at_s
@@ -121,11 +124,11 @@ class Constraint:
     def _choose_freely(self, draw: Draw) -> int:
         """A draw among all tokens, again without those that go on wrongly after a trigger."""
         token = draw(None)
-        if not self._goes_wrong(token):
+        if token < 0 or not self._goes_wrong(token):
             return token
         may = np.ones(self._vocabulary.n_tokens, np.bool_)
         may[self._banned] = False
-        while self._goes_wrong(token):
+        while token >= 0 and self._goes_wrong(token):
             may[token] = False
             if not may.any():
                 self.problem = "the grammar has come to a dead end: nothing may follow its trigger"

@@ -8,9 +8,9 @@ Invariants: a number in a snapshot is what the jobs themselves saw: output token
 from the deltas that were handed to them; prompt and cached tokens count when a request ends, as its `usage` says. The
 page follows the Prometheus customs (base units, unit as suffix, `_total` on counters), and its label values are
 bounded: `model` is a model's own name, never what a client made up; `api` is a route's family; `outcome` is done,
-cancelled or failed; `tier` is ram or disk; `source` is a `wire.DraftSource`; `key` is the name of an API key; `name` is
-a tier's in the settings file, `size` small or large, and `reason` one of the rules in tiers.py. Nothing on it is per
-request, per client or per batch.
+cancelled or failed; `kind` is no_numbers or unknown_token; `tier` is ram or disk; `source` is a `wire.DraftSource`;
+`key` is the name of an API key; `name` is a tier's in the settings file, `size` small or large, and `reason` one of the
+rules in tiers.py. Nothing on it is per request, per client or per batch.
 
 Does not: decide anything; nothing in the daemon acts on these numbers.
 """
@@ -29,6 +29,7 @@ from prometheus_client.registry import Collector
 import localrun
 from localrun import wire
 from localrun.config import Settings
+from localrun.errors import NoNumbers, UnknownToken
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.machine import MachineSampler
 from localrun.server.jobs.registry import Registry, RequestRecord
@@ -36,6 +37,9 @@ from localrun.server.metering.windows import LatencyWindow, RateWindow
 from localrun.snapshot import Aggregate, BatchRow, EngineRow, RequestState, Snapshot
 
 RUNNING_STATES = (RequestState.PREFILL, RequestState.DECODE)
+
+# Codes of errors: what llama.cpp handed back could not be used.
+UNUSABLE = (NoNumbers.code, UnknownToken.code)
 
 # From one fast GPU step to a slow machine's long prompt; about three per decade, so quantiles over machines make sense.
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0, 100.0, 300.0)
@@ -134,6 +138,11 @@ class Metrics:
             "localrun_engine_deaths",
             "Engine processes that ended without being asked to; the next request starts a new one.",
             model, registry=registry,
+        )  # fmt: skip
+        self.unusable = Counter(
+            "localrun_unusable_results",
+            "Requests that ended because llama.cpp handed back what cannot be used: no_numbers or an unknown_token.",
+            ("model", "kind"), registry=registry,
         )  # fmt: skip
         self.resumed = Counter(
             "localrun_requests_resumed", "Times that a request went on on another engine because its own had died.",
@@ -389,6 +398,9 @@ class Telemetry:
         if meter is None:
             return
         n_output = sum(len(delta.tokens) for delta in step.deltas)
+        for delta in step.deltas:
+            if delta.error_code in UNUSABLE:
+                self.metrics.unusable.labels(link.model, delta.error_code).inc()
         if n_output:
             meter.decode.add(step.sent_at_s, stats.step_s, n_output)
         n_prefill = stats.prefill_tokens_total - meter.prefill_total

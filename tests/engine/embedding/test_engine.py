@@ -362,7 +362,7 @@ def test_numbers_that_are_none_are_an_error_and_no_answer():
     harness.embedder.vector = lambda seq: np.full(8, np.nan, np.float32)  # type: ignore[method-assign]
     harness.submit(1, "text", "more")
     harness.run()
-    assert harness.finals[1].error_code == "engine_failed"
+    assert harness.finals[1].error_code == "no_numbers"
     assert "NaN" in str(harness.finals[1].error_message)
 
 

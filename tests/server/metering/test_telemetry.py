@@ -172,6 +172,27 @@ async def test_an_engine_that_died_leaves_the_rates_and_is_counted(running: Any,
         assert b'localrun_engine_deaths_total{model="alpha"} 1.0' in runtime.telemetry.metrics.page("")[0]
 
 
+@pytest.mark.parametrize("kind", ["no_numbers", "unknown_token"])
+async def test_what_llama_cpp_handed_back_and_could_not_be_used_is_counted(
+    running: Any, generate: Any, kind: str
+) -> None:
+    async with running() as runtime:
+        await generate(runtime, n_predict=2)
+        [resident] = runtime.supervisor.residents()
+        deltas = [
+            wire.Delta(1, wire.Phase.DECODE, 5, 1, finish=wire.Finish.ERROR, error_code=code)
+            for code in (kind, "bad_request", kind)
+        ]
+        runtime.telemetry.engine_step(resident.link, wire.Step(0.0, deltas, wire.StepStats(*[0] * 15)))
+        labels = frozenset({("model", "alpha"), ("kind", kind)})
+        counted = {
+            name_and_labels: value
+            for name_and_labels, value in _samples(runtime).items()
+            if name_and_labels[0] == "localrun_unusable_results_total"
+        }
+        assert counted == {("localrun_unusable_results_total", labels): 2.0}
+
+
 async def test_steps_of_an_unknown_engine_are_ignored(running: Any) -> None:
     async with running() as runtime:
         step = wire.Step(sent_at_s=0.0, deltas=[], stats=wire.StepStats(*[0] * 15))
