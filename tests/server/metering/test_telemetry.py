@@ -183,7 +183,9 @@ async def test_what_llama_cpp_handed_back_and_could_not_be_used_is_counted(
             wire.Delta(1, wire.Phase.DECODE, 5, 1, finish=wire.Finish.ERROR, error_code=code)
             for code in (kind, "bad_request", kind)
         ]
-        runtime.telemetry.engine_step(resident.link, wire.Step(0.0, deltas, wire.StepStats(*[0] * 15)))
+        runtime.telemetry.engine_step(
+            resident.link, wire.Step(sent_at_s=0.0, deltas=deltas, stats=wire.StepStats(*[0] * 15))
+        )
         labels = frozenset({("model", "alpha"), ("kind", kind)})
         counted = {
             name_and_labels: value
