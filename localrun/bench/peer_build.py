@@ -62,7 +62,7 @@ def build_llama_server(folder: Path, on_progress: OnProgress) -> Path:
         return built
     cmake = _cmake()
     folder.mkdir(parents=True, exist_ok=True)
-    source = _source(folder, on_progress)
+    source = llama_cpp_source(folder, on_progress)
     log_path = folder / "build.log"
     on_progress(f"configuring llama.cpp, log in {log_path}")
     configure = [cmake, "-S", str(source), "-B", str(folder / "build")]
@@ -79,8 +79,8 @@ def build_llama_server(folder: Path, on_progress: OnProgress) -> Path:
     return built
 
 
-def _source(folder: Path, on_progress: OnProgress) -> Path:
-    """The root of the llama.cpp source, downloaded and unpacked if need be."""
+def llama_cpp_source(folder: Path, on_progress: OnProgress) -> Path:
+    """The root of the llama.cpp source, downloaded and unpacked if need be. Raises LocalrunError if that fails."""
     source = folder / "source"
     if source.is_dir():
         return source

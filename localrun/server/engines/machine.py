@@ -28,16 +28,20 @@ from localrun.snapshot import GpuRow, SystemRow
 REPORT_TIMEOUT_S = 20.0
 
 # Names of ggml's backend libraries that bring a GPU.
-_GPU_LIBRARIES = ("ggml-cuda", "ggml-metal", "ggml-vulkan", "ggml-hip", "ggml-sycl", "ggml-musa", "ggml-opencl")
+_GPU_LIBRARIES = (
+    *("ggml-cuda", "ggml-metal", "ggml-vulkan", "ggml-hip", "ggml-sycl", "ggml-musa", "ggml-opencl", "ggml-rpc"),
+)
 _COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.build_report", "--gpus")
 _log = logging.getLogger(__name__)
 
 
 def has_gpu_library(package: Path | None = None) -> bool:
-    """Whether llama.cpp was installed with a GPU's library; `package` is its Python package's folder."""
-    folder = package or _package()
-    return folder is not None and any(
-        name in file.name for file in (folder / "lib").glob("*ggml-*") for name in _GPU_LIBRARIES
+    """Whether llama.cpp was installed with a GPU's library; `package` is its Python package's folder. Like that package
+    this looks into `LLAMA_CPP_LIB_PATH` instead, if that is set."""
+    own, folder = os.environ.get("LLAMA_CPP_LIB_PATH"), package or _package()
+    libraries = Path(own) if own else folder / "lib" if folder is not None else None
+    return libraries is not None and any(
+        name in file.name for file in libraries.glob("*ggml-*") for name in _GPU_LIBRARIES
     )
 
 

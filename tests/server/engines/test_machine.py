@@ -119,6 +119,15 @@ def test_only_a_build_with_a_gpu_library_is_asked(tmp_path: Path):
     assert has_gpu_library(tmp_path)
 
 
+def test_libraries_of_another_folder_are_those_that_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "lib").mkdir()
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
+    (tmp_path / "lib" / "libggml-cuda.so").touch()
+    assert not has_gpu_library(tmp_path)
+    (tmp_path / "libggml-vulkan.so").touch()
+    assert has_gpu_library(tmp_path)
+
+
 def test_an_emptied_gpu_has_all_its_memory():
     assert Gpu("Card", 3, False, 10).emptied.free_bytes == 10
     assert Gpu("Card", 3).emptied.free_bytes == 3

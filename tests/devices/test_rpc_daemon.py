@@ -1,0 +1,116 @@
+"""A daemon whose models lie on two devices: each answer is the one that its request gets alone.
+
+The devices are llama.cpp's RPC servers on loopback: another memory, other buffers and, where localrun is concerned, the
+paths of GPUs. Without a compiler or llama.cpp's source there are none, and these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localrun.models import builtin
+from tests.daemon import Daemon, running_daemon
+from tests.depth import DEPTH
+from tests.devices import rounds, rpc
+from tests.lora_file import write_lora
+
+pytestmark = pytest.mark.slow
+N_STREAMS = 4
+
+
+@pytest.fixture(scope="module")
+def on_two_devices() -> Iterator[dict[str, str]]:
+    try:
+        rpc.library()
+    except rpc.CannotBuild as reason:
+        pytest.skip(str(reason))
+    with rpc.devices(2) as environment:
+        yield environment
+
+
+def daemon_on(devices: dict[str, str], **more: str) -> Any:
+    return running_daemon("--slots", str(N_STREAMS), fake=False, **devices, **more)
+
+
+@pytest.mark.parametrize("speculation", ["on", "off"])
+def test_no_answer_has_a_token_of_another_one(on_two_devices: dict[str, str], speculation: str) -> None:
+    with daemon_on(on_two_devices, LOCALRUN_SPECULATION=speculation) as daemon:
+        outcome = rounds.run(daemon, n_rounds=20 * DEPTH, n_streams=N_STREAMS, n_tokens=16)
+        [loaded] = daemon.http.get("/api/ps").json()["models"]
+    assert loaded["size_vram"] > 0
+    assert outcome.n_answers == 20 * DEPTH * N_STREAMS
+    assert outcome.wrong == []
+
+
+def test_the_rounds_find_what_they_look_for(on_two_devices: dict[str, str]) -> None:
+    """With one stage of sampling, llama.cpp loses what it found: then answers do have tokens of others."""
+    with daemon_on(on_two_devices, LOCALRUN_SPECULATION="off", LOCALRUN_TEST_STAGES="1") as daemon:
+        outcome = rounds.run(daemon, n_rounds=8, n_streams=N_STREAMS, n_tokens=16)
+    assert len(outcome.wrong) > 2
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "kind": {"enum": ["cat", "dog"]}},
+    "required": ["name", "kind"],
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "few": {"temperature": 0.8, "top_k": 40, "seed": 3},
+    "all": {"temperature": 1.0, "top_k": 0, "seed": 4},
+    "log-probabilities": {"temperature": 0, "logprobs": 2},
+    "a schema": {"temperature": 0, "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+    "penalties": {"temperature": 0, "repeat_penalty": 1.2},
+    "an adapter": {"temperature": 0, "model": "tiny+style"},
+    "an adapter, drawn": {"temperature": 0.8, "top_k": 20, "seed": 5, "model": "tiny+style"},
+}
+
+
+def complete(daemon: Daemon, kind: str) -> Any:
+    """The text and what was asked for besides; every kind's has another length."""
+    number = list(KINDS).index(kind)
+    body = {"model": "tiny", "prompt": f"Tell me about {rounds.TOPICS[number]}.", "max_tokens": 16 + 4 * number}
+    response = daemon.http.post("/v1/completions", json=body | KINDS[kind], timeout=600)
+    assert response.status_code == 200, response.text
+    [choice] = response.json()["choices"]
+    return choice["text"], (choice["logprobs"] or {}).get("tokens")
+
+
+def test_requests_of_all_kinds_run_together_as_they_run_alone(on_two_devices: dict[str, str], tmp_path: Path) -> None:
+    lora = write_lora(builtin.model_path(), tmp_path / "style.gguf", seed=1, strength=5e-4)
+    with daemon_on(on_two_devices) as daemon:
+        made = daemon.post("/api/create", model="style", modelfile=f"FROM {lora}", stream=False)
+        assert made.json() == {"status": "success"}
+        alone = {kind: complete(daemon, kind) for kind in KINDS}
+        assert json.loads(alone["a schema"][0])["kind"] in ("cat", "dog")
+        with ThreadPoolExecutor(len(KINDS)) as pool:
+            for _ in range(5 * DEPTH):
+                together = dict(zip(KINDS, pool.map(lambda kind: complete(daemon, kind), KINDS), strict=True))
+                assert together == alone
+
+
+def test_a_saved_state_goes_back_to_the_device(on_two_devices: dict[str, str]) -> None:
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Once there was a boat that went over the sea. " * 25}],
+        "temperature": 0,
+        "max_tokens": 24,
+    }
+
+    def ask(daemon: Daemon) -> tuple[str, int]:
+        answer = daemon.post("/v1/chat/completions", body).json()
+        return answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    with daemon_on(on_two_devices) as daemon:
+        first, n_first = ask(daemon)
+        again, n_again = ask(daemon)
+        assert daemon.post("/api/generate", model="tiny", keep_alive=0).status_code == 200
+        restarted, n_restarted = ask(daemon)
+    assert (n_first, n_again > 200, n_restarted > 200) == (0, True, True)
+    assert first == again == restarted
