@@ -421,15 +421,16 @@ class Client:
                     yield _snapshot.decode(line[5:])
         raise errors.DaemonUnreachable(f"the daemon at {self.base_url} ended its event stream")
 
-    async def logs(self, since: int = 0) -> AsyncGenerator[LogLine, None]:
-        """The daemon's log: what is kept from after the line with this number, then what comes. Raises
+    async def logs(self, since: int = 0, *, follow: bool = True) -> AsyncGenerator[LogLine, None]:
+        """The daemon's log: what is kept from after the line with this number, then, with `follow`, what comes. Raises
         DaemonUnreachable when the daemon goes."""
-        path = f"/localrun/v1/logs?since={since}"
+        path = f"/localrun/v1/logs?since={since}&follow={follow:d}"
         async with self._daemon.stream("GET", path) as response, aclosing(lines_of(response)) as lines:
             async for line in lines:
                 if line.startswith(b"data:"):
                     yield _log_line.decode(line[5:])
-        raise errors.DaemonUnreachable(f"the daemon at {self.base_url} ended its log stream")
+        if follow:
+            raise errors.DaemonUnreachable(f"the daemon at {self.base_url} ended its log stream")
 
     async def snapshot(self) -> Snapshot:
         """The daemon's state now."""

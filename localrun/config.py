@@ -189,6 +189,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kv_type: str = AUTO_KV_TYPE
     threads: Threads = 0
     gpu_layers: GpuLayers = -1
+    cpu_fallback: str = "off"
     batch_tokens: BatchTokens = 512
     latency: str = "balanced"
     max_queue: Positive = 256
@@ -267,7 +268,9 @@ HELP: dict[str, str] = {
     "kv_type": "type of the KV cache: f16, q8_0 or q4_0; auto means f16 if it fits, else q8_0",
     "threads": "compute threads of one engine, at most one per processor; 0 uses the number that "
     "was measured to be best or, until then, one per fast core",
-    "gpu_layers": "layers placed on the GPU; -1 means as many as fit",
+    "gpu_layers": "layers placed on the GPU; -1 means as many as fit; with 0 no GPU is touched",
+    "cpu_fallback": "on or off: whether models are computed on the CPU when a GPU that was there is lost, instead of "
+    "being refused",
     "batch_tokens": "maximum rows of one step, and of one micro-batch",
     "latency": "interactive, balanced, throughput, or a number of milliseconds: how long prefill may hold up streams",
     "max_queue": "requests of one model that may wait for a slot; more are refused with 429",
@@ -403,6 +406,7 @@ _SWITCH = ("on", "off")
 CHOICES = {
     "kv_type": KV_TYPES,
     "log_level": LOG_LEVELS,
+    "cpu_fallback": _SWITCH,
     "resume": _SWITCH,
     "speculation": _SWITCH,
     "projectors": _SWITCH,

@@ -217,6 +217,12 @@ class Unavailable(LocalrunError):
     code = "unavailable"
 
 
+class DeviceLost(Unavailable):
+    """A GPU that was there, or that a driver announces, does not answer any more."""
+
+    code = "device_lost"
+
+
 class DownloadFailed(LocalrunError):
     """A file could not be fetched. What was transferred is kept; the next pull goes on from there."""
 

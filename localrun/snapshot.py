@@ -107,7 +107,9 @@ class KvRunRow(msgspec.Struct, array_like=True):
 
 
 class EngineRow(msgspec.Struct, kw_only=True):
-    """One engine process. `state` is loading, ready, stopping or failed. `expires_in_s` None means never.
+    """One engine process. `state` is loading, ready, stopping or failed. `expires_in_s` None means never. `gpu_bytes`
+    of the `size_bytes` lie on GPUs. One that `is_preparing` takes seconds for a step, since the driver of its device
+    compiles what that needs.
 
     Totals count since it was loaded. `*_entries` are saved segments of prefixes; `disk_cache_bytes` is this model's
     part of what all models may use together. `cached_tokens_total` includes the two `*_restored_tokens_total`.
@@ -132,10 +134,12 @@ class EngineRow(msgspec.Struct, kw_only=True):
     target_itl_s: float | None = None
     rss_bytes: int | None = None
     size_bytes: int = 0
+    gpu_bytes: int = 0
     backend: str = ""
     gpu_layers: int = 0
     layers: int = 0
     load_s: float | None = None
+    is_preparing: bool = False
     expires_in_s: float | None = None
     preemptions_total: int = 0
     ram_entries: int = 0

@@ -135,6 +135,16 @@ def layer_weights(header: Header) -> LayerWeights:
     return LayerWeights(tuple(layers), output_bytes + is_tied * embedding_bytes, embedding_bytes)
 
 
+def gpu_share(header: Header, n_gpu_layers: int) -> float:
+    """Of the weights of a model, what lies on GPUs with so many layers there. Cells are divided about alike."""
+    weights = layer_weights(header)
+    n_blocks = min(n_gpu_layers - 1, header.n_layers)
+    if n_gpu_layers <= 0 or n_blocks == header.n_layers:
+        return float(n_gpu_layers > 0)
+    moved_bytes = sum(weights.layers[header.n_layers - n_blocks :]) + weights.output_bytes
+    return moved_bytes / (sum(weights.layers) + weights.output_bytes + weights.embedding_bytes)
+
+
 def divide(
     weights: LayerWeights, layers_kv_bytes: list[int], needed: MemoryEstimate, machine: Machine, n_gpu_layers: int
 ) -> tuple[DeviceUse, ...]:
@@ -159,7 +169,7 @@ def divide(
                 weights_bytes=sum(weights.layers[layer] for layer in blocks)
                 + (weights.output_bytes if n_layers in own else 0),
                 kv_bytes=sum(layers_kv_bytes[layer] for layer in blocks),
-                compute_bytes=needed.compute_bytes if own else 0,
+                compute_bytes=_compute_bytes(needed, has_output=n_layers in own) if own else 0,
                 other_bytes=(needed.adapter_bytes if own else 0)
                 + (needed.draft_bytes if is_moved and owners[0] == index else 0)
                 + (needed.projector_bytes if owners[:1] == [index] else 0),
@@ -174,7 +184,7 @@ def divide(
         n_layers=n_layers + 1 - n_moved,
         weights_bytes=sum(weights.layers[:first_moved]) + weights.embedding_bytes + (0 if n_moved else rest_bytes),
         kv_bytes=sum(layers_kv_bytes[:first_moved]),
-        compute_bytes=needed.compute_bytes,
+        compute_bytes=_compute_bytes(needed, has_output=not n_moved) + needed.output_bytes,
         other_bytes=needed.process_bytes
         + needed.staging_bytes
         + needed.adapter_bytes
@@ -184,6 +194,10 @@ def divide(
         usable_bytes=machine.usable_ram_bytes,
     )
     return (ram, *uses)
+
+
+def _compute_bytes(needed: MemoryEstimate, *, has_output: bool) -> int:
+    return needed.compute_bytes if has_output or not needed.layers_compute_bytes else needed.layers_compute_bytes
 
 
 def all_fit(devices: tuple[DeviceUse, ...], machine: Machine) -> bool:
@@ -337,7 +351,7 @@ class _Opener:
                 "n_ubatch": wish.n_ubatch,
                 "kv_type": kv_type,
             }
-            needed = estimate(header, **opened, may_split=not is_on_gpu)._replace(adapter_bytes=wish.adapter_bytes)
+            needed = estimate(header, **opened, is_on_gpu=is_on_gpu)._replace(adapter_bytes=wish.adapter_bytes)
             if wish.draft is not None:
                 needed = needed._replace(draft=draft_estimate(wish.draft, **opened))
             if wish.projector is not None:

@@ -164,23 +164,52 @@ class Graph(NamedTuple):
 
 
 def compute_bytes(header: Header, memory: ModelMemory, graph: Graph) -> int:
-    """The larger of the graph's peaks, and the rows of logits that are handed out.
+    """On a CPU: the larger of the graph's peaks, in a layer and at the end, where each sequence has a row of logits
+    besides the last hidden states; and the rows of logits that are handed out."""
+    logits_bytes = graph.n_sequences * header.n_vocab * _F32_BYTES
+    rows_bytes = (_even_rows(graph) + graph.n_sequences) * header.n_embd * _F32_BYTES
+    return max(_layer_bytes(header, memory, graph), logits_bytes + rows_bytes) + logits_bytes
 
-    In a layer: the attention mask (f16), and per row three vectors of the feed-forward width and four of the model's
-    width, with the queries besides where windows are mixed in; or the activations of a recurrent layer. At the end: one
-    row of logits per sequence, besides the last hidden states. All as measured, see the module's text.
+
+def _on_device(header: Header, memory: ModelMemory, graph: Graph) -> _DeviceBuffers:
+    """Where the likeliest tokens are found on a device: logits of all rows that may want some, and beside them padded
+    ones to choose from. The host has place for the logits, the ids and what was drawn of each sequence, four numbers
+    for each entry of the vocabulary (`output_reserve` in llama-context.cpp). Measured as the rest."""
+    n_outputs = min(graph.n_sequences + DRAFT_ROWS, graph.n_rows)
+    end_bytes = n_outputs * header.n_vocab * 2 * _F32_BYTES
+    end_bytes += 2 * (_even_rows(graph) + n_outputs) * header.n_embd * _F32_BYTES
+    layer_bytes = _layer_bytes(header, memory, graph)
+    return _DeviceBuffers(
+        compute_bytes=max(layer_bytes, end_bytes),
+        layers_compute_bytes=layer_bytes,
+        output_bytes=graph.n_sequences * header.n_vocab * 4 * _F32_BYTES,
+    )
+
+
+class _DeviceBuffers(NamedTuple):
+    compute_bytes: int
+    layers_compute_bytes: int
+    output_bytes: int
+
+
+def _even_rows(graph: Graph) -> int:
+    """The graph is reserved for rows that are shared evenly among all sequences."""
+    return -(-graph.n_rows // graph.n_sequences) * graph.n_sequences
+
+
+def _layer_bytes(header: Header, memory: ModelMemory, graph: Graph) -> int:
+    """The peak in a layer: the attention mask (f16), and per row three vectors of the feed-forward width and four of
+    the model's width, with the queries besides where windows are mixed in; or the activations of a recurrent layer. As
+    measured, see the module's text.
     """
-    # The graph is reserved for rows that are shared evenly among all sequences.
-    n_rows = -(-graph.n_rows // graph.n_sequences) * graph.n_sequences
+    n_rows = _even_rows(graph)
     # A model without attention has no mask.
     has_mask = any(layer.n_heads_kv for layer in memory.layers)
     mask_bytes = n_rows * graph.n_columns * _MASK_ELEMENT_BYTES if has_mask else 0
     queries = header.n_heads * header.head_dim_k if memory.n_window else 0
     layer_width = 3 * header.n_ff + 4 * header.n_embd + queries
     peak_bytes = max(n_rows * layer_width, _recurrent_elements(header, memory, n_rows, graph.n_sequences)) * _F32_BYTES
-    logits_bytes = graph.n_sequences * header.n_vocab * _F32_BYTES
-    end_bytes = logits_bytes + (n_rows + graph.n_sequences) * header.n_embd * _F32_BYTES
-    return max(mask_bytes + peak_bytes, end_bytes) + logits_bytes
+    return mask_bytes + peak_bytes
 
 
 def _recurrent_elements(header: Header, memory: ModelMemory, n_rows: int, n_sequences: int) -> int:
@@ -233,6 +262,8 @@ def _is_copied(tensor: TensorInfo, types: frozenset[str]) -> bool:
 # A unified pool has more sequence ids than slots, for prefixes that wait in the cache.
 SPARE_SEQUENCES: Final = 64
 MAX_SEQUENCES: Final = 256
+# Rows of drafts in a step at most that have logits; as the engine has it.
+DRAFT_ROWS: Final = 64
 # On a CPU long prompts are computed in a second context, this many at once.
 STAGING_SEQUENCES: Final = 4
 # Rows of a draft model's step at most; as the engine has it.
@@ -253,11 +284,13 @@ KV_TYPES: Final = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 class MemoryEstimate(NamedTuple):
     """Bytes. Weights are mapped from the file, so the system can drop them under pressure; the rest it cannot.
 
-    `staging_bytes` is for long prompts in the background: cells and buffers that no GPU engine has. `process_bytes` is
-    what an engine takes whatever it runs, and its vocabulary. `repacked_bytes` of the weights are copied at load: the
-    copy is counted among the weights, and the original, which nobody reads again, only in `resident_bytes`.
-    `adapter_bytes`, `projector_bytes`, and `draft`, what the draft model takes of the engine, are left to whoever knows
-    the adapters, the projector and the draft model: they are files of their own.
+    `compute_bytes` is for the device that has the output; one that has other layers takes `layers_compute_bytes` where
+    that is known, and the host `output_bytes`. `staging_bytes` is for long prompts in the background: cells and buffers
+    that no GPU engine has. `process_bytes` is what an engine takes whatever it runs, and its vocabulary.
+    `repacked_bytes` of the weights are copied at load: the copy is counted among the weights, and the original, which
+    nobody reads again, only in `resident_bytes`. `adapter_bytes`, `projector_bytes`, and `draft`, what the draft model
+    takes of the engine, are left to whoever knows the adapters, the projector and the draft model: they are files of
+    their own.
     """
 
     weights_bytes: int
@@ -269,6 +302,8 @@ class MemoryEstimate(NamedTuple):
     adapter_bytes: int = 0
     projector_bytes: int = 0
     draft: MemoryEstimate | None = None
+    layers_compute_bytes: int = 0
+    output_bytes: int = 0
 
     @property
     def draft_bytes(self) -> int:
@@ -278,7 +313,7 @@ class MemoryEstimate(NamedTuple):
     def total_bytes(self) -> int:
         parts_bytes = self.adapter_bytes + self.projector_bytes + self.draft_bytes
         loaded_bytes = self.weights_bytes + parts_bytes + self.kv_bytes
-        return loaded_bytes + self.compute_bytes + self.staging_bytes + self.process_bytes
+        return loaded_bytes + self.compute_bytes + self.output_bytes + self.staging_bytes + self.process_bytes
 
     @property
     def resident_bytes(self) -> int:
@@ -287,20 +322,20 @@ class MemoryEstimate(NamedTuple):
 
 
 def estimate(
-    header: Header, *, n_kv_cells: int, n_slots: int, n_ubatch: int, kv_type: str, may_split: bool = True
+    header: Header, *, n_kv_cells: int, n_slots: int, n_ubatch: int, kv_type: str, is_on_gpu: bool = False
 ) -> MemoryEstimate:
     """Memory of one engine with `n_slots` slots, a pool of `n_kv_cells`, and steps of at most `n_ubatch` rows.
 
-    `kv_type` is f16, q8_0 or q4_0. Without `may_split` there is one pool, as on a GPU; with it, the larger of what an
-    engine has with a stream of cells for every slot, and with one pool, to which it changes for a request that needs
-    more cells than a stream has. Raises BadRequest for another type.
+    `kv_type` is f16, q8_0 or q4_0. On a GPU there is one pool, and tokens are chosen there; on a CPU it is the larger
+    of what an engine has with a stream of cells for every slot, and with one pool, to which it changes for a request
+    that needs more cells than a stream has. Raises BadRequest for another type.
     """
     if kv_type not in KV_TYPES:
         raise BadRequest(f"unknown KV cache type '{kv_type}'; use one of {', '.join(KV_TYPES)}", field="kv_type")
     n_cells = _whole(n_kv_cells, _CELL_STEP)
     memory = model_memory(header, n_kv_cells=n_cells)
-    pool = _pool(header, memory, n_cells, n_slots, n_ubatch, by_name(KV_TYPES[kv_type]))
-    if may_split and memory.is_shareable and n_slots > 1:
+    pool = _pool(header, memory, n_cells, n_slots, n_ubatch, by_name(KV_TYPES[kv_type]), is_on_gpu)
+    if not is_on_gpu and memory.is_shareable and n_slots > 1:
         return max(pool, _streams(header, memory, pool, n_cells, n_slots, n_ubatch), key=_total)
     return pool
 
@@ -341,18 +376,26 @@ def _total(needed: MemoryEstimate) -> int:
 
 
 def _pool(
-    header: Header, memory: ModelMemory, n_cells: int, n_slots: int, n_ubatch: int, kv_type: GgmlType
+    header: Header,
+    memory: ModelMemory,
+    n_cells: int,
+    n_slots: int,
+    n_ubatch: int,
+    kv_type: GgmlType,
+    is_on_gpu: bool,
 ) -> MemoryEstimate:
     """One pool of cells. Where nothing can be shared there is a sequence per slot, and each costs a window or state."""
     n_sequences, n_window_cells = _sequences(memory, n_cells, n_slots, n_ubatch)
     n_columns = n_cells + (n_window_cells if memory.n_window else 0)
-    return MemoryEstimate(
+    graph = Graph(n_ubatch, n_columns, n_sequences)
+    needed = MemoryEstimate(
         weights_bytes=header.weights_bytes,
         kv_bytes=sum(_layers_kv_bytes(header, memory, n_cells, n_slots, n_ubatch, kv_type)),
-        compute_bytes=compute_bytes(header, memory, Graph(n_ubatch, n_columns, n_sequences)),
+        compute_bytes=0 if is_on_gpu else compute_bytes(header, memory, graph),
         process_bytes=process_bytes(header),
         repacked_bytes=repacked_bytes(header),
     )
+    return needed._replace(**_on_device(header, memory, graph)._asdict()) if is_on_gpu else needed
 
 
 def _streams(

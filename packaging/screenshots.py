@@ -1,9 +1,9 @@
 """The README's pictures, made from the real program: `python packaging/screenshots.py`.
 
 Starts a daemon of its own with the built-in model, lets several clients ask it, runs the interface against it in
-textual's headless terminal, and writes what stands on its screens to packaging/images/*.png. Needs `rsvg-convert` and
-the font DejaVu Sans Mono (on Debian and Ubuntu: `apt install librsvg2-bin fonts-dejavu-core`) and the
-`dev` extra.
+textual's headless terminal and the chat page in Chromium, and writes what is to be seen to packaging/images/*.png.
+Needs `rsvg-convert`, Chromium with its driver and the font DejaVu Sans Mono (on Debian and Ubuntu: `apt install
+librsvg2-bin chromium-driver fonts-dejavu-core`) and the `dev` extra.
 
 Does not: touch the person's own daemon, chats or settings.
 """
@@ -11,6 +11,7 @@ Does not: touch the person's own daemon, chats or settings.
 from __future__ import annotations
 
 import asyncio
+import base64
 import html
 import itertools
 import os
@@ -18,6 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -113,7 +115,11 @@ def _write(name: str, app: LocalrunApp) -> None:
     svg = _placed(app.export_screenshot(title=f"localrun: {name}"))
     path = IMAGES / f"{name}.png"
     subprocess.run(["rsvg-convert", "-w", str(WIDTH_PIXELS), "-o", str(path)], input=svg.encode(), check=True)
-    # Few colours are in it; a palette makes it a third as large.
+    _shrink(path)
+
+
+def _shrink(path: Path) -> None:
+    """Few colours are in it; a palette makes it a third as large."""
     with Image.open(path) as picture:
         small = picture.convert("RGB").quantize(colors=192, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     small.save(path, optimize=True)
@@ -137,8 +143,59 @@ def _words(found: re.Match[str]) -> str:
     )
 
 
+_BROWSER = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={WIDTH_PIXELS},640", "--hide-scrollbars"]
+_CHROMEDRIVER_PORT = 9517
+
+
+def _take_page(url: str) -> None:
+    """The chat page after a question, by the browser's driver (https://www.w3.org/TR/webdriver2/)."""
+    driver = subprocess.Popen(["chromedriver", f"--port={_CHROMEDRIVER_PORT}"], stdout=subprocess.DEVNULL)
+    try:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{_CHROMEDRIVER_PORT}", timeout=PATIENCE_S) as http:
+            _drive(http, url)
+    finally:
+        driver.terminate()
+        driver.wait(timeout=60)
+
+
+def _drive(http: httpx2.Client, url: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        with suppress(httpx2.TransportError):
+            if http.get("/status").json()["value"]["ready"]:
+                break
+        time.sleep(0.1)
+    wanted = {"browserName": "chrome", "goog:chromeOptions": {"args": _BROWSER}}
+    session = f"/session/{_value(http, 'POST', '/session', {'capabilities': {'alwaysMatch': wanted}})['sessionId']}"
+    _value(http, "POST", f"{session}/url", {"url": url})
+
+    def run(script: str) -> Any:
+        return _value(http, "POST", f"{session}/execute/sync", {"script": f"return {script}", "args": []})
+
+    def wait_for(script: str) -> None:
+        while not run(script):
+            assert time.monotonic() < deadline_s + PATIENCE_S, script
+            time.sleep(0.1)
+
+    wait_for("document.querySelector('#model option') !== null")
+    [text] = _value(http, "POST", f"{session}/element", {"using": "css selector", "value": "#text"}).values()
+    for number, question in enumerate(("What is localrun?", "Tell me a story about a baker.")):
+        _value(http, "POST", f"{session}/element/{text}/value", {"text": f"{question}\ue007"})
+        is_done = "document.querySelector('#send').textContent === 'Send'"
+        wait_for(f"document.querySelectorAll('.assistant .numbers').length === {number + 1} && {is_done}")
+    path = IMAGES / "page.png"
+    path.write_bytes(base64.b64decode(_value(http, "GET", f"{session}/screenshot")))
+    http.request("DELETE", session)
+    _shrink(path)
+
+
+def _value(http: httpx2.Client, method: str, path: str, body: Any = None) -> Any:
+    return http.request(method, path, json=body).raise_for_status().json()["value"]
+
+
 if __name__ == "__main__":
     os.environ |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
     os.environ.pop("NO_COLOR", None)
     with _daemon() as address:
         asyncio.run(_take(address))
+        _take_page(address)

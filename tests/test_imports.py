@@ -21,6 +21,7 @@ LEAVES = (
     *(
         "localrun.priority",
         "localrun.private_file",
+        "localrun.process_end",
         "localrun.processors",
         "localrun.snapshot",
         "localrun.thread_choice",
@@ -28,7 +29,7 @@ LEAVES = (
     ),
 )
 CONFIG, ERRORS, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, *_SOME = LEAVES
-PRIORITY, PRIVATE_FILE, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE = _SOME
+PRIORITY, PRIVATE_FILE, PROCESS_END, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE = _SOME
 # Headers of sound files, for the daemon and its clients.
 SOUND_HEADERS = "localrun.sound_headers"
 KERNEL_PROBE = "localrun.kernel_probe"
@@ -47,7 +48,7 @@ ALLOWED = {
     ),
     "localrun.server": (
         *(CONFIG, ERRORS, FRAMING, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, SNAPSHOT, SOUND_HEADERS, THREAD_CHOICE, WIRE),
-        *(ACCESS, OLLAMA_ENVIRONMENT, "localrun.models"),
+        *(ACCESS, OLLAMA_ENVIRONMENT, PROCESS_END, "localrun.models"),
     ),
     ACCESS: (CONFIG, ERRORS, PRIVATE_FILE, WIRE),
     "localrun.models": (CONFIG, ERRORS),
@@ -71,7 +72,7 @@ ALLOWED = {
     "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, PRIVATE_FILE),
     OLLAMA_ENVIRONMENT: (CONFIG,),
     "localrun.doctor": (
-        *(CONFIG, ERRORS, KERNEL_PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSORS, THREAD_CHOICE),
+        *(CONFIG, ERRORS, KERNEL_PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESS_END, PROCESSORS, THREAD_CHOICE),
         "localrun.models",
     ),
     KERNEL_PROBE: (CONFIG, KERNELS, PRIORITY, "localrun.models"),

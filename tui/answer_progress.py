@@ -38,6 +38,7 @@ class AnswerProgress:
     request_id: str | None = None
     row: RequestRow | None = None
     n_ctx: int | None = None
+    is_preparing: bool = False
     metrics: ChatMetrics | None = None
     outcome: str | None = None
     reason: str | None = None
@@ -51,6 +52,7 @@ class AnswerProgress:
         for engine in snapshot.engines:
             if engine.model == row.model and engine.n_ctx:
                 self.n_ctx = engine.n_ctx
+                self.is_preparing = engine.is_preparing
 
     def _find(self, snapshot: Snapshot) -> RequestRow | None:
         if self.request_id is not None:
@@ -106,6 +108,8 @@ class AnswerProgress:
         if self.outcome is not None:
             return Fact(self.outcome, 0, "bad" if self.outcome == "failed" else "wait")
         row = self.row
+        if self.is_preparing:
+            return Fact("preparing the device", 0, "wait")
         if self.has_text:
             return Fact("decoding", 0, "good")
         if row is None:

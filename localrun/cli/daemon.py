@@ -378,9 +378,14 @@ def _log_name(settings: config.Settings) -> str:
     return "-".join(filter(None, ("daemon", host, port))) + ".log"
 
 
+def log_path(settings: config.Settings) -> Path:
+    """The log of the last daemon that a command started at this address; the service has one of its own."""
+    return config.folders().state / _log_name(settings)
+
+
 def _fresh_log(settings: config.Settings) -> Path:
     """An empty log for the next daemon; that of the one before it at this address is kept, as `daemon.log.1`."""
-    path = config.folders().state / _log_name(settings)
+    path = log_path(settings)
     if path.exists():
         os.replace(path, path.with_suffix(".log.1"))
     path.touch(mode=0o600)

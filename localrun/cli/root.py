@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("models", "List the models that can be run."),
     "ps": ("running", "List the loaded models."),
     "top": ("running", "Watch requests, engines and the machine live."),
+    "logs": ("running", "Show the daemon's log."),
     "show": ("models", "Show information about a model."),
     "create": ("models", "Create a model from another one or from a file."),
     "cp": ("models", "Give a model a second name."),

@@ -1,19 +1,31 @@
-"""The commands about what runs: ps, top and stop."""
+"""The commands about what runs: ps, top, logs and stop."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections import deque
 from contextlib import aclosing, suppress
+from datetime import datetime
 from pathlib import Path
 
 import click
 
-from localrun.cli.daemon import ask, ensure_daemon, for_daemon, require_daemon, starter, wait_until_gone, with_settings
-from localrun.cli.text import columns, duration, one_line, print_json, size, table
+from localrun.cli.daemon import (
+    ask,
+    daemon_version,
+    ensure_daemon,
+    for_daemon,
+    log_path,
+    require_daemon,
+    starter,
+    wait_until_gone,
+    with_settings,
+)
+from localrun.cli.text import columns, duration, one_line, print_json, size, table, visible
 from localrun.client import Client
 from localrun.config import Settings
-from localrun.snapshot import EngineRow, RequestRow, Snapshot
+from localrun.snapshot import EngineRow, LogLine, RequestRow, Snapshot
 
 END_TIMEOUT_S = 60.0
 _ENGINES = (
@@ -39,7 +51,7 @@ def _engine_cells(engine: EngineRow) -> tuple[str, ...]:
     return (
         engine.model,
         "-" if engine.pid is None else str(engine.pid),
-        engine.state,
+        "preparing the device" if engine.is_preparing else engine.state,
         size(engine.size_bytes),
         f"{engine.slots_busy}/{engine.slots}",
         f"{engine.kv_cells_used}/{engine.kv_cells}",
@@ -52,14 +64,14 @@ def _engine_cells(engine: EngineRow) -> tuple[str, ...]:
 
 
 def _where(engine: EngineRow) -> str:
-    """What lies where: layers on GPUs of all layers; the KV cells of a layer lie with it."""
+    """What lies where: layers on GPUs of all layers; the KV cells of a layer lie with it. Of those that were moved
+    there the output is the first, and no layer."""
     if not engine.layers:
         return "-"
-    if not engine.gpu_layers:
-        return f"{engine.layers} in RAM"
-    on_gpu = min(engine.gpu_layers, engine.layers)
-    in_ram = f", {engine.layers - on_gpu} in RAM" if on_gpu < engine.layers else ""
-    return f"{on_gpu} on GPU{in_ram}"
+    on_gpu = min(max(0, engine.gpu_layers - 1), engine.layers)
+    in_ram = engine.layers - on_gpu
+    parts = [f"{on_gpu} on GPU" if engine.gpu_layers else "", f"{in_ram} in RAM" if in_ram else ""]
+    return ", ".join(filter(None, parts))
 
 
 @click.command("top")
@@ -142,6 +154,44 @@ def _request_cells(row: RequestRow) -> tuple[str, ...]:
         "-" if row.ttft_s is None else f"{row.ttft_s:.3f} s",
         duration(row.age_s),
     )
+
+
+@click.command("logs")
+@click.option(
+    "--lines", "-n", "n_lines", type=click.IntRange(min=1), default=50, show_default=True, help="Number of lines."
+)
+@click.option("--follow", "-f", is_flag=True, help="Keep printing new lines until Ctrl-C.")
+@with_settings
+def logs_command(n_lines: int, follow: bool, settings: Settings) -> None:
+    """Show the last lines of the daemon's log, wherever it runs.
+
+    If no daemon runs here, they are those of the last one that a command started in the background.
+    """
+    path = log_path(settings)
+    if not follow and daemon_version(settings) is None and path.is_file():
+        print(f"no daemon is running; the log of the last one is {path}", file=sys.stderr)
+        with path.open(encoding="utf-8", errors="replace") as file:
+            print("".join(map(visible, deque(file, n_lines))), end="")
+        return
+    with suppress(KeyboardInterrupt):
+        asyncio.run(_print_log(require_daemon(settings), n_lines, follow=follow))
+
+
+async def _print_log(url: str, n_lines: int, *, follow: bool) -> None:
+    async with Client(url) as client:
+        async with aclosing(client.logs(follow=False)) as lines:
+            kept = deque([line async for line in lines], n_lines)
+        for line in kept:
+            _print_line(line)
+        if follow:
+            async with aclosing(client.logs(kept[-1].number if kept else 0)) as lines:
+                async for line in lines:
+                    _print_line(line)
+
+
+def _print_line(line: LogLine) -> None:
+    when = datetime.fromtimestamp(line.time_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    print(f"{when} {line.level.upper()} {one_line(line.source)}: {visible(line.text)}", flush=True)
 
 
 @click.command("stop")

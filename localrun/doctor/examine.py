@@ -13,6 +13,7 @@ import msgspec
 
 from localrun import __version__, config, kernels, kv_folders, processors, thread_choice
 from localrun.doctor import surroundings
+from localrun.doctor.devices import check_devices
 from localrun.doctor.finding import Finding, fail, ok, warn
 from localrun.doctor.gpu import COMPILERS, cards, check_gpu
 from localrun.doctor.llama_build import ask_build, check_build, check_cpu, check_kernels, check_media, cpu_flags
@@ -89,6 +90,7 @@ def _build(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Fi
     yield from check_kernels(kernels.folder(config.folders(environ).cache), is_deep=is_deep)
     yield check_cpu(report, cpu_flags(), machine=platform.machine())
     yield check_gpu(cards(), report, compilers=[name for name in COMPILERS if shutil.which(name)])
+    yield from check_devices(report)
 
 
 def _machine(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:

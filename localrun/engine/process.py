@@ -267,7 +267,7 @@ def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
         n_spare_seqs=_n_spare_sequences(opened),
         n_batch=_n_rows(opened),
         n_threads=plan.start.most,
-        n_gpu_layers=_gpu_layers(opened, gpu_free_bytes()),
+        n_gpu_layers=_gpu_layers(opened, gpu_free_bytes),
         kv_type=opened.kv_type,
         use_extra_bufts=opened.use_extra_bufts,
         may_draft=opened.speculates,
@@ -338,7 +338,7 @@ def _llama_embedder(opened: wire.Open) -> Embedder:
         n_ctx=opened.n_kv_cells,
         n_rows=opened.n_batch,
         n_threads=plan_threads(opened, processors.usable(), _llama_build).start.prompt,
-        n_gpu_layers=_gpu_layers(opened, gpu_free_bytes()),
+        n_gpu_layers=_gpu_layers(opened, gpu_free_bytes),
         kv_type=opened.kv_type,
         use_extra_bufts=opened.use_extra_bufts,
         rope=Rope(*opened.rope),
@@ -357,8 +357,9 @@ def _llama_build() -> str:
     return library_build("llama-cpp-python", library_folder())
 
 
-def _gpu_layers(opened: wire.Open, free_bytes: int | None) -> int:
-    """Layers for the GPU: none without one, as many as asked, or as many as fit."""
+def _gpu_layers(opened: wire.Open, gpu_free_bytes: Callable[[], int | None]) -> int:
+    """Layers for the GPU: none without one, as many as asked, or as many as fit. A lost one is not asked in vain."""
+    free_bytes = gpu_free_bytes() if opened.n_gpu_layers else None
     if free_bytes is None:
         return 0
     if opened.n_gpu_layers >= 0:

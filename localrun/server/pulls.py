@@ -29,7 +29,7 @@ from localrun.models.storage import atomic_file, manifest
 from localrun.models.storage.manifest import Key
 from localrun.models.storage.store import Store
 from localrun.server.engines import machine
-from localrun.server.engines.machine import installed_gpus
+from localrun.server.engines.machine import answering_gpus
 from localrun.server.http.failures import unforeseen
 from localrun.snapshot import PullRow
 
@@ -332,9 +332,11 @@ class Pulls:
                 error = _cancelled()
         except Exception as bug:
             error = unforeseen(bug, f"pulling {pull.wanted.model}")
-        pull.progress.end(error)
-        if not self._is_stopping:
-            await self._remember()
+        try:
+            if not self._is_stopping:
+                await self._remember(without=pull)  # before anybody hears that it is over
+        finally:
+            pull.progress.end(error)
 
     async def _transfer(self, pull: _Pull) -> None:
         # A client of its own, whose connections end with it; reading the certificates takes a while.
@@ -370,10 +372,10 @@ class Pulls:
         for key in ended[: max(0, len(ended) - MAX_ENDED)]:
             del self._pulls[key]
 
-    async def _remember(self) -> None:
+    async def _remember(self, *, without: _Pull | None = None) -> None:
         """Writes down which pulls run. A full disk costs the resumption, not the pull."""
         async with self._writing:
-            wanted = [pull.wanted for pull in self._pulls.values() if pull.is_running]
+            wanted = [pull.wanted for pull in self._pulls.values() if pull.is_running and pull is not without]
             try:
                 await asyncio.to_thread(_write, self._journal, wanted)
             except OSError as error:
@@ -388,7 +390,7 @@ async def memory_bytes() -> int:
     """What a model can be laid out in, whatever is loaded now: this machine's memory, or that of its GPUs together if
     they have more."""
     ram_bytes = await asyncio.to_thread(machine.total_bytes)
-    return max(ram_bytes, sum(gpu.emptied.free_bytes for gpu in await installed_gpus() if not gpu.is_shared))
+    return max(ram_bytes, sum(gpu.emptied.free_bytes for gpu in await answering_gpus() if not gpu.is_shared))
 
 
 def _read(journal: Path) -> list[Wanted]:

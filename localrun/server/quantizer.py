@@ -25,7 +25,7 @@ from localrun.models.gguf import reader
 from localrun.models.storage import atomic_file, blobs
 from localrun.models.storage.manifest import Place, Role, StoredFile
 from localrun.models.storage.store import Store
-from localrun.server.engines.child import end_in_words
+from localrun.process_end import end_in_words
 
 # Of the disk, to be left for others.
 RESERVE_BYTES = 256 * 1024 * 1024

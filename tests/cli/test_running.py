@@ -29,14 +29,23 @@ def test_columns(localrun, daemon):
 def test_it_says_where_the_layers_lie(localrun, daemon):
     expected = {
         (32, 0): "32 in RAM",
-        (32, 24): "24 on GPU, 8 in RAM",
-        (32, 33): "32 on GPU",  # llama.cpp counts the output as one more
+        (32, 25): "24 on GPU, 8 in RAM",  # llama.cpp counts the output as one more, and moves it first
+        (32, 33): "32 on GPU",
+        (32, 1): "0 on GPU, 32 in RAM",
         (0, 0): "-",
     }
     engines = [ENGINE | {"layers": n_layers, "gpu_layers": n_on_gpu} for n_layers, n_on_gpu in expected]
     daemon.answers["/localrun/v1/snapshot"] = SNAPSHOT | {"engines": engines}
     _, *rows = localrun("ps", port=daemon.port).stdout.splitlines()
     assert [re.split(r"\s{2,}", row)[-2] for row in rows] == list(expected.values())
+
+
+def test_a_device_that_is_being_prepared_is_no_mystery(localrun, daemon):
+    engines = [ENGINE | {"layers": 32, "gpu_layers": 33, "is_preparing": True, "slots_busy": 2}]
+    daemon.answers["/localrun/v1/snapshot"] = SNAPSHOT | {"engines": engines}
+    _, row = localrun("ps", port=daemon.port).stdout.splitlines()
+    assert "preparing the device" in row
+    assert f"2/{ENGINE['slots']}" in row
 
 
 def test_it_says_what_the_model_was_loaded_with(localrun, daemon):
@@ -185,3 +194,36 @@ def test_end_the_daemon(localrun, daemon):
     assert (ended.returncode, ended.stdout) == (0, "the daemon has stopped\n"), ended.stderr
     assert daemon.bodies == [("/localrun/v1/shutdown", {})]
     assert localrun("stop", "--daemon", port=daemon.port).returncode == exits.DAEMON_UNREACHABLE
+
+
+def test_logs_of_the_daemon_that_runs_and_of_the_last_one(localrun, tmp_path):
+    with running_daemon() as running:
+        running.post("/v1/completions", model="tiny", prompt="Hello", max_tokens=1)
+        running.post("/api/generate", model="tiny", keep_alive=0)
+        shown = localrun("logs", "-n", "1", port=running.port)
+    assert shown.returncode == 0
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO \S+: unloading tiny\n", shown.stdout)
+    ended = localrun("logs", port=running.port)
+    assert (ended.returncode, "no daemon is running" in ended.stderr) == (exits.DAEMON_UNREACHABLE, True)
+    log = tmp_path / "home" / "state" / f"daemon-{running.port}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("one\ntwo \x1b[31m\nthree\n")
+    last = localrun("logs", "--lines", "2", port=running.port)
+    assert (last.returncode, last.stdout) == (0, "two \u241b[31m\nthree\n")
+    assert str(log) in last.stderr
+
+
+def test_logs_go_on_until_they_are_interrupted(environment):
+    with running_daemon() as running:
+        running.post("/v1/completions", model="tiny", prompt="Hello", max_tokens=1)
+        command = [sys.executable, "-m", "localrun", "--port", str(running.port), "logs", "-f", "-n", "1"]
+        following = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        assert following.stdout is not None
+        assert "loaded tiny" in following.stdout.readline()
+        running.post("/api/generate", model="tiny", keep_alive=0)
+        assert "unloading tiny" in following.stdout.readline()
+        following.send_signal(signal.SIGINT)
+        _, error = following.communicate(timeout=60)
+    assert (following.returncode, error) == (0, "")

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from typing import Any
 from localrun.bench import peer_build
 from localrun.errors import LocalrunError
 
+GROUPS = "LOCALRUN_TEST_GROUPS"
 SITE = Path(__file__).parent / "site"
 _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-DGGML_BACKEND_DL", "-DGGML_BACKEND_BUILD", "-DGGML_BACKEND_SHARED",
           "-DGGML_SHARED")  # fmt: skip
@@ -84,21 +86,30 @@ def devices(n_devices: int) -> Iterator[dict[str, str]]:
     ports = [_free_port() for _ in range(n_devices)]
     fronts = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.devices.rpc", str(path), str(port)], cwd=Path(__file__).parents[2]
+            [sys.executable, "-m", "tests.devices.rpc", str(path), str(port)],
+            cwd=Path(__file__).parents[2],
+            start_new_session=True,
         )
         for port in ports
     ]
+    groups = {GROUPS: " ".join(str(front.pid) for front in fronts)}
     try:
         for port in ports:
             _connected(port).close()
         endpoints = ",".join(f"127.0.0.1:{port}" for port in ports)
         with beside_installed(path) as environment:
-            yield environment | {"LOCALRUN_TEST_RPC": f"{path}={endpoints}"}
+            yield environment | groups | {"LOCALRUN_TEST_RPC": f"{path}={endpoints}"}
     finally:
-        for front in fronts:
-            front.terminate()
+        lose(groups)
         for front in fronts:
             front.wait()
+
+
+def lose(environment: dict[str, str]) -> None:
+    """Ends the devices of this environment, for good."""
+    for group in environment[GROUPS].split():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(int(group), signal.SIGKILL)
 
 
 def _free_port() -> int:

@@ -25,11 +25,15 @@ N_STREAMS = 4
 
 
 @pytest.fixture(scope="module")
-def on_two_devices() -> Iterator[dict[str, str]]:
+def devices_exist() -> None:
     try:
         rpc.library()
     except rpc.CannotBuild as reason:
         pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="module")
+def on_two_devices(devices_exist: None) -> Iterator[dict[str, str]]:
     with rpc.devices(2) as environment:
         yield environment
 
@@ -53,6 +57,47 @@ def test_the_rounds_find_what_they_look_for(on_two_devices: dict[str, str]) -> N
     with daemon_on(on_two_devices, LOCALRUN_SPECULATION="off", LOCALRUN_TEST_STAGES="1") as daemon:
         outcome = rounds.run(daemon, n_rounds=8, n_streams=N_STREAMS, n_tokens=16)
     assert len(outcome.wrong) > 2
+
+
+@pytest.mark.parametrize(("fallback", "how"), [("off", "crash"), ("off", "gone"), ("on", "crash"), ("on", "gone")])
+def test_a_lost_device_is_named_and_the_cpu_goes_on_where_it_may(devices_exist: None, fallback: str, how: str) -> None:
+    """In the middle of a stream. The model's file is as good as before, and nobody says otherwise."""
+    messages = [{"role": "user", "content": "Tell me a story about the sea."}]
+    body = {"model": "tiny", "messages": messages, "max_tokens": 100, "temperature": 0}
+    more = {"LOCALRUN_CPU_FALLBACK": fallback, "LOCALRUN_SPECULATION": "off", "LOCALRUN_TEST_LOST": how}
+    with rpc.devices(1) as environment, daemon_on(environment, **more) as daemon:
+        whole = text(daemon.post("/v1/chat/completions", body).json())
+        with daemon.http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}, timeout=600) as response:
+            lines = response.iter_lines()
+            said = [next(lines) for _ in range(8)]
+            rpc.lose(environment)
+            said += lines
+        after = daemon.post("/v1/chat/completions", body)
+        options = {"num_gpu": 0, "num_predict": 100, "temperature": 0}
+        on_cpu = daemon.post("/api/chat", model="tiny", messages=messages, stream=False, options=options)
+        log = daemon.log
+    assert on_cpu.json()["message"]["content"] == whole
+    assert "damaged" not in log
+    if fallback == "on":
+        streamed = "".join(event["choices"][0]["delta"].get("content", "") for event in events(said))
+        assert streamed == text(after.json()) == whole
+        assert "tiny is loaded for the CPU: 127.0.0.1:" in log
+        return
+    assert after.status_code == 503
+    for error in (events(said)[-1]["error"], after.json()["error"]):
+        assert error["code"] == "device_lost"
+        assert "127.0.0.1:" in error["message"]
+        assert "num_gpu 0" in error["message"]
+        assert ("SIGABRT" if how == "crash" else "does not find any GPU") in error["message"]
+
+
+def text(answer: Any) -> str:
+    content: str = answer["choices"][0]["message"]["content"]
+    return content
+
+
+def events(lines: list[str]) -> list[Any]:
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
 
 
 SCHEMA = {

@@ -286,8 +286,10 @@ def test_a_real_stream_goes_on_and_another_model_never_notices(fields: dict[str,
         kills = ((1, signal.SIGKILL), (9, signal.SIGSEGV), (60, signal.SIGABRT))
         n_same = [_n_same(_killed_at(daemon, REAL | fields, *kill), expected) for kill in kills]
         # The tokens so far are computed again as a prompt, which rounds differently, and where a drawn number falls
-        # onto the border between two tokens, that changes which one is taken: about once in 40,000 tokens.
-        assert sum(n == len(expected) for n in n_same) >= len(kills) - 1, n_same
+        # onto the border between two tokens, that changes which one is taken: about once in 40,000 tokens, and then
+        # for each that was computed so. A seed, a penalty or a grammar that does not go on shows at once.
+        assert max(n_same) == len(expected), n_same
+        assert all(n - at >= 100 for n, (at, _) in zip(n_same, kills, strict=True)), n_same
         assert daemon.log.count("resumes after") == len(kills)
         assert _pids(daemon)[str(other_model)] == other
 

@@ -78,5 +78,5 @@ def test_numbers_that_are_none_end_the_request_and_nothing_else(tiny_gguf: Path,
         _, finals = tokens_and_finals(engine, len(samplings) + 2)
     assert finals.pop(11).finish is Finish.LENGTH
     for final in finals.values():
-        assert (final.finish, final.error_code) == (Finish.ERROR, "bad_model_file")
+        assert (final.finish, final.error_code) == (Finish.ERROR, "no_numbers")
         assert "less strength" in (final.error_message or "")

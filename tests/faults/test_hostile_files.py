@@ -23,7 +23,7 @@ LOOK_EVERY = 20
 LOAD_EVERY = 3 if DEPTH == 1 else 1
 # What an engine may be said to have met. Never `internal`, which stands for a bug of ours.
 CODES = {"bad_model_file", "engine_died", "engine_failed", "cannot_fit", "unavailable", "bad_request", "bad_template",
-         "context_length_exceeded"}  # fmt: skip
+         "context_length_exceeded", "no_numbers"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

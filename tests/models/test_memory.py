@@ -107,7 +107,7 @@ def test_long_prompts_in_the_background_have_cells_and_buffers_of_their_own(tmp_
 
 
 def test_a_gpu_has_one_pool_and_no_background() -> None:
-    one_pool = estimate(make_header(), n_kv_cells=8192, n_slots=8, n_ubatch=512, kv_type="f16", may_split=False)
+    one_pool = estimate(make_header(), n_kv_cells=8192, n_slots=8, n_ubatch=512, kv_type="f16", is_on_gpu=True)
     assert one_pool.staging_bytes == 0
     assert one_pool.total_bytes < estimate_8b().total_bytes
     assert one_pool.compute_bytes > estimate_8b().compute_bytes, "rows of logits for kept prefixes"

@@ -147,7 +147,7 @@ async def test_the_memory_is_that_of_the_machine_or_of_its_larger_gpus(monkeypat
     async def installed() -> tuple[Gpu, ...]:
         return tuple(gpus)
 
-    monkeypatch.setattr(pulls_module, "installed_gpus", installed)
+    monkeypatch.setattr(pulls_module, "answering_gpus", installed)
     monkeypatch.setattr(pulls_module.machine, "total_bytes", lambda: 16_000)
     assert await pulls_module.memory_bytes() == 16_000
     gpus += [Gpu("integrated", 64_000, is_shared=True), Gpu("small", 1_000, total_bytes=8_000)]

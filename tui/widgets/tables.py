@@ -154,7 +154,7 @@ class EngineTable(LiveTable):
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column("model", "engine", 11, right=False, grows=1),
         Column("pid", "pid", 7),
-        Column("state", "state", 8, right=False),
+        Column("state", "state", 9, right=False),
         Column("slots", "slots", 5),
         Column("queued", "queue", 5, from_width=100),
         Column("kv", "KV cells", 11),
@@ -170,11 +170,11 @@ class EngineTable(LiveTable):
 
 
 def _engine_row(engine: EngineRow, colours: Mapping[str, Style]) -> Row:
-    ready = engine.state == "ready"
+    ready = engine.state == "ready" and not engine.is_preparing
     texts = {
         "model": engine.model,
         "pid": "" if engine.pid is None else str(engine.pid),
-        "state": engine.state,
+        "state": "preparing" if engine.is_preparing else engine.state,
         "slots": f"{engine.slots_busy}/{engine.slots}" if engine.slots else "",
         "queued": str(engine.queued),
         "kv": f"{short_text.cells(engine.kv_cells_used)}/{short_text.cells(engine.kv_cells)}"
@@ -183,7 +183,7 @@ def _engine_row(engine: EngineRow, colours: Mapping[str, Style]) -> Row:
         "step": "" if engine.step_s is None else short_text.seconds(engine.step_s),
         "target": short_text.seconds(engine.target_itl_s) if engine.target_itl_s else "",
         "rss": "" if engine.rss_bytes is None else short_text.size(engine.rss_bytes),
-        "expires": _expiry(engine) if ready else "",
+        "expires": _expiry(engine) if engine.state == "ready" else "",
     }
     state = colours["good"] if ready else colours["bad"] if engine.state == "failed" else colours["wait"]
     # Two engines never serve the same model, but one that stops and its successor may be seen together.

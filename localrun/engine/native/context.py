@@ -140,7 +140,7 @@ class LlamaContext:
         self.n_seqs = shape.n_seqs
         self.n_outputs = shape.n_outputs
         self._n_window = n_window
-        self._n_vocab = n_vocab
+        self.n_vocab = n_vocab
         self.n_streams = shape.n_seqs if shape.is_split else 1
         params = _params(shape, kind)
         self._is_whole = np.ones(shape.n_seqs, bool)
@@ -286,7 +286,7 @@ class LlamaContext:
         if not 0 < n_rows <= batch.capacity:
             raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
         self._check_adapters()
-        check_range("token", batch.token[:n_rows], self._n_vocab)
+        check_range("token", batch.token[:n_rows], self.n_vocab)
         check_range("sequence", batch.seq[:n_rows], self.n_seqs)
         check_range("position", batch.pos[:n_rows], self.n_cells)
         n_wanted = int(np.count_nonzero(batch.wants_logits[:n_rows]))
@@ -360,12 +360,14 @@ class LlamaContext:
 
     def known(self, token: int) -> int:
         """A token that native code chose; `UNKNOWN` if the vocabulary has none of that number."""
-        return token if 0 <= token < self._n_vocab else UNKNOWN
+        return token if 0 <= token < self.n_vocab else UNKNOWN
 
     def _left_logits(self, row: int) -> NDArray[np.float32]:
-        """Those that the device left of a row, one for each token that it found; none if their numbers differ."""
+        """Those that the device left of a row, one for each token that it found; none if their numbers differ. One that
+        cannot look for the likeliest leaves them all, and names no tokens: their numbers are their places."""
         n_found = int(native.llama_get_sampled_logits_count_ith(self.native, row))
-        if not 0 < n_found == native.llama_get_sampled_candidates_count_ith(self.native, row) <= self._n_vocab:
+        n_named = int(native.llama_get_sampled_candidates_count_ith(self.native, row)) or self.n_vocab
+        if not 0 < n_found == n_named <= self.n_vocab:
             return np.empty(0, np.float32)
         return np.ctypeslib.as_array(native.llama_get_sampled_logits_ith(self.native, row), (n_found,))
 
@@ -376,7 +378,7 @@ class LlamaContext:
         pointer = native.llama_get_logits_ith(self.native, row)
         if not pointer:
             raise ValueError(f"row {row} has no logits")
-        row_memory = (ctypes.c_float * self._n_vocab).from_address(ctypes.addressof(pointer.contents))
+        row_memory = (ctypes.c_float * self.n_vocab).from_address(ctypes.addressof(pointer.contents))
         return np.frombuffer(memoryview(row_memory), np.float32)
 
     def seq_share(self, source: int, target: int, start: int, end: int) -> None:

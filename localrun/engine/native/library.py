@@ -188,25 +188,30 @@ _IS_GPU = (1, _INTEGRATED)
 
 def gpus() -> list[tuple[str, int, bool, int]]:
     """Name, free bytes, whether it computes in the machine's own memory, and total bytes of each GPU; empty where this
-    build can use none. The Python bindings leave out the device functions of ggml, so they are bound here."""
+    build can use none."""
+    library, devices = ggml(), gpu_devices()
+    library.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p] + [ctypes.POINTER(ctypes.c_size_t)] * 2
+    library.ggml_backend_dev_description.restype = ctypes.c_char_p
+    library.ggml_backend_dev_description.argtypes = [ctypes.c_void_p]
+    found = []
+    for device in devices:
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        library.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+        name = library.ggml_backend_dev_description(device).decode(errors="replace")
+        found.append((name, free.value, library.ggml_backend_dev_type(device) == _INTEGRATED, total.value))
+    return found
+
+
+def gpu_devices() -> list[int]:
+    """ggml's handles of the GPUs. The Python bindings leave out its functions about devices, so they are bound here."""
     native.llama_backend_init()
     library = ggml()
     library.ggml_backend_dev_count.restype = ctypes.c_size_t
     library.ggml_backend_dev_get.restype = ctypes.c_void_p
     library.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
     library.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
-    library.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p] + [ctypes.POINTER(ctypes.c_size_t)] * 2
-    library.ggml_backend_dev_description.restype = ctypes.c_char_p
-    library.ggml_backend_dev_description.argtypes = [ctypes.c_void_p]
-    found = []
-    for device in map(library.ggml_backend_dev_get, range(library.ggml_backend_dev_count())):
-        kind = library.ggml_backend_dev_type(device)
-        if kind in _IS_GPU:
-            free, total = ctypes.c_size_t(), ctypes.c_size_t()
-            library.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
-            name = library.ggml_backend_dev_description(device).decode(errors="replace")
-            found.append((name, free.value, kind == _INTEGRATED, total.value))
-    return found
+    handles = map(library.ggml_backend_dev_get, range(library.ggml_backend_dev_count()))
+    return [device for device in handles if library.ggml_backend_dev_type(device) in _IS_GPU]
 
 
 def gpu_free_bytes() -> int | None:

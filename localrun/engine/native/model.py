@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,17 +30,24 @@ def load_model(
     *,
     use_extra_bufts: bool = True,
     with_heads: bool = False,
+    devices: Sequence[int] | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> Any:
     """A model handle. The file is mapped into memory, not read; with `use_extra_bufts` weights that have quicker
-    kernels in another layout are copied into it. -1 layers are all. `with_heads` is for files that `mtp.has_heads`.
-    Raises BadModelFile, also soon after it is not `is_wanted` any more."""
+    kernels in another layout are copied into it. -1 layers are all, on `devices` (ggml's handles) or all that there
+    are. `with_heads` is for files that `mtp.has_heads`. Raises BadModelFile, also soon after it is not `is_wanted` any
+    more."""
     params = native.llama_model_default_params()
     # Held by this variable while native code has a bare pointer to it.
     goes_on = native.llama_progress_callback(lambda _progress, _data: is_wanted())
     params.progress_callback = goes_on
     params.use_extra_bufts = use_extra_bufts
     params.n_gpu_layers = n_gpu_layers
+    if not n_gpu_layers:
+        devices = ()  # else llama.cpp opens them all the same, for large batches
+    if devices is not None:
+        handles = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
+        params.devices = ctypes.addressof(handles)
     params.load_mtp = with_heads
     model = native.llama_model_load_from_file(path.encode(), params)
     if not model:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -193,15 +192,3 @@ class EngineChild(asyncio.SubprocessProtocol):
         self._line.clear()
         if line:
             self._on_line(line)
-
-
-def end_in_words(returncode: int | None) -> str:
-    """How a process ended, for a message: the signal by its name, or the exit status."""
-    if returncode is None:
-        return "did not report how it ended"
-    if returncode >= 0:
-        return f"exited with status {returncode}"
-    try:
-        return f"was killed by {signal.Signals(-returncode).name}"
-    except ValueError:
-        return f"was killed by signal {-returncode}"

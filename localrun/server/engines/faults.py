@@ -7,14 +7,18 @@ Does not: start anything, or know why an engine died.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
+from weakref import WeakSet
 
 import psutil
 
 from localrun.errors import LocalrunError
 from localrun.server.engines.link import EngineLink
+
+_log = logging.getLogger(__name__)
 
 EARLY_S = 60.0
 OPEN_S = 30.0
@@ -62,6 +66,8 @@ class Breaker:
 
 CHECK_EVERY_S = 10.0
 SILENT_S = 30.0
+# With a device: its driver may compile in another process, and what it computes takes no time of a processor.
+SILENT_ON_DEVICE_S = 300.0
 LEAST_CPU_S = 0.05  # per check; a waiting thread or two still costs a few milliseconds
 
 
@@ -81,6 +87,7 @@ class StallWatch:
     def __init__(self, links: Callable[[], Iterable[EngineLink]]) -> None:
         self._links = links
         self._seen: dict[int, _Work] = {}
+        self._told: WeakSet[EngineLink] = WeakSet()
 
     async def run(self) -> None:
         """Checks for ever; cancel it to end it."""
@@ -94,7 +101,13 @@ class StallWatch:
         for link in list(self._links()):
             pid = link.pid
             owes = link.is_loading or link.n_outstanding
-            if pid is None or not owes or now_s - link.last_frame_s < SILENT_S:
+            if link.is_preparing and link not in self._told:
+                self._told.add(link)
+                _log.info(
+                    "preparing the device for '%s'; its driver compiles what is used for the first time", link.model
+                )
+            silent_s = SILENT_ON_DEVICE_S if link.is_on_device else SILENT_S
+            if pid is None or not owes or now_s - link.last_frame_s < silent_s:
                 continue
             work = _work(pid, is_loading=link.is_loading)
             if work is None:

@@ -26,11 +26,14 @@ from typing import Any, Protocol
 
 from localrun import framing, library_problems, wire
 from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, Unavailable, by_code
+from localrun.process_end import end_in_words
 from localrun.server.engines import machine
-from localrun.server.engines.child import EngineChild, end_in_words
+from localrun.server.engines.child import EngineChild
 from localrun.snapshot import KvRunRow
 
 KEPT_LINES = 20
+# A step on a device that takes longer is at something else: its driver compiles kernels when they are first used.
+PREPARING_AFTER_S = 5.0
 
 # What a damaged file or a wrong kernel does to native code. Other ends (SIGKILL, SIGTERM) say nothing about either.
 _CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL}) | {
@@ -84,6 +87,7 @@ class EngineLink:
         self.model = model
         self.stats: wire.StepStats | None = None
         self.error: LocalrunError | None = None
+        # When it was last heard, or given something to do after it had nothing.
         self.last_frame_s = time.monotonic()
         self._command = command
         self._on_step = on_step
@@ -124,6 +128,21 @@ class EngineLink:
     def n_outstanding(self) -> int:
         """Requests, counts and clearings that the engine still owes an answer."""
         return len(self._sinks) + len(self._counts) + len(self._clearings)
+
+    @property
+    def n_requests(self) -> int:
+        """Requests that were submitted and have not ended."""
+        return len(self._sinks)
+
+    @property
+    def is_on_device(self) -> bool:
+        return self._is_ready and self.ready.n_gpu_layers > 0
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether its device is being prepared for what it has to compute, as far as one can tell from outside."""
+        is_silent = time.monotonic() - self.last_frame_s > PREPARING_AFTER_S
+        return self.is_on_device and self.n_requests > 0 and is_silent
 
     @property
     def died(self) -> bool:
@@ -181,6 +200,8 @@ class EngineLink:
     def submit(self, message: wire.Submit | wire.Embed, sink: Sink) -> None:
         """Sends a request; its news go to `sink`. Raises EngineDied or Unavailable when the engine is gone."""
         self._check_usable()
+        if not self.n_outstanding:
+            self.last_frame_s = time.monotonic()
         self._sinks[message.id] = sink
         self._child.write(framing.encode(message))
 

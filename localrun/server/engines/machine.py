@@ -13,6 +13,7 @@ import asyncio
 import importlib.util
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -22,7 +23,9 @@ from typing import Any
 import msgspec
 import psutil
 
+from localrun.errors import DeviceLost
 from localrun.models.fit import Gpu
+from localrun.process_end import end_in_words
 from localrun.snapshot import GpuRow, SystemRow
 
 REPORT_TIMEOUT_S = 20.0
@@ -45,26 +48,47 @@ def has_gpu_library(package: Path | None = None) -> bool:
     )
 
 
-async def gpus(command: Sequence[str] = _COMMAND) -> tuple[Gpu, ...]:
-    """The GPUs with their free memory at this moment; none when they cannot be asked, which is logged."""
+async def gpus(command: Sequence[str] = _COMMAND, timeout_s: float = REPORT_TIMEOUT_S) -> tuple[Gpu, ...]:
+    """The GPUs with their free memory at this moment. Raises DeviceLost where they cannot be asked."""
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
+    said = b""
     try:
-        report, _ = await asyncio.wait_for(process.communicate(), REPORT_TIMEOUT_S)
+        report, said = await asyncio.wait_for(process.communicate(), timeout_s)
         return tuple(msgspec.json.decode(report, type=list[Gpu]))
-    except (TimeoutError, msgspec.DecodeError) as error:
-        _log.warning("the GPUs cannot be asked for their memory: %r", error)
-        return ()
+    except TimeoutError:
+        how = f"did not answer within {timeout_s:g} seconds"
+    except msgspec.DecodeError:
+        how = end_in_words(process.returncode) + _last_words(said)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+    raise DeviceLost(f"the process that lists the GPUs {how}")
+
+
+# A line of a backtrace, as libc and debuggers write them.
+_FRAME = re.compile(r"#\d|\[New LWP|.*\[0x[0-9a-f]+\]$|\s")
+
+
+def _last_words(said: bytes) -> str:
+    lines = [line for line in said.decode(errors="replace").splitlines() if line and not _FRAME.match(line)]
+    return f"; its last words: {lines[-1][:200]}" if lines else ""
 
 
 async def installed_gpus() -> tuple[Gpu, ...]:
-    """`gpus`, where the build can use any."""
+    """`gpus`, where the build can use any. Raises DeviceLost."""
     return await gpus() if has_gpu_library() else ()
+
+
+async def answering_gpus() -> tuple[Gpu, ...]:
+    """The same for those who only want to know what there is: none where they cannot be asked, which is logged."""
+    try:
+        return await installed_gpus()
+    except DeviceLost as error:
+        _log.warning("%s", error.message)
+        return ()
 
 
 def _package() -> Path | None:

@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from localrun import wire
 from localrun.config import LoadSettings, Settings
 from localrun.errors import BadRequest
 from localrun.models.adapters import Adapted, InEffect
+from localrun.models.fit import gpu_share
 from localrun.models.gguf.header import RANK, Header
 from localrun.models.storage.model import Model
 from localrun.server.engines.link import EngineLink
@@ -258,12 +260,16 @@ class Resident:
             row.size_bytes = ready.model_size_bytes + ready.kv_size_bytes + self._draft_bytes + self._projector_bytes
             row.backend = ready.backend
             row.gpu_layers = ready.n_gpu_layers
+            row.gpu_bytes = int(row.size_bytes * self._gpu_share)
             row.layers = self.model.header.n_layers
             row.load_s = ready.load_s
+        row.is_preparing = self.link.is_preparing
+        row.slots_busy = min(row.slots, self.link.n_requests)  # until a step says better
         stats = self.link.stats
-        if stats is not None:
+        if stats is not None and not row.is_preparing:
             row.slots_busy = stats.n_running
             row.queued = stats.n_queued
+        if stats is not None:
             row.kv_cells_used = stats.kv_cells_used
             row.kv_cells_shared = stats.kv_cells_shared
             row.cached_sequences = stats.cached_sequences
@@ -279,6 +285,10 @@ class Resident:
             row.disk_restored_tokens_total = stats.disk_restored_tokens_total
             row.kv_runs = self.link.kv_runs()
         return row
+
+    @cached_property
+    def _gpu_share(self) -> float:
+        return gpu_share(self.model.header, self.link.ready.n_gpu_layers)
 
     @property
     def _draft_bytes(self) -> int:

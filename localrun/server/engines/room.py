@@ -9,17 +9,24 @@ Requests for models that are loaded never stand in this line.
 Invariants: a model with running or waiting requests is never evicted; nothing is evicted for a model that would not fit
 even so; both the line and the waiting are bounded.
 
+A GPU that is lost while the daemon runs (its driver ended, it was unplugged, it fell off the bus) is named, and what
+was to run there is refused, or computed on the CPU with the setting `cpu_fallback`. It is asked for before each load,
+so that it is used again when it comes back.
+
 Does not: start or stop processes itself (`end` does), or know llama.cpp's memory (placement.py asks).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
+
 from localrun.config import MAX_ADAPTERS, Settings
-from localrun.errors import CannotFit, LocalrunError, QueueFull, Unavailable
+from localrun.errors import CannotFit, DeviceLost, LocalrunError, QueueFull, Unavailable
 from localrun.models.adapters import InEffect
 from localrun.models.fit import Gpu, Machine, in_gb
 from localrun.models.memory import draft_estimate
@@ -30,6 +37,8 @@ from localrun.server.engines.resident import Draft, ExtraDraft, Resident, Reside
 
 MAX_IN_LINE = 32
 DRAIN_AFTER_S = 10.0
+
+_log = logging.getLogger(__name__)
 
 
 class Room:
@@ -49,6 +58,7 @@ class Room:
         self._end = end
         self._available_bytes = available_bytes
         self._gpus = gpus
+        self._gpu_names: list[str] = []
         self._line = asyncio.Lock()
         self._n_in_line = 0
         self._changed = asyncio.Event()
@@ -66,15 +76,15 @@ class Room:
         """Whether it would get its room without anybody's going; True also for what never will, which `make` says."""
         others = [resident for resident in self._residents() if resident.placement is not None]
         try:
-            return isinstance(self._offer(newcomer, others, await self._gpus()), Placement)
+            return isinstance(self._offer(newcomer, others, await self._gpus_for(newcomer)), Placement)
         except LocalrunError:
             return True
 
     async def make(self, newcomer: Resident) -> Placement:
         """Waits for room and takes it (`newcomer.placement`).
 
-        Raises CannotFit when no eviction would help, QueueFull when the line is too long, and Unavailable or CannotFit
-        when room did not come within `load_timeout_s`.
+        Raises CannotFit when no eviction would help, QueueFull when the line is too long, DeviceLost, and Unavailable
+        or CannotFit when room did not come within `load_timeout_s`.
         """
         if self._n_in_line >= MAX_IN_LINE:
             # A constant, since others decide when they are done; but by then the first in line has made room.
@@ -94,7 +104,7 @@ class Room:
         deadline_s = began_s + self._settings.load_timeout_s
         while True:
             self._changed.clear()
-            gpus = await self._gpus()
+            gpus = await self._gpus_for(newcomer)
             others = [r for r in self._residents() if r is not newcomer and r.placement is not None]
             offer = self._offer(newcomer, others, gpus)
             if isinstance(offer, Placement):
@@ -111,6 +121,48 @@ class Room:
                 _drain_one(others, newcomer)
                 drain_at_s = deadline_s
             await self._wait(min(deadline_s, drain_at_s) - now_s)
+
+    async def _gpus_for(self, newcomer: Resident) -> tuple[Gpu, ...]:
+        """The GPUs that it may be placed on. Where they are lost it wants none from now on, if that is allowed; raises
+        DeviceLost if it is not."""
+        if newcomer.settings.gpu_layers == 0:
+            return ()
+        try:
+            return await self._known_gpus()
+        except DeviceLost as lost:
+            if self._settings.cpu_fallback == "off":
+                raise
+            _log.warning("%s is loaded for the CPU: %s", newcomer.model.name, lost.message.partition(";")[0])
+            newcomer.settings = msgspec.structs.replace(newcomer.settings, gpu_layers=0)
+            return ()
+
+    async def _known_gpus(self) -> tuple[Gpu, ...]:
+        """Those that are there. Raises DeviceLost when none is left, or none can be asked."""
+        try:
+            found = await self._gpus()
+        except DeviceLost as error:
+            lost = error.message
+        else:
+            gone = [name for name in self._gpu_names if name not in {gpu.name for gpu in found}]
+            if found or not gone:
+                if gone:
+                    _log.warning("no longer there: %s", ", ".join(gone))
+                self._gpu_names = [gpu.name for gpu in found]
+                return found
+            lost = "llama.cpp does not find any GPU now"
+        names = ", ".join(self._gpu_names) or "the GPUs"
+        raise DeviceLost(
+            f"{names} cannot be used any more: {lost}. Look at the driver and the device, or compute on the CPU: ask "
+            f"with num_gpu 0, or start localrun with --cpu-fallback on or --gpu-layers 0"
+        )
+
+    async def after_crash(self, resident: Resident) -> Placement | None:
+        """Another placement for an engine that crashed on a device that is lost; None when that was not why. Raises
+        DeviceLost."""
+        if resident.settings.gpu_layers == 0:
+            return None
+        await self._gpus_for(resident)
+        return await self.make(resident) if resident.settings.gpu_layers == 0 else None
 
     def _offer(
         self, newcomer: Resident, others: Sequence[Resident], gpus: tuple[Gpu, ...]
@@ -164,7 +216,7 @@ class Room:
         )  # fmt: skip
         is_on_gpu = ready.n_gpu_layers > resident.model.header.n_layers
         if is_on_gpu:
-            gpu = max(await self._gpus(), key=_free_bytes, default=Gpu("", 0))
+            gpu = max(await self._known_gpus(), key=_free_bytes, default=Gpu("", 0))
             free_bytes = gpu.free_bytes + before.gpu_bytes
             fits = gpu._replace(free_bytes=free_bytes).usable_bytes >= needed.total_bytes
         else:
@@ -193,7 +245,7 @@ class Room:
             free_bytes = max(0, self._unpromised_bytes())
             fits = Machine(free_bytes).usable_ram_bytes >= new_bytes
             if fits and resident.link.ready.n_gpu_layers:
-                gpus = await self._gpus()
+                gpus = await self._known_gpus()
                 free_bytes = sum(gpu.free_bytes for gpu in gpus)
                 fits = sum(gpu.usable_bytes for gpu in gpus) >= new_bytes
             if not fits:

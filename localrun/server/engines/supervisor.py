@@ -447,8 +447,9 @@ class Supervisor:
         self._if_idle(resident)
 
     async def _open(self, resident: Resident, placement: Placement) -> None:
-        """Starts the engine; again if others end it, once more without its projector, without the quick kernels if they
-        may be why it crashes, and without its draft model, each of which may be why it cannot be loaded."""
+        """Starts the engine; again if others end it, on the CPU if its GPU is lost and that is allowed, once more
+        without its projector, without the quick kernels if they may be why it crashes, and without its draft model,
+        each of which may be why it cannot be loaded."""
         n_killed = 0
         doubted: Path | None = None
         while True:
@@ -459,7 +460,10 @@ class Supervisor:
                 return
             except LocalrunError as error:
                 n_killed += resident.link.was_killed
-                if resident.link.was_killed and n_killed <= MAX_KILLED_LOADS:
+                other = None if resident.link.crash is None else await self._room.after_crash(resident)
+                if other is not None:
+                    placement = other
+                elif resident.link.was_killed and n_killed <= MAX_KILLED_LOADS:
                     _log.warning("%s; it is started once more", error.message.partition("; most likely")[0])
                 elif resident.projector is not None and doubted is None and not resident.link.was_killed:
                     _log.warning(

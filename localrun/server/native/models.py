@@ -54,7 +54,7 @@ from localrun.models.storage.model import Model
 from localrun.server import tiers
 from localrun.server.engines import machine
 from localrun.server.engines.drafts import own_draft, problem_of, speculates
-from localrun.server.engines.machine import installed_gpus
+from localrun.server.engines.machine import answering_gpus
 from localrun.server.engines.placement import refusal, wish_of
 from localrun.server.engines.resident import Use, pooling_for
 from localrun.server.http.exchange import Exchange, decode_body, parameter, route
@@ -235,7 +235,7 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
     # Raises for models that only make vectors: they have no slots or cells to choose.
     pooling_for(model, Use.TEXT)
     idle_bytes = _idle_bytes(runtime, model.name)
-    here = Machine(machine.available_bytes() + idle_bytes, await installed_gpus())
+    here = Machine(machine.available_bytes() + idle_bytes, await answering_gpus())
     draft, left_out = await asyncio.to_thread(_draft, runtime, model, drafter)
     if not visitor.sees_model(own_draft(runtime.settings, model)):
         left_out = []

@@ -250,14 +250,9 @@ def _ps_row(engines: Sequence[EngineRow], model: Model) -> PsRow:
         digest=model.digest,
         details=details(model),
         expires_at=rfc3339(round((time.time() + remaining_s) * 1e9)).decode("ascii"),
-        size_vram=sum(map(_vram_bytes, engines)),
+        size_vram=sum(engine.gpu_bytes for engine in engines),
         context_length=max(engine.n_ctx for engine in engines),
     )
-
-
-def _vram_bytes(engine: EngineRow) -> int:
-    """What of it lies in a GPU's memory. The engine's name for its backend tells whether it uses one."""
-    return engine.size_bytes if engine.backend.endswith("GPU") else 0
 
 
 def details(model: Model) -> Details:

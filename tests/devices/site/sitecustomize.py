@@ -2,6 +2,8 @@
 
     LOCALRUN_TEST_RPC       libggml-rpc.so and the endpoints of its servers: PATH=HOST:PORT,HOST:PORT
     LOCALRUN_TEST_BACKEND   the path of another backend's library (libggml-vulkan.so)
+    LOCALRUN_TEST_LOST      how a server that has ended is missed: `crash` ends whoever lists devices, else it is not
+                            listed. A driver knows both ways
     LOCALRUN_TEST_STAGES    1 samples on devices in one stage, which llama.cpp does not keep: a control
 
 They are registered as soon as llama_cpp is imported, so that nothing of the product knows of it.
@@ -11,6 +13,7 @@ import ctypes
 import importlib.abc
 import importlib.util
 import os
+import socket
 import sys
 
 
@@ -45,7 +48,17 @@ def _register(library):
         add.argtypes, add.restype = [ctypes.c_char_p], ctypes.c_void_p
         library.ggml_backend_register.argtypes = [ctypes.c_void_p]
         for endpoint in endpoints.split(","):
-            library.ggml_backend_register(add(endpoint.encode()))
+            if _is_there(endpoint) or ("--gpus" in sys.argv and os.environ.get("LOCALRUN_TEST_LOST") == "crash"):
+                library.ggml_backend_register(add(endpoint.encode()))
+
+
+def _is_there(endpoint):
+    host, _, port = endpoint.partition(":")
+    try:
+        socket.create_connection((host, int(port))).close()
+    except OSError:
+        return False
+    return True
 
 
 def _sample_in_one_stage(module):

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from localrun.engine.native import context as context_module
 from localrun.engine.native.context import DEVICE_TOP_K, LlamaContext
 from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
@@ -112,3 +113,29 @@ def test_sequences_come_and_go_with_drafts_and_change_what_is_expected_of_them(b
         has_drafts = chance.random() < 0.5
         trace.step({seq: chance.randint(1, MOST_ROWS) if has_drafts else 1 for seq in seqs})
     assert trace.n_compared > 400
+
+
+def test_a_device_that_cannot_look_for_the_likeliest_leaves_all_logits(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As some builds for CUDA do: then llama.cpp counts as many logits as there are tokens, and no candidates."""
+
+    def chain() -> object:
+        stages = native.llama_sampler_chain_init(native.llama_sampler_chain_default_params())
+        native.llama_sampler_chain_add(stages, native.llama_sampler_init_typical(0.5, 1))  # runs on no device
+        return stages
+
+    monkeypatch.setattr(context_module, "_device_chain", chain)
+    on_device = open_tiny(tiny_gguf, n_seqs=3, samples_on_device=True)
+    on_host = open_tiny(tiny_gguf, n_seqs=3)
+    for backend in (on_device, on_host):
+        for row, seq in enumerate((0, 2)):
+            backend.batch.token[row], backend.batch.seq[row], backend.batch.pos[row] = 300 + row, seq, 0
+            backend.batch.wants_logits[row] = 1
+        backend.decode(2)
+    for row in range(2):
+        assert native.llama_get_sampled_candidates_count_ith(on_device.main.native, row) == 0
+        assert on_device.main.problem(row) == 0
+        assert on_device.main.likeliest(row) == on_host.main.likeliest(row) == int(on_host.logits(row).argmax())
+    on_device.close()
+    on_host.close()

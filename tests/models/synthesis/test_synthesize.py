@@ -155,9 +155,9 @@ def check_estimate(path: Path, *, n_ctx: int, n_ubatch: int, kv_type: str, is_wh
 
     Without shared prefixes (`is_whole`) the engine has a sequence per slot, and windows or states for each.
     """
-    n_slots = 8
+    n_slots = 8 if is_whole else 1  # several slots could have streams of cells instead of one pool
     header = read_header(path)
-    needed = estimate(header, n_kv_cells=n_ctx, n_slots=n_slots, n_ubatch=n_ubatch, kv_type=kv_type, may_split=False)
+    needed = estimate(header, n_kv_cells=n_ctx, n_slots=n_slots, n_ubatch=n_ubatch, kv_type=kv_type)
     n_sequences = n_slots if is_whole else min(n_slots + SPARE_SEQUENCES, MAX_SEQUENCES)
     seen = probe(path, n_ctx=n_ctx, n_slots=n_sequences, n_ubatch=n_ubatch, kv_type=kv_type)
     mib = 1024 * 1024

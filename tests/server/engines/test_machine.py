@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from localrun.errors import DeviceLost
 from localrun.models.fit import Gpu
 from localrun.server.engines import machine
 from localrun.server.engines.machine import GpuLoad, gpus, has_gpu_library
@@ -101,9 +102,21 @@ async def test_what_the_process_prints_are_the_gpus():
     assert await gpus(printing(json.dumps(rows))) == tuple(Gpu(*row) for row in rows)
 
 
-async def test_a_process_that_fails_finds_none():
-    assert await gpus([sys.executable, "-c", "raise SystemExit(1)"]) == ()
-    assert await gpus(printing("no JSON")) == ()
+@pytest.mark.parametrize(
+    ("program", "end"),
+    [
+        ("raise SystemExit(1)", "exited with status 1"),
+        ("print('no JSON')", "exited with status 0"),
+        ("raise OSError('no such device')", "exited with status 1; its last words: OSError: no such device"),
+        ("import os; os.write(2, b'card: Xid 79\\n#0 0x00007f\\n/lib/libc.so.6(+0x1) [0x7f1]\\n'); os.abort()",
+         "was killed by SIGABRT; its last words: card: Xid 79"),
+        ("import time; time.sleep(60)", "did not answer within 1 seconds"),
+    ],
+)  # fmt: skip
+async def test_how_a_process_ended_that_finds_none_is_said(program: str, end: str):
+    with pytest.raises(DeviceLost) as lost:
+        await gpus([sys.executable, "-c", program], timeout_s=1)
+    assert lost.value.message == f"the process that lists the GPUs {end}"
 
 
 async def test_the_real_process_answers():

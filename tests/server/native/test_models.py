@@ -88,7 +88,7 @@ async def test_the_gpus_are_asked_by_one_request_at_a_time(serving: Any, monkeyp
         n_at_once -= 1
         return ()
 
-    monkeypatch.setattr(fit, "installed_gpus", installed_gpus)
+    monkeypatch.setattr(fit, "answering_gpus", installed_gpus)
     async with serving() as (_, client):
         answers = await asyncio.gather(*(client.get("/localrun/v1/fit?model=alpha") for _ in range(8)))
         assert {answer.status_code for answer in answers} == {200}
