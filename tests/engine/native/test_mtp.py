@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 import gguf
@@ -256,6 +257,32 @@ def test_every_draft_is_right_where_the_layer_knows_it(rigged: LlamaBackend):
     assert n_right == n_drafted == 3 * 8 * MOST_TOKENS
     for text in texts:
         assert text.tokens == list(range(text.tokens[0], text.tokens[0] + len(text.tokens)))
+
+
+def test_every_draft_is_right_whoever_else_is_in_the_batch(rigged: LlamaBackend):
+    """Other streams at each step, in another order, with other numbers of drafts, some of them wrong."""
+    chance = Random(2)
+    texts = [begin(rigged, seq, list(range(first, first + 9))) for seq, first in enumerate((300, 700, 1100, 1500))]
+    n_drafted = 0
+    for _ in range(40):
+        chosen = chance.sample(texts, chance.randint(1, len(texts)))
+        drafts = heads_of(rigged).propose([(as_request(text), chance.randint(0, MOST_TOKENS)) for text in chosen])
+        rows = []
+        for text, draft in zip(chosen, drafts, strict=True):
+            last = text.tokens[-1]
+            assert draft == list(range(last + 1, last + 1 + len(draft)))
+            n_drafted += len(draft)
+            if draft and chance.random() < 0.3:
+                draft[-1] += 7
+            rows.append((text.seq, len(text.tokens) - 1, [last, *draft]))
+        for text, draft, said in zip(chosen, drafts, step(rigged, rows), strict=True):
+            right = next((at for at, token in enumerate(draft) if token != said[at]), len(draft))
+            text.tokens += said[: right + 1]
+            if right < len(draft):
+                assert rigged.seq_remove(text.seq, len(text.tokens) - 1)
+        for text in texts:
+            assert text.tokens == list(range(text.tokens[0], text.tokens[0] + len(text.tokens)))
+    assert n_drafted > 80
 
 
 def test_drafts_are_right_again_right_after_wrong_ones(rigged: LlamaBackend):
