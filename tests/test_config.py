@@ -73,6 +73,7 @@ def test_every_field_can_be_set_in_the_file_and_in_the_environment(home: dict[st
         "latency": "250",
         "log_level": "debug",
         "host": "::1",
+        "cpu_fallback": "on",
         "resume": "off",
         "speculation": "off",
         "projectors": "off",

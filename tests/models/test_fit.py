@@ -20,6 +20,7 @@ from localrun.models.fit import (
     Machine,
     Wish,
     choose,
+    gpu_share,
     layer_weights,
     rough_bytes,
     wanted_cells,
@@ -291,3 +292,14 @@ def test_a_draft_model_is_where_the_model_is() -> None:
     # On the first GPU that has layers.
     _, full, gpu = on(64, 0, 24, draft=SMALL).devices
     assert (full.other_bytes, gpu.other_bytes) == (0, size_bytes)
+
+
+def test_what_lies_on_gpus_of_a_model_is_counted_by_its_layers() -> None:
+    header = make_header()
+    shares = [gpu_share(header, n) for n in range(header.n_layers + 3)]
+    assert shares[0] == 0
+    assert shares == sorted(shares)
+    assert shares[-2:] == [1, 1], "all layers and the output; llama.cpp takes more for all"
+    weights = layer_weights(header)
+    moved = weights.layers[-1] + weights.output_bytes
+    assert shares[2] == pytest.approx(moved / header.weights_bytes)

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localrun import framing
-from localrun.server.engines.child import EngineChild, FrameBuffer, end_in_words
+from localrun.process_end import end_in_words
+from localrun.server.engines.child import EngineChild, FrameBuffer
 
 
 @pytest.mark.parametrize(

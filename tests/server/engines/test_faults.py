@@ -7,6 +7,7 @@ import os
 import signal
 from typing import Any
 
+import msgspec
 import pytest
 
 from localrun import wire
@@ -16,11 +17,13 @@ from localrun.server.engines.faults import (
     EARLY_S,
     FIRST_DELAY_S,
     OPEN_S,
+    SILENT_ON_DEVICE_S,
     SILENT_S,
     Breaker,
     StallWatch,
     _Work,
 )
+from localrun.server.engines.link import PREPARING_AFTER_S
 from localrun.server.jobs.job import Ask
 
 DEATH = EngineDied("it died")
@@ -118,6 +121,36 @@ async def test_a_busy_engine_is_left_alone_however_silent(
             watch.check(link.last_frame_s + SILENT_S + 1 + 10 * look)
         await asyncio.sleep(0.05)
         assert link.error is None
+
+
+async def test_a_device_that_is_being_prepared_is_no_hang(
+    running: Any, submit: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing comes and no processor time is used, for a driver may compile elsewhere."""
+    caplog.set_level("INFO")
+    async with running(step_ms=2, resume="off") as runtime, runtime.job(Ask(model="alpha", api="/test")) as job:
+        await submit(job, n_predict=100_000)
+        await anext(job)
+        link = job.link
+        assert link is not None
+        link.ready = msgspec.structs.replace(link.ready, n_gpu_layers=3)
+        assert not link.is_preparing
+        os.kill(link.pid or 0, signal.SIGSTOP)
+        await asyncio.sleep(0.1)
+        link.last_frame_s -= PREPARING_AFTER_S + 1
+        assert link.is_preparing
+        [row] = runtime.supervisor.loaded()
+        assert (row.is_preparing, row.slots_busy) == (True, 1)
+        watch = StallWatch(lambda: [link])
+        for silent_s in (SILENT_S + 1, SILENT_S + 11, SILENT_ON_DEVICE_S - 1):
+            watch.check(link.last_frame_s + silent_s)
+        assert link.error is None
+        assert caplog.text.count("preparing the device for 'alpha'") == 1
+        for silent_s in (SILENT_ON_DEVICE_S + 1, SILENT_ON_DEVICE_S + 11):
+            watch.check(link.last_frame_s + silent_s)
+        with pytest.raises(EngineDied, match="hung"):
+            async for _ in job:
+                pass
 
 
 async def test_an_idle_engine_owes_nothing(running: Any, generate: Any) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from localrun.errors import CannotFit, QueueFull, Unavailable
+from localrun.errors import CannotFit, DeviceLost, QueueFull, Unavailable
+from localrun.models.fit import Gpu
 from localrun.server.engines import room
 from localrun.server.engines.supervisor import Supervisor
 from tests.server.waiting import error_of, until
@@ -56,7 +57,7 @@ async def test_newcomers_are_served_in_order(supervising: Any) -> None:
 
 
 async def test_a_newcomer_does_not_wait_for_ever(supervising: Any) -> None:
-    async with supervising(max_models=1, load_timeout_s=2) as (supervisor, _):
+    async with supervising(max_models=1, load_timeout_s=8) as (supervisor, _):
         busy = await supervisor.acquire("alpha", None)
         failure = await error_of(supervisor.acquire("beta", None))
         assert isinstance(failure, Unavailable)
@@ -141,3 +142,60 @@ async def test_requests_for_a_model_that_is_on_its_way_out_are_bounded_too(super
         lease.release()
         first, second = await asyncio.gather(*waiting)
         assert first.link is second.link is not lease.link
+
+
+# --- GPUs that are lost --------------------------------------------------------------------------------------------
+
+ONE, OTHER = (Gpu(name, 8 << 30, total_bytes=8 << 30) for name in ("one", "other"))
+
+
+def finds(supervisor: Supervisor, *looks: tuple[Gpu, ...] | DeviceLost) -> None:
+    """What llama.cpp finds, look by look."""
+    answers = iter(looks)
+
+    async def gpus() -> tuple[Gpu, ...]:
+        found = next(answers)
+        if isinstance(found, DeviceLost):
+            raise found
+        return found
+
+    supervisor._room._gpus = gpus
+
+
+async def test_a_gpu_that_is_lost_is_named_until_it_is_back(supervising: Any, caplog: pytest.LogCaptureFixture) -> None:
+    crash = DeviceLost("the process that lists the GPUs was killed by SIGABRT")
+    async with supervising() as (supervisor, _):
+        finds(supervisor, (ONE, OTHER), (ONE,), (), crash, (), (ONE,))
+        (await supervisor.acquire("alpha", None)).release()
+        (await supervisor.acquire("beta", None)).release()
+        assert "no longer there: other" in caplog.text, "one is left, and is used"
+        for words in ("llama.cpp does not find any GPU now", crash.message, "llama.cpp does not find any GPU now"):
+            lost = await error_of(supervisor.acquire("gamma", None))
+            assert isinstance(lost, DeviceLost)
+            assert lost.message.startswith(f"one cannot be used any more: {words}. ")
+            assert "num_gpu 0" in lost.message
+        (await supervisor.acquire("gamma", None)).release()
+
+
+async def test_who_wants_no_gpu_asks_for_none(supervising: Any) -> None:
+    async with supervising(gpu_layers=0) as (supervisor, _):
+        finds(supervisor)
+        (await supervisor.acquire("alpha", None)).release()
+        assert [resident.placement.n_gpu_layers for resident in supervisor.residents()] == [0]
+
+
+async def test_with_the_setting_the_cpu_takes_over(supervising: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async with supervising(cpu_fallback="on") as (supervisor, _):
+        finds(supervisor, (ONE,), (), DeviceLost("gone"))
+        (await supervisor.acquire("alpha", None)).release()
+        for name in ("beta", "gamma"):
+            (await supervisor.acquire(name, None)).release()
+            assert f"{name} is loaded for the CPU: one cannot be used any more" in caplog.text
+        assert [resident.placement.n_gpu_layers for resident in supervisor.residents()][-2:] == [0, 0]
+
+
+async def test_a_machine_that_never_had_a_gpu_misses_none(supervising: Any) -> None:
+    async with supervising() as (supervisor, _):
+        finds(supervisor, (), ())
+        (await supervisor.acquire("alpha", None)).release()
+        (await supervisor.acquire("beta", None)).release()
