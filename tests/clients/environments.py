@@ -43,16 +43,19 @@ def python_of(name: str) -> Path:
 
 
 def node_folder_of(name: str) -> Path:
-    """A folder whose `node_modules` are those of `packages/<name>`. Raises RuntimeError with what npm said."""
-    package = PACKAGES / name
-    files = [package / "package.json", package / "package-lock.json"]
+    """A folder whose `node_modules` are those of `packages/<name>`. Raises RuntimeError with what npm said.
+
+    Programs that come as a file for each kind of machine have no lock: registries lack some of those files.
+    """
+    files = sorted((PACKAGES / name).glob("package*.json"))
     folder = _folder(f"node-{name}", b"".join(file.read_bytes() for file in files))
     with _making(folder) as is_made:
         if not is_made:
             for file in files:
                 shutil.copyfile(file, folder / file.name)
             # No package's own scripts: none of these needs one.
-            _run(folder, [_npm(), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"])
+            command = "ci" if len(files) > 1 else "install"
+            _run(folder, [_npm(), command, "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"])
             (folder / ".complete").touch()
     return folder
 

@@ -327,6 +327,39 @@ def test_codex(daemon: Daemon) -> None:
     assert usage["input_tokens_details"]["cached_tokens"] > 0, "what was sent before is not computed again"
 
 
+def test_codex_s_other_kinds_of_tools(daemon: Daemon) -> None:
+    """Those of its MCP servers are in namespaces, and `apply_patch` takes a text (openai/codex#36942)."""
+    patch = '*** Begin Patch\n+ "x"\n*** End Patch'
+    tools = [
+        {
+            "type": "custom",
+            "name": "apply_patch",
+            "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"},
+        },
+        {"type": "namespace", "name": "mcp__wx", "tools": [{"type": "function", "name": "now", "parameters": {}}]},
+        {"type": "web_search"},
+    ]
+
+    def calls(name: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:
+        call = json.dumps({"name": name, "arguments": arguments})
+        body = {"model": "caller", "input": f"SAY[[<tool_call>\n{call}\n</tool_call>]]", "tools": tools, "stream": True}
+        found = events(daemon.post("/v1/responses", body))
+        [item] = found[-1][1]["response"]["output"]
+        return item, found
+
+    item, found = calls("mcp__wx__now", {"where": "here"})
+    assert (item["type"], item["namespace"], item["name"]) == ("function_call", "mcp__wx", "now")
+    assert json.loads(item["arguments"]) == {"where": "here"}
+    item, found = calls("apply_patch", {"input": patch})
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "apply_patch", patch)
+    told = [data for name, data in found if name.startswith("response.custom_tool_call_input")]
+    assert [data["type"].rpartition(".")[2] for data in told] == ["delta", "done"]
+    assert (told[0]["delta"], told[1]["input"], told[1]["item_id"]) == (patch, patch, item["id"])
+    result = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "SAY[[it is done]]"}
+    after = daemon.post("/v1/responses", model="caller", tools=tools, input=[item, result]).json()
+    assert after["output"][0]["content"][0]["text"] == "it is done"
+
+
 # --- Anthropic's routes -----------------------------------------------------------------------------------------------
 
 

@@ -109,7 +109,7 @@ def main() -> None:
             measure(path, n_streams)
     chunks = ChatChunks(request_id="1", model="tiny", include_usage=False, replies=[Reply(PlainParser())])
     encoding("/v1/chat/completions", lambda delta: chunks.news(0, delta))
-    reply, output = Reply(PlainParser()), Output(Events(), summarizes=False)
+    reply, output = Reply(PlainParser()), Output(Events(), {}, summarizes=False)
     encoding("/v1/responses", lambda delta: output.take(reply.take(delta), None))
     message, blocks = Reply(PlainParser()), Blocks()
     encoding("/v1/messages", lambda delta: blocks.take(message.take(delta)))

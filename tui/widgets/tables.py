@@ -154,7 +154,7 @@ class EngineTable(LiveTable):
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column("model", "engine", 11, right=False, grows=1),
         Column("pid", "pid", 7),
-        Column("state", "state", 9, right=False),
+        Column("state", "state", 8, right=False),
         Column("slots", "slots", 5),
         Column("queued", "queue", 5, from_width=100),
         Column("kv", "KV cells", 11),
@@ -174,7 +174,7 @@ def _engine_row(engine: EngineRow, colours: Mapping[str, Style]) -> Row:
     texts = {
         "model": engine.model,
         "pid": "" if engine.pid is None else str(engine.pid),
-        "state": "preparing" if engine.is_preparing else engine.state,
+        "state": "prepares" if engine.is_preparing else engine.state,
         "slots": f"{engine.slots_busy}/{engine.slots}" if engine.slots else "",
         "queued": str(engine.queued),
         "kv": f"{short_text.cells(engine.kv_cells_used)}/{short_text.cells(engine.kv_cells)}"

@@ -207,6 +207,7 @@ class NamedChoice(msgspec.Struct, frozen=True, kw_only=True):
     type: str = "function"
     function: FunctionName | None = None
     name: str | None = None
+    namespace: str | None = None
     allowed_tools: AllowedTools | None = None
     tools: list[dict[str, Any]] | None = None
     mode: Literal["auto", "required"] = "auto"

@@ -1,9 +1,9 @@
 """The body of `POST /v1/responses`.
 
 What only OpenAI's service can do (background runs, stored prompts, conversations as objects) is refused with the
-field's name. Tools that OpenAI runs itself are left out: the answer's `tools` are those that the model was given.
+field's name.
 
-Does not: read the input items (`items.py`).
+Does not: read the input items (`items.py`) or the tools (`tools.py`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,9 @@ from localrun.server.http import fields
 from localrun.server.http.fields import MaxTokens, SamplingFields
 from localrun.server.openai.bodies import JsonSchema, ResponseFormat, grammar_of_format
 from localrun.server.openai.chat import Effort
-from localrun.server.prompting.ask import MAX_MESSAGES, MAX_TOOLS, Choice, Function, Tool, checked_tools
+from localrun.server.prompting.ask import MAX_MESSAGES, MAX_TOOLS, Choice
 from localrun.wire import Grammar
 
-# What OpenAI runs on its own machines, or a client's own program under a fixed name. A model here may not call it.
-HOSTED_TOOLS = frozenset(
-    {
-        *("web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "mcp"),
-        *("computer", "computer_use_preview", "local_shell", "shell", "apply_patch", "tool_search"),
-    }
-)
 LOGPROBS = "message.output_text.logprobs"
 
 _Metadata = Annotated[
@@ -117,21 +110,6 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
                 field="truncation",
             )
 
-    @property
-    def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools that the model is given, as the client wrote them."""
-        return [tool for tool in self.tools or () if not _is_hosted(tool)]
-
-    def function_tools(self) -> tuple[Tool, ...]:
-        """The tools that the model is given. Raises BadRequest naming the tool."""
-        return checked_tools(
-            [
-                (f"tools[{index}]", _function(tool, f"tools[{index}]"))
-                for index, tool in enumerate(self.tools or ())
-                if not _is_hosted(tool)
-            ]
-        )
-
     def answer_grammar(self) -> Grammar | None:
         """Of `text.format`; None for free text. Raises BadRequest for what a grammar cannot hold an answer to."""
         asked = self.text.format if self.text is not None else None
@@ -139,21 +117,3 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
             return None
         wanted = ResponseFormat(type=asked.type, json_schema=JsonSchema(name=asked.name, schema=asked.schema))
         return grammar_of_format(wanted, path=("text.format", "schema"))
-
-
-def _is_hosted(tool: dict[str, Any]) -> bool:
-    kind = tool.get("type")
-    return isinstance(kind, str) and kind in HOSTED_TOOLS
-
-
-def _function(tool: dict[str, Any], where: str) -> Function:
-    kind = tool.get("type", "function")
-    if kind != "function":
-        raise BadRequest(
-            f"{where}.type: {str(kind)[:40]!r} tools are not supported; describe it as a function",
-            field=f"{where}.type",
-        )
-    try:
-        return msgspec.convert(tool, Function)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"{where}: {error}", field=where) from None

@@ -9,8 +9,9 @@ Does not: build the output items (`output.py`).
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Literal
@@ -31,6 +32,7 @@ from localrun.server.openai.responses.body import ResponsesBody
 from localrun.server.openai.responses.items import Item
 from localrun.server.openai.responses.kept import KeptResponses
 from localrun.server.openai.responses.output import Events, Output
+from localrun.server.openai.responses.tools import Client, listed, offered
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting import conversation as beginning
 from localrun.server.prompting.ask import Attachments, ChatAsk, choose_tools
@@ -38,6 +40,8 @@ from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
 from localrun.server.tiers import Question
 from localrun.wire import Delta, Finish, Sampling, Usage
+
+_log = logging.getLogger(__name__)
 
 
 class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,8 +72,9 @@ class ResponseItems(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
-def begun_response(response_id: str, body: ResponsesBody, sampling: Sampling) -> Fields:
-    """The object of a response that runs. `sampling` is what came of the request and of the model's parameters."""
+def begun_response(response_id: str, body: ResponsesBody, sampling: Sampling, tools: Sequence[Fields]) -> Fields:
+    """The object of a response that runs. `sampling` is what came of the request and of the model's parameters, `tools`
+    those that the model was given, as the client wrote them."""
     return {
         "id": response_id,
         "object": "response",
@@ -94,7 +99,7 @@ def begun_response(response_id: str, body: ResponsesBody, sampling: Sampling) ->
         "temperature": sampling.temperature,
         "text": {"format": _format(body)},
         "tool_choice": "auto" if body.tool_choice is None else _without_none(body.tool_choice),
-        "tools": [tool | {"strict": tool.get("strict") or False} for tool in body.offered_tools],
+        "tools": [tool | {"strict": tool.get("strict") or False} for tool in tools],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": "disabled",
@@ -159,7 +164,9 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
     # Checked as what was sent, so that an error names the item of this body.
     response_items.messages_of(None, sent, Attachments())
     conversation = [*before, *sent]
-    tools, choice = choose_tools(body.tool_choice, body.function_tools())
+    found = offered([*(body.tools or ()), *response_items.tools_in(conversation)])
+    tools, choice = choose_tools(found.choice(body.tool_choice), found.tools)
+    ignored = listed([*found.left_out, *response_items.left_out(sent)])
     media = Attachments()
     ask = ChatAsk(
         messages=response_items.messages_of(body.instructions, conversation, media),
@@ -193,7 +200,9 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
             n_probs=body.top_logprobs or 0,
         )
         await job.submit(plan, segments=prepared.segments)
-        begun = begun_response("resp_" + streaming.answer_id([job]), body, plan.sampling)
+        begun = begun_response("resp_" + streaming.answer_id([job]), body, plan.sampling, found.written)
+        if ignored:
+            _log.info("request %s: the model is not given %s", job.id, ignored)
         run = _Run(
             exchange,
             job,
@@ -202,6 +211,8 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
             summarizes=body.summarizes,
             kept=kept if body.is_kept else None,
             conversation=conversation,
+            clients=found.clients,
+            ignored=ignored,
         )
         with naming("input"):
             await run.send(stream=bool(body.stream))
@@ -220,14 +231,18 @@ class _Run:
         summarizes: bool,
         kept: KeptResponses | None,
         conversation: list[Item],
+        clients: Mapping[str, Client],
+        ignored: str,
     ) -> None:
         self._exchange = exchange
         self._job = job
         self._reply = reply
         self._response = response
         self._events = Events()
-        self._output = Output(self._events, summarizes=summarizes)
+        self._output = Output(self._events, clients, summarizes=summarizes)
         self._headers = headers_of([job])
+        if ignored:
+            self._headers.append((b"x-localrun-ignored", ignored.encode("ascii")))
         self._kept = kept
         self._conversation = conversation
 

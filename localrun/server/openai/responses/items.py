@@ -4,17 +4,24 @@ A conversation is a list of items in OpenAI's own form, a client's and ours alik
 sent anew are read by the same code. An assistant's turn is several items there (reasoning, message, function calls) and
 one message in a chat template.
 
+Conversations that were begun elsewhere have kinds of items that no model here makes: calls of tools that OpenAI or a
+client's own program runs, searches, pictures, what a service made of a longer conversation. A call that names its
+result (`call_id`) is read as a call, and its result as one; of the rest, which only its maker can read, the answer says
+that it was left out.
+
 Pure. Does not: keep anything (`kept.py`), or render.
 """
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from localrun.errors import BadRequest
 from localrun.server.openai.bodies import text_of
+from localrun.server.openai.responses.tools import name_for_model, short
 from localrun.server.prompting.ask import Attachments, Message, arguments_of, assistant, called
 
 Item = dict[str, Any]
@@ -37,6 +44,34 @@ def items_of(sent: str | Sequence[Item], find: Callable[[str], Item | None]) -> 
     return [_item(item, f"input[{index}]", find) for index, item in enumerate(sent)]
 
 
+def left_out(items: Sequence[Item]) -> list[str]:
+    """A word about each item that the model is not given."""
+    return [
+        f"input[{index}] ({short(item['type'])})"
+        for index, item in enumerate(items)
+        if item["type"] not in _READ and not _is_call(item) and not _is_result(item)
+    ]
+
+
+def tools_in(items: Sequence[Item]) -> list[Item]:
+    """Tools that come as items: what a search for tools found, or what is offered from there on."""
+    found = (item["tools"] for item in items if item["type"] not in _READ and isinstance(item.get("tools"), list))
+    return [tool for tools in found for tool in tools if isinstance(tool, dict)]
+
+
+_READ = frozenset({"message", "function_call", "function_call_output", "reasoning"})
+# Their results are texts or parts, as a tool's; those of others are whatever their maker calls a result.
+_RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
+
+
+def _is_call(item: Item) -> bool:
+    return item["type"].endswith("_call") and isinstance(item.get("call_id"), str)
+
+
+def _is_result(item: Item) -> bool:
+    return item["type"].endswith("_output") and isinstance(item.get("call_id"), str)
+
+
 def messages_of(instructions: str | None, items: Sequence[Item], media: Attachments | None = None) -> list[Message]:
     """What the template is given; pictures and sound go into `media`, where there is one. Raises BadRequest naming the
     item."""
@@ -46,16 +81,16 @@ def messages_of(instructions: str | None, items: Sequence[Item], media: Attachme
     for index, item in enumerate(items):
         where = f"input[{index}]"
         kind = item["type"]
-        if kind == "function_call":
-            names[item["call_id"]] = item["name"]
-            turn.call(item, where)
+        if _is_call(item):
+            names[item["call_id"]] = name = _name_of_call(item)
+            turn.calls.append(called(name, _arguments_of_call(item, where), item["call_id"]))
         elif kind == "reasoning":
             messages += turn.before_thinking()
             turn.thinking.append(_reasoning_text(item))
         elif kind == "message" and item["role"] == "assistant":
             messages += turn.before_content()
             turn.content.append(text_of(item["content"], f"{where}.content", media))
-        else:
+        elif kind == "message" or _is_result(item):
             messages += turn.end()
             messages.append(_outside(item, where, names, media))
     return [*messages, *turn.end()]
@@ -68,10 +103,6 @@ class _Turn:
         self.thinking: list[str] = []
         self.content: list[str] = []
         self.calls: list[dict[str, Any]] = []
-
-    def call(self, item: Item, where: str) -> None:
-        arguments = arguments_of(item["arguments"], f"{where}.arguments")
-        self.calls.append(called(item["name"], arguments, item["call_id"]))
 
     def before_thinking(self) -> list[Message]:
         return self.end() if self.content or self.calls else []
@@ -86,6 +117,24 @@ class _Turn:
         if not (thinking or content or calls):
             return []
         return [assistant("\n".join(content), thinking="\n".join(thinking) if any(thinking) else None, calls=calls)]
+
+
+def _name_of_call(item: Item) -> str:
+    """The model's name of what was called; without any, what kind of call it is: `local_shell`."""
+    name = item.get("name")
+    name = name if isinstance(name, str) and name else item["type"].removesuffix("_call")
+    return name_for_model(name, item.get("namespace"))
+
+
+def _arguments_of_call(item: Item, where: str) -> dict[str, Any]:
+    if isinstance(item.get("arguments"), str):
+        return arguments_of(item["arguments"], f"{where}.arguments")
+    if isinstance(item.get("input"), str):
+        return {"input": item["input"]}
+    for name in ("arguments", "action", "operation"):
+        if isinstance(item.get(name), dict):
+            return dict(item[name])
+    return {}
 
 
 def _item(item: Item, where: str, find: Callable[[str], Item | None]) -> Item:
@@ -113,15 +162,15 @@ def _item(item: Item, where: str, find: Callable[[str], Item | None]) -> Item:
         return {"id": new_id("fco"), "status": "completed"} | item
     if kind == "reasoning":
         return {"id": new_id("rs"), "summary": []} | item
-    raise BadRequest(
-        f"{where}.type: {str(kind)[:40]!r} items are not supported; use message, function_call, function_call_output "
-        f"or reasoning",
-        field=f"{where}.type",
-    )
+    if not isinstance(kind, str):
+        raise BadRequest(f"{where}.type: a text is required, such as message", field=f"{where}.type")
+    return {"id": new_id("item")} | item
 
 
 def _message(item: Item, where: str) -> Item:
     content = item.get("content")
+    if content is None:
+        content = []
     if isinstance(content, str):
         kind = "output_text" if item["role"] == "assistant" else "input_text"
         part: dict[str, Any] = {"type": kind, "text": content}
@@ -154,6 +203,8 @@ def _outside(item: Item, where: str, names: dict[str, str], media: Attachments |
             "content": text_of(item["content"], f"{where}.content", media),
         }
     output = item.get("output")
+    if item["type"] not in _RESULTS and not isinstance(output, str):
+        output = json.dumps(item.get("output", item.get("tools")), ensure_ascii=False)
     if not isinstance(output, str | list) or (
         isinstance(output, list) and not all(isinstance(p, dict) for p in output)
     ):

@@ -4,7 +4,7 @@ An item is added, its parts are added, grow, and are done, and then it is done, 
 
 - `reasoning` has the thinking: as reasoning text, or as the summary where the client asked for one
 - `message` has the content
-- `function_call` has one call
+- `function_call` or `custom_tool_call` has one call, as `tools.py` says
 
 Runs in the task of the request. A response that does not stream builds the same items and drops the events.
 
@@ -13,11 +13,12 @@ Does not: parse what the model wrote, or send.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from localrun.server.openai.answer import Fields, encode, entries
 from localrun.server.openai.responses.items import new_id
+from localrun.server.openai.responses.tools import Client, input_of
 from localrun.server.parsing.pieces import CallStart, Content, Piece, Thinking
 from localrun.wire import ChosenLogprob
 
@@ -45,8 +46,10 @@ class Events:
 
 @dataclass
 class _Growing:
-    """The item that grows. `opening` begins its delta events; `event` is what they and the last one are called."""
+    """The item that grows, of pieces of one `kind`. `opening` begins its delta events; `event` is what they and the
+    last one are called."""
 
+    kind: str
     item: Fields
     index: int
     event: str
@@ -61,9 +64,10 @@ class _Growing:
 
 
 class Output:
-    """See the module. `items` are those that are done."""
+    """See the module. `items` are those that are done; `clients` are the tools by the model's names."""
 
-    def __init__(self, events: Events, *, summarizes: bool) -> None:
+    def __init__(self, events: Events, clients: Mapping[str, Client], *, summarizes: bool) -> None:
+        self._clients = clients
         self.items: list[Fields] = []
         self._events = events
         self._summarizes = summarizes
@@ -77,7 +81,7 @@ class Output:
         for piece in pieces:
             kind = _KINDS.get(type(piece), "function_call")
             growing = self._growing
-            if growing is None or growing.item["type"] != kind or isinstance(piece, CallStart):
+            if growing is None or growing.kind != kind or isinstance(piece, CallStart):
                 told.append(self.end())
                 growing = self._begin(kind, piece, told)
             if not isinstance(piece, CallStart):
@@ -107,16 +111,17 @@ class Output:
         index = len(self.items)
         item: Fields
         if isinstance(piece, CallStart):
-            item = {"id": new_id("fc"), "type": kind, "status": "in_progress"}
-            item |= {"call_id": piece.id, "name": piece.name, "arguments": ""}
-            growing = _Growing(item, index, "response.function_call_arguments", {})
+            client = self._clients.get(piece.name, Client(piece.name))
+            item = client.call(new_id("ctc" if client.is_custom else "fc"), piece.id)
+            event = "custom_tool_call_input" if client.is_custom else "function_call_arguments"
+            growing = _Growing(kind, item, index, f"response.{event}", {})
         elif isinstance(piece, Thinking):
             item = {"id": new_id("rs"), "type": kind, "status": "in_progress", "summary": []}
             event = "response.reasoning_summary_text" if self._summarizes else "response.reasoning_text"
-            growing = _Growing(item, index, event, {"summary_index" if self._summarizes else "content_index": 0})
+            growing = _Growing(kind, item, index, event, {"summary_index" if self._summarizes else "content_index": 0})
         else:
             item = {"id": new_id("msg"), "type": kind, "status": "in_progress", "role": "assistant", "content": []}
-            growing = _Growing(item, index, "response.output_text", {"content_index": 0})
+            growing = _Growing(kind, item, index, "response.output_text", {"content_index": 0})
         growing.where = {"item_id": item["id"], "output_index": index} | growing.where
         growing.opening = self._events.opening(growing.event + ".delta", growing.where)
         self._growing = growing
@@ -127,7 +132,9 @@ class Output:
 
     def _grow(self, growing: _Growing, text: str) -> bytes:
         growing.texts.append(text)
-        if growing.item["type"] != "message":
+        if growing.item["type"] == "custom_tool_call":
+            return b""  # its text is inside of arguments, which are read when they are whole
+        if growing.kind != "message":
             self._waiting_logprobs.clear()
             return self._events.more(growing.opening, b',"delta":' + encode(text))
         rest = b',"logprobs":[]'
@@ -152,12 +159,20 @@ class Output:
         named = {"name": growing.item["name"], "arguments": arguments}
         return self._tell(growing.event + ".done", growing.where | named)
 
+    def _end_custom(self, growing: _Growing) -> bytes:
+        growing.item["input"] = text = input_of(growing.text)
+        delta = self._events.more(growing.opening, b',"delta":' + encode(text))
+        return delta + self._tell(growing.event + ".done", growing.where | {"input": text})
+
     def _tell(self, kind: str, fields: Fields) -> bytes:
         return self._events.event(kind, fields)
 
 
 _KINDS: dict[type, str] = {Content: "message", Thinking: "reasoning"}
-_ENDS = {"message": Output._end_text, "reasoning": Output._end_text, "function_call": Output._end_call}
+_ENDS = {
+    "message": Output._end_text, "reasoning": Output._end_text, "function_call": Output._end_call,
+    "custom_tool_call": Output._end_custom,
+}  # fmt: skip
 
 
 def _part(growing: _Growing) -> Fields:

@@ -100,11 +100,11 @@ def test_references_are_replaced() -> None:
         ([], "input"),
         ("x", None),
         ([{}], "input[0].type"),
-        ([{"type": "web_search_call"}], "input[0].type"),
         ([{"role": "robot", "content": "x"}], "input[0].role"),
         ([{"role": ["user"], "content": "x"}], "input[0].role"),
         ([{"type": {}, "content": "x"}], "input[0].type"),
-        ([{"role": "user"}], "input[0].content"),
+        ([{"role": "user"}], None),
+        ([{"role": "user", "content": 1}], "input[0].content"),
         ([{"role": "user", "content": ["x"]}], "input[0].content"),
         ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], "input[0].content[0]"),
         ([CALL | {"name": 1}], "input[0].name"),
@@ -131,3 +131,64 @@ def test_a_conversation_has_a_most_of_items() -> None:
     with pytest.raises(BadRequest, match=f"{MAX_MESSAGES}") as wrong:
         response(MAX_MESSAGES + 1)
     assert wrong.value.field == "input"
+
+
+# Of conversations that were begun elsewhere: each between two messages.
+FOREIGN: list[tuple[dict[str, Any], list[Any]]] = [
+    (
+        {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "*** Begin"},
+        [("apply_patch", {"input": "*** Begin"})],
+    ),
+    (
+        {"type": "local_shell_call", "call_id": "c", "action": {"type": "exec", "command": ["ls"]}},
+        [("local_shell", {"type": "exec", "command": ["ls"]})],
+    ),
+    ({"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}}, [("shell", {"commands": ["ls"]})]),
+    (
+        {"type": "apply_patch_call", "call_id": "c", "operation": {"type": "delete_file", "path": "a"}},
+        [("apply_patch", {"type": "delete_file", "path": "a"})],
+    ),
+    ({"type": "tool_search_call", "call_id": "c", "arguments": {"query": "x"}}, [("tool_search", {"query": "x"})]),
+    (
+        {"type": "function_call", "call_id": "c", "namespace": "mcp__wx", "name": "now", "arguments": "{}"},
+        [("mcp__wx__now", {})],
+    ),
+    ({"type": "custom_tool_call_output", "call_id": "c", "output": "done"}, ["done"]),
+    ({"type": "custom_tool_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "done"}]}, ["done"]),
+    ({"type": "local_shell_call_output", "call_id": "c", "output": "a.py"}, ["a.py"]),
+    ({"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a.py"}]}, ['[{"stdout": "a.py"}]']),
+    (
+        {"type": "tool_search_output", "call_id": "c", "tools": [{"type": "function", "name": "found"}]},
+        ['[{"type": "function", "name": "found"}]'],
+    ),
+    ({"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}}, []),
+    ({"type": "image_generation_call", "id": "ig_1", "result": "aGVsbG8="}, []),
+    ({"type": "mcp_call", "id": "mcp_1", "name": "x", "arguments": "{}", "output": "y"}, []),
+    ({"type": "compaction", "encrypted_content": "gAAAA"}, []),
+    ({"type": "additional_tools", "tools": [{"type": "function", "name": "found"}]}, []),
+    ({"type": "something_of_2027", "content": [1, {"deep": []}]}, []),
+]
+
+
+@pytest.mark.parametrize(("item", "expected"), FOREIGN, ids=[item["type"] for item, _ in FOREIGN])
+def test_items_that_no_model_here_makes_are_read_or_left_out(item: dict[str, Any], expected: list[Any]) -> None:
+    user = [{"role": "user", "content": text} for text in ("before", "after")]
+    sent = items([user[0], item, user[1]])
+    assert all(each["id"] for each in sent)
+    first, *middle, last = response_items.messages_of(None, sent)
+    assert (first["content"], last["content"]) == ("before", "after")
+    seen: list[Any] = []
+    for message in middle:
+        calls = message.get("tool_calls", ())
+        seen += [(call["function"]["name"], call["function"]["arguments"]) for call in calls] or [message["content"]]
+    assert seen == expected
+    left_out = response_items.left_out(sent)
+    assert left_out == ([] if expected else [f"input[1] ({item['type']})"])
+
+
+def test_tools_that_come_as_items_are_offered() -> None:
+    found = [{"type": "function", "name": "found"}]
+    sent = items(
+        [{"type": "tool_search_output", "call_id": "c", "tools": found}, {"type": "additional_tools", "tools": found}]
+    )
+    assert response_items.tools_in(sent) == found * 2

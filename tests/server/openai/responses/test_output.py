@@ -13,7 +13,7 @@ WORD = ChosenLogprob(9, b"word", -0.1, ())
 
 
 def run(*texts: str, summarizes: bool = False, status: str = "completed") -> tuple[list[dict[str, Any]], Output]:
-    output, said = Output(Events(), summarizes=summarizes), reply()
+    output, said = Output(Events(), {}, summarizes=summarizes), reply()
     data = b""
     for text in texts:
         data += output.take(said.take(delta(text)), [WORD])

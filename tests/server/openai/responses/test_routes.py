@@ -169,9 +169,14 @@ def test_text_of_a_shape(daemon: Daemon, shape: dict[str, Any]) -> None:
 
 def test_tools_that_openai_runs_are_left_out(daemon: Daemon) -> None:
     tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
-    response = respond(daemon, tools=[tool, {"type": "web_search"}], tool_choice="none")
+    search, sent = {"type": "web_search"}, [{"role": "user", "content": "hello"}, {"type": "compaction"}]
+    response = respond(daemon, tools=[tool, search], tool_choice="none", input=sent)
     assert response["tools"] == [tool | {"strict": False}]
     assert response["tool_choice"] == "none"
+    answer = post(daemon, tools=[tool, search], tool_choice={"type": "web_search"}, input=sent)
+    assert answer.headers["x-localrun-ignored"] == "tools[1] (web_search), input[1] (compaction)"
+    assert f"request {answer.headers['x-localrun-request']}: the model is not given tools[1] (web_search)" in daemon.log
+    assert "x-localrun-ignored" not in post(daemon, tools=[tool], tool_choice="none").headers
 
 
 @pytest.mark.parametrize(
@@ -179,15 +184,14 @@ def test_tools_that_openai_runs_are_left_out(daemon: Daemon) -> None:
     [
         ({"input": []}, "input"),
         ({"input": 1}, "input"),
-        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        ({"input": [{"content": "x"}]}, "input[0].type"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "x"}}, "prompt"),
         ({"truncation": "auto"}, "truncation"),
-        ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom"}]}, "tools[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
